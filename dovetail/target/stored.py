@@ -43,8 +43,14 @@ class StoredWeights:
     outputs: Along
     taps: Along
     channels: Along
-    bias: int = 0
-    """What is taken off the unsigned number."""
+    signed: bool = False
+    """Whether the highest bit counts as in two's complement; else the number is unsigned, and half of the numbers are
+    taken off: zero is 2**(width - 1)."""
+
+    @property
+    def half(self) -> int:
+        """The highest bit alone."""
+        return 1 << (self.width - 1)
 
     def weights(self, array: Array) -> Array | None:
         """The weights an array of uint8 holds, int64 of `shape`; None where it is too short."""
@@ -52,12 +58,20 @@ class StoredWeights:
         places = outputs[:, None, None] + taps[:, None] + channels
         if places.size == 0 or int(places.max()) + (self.width - 1) * self.step >= 8 * array.size:
             return None
-        found = np.full(self.shape, -self.bias, np.int64)
+        found = np.zeros(self.shape, np.int64)
         for bit in range(self.width):
             at = places + bit * self.step
             found += (array[at >> 3].astype(np.int64) >> (at & 7) & 1) << bit
-        return found
+        return (found ^ self.half if self.signed else found) - self.half
 
     @property
     def _axes(self) -> tuple[Along, Along, Along]:
         return self.outputs, self.taps, self.channels
+
+
+def in_blocks(shape: tuple[int, int, int], outputs: int, channels: int) -> StoredWeights:
+    """Signed bytes in the order (blocks of outputs, taps, blocks of channels, outputs, channels), blocks filled up."""
+    block = 8 * outputs * channels
+    taps = -(-shape[2] // channels) * block
+    along = Along(outputs, shape[1] * taps, 8 * channels), Along(1, taps), Along(channels, block, 8)
+    return StoredWeights(shape, 8, 1, *along, signed=True)

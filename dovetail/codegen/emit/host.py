@@ -20,7 +20,6 @@ from dovetail.kernels.c import array_definition, c_type, elements, one_line
 from dovetail.kernels.relayout import field_text, index_text
 from dovetail.program.ir import Copy, Launch, Role, View, reads
 from dovetail.program.loops import digest
-from dovetail.program.series import Place
 from dovetail.program.transfers import Transfer
 from dovetail.schedule.partition import Region, as_kernels
 from dovetail.target.description import Target
@@ -122,20 +121,20 @@ class _Arrays:
     """The constants of the kernels, each once: where the firmware's have the same bytes, those."""
 
     unit: Unit
-    of_layer: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Layer -> constants that are fetched or read for it."""
+    of_layer: dict[int, tuple[View, ...]] = field(default_factory=dict)
+    """Layer -> a view of each of the constants that are fetched or read for it."""
     known: dict[tuple[str, bytes], str] = field(default_factory=dict)
     """C type and digest -> expression."""
     definitions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        found: dict[int, dict[str, None]] = {}
+        found: dict[int, dict[str, View]] = {}
         for statement in self.unit.program.statements:
             for view in reads(statement):
                 buffer = self.unit.program.buffers[view.buffer]
-                if buffer.role is Role.CONSTANT and buffer.address is None:
-                    found.setdefault(statement.layer, {})[buffer.name] = None
-        self.of_layer = {layer: tuple(names) for layer, names in found.items()}
+                if buffer.role is Role.CONSTANT:
+                    found.setdefault(statement.layer, {})[buffer.name] = view
+        self.of_layer = {layer: tuple(views.values()) for layer, views in found.items()}
 
     def expression(self, launch: Launch, c_type: str, array: Array) -> str:
         """C for the first element of an array that a launch's kernel reads."""
@@ -163,10 +162,10 @@ class _Arrays:
         return None
 
     def _in_firmware(self, layer: int, c_type: str, array: Array) -> str | None:
-        for name in self.of_layer.get(layer, ()) if array.nbytes >= _LEAST_SHARED else ():
-            start = self.unit.program.constants[name].tobytes().find(array.tobytes())
+        for view in self.of_layer.get(layer, ()) if array.nbytes >= _LEAST_SHARED else ():
+            start = self.unit.program.constants[view.buffer].tobytes().find(array.tobytes())
             if start >= 0 and start % array.itemsize == 0:
-                place = text_of(Place(f"{self.unit.model}_{name}", start))
+                place = text_of(self.unit.place(replace(view, offset=start)))
                 return place if c_type == "uint8_t" else f"(const {c_type} *)(const void *)({place})"
         return None
 

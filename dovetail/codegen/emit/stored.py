@@ -54,9 +54,10 @@ def reading(name: str, place: str, c_type: str, order: Order, stored: StoredWeig
             _far(stored.channels, "channel", channels),
         ]
     )
+    number = f"(({bits}) ^ {stored.half}) - {stored.half}" if stored.signed else f"({bits}) - {stored.half}"
     inner = [
         f"const int32_t at = {at};",
-        f"held[to++] = ({c_type})(({bits}) - {stored.bias});",
+        f"held[to++] = ({c_type})({number});",
     ]
     return "\n".join(
         [

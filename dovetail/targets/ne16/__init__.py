@@ -228,7 +228,7 @@ def stored(match: dt.Match) -> dict[str, dt.StoredWeights]:
     plane = shape[1] * row
     group = bits * plane
     outputs, taps = dt.Along(1, -(-shape[2] // row) * group), dt.Along(1, row)
-    return {"weights": dt.StoredWeights(shape, bits, plane, outputs, taps, dt.Along(row, group, 1), 1 << (bits - 1))}
+    return {"weights": dt.StoredWeights(shape, bits, plane, outputs, taps, dt.Along(row, group, 1))}
 
 
 def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
