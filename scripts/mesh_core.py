@@ -32,18 +32,10 @@ from dovetail.ir.operators.reduction import AveragePool2d  # noqa: E402
 from dovetail.ir.types import DType  # noqa: E402
 from dovetail.mesh.choice import Objective  # noqa: E402
 from dovetail.mesh.compiled import with_compiler  # noqa: E402
+from dovetail.mesh.cuts import Cut, Sizes, by_turns, core_clocks, rows_together  # noqa: E402
 from dovetail.mesh.emit import emit_mesh  # noqa: E402
 from dovetail.mesh.exact import run_exact  # noqa: E402
-from dovetail.mesh.layers import (  # noqa: E402
-    Cut,
-    MeshLayer,
-    Sizes,
-    by_turns,
-    core_clocks,
-    layers_of,
-    output_layers,
-    rows_together,
-)
+from dovetail.mesh.layers import MeshLayer, layers_of, output_layers  # noqa: E402
 from dovetail.mesh.mapping import place_and_route  # noqa: E402
 from dovetail.mesh.partition import Partitioned, section, sizes_of  # noqa: E402
 from dovetail.mesh.topology import build_topology  # noqa: E402

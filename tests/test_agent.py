@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -262,11 +263,44 @@ def test_an_agent_that_does_not_know_it_either(secret: Path) -> None:
             thread.join(10)
 
 
+@pytest.mark.parametrize("altered", ["board", "job", "nonce", "image", "digest", "proof", "agent's nonce"])
+def test_a_proof_is_of_everything_that_is_asked_for(altered: str, secret: Path, tmp_path: Path) -> None:
+    """A request with one thing changed behind its proof, or with a proof that was heard before, gets nothing."""
+    others = {"board": "two", "image": 3, "digest": "d" * 64, "proof": "0" * 64}
+    request = greeting.Request("one", "a" * 32, "b" * 32, 0, "", "")
+    refusals = []
+    with served(settings(tmp_path, dict.fromkeys(("one", "two"), "tcp:127.0.0.1:1"))) as server:
+        for is_altered in (False, True):
+            with socket.create_connection(server.address) as line:
+                nonce = greeting.receive(line)["nonce"]
+                heard = "c" * 32 if is_altered and altered == "agent's nonce" else nonce
+                message = {**vars(request), "proof": greeting.client_proof(SECRET.encode(), heard, request)}
+                if is_altered and altered in message:
+                    message[altered] = others.get(altered, "e" * 32)
+                greeting.send(line, message)
+                refusals.append(greeting.receive(line)["error"])
+    assert "nobody answers" in refusals[0] and refusals[1] == "the secret is another"
+
+
+def test_firmware_that_was_changed_on_its_way_is_not_loaded(secret: Path, tmp_path: Path) -> None:
+    image, other = b"firmware", b"Firmware"
+    with (
+        served(settings(tmp_path, {"one": "tcp:127.0.0.1:1"}, 'load = "cp {elf} loaded"')) as server,
+        socket.create_connection(server.address) as line,
+    ):
+        digest = hashlib.sha256(image).hexdigest()
+        request = greeting.Request("one", "a" * 32, "b" * 32, len(image), digest, "")
+        nonce = greeting.receive(line)["nonce"]
+        greeting.send(line, {**vars(request), "proof": greeting.client_proof(SECRET.encode(), nonce, request)})
+        line.sendall(other)
+        assert "another digest" in greeting.receive(line)["error"]
+
+
 def test_ten_thousand_malformed_greetings(secret: Path, tmp_path: Path) -> None:
     """None is taken for a request, none is an error of ours, and the agent is well afterwards."""
     generator = random.Random(3)
     good = {"board": "one", "job": "a" * 32, "nonce": "b" * 32, "image": 0, "digest": "", "proof": "0" * 64}
-    wrong: list[object] = [None, 5, -1, 1 << 40, "", "x" * 33, [], {}, True, 1.5]
+    wrong: list[object] = [None, 5, -1, 1 << 40, "", "x" * 33, "\ud800" * 64, [], {}, True, 1.5]
     for turn in range(10_000):
         message: dict[str, object] = dict(good)
         for key in generator.sample(sorted(good), generator.randrange(1, 4)):
@@ -276,7 +310,7 @@ def test_ten_thousand_malformed_greetings(secret: Path, tmp_path: Path) -> None:
             content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
         with suppress(greeting.Malformed):
             request = greeting.request_of(greeting.parsed(bytes(content)))
-            assert greeting.client_proof(SECRET.encode(), "n", request) != request.proof
+            assert greeting.client_proof(SECRET.encode(), "n", request).encode() != request.proof.encode()
     with served(settings(tmp_path, {"one": "tcp:127.0.0.1:1"})) as server:
         for _ in range(100):
             with socket.create_connection(server.address) as line, suppress(OSError):

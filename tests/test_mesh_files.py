@@ -69,7 +69,7 @@ def test_the_command(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {
         *("Makefile", "chips", "link.ld", "mapping.json", "mapping.yaml", "mesh.html", "mesh.json", "network.onnx"),
-        *("programs", "runtime"),
+        *("manager", "programs", "runtime"),
     }
     again = CliRunner().invoke(app, [*base, "--mapping", str(tmp_path / "a" / "mapping.yaml")])
     assert again.exit_code == 0 and again.stdout.splitlines()[-1] == result.stdout.splitlines()[-2]

@@ -273,7 +273,8 @@ def test_frames_that_are_none_are_refused() -> None:
 
 def test_mistakes_are_told(folder: Path, secret: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     on = ("--on", f"agent:127.0.0.1:{free_port()}/rack", "--secret", secret)
-    assert "leave it out" in refused(capsys, "run", folder, "--sim", "host")
+    for given in (("--sim", "host"), ("--check-layers",)):
+        assert "leave it out" in refused(capsys, "run", folder, *given)
     assert "does not answer" in refused(capsys, "run", folder, *on)
     (tmp_path / "mesh.json").write_text('{"schema": 1, "inputs": 3}')
     assert "damaged" in refused(capsys, "run", tmp_path)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dovetail.ir.types import Array
     from dovetail.mesh.manifest import MeshBuild
     from dovetail.mesh.remote import MeshRun
+    from dovetail.operators import UserOperator
     from dovetail.sim.line import Board, Link
     from dovetail.target.description import Target
 
@@ -32,9 +33,18 @@ def run_mesh(
     json_file: Path | None,
     target: str | None,
     check: bool,
+    operators: Sequence[type[UserOperator]],
     others: Mapping[str, object],
 ) -> None:
     """Run a mapped network on a rack, or without one on emulated elements of this computer.
+
+    Args:
+        folder: what was emitted.
+        board: the rack; None for emulated elements.
+        input_file, output_file, json_file, target: as `dovetail run` has them.
+        check: compare with the integer graph.
+        operators: the user's own.
+        others: options that are not for racks, by name.
 
     Raises:
         DovetailError: an option of `others` is given, the rack does not do its part, or an output differs.
@@ -48,6 +58,7 @@ def run_mesh(
         from dovetail.mesh.compiled import with_compiler
         from dovetail.mesh.manifest import read_mesh
         from dovetail.mesh.remote import RackSession, mesh_images
+        from dovetail.operators import combined
         from dovetail.targets import load_target
         from dovetail.tools.arrays import read_inputs, seeded_inputs, write_outputs
 
@@ -67,7 +78,7 @@ def run_mesh(
     with beside_json(json_file, _as_json(build, found)):
         _tell(build, found)
     if check:
-        _compare(build, inputs, found)
+        _compare(build, inputs, found, combined(known.operators, operators))
 
 
 def _opener(target: Target, board: Board | None) -> Callable[[], Link]:
@@ -106,15 +117,21 @@ def _as_json(build: MeshBuild, found: MeshRun) -> dict[str, Any]:
     }
 
 
-def _compare(build: MeshBuild, inputs: Sequence[Mapping[str, Array]], found: MeshRun) -> None:
-    """The outputs against the integer graph in the folder."""
+def _compare(
+    build: MeshBuild,
+    inputs: Sequence[Mapping[str, Array]],
+    found: MeshRun,
+    operators: Sequence[type[UserOperator]],
+) -> None:
+    """The outputs against the integer graph in the folder, which may have operators of the user's own."""
     import numpy as np
 
     from dovetail.ir.graph import evaluate
     from dovetail.ir.onnx_file import load_graph
     from dovetail.mesh.manifest import GRAPH
+    from dovetail.operators import known_operators
 
-    graph = load_graph(build.folder / GRAPH)
+    graph = load_graph(build.folder / GRAPH, known_operators(operators))
     for given, outputs in zip(inputs, found.outputs, strict=True):
         expected = evaluate(graph, given)
         for name in graph.outputs:

@@ -77,8 +77,10 @@ def run(
         what = "layers are compared on a simulator, and only where outputs are"
         raise DovetailError(what, where="--check-layers", hint="leave out --on and --no-check")
     if is_mesh(build):
-        others = {"--sim": sim, "--core": core, "--waves": waves, "--board-io": io, "--load": load}
-        run_mesh(build, board, input_file, output_file, json_file, target, check, others)
+        others: dict[str, object] = {"--sim": sim, "--core": core, "--waves": waves, "--board-io": io, "--load": load}
+        others["--check-layers"] = check_layers
+        own = opt.operators_of(operators)
+        run_mesh(build, board, input_file, output_file, json_file, target, check, own, others)
         return
     with progress("starting") as show:
         from dovetail.run import Waves, default_simulator, open_build, run_build

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dovetail.ir.graph import Graph
-from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset
+from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset, rows_of
 from dovetail.legalize.dilation import without_dilation
 from dovetail.legalize.layers import (
     convolution_as_im2col,
@@ -25,6 +25,7 @@ from dovetail.legalize.narrow import narrow_activations
 from dovetail.legalize.pools import (
     average_pool_as_depthwise,
     average_pool_in_bands,
+    average_pool_in_channels,
     pools_as_depthwise,
 )
 from dovetail.legalize.ready import READY, Requantisation
@@ -66,6 +67,7 @@ __all__ = [
     "addition_by_shift",
     "average_pool_as_depthwise",
     "average_pool_in_bands",
+    "average_pool_in_channels",
     "convolution_as_im2col",
     "dense_as_convolution",
     "dense_results_of",
@@ -79,6 +81,7 @@ __all__ = [
     "pools_as_depthwise",
     "products_of_bits",
     "results_together",
+    "rows_of",
     "split_bias",
     "stride_as_slice",
     "through_converter",

@@ -14,10 +14,12 @@ from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.operators.movement import Concat, Im2col, Pad, Slice
 from dovetail.ir.rewrite import Draft, run
-from dovetail.ir.types import TensorType
+from dovetail.ir.types import TensorType, full_box
 
 Counts = Callable[[Mapping[str, TensorType], Sequence[Node]], int]
 """How many bands pay for a first layer; told the types of all values and its nodes, the input's reader first."""
+Ordered = Callable[[Sequence[Sequence[Node]]], Sequence[Node]]
+_AXES = {1: "rows", 3: "channels"}
 _BEFORE = (Offset, Pad, Im2col)
 _LAYER = ((Conv2d, DepthwiseConv2d), (ScaleShift,), (Clip,))
 
@@ -41,7 +43,7 @@ def padding_before_offset(graph: Graph) -> Graph:
     return run(graph, [rule])
 
 
-def first_layer_in_bands(counts: Counts, step: int) -> Callable[[Graph], Graph]:
+def first_layer_in_bands(counts: Counts, step: int, laid_out: bool = False) -> Callable[[Graph], Graph]:
     """A rewrite: what lies between an input that is offset and the first layer's result, that included, is computed in
     bands of rows, in an order in which the core offsets a band before it has to wait for the engine's operand of the
     one before.
@@ -49,24 +51,27 @@ def first_layer_in_bands(counts: Counts, step: int) -> Callable[[Graph], Graph]:
     Args:
         counts: how many bands.
         step: bands have a multiple of so many rows of the result, but for the last.
+        laid_out: whether the core gives every input another layout, so that inputs without an offset count as well.
     """
 
     def rewrite(graph: Graph) -> Graph:
         for name in graph.inputs:
-            chain = _chain(graph, name)
+            chain = _chain(graph, name, laid_out)
             kind = graph.types[chain[-1].output] if chain else graph.types[name]
             if not chain or len(kind.shape) != 4 or kind.shape[0] != 1 or chain[-1].output in graph.outputs:
                 continue
             count = min(counts(graph.types, chain), kind.shape[1] // step)
             if count > 1:
                 with suppress(ValueError):  # a band of padding alone
-                    graph = _cut(graph, name, chain, rows_of(kind.shape[1], count, step))
+                    graph = cut_chain(
+                        graph, chain, 1, rows_of(kind.shape[1], count, step), _one_by_one if laid_out else _in_turn
+                    )
         return graph
 
     return rewrite
 
 
-def _chain(graph: Graph, name: str) -> list[Node]:
+def _chain(graph: Graph, name: str, laid_out: bool) -> list[Node]:
     """The nodes from an input to the result of its first layer; none where something else reads a value between, or
     the core has nothing to do there."""
     users, chain, wanted = graph.users(), [], [*_LAYER]
@@ -81,7 +86,7 @@ def _chain(graph: Graph, name: str) -> list[Node]:
             return []
         chain.append(node)
         name = node.output
-    return chain if any(isinstance(node.operator, Offset) for node in chain) else []
+    return chain if laid_out or any(isinstance(node.operator, Offset) for node in chain) else []
 
 
 def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
@@ -93,18 +98,33 @@ def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
     return [(start, end) for start, end in pairwise(ends) if start < end]
 
 
-def _cut(graph: Graph, name: str, chain: Sequence[Node], rows: Sequence[tuple[int, int]]) -> Graph:
-    """The graph with the nodes of a chain once for each band, joined behind them."""
-    result, members = chain[-1].output, {node.output for node in chain}
+def cut_chain(
+    graph: Graph, chain: Sequence[Node], axis: int, spans: Sequence[tuple[int, int]], ordered: Ordered
+) -> Graph:
+    """The graph with the nodes of a chain once for each span of an axis of its result, joined behind them.
+
+    Args:
+        graph: the whole.
+        chain: nodes of which each reads the one before, the first one value of the graph.
+        axis: of the result.
+        spans: of all of it.
+        ordered: puts the nodes of all parts in order.
+
+    Raises:
+        ValueError: the chain cannot be computed in such parts.
+    """
+    name, result, members = chain[0].inputs[0], chain[-1].output, {node.output for node in chain}
     read = {value for node in chain for value in node.inputs if value in graph.constants}
     types = {value: graph.types[value] for value in (name, *read, *members)}
     constants = {value: graph.constants[value] for value in read}
     whole = Graph(graph.name, (name,), (result,), tuple(chain), types, constants)
-    height = (0, graph.types[result].shape[1])
-    others = tuple((0, size) for size in graph.types[result].shape[2:])
-    bands = [part(whole, {result: ((0, 1), span, *others)}, f" rows {span[0]}") for span in rows if span != height]
-    made = list(_in_turn([band.nodes for band in bands]))
-    made.append(Node(Concat(1), tuple(band.outputs[0] for band in bands), result, chain[-1].origin))
+    full = full_box(graph.types[result].shape)
+    cuts = [span for span in spans if span != full[axis]]
+    bands = [
+        part(whole, {result: (*full[:axis], span, *full[axis + 1 :])}, f" {_AXES[axis]} {span[0]}") for span in cuts
+    ]
+    made = [*ordered([band.nodes for band in bands])]
+    made.append(Node(Concat(axis), tuple(band.outputs[0] for band in bands), result, chain[-1].origin))
     first = graph.nodes.index(chain[0])
     kept = [
         [node for node in some if node.output not in members] for some in (graph.nodes[:first], graph.nodes[first:])
@@ -112,6 +132,11 @@ def _cut(graph: Graph, name: str, chain: Sequence[Node], rows: Sequence[tuple[in
     types = {**graph.types, **{value: kind for band in bands for value, kind in band.types.items()}}
     constants = {**graph.constants, **{value: array for band in bands for value, array in band.constants.items()}}
     return prune(replace(graph, nodes=(*kept[0], *made, *kept[1]), types=types, constants=constants))
+
+
+def _one_by_one(bands: Sequence[Sequence[Node]]) -> list[Node]:
+    """The nodes of one band after those of the other."""
+    return [node for band in bands for node in band]
 
 
 def _in_turn(bands: Sequence[Sequence[Node]]) -> list[Node]:

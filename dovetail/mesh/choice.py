@@ -19,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
-from dovetail.mesh.layers import (
+from dovetail.mesh.cuts import (
     Cut,
     Frontier,
-    Ints,
-    MeshLayer,
     Sizes,
     costs_of,
     frontier_or_empty,
@@ -32,6 +30,7 @@ from dovetail.mesh.layers import (
     part_counts,
     spatial_counts,
 )
+from dovetail.mesh.layers import Ints, MeshLayer
 from dovetail.target.mesh import Mesh
 
 

@@ -196,7 +196,7 @@ def _program(one: Mapping[str, Any]) -> str:
 
 def read_images(build: MeshBuild) -> tuple[dict[int, bytes], dict[int, bytes]]:
     """Data of every element by its word, and by the word of each chip its routing entries and sets: what the files in
-    chips/ hold (`emit._images`). Raises BuildError where they are damaged."""
+    chips/ hold (`emit.chip_images`). Raises BuildError where they are damaged."""
     data: dict[int, bytes] = {}
     routes: dict[int, bytes] = {}
     for path in sorted((build.folder / "chips").glob("chip_*.img")):

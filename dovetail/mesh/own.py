@@ -17,7 +17,8 @@ import numpy as np
 from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph
 from dovetail.mesh.choice import Objective, choose
-from dovetail.mesh.layers import Cut, MeshLayer, frontier, frontier_or_empty, layers_of, output_layers
+from dovetail.mesh.cuts import Cut, frontier, frontier_or_empty
+from dovetail.mesh.layers import MeshLayer, layers_of, output_layers
 from dovetail.mesh.mapping import Mapped, check_covered, map_network, planned, wanted
 from dovetail.mesh.marked import Marked, read_marked
 from dovetail.mesh.own_boxes import Boxes, boxes_wished

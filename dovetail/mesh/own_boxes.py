@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.ir.types import Box
-from dovetail.mesh.layers import Cut, MeshLayer
+from dovetail.mesh.cuts import Cut
+from dovetail.mesh.layers import MeshLayer
 from dovetail.mesh.marked import Marked
 from dovetail.mesh.partition import boxes_of
 from dovetail.mesh.wishes import LayerWish, PieceWish, Ref

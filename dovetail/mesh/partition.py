@@ -12,24 +12,8 @@ from numpy.typing import NDArray
 from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph
 from dovetail.mesh.choice import Group, Objective, Streaming, choose, choose_slabs, stream_layer, worth
-from dovetail.mesh.layers import (
-    INPUT,
-    MOST_SUMS,
-    Costs,
-    Cut,
-    Frontier,
-    Ints,
-    MeshLayer,
-    Reading,
-    Sizes,
-    bounds,
-    costs_of,
-    frontier,
-    frontier_or_empty,
-    grain,
-    layers_of,
-    output_layers,
-)
+from dovetail.mesh.cuts import Costs, Cut, Frontier, Sizes, bounds, costs_of, frontier, frontier_or_empty, grain
+from dovetail.mesh.layers import INPUT, MOST_SUMS, Ints, MeshLayer, Reading, layers_of, output_layers
 from dovetail.mesh.topology import Topology
 from dovetail.schedule.partition import Region
 from dovetail.target.mesh import Mesh

@@ -15,7 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from dovetail.mesh.layers import Cut, Frontier, Ints, MeshLayer, frontier_or_empty
+from dovetail.mesh.cuts import Cut, Frontier, frontier_or_empty
+from dovetail.mesh.layers import Ints, MeshLayer
 from dovetail.mesh.partition import SMALL, Section, Stage, boxed_stage, boxes_of, read_span, residents, section
 from dovetail.mesh.placement import Placed, place
 from dovetail.mesh.simulate import Timing, simulate

@@ -18,17 +18,10 @@ from pathlib import Path
 
 from dovetail.errors import PlanError
 from dovetail.mesh.building import build_files
-from dovetail.mesh.emit import (
-    HEADER_BYTES,
-    ElementProgram,
-    chip_images,
-    element_bytes,
-    element_program,
-    padding,
-    senders_of,
-)
+from dovetail.mesh.emit import chip_images, element_bytes, padding, senders_of
 from dovetail.mesh.mapping import Mapped
 from dovetail.mesh.placement import Placed, Tables
+from dovetail.mesh.programs import HEADER_BYTES, ElementProgram, element_program
 from dovetail.mesh.sections import LAYER_CODE
 from dovetail.mesh.shared import ELEMENT_DATA
 from dovetail.target.description import Target

@@ -9,15 +9,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dovetail.codegen.build.elf import symbols
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.build.toolchain import compile_firmware
-from dovetail.errors import PlanError, SimulationError
+from dovetail.errors import MissingExtraError, PlanError, SimulationError
+from dovetail.farm import Lost, farm
 from dovetail.ir.types import Array, box_slices
 from dovetail.mesh.element import ElementDevice
 from dovetail.mesh.emit import senders_of
@@ -28,9 +30,11 @@ from dovetail.mesh.sections import Measured
 from dovetail.mesh.sections_emit import PROGRAM, SectionsProject
 from dovetail.mesh.simulate import simulate
 from dovetail.mesh.workers import element_setup
-from dovetail.sim.machine import Machine
-from dovetail.sim.protocol import RunRequest
+from dovetail.sim.protocol import RunRequest, SimulationSetup
 from dovetail.target.description import Target
+
+if TYPE_CHECKING:
+    from dovetail.sim.machine import Machine
 
 _LIMIT = 200_000_000
 """Instructions of an element in a section."""
@@ -63,18 +67,26 @@ def run_sections(
         inputs: arrays by input name, for each inference.
 
     Raises:
-        SimulationError: an element does something it must not.
+        SimulationError: an element does something it must not, or ends the process that emulates them all.
         PlanError: the program does not fit its element.
+        MissingExtraError: Unicorn is not installed.
     """
+    if find_spec("unicorn") is None:
+        raise MissingExtraError("unicorn", "iss", "simulating firmware")
     with tempfile.TemporaryDirectory() as folder:
         firmware = _built(project, target, Path(folder))
         memory = symbols(firmware)["__bss_end"].address - target.memory(target.values).base
         if memory > mapped.parts.mesh.usable:
             what = f"the program of all sections takes {memory} bytes, an element has {mapped.parts.mesh.usable}"
             raise PlanError(what, where=mapped.parts.graph.name, hint="use more chips, or --whole")
-        run = _Run(mapped, project, target, firmware)
-        outputs = tuple(run.inference(number, given) for number, given in enumerate(inputs))
-    clocks = tuple(np.array([one[section] for one in run.cycles]) for section in range(len(mapped.placed)))
+        job = _Job(mapped, project, element_setup(target), firmware.read_bytes(), tuple(inputs))
+    with farm(1) as spread:  # elements meet at barriers: all in one process, but not in this one
+        ((_, found),) = spread(_run, [job])
+    if isinstance(found, Lost):
+        hint = "look for a bad pointer in the element's driver or device model, or give the process more memory"
+        raise SimulationError(found.value, where=mapped.parts.graph.name, hint=hint)
+    outputs, cycles = found
+    clocks = tuple(np.array([one[section] for one in cycles]) for section in range(len(mapped.placed)))
     latency = max(_latency(mapped, [one[number] for one in clocks]) for number in range(len(inputs)))
     return SectionsRun(outputs, clocks, latency, memory)
 
@@ -98,14 +110,41 @@ def _built(project: SectionsProject, target: Target, folder: Path) -> Path:
     )
 
 
-class _Run:
+@dataclass(frozen=True)
+class _Job:
+    """What a process needs to emulate all elements over some inputs."""
+
+    mapped: Mapped
+    project: SectionsProject
+    setup: SimulationSetup
+    firmware: bytes
+    """An ELF file."""
+    inputs: tuple[Mapping[str, Array], ...]
+
+
+_Cycles = list[list[list[list[int]]]]
+"""By input, section and piece: see `SectionsRun.clocks`."""
+
+
+def _run(job: _Job) -> tuple[tuple[dict[str, Array], ...], _Cycles]:
+    """The outputs of each input, and what pieces took; in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sections.elf"
+        path.write_bytes(job.firmware)
+        elements = _Elements(job.mapped, job.project, replace(job.setup, elf=path))
+        outputs = tuple(elements.inference(number, given) for number, given in enumerate(job.inputs))
+    return outputs, elements.cycles
+
+
+class _Elements:
     """The elements, all at the barrier of the same section."""
 
-    def __init__(self, mapped: Mapped, project: SectionsProject, target: Target, firmware: Path) -> None:
+    def __init__(self, mapped: Mapped, project: SectionsProject, setup: SimulationSetup) -> None:
+        from dovetail.sim.machine import Machine
+
         self.mapped, self.project = mapped, project
         self.machines: dict[int, Machine] = {}
-        self.cycles: list[list[list[list[int]]]] = []
-        setup = replace(element_setup(target), elf=firmware)
+        self.cycles: _Cycles = []
         for element, data in project.elements.items():
             machine = Machine(setup)
             machine.firmware.write("element_data", data)

@@ -12,7 +12,7 @@ waits for one, it waits for all of the list. A `Wait` of a stream holds only the
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -22,7 +22,7 @@ import numpy as np
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, axis_offsets, check_part, field_numbers, from_field, physical_shape, stored_shape
-from dovetail.ir.types import Array, Box, DType, Shape, TensorType, box_shape, dense_steps
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType, box_shape, dense_steps, full_box
 from dovetail.program.series import Loop
 from dovetail.target.pattern import Match
 
@@ -99,23 +99,24 @@ class View:
         (start, stop), (first, last) = self.span, other.span
         if stop <= first or last <= start:
             return True
-        one, two = self._comb, other._comb
-        if one is None or two is None or one[0] != two[0]:
-            return False
-        period, begin, width = one
-        ahead = (two[1] - begin) % period
-        return width <= ahead and ahead + two[2] <= period
+        for period, width in self._combs.items():
+            ahead = (other.offset - self.offset) % period
+            if period in other._combs and width <= ahead and ahead + other._combs[period] <= period:
+                return True
+        return False
 
     @cached_property
-    def _comb(self) -> tuple[int, int, int] | None:
-        """Period, first byte and width of the teeth where the view is the same stretch of bytes in every period."""
-        width = self.type.dtype.numpy.itemsize
+    def _combs(self) -> dict[int, int]:
+        """Width of the teeth by period: the view lies within a stretch of so many bytes in every period."""
+        found, width = dict[int, int](), self.type.dtype.numpy.itemsize
         axes = [(size, stride) for size, stride in zip(self.physical, self.strides, strict=True) if size > 1]
-        while axes and axes[-1][1] == width:
-            width *= axes.pop()[0]
-        if not axes or any(stride % axes[-1][1] for _, stride in axes) or width > axes[-1][1]:
-            return None
-        return axes[-1][1], self.offset, width
+        while axes and axes[-1][1] > 0:
+            period = axes[-1][1]
+            if width <= period and all(stride % period == 0 for _, stride in axes):
+                found[period] = width
+            size, stride = axes.pop()
+            width += (size - 1) * stride
+        return found
 
     def part(self, box: Box) -> View:
         """The view of a box of this view.
@@ -203,7 +204,7 @@ class Copy:
     stream: str = ""
     """Engine whose list it is a command of; empty for none."""
 
-    @property
+    @cached_property
     def fills_border(self) -> bool:
         """True when the source lies where it belongs already."""
         if not self.before or self.source.buffer != self.destination.buffer:
@@ -213,6 +214,26 @@ class Copy:
             return self.destination.part(box) == self.source
         except ValueError:
             return False
+
+    @cached_property
+    def strips(self) -> tuple[View, ...]:
+        """What is written where only the border is filled: all around the source. Empty where everything is written, or
+        where the border ends within blocks."""
+        if not self.fills_border:
+            return ()
+        box = tuple((b, b + size) for b, size in zip(self.before, self.source.type.shape, strict=True))
+        try:
+            return tuple(self.destination.part(strip) for strip in around(box, self.destination.type.shape))
+        except ValueError:
+            return ()
+
+
+def around(inner: Box, shape: Shape) -> Iterator[Box]:
+    """A value without a box of it, as boxes."""
+    for axis, ((begin, end), size) in enumerate(zip(inner, shape, strict=True)):
+        for span in ((0, begin), (end, size)):
+            if span[0] < span[1]:
+                yield (*inner[:axis], span, *full_box(shape)[axis + 1 :])
 
 
 @dataclass(frozen=True)
@@ -371,7 +392,7 @@ def core_queue(core: int) -> str:
 def reads(statement: Statement) -> tuple[View, ...]:
     """Every view a statement reads."""
     if isinstance(statement, Copy):
-        return (statement.source,)
+        return () if statement.strips else (statement.source,)
     if isinstance(statement, Launch):
         return tuple(view for name, view in statement.operands.items() if name != "scratch")
     return tuple(statement.operands.values()) if isinstance(statement, Call) else ()
@@ -380,7 +401,7 @@ def reads(statement: Statement) -> tuple[View, ...]:
 def writes(statement: Statement) -> tuple[View, ...]:
     """Every view a statement writes."""
     if isinstance(statement, Copy):
-        return (statement.destination,)
+        return statement.strips or (statement.destination,)
     if isinstance(statement, Launch):
         scratch = statement.operands.get("scratch")
         return (statement.result, scratch) if scratch else (statement.result,)

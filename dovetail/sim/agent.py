@@ -129,6 +129,10 @@ def request_of(message: Mapping[str, Any]) -> Request:
         raise Malformed(f"{request.image} bytes of firmware; the most are {MOST_IMAGE}")
     if not all(_is_hexadecimal(text, 32) for text in (request.job, request.nonce)):
         raise Malformed("job and nonce are 32 hexadecimal digits")
+    if not _is_hexadecimal(request.proof, 64) or not (request.digest == "" or _is_hexadecimal(request.digest, 64)):
+        raise Malformed("proof and digest are 64 hexadecimal digits")
+    if not request.board.isascii() or not request.board.isprintable():
+        raise Malformed("a name of a board that is none")
     return request
 
 

@@ -38,8 +38,9 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
     """Put the operands of concatenations and pads inside the result, the one that saves most bytes first.
 
     A value can lie inside another of the same layout when whatever writes or reads it takes strides (an engine or
-    a copy), and it is neither an input nor an output of the network. A padded value must be for engines, too.
-    On a core alone, slices and joints of whole rows lie where they belong.
+    a copy), and it is neither an input nor an output of the network. A padded value must be for engines, too. What lies
+    inside a joint lies where that does. So do parts of an input that are only copied, and slices and joints of whole
+    rows on a core alone.
     """
     users: dict[str, list[Region]] = {}
     for region in regions:
@@ -53,10 +54,33 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
         if _fits(region, value, box) and _takes_strides(value, region, graph, users[value])
     ]
     chosen = {value: found for region in regions if region.still for value, found in _still(graph, region)}
+    chosen |= {r.output: found for r in regions if r.mover for found in _cut_from_input(graph, r, users[r.output])}
+    layouts = {region.output: region.layouts.get(region.output) for region in regions}
     for _, _, value, found in sorted(candidates, key=lambda c: (-c[0], c[1])):
-        if value not in chosen and found.outer not in chosen and value not in {i.outer for i in chosen.values()}:
-            chosen[value] = found
+        whole = _within(found, chosen[found.outer], graph, layouts) if found.outer in chosen else found
+        if value not in chosen and whole and value not in {i.outer for i in chosen.values()}:
+            chosen[value] = whole
     return chosen
+
+
+def _within(part: Inside, whole: Inside, graph: Graph, layouts: Mapping[str, Layout | None]) -> Inside | None:
+    """Where a part of a value lies that lies inside another one; None where that is no whole blocks."""
+    box = tuple((at + start, at + stop) for (start, stop), (at, _) in zip(part.box, whole.box, strict=True))
+    try:
+        check_part(layouts.get(whole.outer), box, graph.types[whole.outer].shape)
+    except (ValueError, KeyError):
+        return None
+    return Inside(whole.outer, box)
+
+
+def _cut_from_input(graph: Graph, region: Region, users: Sequence[Region]) -> Iterator[Inside]:
+    """Where a slice of an input lies that lies as that does and is only copied."""
+    node = region.graph.nodes[0]
+    if isinstance(node.operator, Slice) and set(node.operator.step) == {1} and node.inputs[0] in graph.inputs:
+        readers = [reader for reader in users if region.output in reader.graph.inputs]
+        alike = all(reader.layouts.get(region.output) is None for reader in (region, *readers))
+        if alike and not region.layouts and readers and all(reader.mover for reader in readers):
+            yield Inside(node.inputs[0], sliced_box(node))
 
 
 def _still(graph: Graph, region: Region) -> Iterator[tuple[str, Inside]]:
@@ -100,7 +124,7 @@ def _takes_strides(value: str, mover: Region, graph: Graph, users: Sequence[Regi
         return False
     makers = [region for region in users if region.output == value]
     readers = [region for region in users if value in region.graph.inputs]
-    copied = (region.mover and isinstance(region.graph.nodes[0].operator, Relayout) for region in makers)
+    copied = (region.mover and isinstance(region.graph.nodes[0].operator, Relayout | Concat) for region in makers)
     strided = all(region.takes_strides or copy for region, copy in zip(makers, copied, strict=True))
     alike = all(region.layouts.get(value) == mover.layouts.get(value) for region in (*makers, *readers))
     others = all(region.takes_strides or region is mover for region in readers)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
 
-from dovetail.ir.types import Box, Shape, full_box
-from dovetail.program.ir import CORE, Begin, Buffer, Call, Copy, Role, Statement, View, dense_view, reads, writes
+from dovetail.program.ir import (
+    CORE,
+    Begin,
+    Buffer,
+    Call,
+    Copy,
+    Role,
+    Statement,
+    View,
+    around,
+    dense_view,
+    reads,
+    writes,
+)
 from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region, Slot
@@ -171,17 +183,9 @@ def _by_engine(context: Lowered, copy: Copy) -> list[Copy]:
         box = tuple((b, b + size) for b, size in zip(copy.before, copy.source.type.shape, strict=True))
         plain = replace(made[0], before=(), fill=0)
         made = [replace(plain, destination=copy.destination.part(box))] if not copy.fills_border else []
-        strips = (copy.destination.part(strip) for strip in _around(box, copy.destination.type.shape))
+        strips = (copy.destination.part(strip) for strip in around(box, copy.destination.type.shape))
         made += [replace(plain, source=_fill(context, strip, copy.fill), destination=strip) for strip in strips]
     return made
-
-
-def _around(inner: Box, shape: Shape) -> Iterator[Box]:
-    """A value without a box of it, as boxes."""
-    for axis, ((begin, end), size) in enumerate(zip(inner, shape, strict=True)):
-        for span in ((0, begin), (end, size)):
-            if span[0] < span[1]:
-                yield (*inner[:axis], span, *full_box(shape)[axis + 1 :])
 
 
 _MOST_FILL = 256

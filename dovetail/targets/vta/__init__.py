@@ -6,7 +6,8 @@ from what its instructions mean (mapping.py). Another configuration is another `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,14 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import DType, TensorType
-from dovetail.legalize import RequantisationLimits, addition_as_convolution, engine_requantisation, pools_as_depthwise
+from dovetail.legalize import (
+    RequantisationLimits,
+    addition_as_convolution,
+    engine_requantisation,
+    first_layer_in_bands,
+    pools_as_depthwise,
+    rows_of,
+)
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.vta import choice, cost
@@ -46,6 +54,37 @@ MACS = dt.Derived(macs_per_cycle, with_macs, ("block", "batch", "inp_bytes", "wg
 DRIVER = queue_driver(f"{HERE}:driver/vta.c", base="VTA_BASE", busy="(read_register(CONTROL) & IDLE) == 0u")
 POINTERS = dict(insn="instructions", uop="uops", inp=PAGE.name, out=PAGE.name, wgt="constants", acc="constants")
 """What the driver points the engine's registers at (driver/vta.c)."""
+
+
+_PIXEL, _STEPS, _LAUNCH, _MOST_BANDS = 8, 9, 500, 8
+"""Cycles the core brings a pixel into blocks in, those of the ALU's steps and the reset for an entry, and those a
+further launch costs beside its weights; the most bands."""
+
+
+def bands(config: VtaConfig, types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
+    """In how many bands the first layer ends first, by estimate: the core lays out one while the engine computes the
+    one before, which loads the weights for each. Rows that two bands read are laid out for both."""
+    layer = next(node for node in chain if isinstance(node.operator, Conv2d | DepthwiseConv2d))
+    assert isinstance(layer.operator, Conv2d | DepthwiseConv2d)
+    x, weights, result = (types[name].shape for name in (chain[0].inputs[0], layer.inputs[1], layer.output))
+    blocks = -(-result[3] // config.block) * (
+        -(-weights[3] // config.block) if isinstance(layer.operator, Conv2d) else 1
+    )
+    taps = weights[1] * weights[2] * blocks
+    entry = taps + _STEPS * -(-result[3] // config.block)
+    core, engine = _PIXEL * x[1] * x[2], entry * result[1] * result[2]
+    halo = _PIXEL * x[2] * max(0, weights[1] - layer.operator.stride[0])
+    again = _LAUNCH + taps * config.wgt_element // config.bus_bytes
+
+    def end(count: int) -> float:
+        laid = computed = 0.0
+        for start, stop in rows_of(result[1], count, 1):
+            share = (stop - start) / result[1]
+            laid += core * share + halo
+            computed = max(laid, computed) + engine * share + again
+        return computed
+
+    return min(range(1, min(_MOST_BANDS, result[1]) + 1), key=end)
 
 
 def requantisation_limits(config: VtaConfig) -> RequantisationLimits:
@@ -261,6 +300,7 @@ def target(config: VtaConfig, name: str = "vta") -> dt.Target:
             "requantisation", engine_requantisation(takes, limits, digits_pay), lsb=2 if config.multiplies else MOST_LSB
         ),
         dt.Rewrite("residual", addition_as_convolution(limits), lsb=2 if config.multiplies else MOST_SUM_LSB),
+        dt.Rewrite("bands", first_layer_in_bands(partial(bands, config), 1, laid_out=True), lsb=0),
     )
     return dt.Target(
         name=name,

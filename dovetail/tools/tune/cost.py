@@ -79,6 +79,23 @@ class Estimate:
     """Busy cycles of the DMA."""
 
 
+class CoreEstimator:
+    """Estimates choices for the kernel of a region that the core computes."""
+
+    def __init__(self, region: Region, target: Target) -> None:
+        self._region, self._target = region, target
+
+    def estimate(self, choice: Choice) -> Estimate | None:
+        """What a choice is thought to cost."""
+        cycles = core_cycles(self._region.graph, self._target, choice)
+        return Estimate(cycles + START_CYCLES + END_CYCLES, 1, 0, 0, 0)
+
+
+def estimator(region: Region, target: Target, near: tuple[str, ...]) -> Estimator | CoreEstimator:
+    """What estimates choices for a region, on an engine or on the core."""
+    return CoreEstimator(region, target) if region.engine is None else Estimator(region, target, near)
+
+
 class Estimator:
     """Estimates whole choices for one layer's own region, nothing chosen; every shape of tile is looked at once.
     The inputs and outputs `near` lie in the engine's memory."""
