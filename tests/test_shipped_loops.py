@@ -60,7 +60,7 @@ def test_the_layers_of_the_networks_are_shipped(name: str, target: str) -> None:
     assert not any(NOT_SHIPPED in sentence for sentence in unit.notes)
 
 
-@pytest.mark.parametrize("target", ["cortex_m4", "riscv_dot4"])
+@pytest.mark.parametrize("target", ["riscv_dot4"])
 def test_what_is_shipped_is_what_is_scheduled(
     target: str, tmp_path: Path, nothing_made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +79,7 @@ def test_what_is_shipped_is_what_is_scheduled(
 
 @pytest.mark.usefixtures("no_exo")
 def test_other_layers_are_computed_without_instructions_and_that_is_told() -> None:
-    target = load_target("cortex_m4")
+    target = load_target("riscv_dot4")
     unit = compile_graph(single(7, 13, 11), target, Options()).unit
     (sentence,) = [note for note in unit.notes if note.startswith("layers computed without")]
     assert "1; " in sentence and "dovetail[loops]" in sentence

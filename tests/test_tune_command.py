@@ -205,7 +205,7 @@ def test_wrong_arguments_are_refused(model: Path, tmp_path: Path, capsys: pytest
         (("--jobs", 0), "0 jobs are too few"),
         (("--seed", -1), "0 or more, not -1"),
         (("--requant", "fast"), "'fast'"),
-        (("--target", "riscv"), "nothing to choose"),
+        (("--target", "riscv_dot4"), "nothing to choose"),
         (("-o", tmp_path / "mine.toml"), "not a tuning file"),
     ):
         capsys.readouterr()

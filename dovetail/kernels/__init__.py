@@ -14,6 +14,7 @@ from dovetail.kernels import (  # noqa: F401
     user,
     window,
 )
+from dovetail.kernels.choices import offered
 from dovetail.kernels.core import generate, generate_all, may_overwrite, supports, takes_packed, unused_instructions
 from dovetail.kernels.kernel import (
     BLOCK,
@@ -45,6 +46,7 @@ __all__ = [
     "is_pointwise",
     "may_overwrite",
     "needed_helpers",
+    "offered",
     "supports",
     "takes_packed",
     "turns",

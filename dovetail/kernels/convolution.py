@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.ir.types import DType
 from dovetail.kernels.c import atom, block, c_type, channel_lanes, loop, product, total, variable, wrapped
 from dovetail.kernels.elements import PIXEL, operand, place_in, write_elements
-from dovetail.kernels.kernel import Expression, Scope, Unsupported, Writer, accumulate_type
-from dovetail.kernels.region import FLOAT_FAMILIES, Region, kernel
+from dovetail.kernels.kernel import (
+    CHANNELS,
+    PIXELS,
+    UNROLL,
+    CoreTraits,
+    Expression,
+    Offered,
+    Scope,
+    Unsupported,
+    Writer,
+    accumulate_type,
+    loads_per_product,
+)
+from dovetail.kernels.region import FLOAT_FAMILIES, OFFERED, Region, kernel
 from dovetail.kernels.sums import (
     Products,
     SumNest,
@@ -26,11 +39,13 @@ from dovetail.kernels.sums import (
     unpacked,
 )
 from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, Part, pixel_functions, pixel_loops, window_of
+from dovetail.target.pattern import Choice, Knob, Space
 
 _IN_ORDER = 4
 """Products after which a barrier keeps the compiler from loading further ahead."""
 _UNROLLED = 8
 """Products per turn up to which neighbouring input elements are taken together."""
+_UNROLLINGS = (1, 2, 4, 8)
 _LEAST_STEP = 2
 """Input elements of each pixel taken together where there are more products, and the number is even."""
 ONCE: tuple[type[Operator], ...] = (Conv2d, FullyConnected)
@@ -53,6 +68,8 @@ class _Convolution(SumNest):
     """Output channels computed together."""
     pixels: int
     """Neighbouring pixels computed together."""
+    unroll: int
+    """Most input elements of each pixel taken together; 0 for as many as suit the block."""
 
     @property
     def depth(self) -> int:
@@ -118,7 +135,7 @@ class _Convolution(SumNest):
             lines += self._run(pixels, taken_off, product(f"({end} - {first})", depth), 1)
         else:
             length = columns * depth if merged else depth
-            step = channel_lanes(length, max(_UNROLLED // (pixels * self.lanes), _LEAST_STEP))
+            step = channel_lanes(length, self.unroll or _unrolled(pixels * self.lanes))
             lines += self._run(pixels, taken_off, str(length), step)
         return self.rows(lines if merged else self.columns(lines, clamped), clamped)
 
@@ -185,15 +202,40 @@ def write_sums(region: Region, scope: Scope, operator: Operator) -> Writer:
 
 def blocked_nest(region: Region, scope: Scope, products: Products, sums: Sums) -> _Convolution:
     """The kernel, the register block chosen; raises Unsupported for a bias that is not constant."""
-    window, outputs, groups = products.window, len(products.weights), products.groups
-    share = outputs // groups
-    columns, rows = (end - first for first, end in (window.inside(COLUMN), window.inside(ROW)))
-    others = window.outputs[ROW] * window.outputs[COLUMN] - rows * columns
+    share = len(products.weights) // products.groups
     registers = max(scope.accumulators // (2 if sums.kind == "int64_t" else 1), 1)
     fields = 8 // sums.bits
-    multiple = fields if min(share, registers) >= fields and (groups == 1 or share % fields == 0) else 1
-    pixels, scope.lanes = register_block(share, columns, rows, others, registers, groups > 1, scope.lanes, multiple)
-    return _Convolution(region, scope, window, sums, groups, scope.lanes, pixels)
+    multiple = fields if min(share, registers) >= fields and (products.groups == 1 or share % fields == 0) else 1
+    pixels, scope.lanes = register_block(products, registers, multiple, scope.lanes, scope.choice)
+    unroll = int(scope.choice.get(UNROLL, 0))
+    return _Convolution(region, scope, products.window, sums, products.groups, scope.lanes, pixels, unroll)
+
+
+@kernel(Conv2d, FullyConnected, table=OFFERED)
+def _offered(region: Region, core: CoreTraits) -> Offered | None:
+    """Blocks of as many sums as there are registers for, or a few more, and how far the innermost loop is unrolled."""
+    products = products_of(region, Scope(region.graph))
+    sums = sums_of(region, products)
+    if sums.bits < 8 or sums.kind != "int32_t":
+        return None
+    blocks = _blocks(products, core.accumulators * 5 // 4, 1)
+    pixels, channels = (tuple(dict.fromkeys(sizes)) for sizes in zip(*blocks, strict=True))
+    default = register_block(products, core.accumulators, 1)
+    knobs = (
+        Knob(PIXELS, pixels, "neighbouring pixels of a block of sums in registers"),
+        Knob(CHANNELS, channels, "channels of such a block"),
+        Knob(UNROLL, _UNROLLINGS, "input elements of each pixel that a turn of the innermost loop takes at most"),
+    )
+
+    def problem(choice: Choice) -> str | None:
+        block = choice.get(PIXELS), choice.get(CHANNELS)
+        if None in block or block in blocks:
+            return None
+        return f"there are no registers for {block[0]} pixels x {block[1]} channels"
+
+    unroll = _unrolled(default[0] * default[1])
+    most = (*min(blocks, key=loads_per_product), 1)
+    return Offered(Space(knobs, problem), {PIXELS: default[0], CHANNELS: default[1], UNROLL: unroll}, most)
 
 
 _MOST_PIXELS = 4
@@ -207,27 +249,48 @@ def _instructions(pixels: int, lanes: int) -> float:
     return (pixels + lanes + 2 * pixels * lanes + _LOOP) / (pixels * lanes)
 
 
+def _unrolled(sums: int) -> int:
+    """Input elements of each pixel that a turn takes, for a block of so many sums."""
+    return max(_UNROLLED // sums, _LEAST_STEP)
+
+
+def _blocks(products: Products, sums: int, multiple: int) -> list[tuple[int, int]]:
+    """Pixels and output channels that may be computed together.
+
+    Args:
+        products: of the layer. Pixels are neighbouring columns whose taps are all inside.
+        sums: those there are registers for.
+        multiple: what the channels of a block must be a multiple of; at most the outputs of a group, and `sums`.
+    """
+    first, end = products.window.inside(COLUMN)
+    outputs, whole = len(products.weights) // products.groups, products.groups > 1
+    return [
+        (pixels, count)
+        for pixels in range(1, min(_MOST_PIXELS, max(end - first, 1), sums) + 1)
+        for count in range(1, min(_MOST_LANES, outputs, sums // pixels) + 1)
+        if count % multiple == 0 and (not whole or outputs % count == 0)
+    ]
+
+
 def register_block(
-    outputs: int, columns: int, rows: int, others: int, sums: int, whole: bool, lanes: int | None, multiple: int
+    products: Products, sums: int, multiple: int, lanes: int | None = None, choice: Choice = MappingProxyType({})
 ) -> tuple[int, int]:
     """Pixels and output channels computed together: those with the fewest instructions, the smallest of equals.
 
     Args:
-        outputs: output channels (of one group).
-        columns: neighbouring output columns whose taps are all inside.
-        rows: how many such rows of columns there are.
-        others: output pixels besides these.
-        sums: those there are registers for.
-        whole: whether the channels of a block must divide `outputs`.
+        products, sums, multiple: as `_blocks` takes them.
         lanes: the channels of a block, where they are given and there are registers for them.
-        multiple: what the channels of a block must be a multiple of; at most `outputs` and `sums`.
+        choice: what is chosen of pixels and channels; more sums than there are registers for may be.
     """
-    blocks = [
-        (pixels, count)
-        for pixels in range(1, min(_MOST_PIXELS, max(columns, 1), sums) + 1)
-        for count in range(1, min(_MOST_LANES, outputs, sums // pixels) + 1)
-        if count % multiple == 0 and (not whole or outputs % count == 0)
-    ]
+    window, outputs = products.window, len(products.weights) // products.groups
+    columns, rows = (end - first for first, end in (window.inside(COLUMN), window.inside(ROW)))
+    others = window.outputs[ROW] * window.outputs[COLUMN] - rows * columns
+    blocks = _blocks(products, sums, multiple)
+    wider = _blocks(products, sums * 5 // 4, multiple) if choice else []
+    wanted = choice.get(PIXELS), choice.get(CHANNELS)
+    chosen = [block for block in wider if all(w in (None, size) for w, size in zip(wanted, block, strict=True))]
+    if wanted != (None, None) and chosen:
+        blocks = chosen
 
     def cost(block: tuple[int, int]) -> tuple[float, int]:
         """Instructions per tap of a whole image: groups of columns in blocks, all other pixels one by one."""

@@ -27,6 +27,7 @@ from dovetail.kernels.kernel import (
     Unsupported,
     needed_helpers,
 )
+from dovetail.kernels.patches import write_patches
 from dovetail.kernels.planes import write_planes
 from dovetail.kernels.region import (
     BORDERS,
@@ -42,10 +43,12 @@ from dovetail.kernels.region import (
 )
 from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
 from dovetail.kernels.sums import products_of
+from dovetail.target.pattern import Choice
 
 Layouts = Mapping[str, Layout]
 """By value."""
 _NONE: Layouts = MappingProxyType({})
+_NO_CHOICE: Choice = MappingProxyType({})
 
 
 def _write(
@@ -56,6 +59,7 @@ def _write(
     overwritten: str | None = None,
     lanes: int | None = None,
     layouts: Layouts = _NONE,
+    choice: Choice = _NO_CHOICE,
 ) -> CoreKernel:
     """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
@@ -71,8 +75,15 @@ def _write(
             assert found.write is not None
             return _kernel(name, scope, found.write, found)
     if core.instructions and family is write_sums:
-        scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
+        scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions, choice=choice)
         products = products_of(region, scope)
+        try:
+            found = write_patches(region, scope, products, core)
+        except Unsupported:
+            scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
+        else:
+            assert found.write is not None
+            return _kernel(name, scope, found.write, found)
         try:
             if any(region.type(operand).dtype.bits < 8 for operand in (0, 1)):
                 raise Unsupported("its operands are bytes, several of these elements share one.")
@@ -84,7 +95,14 @@ def _write(
                 return _kernel(name, scope, found.write, found)
             notes = found.notes
     scope = Scope(
-        graph, core.accumulators, overwritten, lanes, border=border, functions=core.functions, layouts=layouts
+        graph,
+        core.accumulators,
+        overwritten,
+        lanes,
+        border=border,
+        functions=core.functions,
+        layouts=layouts,
+        choice=choice,
     )
     shared = [value for value, layout in layouts.items() if layout.packed]
     if shared and (sentence := takes_packed(graph, shared)):
@@ -182,6 +200,7 @@ def generate(
     overwritten: str | None = None,
     lanes: int | None = None,
     layouts: Layouts = _NONE,
+    choice: Choice = _NO_CHOICE,
 ) -> CoreKernel:
     """The C of a region.
 
@@ -194,12 +213,13 @@ def generate(
         overwritten: the operand whose place the result takes, where `may_overwrite` allows one.
         lanes: the `CoreKernel.lanes` of another kernel of the same weights, which are then in one order for both.
         layouts: of the operands and the result that share bytes; of a relayout also those of others.
+        choice: settings of the knobs that `offered` names; those it refuses are left as they are without.
 
     Raises:
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     try:
-        return _write(graph, name, core, border, overwritten, lanes, layouts)
+        return _write(graph, name, core, border, overwritten, lanes, layouts, choice)
     except Unsupported as refusal:
         hint = "split the region, or write a kernel for its anchor in dovetail/kernels"
         raise DovetailError(f"no core kernel computes this region: {refusal}", where=graph.name, hint=hint) from None
@@ -220,11 +240,13 @@ class _Wanted:
     overwritten: Mapping[int, str]
     lanes: Mapping[int, int]
     layouts: LayoutsOf
+    choices: Mapping[int, Choice]
 
     def scope(self, index: int) -> Scope:
         graph, over, lanes = self.graphs[index], self.overwritten.get(index), self.lanes.get(index)
-        layouts, functions = self.layouts.get(index, _NONE), self.core.functions
-        return Scope(graph, self.core.accumulators, over, lanes, functions=functions, layouts=layouts)
+        layouts, choice = self.layouts.get(index, _NONE), self.choices.get(index, _NO_CHOICE)
+        functions, sums = self.core.functions, self.core.accumulators
+        return Scope(graph, sums, over, lanes, functions=functions, layouts=layouts, choice=choice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +269,7 @@ def generate_all(
     overwritten: Mapping[int, str] | None = None,
     lanes: Mapping[int, int] | None = None,
     layouts: LayoutsOf = MappingProxyType({}),
+    choices: Mapping[int, Choice] = MappingProxyType({}),
 ) -> list[CoreKernel]:
     """The kernels of all layers of a network.
 
@@ -262,11 +285,12 @@ def generate_all(
         overwritten: as `generate`, by index, of the layers whose result takes an operand's place.
         lanes: as `generate`, by index.
         layouts: as `generate`, by index.
+        choices: as `generate`, by index; nothing may be chosen about those that are `little`.
 
     Raises:
         DovetailError: no core kernel computes a region.
     """
-    wanted = _Wanted(graphs, names, core, overwritten or {}, lanes or {}, layouts)
+    wanted = _Wanted(graphs, names, core, overwritten or {}, lanes or {}, layouts, choices)
     compact = _shared(wanted, little, COMPACT, "")
     borders = _shared(wanted, set(range(len(graphs))) - set(little), BORDERS, "_pixel")
     found = []
@@ -292,7 +316,7 @@ def _with_border(wanted: _Wanted, index: int, function: _Shared | None) -> CoreK
     graph, name, over = wanted.graphs[index], wanted.names[index], wanted.overwritten.get(index)
     border = Border(function.name, function.block) if function else None
     lanes, layouts = wanted.lanes.get(index), wanted.layouts.get(index, _NONE)
-    kernel = generate(graph, name, wanted.core, border, over, lanes, layouts)
+    kernel = generate(graph, name, wanted.core, border, over, lanes, layouts, wanted.choices.get(index, _NO_CHOICE))
     if function is None or f"{function.name}(" not in kernel.source:
         return kernel
     return replace(kernel, shared=function.source, helpers=needed_helpers(function.source + kernel.source))

@@ -18,7 +18,8 @@ from dovetail.ir.layout import Layout
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import c_type, times, total
-from dovetail.target.chip import Core, CoreInstruction, Streams
+from dovetail.target.chip import Core, CoreInstruction, PairBlocks, Streams
+from dovetail.target.pattern import Choice, Space
 
 _STORAGE = re.compile(r"^ +static (?!const)", re.MULTILINE)
 """A static variable inside a function."""
@@ -213,6 +214,28 @@ class CoreTraits:
     """What it has for inner loops."""
     functions: frozenset[str] = frozenset()
     """Functions of `HELPERS` it computes in its own way."""
+    pairs: PairBlocks | None = None
+    """How it computes sums of products of pairs."""
+
+
+PIXELS, CHANNELS, UNROLL = "pixels", "channels", "unroll"
+"""Names of the knobs of a block of sums in registers."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What may be chosen about a kernel."""
+
+    space: Space
+    default: Choice
+    """What a choice of nothing stands for."""
+    block: tuple[int, int, int] | None = None
+    """Of sums of products: pixels and channels of the block with the fewest loads per product, and taps of a load."""
+
+
+def loads_per_product(block: tuple[int, int]) -> float:
+    """Operands that a block of some pixels and channels loads for each of its products."""
+    return sum(block) / (block[0] * block[1])
 
 
 CALLING = ("cortex-m0plus", "cortex-m23")
@@ -231,7 +254,7 @@ def core_traits(core: Core) -> CoreTraits:
             raise TargetError(f"there is no function '{name}' to stand in for", where="Core.functions", hint=hint)
     accumulators = 16 if core.isa.startswith("rv") else 1 if core.isa in CALLING else 6
     functions = frozenset(core.functions)
-    return CoreTraits(accumulators, core.instructions, core.stack * 3 // 4, core.streams, functions)
+    return CoreTraits(accumulators, core.instructions, core.stack * 3 // 4, core.streams, functions, core.pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +304,8 @@ class Scope:
     """In a compact kernel: C text of the present place along the result's last axis."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """Of the run-time operands and the result that share bytes; of a relayout also others that are not row-major."""
+    choice: Choice = field(default_factory=dict)
+    """What is chosen of the kernel's knobs (`dovetail.kernels.knobs`)."""
     turn: int | None = None
     """Where whole bytes are computed at a time: the element of the turn, at `index` + `turn` of every operand."""
 

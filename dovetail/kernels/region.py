@@ -10,7 +10,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import DType, Shape, TensorType
-from dovetail.kernels.kernel import Scope, Unsupported, Writer, is_pointwise
+from dovetail.kernels.kernel import CoreTraits, Offered, Scope, Unsupported, Writer, is_pointwise
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,8 @@ PACKED: set[type[Operator]] = set()
 """Anchors whose kernels take operands that share bytes; those of pointwise operators alone do too."""
 SHARING = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
 """Elements that may share bytes; without, kernels find each in a byte of its own."""
+OFFERED: dict[type[Operator], Callable[[Region, CoreTraits], Offered | None]] = {}
+"""What may be chosen about the kernel of an anchor that is written out; None or absent for nothing."""
 BORDERS: dict[type[Operator], Compact] = {}
 """What writes the function of single pixels for an anchor whose other pixels are computed together."""
 _Function = TypeVar("_Function")

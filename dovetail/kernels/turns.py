@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from math import prod
+from types import MappingProxyType
 
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Clip, Requantize
@@ -23,22 +24,24 @@ from dovetail.kernels.convolution import register_block
 from dovetail.kernels.depthwise import Group, column_groups
 from dovetail.kernels.kernel import CoreTraits, Scope, Unsupported
 from dovetail.kernels.linear_sum import summed
+from dovetail.kernels.patches import Patches, patches_of
 from dovetail.kernels.planes import Planes, planes_of
 from dovetail.kernels.region import Region, kernel, split
 from dovetail.kernels.scheduled.knobs import turns_of
 from dovetail.kernels.scheduled.write import knobs_of
 from dovetail.kernels.sums import Products, products_of
 from dovetail.kernels.window import COLUMN, ROW, Window, window_of
+from dovetail.target.pattern import Choice
 
 Turns = Mapping[str, float]
 """Part of a kernel -> how often it runs. A part is named "family.part"; what ends a sum or computes an element by
 itself "end.operator"."""
-TURNS: dict[type[Operator], Callable[[Region, CoreTraits], Turns]] = {}
+TURNS: dict[type[Operator], Callable[[Region, CoreTraits, Choice], Turns]] = {}
 """What counts the loops of each anchor; others are counted by the elements they read and make."""
 
 
-def turns(graph: Graph, core: CoreTraits) -> Turns:
-    """How often the parts of a region's kernel run on a core."""
+def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({})) -> Turns:
+    """How often the parts of a region's kernel run on a core, with what is chosen of its knobs."""
     found: dict[str, float] = defaultdict(float)
     try:
         region = split(graph)
@@ -54,9 +57,9 @@ def turns(graph: Graph, core: CoreTraits) -> Turns:
         kinds = type(region.anchor.operator).__mro__
         count = next((TURNS[kind] for kind in kinds if kind in TURNS), _by_elements)
         try:
-            _add(found, count(region, core))
+            _add(found, count(region, core, choice))
         except Unsupported:
-            _add(found, _by_elements(region, core))
+            _add(found, _by_elements(region, core, choice))
     for node in region.tree:
         _add(found, {_ending(graph, node): graph.types[node.output].elements})
     return found
@@ -97,7 +100,7 @@ def _ending(graph: Graph, node: Node) -> str:
     return f"end.{wide}{operator.rounding.value}_{kind}{'_rectified' if rectified else ''}"
 
 
-def _by_elements(region: Region, core: CoreTraits) -> Turns:
+def _by_elements(region: Region, core: CoreTraits, choice: Choice) -> Turns:
     """Of kernels without a count of their own: elements read and made, by the width of what is read."""
     name = f"{type(region.node.operator).__name__}{region.source_dtype.bits if region.node.inputs else ''}"
     kinds = [region.graph.types[value] for value in region.node.inputs]
@@ -116,25 +119,29 @@ def _inside(window: Window, axis: int) -> list[int]:
 
 
 @kernel(Conv2d, FullyConnected, table=TURNS)
-def _sums(region: Region, core: CoreTraits) -> Turns:
+def _sums(region: Region, core: CoreTraits, choice: Choice) -> Turns:
     products = products_of(region, Scope(region.graph))
     if core.instructions:
+        scope = Scope(region.graph, room=core.room, choice=choice)
+        try:
+            return _in_patches(patches_of(region, scope, products, core))
+        except Unsupported:
+            pass
         try:
             return _scheduled(region, products, core)
         except Unsupported:
             pass
-    return _blocked(products, core)
+    return _blocked(products, core, choice)
 
 
-def _blocked(products: Products, core: CoreTraits) -> Turns:
+def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxyType({})) -> Turns:
     """Sums of products in register blocks: neighbouring pixels inside the image together, all others one by one."""
     window, outputs, depth = products.window, len(products.weights), products.weights.shape[3]
     share = outputs // products.groups
     (left, right), (top, bottom) = window.inside(COLUMN), window.inside(ROW)
     columns, rows = right - left, bottom - top
     pixels = window.outputs[ROW] * window.outputs[COLUMN]
-    others = pixels - rows * columns
-    together, lanes = register_block(share, columns, rows, others, core.accumulators, products.groups > 1, None, 1)
+    together, lanes = register_block(products, core.accumulators, 1, choice=choice)
     blocks, taps = -(-share // lanes) * products.groups, prod(window.kernel) * depth
     fast = columns // together * together * rows if together > 1 or window.any_padded else pixels
     inside, across = _inside(window, ROW), _inside(window, COLUMN)
@@ -167,8 +174,34 @@ def _scheduled(region: Region, products: Products, core: CoreTraits) -> Turns:
     return {**{f"{kind}.{part}": count for part, count in found.items()}, f"{kind}.kernel": 1}
 
 
+def _in_patches(nest: Patches) -> Turns:
+    """Sums of products of pairs: columns widened, then blocks of pixels and channels."""
+    layout, outputs, rows = nest.layout, nest.outputs, nest.window.outputs[ROW]
+    channels = -(-outputs // nest.channels)
+    found: dict[str, float] = defaultdict(float)
+    kind = "wide" if nest.by_words else "narrow"
+    for times, count in nest.shares:
+        columns = layout.count(count) * rows * times
+        widened = {"row": columns * nest.window.kernel[ROW], kind: columns * layout.taps, "share": rows * times}
+        _add(found, widened)
+        for blocks, pixels in nest.parts(count):
+            number = blocks * rows * times * channels
+            turns_of_block = -(-layout.steps // nest.unroll)
+            counts = {
+                "product": number * layout.steps * pixels * nest.channels,
+                "load": number * layout.steps * (pixels + nest.channels),
+                "step": number * layout.steps,
+                "turn": number * turns_of_block,
+                "block": number,
+                "sum": number * pixels * nest.channels,
+                "group": blocks * rows * times,
+            }
+            _add(found, counts)
+    return {**{f"patches.{part}": float(count) for part, count in found.items()}, "patches.call": 1}
+
+
 @kernel(DepthwiseConv2d, table=TURNS)
-def _depthwise(region: Region, core: CoreTraits) -> Turns:
+def _depthwise(region: Region, core: CoreTraits, choice: Choice) -> Turns:
     products = products_of(region, Scope(region.graph), merged=False)
     if core.instructions:
         try:
@@ -225,7 +258,7 @@ def _in_planes(nest: Planes) -> Turns:
 
 
 @kernel(MaxPool2d, AveragePool2d, SumPool2d, table=TURNS)
-def _pool(region: Region, core: CoreTraits) -> Turns:
+def _pool(region: Region, core: CoreTraits, choice: Choice) -> Turns:
     operator = region.node.operator
     assert isinstance(operator, MaxPool2d | AveragePool2d | SumPool2d)
     window = window_of(region, operator.kernel, operator.stride, own=operator.padding)
@@ -247,7 +280,7 @@ def _pool(region: Region, core: CoreTraits) -> Turns:
 
 
 @kernel(Concat, Pad, Slice, table=TURNS)
-def _moved(region: Region, core: CoreTraits) -> Turns:
+def _moved(region: Region, core: CoreTraits, choice: Choice) -> Turns:
     """Rows of neighbouring bytes: what the result and what is read have in common at its end."""
     shape, whole = region.result.shape, [region.graph.types[name].shape for name in region.node.inputs]
     size, name = region.result.dtype.numpy.itemsize, type(region.node.operator).__name__

@@ -30,13 +30,14 @@ _STEP_PARTS = (1, 2, 3, 4)
 
 
 def region_space(region: Region, target: Target) -> Space:
-    """The knobs of a region and what they may be set to; none for one that only the core or the DMA computes.
+    """The knobs of a region and what they may be set to: on the core those of its kernel; none where nobody has any.
 
     Raises:
         TargetError: the offload has a knob of a name the planner uses, or knobs without a default.
     """
     if region.engine is None or region.offload is None or region.match is None:
-        return Space(())
+        on_core = region.engine is None and not (region.is_view or region.still or region.mover)
+        return kernels.offered(region.graph, kernels.core_traits(target.core)).space if on_core else Space(())
     planner = _planner_knobs(region, target)
     own = region.offload.knobs(region.match) if region.offload.knobs else Space(())
     if own.knobs and region.offload.default is None:

@@ -9,6 +9,8 @@ from dovetail.target.chip import (
     CoreInstruction,
     Dma,
     Memory,
+    PairBlock,
+    PairBlocks,
     RegisterMemory,
     Streams,
 )
@@ -69,7 +71,8 @@ __all__ = [
     "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint",
     "Knob",
     "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
-    "OrderRequest", "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe",
+    "OrderRequest", "Ordered", "Ordering", "PairBlock", "PairBlocks", "Pattern", "Pointer", "Policy", "Quantisation",
+    "Rates", "Raw", "Recipe",
     "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams",
     "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe",
     "one_of", "operand", "pack_weights", "packed", "results_of", "together",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -99,6 +99,40 @@ class Streams:
 
 
 @dataclass(frozen=True)
+class PairBlock:
+    """All products of some neighbouring pixels and some channels, of pairs: two int16 in the halves of 32 bits."""
+
+    pixels: int
+    channels: int
+    steps: int
+    """Pairs of a pixel, and of a channel."""
+    distance: int
+    """Words from the pairs of a pixel to those of the next."""
+    unroll: int
+    """Steps written out in a turn of the loop."""
+
+    @property
+    def name(self) -> str:
+        """Of the C function."""
+        return f"pairs_{self.pixels}x{self.channels}_{self.steps}_{self.distance}_{self.unroll}"
+
+
+@dataclass(frozen=True)
+class PairBlocks:
+    """Sums of products of pairs as a core computes them at its best: loops in assembly, for any size of a block."""
+
+    shapes: tuple[tuple[int, int], ...]
+    """Pixels and channels there are registers for."""
+    farthest: int
+    """Bytes a load reaches beyond its pointer."""
+    write: Callable[[PairBlock], str]
+    """The C function `static inline void NAME(int32_t *sums, const uint32_t *from, const uint32_t *weights)`, under
+    the block's name, which adds to sums[pixel * channels + channel] the products of both halves of
+    from[pixel * distance + step] and weights[step * channels + channel]. As of `CoreInstruction.declarations`, it is
+    plain C on this computer."""
+
+
+@dataclass(frozen=True)
 class Core:
     """The processor that runs the program."""
 
@@ -119,6 +153,8 @@ class Core:
     registers (see `dovetail.sim.riscv`); empty for none."""
     streams: Streams | None = None
     """What it has for inner loops of instructions with `assembly`; None for loads and branches as `isa` has them."""
+    pairs: PairBlocks | None = None
+    """How it computes blocks of sums of products of pairs; None for by `instructions` alone."""
     functions: Mapping[str, str] = field(default_factory=dict)
     """C functions that stand in for Dovetail's of the same name and meaning (`dovetail/kernels/runtime`) in firmware,
     e.g. with inline assembly; this computer keeps Dovetail's."""

@@ -19,6 +19,8 @@ from dovetail.target import (
     Core,
     CoreInstruction,
     Memory,
+    PairBlock,
+    PairBlocks,
     Policy,
     Quantisation,
     RegisterMemory,
@@ -165,6 +167,65 @@ def _steps(pixels: int, channels: int, count: int) -> str:
     return "".join(f"        {line}\n" for line in lines)
 
 
+def pairs(block: PairBlock) -> str:
+    """C of all products of a block whose operands are pairs already (`PairBlocks.write`).
+
+    The loads of a step stand behind each other, so that each takes a cycle but the first. With sums, operands and the
+    two pointers a block is to have 13 registers at most.
+    """
+    pixels, channels, unroll = block.pixels, block.channels, block.unroll
+    sums, held = pixels * channels, pixels + channels
+    a, w = (f"%{sums + held + number}" for number in range(2))
+
+    def step(at: int) -> list[str]:
+        taken = [f"ldr %{sums + x}, [{a}, #{4 * (x * block.distance + at)}]" for x in range(pixels)]
+        taken += [f"ldr %{sums + pixels + c}, [{w}, #{4 * (channels * at + c)}]" for c in range(channels)]
+        places = [(x, c) for c in range(channels) for x in range(pixels)]
+        products = (
+            f"smlad %{x * channels + c}, %{sums + x}, %{sums + pixels + c}, %{x * channels + c}" for x, c in places
+        )
+        return [*taken, *products]
+
+    def turn(count: int) -> str:
+        lines = [line for at in range(count) for line in step(at)]
+        text = "".join(f'            "{line}\\n\\t"\n' for line in lines)
+        outputs = [*(f'"+r"(sum_{n})' for n in range(sums)), *(f'"=&r"(t[{n}])' for n in range(held))]
+        return f"""\
+        __asm__ volatile(
+{text}            : {", ".join(outputs)} : "r"(from), "r"(weights) : "memory");
+        from += {count};
+        weights += {channels * count};
+"""
+
+    turns, rest = divmod(block.steps, unroll)
+    body = f"    for (int32_t turn = {turns}; turn > 0; --turn) {{\n{turn(unroll)}    }}\n" if turns else ""
+    body += f"    {{\n{turn(rest)}    }}\n" if rest else ""
+    start = ", ".join(f"sum_{number} = sums[{number}]" for number in range(sums))
+    back = "".join(f"    sums[{number}] = sum_{number};\n" for number in range(sums))
+    return f"""\
+/* Sums of {pixels} pixels and {channels} channels over {block.steps} pairs each. */
+static inline void {block.name}(int32_t *sums, const uint32_t *from, const uint32_t *weights)
+{{
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+    int32_t {start};
+    uint32_t t[{held}];
+#if defined(__clang__)
+#pragma clang loop unroll(disable)
+#endif
+{body}{back}#else
+    for (int32_t i = 0; i < {sums * block.steps}; ++i) {{
+        const int32_t pixel = i / {channels} % {pixels}, channel = i % {channels}, step = i / {sums};
+        const uint32_t a = from[pixel * {block.distance} + step], w = weights[step * {channels} + channel];
+        sums[pixel * {channels} + channel] += (int16_t)a * (int16_t)w + (int16_t)(a >> 16) * (int16_t)(w >> 16);
+    }}
+#endif
+}}
+"""
+
+
+PAIRS = PairBlocks(((3, 2), (2, 2), (1, 2), (1, 4), (1, 5), (2, 3)), 4095, pairs)
+"""Registers are 13: sums, an operand of each pixel and channel, two pointers."""
+
 _ADD_TURN = 8
 """Words of four sums written out."""
 _ADD_WORD = (
@@ -293,6 +354,7 @@ def cortex_m(number: int | str) -> Target:
             stack=8192,
             costs=_PLAIN.get(str(number), {}),
             instructions=instructions,
+            pairs=None if plain else PAIRS,
             functions=functions,
             kernels=None if plain else dt.costs.kernel_cycles("cortex-m4+dsp"),
         ),

@@ -12,6 +12,7 @@ import numpy as np
 
 from dovetail import kernels
 from dovetail.codegen.emit.lists import CommandList, command_list
+from dovetail.codegen.emit.weights import Weights, as_bytes
 from dovetail.errors import ProgramError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
@@ -36,11 +37,13 @@ from dovetail.program.ir import (
     queue_of,
     side_by_side,
 )
+from dovetail.program.loops import digest
 from dovetail.program.series import Place
 from dovetail.schedule.partition import Region, beside
 from dovetail.target.description import Target
 from dovetail.target.engine import Launched
 from dovetail.target.offload import Command, LibraryCall, Offload, Operand
+from dovetail.target.pattern import Choice
 from dovetail.user_file import asking
 
 KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
@@ -48,6 +51,8 @@ KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
 Blocks = Mapping[str, tuple[str, tuple[str, ...]]]
 """C name -> C type and initialisers of each block of a compact kernel."""
 
+CODE_RESERVE = 24 * 1024
+"""Bytes kept free for code beside the constants when memory is planned; the linker has the last word."""
 _LITTLE = 1 / 512
 """The layers with the least work get little code as long as together they have no more than this share of it."""
 
@@ -93,6 +98,18 @@ class Unit:
     """C name of the user's array for the values; None where the build has one of its own."""
     stack: StackNeed | None = None
     """What an inference needs; None where that was not looked at, or is not known."""
+    weights: Weights = Weights.TEXT
+    """How constants are written."""
+
+    @cached_property
+    def as_bytes(self) -> frozenset[str]:
+        """The constants that are written as bytes, by C name."""
+        return as_bytes({**self.constants, **self.fixed_array()}, self.weights)
+
+    def fixed_array(self) -> dict[str, tuple[str, Array]]:
+        """The array of what lists read, as one of `constants`; none where there is none."""
+        content = self.fixed_constants()[1]
+        return {f"{self.model}_fixed_constants": ("uint8_t", content)} if content.size else {}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -246,7 +263,7 @@ def make_unit(
         content = kept.first.reshape(-1).view(np.uint8)
         if len(set(content.tolist())) > 1:
             constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
-    calls, functions, blocks = kernel_calls(program, target, model, optimize, constants)
+    calls, functions, blocks = kernel_calls(program, regions, target, model, optimize, constants)
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, Launch)]
     joint = _joint_commands(program, target, regions)
     stems = _stems(program, model, launches)
@@ -347,7 +364,7 @@ class _Names:
 
     def constant(self, c_type: str, array: Array, stem: str) -> str:
         """The name of a constant, `stem` if it is new."""
-        key = (c_type, array.tobytes())
+        key = (c_type, digest(array))
         if key not in self.known:
             self.known[key] = stem if stem not in self.constants else f"{stem}_{len(self.known)}"
             self.constants[self.known[key]] = (c_type, array)
@@ -372,12 +389,25 @@ class _Names:
         }
 
 
+def traits_for(regions: Sequence[Region], target: Target) -> CoreTraits:
+    """What the core offers the kernels of a network: weights are no pairs where twice their bytes would not fit."""
+    core = core_traits(target.core)
+    constants = {name: array.nbytes for region in regions for name, array in region.graph.constants.items()}
+    fit = CODE_RESERVE + 2 * sum(constants.values()) <= target.memory(target.code).size
+    return core if fit else replace(core, pairs=None)
+
+
 def kernel_calls(
-    program: Program, target: Target, model: str, optimize: Optimize, constants: dict[str, tuple[str, Array]]
+    program: Program,
+    regions: Sequence[Region],
+    target: Target,
+    model: str,
+    optimize: Optimize,
+    constants: dict[str, tuple[str, Array]],
 ) -> tuple[KernelCalls, tuple[CoreKernel, ...], Blocks]:
     """The kernel of every call, the functions there are, and the blocks of those that layers share; all names begin
     with `model`, and `constants` gains those of the kernels."""
-    core = core_traits(target.core)
+    core = traits_for(regions, target)
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
     graphs = [as_it_lies(call) for call in calls.values()]
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
@@ -385,9 +415,11 @@ def kernel_calls(
     functions = [f"{stem}_kernel" for stem in stems]
     written = [(place, overwritten(call, program.buffers)) for place, call in enumerate(calls.values())]
     over = {place: value for place, value in written if value is not None}
-    lanes = _common_lanes(graphs, list(calls.values()), core)
+    computed = [regions[call.layer] for call in calls.values()]
+    choices = {place: region.choice for place, region in enumerate(computed) if region.engine is None}
+    lanes = _common_lanes(graphs, list(calls.values()), core, choices)
     layouts = {place: _packings(call) for place, call in enumerate(calls.values())}
-    made = kernels.generate_all(graphs, functions, little, core, over, lanes, layouts)
+    made = kernels.generate_all(graphs, functions, little, core, over, lanes, layouts, choices)
     found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
     names = _Names(constants)
@@ -399,18 +431,20 @@ def kernel_calls(
     return found, tuple(shared.values()), names.blocks
 
 
-def _common_lanes(graphs: Sequence[Graph], calls: Sequence[Call], core: CoreTraits) -> dict[int, int]:
+def _common_lanes(
+    graphs: Sequence[Graph], calls: Sequence[Call], core: CoreTraits, choices: Mapping[int, Choice]
+) -> dict[int, int]:
     """Index of a call -> the order in which it must read its weights: calls of the same weights, as stripes of a layer
     are, share them as the largest of these calls wants them."""
     groups: dict[bytes, list[int]] = {}
     for index, graph in enumerate(graphs):
         if graph.constants:
             largest = max(graph.constants.values(), key=lambda array: array.nbytes)
-            groups.setdefault(largest.tobytes(), []).append(index)
+            groups.setdefault(digest(largest), []).append(index)
     found: dict[int, int] = {}
     for same in (group for group in groups.values() if len(group) > 1):
         index = max(same, key=lambda index: calls[index].result.type.elements)
-        kernel = kernels.generate(graphs[index], "kernel", core)
+        kernel = kernels.generate(graphs[index], "kernel", core, choice=choices.get(index, {}))
         if kernel.lanes is not None:
             found.update(dict.fromkeys(same, kernel.lanes))
     return found

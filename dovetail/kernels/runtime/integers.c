@@ -443,3 +443,10 @@ static inline int32_t gathered(int64_t index, int32_t size)
     const int64_t place = index < 0 ? index + size : index;
     return place < 0 ? 0 : (place >= size ? size - 1 : (int32_t)place);
 }
+
+/* Writes a value as an int16_t. */
+static inline void put_half(uint8_t *at, int32_t value)
+{
+    const int16_t half = (int16_t)value;
+    __builtin_memcpy(at, &half, sizeof half);
+}

@@ -65,7 +65,7 @@ def write_scheduled(
     sums = sums_of(region, products)
     sizes, inside = _sized(region, products, sums)
     scope.input(region.source(), "input")
-    result, lines, extras = _epilogue(region, scope, sums)
+    result, lines, extras = epilogue(region, scope, sums)
     loops, knobs = _best(sizes, inside, extras, instructions, scope, streams is not None)
     if not loops.used:
         return Scheduled(None, (), (), loops.notes)
@@ -104,7 +104,7 @@ def knobs_of(region: Region, products: Products, core: CoreTraits) -> tuple[Size
     sizes, inside = _sized(region, products, sums)
     scope = Scope(region.graph, core.accumulators, room=core.room, functions=core.functions)
     scope.input(region.source(), "input")
-    _epilogue(region, scope, sums)
+    epilogue(region, scope, sums)
     for _, knobs in _offered(sizes, inside, core.instructions, scope, core.streams is not None):
         return sizes, inside, knobs
     raise Unsupported("no instruction of the core is a product that fits.")
@@ -138,7 +138,7 @@ def _check(region: Region, window: Window, sums: Sums) -> None:
         raise Unsupported("scheduled kernels compute one image without groups.")
 
 
-def _epilogue(region: Region, scope: Scope, sums: Sums) -> tuple[str, list[str], list[Extra]]:
+def epilogue(region: Region, scope: Scope, sums: Sums) -> tuple[str, list[str], list[Extra]]:
     """The pointwise tree as a function of a sum and single elements: type, statements, what it reads."""
     assert region.anchor is not None
     index = anchored(region.output_shape, _POSITION, _CHANNEL)

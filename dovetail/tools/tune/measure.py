@@ -24,7 +24,7 @@ from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
 from dovetail.target.pattern import Choice, Space
 from dovetail.tools.arrays import built
-from dovetail.tools.tune.cost import Estimator
+from dovetail.tools.tune.cost import CoreEstimator, Estimator, estimator
 from dovetail.tools.tune.search import Outcome, distinct_layers, region_alone, resolved_default
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ def _estimated(task: Task, choices: Mapping[str, Choice]) -> int:
         regions = choose(partition(graph, target), choices, target)
         plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
     total = 0
-    for name, (estimator, _, default) in models.items():
-        found = estimator.estimate({**default, **choices.get(name, {})})
+    for name, (model, _, default) in models.items():
+        found = model.estimate({**default, **choices.get(name, {})})
         if found is None:
             raise DovetailError(
                 "the tiles need more memory than there is", where=f"layer {name}", hint="choose smaller tiles"
@@ -159,17 +159,17 @@ def _target(name: str) -> Target:
 
 
 @lru_cache(maxsize=2)
-def _models(payload: bytes, target_name: str) -> dict[str, tuple[Estimator, Space, Choice]]:
+def _models(payload: bytes, target_name: str) -> dict[str, tuple[Estimator | CoreEstimator, Space, Choice]]:
     """For each region of a network that can be tuned, its cost model, its space and the choice that stands for none."""
     (graph, near), target = _opened(payload), _target(target_name)
     regions = partition(graph, target)
     planned = plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
-    found: dict[str, tuple[Estimator, Space, Choice]] = {}
+    found: dict[str, tuple[Estimator | CoreEstimator, Space, Choice]] = {}
     for layer in distinct_layers(regions, planned, target):
         alone = region_alone(layer.graph, target)
         default = resolved_default(alone, target, layer.near)
         found |= dict.fromkeys(
-            layer.names, (Estimator(alone, target, layer.near), region_space(alone, target), default)
+            layer.names, (estimator(alone, target, layer.near), region_space(alone, target), default)
         )
     return found
 

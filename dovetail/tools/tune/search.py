@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.ir.graph import Graph
+from dovetail.kernels import core_traits, offered
 from dovetail.schedule.knobs import CONTEXT, canonical, region_space
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region, partition
@@ -25,7 +26,8 @@ from dovetail.schedule.shipped import key_of, signature
 from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, offload_choice
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Space, Value
-from dovetail.tools.tune.cost import Estimate, Estimator
+from dovetail.tools.tune.cost import Estimate, estimator
+from dovetail.tools.tune.floor import Floor, core_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,11 @@ class LayerKind:
 
 def region_alone(graph: Graph, target: Target) -> Region:
     """The one region of a layer's own network.
-    Raises DovetailError where by itself it is not computed as one region of an engine."""
+    Raises DovetailError where by itself it is not computed as one region."""
     regions = partition(graph, target)
-    if len(regions) != 1 or regions[0].engine is None:
+    if len(regions) != 1:
         hint = "tune the whole network instead, or another layer"
-        raise DovetailError("by itself this layer is not one region of an engine", where=graph.name, hint=hint)
+        raise DovetailError("by itself this layer is not one region", where=graph.name, hint=hint)
     return regions[0]
 
 
@@ -68,12 +70,13 @@ def distinct_layers(regions: Sequence[Region], planned: Plan, target: Target) ->
     plan, which says in which memory values lie."""
     program, found = planned.program, dict[str, LayerKind]()
     for region in regions:
-        if region.engine is None or region.offload is None:
+        if region.engine is None and not region_space(region, target).knobs:
             continue
         alone = replace(region.graph, name=region.name)
         ends = (*alone.inputs, *alone.outputs)
         memories = {value: program.buffers[program.values[value].buffer].memory for value in ends}
-        near = tuple(value for value in ends if memories[value] == region.engine.memory)
+        home = region.engine.memory if region.engine else None
+        near = tuple(value for value in ends if memories[value] == home)
         key = key_of(alone, frozenset(near))
         if key in found:
             found[key] = replace(found[key], names=(*found[key].names, region.name))
@@ -83,19 +86,21 @@ def distinct_layers(regions: Sequence[Region], planned: Plan, target: Target) ->
 
 
 def _stands_alone(graph: Graph, region: Region, target: Target) -> bool:
-    """Whether the region by itself goes to the same offload as in the network."""
-    assert region.offload is not None
+    """Whether the region by itself goes to the same offload as in the network, or to the core as there."""
     try:
         alone = region_alone(graph, target)
     except DovetailError:
         return False
-    return alone.offload is not None and alone.offload.name == region.offload.name
+    if alone.offload is None or region.offload is None:
+        return alone.engine is region.engine is None
+    return alone.offload.name == region.offload.name
 
 
 def resolved_default(region: Region, target: Target, near: Collection[str]) -> dict[str, Value]:
     """The whole choice that stands for the planner's own, for a region that is a network by itself.
     Raises PlanError where the layer does not fit."""
-    assert region.engine is not None and region.match is not None
+    if region.engine is None or region.match is None:
+        return dict(offered(region.graph, core_traits(target.core)).default)
     own = {PLACEMENT: region.engine.name, **offload_choice(region, region.match)}
     if target.works_in_place(region.engine):
         return own
@@ -136,18 +141,6 @@ _ROUNDS = 60
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """What no choice of a layer does without, as the target's formulas say it: nothing exposed, nothing waited for."""
-
-    engine: int
-    """Least busy cycles of the engine."""
-    copying: int
-    """Least busy cycles of the DMA."""
-    cycles: int
-    """Least of the longer of the two, over all choices; or the offload's own floor."""
-
-
 @dataclass(frozen=True)
 class Candidates:
     """What may be tried for a layer, the default first."""
@@ -176,21 +169,21 @@ def candidates(layer: LayerKind, target: Target, seed: int) -> Candidates:
     region = region_alone(layer.graph, target)
     space = region_space(region, target)
     space = Space(tuple(knob for knob in space.knobs if knob.name not in CONTEXT), space.problem)
-    estimator = Estimator(region, target, layer.near)
+    model = estimator(region, target, layer.near)
     default = resolved_default(region, target, layer.near)
     ranges = {knob.name: knob.values for knob in space.knobs}
     rows: list[tuple[Choice, Estimate]] = []
     # The planner may have moved an end away to make room; then nothing is known of its own choice but that it exists.
-    first = estimator.estimate(default) or Estimate(max(1, region.macs), 1, 0, 0, 0)
+    first = model.estimate(default) or Estimate(max(1, region.macs), 1, 0, 0, 0)
     same = {name: value for name, value in default.items() if name in ranges}
     for point in _points(space, _generator(seed, layer.key, "points")):
-        found = estimator.estimate(point) if point != same else None
+        found = model.estimate(point) if point != same else None
         if found is not None:
             rows.append((point, found))
-    known = [first, *(found for _, found in rows)] if estimator.estimate(default) else [found for _, found in rows]
+    known = [first, *(found for _, found in rows)] if model.estimate(default) else [found for _, found in rows]
     table = [features(same, first, ranges), *(features(point, found, ranges) for point, found in rows)]
     estimates = np.array([first.cycles, *(found.cycles for _, found in rows)])
-    floor = _floor([found for found in known if found.engine], region)
+    floor = _floor([found for found in known if found.engine], region) if region.engine else core_floor(region, target)
     return Candidates(({}, *(canonical(point) for point, _ in rows)), estimates, np.array(table), floor)
 
 
@@ -203,12 +196,6 @@ def _floor(estimates: Sequence[Estimate], region: Region) -> Floor | None:
     if region.offload is not None and region.match is not None and region.offload.floor is not None:
         engine = cycles = region.offload.floor(region.match)
     return Floor(engine, copying, cycles)
-
-
-def network_floor(floors: Sequence[Floor]) -> int:
-    """Cycles below which no choices bring the layers with these floors, where one engine and one DMA each do one thing
-    after the other. What the core computes by itself is not in it."""
-    return max(sum(floor.engine for floor in floors), sum(floor.copying for floor in floors))
 
 
 def _points(space: Space, random: np.random.Generator) -> Sequence[dict[str, Value]]:

@@ -21,17 +21,16 @@ from dovetail.sim.line import Board
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
+from dovetail.tools.tune.floor import Floor, network_floor
 from dovetail.tools.tune.log import LOG_SCHEMA, NETWORK, TrialLog, entries_in_order, open_log
 from dovetail.tools.tune.measure import MEASURES, Runner, Task, make_task, runner
 from dovetail.tools.tune.search import (
-    Floor,
     LayerKind,
     Outcome,
     Trial,
     best_trial,
     candidates,
     distinct_layers,
-    network_floor,
     region_alone,
     require_learner,
     search,
@@ -98,7 +97,7 @@ def settle(
         log: where trials are found and kept.
         run: makes trials.
         task: the whole network.
-        names: the regions that may be changed, in the network's order.
+        names: the regions on engines that may be changed, in the network's order.
         gains: the best choice of each layer by itself, by region name.
         told: after each trial.
 
@@ -197,11 +196,8 @@ class Tuned:
     """Regions whose choice was good for the layer by itself and not in the network."""
     repeated: int
     """Trials that an earlier run had left in the log."""
-
-    @property
-    def floor(self) -> int:
-        """Cycles no choices of the layers tuned can go below, all regions of each counted; 0 where none is known."""
-        return network_floor([each.floor for each in self.layers if each.floor for _ in each.layer.names])
+    floor: int
+    """Cycles no choices of the layers tuned can bring the network below; 0 where none is known."""
 
 
 def tune(
@@ -329,9 +325,9 @@ def _selected(layers: Sequence[LayerKind], regions: Sequence[Region], wanted: Se
     tunable = {name for layer in layers for name in layer.names}
     if not tunable:
         raise TargetError(
-            "there is nothing to choose: no layer goes to an engine that can be tuned",
+            "there is nothing to choose: no layer goes to an engine, or to a kernel of the core, that can be tuned",
             where="--target",
-            hint="dovetail explain says why; choose a model or target whose layers go to an engine with knobs",
+            hint="dovetail explain says why; choose a model or target whose layers have knobs",
         )
     for name in wanted:
         if name not in tunable:
@@ -366,11 +362,14 @@ def _finish(
         show(Progress("the network", len(results), len(results), done, 0, before, best))
 
     names = [region.name for region in regions if any(region.name in result.layer.names for result in results)]
-    kept = settle(bench.log, bench.run, bench.task(graph, ()), names, gains, told)
+    cut = [region.name for region in regions if region.name in names and region.engine is not None]
+    kept = settle(bench.log, bench.run, bench.task(graph, ()), cut, gains, told)
     same = {n: Entry(n, r.layer.signature, r.default or 0, r.default or 0, {}) for r in results for n in r.layer.names}
     # one that only says when constants are fetched costs the layer itself nothing
     entries = {name: replace(gains.get(name, same[name]), choice=choice) for name, choice in kept.choices.items()}
     layers = entries_in_order(entries, regions)
     tuning = Tuning(of, bench.request.measure, kept.default, kept.tuned, layers)
     dropped = tuple(name for name in gains if name not in entries)
-    return Tuned(tuning, tuple(results), dropped, len(bench.log.used))
+    floors = {name: each.floor for each in results if each.floor for name in each.layer.names}
+    floor = network_floor(regions, floors, bench.target)
+    return Tuned(tuning, tuple(results), dropped, len(bench.log.used), floor)

@@ -1,0 +1,392 @@
+"""Convolutions and dense layers on a core that multiplies pairs: both operands are halves of 32-bit registers.
+
+Weights are pairs already in the constants, twice their bytes. Activations become pairs on the stack: of some
+neighbouring pixels the columns they read, one behind the other, each with all kernel rows and channels, padding
+included. The taps of a pixel are then one run, that of its neighbour begins a column further, and all pixels are alike;
+a column is widened once for all pixels and channels that read it. Blocks of pixels and channels are the target's
+(`PairBlocks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.ir.types import Array, DType
+from dovetail.kernels.c import block, c_type, channel_lanes, function, product, total
+from dovetail.kernels.kernel import (
+    CHANNELS,
+    PIXELS,
+    UNROLL,
+    CoreTraits,
+    Offered,
+    Scope,
+    Unsupported,
+    declarations,
+    loads_per_product,
+)
+from dovetail.kernels.planes import Pairs, pairs_of
+from dovetail.kernels.region import Region
+from dovetail.kernels.scheduled.algorithms import Extra
+from dovetail.kernels.scheduled.write import Scheduled, epilogue
+from dovetail.kernels.sums import Products, SumNest, padded, sums_of
+from dovetail.kernels.window import COLUMN, ROW, Window
+from dovetail.target.chip import PairBlock, PairBlocks
+from dovetail.target.pattern import Choice, Knob, Space
+
+_WORD = 4
+"""Elements one load brings, and bytes of a register."""
+_MOST_UNROLLED = 36
+_UNROLLED = 24
+"""Most steps of a turn where there are several turns and nothing is chosen: more are 1 % faster and more code."""
+_STEPS = 8
+"""Steps of a turn where their number has no divisor near."""
+_LOADS = 4
+"""Loads of a turn that widens a column."""
+
+
+def write_patches(region: Region, scope: Scope, products: Products, core: CoreTraits) -> Scheduled:
+    """A kernel of sums of products with the core's blocks of pairs; raises Unsupported as `patches_of`."""
+    nest = patches_of(region, scope, products, core)
+    scope.input(region.source(), "input")
+    scope.constant("sums", "weights", nest.packed())
+    result, lines, extras = epilogue(region, scope, nest.sums)
+    ends = {extra.name: scope.constants[extra.name] for extra in extras if _of_channels(extra, scope)}
+    scope.constants = {name: array for name, array in scope.constants.items() if name not in ends}
+    scope.constant("sums", "ends", padded(np.stack([nest.sums.inside, *map(_words, ends.values())], 1), nest.channels))
+    made = (result, lines, extras, {name: c_type(DType.of(array.dtype)) for name, array in ends.items()})
+    texts = [core.pairs.write(nest.block(pixels)) for pixels in nest.blocks] if core.pairs else []
+    loads = [nest.single.load] if nest.by_words else []
+    used = (*(one.name for one in loads), nest.single.product.name)
+    return Scheduled(lambda name: nest.write(name, *made), (*texts, *(i.declarations for i in loads)), used, ())
+
+
+def _of_channels(extra: Extra, scope: Scope) -> bool:
+    """Whether what an epilogue reads is a constant of 32 bits at most per channel."""
+    array = scope.constants.get(extra.name)
+    return extra.kind == "channel" and array is not None and array.dtype.kind in "iu" and array.dtype.itemsize <= 4
+
+
+def _words(array: Array) -> Array:
+    """Integers as int32, those of uint32 by their bits."""
+    return array.reshape(-1).astype(np.int64).astype(np.uint32).view(np.int32)
+
+
+def patches_of(region: Region, scope: Scope, products: Products, core: CoreTraits) -> Patches:
+    """The loops of such a kernel, with what `scope.choice` says of its block.
+
+    Raises:
+        Unsupported: the core has no blocks of pairs, or the layer is not of the kind they are for.
+    """
+    taken = pairs_of(core.instructions)
+    if core.pairs is None or taken is None:
+        raise Unsupported("the core multiplies no blocks of pairs.")
+    sums, window = sums_of(region, products), products.window
+    if region.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
+        raise Unsupported("pairs are of int8, and their sums of int32.")
+    if window.batch > 1 or window.channels != sums.weights.shape[3] or sums.bits < 8:
+        raise Unsupported("blocks of pairs are of one image without groups.")
+    if window.dilation[COLUMN] > 1 and window.kernel[COLUMN] > 1:
+        raise Unsupported("the columns of a patch are neighbours.")
+    found = offered(window, len(sums.weights), core.pairs, core.room)
+    wanted = {name: value for name, value in scope.choice.items() if name in found.default}
+    chosen = {**found.default, **(wanted if found.space.refusal(wanted) is None else {})}
+    shape = (int(chosen[PIXELS]), int(chosen[CHANNELS]))
+    return Patches(region, scope, window, sums, core.pairs, taken, found, *shape, int(chosen[UNROLL]))
+
+
+def offered(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Offered:
+    """The blocks there are for a layer of so many outputs; raises Unsupported where there are none."""
+    layout = Columns(window)
+    most = min(window.outputs[COLUMN], room // (_WORD * layout.words))
+    farthest = pairs.farthest // _WORD
+
+    def reached(pixels: int) -> bool:
+        return _WORD * layout.needed(pixels) <= room and (pixels - 1) * layout.distance + _MOST_UNROLLED <= farthest
+
+    least = min(channels for _, channels in pairs.shapes)
+    shapes = [(p, c) for p, c in pairs.shapes if p <= most and c <= max(outputs, least) and reached(p)]
+    if not shapes:
+        raise Unsupported(f"the columns of one pixel take more than {room} bytes of stack, or lie too far apart.")
+    pixels, channels = (tuple(dict.fromkeys(sizes)) for sizes in zip(*shapes, strict=True))
+    knobs = (
+        Knob(PIXELS, pixels, "neighbouring pixels of a block of sums in registers"),
+        Knob(CHANNELS, channels, "channels of such a block"),
+        Knob(UNROLL, unrollings(layout.steps), "pairs of taps of a turn of the innermost loop"),
+    )
+
+    def problem(choice: Choice) -> str | None:
+        pair = (choice.get(PIXELS), choice.get(CHANNELS))
+        if None in pair or pair in shapes:
+            return None
+        return f"there are no registers for {pair[0]} pixels x {pair[1]} channels"
+
+    space = Space(knobs, problem)
+    return Offered(space, _default(space, window, outputs), (*min(shapes, key=loads_per_product), 2))
+
+
+def _default(space: Space, window: Window, outputs: int) -> Choice:
+    """The block with the fewest loads and products of the whole layer, and the longest turn there is."""
+    by_name = {knob.name: knob.values for knob in space.knobs}
+
+    def cost(choice: Mapping[str, int | str]) -> float:
+        pixels, channels = int(choice[PIXELS]), int(choice[CHANNELS])
+        count, rest = divmod(window.outputs[COLUMN], pixels)
+        return -(-outputs // channels) * sum(
+            n * (p + channels + 1 + p * channels) for n, p in ((count, pixels), (1, rest)) if p
+        )
+
+    unroll = by_name[UNROLL][0]
+    shapes = [{PIXELS: p, CHANNELS: c, UNROLL: unroll} for p in by_name[PIXELS] for c in by_name[CHANNELS]]
+    return min((shape for shape in shapes if space.problem(shape) is None), key=cost)
+
+
+def unrollings(steps: int) -> tuple[int, ...]:
+    """Steps that may be written out in a turn, the default first: the most that divide them, if that is not too few."""
+    divisors = [count for count in range(1, _MOST_UNROLLED + 1) if (steps % count == 0 and count > 1) or count == steps]
+    most = steps if steps in divisors else max((count for count in divisors if count <= _UNROLLED), default=0)
+    first = most if most >= min(_STEPS, steps) else min(_STEPS, steps)
+    others = [count for count in (*divisors[::-1], _STEPS) if count <= steps and count * 4 >= first]
+    return tuple(dict.fromkeys((first, *others)))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of a patch lie."""
+
+    window: Window
+
+    @property
+    def spread(self) -> int:
+        """Columns of the image from one that is widened to the next: all that are read, with kernels of one column only
+        the strided ones."""
+        return self.window.stride[COLUMN] if self.window.kernel[COLUMN] == 1 else 1
+
+    @property
+    def taps(self) -> int:
+        """Elements of a column: kernel rows by channels, and one more where pixels would begin within a register."""
+        count = self.window.kernel[ROW] * self.window.channels
+        return count + (count * self.window.stride[COLUMN] // self.spread) % 2
+
+    @property
+    def words(self) -> int:
+        """Registers that the columns of one pixel take."""
+        return -(-self.taps * self.window.kernel[COLUMN] // 2)
+
+    @property
+    def steps(self) -> int:
+        """Pairs of taps of a pixel."""
+        return self.words
+
+    @property
+    def distance(self) -> int:
+        """Registers from a pixel to the next."""
+        return self.taps * (self.window.stride[COLUMN] // self.spread) // 2
+
+    def count(self, pixels: int) -> int:
+        """Columns that so many neighbouring pixels read."""
+        return (pixels - 1) * (self.window.stride[COLUMN] // self.spread) + self.window.kernel[COLUMN]
+
+    def needed(self, pixels: int) -> int:
+        """Registers that the columns of so many neighbouring pixels take, the half behind the last tap included."""
+        return (self.count(pixels) * self.taps + self.ragged + 1) // 2
+
+    @property
+    def ragged(self) -> int:
+        """1 where the last pair of a pixel has one tap, else 0."""
+        return self.taps * self.window.kernel[COLUMN] % 2
+
+
+@dataclass(frozen=True)
+class Patches(SumNest):
+    """One kernel being written."""
+
+    pairs: PairBlocks
+    single: Pairs
+    """Brings four elements to two registers, 0 and 2, 1 and 3; and what the blocks are made of."""
+    offered: Offered
+    """What may be chosen."""
+    pixels: int
+    channels: int
+    """Output channels of a block."""
+    unroll: int
+
+    @property
+    def layout(self) -> Columns:
+        """How columns lie."""
+        return Columns(self.window)
+
+    @property
+    def by_words(self) -> bool:
+        """Whether elements are widened four at a time."""
+        return self.window.channels % _WORD == 0
+
+    @property
+    def filled(self) -> int:
+        """Neighbouring pixels whose columns are widened together: equal shares of a row, of whole blocks."""
+        columns = self.window.outputs[COLUMN]
+        for shares in range(1, columns + 1):
+            blocks = -(-columns // (shares * self.pixels))
+            share = min(blocks * self.pixels, columns)
+            if _WORD * self.layout.needed(share) <= self.scope.room:
+                return share
+        return self.pixels
+
+    def block(self, pixels: int) -> PairBlock:
+        """The block of so many pixels."""
+        return PairBlock(pixels, self.channels, self.layout.steps, self.layout.distance, self.unroll)
+
+    def parts(self, count: int) -> list[tuple[int, int]]:
+        """Blocks of `count` neighbouring pixels: how many, of how many pixels."""
+        whole, rest = divmod(count, self.pixels)
+        return [(n, p) for n, p in ((whole, self.pixels), (1, rest)) if n and p]
+
+    @property
+    def shares(self) -> list[tuple[int, int]]:
+        """How many times columns are widened in a row, and for how many pixels."""
+        whole, rest = divmod(self.window.outputs[COLUMN], self.filled)
+        return [(whole, self.filled), *([(1, rest)] if rest else [])]
+
+    @property
+    def blocks(self) -> list[int]:
+        """Sizes of the blocks there are, in pixels."""
+        return sorted({p for _, count in self.shares for _, p in self.parts(count)}, reverse=True)
+
+    def packed(self) -> Array:
+        """The weights in the order they are read, [blocks of channels, steps, channels], as uint32."""
+        layout, (rows, columns) = self.layout, self.window.kernel
+        taps = padded(self.sums.weights, self.channels).astype(np.int64) & 0xFFFF
+        taps = taps.transpose(0, 2, 1, 3)  # columns outside
+        if self.by_words:  # as the load has them: 0 and 2, 1 and 3
+            taps = taps.reshape(*taps.shape[:3], -1, 2, 2).swapaxes(-1, -2)
+        taps = taps.reshape(len(taps), columns, -1)
+        taps = np.pad(taps, ((0, 0), (0, 0), (0, layout.taps - rows * self.window.channels))).reshape(len(taps), -1)
+        taps = np.pad(taps, ((0, 0), (0, 2 * layout.steps - taps.shape[1])))
+        words = taps[:, 0::2] | taps[:, 1::2] << 16
+        blocks = words.reshape(-1, self.channels, layout.steps).transpose(0, 2, 1)
+        return np.ascontiguousarray(blocks).astype(np.uint32).reshape(-1)
+
+    def write(
+        self, name: str, result: str, lines: Sequence[str], extras: Sequence[Extra], ends: Mapping[str, str]
+    ) -> list[str]:
+        """The kernel under this name: the end of a sum, a block of each size, the columns of some pixels, then all.
+
+        Args:
+            name, result, lines, extras: of the end of a sum, as `epilogue` gives it.
+            ends: what of the extras stands behind the start of each channel's sum in `ends`: C types by name.
+        """
+        given = self.scope.parameters()
+        types = {**ends, **{parameter.name: parameter.c_type for parameter in given}}
+        promoted = {wide: wide for wide in ("int64_t", "uint32_t")}
+        inputs = ["int32_t sum", *(f"{promoted.get(types[e.name], 'int32_t')} {e.name}" for e in extras)]
+        text = [*function(f"static inline {result} {name}_finish", inputs, lines), ""]
+        own = [parameter for parameter in given if parameter.name != "input"]
+        places = ["const uint32_t *from", "int32_t place"]
+        for pixels in self.blocks:
+            inner = self._block(f"{name}_finish", pixels, extras, ends)
+            text += [*function(f"static void {name}_{pixels}", [*declarations(own), *places], inner), ""]
+        image = next(parameter for parameter in given if parameter.name == "input")
+        columns = ["uint32_t *to", image.declaration, "int32_t top", "int32_t left", "int32_t count"]
+        text += [*function(f"static void {name}_columns", columns, self._columns()), ""]
+        arguments = [parameter.name for parameter in own]
+        return [*text, *function(f"static void {name}", declarations(given), self._rows(name, arguments))]
+
+    def _block(self, finish: str, pixels: int, extras: Sequence[Extra], ends: Mapping[str, str]) -> list[str]:
+        """All channels of neighbouring pixels; pointers move, as registers for their places are few."""
+        block_of, lanes, outputs, row = self.block(pixels), self.channels, self.outputs, 1 + len(ends)
+        starts = [f"ends[{lane * row}]" for _ in range(pixels) for lane in range(lanes)]
+        lines = [f"int32_t sums[{pixels * lanes}] = {{{', '.join(starts)}}};"]
+        lines += [f"{block_of.name}(sums, from, weights);"]
+        order = {name: number for number, name in enumerate(ends, 1)}
+
+        def read(extra: Extra, lane: int, pixel: int) -> str:
+            """C text of what the end of a sum reads."""
+            if extra.name in order:
+                cast = "(uint32_t)" if ends[extra.name] == "uint32_t" else ""
+                return f"{cast}ends[{lane * row + order[extra.name]}]"
+            places = {"channel": total("channel", lane), "position": str(pixel * outputs + lane), "one": "0"}
+            return f"{extra.name}[{places[extra.kind]}]"
+
+        for lane in range(lanes):
+            made = []
+            for pixel in range(pixels):
+                values = [f"sums[{pixel * lanes + lane}]", *(read(extra, lane, pixel) for extra in extras)]
+                made.append(f"output[{total('channel', pixel * outputs + lane)}] = {finish}({', '.join(values)});")
+            whole = outputs - outputs % lanes
+            lines += block(f"if (channel < {whole})", made) if whole < outputs <= whole + lane else made
+        moved = ["output", *dict.fromkeys(extra.name for extra in extras if extra.kind == "position")]
+        steps = {"weights": lanes * self.layout.steps, "ends": lanes * row, **dict.fromkeys(moved[1:], lanes)}
+        lines += [f"{name} += {step};" for name, step in steps.items()]
+        text = [f"{name} += place;" for name in moved]
+        return [*text, *block(f"for (int32_t channel = 0; channel < {outputs}; channel += {lanes})", lines)]
+
+    def _columns(self) -> list[str]:
+        """The columns from `left` on, of the rows from `top` on, as pairs."""
+        (height, width), (rows, _) = self.window.size, self.window.kernel
+        layout, depth, words = self.layout, self.window.channels, self.by_words
+        start = "uint32_t *at = to;" if words else "uint8_t *at = (uint8_t *)to;"
+        lines = [f"const int32_t y = {total('top', product('row', self.window.dilation[ROW]))};"]
+        if self.window.padded(ROW):
+            lines += block(f"if (y < 0 || y >= {height})", [*self._padding(depth), "continue;"])
+        lines = block(f"for (int32_t row = 0; row < {rows}; ++row)", [*lines, *self._widened()])
+        lines += [] if layout.taps == rows * depth else ["put_half(at, 0);", "at += 2;"]
+        head = [f"const int32_t x = {total('left', product('column', layout.spread))};"]
+        if self.window.padded(COLUMN):
+            head += block(f"if (x < 0 || x >= {width})", [*self._padding(layout.taps), "continue;"])
+        lines = block("for (int32_t column = 0; column < count; ++column)", [*head, *lines])
+        return [start, *lines, *(["put_half(at, 0);"] if layout.ragged else [])]
+
+    def _widened(self) -> list[str]:
+        """The channels of a pixel as pairs."""
+        depth = self.window.channels
+        line = f"const int8_t *line = input + {product(f'(y * {self.window.size[COLUMN]} + x)', depth)};"
+        if not self.by_words:
+            return [line, *block(f"for (int32_t i = 0; i < {depth}; ++i)", ["put_half(at, line[i]);", "at += 2;"])]
+        turn = channel_lanes(depth // _WORD, _LOADS)
+        calls = [self.single.load.c.format(to=f"at + {2 * n}", of=f"line + {_WORD * n}") for n in range(turn)]
+        step = [*calls, f"at += {2 * turn};", f"line += {_WORD * turn};"]
+        return [line, *block(f"for (int32_t i = 0; i < {depth // _WORD // turn}; ++i)", step)]
+
+    def _padding(self, count: int) -> list[str]:
+        """So many elements of padding as pairs."""
+        value = self.sums.pad_value & 0xFFFF
+        if self.by_words:
+            return block(f"for (int32_t i = 0; i < {count // 2}; ++i)", [f"*at++ = 0x{value | value << 16:08x}u;"])
+        halves = [f"put_half(at, {self.sums.pad_value});", "at += 2;"]
+        return block(f"for (int32_t i = 0; i < {count}; ++i)", halves)
+
+    def _rows(self, name: str, arguments: Sequence[str]) -> list[str]:
+        """All pixels."""
+        window, layout = self.window, self.layout
+        rows = window.outputs[ROW]
+        size = layout.needed(self.filled)
+        lines, column = [], 0
+        top = total(product("row", window.stride[ROW]), -window.before[ROW])
+        for times, count in self.shares:
+            at = f"first + {column}" if column and times > 1 else "first" if times > 1 else str(column)
+            left = total(product(f"({at})" if "+" in at else at, window.stride[COLUMN]), -window.before[COLUMN])
+            inner = [f"{name}_columns(columns, input, {top}, {left}, {layout.count(count)});"]
+            inner += list(self._turns(name, arguments, count, at))
+            lines += (
+                block(f"for (int32_t first = 0; first < {times * count}; first += {count})", inner)
+                if times > 1
+                else inner
+            )
+            column += times * count
+        return [f"uint32_t columns[{size}];", *block(f"for (int32_t row = 0; row < {rows}; ++row)", lines)]
+
+    def _turns(self, name: str, arguments: Sequence[str], count: int, at: str) -> Iterator[str]:
+        """The blocks of neighbouring pixels, whose columns are there."""
+        done, step = 0, self.outputs
+        for number, pixels in self.parts(count):
+            pixel = total("pixel", done) if number > 1 else str(done)
+            place = f"(row * {self.window.outputs[COLUMN]} + {at} + {pixel}) * {step}"
+            start = product(f"({pixel})", self.layout.distance)
+            call = f"{name}_{pixels}({', '.join(arguments)}, columns + {start}, {place});"
+            if number > 1:
+                yield from block(f"for (int32_t pixel = 0; pixel < {number * pixels}; pixel += {pixels})", [call])
+            else:
+                yield call
+            done += number * pixels
