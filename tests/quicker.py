@@ -34,7 +34,7 @@ def run_once(folder: Path, zig: Path) -> Callable[[toolchain._Work, Sequence[str
         zig: where zig keeps the libraries it makes for itself, some seconds for each core; a folder that stays.
     """
     if zig.is_symlink():  # of an earlier version of this
-        zig.unlink()
+        zig.unlink(missing_ok=True)
     zig.mkdir(parents=True, exist_ok=True)
 
     def once(work: toolchain._Work, arguments: Sequence[str], made: Path) -> None:
