@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +30,7 @@ from dovetail.targets.maeri.task import Kind
 from dovetail.targets.maeri.timing import Timing
 from dovetail.tools import zoo
 
+allocate = import_module("dovetail.schedule.plan.allocate")  # the package has a function of this name
 PARTS = ((OrderLayer(3, 3, 8, 8, 10, 10), Kind.CONVOLUTION), (OrderLayer(1, 1, 8, 16, 8, 8), Kind.CONVOLUTION))
 """Two layers that do not read each other."""
 
@@ -135,3 +138,30 @@ def test_one_command_says_what_it_says_among_all(name: str, capsys: pytest.Captu
         told.append(capsys.readouterr().out)
     assert told[0] == told[1]
     assert f"dovetail {name} " in told[0]
+
+
+def test_the_solver_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ortools")
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    sizes, calls = {"a": 16, "b": 32, "c": 16}, list[int]()
+    pieces = {name: allocate.Piece(0, size, allocate.Lifetime(0, 1, {}, {})) for name, size in sizes.items()}
+    pair = {("a", "b"), ("b", "a"), ("b", "c"), ("c", "b")}
+    clashes = {
+        one: {two: [(pieces[one], pieces[two])] for two in sizes if (one, two) in pair} for one in sizes
+    }  # a and c may share bytes
+
+    def counted(*given: Any) -> tuple[dict[str, int], int]:
+        calls.append(1)
+        return solve(*given)
+
+    solve = allocate.improve
+    monkeypatch.setattr(allocate, "improve", counted)
+    question = sizes, clashes, {"a": 0, "b": 16, "c": 48}, 48, 16, 1.0
+    first_answer = allocate._improved(*question)
+    assert first_answer[1] == 48 and first_answer[0] == solve(*question)[0]
+    assert allocate._improved(*question) == first_answer and len(calls) == 1
+    allocate._improved(sizes, clashes, {"a": 0, "b": 16, "c": 48}, 48, 8, 1.0)
+    assert len(calls) == 2, "another alignment is another question"
+    for file in (tmp_path / "addresses").glob("*.json"):
+        file.write_bytes(b"[0, 0, 0]")
+    assert allocate._improved(*question) == first_answer and len(calls) == 3
