@@ -21,6 +21,7 @@ from dovetail.legalize.pools import division
 from dovetail.targets import ne16
 from dovetail.targets.ne16.job import EDGE, Job, flattened, job_cycles
 from dovetail.tools.report import near
+from networks import Net
 
 SIDES = st.integers(1, 12)
 
@@ -191,6 +192,31 @@ def test_pools_in_bands_are_exact(height: int, width: int, count: int, clip: boo
     sums = sum(isinstance(node.operator, SumPool2d) for node in after.nodes)
     assert (sums > 1) != clip
     assert_alike(before, after, random)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.integers(1, 6),
+    st.sampled_from((4, 8)),
+    st.sampled_from((1, 3)),
+    st.booleans(),
+)
+def test_pools_in_parts_of_the_channels_are_exact(
+    rows: int, channels: int, count: int, step: int, kernel: int, read_elsewhere: bool
+) -> None:
+    net = Net("net", (rows + 2, 5, 3), zero_point=-3, seed=channels)
+    image = net.convolution(net.x, channels, kernel)
+    pool = AveragePool2d((rows + 2, 5), (rows + 2, 5), input_zero_point=-3)
+    mean = net.builder.add(Clip(-100, 90, DType.INT8), [net.builder.add(pool, [image])])
+    before = net.finish(mean, *([image] if read_elsewhere else []))
+    after = legalize.average_pool_in_channels(lambda image: count, step)(before)
+    pools = [node for node in after.nodes if isinstance(node.operator, AveragePool2d)]
+    assert len(pools) == (1 if read_elsewhere or min(count, channels // step) < 2 else min(count, channels // step))
+    order = [type(node.operator) for node in after.nodes if isinstance(node.operator, AveragePool2d | Conv2d)]
+    assert len(pools) == 1 or order[:3] == [Conv2d, Conv2d, AveragePool2d], "a layer before the pool of the one before"
+    assert_alike(before, after, np.random.default_rng(rows))
 
 
 @pytest.mark.parametrize("taps", [1, 2, 4, 5, 9, 16, 25, 64, 125, 256])

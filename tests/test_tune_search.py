@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from dovetail.ir.operators.arithmetic import Clip
+from dovetail.ir.operators.reduction import AveragePool2d
 from dovetail.ir.types import DType
+from dovetail.legalize import adapt
+from dovetail.schedule.assign.costs import core_cycles
+from dovetail.schedule.partition import partition
 from dovetail.targets import load_target
+from dovetail.tools.tune.floor import Floor, network_floor
 from dovetail.tools.tune.measure import Outcome, make_task, measure
-from dovetail.tools.tune.search import Candidates, Trial, best_trial, candidates, network_floor, region_alone, search
+from dovetail.tools.tune.search import Candidates, Trial, best_trial, candidates, region_alone, search
+from networks import Net
 from tuning_cases import layer_graph, tunable
 
 pytest.importorskip("lightgbm", reason="the search needs lightgbm (dovetail[tune])")
@@ -99,5 +107,33 @@ def test_no_choice_is_thought_below_the_floor(name: str) -> None:
     assert found.floor is not None and region.offload is not None and region.match is not None
     assert max(found.floor.engine, found.floor.copying) <= found.floor.cycles <= found.estimates.min()
     assert found.floor.cycles * 20 > found.estimates.min(), "and not so low that it says nothing"
-    twice = network_floor([found.floor, found.floor])
-    assert twice == 2 * max(found.floor.engine, found.floor.copying)
+    floors = {region.name: found.floor}
+    alone = network_floor([region], floors, target)
+    assert found.floor.engine < alone <= max(found.floor.copying, found.floor.engine) + 200, (
+        "and what starts and ends it"
+    )
+    both = network_floor([region, replace(region, name="second")], {**floors, "second": found.floor}, target)
+    assert both - alone >= max(found.floor.engine, found.floor.copying), "an engine does one thing after the other"
+    assert network_floor([region], {}, target) == 0
+
+
+def test_what_reads_a_whole_operand_waits_for_it_and_what_reads_a_part_does_not() -> None:
+    """A convolution, an average pool of it, a dense layer, a softmax: only the last two begin when all is there."""
+    target = load_target("macarray")
+    net = Net("chain", (20, 20, 16))
+    mean = net.builder.add(AveragePool2d((20, 20), (20, 20)), [net.convolution(net.x, 64, 1)])
+    pooled = net.builder.add(Clip(-128, 127, DType.INT8), [mean])
+    graph = adapt(net.finish(net.dense(pooled, 10)), replace(target.policy(None), rewrites=()))
+    regions = partition(graph, target)
+    convolution, pool, dense = (region for region in regions if not region.is_view)
+    assert (convolution.engine, pool.engine, dense.engine) == (target.engines[0], None, target.engines[0])
+
+    def floor(engine: int, last: int) -> int:
+        found = {convolution.name: Floor(engine, 5, engine), dense.name: Floor(last, 5, last)}
+        return network_floor(regions, found, target)
+
+    summed = core_cycles(pool.graph, target)
+    assert floor(10 * summed, 700) - floor(10 * summed, 100) == 600
+    assert floor(10 * summed, 100) - floor(9 * summed, 100) == summed, "the pool goes on beside it"
+    assert floor(1, 100) == floor(2, 100) > 0.7 * summed, "the core is busy longer"
+    assert network_floor(regions, {convolution.name: Floor(1, 10**6, 1)}, target) > 10**6, "a DMA does all of it"

@@ -25,6 +25,7 @@ from dovetail.legalize.narrow import narrow_activations
 from dovetail.legalize.pools import (
     average_pool_as_depthwise,
     average_pool_in_bands,
+    average_pool_in_channels,
     pools_as_depthwise,
 )
 from dovetail.legalize.ready import READY, Requantisation
@@ -66,6 +67,7 @@ __all__ = [
     "addition_by_shift",
     "average_pool_as_depthwise",
     "average_pool_in_bands",
+    "average_pool_in_channels",
     "convolution_as_im2col",
     "dense_as_convolution",
     "dense_results_of",

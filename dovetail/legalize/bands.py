@@ -14,10 +14,12 @@ from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.operators.movement import Concat, Im2col, Pad, Slice
 from dovetail.ir.rewrite import Draft, run
-from dovetail.ir.types import TensorType
+from dovetail.ir.types import TensorType, full_box
 
 Counts = Callable[[Mapping[str, TensorType], Sequence[Node]], int]
 """How many bands pay for a first layer; told the types of all values and its nodes, the input's reader first."""
+Ordered = Callable[[Sequence[Sequence[Node]]], Sequence[Node]]
+_AXES = {1: "rows", 3: "channels"}
 _BEFORE = (Offset, Pad, Im2col)
 _LAYER = ((Conv2d, DepthwiseConv2d), (ScaleShift,), (Clip,))
 
@@ -61,7 +63,9 @@ def first_layer_in_bands(counts: Counts, step: int, laid_out: bool = False) -> C
             count = min(counts(graph.types, chain), kind.shape[1] // step)
             if count > 1:
                 with suppress(ValueError):  # a band of padding alone
-                    graph = _cut(graph, name, chain, rows_of(kind.shape[1], count, step), laid_out)
+                    graph = cut_chain(
+                        graph, chain, 1, rows_of(kind.shape[1], count, step), _one_by_one if laid_out else _in_turn
+                    )
         return graph
 
     return rewrite
@@ -94,19 +98,33 @@ def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
     return [(start, end) for start, end in pairwise(ends) if start < end]
 
 
-def _cut(graph: Graph, name: str, chain: Sequence[Node], rows: Sequence[tuple[int, int]], one_by_one: bool) -> Graph:
-    """The graph with the nodes of a chain once for each band, one band after the other or so that the core waits for
-    little, joined behind them."""
-    result, members = chain[-1].output, {node.output for node in chain}
+def cut_chain(
+    graph: Graph, chain: Sequence[Node], axis: int, spans: Sequence[tuple[int, int]], ordered: Ordered
+) -> Graph:
+    """The graph with the nodes of a chain once for each span of an axis of its result, joined behind them.
+
+    Args:
+        graph: the whole.
+        chain: nodes of which each reads the one before, the first one value of the graph.
+        axis: of the result.
+        spans: of all of it.
+        ordered: puts the nodes of all parts in order.
+
+    Raises:
+        ValueError: the chain cannot be computed in such parts.
+    """
+    name, result, members = chain[0].inputs[0], chain[-1].output, {node.output for node in chain}
     read = {value for node in chain for value in node.inputs if value in graph.constants}
     types = {value: graph.types[value] for value in (name, *read, *members)}
     constants = {value: graph.constants[value] for value in read}
     whole = Graph(graph.name, (name,), (result,), tuple(chain), types, constants)
-    height = (0, graph.types[result].shape[1])
-    others = tuple((0, size) for size in graph.types[result].shape[2:])
-    bands = [part(whole, {result: ((0, 1), span, *others)}, f" rows {span[0]}") for span in rows if span != height]
-    made = [node for band in bands for node in band.nodes] if one_by_one else _in_turn([band.nodes for band in bands])
-    made.append(Node(Concat(1), tuple(band.outputs[0] for band in bands), result, chain[-1].origin))
+    full = full_box(graph.types[result].shape)
+    cuts = [span for span in spans if span != full[axis]]
+    bands = [
+        part(whole, {result: (*full[:axis], span, *full[axis + 1 :])}, f" {_AXES[axis]} {span[0]}") for span in cuts
+    ]
+    made = [*ordered([band.nodes for band in bands])]
+    made.append(Node(Concat(axis), tuple(band.outputs[0] for band in bands), result, chain[-1].origin))
     first = graph.nodes.index(chain[0])
     kept = [
         [node for node in some if node.output not in members] for some in (graph.nodes[:first], graph.nodes[first:])
@@ -114,6 +132,11 @@ def _cut(graph: Graph, name: str, chain: Sequence[Node], rows: Sequence[tuple[in
     types = {**graph.types, **{value: kind for band in bands for value, kind in band.types.items()}}
     constants = {**graph.constants, **{value: array for band in bands for value, array in band.constants.items()}}
     return prune(replace(graph, nodes=(*kept[0], *made, *kept[1]), types=types, constants=constants))
+
+
+def _one_by_one(bands: Sequence[Sequence[Node]]) -> list[Node]:
+    """The nodes of one band after those of the other."""
+    return [node for band in bands for node in band]
 
 
 def _in_turn(bands: Sequence[Sequence[Node]]) -> list[Node]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import zip_longest
 from math import frexp, prod
 from typing import TypeAlias
 
@@ -17,7 +19,7 @@ from dovetail.ir.operators.movement import Slice
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import DType, TensorType
-from dovetail.legalize.bands import rows_of
+from dovetail.legalize.bands import cut_chain, rows_of
 from dovetail.legalize.requantisation import Accepts, RequantisationLimits, scaled_layer
 
 _WEIGHTS = (DType.INT2, DType.INT4, DType.INT8)
@@ -106,6 +108,66 @@ def average_pool_in_bands(counts: Callable[[TensorType], int], step: int) -> Cal
         return draft.add(Clip(0, 255, DType.UINT8), [mean], node)
 
     return lambda graph: run(graph, [rule])
+
+
+def average_pool_in_channels(counts: Callable[[TensorType], int], step: int) -> Callable[[Graph], Graph]:
+    """A rewrite: a convolution, the average or sum of its whole image, and what scales and clips both, are computed for
+    some channels at a time; the core sums some while the engine computes the next.
+
+    Args:
+        counts: in how many parts, for an image.
+        step: parts have a multiple of so many channels, but for the last.
+    """
+
+    def rewrite(before: Graph) -> Graph:
+        graph, users, makers = before, before.users(), {node.output: node for node in before.nodes}
+        for node in before.nodes:
+            if not _is_of_whole(before, node) or not (chain := _around_pool(node, makers, users)):
+                continue
+            image = before.types[node.inputs[0]]
+            count = min(counts(image), image.shape[3] // step)
+            if count > 1 and not any(link.output in before.outputs for link in chain[:-1]):
+                with suppress(ValueError):
+                    graph = cut_chain(graph, chain, 3, rows_of(image.shape[3], count, step), _layers_ahead)
+        return graph
+
+    return rewrite
+
+
+_SCALES = (Requantize, ScaleShift, Clip)
+
+
+def _is_of_whole(graph: Graph, node: Node) -> bool:
+    """Whether a node is the average or sum of a whole image."""
+    pool = node.operator
+    if not isinstance(pool, AveragePool2d | SumPool2d) or any(map(any, pool.padding)):
+        return False
+    image = graph.types[node.inputs[0]].shape
+    return image[0] == 1 and pool.kernel == image[1:3]
+
+
+def _around_pool(pool: Node, makers: Mapping[str, Node], users: Mapping[str, Sequence[Node]]) -> list[Node]:
+    """The nodes from a convolution to the pool behind it and what scales that; none where there is another node, or one
+    that others read."""
+    chain = [pool]
+    while not isinstance(chain[0].operator, Conv2d):
+        maker = makers.get(chain[0].inputs[0])
+        if maker is None or len(users[maker.output]) > 1 or not isinstance(maker.operator, (Conv2d, *_SCALES)):
+            return []
+        chain.insert(0, maker)
+    while len(behind := users.get(chain[-1].output, ())) == 1 and isinstance(behind[0].operator, _SCALES):
+        chain.append(behind[0])
+    return chain
+
+
+def _layers_ahead(parts: Sequence[Sequence[Node]]) -> list[Node]:
+    """The nodes of all parts, the pool of each behind the layer of the next."""
+    halves: list[tuple[Sequence[Node], Sequence[Node]]] = []
+    for part in parts:
+        place = next(place for place, node in enumerate(part) if isinstance(node.operator, AveragePool2d | SumPool2d))
+        halves.append((part[:place], part[place:]))
+    layers, pools = zip(*halves, strict=True)
+    return [node for pair in zip_longest(layers, [(), *pools], fillvalue=()) for nodes in pair for node in nodes]
 
 
 def _band(draft: Draft, layer: tuple[Node, Node, Node], start: int, stop: int) -> str:

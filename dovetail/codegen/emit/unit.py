@@ -12,6 +12,7 @@ import numpy as np
 
 from dovetail import kernels
 from dovetail.codegen.emit.lists import CommandList, command_list
+from dovetail.codegen.emit.weights import Weights, as_bytes
 from dovetail.errors import ProgramError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
@@ -36,6 +37,7 @@ from dovetail.program.ir import (
     queue_of,
     side_by_side,
 )
+from dovetail.program.loops import digest
 from dovetail.program.series import Place
 from dovetail.schedule.partition import Region, beside
 from dovetail.target.description import Target
@@ -96,6 +98,18 @@ class Unit:
     """C name of the user's array for the values; None where the build has one of its own."""
     stack: StackNeed | None = None
     """What an inference needs; None where that was not looked at, or is not known."""
+    weights: Weights = Weights.TEXT
+    """How constants are written."""
+
+    @cached_property
+    def as_bytes(self) -> frozenset[str]:
+        """The constants that are written as bytes, by C name."""
+        return as_bytes({**self.constants, **self.fixed_array()}, self.weights)
+
+    def fixed_array(self) -> dict[str, tuple[str, Array]]:
+        """The array of what lists read, as one of `constants`; none where there is none."""
+        content = self.fixed_constants()[1]
+        return {f"{self.model}_fixed_constants": ("uint8_t", content)} if content.size else {}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -350,7 +364,7 @@ class _Names:
 
     def constant(self, c_type: str, array: Array, stem: str) -> str:
         """The name of a constant, `stem` if it is new."""
-        key = (c_type, array.tobytes())
+        key = (c_type, digest(array))
         if key not in self.known:
             self.known[key] = stem if stem not in self.constants else f"{stem}_{len(self.known)}"
             self.constants[self.known[key]] = (c_type, array)
@@ -426,7 +440,7 @@ def _common_lanes(
     for index, graph in enumerate(graphs):
         if graph.constants:
             largest = max(graph.constants.values(), key=lambda array: array.nbytes)
-            groups.setdefault(largest.tobytes(), []).append(index)
+            groups.setdefault(digest(largest), []).append(index)
     found: dict[int, int] = {}
     for same in (group for group in groups.values() if len(group) > 1):
         index = max(same, key=lambda index: calls[index].result.type.elements)

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.codegen.emit.manifest import least_work
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits, offered
@@ -27,8 +26,8 @@ from dovetail.schedule.shipped import key_of, signature
 from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, offload_choice
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Space, Value
-from dovetail.tools.report.bounds import core_product, core_word
 from dovetail.tools.tune.cost import Estimate, estimator
+from dovetail.tools.tune.floor import Floor, core_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +141,6 @@ _ROUNDS = 60
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """What no choice of a layer does without, as the target's formulas say it: nothing exposed, nothing waited for."""
-
-    engine: int
-    """Least busy cycles of the engine."""
-    copying: int
-    """Least busy cycles of the DMA."""
-    cycles: int
-    """Least of the longer of the two, over all choices; or the offload's own floor."""
-
-
 @dataclass(frozen=True)
 class Candidates:
     """What may be tried for a layer, the default first."""
@@ -209,26 +196,6 @@ def _floor(estimates: Sequence[Estimate], region: Region) -> Floor | None:
     if region.offload is not None and region.match is not None and region.offload.floor is not None:
         engine = cycles = region.offload.floor(region.match)
     return Floor(engine, copying, cycles)
-
-
-def core_floor(region: Region, target: Target) -> Floor | None:
-    """The floor of a layer of sums of products on core 0: its products inside the image, by the widest instruction; the
-    loads of their operands in the block of sums that needs fewest; a store for every word of the result. None for other
-    layers."""
-    block = offered(region.graph, core_traits(target.core)).block
-    if block is None:
-        return None
-    products, _ = least_work(region.graph)
-    (pixels, channels, taps), cores = block, target.cores[:1]
-    words = products * (pixels + channels) / (pixels * channels * taps) + region.graph.types[region.output].nbytes / 4
-    cycles = round(products * core_product(cores) + words * core_word(cores))
-    return Floor(cycles, 0, cycles)
-
-
-def network_floor(floors: Sequence[Floor]) -> int:
-    """Cycles below which no choices bring the layers with these floors, where one engine and one DMA each do one thing
-    after the other. What the core computes by itself is not in it."""
-    return max(sum(floor.engine for floor in floors), sum(floor.copying for floor in floors))
 
 
 def _points(space: Space, random: np.random.Generator) -> Sequence[dict[str, Value]]:

@@ -21,17 +21,16 @@ from dovetail.sim.line import Board
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
+from dovetail.tools.tune.floor import Floor, network_floor
 from dovetail.tools.tune.log import LOG_SCHEMA, NETWORK, TrialLog, entries_in_order, open_log
 from dovetail.tools.tune.measure import MEASURES, Runner, Task, make_task, runner
 from dovetail.tools.tune.search import (
-    Floor,
     LayerKind,
     Outcome,
     Trial,
     best_trial,
     candidates,
     distinct_layers,
-    network_floor,
     region_alone,
     require_learner,
     search,
@@ -197,11 +196,8 @@ class Tuned:
     """Regions whose choice was good for the layer by itself and not in the network."""
     repeated: int
     """Trials that an earlier run had left in the log."""
-
-    @property
-    def floor(self) -> int:
-        """Cycles no choices of the layers tuned can go below, all regions of each counted; 0 where none is known."""
-        return network_floor([each.floor for each in self.layers if each.floor for _ in each.layer.names])
+    floor: int
+    """Cycles no choices of the layers tuned can bring the network below; 0 where none is known."""
 
 
 def tune(
@@ -374,4 +370,6 @@ def _finish(
     layers = entries_in_order(entries, regions)
     tuning = Tuning(of, bench.request.measure, kept.default, kept.tuned, layers)
     dropped = tuple(name for name in gains if name not in entries)
-    return Tuned(tuning, tuple(results), dropped, len(bench.log.used))
+    floors = {name: each.floor for each in results if each.floor for name in each.layer.names}
+    floor = network_floor(regions, floors, bench.target)
+    return Tuned(tuning, tuple(results), dropped, len(bench.log.used), floor)
