@@ -98,8 +98,8 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
 def common_shift(match: dt.Match) -> int | None:
     """The right shift of every output channel, which a register holds; None where channels have their own, which the
     engine loads anew for every subtile."""
-    found = np.unique(match.array("shift"))
-    return int(found[0]) if found.size == 1 else None
+    found = set(match.array("shift").reshape(-1).tolist())
+    return found.pop() if len(found) == 1 else None
 
 
 def _dense(match: dt.Match) -> bool:
