@@ -12,6 +12,7 @@ from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import PLAN, manifest, plan_text
 from dovetail.codegen.emit.unit import CODE_RESERVE as CODE_RESERVE
+from dovetail.codegen.emit.weights import Weights
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.boundary import Steps, boundary
 from dovetail.ir.crop import total_macs, trim
@@ -79,6 +80,8 @@ class Options:
     """Compute in float32 on the core what the model does not quantise; without it such a model is refused."""
     optimize: Optimize = Optimize.SPEED
     """Whether the code of the core is made for speed or size."""
+    weights: Weights = Weights.AUTO
+    """How constants are written: as C, or as bytes beside it."""
     memory_budget: int | None = None
     """Bytes the activations of a core alone may take, inputs, outputs and its stack counted; None for what there is."""
     pipeline: bool = False
@@ -236,7 +239,14 @@ def compile_graph(
         progress("choosing layouts")
         laid = choose_layouts(graph, assignment.regions, target, near)
         progress("planning tiles, order and addresses")
-        asked = (target, reserved(graph, target), near, pipeline.cores if pipeline else None, progress)
+        asked = (
+            target,
+            reserved(graph, target),
+            near,
+            pipeline.cores if pipeline else None,
+            progress,
+            assignment.tiles,
+        )
         joint = side_by_side(laid, target)
         try:
             found = plan(joint, *asked)
@@ -267,7 +277,13 @@ def compile_graph(
     delay = pipeline.delay if pipeline else 0
     unit = make_unit(planned.program, laid.regions, target, options.optimize, delay)
     rounding = options.rounding_of(model, target)
-    unit = replace(unit, rounding=rounding, steps=steps or {}, shared_arena=_shared_arena(unit, options.arena))
+    unit = replace(
+        unit,
+        weights=options.weights,
+        rounding=rounding,
+        steps=steps or {},
+        shared_arena=_shared_arena(unit, options.arena),
+    )
     asked: dict[str, Any] = {
         "policy": target.policy(options.policy).name,
         "rounding": rounding.value,

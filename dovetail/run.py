@@ -231,11 +231,11 @@ def with_stack(compiled: Compiled, cache: Path | None = None) -> Compiled:
     if instruction_set(target.core.isa).is_host:
         return compiled
     with tempfile.TemporaryDirectory() as folder:
-        write_project(replace(project, graph=None), Path(folder) / "build")
+        write_project(replace(project, graph=None, data={}), Path(folder) / "build")
         try:
             need, compiler = firmware_stack(
                 Path(folder) / "build",
-                [Path(name) for name in project.target_sources],
+                [Path(name) for name in project.target_sources if not (project.data and name.endswith("_weights.S"))],
                 f"{unit.model}_run",
                 isa=target.core.isa,
                 defines=defines(unit.model, target),

@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dovetail.codegen.build import toolchain
 from dovetail.errors import DovetailError
 from dovetail.files import default_cache, keep_file
 from dovetail.kernels.scheduled.store import _maker
 from dovetail.sim import worker
+from quicker import RUN, quicken, run_once
 from warm_workers import Nursery
 
 # A busy machine makes no case wrong: neither the time to make examples nor that to try one is a failure.
@@ -66,6 +68,30 @@ def loops_are_there() -> None:
             place = default_cache() / "loops" / Path(name).name
             if not place.exists():
                 keep_file(place, archive.read(name))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def what_is_made_is_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests with empty caches of their own, which are many, take equal objects and libraries from one another."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toolchain._Work, "_run", run_once(folder / "made"))
+        yield
+
+
+@pytest.fixture
+def compiler_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the cache: an empty one has nothing from elsewhere."""
+    monkeypatch.setattr(toolchain._Work, "_run", RUN)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def exo_is_quick() -> Iterator[None]:
+    """Exo's schedules took an eighth of all tests' time, two thirds of it for what nobody asks for."""
+    with pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -20,6 +20,8 @@ from dovetail.run import open_build, run_build
 from dovetail.tools.arrays import seeded_inputs
 from firmware import require_chip
 
+pytestmark = pytest.mark.usefixtures("compiler_itself")
+
 
 def flip(path: Path, generator: random.Random) -> None:
     """Change one bit of a file."""

@@ -68,6 +68,7 @@ def test_a_project_compiles_runs_and_has_the_sizes_it_should(tmp_path: Path) -> 
     assert run.outputs["net_out"] == bytes(2 * i + (i + 4) % 16 + 1 for i in range(16))
 
 
+@pytest.mark.usefixtures("compiler_itself")
 def test_the_cache_answers_for_equal_content_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_cross_compiler()
     runs: list[list[str]] = []

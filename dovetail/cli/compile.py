@@ -43,6 +43,10 @@ def compile_model(
         Literal["speed", "size"],
         typer.Option(help="The core's code: few instructions executed, or one small function for layers of a kind."),
     ] = "speed",
+    weights: Annotated[
+        Literal["auto", "text", "binary"],
+        typer.Option(help="Constants as C, or as bytes in a file the assembler takes; auto: bytes of large networks."),
+    ] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace the build that is already there.")] = False,
     print_program: Annotated[
         bool, typer.Option("--print-program", help="Print the program: copies, launches, calls, waits.")
@@ -81,6 +85,7 @@ def compile_model(
     _check_folders(build, force, save_stages)
     with progress("starting") as report:
         from dovetail.codegen.emit.project import write_project
+        from dovetail.codegen.emit.weights import Weights
         from dovetail.compile import Options
         from dovetail.compile import compile_model as compiled_of
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
@@ -102,6 +107,7 @@ def compile_model(
             tuning=tuning,
             allow_float=allow_float,
             optimize=Optimize(optimize),
+            weights=Weights(weights),
             memory_budget=parse_bytes(memory_budget),
             pipeline=pipeline,
             keep_dead=keep_dead,

@@ -43,7 +43,7 @@ def output() -> Console:
 
 def say(text: str) -> None:
     """Print plain text on stdout."""
-    output().print(text, markup=False, highlight=False, soft_wrap=True)
+    print(text, flush=True)  # a pipe that is closed is told here, not when the process ends
 
 
 @contextmanager
@@ -80,9 +80,7 @@ def short_name(operator: str) -> str:
 
 def note(text: str) -> None:
     """Print a remark on stderr."""
-    from rich.console import Console
-
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 def show_error(error: DovetailError) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import typer
@@ -19,14 +19,6 @@ from dovetail.cli.report import compare, report, run, sweep
 from dovetail.errors import DovetailError
 from dovetail.user_file import blamed
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -36,10 +28,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(
-    epilog="Example: dovetail zoo digits -o digits.onnx, then dovetail compile digits.onnx --target ne16 -o build/net, "
-    "then dovetail run build/net"
-)
 def every(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
@@ -56,8 +44,27 @@ COMMANDS: dict[str, Callable[..., None]] = {
     **{"agent": agent},
 }
 """In the order in which they are listed."""
-for name, command in COMMANDS.items():
-    app.command(name)(command)
+
+
+def _with(names: Iterable[str]) -> typer.Typer:
+    """The command line with some of the commands."""
+    made = typer.Typer(
+        cls=Commands,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback(
+        epilog="Example: dovetail zoo digits -o digits.onnx, then dovetail compile digits.onnx --target ne16 "
+        "-o build/net, then dovetail run build/net"
+    )(every)
+    for name in names:
+        made.command(name)(COMMANDS[name])
+    return made
+
+
+app = _with(COMMANDS)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -68,8 +75,9 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: without the program's name; None for those of the process.
     """
-    try:
-        app(arguments, prog_name="dovetail")
+    asked = (sys.argv[1:] if arguments is None else arguments)[:1]
+    try:  # the options of commands nobody asked for need not be looked at
+        (_with(asked) if asked and asked[0] in COMMANDS else app)(arguments, prog_name="dovetail")
     except Exception as error:
         told = error if isinstance(error, DovetailError) else blamed(error)
         if told is None:

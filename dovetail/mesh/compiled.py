@@ -18,6 +18,7 @@ from dovetail.codegen.emit.firmware import COPY, DMA_DRIVER, runtime_path
 from dovetail.codegen.emit.project import defines, driver_texts
 from dovetail.codegen.emit.source import constants_source
 from dovetail.codegen.emit.unit import Unit, read_in_place
+from dovetail.codegen.emit.weights import Weights
 from dovetail.compile import CODE_RESERVE, Compiled, Options, compile_graph
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
@@ -118,7 +119,9 @@ class CompiledPieces:
             room = min(values.size, mesh.usable) - taken + (CODE_RESERVE - mesh.code)
             memories = tuple(replace(m, size=room) if m is values else m for m in self.target.memories)
             target = replace(self.target, memories=memories)
-            self.made[key] = compile_graph(replace(graph, name=MODEL), target, Options(), interpret=False)
+            self.made[key] = compile_graph(
+                replace(graph, name=MODEL), target, Options(weights=Weights.TEXT), interpret=False
+            )
         return self.made[key]
 
     def program(self, graph: Graph, names: Sequence[str], before: bytes, taken: int) -> PieceProgram:

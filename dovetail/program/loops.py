@@ -261,6 +261,8 @@ class _Search:
     """The numbers of statements looked at."""
     sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Those of the transfers of copies looked at."""
+    tried: dict[tuple[int, int, int], tuple[Loop | None, float]] = field(default_factory=dict)
+    """First statement, period and turns of stretches looked at."""
 
     def _numbers(self, index: int) -> tuple[Number, ...]:
         if index not in self.known:
@@ -281,14 +283,21 @@ class _Search:
 
     def _best(self, begin: int, end: int) -> Loop | None:
         best, saved = None, _LEAST_SAVED - 1.0
-        for most, first, period, count in self._repeats(begin, end):
+        for most, *stretch in self._repeats(begin, end):
             if most <= saved:
                 break
-            loop = self._loop(first, period, count)
-            gain = self._saved(loop) if loop else 0
+            loop, gain = self._tried(*stretch)
             if loop and gain > saved:
                 best, saved = loop, gain
         return best
+
+    def _tried(self, first: int, period: int, count: int) -> tuple[Loop | None, float]:
+        """The longest loop of some turns, if there is one, and what it saves."""
+        place = first, period, count
+        if place not in self.tried:
+            loop = self._loop(first, period, count)
+            self.tried[place] = loop, self._saved(loop) if loop else 0
+        return self.tried[place]
 
     def _repeats(self, begin: int, end: int) -> list[tuple[int, int, int, int]]:
         """Stretches whose forms repeat, with layers from their begin on: statements saved at most, first statement,

@@ -47,7 +47,10 @@ class Series:
 
 def series(values: Sequence[Number]) -> Series:
     """The shortest rule for some numbers, which are of one kind."""
-    first, ahead = values[0], [_distance(values[0], value) for value in values]
+    first = values[0]
+    if values.count(first) == len(values):
+        return Series(first)
+    ahead = [_distance(first, value) for value in values]
     step = ahead[min(1, len(ahead) - 1)]
     if step is not None and ahead == [step * turn for turn in range(len(ahead))]:
         return Series(first, step)

@@ -141,23 +141,37 @@ def beside(regions: Sequence[Region]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def partition(graph: Graph, target: Target, declined: Mapping[str, str] | None = None) -> tuple[Region, ...]:
+@dataclass
+class Tried:
+    """What was asked of one graph, whoever computes the rest of it."""
+
+    offloads: dict[tuple[str, int], Match | Mismatch] = field(default_factory=dict)
+    """By the node's result and the offload, which is the same object in every variant of a target."""
+    kernels: dict[frozenset[str], str | None] = field(default_factory=dict)
+    """Some nodes by their results -> why they are no kernel of the core, None where they are one."""
+
+
+def partition(
+    graph: Graph, target: Target, declined: Mapping[str, str] | None = None, tried: Tried | None = None
+) -> tuple[Region, ...]:
     """Regions in an order that computes every value before it is read.
 
     Args:
         graph: the whole network.
         target: the machine.
         declined: values that no engine is to compute, each with the reason.
+        tried: what is known of the same graph from variants of the target; what is found is added.
 
     Raises:
         ModelError: an operator that neither an engine nor the core can compute.
     """
-    found = _Partition(graph, target, declined=declined).regions()
+    tried = tried or Tried()
+    found = _Partition(graph, target, declined=declined, tried=tried).regions()
     offered = target.dma is not None and any(engine.offloads for engine in target.engines)
     if not offered or any(region.engine is not None for region in found):
         return found
     # nothing for the engines: as a core alone, whose kernels pad by themselves, so that it is no slower than one
-    return _Partition(graph, target, padding=True, declined=declined).regions()
+    return _Partition(graph, target, padding=True, declined=declined, tried=tried).regions()
 
 
 def as_kernels(graph: Graph, target: Target) -> tuple[Region, ...]:
@@ -204,9 +218,11 @@ class _Partition:
         padding: bool = False,
         declined: Mapping[str, str] | None = None,
         apart: bool = False,
+        tried: Tried | None = None,
     ) -> None:
         """`padding`: whether the core's kernels pad, as those of a core alone do, although a DMA could; `declined`: as
-        `partition`; `apart`: whether no value lies in another."""
+        `partition`, as `tried`; `apart`: whether no value lies in another."""
+        self._known = tried or Tried()
         self._apart = apart
         self._graph, self._target, self._padding = graph, target, padding or not target.dmas
         self._producers, self._users = graph.producers(), graph.users()
@@ -231,8 +247,21 @@ class _Partition:
         if node.output not in self._tried:
             engines = () if node.output in self._declined else self._target.engines
             offloads = [(engine, offload) for engine in engines for offload in engine.offloads]
-            self._tried[node.output] = [(*pair, self._attempt(pair[1], node)) for pair in offloads]
+            self._tried[node.output] = [(*pair, self._asked(pair[1], node)) for pair in offloads]
         return self._tried[node.output]
+
+    def _asked(self, offload: Offload, node: Node) -> Match | Mismatch:
+        place = node.output, id(offload)
+        if place not in self._known.offloads:
+            self._known.offloads[place] = self._attempt(offload, node)
+        return self._known.offloads[place]
+
+    def _refusal(self, members: Mapping[str, Node]) -> str | None:
+        """Why the core has no kernel for some nodes; None where it has one."""
+        place = frozenset(members)
+        if place not in self._known.kernels:
+            self._known.kernels[place] = kernels.supports(self._subgraph(members))
+        return self._known.kernels[place]
 
     def mismatch(self, node: Node) -> str:
         if node.output in self._declined:
@@ -285,7 +314,7 @@ class _Partition:
             members = self._narrow(node, self._grown(node))
         inner = self._subgraph(members)
         is_view = all(member.operator.is_view for member in inner.nodes)
-        refusal = None if is_view else kernels.supports(inner)
+        refusal = None if is_view else self._refusal(members)
         if refusal:
             raise ModelError(refusal, where=node.origin or node.output, hint="this operator has no core kernel yet")
         mover = self._target.mover if copied and not still else ""
@@ -304,7 +333,7 @@ class _Partition:
                 continue
             if self._still(producer) or any(user.output not in members for user in self._users[value]):
                 continue
-            if not self._taken(producer) and not kernels.supports(self._subgraph({**members, value: producer})):
+            if not self._taken(producer) and not self._refusal({**members, value: producer}):
                 members[value] = producer
                 frontier.extend(producer.inputs)
         return members

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from math import prod
@@ -99,6 +99,10 @@ class TileCost:
     """Cycles in which the core goes along with it."""
 
 
+_Place = tuple[str, Shape, frozenset[str], int]
+"""Region, tile, what the engine reaches where it lies, buffers per operand."""
+
+
 @dataclass
 class Known:
     """The first tile of each size, by region and result shape; None where the region cannot be cut like that. Kept
@@ -109,8 +113,13 @@ class Known:
     """The engine's cycles alone where these rule the size out."""
     asked: Counter[str] = field(default_factory=Counter)
     """Tiles of each region the target's functions were asked about."""
+    cuts: dict[_Place, _Cut | None] = field(default_factory=dict)
+    tilings: dict[tuple[_Place, object], Tiling | None] = field(default_factory=dict)
+    """By how the region is cut, and the order chosen for it."""
     chosen: dict[tuple[str, frozenset[str], frozenset[str], int], Tiling] = field(default_factory=dict)
     """By region, its ends in the engine's memory, what is reached where it lies, and budget."""
+    ranked: dict[tuple[str, frozenset[str]], list[tuple[int, Tiling]]] = field(default_factory=dict)
+    """By region and what is reached where it lies: the fastest within a budget, by the formula."""
     shipped: dict[tuple[str, frozenset[str]], shipped.Entry | None] = field(default_factory=dict)
     """What the table that comes with the package has, by region and its ends in the engine's memory."""
     progress: Callable[[str], None] = lambda text: None
@@ -124,6 +133,22 @@ class Known:
             tile = _first_part(region, size)
             self.sizes[place], self._tile = _tile_size(region, tile) if tile else None, (place, tile)
         return self.sizes[place]
+
+    def of(self, names: Collection[str], progress: Callable[[str], None] = lambda text: None) -> Known:
+        """What is known of some regions, whatever memory and budget they have."""
+        return Known(
+            {place: one for place, one in self.sizes.items() if place[0] in names},
+            {place: one for place, one in self.costs.items() if place[0] in names},
+            cuts={place: one for place, one in self.cuts.items() if place[0] in names},
+            tilings={place: one for place, one in self.tilings.items() if place[0][0] in names},
+            ranked={place: list(one) for place, one in self.ranked.items() if place[0] in names},
+            progress=progress,
+        )
+
+    def within(self, region: Region, in_place: frozenset[str], budget: int) -> Tiling | None:
+        """The fastest tiling within a larger budget, where it is within this one too: then none here is faster."""
+        found = self.ranked.get((region.name, in_place), ())
+        return next((one for most, one in found if one.nbytes <= budget <= most), None)
 
     def cost(self, region: Region, size: Shape, packs: bool, worth: Callable[[int], bool]) -> TileCost | int | None:
         """What the target's functions say of a tile; `packs` where its constants are copied. The engine's cycles where
@@ -161,7 +186,10 @@ def choose_tiling(
     known, in_place = known or Known(), _in_place(region, target, homes)
     place = region.name, _near(region, homes), in_place, budget
     if place not in known.chosen:
-        found = _ranked(region, target, in_place, budget, known)
+        found = known.within(region, in_place, budget)
+        if found is None:
+            found = _ranked(region, target, in_place, budget, known)
+            known.ranked.setdefault((region.name, in_place), []).append((budget, found))
         tuned = _tuned(region, target, place[1], in_place, known)
         if tuned is not None and tuned.nbytes <= budget:  # it was measured to be faster, whatever the formula thinks
             cycles, ready = min(found.cycles, tuned.cycles), min(found.ready_cycles, tuned.ready_cycles)
@@ -370,52 +398,119 @@ def _evaluate(
 ) -> Tiling | int | None:
     """Bytes and cycles of a tiling; None when the region cannot be cut like that, and only the least bytes it takes
     where these, or its cycles without those of its constants, are over the limits: then nothing is packed."""
+    place = region.name, size, in_place, buffers
+    if place not in known.cuts:
+        launching = _launching(region, size)
+        if limits[1] is not None and launching >= limits[1]:
+            return None
+        known.cuts[place] = _cut(region, target, size, in_place, buffers, known)
+    if (cut := known.cuts[place]) is None:
+        return None
+    most_bytes, most = limits
+    if most is not None and cut.launch * cut.tiles >= most:
+        return None
+    if (most_bytes is not None and cut.nbytes > most_bytes) or (most is not None and cut.least(0) >= most):
+        return cut.nbytes
+    first = known.cost(region, size, "" not in in_place, lambda own: most is None or cut.least(own) < most)
+    if not isinstance(first, TileCost):
+        return None if first is None else cut.nbytes
+    order = region.choice.get(ORDER)
+    if (place, order) not in known.tilings:
+        known.tilings[place, order] = _tiling(region, target, cut, first)
+    return known.tilings[place, order]
+
+
+def _launching(region: Region, size: Shape) -> int:
+    """Core cycles of starting all tiles of a size."""
+    assert region.engine is not None
+    tiles = prod(-(-total // step) for total, step in zip(box_shape(region.extent), size, strict=True))
+    return 0 if region.engine.stream else LAUNCH_CYCLES * tiles
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A way of cutting a region, by the shapes of its tiles alone."""
+
+    size: Shape
+    in_place: frozenset[str]
+    buffers: int
+    """As in a `Tiling`."""
+    dma: Dma | StreamDma | None
+    launch: int
+    """Core cycles of starting a tile."""
+    spatial: int
+    channel_cuts: int
+    """Tiles of the same channels, and how often the channels are cut."""
+    loads: int
+    result: int
+    """Bytes copied for a tile: of its operands, and of its result."""
+    setups: int
+    fetches: int
+    """Transfers of operands and results, and of constants."""
+    nbytes: int
+    """Of engine memory without constants and working memory."""
+
+    @property
+    def tiles(self) -> int:
+        """How many there are."""
+        return self.spatial * self.channel_cuts
+
+    def both(self, computing: int, copying: int) -> int:
+        """Cycles of both, at the same time where there are buffers for that."""
+        return max(computing, copying) if self.buffers > 1 else computing + copying
+
+    def least(self, engine: int) -> int:
+        """Cycles it takes at least, without those of constants, where the engine takes so many for a tile."""
+        copying = dma_cycles(self.dma, self.loads * self.spatial + self.result * self.tiles, self.setups + self.fetches)
+        return self.both((engine + self.launch) * self.tiles, copying) + dma_cycles(
+            self.dma, self.loads + self.result, 1
+        )
+
+
+def _cut(
+    region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int, known: Known
+) -> _Cut | None:
+    """What a cut takes by its shapes; None when the region cannot be cut like that."""
     assert region.offload is not None and region.engine is not None
-    shape, dma = box_shape(region.extent), target.dma_of(region.engine)
     whole = region.graph.types[region.output].shape
     if size != whole and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
         return None
-    counts = [-(-total // step) for total, step in zip(shape, size, strict=True)]
-    spatial, channel_cuts = prod(counts[:-1]), counts[-1]
-    tiles, launch = spatial * channel_cuts, 0 if region.engine.stream else LAUNCH_CYCLES
-    if limits[1] is not None and launch * tiles >= limits[1]:
-        return None
     if (sizes := known.size(region, size)) is None:
         return None
+    counts = [-(-total // step) for total, step in zip(box_shape(region.extent), size, strict=True)]
+    spatial, channel_cuts = prod(counts[:-1]), counts[-1]
+    tiles, launch = spatial * channel_cuts, 0 if region.engine.stream else LAUNCH_CYCLES
     loaded = [count for name, count in sizes.operands.items() if name not in in_place]
     loads, result = sum(loaded), 0 if region.output in in_place else sizes.result
-    taken = loads * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
+    nbytes = loads * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
     setups, fetches = tiles * (bool(loaded) + bool(result)), channel_cuts if "" not in in_place else 0
-    ends = loads + result
-    most: Callable[[int, int], int] = max if buffers > 1 else int.__add__
+    dma = target.dma_of(region.engine)
+    return _Cut(size, in_place, buffers, dma, launch, spatial, channel_cuts, loads, result, setups, fetches, nbytes)
 
-    def least(engine: int) -> int:
-        """Cycles it takes at least, without those of constants, where the engine takes so many for a tile."""
-        copying = dma_cycles(dma, loads * spatial + result * tiles, setups + fetches)
-        return most((engine + launch) * tiles, copying) + dma_cycles(dma, ends, 1)
 
-    if (limits[0] is not None and taken > limits[0]) or (limits[1] is not None and least(0) >= limits[1]):
-        return taken
-    first = known.cost(region, size, "" not in in_place, lambda own: limits[1] is None or least(own) < limits[1])
-    if not isinstance(first, TileCost):
-        return None if first is None else taken
-    packed = first.packed
-    held = packed * (buffers if channel_cuts > 1 else 1)
+def _tiling(region: Region, target: Target, cut: _Cut, first: TileCost) -> Tiling | None:
+    """A cut with what the target's functions say of a tile; None where the constants do not fit."""
+    assert region.engine is not None
+    packed, loads, result, tiles = first.packed, cut.loads, cut.result, cut.tiles
+    held = packed * (cut.buffers if cut.channel_cuts > 1 else 1)
     apart = region.engine.constants not in ("", region.engine.memory)
     if apart and held > target.memory(region.engine.constants).size:
         return None
-    taken += first.scratch + (0 if apart else held)
-    channels_outer = outer_channels(loads, packed, spatial, channel_cuts)
+    nbytes = cut.nbytes + first.scratch + (0 if apart else held)
+    channels_outer = outer_channels(loads, packed, cut.spatial, cut.channel_cuts)
     if ORDER in region.choice:
         channels_outer = region.choice[ORDER] == "channels"
-    moved = loads * (tiles if channels_outer and spatial > 1 else spatial) + result * tiles
-    fetched = packed * (channel_cuts if channels_outer or spatial == 1 else tiles)
-    engine = (first.cycles + launch) * tiles
-    copying, moving = dma_cycles(dma, moved + fetched, setups + fetches), dma_cycles(dma, moved, setups)
-    cycles = most(engine, copying) + dma_cycles(dma, ends + packed, 1)
-    ready = most(engine, moving) + dma_cycles(dma, ends, 1 if ends else 0)
+    moved = loads * (tiles if channels_outer and cut.spatial > 1 else cut.spatial) + result * tiles
+    fetched = packed * (cut.channel_cuts if channels_outer or cut.spatial == 1 else tiles)
+    engine, ends = (first.cycles + cut.launch) * tiles, loads + result
+    copying, moving = (
+        dma_cycles(cut.dma, moved + fetched, cut.setups + cut.fetches),
+        dma_cycles(cut.dma, moved, cut.setups),
+    )
+    cycles = cut.both(engine, copying) + dma_cycles(cut.dma, ends + packed, 1)
+    ready = cut.both(engine, moving) + dma_cycles(cut.dma, ends, 1 if ends else 0)
     times = (copying - moving, moving, ready, first.starting * tiles)
-    return Tiling(size, in_place, taken, cycles, buffers, channels_outer, *times)
+    return Tiling(cut.size, cut.in_place, nbytes, cycles, cut.buffers, channels_outer, *times)
 
 
 def _first_part(region: Region, size: Shape) -> Tile | None:

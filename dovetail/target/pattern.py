@@ -298,7 +298,7 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str, inside: bool = True
             if part.optional:
                 return visit(part.inputs[0], value)
             wanted = f"the result '{value}' of {part.operator.__name__} is also needed elsewhere"
-            if id(part) not in again or value in graph.outputs:
+            if value in graph.outputs or id(part) not in _read_again(pattern):
                 return wanted
             shared.append((value, wanted, len(nodes)))
         if len(node.inputs) != len(part.inputs):
@@ -313,7 +313,6 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str, inside: bool = True
             return f"{leaf.name} stands for two different values, '{values[leaf.name]}' and '{value}'"
         return None
 
-    again = _read_again(pattern)
     failure = visit(pattern, root)
     if failure:
         return Mismatch(failure, len(nodes))

@@ -298,8 +298,10 @@ class _Work:
         # Folders are in the flags only as places to look; what they hold is in the digest of the headers.
         named = "\0".join(flag for flag in flags if not flag.startswith("-I"))
         content = (self.directory / source).read_bytes()
-        text = (self.compiler.version, named, source.suffix)
-        key = digest(*(part.encode() for part in text), content, self._included(source, content).encode())
+        text, included = (self.compiler.version, named, source.suffix), self._included(source, content)
+        key = digest(*(part.encode() for part in text), content, included.encode())
+        if source.suffix != ".c" and b".incbin" in content:  # zig's own cache does not look at what that takes in
+            flags = (*flags, f"-DDOVETAIL_INCLUDED={included}")
         made = self.cache / f"{key}.o"
         told = "-fstack-usage" in flags and source.suffix == ".c"
         if not (is_sealed(made) and (not told or is_sealed(made.with_suffix(".su")))):

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -19,11 +19,18 @@ from dovetail.codegen.emit.firmware import BOARD, COPY, CORES, DMA_DRIVER, linke
 from dovetail.codegen.emit.host import host_makefile, host_source, main_source
 from dovetail.codegen.emit.manifest import emitted_fields
 from dovetail.codegen.emit.network import model_source
-from dovetail.codegen.emit.source import arena_source, constants_source, header_source, kernels_source
+from dovetail.codegen.emit.source import (
+    arena_source,
+    constants_source,
+    header_source,
+    kernels_source,
+    weights_source,
+)
 from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import BuildError
 from dovetail.ir.graph import Graph
 from dovetail.ir.onnx_file import graph_bytes
+from dovetail.ir.types import Array
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import guard
 from dovetail.program.ir import Launch, View
@@ -56,6 +63,8 @@ class Project:
     """What the project computes, which is written beside it."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Those of the files that say which build it is (`digest_of`)."""
+    data: Mapping[str, Sequence[Array]] = field(default_factory=dict)
+    """Files of bytes beside them, each as the arrays one after the other; the sources have their digests."""
 
     def with_file(self, name: str, text: str) -> Project:
         """The project with one more file."""
@@ -74,6 +83,10 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     if unit.shared_arena is not None:
         common.append(f"src/{model}_arena.c")
         files[common[-1]] = arena_source(unit)
+    data: dict[str, Sequence[Array]] = {}
+    if (weights := weights_source(unit)) is not None:
+        common.append(f"src/{model}_weights.S")
+        files[common[-1]], data[f"src/{model}_weights.bin"] = weights
     copying = DMA_DRIVER if unit.target.dma else COPY if unit.core_copies else ()
     cores = CORES if unit.target.workers else ()
     start = _start(unit)
@@ -95,7 +108,7 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     files.update({_MAIN: main_source(unit)} if _MAIN in start else {"link.ld": _linker_script(unit)})
     target_sources = (*shared, *drivers, *start)
     host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
-    return _described(Project({}, target_sources, host_sources, sources=files), unit, manifest)
+    return _described(Project({}, target_sources, host_sources, sources=files, data=data), unit, manifest)
 
 
 def _described(project: Project, unit: Unit, manifest: Mapping[str, Any]) -> Project:
@@ -107,6 +120,7 @@ def _described(project: Project, unit: Unit, manifest: Mapping[str, Any]) -> Pro
     files["Makefile"] = _makefile(unit, project.target_sources)
     board = board_sources(project.target_sources)
     compiled = {"target": project.target_sources, "host": project.host_sources, "board": board}
+    compiled |= {"data": tuple(project.data)} if project.data else {}
     described = {**manifest, **emitted_fields(unit, compiled), "digest": digest}
     files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
     return replace(project, files=files)
@@ -209,17 +223,18 @@ def write_project(project: Project, folder: Path, replace: bool = False) -> None
     if replace and foreign and (not folder.is_dir() or any(folder.iterdir())):
         hint = "choose another folder"
         raise BuildError("this is not a build of Dovetail's and is not replaced", where=str(folder), hint=hint)
-    files = {name: text.encode() for name, text in project.files.items()}
+    files: dict[str, bytes | Sequence[Array]] = {name: text.encode() for name, text in project.files.items()}
+    files |= project.data
     if project.graph is not None:
         files[GRAPH] = graph_bytes(project.graph)
     write_files(files, folder, replace)
 
 
-def write_files(files: Mapping[str, bytes], folder: Path, replace: bool = False) -> None:
-    """Write files, by relative path, into a temporary folder beside `folder`, then rename it there: whenever this
-    process ends, the folder is the old one, the new one or not there, and never a part of either. A link in its place
-    is replaced, not followed. Raises BuildError where the folder exists and `replace` is not given, or it cannot be
-    written."""
+def write_files(files: Mapping[str, bytes | Sequence[Array]], folder: Path, replace: bool = False) -> None:
+    """Write files, by relative path, bytes or arrays one after the other, into a temporary folder beside `folder`, then
+    rename it there: whenever this process ends, the folder is the old one, the new one or not there, and never a part
+    of either. A link in its place is replaced, not followed. Raises BuildError where the folder exists and `replace` is
+    not given, or it cannot be written."""
     if folder.exists() and not replace:
         hint = "choose another folder, or give --force to replace it"
         raise BuildError("the output folder exists", where=str(folder), hint=hint)
@@ -231,7 +246,8 @@ def write_files(files: Mapping[str, bytes], folder: Path, replace: bool = False)
         for name, content in files.items():
             path = temporary / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            with path.open("wb") as file:
+                file.writelines([content] if isinstance(content, bytes) else (part.data for part in content))
         temporary.chmod(0o755)
         if folder.is_symlink():
             folder.unlink()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from dovetail import kernels
 from dovetail.codegen.emit.firmware import FIXED
 from dovetail.codegen.emit.unit import StackNeed, Unit, read_in_place
+from dovetail.codegen.emit.weights import Held, weights_files
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.types import Array
 from dovetail.kernels.c import (
     array_definition,
     c_type,
@@ -137,12 +141,13 @@ def arena_source(unit: Unit) -> str:
 def constants_source(unit: Unit) -> tuple[str, str]:
     """Header and source of the constants: weights, parameters and the engines' tasks."""
     declarations, definitions = [], [f'#include "{unit.model}_constants.h"\n']
-    blobs = {f"{unit.model}_{name}" for name in read_in_place(unit.program)}
+    blobs = _blobs(unit)
     for name, (element, array) in unit.constants.items():
         declaration = f"const {element} {name}[{array.size}]"
         declarations.append(f"extern {declaration};")
-        alignment = IN_PLACE_ALIGNMENT if name in blobs else 16
-        definitions.append(array_definition(f"{declaration} __attribute__((aligned({alignment})))", elements(array)))
+        if name not in unit.as_bytes:
+            aligned = f"{declaration} __attribute__((aligned({_alignment(name, blobs)})))"
+            definitions.append(array_definition(aligned, elements(array)))
     for name, (block, members) in unit.blocks.items():
         declarations.append(f"extern const {block} {name};")
         definitions.append(array_definition(f"const {block} {name}", members))
@@ -150,15 +155,38 @@ def constants_source(unit: Unit) -> tuple[str, str]:
         declaration = f"const uint32_t {name}[{len(content)}]"
         declarations.append(f"extern {declaration};")
         definitions.append(array_definition(declaration, hexadecimal(content)))
-    _, fixed = unit.fixed_constants()
-    if fixed.size:
-        declaration = f"const uint8_t {unit.model}_fixed_constants[{fixed.size}]"
+    for name, (element, fixed) in unit.fixed_array().items():
+        declaration = f"const {element} {name}[{fixed.size}]"
         declarations.append(f"extern {declaration};")
         attribute = f'__attribute__((aligned({IN_PLACE_ALIGNMENT}), section("{FIXED}")))'
-        definitions.append(array_definition(f"{declaration} {attribute}", elements(fixed)))
+        if name not in unit.as_bytes:
+            definitions.append(array_definition(f"{declaration} {attribute}", elements(fixed)))
     included = f'"{unit.model}_kernels.h"' if unit.blocks else "<stdint.h>"  # which has the types of blocks
     text = f"#include {included}\n\n" + "\n".join(declarations) + "\n"
     return guard(f"{unit.model.upper()}_CONSTANTS_H", text), "\n".join(definitions)
+
+
+def _blobs(unit: Unit) -> frozenset[str]:
+    """C names of the constants an engine reads where they lie."""
+    return frozenset(f"{unit.model}_{name}" for name in read_in_place(unit.program))
+
+
+def _alignment(name: str, blobs: Collection[str]) -> int:
+    """Bytes: of a constant's address."""
+    return IN_PLACE_ALIGNMENT if name in blobs else 16
+
+
+def weights_source(unit: Unit) -> tuple[str, list[Array]] | None:
+    """Assembler source of the constants that are written as bytes, and the arrays of their file; None without any."""
+    blobs = _blobs(unit)
+    held = {
+        name: Held(array, _alignment(name, blobs), f".rodata.{name}")
+        for name, (_, array) in unit.constants.items()
+        if name in unit.as_bytes
+    }
+    for name, (_, array) in unit.fixed_array().items():
+        held |= {name: Held(array, IN_PLACE_ALIGNMENT, FIXED)} if name in unit.as_bytes else {}
+    return weights_files(unit.model, held) if held else None
 
 
 def kernels_source(unit: Unit) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from dovetail import kernels
 from dovetail.codegen.emit.lists import CommandList, command_list
+from dovetail.codegen.emit.weights import Weights, as_bytes
 from dovetail.errors import ProgramError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
@@ -96,6 +97,18 @@ class Unit:
     """C name of the user's array for the values; None where the build has one of its own."""
     stack: StackNeed | None = None
     """What an inference needs; None where that was not looked at, or is not known."""
+    weights: Weights = Weights.TEXT
+    """How constants are written."""
+
+    @cached_property
+    def as_bytes(self) -> frozenset[str]:
+        """The constants that are written as bytes, by C name."""
+        return as_bytes({**self.constants, **self.fixed_array()}, self.weights)
+
+    def fixed_array(self) -> dict[str, tuple[str, Array]]:
+        """The array of what lists read, as one of `constants`; none where there is none."""
+        content = self.fixed_constants()[1]
+        return {f"{self.model}_fixed_constants": ("uint8_t", content)} if content.size else {}
 
     @property
     def notes(self) -> tuple[str, ...]:

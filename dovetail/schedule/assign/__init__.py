@@ -29,6 +29,7 @@ from dovetail.schedule.assign.cheaper import cheaper
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, Told, without_offloads
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, slots
 from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.tiles import Known
 from dovetail.target.description import Target
 
 
@@ -222,6 +223,8 @@ class Assignment:
     """Cycles, by the same estimate, that no placement can be below."""
     compared: Mapping[str, Told] = field(default_factory=dict)
     """Region name -> what there is to say of a layer that was compared by itself, with one engine."""
+    tiles: Known = field(default_factory=Known, compare=False)
+    """What is known of tiles of regions, by their names, where their values lie row-major."""
     note: str = ""
     """A sentence about what was given up for want of memory; empty for nothing."""
 
@@ -259,8 +262,11 @@ def assign(
     """
     wishes = resolve(pins, regions, target)
     if len(target.engines) < 2 and not wishes:
-        chosen, compared = cheaper(graph, regions, target, held)
-        return Assignment(chosen, compared=compared)
+        tiles = Known()
+        chosen, compared = cheaper(graph, regions, target, held, tiles)
+        before = {region.name: region.offload for region in regions}
+        same = {region.name for region in chosen if region.offload is before.get(region.name)}
+        return Assignment(chosen, compared=compared, tiles=tiles.of(same))
     known = layers(graph, regions, target, wishes, held)
     dma = target.dma.name if target.dma else CORE
     found, bound = heuristic(known, dma), lower_bound(known, dma)

@@ -11,8 +11,8 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, full_box
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, border, step, without_offloads
-from dovetail.schedule.partition import Region, Share, engine_layouts, explain_mismatch, partition
-from dovetail.schedule.tiles import tile_match
+from dovetail.schedule.partition import Region, Share, Tried, engine_layouts, explain_mismatch, partition
+from dovetail.schedule.tiles import Known, tile_match
 from dovetail.target.description import Target
 
 _MOST_ENGINES = 4
@@ -177,15 +177,18 @@ _MOST_WAYS = 4
 """Other ways of computing a layer on one engine that are compared."""
 
 
-def others(graph: Graph, parts: Sequence[Region], target: Target) -> Iterator[tuple[Region, ...]]:
+def others(
+    graph: Graph, parts: Sequence[Region], target: Target, tried: Tried | None = None
+) -> Iterator[tuple[Region, ...]]:
     """The same layer by other offloads of its engines: each time without those used before.
 
     Args:
         graph: the layer.
         parts: how it is computed first; nothing else is tried for an offload that is preferred.
         target: the machine, with the offloads that may be used.
+        tried: as `partition`.
     """
-    left = target
+    left, tried = target, tried or Tried()
     for _ in range(_MOST_WAYS):
         used = {(part.engine.name, part.offload.name) for part in parts if part.engine and part.offload}
         if not used or any(part.offload.prefer for part in parts if part.offload):
@@ -196,7 +199,7 @@ def others(graph: Graph, parts: Sequence[Region], target: Target) -> Iterator[tu
             engines.append(replace(one, offloads=kept))
         left = replace(left, engines=tuple(engines))
         try:
-            parts = partition(graph, left)
+            parts = partition(graph, left, tried=tried)
         except ModelError:  # the core has no kernel for a part
             return
         if not any(part.engine for part in parts):
@@ -204,12 +207,14 @@ def others(graph: Graph, parts: Sequence[Region], target: Target) -> Iterator[tu
         yield parts
 
 
-def as_regions(region: Region, parts: Sequence[Region], graph: Graph, target: Target) -> Candidate:
-    """A layer computed as some regions, which get its name."""
+def as_regions(
+    region: Region, parts: Sequence[Region], graph: Graph, target: Target, known: Known | None = None
+) -> Candidate:
+    """A layer computed as some regions, which get its name; `known` as of `step`."""
     names = [region.name] if len(parts) == 1 else [f"{region.name}_{number}" for number in range(len(parts))]
     parts = [replace(part, name=name) for part, name in zip(parts, names, strict=True)]
     places = dict.fromkeys(part.place for part in parts if not (part.is_view or part.still))
-    return Candidate(" then ".join(places), tuple(step(part, graph, target) for part in parts))
+    return Candidate(" then ".join(places), tuple(step(part, graph, target, known) for part in parts))
 
 
 def _together(alone: Sequence[Candidate], graph: Graph, target: Target) -> Iterator[Candidate]:
@@ -223,11 +228,13 @@ def _together(alone: Sequence[Candidate], graph: Graph, target: Target) -> Itera
             continue
 
 
-def on_core(region: Region, graph: Graph, target: Target, refused: dict[str, str]) -> Iterator[Candidate]:
+def on_core(
+    region: Region, graph: Graph, target: Target, refused: dict[str, str], tried: Tried | None = None
+) -> Iterator[Candidate]:
     """The layer on the core, its cycles doubled beside hardware, for they are an estimate and the engine's a formula;
     nothing where it has no kernel for it."""
     try:
-        parts = partition(region.graph, without_offloads(target, {}))
+        parts = partition(region.graph, without_offloads(target, {}), tried=tried)
     except ModelError as error:
         refused[CORE] = error.what
         return

@@ -5,16 +5,17 @@ Where the core is far slower by estimate and no other offload takes a layer, not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import as_regions, on_core, others
-from dovetail.schedule.assign.costs import Candidate, Told, border, core_cycles, without_offloads
-from dovetail.schedule.partition import Region, named, partition
-from dovetail.schedule.tiles import LAUNCH_CYCLES, dma_cycles
+from dovetail.schedule.assign.costs import Candidate, Told, border, core_cycles, step, without_offloads
+from dovetail.schedule.partition import Region, Tried, named, partition
+from dovetail.schedule.tiles import LAUNCH_CYCLES, Known, dma_cycles
 from dovetail.target.description import Target
 from dovetail.user_file import asking
 
@@ -23,7 +24,7 @@ _FAR = 4
 
 
 def cheaper(
-    graph: Graph, regions: Sequence[Region], target: Target, held: Collection[str]
+    graph: Graph, regions: Sequence[Region], target: Target, held: Collection[str], tiles: Known
 ) -> tuple[tuple[Region, ...], dict[str, Told]]:
     """The regions, each as it takes the fewest cycles, and what there is to say of those that were compared.
 
@@ -32,6 +33,7 @@ def cheaper(
         regions: of the partition.
         target: the machine, with one engine.
         held: names of the regions that stay as they are.
+        tiles: gains what is found of tiles of the regions as they are given.
     """
     if target.core.is_host:
         return tuple(regions), {}
@@ -44,11 +46,15 @@ def cheaper(
     said: dict[str, Told] = {}
     declined: dict[str, str] = {}
     for region in regions:
-        known = () if region.name in held else tuple(_candidates(region, graph, target))
+
+        def cost(one: Candidate) -> int:
+            return one.cycles + _around(one, makers, readers, target)
+
+        known = () if region.name in held else tuple(_candidates(region, graph, target, cost, tiles))
         if len(known) < 2:
             found.append(region)
             continue
-        costs = [one.cycles + _around(one, makers, readers, target) for one in known]
+        costs = [cost(one) for one in known]
         best = min(range(len(known)), key=lambda at: (costs[at], at))
         parts = [step.region for step in known[best].steps] if best else [region]
         told = _told(known, costs, best)
@@ -97,21 +103,43 @@ def _told(known: Sequence[Candidate], costs: Sequence[int], best: int) -> Told |
     return Told(tuple((names[at], costs[at]) for at in near), {}, why)
 
 
-def _candidates(region: Region, graph: Graph, target: Target) -> Iterator[Candidate]:
-    """The layer as it is, by other offloads, and on the core; nothing where it is clear which."""
+def _candidates(
+    region: Region, graph: Graph, target: Target, cost: Callable[[Candidate], int], tiles: Known
+) -> Iterator[Candidate]:
+    """The layer as it is, by other offloads, and on the core; nothing where it is clear which. What takes far longer by
+    the core's part alone is left out: nothing would be said of it."""
     if region.engine is None or region.offload is None or region.offload.prefer:
         return
     lossless = without_offloads(target, {engine.name: False for engine in target.engines})
-    ways = list(others(region.graph, [region], lossless))
+    tried = Tried()
+    ways = list(others(region.graph, [region], lossless, tried))
     if not ways and core_cycles(region.graph, target) >= _FAR * _about(region, target):
         return
-    for way in ((region,), *ways):
-        try:
+    try:
+        first = as_regions(region, (region,), graph, target, tiles)
+    except PlanError:  # no memory for it; where that is all there is, the plan says so
+        return
+    yield first
+    far = _FAR * cost(first)
+    for way in ways:
+        if len(way) == 1 and _alike(way[0], region):
+            yield replace(first, steps=(replace(first.steps[0], region=replace(way[0], name=region.name)),))
+            continue
+        if sum(step(part, graph, target).cycles for part in way if part.engine is None) >= far:
+            continue
+        with suppress(PlanError):
             yield as_regions(region, way, graph, target)
-        except PlanError:  # no memory for it; where that is all there is, the plan says so
-            if way == (region,):
-                return
-    yield from on_core(region, graph, target, {})
+    yield from on_core(region, graph, target, {}, tried)
+
+
+def _alike(one: Region, other: Region) -> bool:
+    """Whether two offloads that take a layer alike are the same functions and limits."""
+    if one.offload is None or other.offload is None or one.match is None or other.match is None:
+        return False
+    same = one.place == other.place and one.choice == other.choice and one.graph.nodes == other.graph.nodes
+    matched = one.match.values == other.match.values and one.match.nodes == other.match.nodes
+    named = replace(one.offload, name=other.offload.name, pattern=other.offload.pattern)
+    return same and matched and named == other.offload
 
 
 def _about(region: Region, target: Target) -> int:
@@ -133,7 +161,7 @@ def _around(
     candidate: Candidate, makers: Mapping[str, Region], readers: Mapping[str, list[Region]], target: Target
 ) -> int:
     """Cycles of relayouts between a layer computed so and its neighbours as they are."""
-    steps = [step.region for step in candidate.steps]
+    steps = [one.region for one in candidate.steps]
     before = sum(
         border(value, makers[value], one, target) for one in steps for value in one.graph.inputs if value in makers
     )

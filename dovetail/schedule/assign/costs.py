@@ -20,7 +20,7 @@ from dovetail.program.ir import CORE, dense_view
 from dovetail.program.transfers import transfers
 from dovetail.schedule.cores import copies
 from dovetail.schedule.partition import Region, engine_layouts
-from dovetail.schedule.tiles import LAUNCH_CYCLES, Tiling, choose_tiling, dma_cycles, first_tile
+from dovetail.schedule.tiles import LAUNCH_CYCLES, Known, Tiling, choose_tiling, dma_cycles, first_tile
 from dovetail.target.costs import kernel_cycles
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
@@ -127,19 +127,20 @@ _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
 
 
-def step(region: Region, graph: Graph, target: Target) -> Step:
+def step(region: Region, graph: Graph, target: Target, known: Known | None = None) -> Step:
     """The cost of computing a region.
 
     Args:
         region: one as it shall be computed, its shares included.
         graph: the whole network.
         target: the machine.
+        known: what is known of tiles of the region, if it is; what is found is added.
 
     Raises:
         PlanError: an engine's memory does not hold its smallest tile.
     """
     if region.engine is not None:
-        return _on_engines(region, graph, target)
+        return _on_engines(region, graph, target, known)
     if region.is_view or region.still:
         return Step(region, 0, ())
     if region.mover:
@@ -161,10 +162,10 @@ def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType(
     return round(sum(rate(part, rates) * count for part, count in counts.items()))
 
 
-def _on_engines(region: Region, graph: Graph, target: Target) -> Step:
+def _on_engines(region: Region, graph: Graph, target: Target, known: Known | None) -> Step:
     """Every part at the same time, as far as the core can start them; the DMA brings operands as the step begins."""
     parts = region.parts
-    tilings = [_tiling(part, parts[0], graph, target, len(parts)) for part in parts]
+    tilings = [_tiling(part, parts[0], graph, target, len(parts), known) for part in parts]
     uses: list[Use] = []
     engines: list[str] = []
     held = launches = 0
@@ -204,13 +205,13 @@ def _fetching(parts: tuple[Region, ...], tilings: list[Tiling]) -> int:
     return sum(found.values())
 
 
-def _tiling(part: Region, leader: Region, graph: Graph, target: Target, sharers: int) -> Tiling:
+def _tiling(part: Region, leader: Region, graph: Graph, target: Target, sharers: int, known: Known | None) -> Tiling:
     """The tiling the planner would choose with the values in the leader's memory, of which each sharer has its part."""
     assert part.engine is not None and leader.engine is not None
     ends = {*graph.inputs, *graph.outputs}
     values = (*part.graph.inputs, part.output)
     homes = {name: target.values if name in ends else leader.engine.memory for name in values}
-    return choose_tiling(part, target, homes, target.memory(part.engine.memory).size // sharers)
+    return choose_tiling(part, target, homes, target.memory(part.engine.memory).size // sharers, known)
 
 
 def _moved(region: Region, target: Target) -> Step:

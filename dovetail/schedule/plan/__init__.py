@@ -39,6 +39,7 @@ def plan(
     near: Collection[str] = (),
     cores: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    sized: Known | None = None,
 ) -> Plan:
     """Place, tile, order and allocate.
 
@@ -52,6 +53,7 @@ def plan(
         near: inputs and outputs of the network that shall lie in the engines' memory, not in that of values.
         cores: the core that computes each value, in a pipeline; None for as many as make each region fastest.
         progress: told whose tiles are looked for.
+        sized: what is known of tiles of the regions by their names, where they take and give row-major values.
 
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
@@ -62,7 +64,8 @@ def plan(
     dma = target.dma.name if target.dma else CORE
     cut: _Choice | None = None
     tilings: dict[str, Tiling] = {}
-    known, parts = Known(progress=progress), KnownParts()
+    plain = {region.name for region in laid.regions if not (region.layouts or region.converted)}
+    known, parts = (sized or Known()).of(plain, progress), KnownParts()
     while True:
         if cut is None or (cut.homes, cut.withheld) != (choice.homes, choice.withheld):  # nothing else matters to tiles
             cut, stuck = choice, _cut(laid, target, choice, reserved, known, tilings)

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from dovetail.codegen.emit.project import MANIFEST, write_files
 from dovetail.errors import BuildError
 from dovetail.run import Build
-from dovetail.tools.export.forms import FORMS
+from dovetail.tools.export.forms import C_ALONE, FORMS
 from dovetail.tools.export.library import library_of
 from dovetail.tools.export.rtos import FREERTOS, beside
 
@@ -39,8 +41,8 @@ def export(build: Build, form: str, folder: Path, replace: bool = False, freerto
         The files, relative to the folder.
 
     Raises:
-        BuildError: the build is a program for this computer, the form is another system's, or the folder cannot be
-            written.
+        BuildError: the build is a program for this computer, the form is another system's or does not take its weights,
+            or the folder cannot be written.
     """
     library = library_of(build)
     if freertos and form == "zephyr":
@@ -48,13 +50,17 @@ def export(build: Build, form: str, folder: Path, replace: bool = False, freerto
         raise BuildError("a module of Zephyr's does not run beside FreeRTOS", where="--rtos, --to", hint=hint)
     if freertos and form != "esp-idf":
         library = beside(library, FREERTOS)
+    if library.data and form in C_ALONE:
+        hint = "compile it again with --weights text"
+        raise BuildError("this form has no assembler files, in which the weights are", where=f"--to {form}", hint=hint)
     files = {**FORMS[form](library), _MARK: f"{form} {library.name}\n"}
     if replace and folder.exists() and not (folder / _MARK).is_file():
         hint = "choose another folder"
         where = str(folder)
         raise BuildError(f"this is not an export (it has no {_MARK}) and is not replaced", where=where, hint=hint)
-    write_files({name: text.encode() for name, text in files.items()}, folder, replace)
-    return tuple(sorted(files))
+    data = {f"src/{name}": [np.memmap(path, np.uint8, "r")] for name, path in library.data.items()}
+    write_files({**{name: text.encode() for name, text in files.items()}, **data}, folder, replace)
+    return tuple(sorted({**files, **data}))
 
 
 _MARK = MANIFEST.replace(".json", "-export.txt")

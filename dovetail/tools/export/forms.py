@@ -70,8 +70,11 @@ def _below(folder: str, files: Mapping[str, str]) -> Files:
 def cmake(library: Library) -> Files:
     """A static library with an alias, installed with a package file, and the example where it is the top project."""
     name, sources = library.name, " ".join(f"src/{file}" for file in sorted(library.sources))
+    weights = f"${{CMAKE_CURRENT_SOURCE_DIR}}/src/{name}_weights"
+    assembled = f"set_source_files_properties({weights}.S PROPERTIES OBJECT_DEPENDS {weights}.bin)\n"
+    assembled = assembled if library.data else ""
     text = f"""cmake_minimum_required(VERSION 3.16)
-project({name} VERSION {library.version} LANGUAGES C)
+project({name} VERSION {library.version} LANGUAGES {"C ASM" if library.data else "C"})
 include(GNUInstallDirs)
 
 add_library({name} STATIC {sources})
@@ -81,7 +84,7 @@ target_include_directories({name} PUBLIC
 set_target_properties({name} PROPERTIES C_STANDARD 99 C_EXTENSIONS ON)
 # Bytes are read as other types.
 target_compile_options({name} PRIVATE -fno-strict-aliasing $<$<NOT:$<CONFIG:Debug>>:-O2>)
-
+{assembled}
 option({name.upper()}_EXAMPLE "build the example" ${{PROJECT_IS_TOP_LEVEL}})
 if({name.upper()}_EXAMPLE)
   add_executable({name}_example example/main.c)
@@ -106,7 +109,8 @@ install(EXPORT {name} FILE {name}-config.cmake NAMESPACE {name}:: DESTINATION ${
 
 def make(library: Library) -> Files:
     """A Makefile for a static library."""
-    objects = " ".join(f"src/{file.removesuffix('.c')}.o" for file in sorted(library.sources))
+    objects = " ".join(f"src/{file.rpartition('.')[0]}.o" for file in sorted(library.sources))
+    assembled = _ASSEMBLED.format(name=library.name) if library.data else ""
     text = f"""# Makes lib{library.name}.a; give CC, AR and the flags of your processor:
 # make CC=arm-none-eabi-gcc AR=arm-none-eabi-ar CPU="-mcpu=cortex-m4 -mthumb"
 CPU =
@@ -119,7 +123,7 @@ lib{library.name}.a: {objects}
 
 %.o: %.c
 \t$(CC) $(CFLAGS) -Isrc -c $< -o $@
-
+{assembled}
 clean:
 \trm -f lib{library.name}.a {objects}
 .PHONY: clean
@@ -127,6 +131,14 @@ clean:
     use = f"`make` gives `lib{library.name}.a`; headers are in `src`."
     extra = {"Makefile": text, **_examples(library), "README.md": _readme(library, use)}
     return {**_below("src", library.files), **extra}
+
+
+_ASSEMBLED = """
+%.o: %.S
+\t$(CC) $(CFLAGS) -Isrc -c $< -o $@
+
+src/{name}_weights.o: src/{name}_weights.bin
+"""
 
 
 def arduino(library: Library) -> Files:
@@ -264,3 +276,5 @@ FORMS: Mapping[str, Callable[[Library], Files]] = {
     "cmsis-pack": cmsis_pack,
 }
 """By the name on the command line."""
+C_ALONE = ("arduino", "cmsis-pack")
+"""Those that do not say where an assembler looks for the bytes of large weights."""

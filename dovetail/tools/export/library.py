@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dovetail.codegen.emit.project import defines
@@ -29,7 +30,7 @@ class Library:
     sentence: str
     """What it is."""
     sources: Mapping[str, str]
-    """Text of each C file."""
+    """Text of each C or assembler file."""
     headers: Mapping[str, str]
     inputs: Sequence[Mapping[str, Any]]
     """As in the build's description: name, shape, dtype, scale."""
@@ -42,6 +43,8 @@ class Library:
     """The engines and DMAs whose interrupts the core waits for; empty for a network of the core alone."""
     layers: tuple[str, ...]
     """Their names, by the number their marker has."""
+    data: Mapping[str, Path] = field(default_factory=dict)
+    """Files of bytes that sources take in, by name: where they are."""
     system: str = ""
     """The operating system it runs beside; empty for none."""
 
@@ -75,7 +78,7 @@ def library_of(build: Build) -> Library:
         name=name,
         version=str(manifest["dovetail"]),
         sentence=f"{manifest['model']}: a neural network for {target.name}, static and bare-metal",
-        sources={file: _ALIASING + text for file, text in sources.items()},
+        sources={file: _ALIASING + text if file.endswith(".c") else text for file, text in sources.items()},
         headers=headers,
         inputs=manifest["inputs"],
         outputs=manifest["outputs"],
@@ -83,6 +86,7 @@ def library_of(build: Build) -> Library:
         foreign=tuple(sorted({path.split("/")[1] for path in foreign})),
         waits=_waits(build, sources),
         layers=tuple(str(layer["name"]) for layer in manifest["layers"]),
+        data={path.rpartition("/")[2]: build.folder / path for path in manifest["sources"].get("data", ())},
     )
 
 

@@ -1,0 +1,104 @@
+"""What all tests would do again and again: answered from what was found before, or without what nobody asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from dovetail.codegen.build import toolchain
+from dovetail.files import is_sealed, keep_file, kept_file, replace_file, seal
+
+FRAMES = inspect.stack, inspect.getframeinfo
+"""As Python has them."""
+
+
+RUN = toolchain._Work._run
+"""The compiler itself, for tests of the cache."""
+
+
+def run_once(folder: Path) -> Callable[[toolchain._Work, Sequence[str], Path], None]:
+    """What stands for `_Work._run`: the compiler's files, by their content address, from an earlier run of it where
+    there was one that succeeded.
+
+    Args:
+        folder: where they are kept, and the libraries that zig makes for itself, some seconds for each core.
+    """
+
+    def once(work: toolchain._Work, arguments: Sequence[str], made: Path) -> None:
+        """As `_Work._run`."""
+        (folder / "zig").mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (work.cache / "zig").symlink_to(folder / "zig")
+        names = [made.with_suffix(".su").name, made.name]  # what was asked for last: where it is, all is
+        if not is_sealed(folder / made.name):
+            RUN(work, arguments, made)
+            for name in names:
+                if (data := kept_file(made.with_name(name))) is not None:
+                    keep_file(folder / name, data)
+            return
+        for name in names:
+            if (data := kept_file(folder / name)) is not None:
+                replace_file(made.with_name(name), data)
+                made.with_name(name).chmod(0o644)
+                seal(made.with_name(name))
+
+    return once
+
+
+def quicken(patch: pytest.MonkeyPatch) -> None:
+    """Let Exo find its callers' names without their text, and its solver without looking for others.
+
+    `inspect.stack` reads a line of the source of each of a test's sixty callers, for which it looks through all
+    modules; Exo wants two of the frames, as they are.
+    """
+    patch.setattr(inspect, "stack", callers)
+    patch.setattr(inspect, "getframeinfo", place)
+    try:
+        from pysmt.factory import Factory
+    except ImportError:
+        return
+    made, known = Factory.__init__, list[dict[str, Any]]()
+
+    def again(self: Any, environment: Any, *rest: Any, **options: Any) -> None:
+        """As `Factory.__init__`: which solvers are installed is looked up once."""
+        if rest or options:
+            return made(self, environment, *rest, **options)
+        if not known:
+            made(self, environment)
+            known.append({name: value for name, value in vars(self).items() if name != "environment"})
+        found = {name: value.copy() if isinstance(value, dict | list) else value for name, value in known[0].items()}
+        vars(self).update(found, environment=environment)
+        return None
+
+    patch.setattr(Factory, "__init__", again)
+
+
+def callers(context: int = 1) -> list[Any]:
+    """As `inspect.stack`; for Exo without text."""
+    frame: FrameType | None = sys._getframe(1)
+    if not _of_exo(frame):
+        return FRAMES[0](context)[1:]
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+        frame = frame.f_back
+    return found
+
+
+def place(frame: Any, context: int = 1) -> Any:
+    """As `inspect.getframeinfo`; for Exo without text."""
+    if not _of_exo(sys._getframe(1)):
+        return FRAMES[1](frame, context)
+    return inspect.Traceback(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, None)
+
+
+def _of_exo(frame: FrameType | None) -> bool:
+    return frame is not None and str(frame.f_globals.get("__name__", "")).startswith("exo.")

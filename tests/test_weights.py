@@ -1,0 +1,172 @@
+"""Constants as bytes in a file: the same arrays, the same outputs, in every build that takes them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from command_line import dovetail, refused
+from dovetail.codegen.emit import weights as writing
+from dovetail.codegen.emit import write_project
+from dovetail.codegen.emit.weights import LEAST, Held, Weights, as_bytes, weights_files
+from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
+from dovetail.ir.graph import evaluate
+from dovetail.ir.types import Array
+from dovetail.kernels.c import array_definition, elements
+from dovetail.run import open_build, run_build
+from dovetail.targets import load_target
+from firmware import require_chip
+from networks import single
+from test_core_kernels import needs_compiler
+from test_export import answers, program
+
+CASES = {"riscv": (8, 16, 40), "cortex_m0plus": (8, 16, 40), "ne16": (8, 32, 40)}
+"""Target -> size, inputs and outputs of its layer."""
+
+
+def made(target: str, weights: Weights) -> Compiled:
+    graph = replace(single(*CASES[target]), name="words")
+    return compile_graph(graph, load_target(target), Options(weights=weights), interpret=False)
+
+
+def types(array: Array) -> str:
+    """The type of C with elements like these."""
+    return "float" if array.dtype.kind == "f" else f"{array.dtype.name}_t"
+
+
+ARRAYS = st.builds(
+    lambda kind, order, count, seed: (
+        np.random.default_rng(seed).integers(-(2**31), 2**31, count).astype(np.dtype(kind).newbyteorder(order))
+    ),
+    st.sampled_from(["i1", "u1", "i2", "u2", "i4", "u4", "i8", "f4"]),
+    st.sampled_from("<>"),
+    st.integers(1, 70),
+    st.integers(0, 9),
+)
+
+
+@needs_compiler
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arrays=st.lists(ARRAYS, min_size=1, max_size=6), alignment=st.sampled_from([1, 16, 64]))
+def test_the_assembler_makes_the_arrays_of_the_text(
+    arrays: Sequence[Array], alignment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any elements in any order of bytes: equal to what the C compiler makes of them as text."""
+    held = {f"bytes_{n}": Held(array, alignment, f".rodata.bytes_{n}") for n, array in enumerate(arrays)}
+    source, content = weights_files("some", held)
+    (tmp_path / "some_weights.S").write_text(source)
+    (tmp_path / "some_weights.bin").write_bytes(b"".join(part.tobytes() for part in content))
+    lines = ["#include <stdint.h>", "#include <string.h>"]
+    tests = []
+    for n, array in enumerate(arrays):
+        native = array.astype(array.dtype.newbyteorder("="))
+        lines.append(f"extern const {types(native)} bytes_{n}[{array.size}];")
+        lines.append(array_definition(f"static const {types(native)} text_{n}[{array.size}]", elements(native)))
+        tests += [f"if (memcmp(bytes_{n}, text_{n}, sizeof(text_{n})) != 0) {{ return {n + 1}; }}"]
+        tests += [f"if ((uintptr_t)bytes_{n} % {alignment}u != 0) {{ return {n + 101}; }}"]
+    (tmp_path / "main.c").write_text("\n".join([*lines, "int main(void) {", *tests, "return 0; }", ""]))
+    words = [
+        "cc",
+        "-Wall",
+        "-Werror",
+        "-Wl,--fatal-warnings",
+        f"-I{tmp_path}",
+        "main.c",
+        "some_weights.S",
+        "-o",
+        "some",
+    ]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    assert subprocess.run([tmp_path / "some"], check=False).returncode == 0
+
+
+def test_what_is_written_as_bytes() -> None:
+    """The larger arrays whose bytes are those of C, and by itself of large networks alone."""
+    large, small = np.zeros(writing.LARGE, np.int8), np.zeros(LEAST - 1, np.int8)
+    constants = {"large": ("int8_t", large), "small": ("int8_t", small), "other": ("int8_t", large.astype(np.int16))}
+    assert as_bytes(constants, Weights.BINARY) == as_bytes(constants, Weights.AUTO) == {"large"}
+    assert not as_bytes(constants, Weights.TEXT)
+    constants["large"] = ("int8_t", large[LEAST:])
+    del constants["other"]
+    assert not as_bytes(constants, Weights.AUTO) and as_bytes(constants, Weights.BINARY) == {"large"}
+    assert Options().weights is Weights.AUTO
+
+
+@pytest.mark.parametrize("target", sorted(CASES))
+def test_outputs_are_those_of_text(target: str, tmp_path: Path) -> None:
+    """In firmware and on this computer; and a byte of the file that is another one is seen."""
+    require_chip()
+    text, compiled = made(target, Weights.TEXT), made(target, Weights.BINARY)
+    assert not text.project.data and not [name for name in text.project.files if name.endswith("_weights.S")]
+    constants = "src/words_constants.c"
+    assert 2 * len(compiled.project.files[constants]) < len(text.project.files[constants])
+    write_project(compiled.project, tmp_path / "build")
+    build, inputs = open_build(tmp_path / "build"), sample_inputs(compiled.graph)
+    expected = evaluate(compiled.graph, inputs)[compiled.graph.outputs[0]]
+
+    def outputs(simulator: str) -> Array:
+        return run_build(build, simulator, [inputs]).outputs[0][compiled.graph.outputs[0]]
+
+    assert np.array_equal(outputs("iss"), expected) and np.array_equal(outputs("host"), expected)
+    file = tmp_path / "build" / "src" / "words_weights.bin"
+    file.write_bytes(bytes(byte ^ 0x55 for byte in file.read_bytes()))
+    assert not np.array_equal(outputs("iss"), expected), "an object made of other bytes was taken"
+
+
+@needs_compiler
+def test_clean_under_sanitisers(tmp_path: Path) -> None:
+    compiled = made("riscv", Weights.BINARY)
+    write_project(compiled.project, tmp_path / "build")
+    (tmp_path / "build" / "main.c").write_text(program("words"))
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    words = ["cc", *flags, "-DDOVETAIL_HOST", "-Isrc", "-Iruntime", *compiled.project.host_sources, "main.c"]
+    subprocess.run([*words, "-o", "words"], cwd=tmp_path / "build", check=True)
+    answers([tmp_path / "build" / "words"], compiled)
+
+
+@pytest.mark.parametrize("gcc", ["riscv64-unknown-elf-gcc", "arm-none-eabi-gcc"])
+def test_the_makefile_builds_the_firmware(gcc: str, tmp_path: Path) -> None:
+    if not shutil.which(gcc):
+        pytest.skip(f"{gcc} is not installed")
+    write_project(made("riscv" if "riscv" in gcc else "cortex_m0plus", Weights.BINARY).project, tmp_path / "build")
+    subprocess.run(["make", "-s", f"CC={gcc}", "words.elf"], cwd=tmp_path / "build", check=True)
+    held = (tmp_path / "build" / "src" / "words_weights.bin").read_bytes()
+    assert held[:LEAST] in (tmp_path / "build" / "words.elf").read_bytes()
+
+
+@pytest.mark.parametrize("form", ["make", "cmake"])
+def test_exports_build(form: str, tmp_path: Path) -> None:
+    """And run: on this computer, for they are made for whichever compiler is told."""
+    if not shutil.which(form):
+        pytest.skip(f"{form} is not installed")
+    compiled = made("riscv", Weights.BINARY)
+    write_project(compiled.project, tmp_path / "build")
+    folder = tmp_path / "library"
+    assert dovetail("export", tmp_path / "build", "--to", form, "-o", folder) == 0
+    (tmp_path / "main.c").write_text(program("words"))
+    if form == "make":
+        subprocess.run(["make", "-s", "CC=cc", "AR=ar"], cwd=folder, check=True)
+    else:
+        subprocess.run(["cmake", "-S", folder, "-B", folder], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(["cmake", "--build", folder, "--target", "words"], stdout=subprocess.DEVNULL, check=True)
+    words = ["cc", f"-I{folder / 'src'}", tmp_path / "main.c", folder / "libwords.a", "-o", tmp_path / "program"]
+    subprocess.run(words, check=True)
+    answers([tmp_path / "program"], compiled)
+
+
+def test_forms_of_c_alone_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_project(made("riscv", Weights.BINARY).project, tmp_path / "build")
+    for form in ("arduino", "cmsis-pack"):
+        said = refused(capsys, "export", tmp_path / "build", "--to", form, "-o", tmp_path / form)
+        assert "--weights text" in said and not (tmp_path / form).exists()
+    for form in ("zephyr", "esp-idf", "platformio"):
+        assert dovetail("export", tmp_path / "build", "--to", form, "-o", tmp_path / form) == 0
+        assert {"words_weights.S", "words_weights.bin"} <= {file.name for file in (tmp_path / form / "src").iterdir()}
