@@ -1,9 +1,9 @@
-"""The closed form of a tiling's cycles against the device model; what does not fit, and what is said about it."""
+"""The cycles of a walked tiling against the device model; what does not fit, and what is said about it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
-from itertools import product
 
 import numpy as np
 import pytest
@@ -12,10 +12,11 @@ from dovetail.errors import PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
 from dovetail.schedule.partition import partition
-from dovetail.targets.vta import cost, target
+from dovetail.targets.vta import choice, cost, target
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.cost import Tiling
 from dovetail.targets.vta.executor import estimate
+from dovetail.targets.vta.walk import walked
 from vta_layers import Layer, case_of, default_tiling, graph_of
 
 CONFIG = VtaConfig()
@@ -29,24 +30,18 @@ LAYERS = {
     "dense": Layer("dense", (1, 1), 512, 480, bias=5000, rounds=True),
     "pool": Layer("pool", (16, 16), 64, 0, (2, 2), (2, 2)),
 }
-LEAST_CORRELATION = {"3x3": 0.97, "3x3, bias": 0.87, "3x3 stride 2": 0.96, "1x1": 0.96, "depthwise": 0.88, "pool": 0.8}
-"""Of ranks, as measured, rounded down. A dense layer is bound by its weights: tilings differ by little."""
-MOST_ERROR = {
-    "3x3": 0.01,
-    "3x3, bias": 0.02,
-    "3x3 stride 2": 0.02,
-    "1x1": 0.02,
-    "depthwise": 0.17,
-    "dense": 0.01,
-    "pool": 0.02,
+MORE = {
+    "digits": Layer("conv", (14, 14), 32, 32, (3, 3), (1, 1), SAME, "digits", "far", 500000),
+    "depthwise of odd sizes": Layer("depthwise", (25, 5), 64, 0, (3, 3), (1, 1), SAME, "none", "channel", 5000),
+    "1x1 of many channels": Layer("conv", (6, 6), 256, 256, bias=5000),
 }
-"""Mean of |closed form - device| / device, as measured, rounded up."""
+"""Layers whose cycles are compared only."""
 
 
 @cache
 def graph(name: str) -> Graph:
     """A layer's graph."""
-    return graph_of(LAYERS[name])
+    return graph_of({**LAYERS, **MORE}[name])
 
 
 @cache
@@ -56,18 +51,15 @@ def measured(name: str, tiling: Tiling) -> int:
     return estimate(case.stream, CONFIG).cycles
 
 
-def some(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Some of the sizes, small to large."""
-    first = min(1, len(sizes) - 1)  # single rows or columns take long to lower
-    return tuple(dict.fromkeys(sizes[round(n)] for n in np.linspace(first, len(sizes) - 1, count)))
-
-
-def grid(name: str) -> list[Tiling]:
-    """Tilings of all sizes and both orders that fit."""
-    shape = cost.shape(graph(name), CONFIG)
-    axes = (some(cost.sizes(shape.rows), 3), some(cost.sizes(shape.columns), 3), some(cost.sizes(shape.out_blocks), 3))
-    tilings = [Tiling(*sizes, order) for sizes in product(*axes) for order in (True, False)]
-    return [tiling for tiling in tilings if not cost.problem(shape, tiling, CONFIG)]
+def drawn(name: str, count: int) -> list[Tiling]:
+    """Tilings drawn from all that fit, with any limit of slots; at most 200 tiles, more take long to lower."""
+    shape, random = cost.shape(graph(name), CONFIG), np.random.default_rng(len(name))
+    found = [replace(t, slots=int(random.choice((0, 0, 2, 3, 4, 8)))) for t in cost.tilings(shape, CONFIG)]
+    sizes = [
+        -(-shape.rows // t.rows) * -(-shape.columns // t.columns) * -(-shape.out_blocks // t.blocks) for t in found
+    ]
+    few = [tiling for tiling, size in zip(found, sizes, strict=True) if size <= 200]
+    return [few[place] for place in random.permutation(len(few))[:count]]
 
 
 def ranks(values: Array) -> Array:
@@ -77,31 +69,33 @@ def ranks(values: Array) -> Array:
     return np.asarray((first + last - 1) / 2)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_closed_form_follows_the_device(name: str) -> None:
-    shape, tilings = cost.shape(graph(name), CONFIG), grid(name)
-    formula = np.array([cost.cycles(shape, tiling, CONFIG) for tiling in tilings], float)
+@pytest.mark.parametrize("name", {**LAYERS, **MORE})
+def test_walked_tiles_take_what_the_device_takes(name: str) -> None:
+    shape, tilings = cost.shape(graph(name), CONFIG), drawn(name, 12)
+    walk = np.array([walked(shape, tiling, CONFIG) for tiling in tilings], float)
     device = np.array([measured(name, tiling) for tiling in tilings], float)
-    correlation = float(np.corrcoef(ranks(formula), ranks(device))[0, 1])
-    error = np.abs(formula - device) / device
+    correlation = float(np.corrcoef(ranks(walk), ranks(device))[0, 1])
+    error = np.abs(walk - device) / device
     print(
         f"{name}: {len(tilings)} tilings, {device.min():.0f} to {device.max():.0f} cycles, "
-        f"rank correlation {correlation:.3f}, error mean {error.mean():.3f} largest {error.max():.3f}"
+        f"rank correlation {correlation:.3f}, error median {np.median(error):.4f} largest {error.max():.4f}"
     )
     assert len(set(device)) > 2
-    assert correlation >= LEAST_CORRELATION.get(name, 0.0)
-    assert error.mean() <= MOST_ERROR[name]
+    assert correlation >= 0.97
+    assert np.median(error) <= 0.005
+    assert error.max() <= 0.03
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_default_is_near_the_best_of_all_tilings(name: str) -> None:
-    """Of the grid and the 40 the closed form likes best."""
+    """Of those measured above and the eight that are best when walked."""
     shape = cost.shape(graph(name), CONFIG)
-    ranked = sorted(cost.tilings(shape, CONFIG), key=lambda tiling: cost.cycles(shape, tiling, CONFIG))
-    best = min(measured(name, tiling) for tiling in {*grid(name), *ranked[:40]})
+    likely = sorted(cost.tilings(shape, CONFIG), key=lambda tiling: cost.cycles(shape, tiling, CONFIG))[:200]
+    likely = sorted(likely, key=lambda tiling: walked(shape, tiling, CONFIG))
+    best = min(measured(name, tiling) for tiling in {*drawn(name, 12), *likely[:8]})
     default = measured(name, default_tiling(graph(name), CONFIG))
     print(f"{name}: default {default} cycles, best of all measured {best}, {100 * (default / best - 1):.1f} % more")
-    assert default <= 1.1 * best
+    assert default <= 1.02 * best
 
 
 @pytest.mark.parametrize(
@@ -153,7 +147,7 @@ def test_a_config_that_cannot_hold_a_tile() -> None:
         VtaConfig(wgt_bytes=128)
     config = VtaConfig(wgt_bytes=2048)
     layer = graph("3x3")
-    assert cost.best(cost.shape(layer, config), config) is None
+    assert choice.best(cost.shape(layer, config), config) is None
     small, usual = target(config, "small"), target(CONFIG)
     (offload,) = [o for o in small.engines[0].offloads if o.name == "padded convolution"]
     assert any(limit.sentence == "a tile must fit the SRAMs" for limit in offload.constraints)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import PlanError
-from dovetail.targets.vta import cost
+from dovetail.targets.vta import choice, cost
 from dovetail.targets.vta.config import PRESETS, VtaConfig
 from dovetail.targets.vta.cost import Tiling
 from dovetail.targets.vta.executor import estimate
@@ -175,7 +175,7 @@ def test_random_layers(name: str, kind: str, data: st.DataObject) -> None:
     if cost.problem(shape, tiling, config):
         with pytest.raises(PlanError, match="a tile needs"):
             case_of(graph, tiling, config, seed)
-        best = cost.best(shape, config)
+        best = choice.best(shape, config)
         assume(best is not None)
         assert best is not None
         tiling = best

@@ -15,7 +15,7 @@ from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.sim.device import MemoryBus, MemoryRegion
 from dovetail.target import Operand
-from dovetail.targets.vta import cost
+from dovetail.targets.vta import choice, cost
 from dovetail.targets.vta.checks import BufferRange, Pointers
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.cost import Tiling
@@ -201,7 +201,7 @@ def case_of(graph: Graph, tiling: Tiling, config: VtaConfig, seed: int = 0) -> C
 
 def default_tiling(graph: Graph, config: VtaConfig) -> Tiling:
     """The schedule taken when nobody has tuned."""
-    found = cost.best(cost.shape(graph, config), config)
+    found = choice.best(cost.shape(graph, config), config)
     assert found is not None
     return found
 

@@ -29,7 +29,7 @@ from dovetail.legalize import (
 )
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
-from dovetail.targets.vta import cost
+from dovetail.targets.vta import choice, cost
 from dovetail.targets.vta.config import MOST_PAD, VtaConfig, macs_per_cycle, with_macs
 from dovetail.targets.vta.isa import encode, encode_uop
 from dovetail.targets.vta.lower import lower
@@ -238,14 +238,14 @@ def _offload(
         places = (operands[each] for each in (*values, "result"))
         *parts, y = (dt.Operand(place.address - PAGE.base, place.strides) for place in places)
         region = VtaRegion(joined(match.graph), tuple(parts), y, constants(match.graph, config))
-        made = lower(region, cost.tiling(match, config), config)
+        made = lower(region, choice.tiling(match, config), config)
         words = [word for instruction in made.instructions for word in encode(instruction, config)]
         micro = [encode_uop(uop, config) for uop in made.uops]
         return (dt.Command("vta_start", (len(made.instructions), len(micro), *words, *micro), constants=True),)
 
     def fits(match: dt.Match) -> str:
-        found = cost.best(cost.shape(match.graph, config), config)
-        return "" if found else "not even one pixel of one block fits the SRAMs"
+        wrong = cost.problem(cost.shape(match.graph, config), cost.Tiling(1, 1, 1, True), config)
+        return "not even one pixel of one block fits the SRAMs" if wrong else ""
 
     own = (
         dt.Constraint(
@@ -261,10 +261,10 @@ def _offload(
         constraints=(*checks, *own),
         pack=lambda match: {"constants": constants(match.graph, config).blob},
         commands=commands,
-        cycles=lambda match: cost.cycles(cost.shape(match.graph, config), cost.tiling(match, config), config),
+        cycles=lambda match: choice.estimate(match, config),
         layouts=dict.fromkeys((*OPERANDS, "result"), layout),
-        knobs=lambda match: cost.space(match, config),
-        default=lambda match: cost.default(match, config),
+        knobs=lambda match: choice.space(match, config),
+        default=lambda match: choice.default(match, config),
         floor=lambda match: cost.floor(cost.shape(match.graph, config), config),
     )
 

@@ -1,4 +1,4 @@
-"""Tilings of a region: what one costs, in closed form, which is taken when nobody has tuned it, and what may be tuned.
+"""Tilings of a region: which there are, and what one costs, in closed form, to tell the good ones from the bad.
 
 Compute and bus work side by side, so a region takes the longer of the two, plus what comes before the first product and
 after the last. The figures are checked against the device model in tests/test_vta_cost.py.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import prod
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import ScaleShift, scale_digits
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.loops import bias_rows, shifts
-from dovetail.target import Choice, Knob, Match, Space
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.mapping import depth, joined
 
@@ -63,6 +62,10 @@ class RegionShape:
     pool: bool = False
     parts: int = 0
     """Copies of the sum that shifts and additions multiply it with."""
+    size: tuple[int, int] = (0, 0)
+    """Rows and columns of the operand."""
+    before: tuple[int, int] = (0, 0)
+    """Rows and columns of padding before it."""
 
     @property
     def taps(self) -> int:
@@ -78,8 +81,11 @@ def shape(graph: Graph, config: VtaConfig) -> RegionShape:
     blocks, image = -(-y[-1] // config.block), -(-x[-1] // config.block)
     kernel, stride, digits, alu, parameters, parts = (1, 1), (1, 1), 0, 2, 0, 0
     by_block = pool = False
+    before = (0, 0)
     for node in graph.nodes:
         operator = node.operator
+        if isinstance(operator, Pad):
+            before = operator.before[1], operator.before[2]
         if isinstance(operator, Conv2d | DepthwiseConv2d):
             weights = graph.types[node.inputs[1]].shape
             kernel, stride = (weights[1], weights[2]), operator.stride
@@ -104,7 +110,8 @@ def shape(graph: Graph, config: VtaConfig) -> RegionShape:
             kernel, image = (rows_of_kernel, 1), image // rows_of_kernel
     in_blocks = 1 if by_block else image
     sizes = (rows, columns, blocks, in_blocks, image, kernel, stride)
-    return RegionShape(*sizes, digits, alu, parameters, by_block, pool, parts)
+    size = (x[1], x[2]) if len(x) == 4 else (kernel[0], 1)
+    return RegionShape(*sizes, digits, alu, parameters, by_block, pool, parts, size, before)
 
 
 def cycles(s: RegionShape, t: Tiling, config: VtaConfig) -> int:
@@ -253,16 +260,6 @@ def tilings(s: RegionShape, config: VtaConfig) -> Iterator[Tiling]:
                 yield tiling
 
 
-@lru_cache(maxsize=1024)
-def best(s: RegionShape, config: VtaConfig) -> Tiling | None:
-    """The cheapest tiling, the largest of equals; None when not even one pixel of one block fits."""
-    return min(
-        tilings(s, config),
-        key=lambda t: (cycles(s, t, config), -t.rows, -t.columns, -t.blocks, t.channels_first),
-        default=None,
-    )
-
-
 def capacities(s: RegionShape, config: VtaConfig) -> dict[str, int]:
     """Entries of the memories a schedule fills. A micro-operation names an ALU's second operand by the bits of INP's
     entries, so that sums which are one lie within the first of them."""
@@ -282,46 +279,3 @@ def slots_of_use(everything: int, of_a_tile: int, entries: int, room: int) -> in
     if everything * entries <= share:
         return everything
     return 2 * of_a_tile if of_a_tile * entries <= share and of_a_tile > 1 else STREAMING
-
-
-def default(match: Match, config: VtaConfig) -> Choice:
-    """The cheapest schedule by the closed form.
-
-    Raises:
-        ValueError: not even one pixel of one block fits; the offload's constraints say so first.
-    """
-    found = best(shape(match.graph, config), config)
-    if found is None:
-        raise ValueError(f"region {match.graph.name} has no schedule")
-    sizes = {"block_rows": found.rows, "block_columns": found.columns, "channel_blocks": found.blocks}
-    return {**sizes, "loop_order": "channels" if found.channels_first else "image", "slots": found.slots}
-
-
-def space(match: Match, config: VtaConfig) -> Space:
-    """Every schedule of a region."""
-    found, base = shape(match.graph, config), default(match, config)
-
-    def wrong(choice: Choice) -> str | None:
-        return problem(found, _tiling({**base, **choice}), config) or None
-
-    knobs = (
-        Knob("block_rows", sizes(found.rows), "rows of the result computed together"),
-        Knob("block_columns", sizes(found.columns), "columns of the result computed together"),
-        Knob("channel_blocks", sizes(found.out_blocks), "blocks of output channels computed together"),
-        Knob(
-            "loop_order", ("image", "channels"), "what is finished first: the image for some channels, or all channels"
-        ),
-        Knob("slots", (0, 2, 3, 4, 8), "most slots for one kind of data in an SRAM; 0 for as many as are of use"),
-    )
-    return Space(knobs, wrong)
-
-
-def tiling(match: Match, config: VtaConfig) -> Tiling:
-    """The schedule chosen for a region, the default where nothing is chosen."""
-    return _tiling({**default(match, config), **match.choice})
-
-
-def _tiling(choice: Choice) -> Tiling:
-    names = ("block_rows", "block_columns", "channel_blocks", "slots")
-    rows, columns, blocks, slots = (int(choice[name]) for name in names)
-    return Tiling(rows, columns, blocks, choice["loop_order"] == "channels", slots)

@@ -17,7 +17,17 @@ from dovetail.targets.vta.cost import Tiling, capacities, shape, slots_of_use
 from dovetail.targets.vta.isa import AluOpcode, Load, Memory, Store
 from dovetail.targets.vta.listed import listed
 from dovetail.targets.vta.mapping import DIGITS, ZEROS, depth, scheduled
-from dovetail.targets.vta.writer import Loop, Make, SlotBuffer, Stream, VtaRegion, Writer, row_major, shifted
+from dovetail.targets.vta.writer import (
+    Loop,
+    Make,
+    SlotBuffer,
+    Stream,
+    VtaRegion,
+    Writer,
+    rectangles,
+    row_major,
+    shifted,
+)
 
 _MEMORIES = {"INP": Memory.INP, "WGT": Memory.WGT, "ACC": Memory.ACC}
 _OPCODES = {
@@ -65,7 +75,7 @@ class _Use:
         first, dims = self._writer.dram(self._window("source"))
         memory = _MEMORIES[buffer.memory]
         entry = self._writer.entry(self._window(filled))
-        for offset, rows, width, stride in _rectangles(dims):
+        for offset, rows, width, stride in rectangles(dims):
             written = [Span(buffer.memory, entry, entry + rows * width)] if buffer.memory != "ACC" else []
             self._writer.issue(Load(memory, entry, first + offset, rows, width, stride), writes=written)
             entry += rows * width
@@ -97,7 +107,7 @@ class _Use:
         """The result's entries of OUT to DRAM."""
         first, dims = self._writer.dram(self._window("result"))
         entry = self._writer.entry(self._window("total"))
-        for offset, rows, width, stride in _rectangles(dims):
+        for offset, rows, width, stride in rectangles(dims):
             store = Store(Memory.OUT, entry, first + offset, rows, width, stride)
             self._writer.issue(store, reads=[Span("OUT", entry, entry + rows * width)])
             entry += rows * width
@@ -195,28 +205,6 @@ _WRITE: Mapping[str, Callable[[_Use], None]] = {
     **dict.fromkeys(("add_each", "multiply_each", "shift_each", "double_each"), _Use.with_parameter),
     "store": _Use.store,
 }
-
-
-def _rectangles(dims: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """(offset, rows, width, stride) of the fewest 2-D transfers of a strided array, dense on the other side."""
-    merged: list[tuple[int, int]] = []
-    for extent, step in dims:
-        if extent == 1:
-            continue
-        if merged and merged[-1][1] == step * extent:
-            merged[-1] = (merged[-1][0] * extent, step)
-        else:
-            merged.append((extent, step))
-    if not merged or merged[-1][1] != 1:
-        merged.append((1, 1))
-    if len(merged) == 1:
-        merged.insert(0, (1, merged[0][0]))
-    *outer, (rows, stride), (width, _) = merged
-    offsets = [0]
-    for extent, step in outer:
-        offsets = [offset + index * step for offset in offsets for index in range(extent)]
-    for offset in offsets:
-        yield offset, rows, width, stride
 
 
 def _strides(window: Window, kernel: Sequence[int], out: Sequence[int]) -> tuple[int, int]:

@@ -62,20 +62,20 @@ def micro(nest: tuple[Loop, ...], entries: int, pipeline: int, hazard: bool) -> 
         ValueError: there is none, because a loop is too long for its field.
     """
     loops = _merged([loop for loop in nest if loop.extent > 1])
-    best: tuple[float, int, Micro] | None = None
+    best: tuple[float, int, tuple[Loop, Loop, list[Loop], list[Loop]]] | None = None
     for outer, inner, inside, outside in _choices(loops):
-        if prod(loop.extent for loop in inside) > entries or max(outer.extent, inner.extent) > _MOST_ITERATIONS:
+        uops, count = prod([loop.extent for loop in inside]), prod([loop.extent for loop in outside])
+        cost = count * (pipeline + _UOP_CYCLES * uops)
+        if (best is not None and (cost, count) >= best[:2]) or uops > entries:
             continue
         order = sorted(inside, key=lambda loop: (loop.step[0] != 0, loop.extent))
-        if hazard and not _alternates([outer, inner, *order]):
+        if max(outer.extent, inner.extent) > _MOST_ITERATIONS or (hazard and not _alternates([outer, inner, *order])):
             continue
-        count = prod(loop.extent for loop in outside)
-        cost = count * (pipeline + _UOP_CYCLES * prod(loop.extent for loop in inside))
-        if best is None or (cost, count) < best[:2]:
-            best = cost, count, Micro(outer, inner, _positions(order), _positions(outside))
+        best = cost, count, (outer, inner, order, outside)
     if best is None:
         raise ValueError(f"no instruction can hold the loops {nest}")
-    return best[2]
+    outer, inner, order, outside = best[2]
+    return Micro(outer, inner, _positions(order), _positions(outside))
 
 
 def _merged(loops: list[Loop]) -> tuple[Loop, ...]:
@@ -311,3 +311,25 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     for size in reversed(shape[1:]):
         found.append(found[-1] * size)
     return tuple(reversed(found)) if shape else ()
+
+
+def rectangles(dims: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """(offset, rows, width, stride) of the fewest 2-D transfers of a strided array, dense on the other side."""
+    merged: list[tuple[int, int]] = []
+    for extent, step in dims:
+        if extent == 1:
+            continue
+        if merged and merged[-1][1] == step * extent:
+            merged[-1] = (merged[-1][0] * extent, step)
+        else:
+            merged.append((extent, step))
+    if not merged or merged[-1][1] != 1:
+        merged.append((1, 1))
+    if len(merged) == 1:
+        merged.insert(0, (1, merged[0][0]))
+    *outer, (rows, stride), (width, _) = merged
+    offsets = [0]
+    for extent, step in outer:
+        offsets = [offset + index * step for offset in offsets for index in range(extent)]
+    for offset in offsets:
+        yield offset, rows, width, stride

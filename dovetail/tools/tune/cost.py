@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from dovetail.ir.crop import Tile
 from dovetail.ir.types import Box, Shape, TensorType
 from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import Region
@@ -109,6 +110,8 @@ class Estimator:
         self._room = target.memory(region.engine.memory).size - held
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._constants: dict[tuple[object, ...], int] = {}
+        self._tiles: dict[Box, Tile] = {}
+        self._in_place = target.works_in_place(region.engine)
 
     def estimate(self, choice: Choice) -> Estimate | None:
         """What a whole, allowed choice costs; None when its tiles need more memory than there is."""
@@ -142,9 +145,10 @@ class Estimator:
         return found
 
     def _cost(self, choice: Choice, box: Box, constants: tuple[object, ...]) -> _Kind:
-        tile, match = tile_match(replace(self._region, choice=choice), box)
+        tile, match = tile_match(replace(self._region, choice=choice), box, self._tiles.get(box))
+        self._tiles[box] = tile
         if constants not in self._constants:
-            self._constants[constants] = packed_bytes(self._offload.pack(match))
+            self._constants[constants] = 0 if self._in_place else packed_bytes(self._offload.pack(match))
         types, whole, output = tile.graph.types, self._region.graph.types, self._region.output
         boxes = {**tile.reads, output: box}
         apart = frozenset(name for name, part in boxes.items() if name in self._near and _rows_apart(part, whole[name]))

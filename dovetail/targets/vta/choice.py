@@ -1,0 +1,74 @@
+"""Which schedule of a region is taken when nobody has tuned it, and what may be tuned."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from heapq import nsmallest
+
+from dovetail.target import Choice, Knob, Match, Space
+from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.cost import RegionShape, Tiling, cycles, problem, shape, sizes, tilings
+from dovetail.targets.vta.walk import walked
+
+KNOBS = ("block_rows", "block_columns", "channel_blocks", "loop_order", "slots")
+WALKED = 16
+"""The tilings that are cheapest by the closed form, of which the cheapest by their instructions is taken."""
+
+
+@lru_cache(maxsize=1024)
+def best(s: RegionShape, config: VtaConfig) -> Tiling | None:
+    """The cheapest tiling, the largest of equals; None when not even one pixel of one block fits."""
+
+    def small(t: Tiling) -> tuple[int, int, int, bool]:
+        return -t.rows, -t.columns, -t.blocks, t.channels_first
+
+    found = nsmallest(WALKED, tilings(s, config), key=lambda t: (cycles(s, t, config), *small(t)))
+    return min(found, key=lambda t: (walked(s, t, config), *small(t)), default=None)
+
+
+def default(match: Match, config: VtaConfig) -> Choice:
+    """The cheapest schedule by the closed form.
+
+    Raises:
+        ValueError: not even one pixel of one block fits; the offload's constraints say so first.
+    """
+    found = best(shape(match.graph, config), config)
+    if found is None:
+        raise ValueError(f"region {match.graph.name} has no schedule")
+    chosen = {"block_rows": found.rows, "block_columns": found.columns, "channel_blocks": found.blocks}
+    return {**chosen, "loop_order": "channels" if found.channels_first else "image", "slots": found.slots}
+
+
+def space(match: Match, config: VtaConfig) -> Space:
+    """Every schedule of a region."""
+    found, base = shape(match.graph, config), default(match, config)
+
+    def wrong(choice: Choice) -> str | None:
+        return problem(found, _tiling({**base, **choice}), config) or None
+
+    knobs = (
+        Knob("block_rows", sizes(found.rows), "rows of the result computed together"),
+        Knob("block_columns", sizes(found.columns), "columns of the result computed together"),
+        Knob("channel_blocks", sizes(found.out_blocks), "blocks of output channels computed together"),
+        Knob(
+            "loop_order", ("image", "channels"), "what is finished first: the image for some channels, or all channels"
+        ),
+        Knob("slots", (0, 2, 3, 4, 8), "most slots for one kind of data in an SRAM; 0 for as many as are of use"),
+    )
+    return Space(knobs, wrong)
+
+
+def tiling(match: Match, config: VtaConfig) -> Tiling:
+    """The schedule chosen for a region, the default where nothing is chosen."""
+    own = match.choice
+    return _tiling(own if set(KNOBS) <= set(own) else {**default(match, config), **own})
+
+
+def _tiling(choice: Choice) -> Tiling:
+    rows, columns, blocks, slots = (int(choice[name]) for name in KNOBS if name != "loop_order")
+    return Tiling(rows, columns, blocks, choice["loop_order"] == "channels", slots)
+
+
+def estimate(match: Match, config: VtaConfig) -> int:
+    """Cycles of a region under its schedule."""
+    return walked(shape(match.graph, config), tiling(match, config), config)
