@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.reduction import AveragePool2d
 from dovetail.ir.types import DType
@@ -123,9 +124,10 @@ def test_what_reads_a_whole_operand_waits_for_it_and_what_reads_a_part_does_not(
     net = Net("chain", (20, 20, 16))
     mean = net.builder.add(AveragePool2d((20, 20), (20, 20)), [net.convolution(net.x, 64, 1)])
     pooled = net.builder.add(Clip(-128, 127, DType.INT8), [mean])
-    graph = adapt(net.finish(net.dense(pooled, 10)), replace(target.policy(None), rewrites=()))
+    softmax = net.builder.add(FixedSoftmax(1 << 30, 22, -248, DType.INT8), [net.dense(pooled, 10)])
+    graph = adapt(net.finish(softmax), replace(target.policy(None), rewrites=()))
     regions = partition(graph, target)
-    convolution, pool, dense = (region for region in regions if not region.is_view)
+    convolution, pool, dense, last = (region for region in regions if not region.is_view)
     assert (convolution.engine, pool.engine, dense.engine) == (target.engines[0], None, target.engines[0])
 
     def floor(engine: int, last: int) -> int:
@@ -135,5 +137,8 @@ def test_what_reads_a_whole_operand_waits_for_it_and_what_reads_a_part_does_not(
     summed = core_cycles(pool.graph, target)
     assert floor(10 * summed, 700) - floor(10 * summed, 100) == 600
     assert floor(10 * summed, 100) - floor(9 * summed, 100) == summed, "the pool goes on beside it"
+    behind = network_floor([*regions[: regions.index(last)]], {dense.name: Floor(50, 5, 50)}, target)
+    everything = network_floor(regions, {dense.name: Floor(50, 5, 50)}, target)
+    assert everything - behind == int(0.75 * core_cycles(last.graph, target)) > 0, "it waits for all of the dense layer"
     assert floor(1, 100) == floor(2, 100) > 0.7 * summed, "the core is busy longer"
     assert network_floor(regions, {convolution.name: Floor(1, 10**6, 1)}, target) > 10**6, "a DMA does all of it"

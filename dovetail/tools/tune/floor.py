@@ -108,25 +108,32 @@ def _end(work: Sequence[tuple[str, int]], begins: Sequence[int], done: set[int])
     return found
 
 
+class _Apart(Exception):
+    """Two boxes of which none holds the other."""
+
+
 def _read_whole(region: Region) -> set[str]:
-    """The operands of which every element of the result reads all: its first and its last one do."""
-    shape = region.graph.types[region.output].shape
-    if not all(shape):
-        return set()
-    found = set(region.graph.inputs)
-    for box in (tuple((0, 1) for _ in shape), tuple((size - 1, size) for size in shape)):
-        try:
-            _, boxes = parts(region.graph, {region.output: box}, join=_larger)
-        except ValueError:
-            return set()
-        types = region.graph.types
-        found = {value for value in found if boxes.get(value) == full_box(types[value].shape)}
+    """The operands of which every element of the result reads all: its first and its last one do, or the first and the
+    last row where only rows are computed. All operands of what is only computed as a whole."""
+    types = region.graph.types
+    shape, found = types[region.output].shape, set(region.graph.inputs)
+    for last in (False, True) if all(shape) else ():
+        ends = tuple((size - 1, size) if last else (0, 1) for size in shape)
+        for box in (ends, (*ends[:-1], *full_box(shape[-1:]))):
+            try:
+                _, boxes = parts(region.graph, {region.output: box}, join=_larger)
+            except _Apart:
+                return set()
+            except ValueError:
+                continue
+            found = {value for value in found if boxes.get(value) == full_box(types[value].shape)}
+            break
     return found
 
 
 def _larger(_: str, a: Box, b: Box) -> Box:
-    """The one of two boxes that holds the other; raises ValueError where none does."""
+    """The one of two boxes that holds the other; raises _Apart where none does."""
     both = tuple((min(x[0], y[0]), max(x[1], y[1])) for x, y in zip(a, b, strict=True))
     if both not in (a, b):
-        raise ValueError("read in two places")
+        raise _Apart
     return both

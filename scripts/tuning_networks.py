@@ -1,0 +1,73 @@
+"""Prints for whole networks their floor and their cycles by default, without and with the tilings that come with the
+package, and how far the default is above the floor.
+
+    python scripts/tuning_networks.py MODEL.. [--targets ne16,vta,macarray] [--tuned FOLDER]
+
+Cycles are those of `iss`, outputs compared with the integer graph; the floor is that of dovetail/tools/tune/floor.py.
+With --tuned, FOLDER/TARGET.MODEL.toml are what `dovetail tune -o` has written for them; where one is there and of this
+version, the cycles it reached are in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dovetail.compile import Options, prepare, reserved
+from dovetail.ir.graph import Graph
+from dovetail.schedule import shipped
+from dovetail.schedule.knobs import read_tuning
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import partition
+from dovetail.schedule.plan import plan
+from dovetail.target import Target
+from dovetail.targets import load_target
+from dovetail.tools.tune.floor import network_floor
+from dovetail.tools.tune.measure import measured
+from dovetail.tools.tune.search import candidates, distinct_layers
+
+
+def floor(graph: Graph, target: Target) -> int:
+    """Of a network, as `tune` prints it."""
+    regions = partition(graph, target)
+    planned = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
+    layers = distinct_layers(regions, planned, target)
+    found = {name: own for layer in layers if (own := candidates(layer, target, 0).floor) for name in layer.names}
+    return network_floor(regions, found, target)
+
+
+def by_formula(graph: Graph, target: Target) -> int:
+    """Cycles where no tilings come with the package."""
+    table, shipped.TABLE = shipped.TABLE, Path()
+    shipped._read.cache_clear()
+    try:
+        return measured(graph, target, None, {})
+    finally:
+        shipped.TABLE = table
+        shipped._read.cache_clear()
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--targets", default="ne16,vta,macarray")
+    parser.add_argument("--tuned", type=Path)
+    given = parser.parse_args()
+    print("| target | network | floor | without tilings | default | above the floor | tuned |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for target in map(load_target, given.targets.split(",")):
+        for model in given.models:
+            graph = prepare(model, target, Options())
+            least, plain, default = floor(graph, target), by_formula(graph, target), measured(graph, target, None, {})
+            above = f"{100 * (default - least) / least:.1f} %" if least else ""
+            file = given.tuned / f"{target.name}.{model.stem}.toml" if given.tuned else None
+            tuned = f"{read_tuning(file).tuned_cycles:,}" if file and file.is_file() else ""
+            print(
+                f"| {target.name} | {model.stem} | {least:,} | {plain:,} | {default:,} | {above} | {tuned} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
