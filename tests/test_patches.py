@@ -80,7 +80,7 @@ def test_kernels_equal_the_graph(room: int, tmp_path: Path) -> None:
     check(cases, kernels, tmp_path)
 
 
-@pytest.mark.parametrize("made", [case(7, 3, 4, 5), case(9, 3, 3, 6, 2), case(6, 1, 8, 4)], ids=["four", "odd", "one"])
+@pytest.mark.parametrize("made", [case(7, 3, 4, 5), case(5, 3, 3, 6, 2)], ids=["four", "odd"])
 def test_every_block_in_assembly(made: Case) -> None:
     """Whatever is offered compiles, computes the graph, and takes another time than others do; none less than without
     a choice."""
@@ -120,7 +120,7 @@ def test_refused_settings_are_left_as_they_are() -> None:
     made = case(7, 3, 4, 5)
     plain = generate(made.graph, "kernel", CORE)
     assert generate(made.graph, "kernel", CORE, choice={"pixels": 99}).source == plain.source
-    assert generate(made.graph, "kernel", CORE, choice={"pixels": 1}).source != plain.source
+    assert generate(made.graph, "kernel", CORE, choice={"pixels": 2, "channels": 2}).source != plain.source
 
 
 def test_turns_follow_the_choice() -> None:

@@ -18,7 +18,7 @@ from dovetail.ir.graph import Graph, Node, prune
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear
 from dovetail.ir.operators.movement import Concat, Pad, Reshape
 from dovetail.ir.operators.reduction import MaxPool2d
-from dovetail.ir.types import Array, Box, DType, TensorType, frozen, full_box
+from dovetail.ir.types import Array, Box, DType, TensorType, blocks, frozen, full_box
 
 _WORD = 4
 """Channels are kept by so many: rows of pixels stay aligned to words, and vectors of cores and engines full."""
@@ -150,16 +150,20 @@ def _parts(graph: Graph, node: Node, mask: Array) -> list[Array]:
 
 
 def _weights(graph: Graph, node: Node) -> Array | None:
-    """The constant weights, zero point taken off, of a layer that sums over all channels of its first operand."""
+    """The constant weights of a layer that sums over all channels of its first operand."""
     operator = node.operator
     if not isinstance(operator, Conv2d | FullyConnected) or node.inputs[1] not in graph.constants:
         return None
     weights = graph.constants[node.inputs[1]]
     if weights.shape[-1] != graph.types[node.inputs[0]].shape[-1]:
         return None  # groups
-    return np.asarray(
-        weights - (operator.weight_zero_point if weights.dtype.kind == "f" else np.int64(operator.weight_zero_point))
-    )
+    return weights
+
+
+def _counts(node: Node, weights: Array) -> Array:
+    """Which weights of a layer are not zero, zero point taken off."""
+    assert isinstance(node.operator, Linear)
+    return np.asarray(weights != np.int64(node.operator.weight_zero_point))
 
 
 def _products(graph: Graph, node: Node) -> Array:
@@ -167,7 +171,7 @@ def _products(graph: Graph, node: Node) -> Array:
     operand)."""
     weights = _weights(graph, node)
     assert weights is not None
-    return np.asarray((weights != 0).reshape(len(weights), -1, weights.shape[-1]).any(axis=1))
+    return np.asarray(_counts(node, weights).reshape(len(weights), -1, weights.shape[-1]).any(axis=1))
 
 
 def _filled_up(graph: Graph, live: _Masks) -> _Masks:
@@ -270,7 +274,7 @@ def _is_integer_layer(graph: Graph, node: Node) -> bool:
 def _folded(graph: Graph, node: Node, x: _Fixed | None) -> tuple[Array, Array] | None:
     """Weights and bias of an integer layer with what its operand's constant channels add in the bias; None without."""
     weights = _weights(graph, node) if _is_integer_layer(graph, node) else None
-    if x is None or weights is None or not (weights[..., x.known] != 0).any():
+    if x is None or weights is None or not _counts(node, weights[..., x.known]).any():
         return None
     assert isinstance(node.operator, Linear)
     held = graph.types[node.output].dtype.numpy
@@ -284,7 +288,11 @@ def _folded(graph: Graph, node: Node, x: _Fixed | None) -> tuple[Array, Array] |
 def _sums(weights: Array, x: _Fixed, operator: Linear) -> Array:
     """What the constant channels add to each sum: int64 [O]."""
     numbers = np.where(x.known, x.numbers.astype(np.int64) - operator.input_zero_point, 0)
-    return np.asarray((weights * numbers).reshape(len(weights), -1).sum(axis=1))
+    found = np.empty(len(weights), np.int64)
+    for part in blocks(weights):
+        wide = weights[part].astype(np.int64) - operator.weight_zero_point
+        found[part] = (wide * numbers).reshape(len(wide), -1).sum(axis=1)
+    return found
 
 
 def _fixed(graph: Graph, node: Node, found: Mapping[str, _Fixed]) -> _Fixed | None:
@@ -312,7 +320,7 @@ def _fixed_sums(graph: Graph, node: Node, x: _Fixed | None) -> _Fixed:
     assert isinstance(operator, Linear)
     weights = _weights(graph, node)
     if weights is not None:
-        moved = (weights[..., ~x.known] != 0).reshape(outputs, -1).any(axis=1)
+        moved = np.asarray(_counts(node, weights[..., ~x.known]).reshape(outputs, -1).any(axis=1))
         return _Fixed(~moved, (bias + _sums(weights, x, operator)).astype(held))
     if not isinstance(operator, DepthwiseConv2d) or outputs != channels:
         return _Fixed(np.zeros(outputs, bool), np.zeros(outputs, held))

@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from dovetail.errors import DovetailError, MissingExtraError, ModelError
 from dovetail.ir.graph import Graph, Node, evaluate, verify
 from dovetail.ir.onnx_body import MOST_BYTES, OPSET, OnnxBody, onnx_model, tensor, value_info
+from dovetail.ir.onnx_wire import is_large, with_large
 from dovetail.ir.operators import OPERATORS
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, TensorType
@@ -140,7 +141,8 @@ def save_graph(graph: Graph, path: Path | str) -> None:
         DovetailError: the model is larger than 2 GiB, or cannot be written there.
     """
     try:
-        Path(path).write_bytes(graph_bytes(graph))
+        with Path(path).open("wb") as file:
+            file.writelines(part if isinstance(part, bytes) else part.data for part in graph_parts(graph))
     except OSError as error:
         hint = "choose another folder, or free space and give permission"
         raise DovetailError(f"cannot write the model: {error.strerror}", where=str(path), hint=hint) from error
@@ -148,11 +150,18 @@ def save_graph(graph: Graph, path: Path | str) -> None:
 
 def graph_bytes(graph: Graph) -> bytes:
     """The file `save_graph` writes; raises DovetailError where it would be larger than 2 GiB."""
-    model = to_model(graph)
-    if model.ByteSize() > MOST_BYTES:
-        what = f"{model.ByteSize()} bytes are more than an ONNX file can hold ({MOST_BYTES})"
+    return b"".join(part if isinstance(part, bytes) else part.tobytes() for part in graph_parts(graph))
+
+
+def graph_parts(graph: Graph) -> list[bytes | Array]:
+    """The same as parts one after the other, bytes and the large constants themselves; errors as `graph_bytes`."""
+    large = {place: array for place, array in enumerate(graph.constants.values()) if is_large(array)}
+    model = to_model(graph, hollow=True)
+    nbytes = model.ByteSize() + sum(array.nbytes for array in large.values())
+    if nbytes > MOST_BYTES:
+        what = f"{nbytes} bytes are more than an ONNX file can hold ({MOST_BYTES})"
         raise DovetailError(what, where=graph.name, hint="a smaller network, or fewer constants in it")
-    return bytes(model.SerializeToString(deterministic=True))
+    return with_large(bytes(model.SerializeToString(deterministic=True)), large)
 
 
 def load_graph(path: Path | str, operators: Mapping[str, type[Operator]] | None = None) -> Graph:
@@ -181,14 +190,18 @@ def load_graph(path: Path | str, operators: Mapping[str, type[Operator]] | None 
         ) from error
 
 
-def to_model(graph: Graph) -> onnx.ModelProto:
-    """The graph as an ONNX model in memory."""
+def to_model(graph: Graph, hollow: bool = False) -> onnx.ModelProto:
+    """The graph as an ONNX model in memory; a hollow one has large constants without their contents."""
     functions = _Functions()
     body = onnx.GraphProto(name=graph.name)
     body.input.extend(value_info(name, graph.types[name]) for name in graph.inputs)
     body.output.extend(value_info(name, graph.types[name]) for name in graph.outputs)
     for name, array in graph.constants.items():
-        body.initializer.append(tensor(name, array))
+        if hollow and is_large(array):
+            kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            body.initializer.append(onnx.TensorProto(name=name, data_type=kind, dims=array.shape))
+        else:
+            body.initializer.append(tensor(name, array))
     for name, _, first in graph.kept:  # an input with a default value
         body.initializer.append(tensor(name, first))
     for node in graph.nodes:

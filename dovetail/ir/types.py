@@ -21,6 +21,17 @@ Box = tuple[tuple[int, int], ...]
 """A rectangular part of a tensor: (start, stop) per axis."""
 
 
+_BLOCK = 1 << 18
+"""Elements of a large array that are computed with at once."""
+
+
+def blocks(array: Array) -> list[slice]:
+    """Parts of the first axis, in order, which has an element: of large arrays so small that wider numbers of them do
+    not take the memory of several such arrays."""
+    rows = max(1, _BLOCK // max(1, array.size // len(array)))
+    return [slice(start, start + rows) for start in range(0, len(array), rows)]
+
+
 class DType(enum.Enum):
     """An element type. Types narrower than a byte are held in numpy one element per byte."""
 

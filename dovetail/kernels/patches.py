@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import block, channel_lanes, function, product, total
+from dovetail.kernels.c import block, c_type, channel_lanes, function, product, total
 from dovetail.kernels.kernel import (
     CHANNELS,
     PIXELS,
@@ -38,7 +38,9 @@ from dovetail.target.pattern import Choice, Knob, Space
 
 _WORD = 4
 """Elements one load brings, and bytes of a register."""
-_MOST_UNROLLED = 24
+_MOST_UNROLLED = 36
+_UNROLLED = 24
+"""Most steps of a turn where there are several turns and nothing is chosen: more are 1 % faster and more code."""
 _STEPS = 8
 """Steps of a turn where their number has no divisor near."""
 _LOADS = 4
@@ -50,12 +52,26 @@ def write_patches(region: Region, scope: Scope, products: Products, core: CoreTr
     nest = patches_of(region, scope, products, core)
     scope.input(region.source(), "input")
     scope.constant("sums", "weights", nest.packed())
-    scope.constant("sums", "bias", padded(nest.sums.inside, nest.channels))
-    made = epilogue(region, scope, nest.sums)
+    result, lines, extras = epilogue(region, scope, nest.sums)
+    ends = {extra.name: scope.constants[extra.name] for extra in extras if _of_channels(extra, scope)}
+    scope.constants = {name: array for name, array in scope.constants.items() if name not in ends}
+    scope.constant("sums", "ends", padded(np.stack([nest.sums.inside, *map(_words, ends.values())], 1), nest.channels))
+    made = (result, lines, extras, {name: c_type(DType.of(array.dtype)) for name, array in ends.items()})
     texts = [core.pairs.write(nest.block(pixels)) for pixels in nest.blocks] if core.pairs else []
     loads = [nest.single.load] if nest.by_words else []
     used = (*(one.name for one in loads), nest.single.product.name)
     return Scheduled(lambda name: nest.write(name, *made), (*texts, *(i.declarations for i in loads)), used, ())
+
+
+def _of_channels(extra: Extra, scope: Scope) -> bool:
+    """Whether what an epilogue reads is a constant of 32 bits at most per channel."""
+    array = scope.constants.get(extra.name)
+    return extra.kind == "channel" and array is not None and array.dtype.kind in "iu" and array.dtype.itemsize <= 4
+
+
+def _words(array: Array) -> Array:
+    """Integers as int32, those of uint32 by their bits."""
+    return array.reshape(-1).astype(np.int64).astype(np.uint32).view(np.int32)
 
 
 def patches_of(region: Region, scope: Scope, products: Products, core: CoreTraits) -> Patches:
@@ -108,7 +124,7 @@ def offered(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Offer
         return f"there are no registers for {pair[0]} pixels x {pair[1]} channels"
 
     space = Space(knobs, problem)
-    return Offered(space, _default(space, window, outputs), (*min(pairs.shapes, key=loads_per_product), 2))
+    return Offered(space, _default(space, window, outputs), (*min(shapes, key=loads_per_product), 2))
 
 
 def _default(space: Space, window: Window, outputs: int) -> Choice:
@@ -130,7 +146,7 @@ def _default(space: Space, window: Window, outputs: int) -> Choice:
 def unrollings(steps: int) -> tuple[int, ...]:
     """Steps that may be written out in a turn, the default first: the most that divide them, if that is not too few."""
     divisors = [count for count in range(1, _MOST_UNROLLED + 1) if (steps % count == 0 and count > 1) or count == steps]
-    most = max(divisors, default=0)
+    most = steps if steps in divisors else max((count for count in divisors if count <= _UNROLLED), default=0)
     first = most if most >= min(_STEPS, steps) else min(_STEPS, steps)
     others = [count for count in (*divisors[::-1], _STEPS) if count <= steps and count * 4 >= first]
     return tuple(dict.fromkeys((first, *others)))
@@ -252,17 +268,24 @@ class Patches(SumNest):
         blocks = words.reshape(-1, self.channels, layout.steps).transpose(0, 2, 1)
         return np.ascontiguousarray(blocks).astype(np.uint32).reshape(-1)
 
-    def write(self, name: str, result: str, lines: Sequence[str], extras: Sequence[Extra]) -> list[str]:
-        """The kernel under this name: the end of a sum, a block of each size, the columns of some pixels, then all."""
+    def write(
+        self, name: str, result: str, lines: Sequence[str], extras: Sequence[Extra], ends: Mapping[str, str]
+    ) -> list[str]:
+        """The kernel under this name: the end of a sum, a block of each size, the columns of some pixels, then all.
+
+        Args:
+            name, result, lines, extras: of the end of a sum, as `epilogue` gives it.
+            ends: what of the extras stands behind the start of each channel's sum in `ends`: C types by name.
+        """
         given = self.scope.parameters()
-        types = {parameter.name: parameter.c_type for parameter in given}
+        types = {**ends, **{parameter.name: parameter.c_type for parameter in given}}
         promoted = {wide: wide for wide in ("int64_t", "uint32_t")}
         inputs = ["int32_t sum", *(f"{promoted.get(types[e.name], 'int32_t')} {e.name}" for e in extras)]
         text = [*function(f"static inline {result} {name}_finish", inputs, lines), ""]
         own = [parameter for parameter in given if parameter.name != "input"]
         places = ["const uint32_t *from", "int32_t place"]
         for pixels in self.blocks:
-            inner = self._block(f"{name}_finish", pixels, extras)
+            inner = self._block(f"{name}_finish", pixels, extras, ends)
             text += [*function(f"static void {name}_{pixels}", [*declarations(own), *places], inner), ""]
         image = next(parameter for parameter in given if parameter.name == "input")
         columns = ["uint32_t *to", image.declaration, "int32_t top", "int32_t left", "int32_t count"]
@@ -270,55 +293,69 @@ class Patches(SumNest):
         arguments = [parameter.name for parameter in own]
         return [*text, *function(f"static void {name}", declarations(given), self._rows(name, arguments))]
 
-    def _block(self, finish: str, pixels: int, extras: Sequence[Extra]) -> list[str]:
-        """All channels of neighbouring pixels."""
-        block_of, lanes, outputs = self.block(pixels), self.channels, self.outputs
-        starts = [f"bias[{total('channel', lane)}]" for _ in range(pixels) for lane in range(lanes)]
+    def _block(self, finish: str, pixels: int, extras: Sequence[Extra], ends: Mapping[str, str]) -> list[str]:
+        """All channels of neighbouring pixels; pointers move, as registers for their places are few."""
+        block_of, lanes, outputs, row = self.block(pixels), self.channels, self.outputs, 1 + len(ends)
+        starts = [f"ends[{lane * row}]" for _ in range(pixels) for lane in range(lanes)]
         lines = [f"int32_t sums[{pixels * lanes}] = {{{', '.join(starts)}}};"]
-        lines += [f"{block_of.name}(sums, from, weights);", f"weights += {lanes * self.layout.steps};"]
+        lines += [f"{block_of.name}(sums, from, weights);"]
+        order = {name: number for number, name in enumerate(ends, 1)}
+
+        def read(extra: Extra, lane: int, pixel: int) -> str:
+            """C text of what the end of a sum reads."""
+            if extra.name in order:
+                cast = "(uint32_t)" if ends[extra.name] == "uint32_t" else ""
+                return f"{cast}ends[{lane * row + order[extra.name]}]"
+            places = {"channel": total("channel", lane), "position": str(pixel * outputs + lane), "one": "0"}
+            return f"{extra.name}[{places[extra.kind]}]"
+
         for lane in range(lanes):
             made = []
             for pixel in range(pixels):
-                channel, place = total("channel", lane), total("place", "channel", pixel * outputs + lane)
-                read = {"channel": channel, "position": place, "one": "0"}
-                values = [f"sums[{pixel * lanes + lane}]", *(f"{e.name}[{read[e.kind]}]" for e in extras)]
-                made.append(f"output[{place}] = {finish}({', '.join(values)});")
+                values = [f"sums[{pixel * lanes + lane}]", *(read(extra, lane, pixel) for extra in extras)]
+                made.append(f"output[{total('channel', pixel * outputs + lane)}] = {finish}({', '.join(values)});")
             whole = outputs - outputs % lanes
-            lines += block(f"if (channel < {whole})", made) if whole + lane >= outputs else made
-        return block(f"for (int32_t channel = 0; channel < {outputs}; channel += {lanes})", lines)
+            lines += block(f"if (channel < {whole})", made) if whole < outputs <= whole + lane else made
+        moved = ["output", *dict.fromkeys(extra.name for extra in extras if extra.kind == "position")]
+        steps = {"weights": lanes * self.layout.steps, "ends": lanes * row, **dict.fromkeys(moved[1:], lanes)}
+        lines += [f"{name} += {step};" for name, step in steps.items()]
+        text = [f"{name} += place;" for name in moved]
+        return [*text, *block(f"for (int32_t channel = 0; channel < {outputs}; channel += {lanes})", lines)]
 
     def _columns(self) -> list[str]:
         """The columns from `left` on, of the rows from `top` on, as pairs."""
         (height, width), (rows, _) = self.window.size, self.window.kernel
-        layout, depth = self.layout, self.window.channels
-        pad, words = self.sums.pad_value & 0xFFFF, self.by_words
-        size, whole = (depth // 2, layout.taps // 2) if words else (depth, layout.taps)
-        start = f"y * {width} + x" if depth == 1 else f"(y * {width} + x) * {depth}"
-        inside = [f"const int8_t *line = input + {start};"]
-        if words:
-            turn = channel_lanes(depth // _WORD, _LOADS)
-            calls = [self.single.load.c.format(to=f"at + {2 * n}", of=f"line + {_WORD * n}") for n in range(turn)]
-            step = [*calls, f"at += {2 * turn};", f"line += {_WORD * turn};"]
-            inside += block(f"for (int32_t i = 0; i < {depth // _WORD // turn}; ++i)", step)
-        else:
-            inside += block(f"for (int32_t i = 0; i < {depth}; ++i)", ["put_half(at, line[i]);", "at += 2;"])
-
-        def outside(count: int) -> list[str]:
-            halves = [f"put_half(at, {self.sums.pad_value});", "at += 2;"]
-            one = [f"*at++ = 0x{pad | pad << 16:08x}u;"] if words else halves
-            return block(f"for (int32_t i = 0; i < {count}; ++i)", one)
-
+        layout, depth, words = self.layout, self.window.channels, self.by_words
+        start = "uint32_t *at = to;" if words else "uint8_t *at = (uint8_t *)to;"
         lines = [f"const int32_t y = {total('top', product('row', self.window.dilation[ROW]))};"]
         if self.window.padded(ROW):
-            lines += block(f"if (y < 0 || y >= {height})", [*outside(size), "continue;"])
-        lines = block(f"for (int32_t row = 0; row < {rows}; ++row)", [*lines, *inside])
+            lines += block(f"if (y < 0 || y >= {height})", [*self._padding(depth), "continue;"])
+        lines = block(f"for (int32_t row = 0; row < {rows}; ++row)", [*lines, *self._widened()])
         lines += [] if layout.taps == rows * depth else ["put_half(at, 0);", "at += 2;"]
         head = [f"const int32_t x = {total('left', product('column', layout.spread))};"]
         if self.window.padded(COLUMN):
-            head += block(f"if (x < 0 || x >= {width})", [*outside(whole), "continue;"])
+            head += block(f"if (x < 0 || x >= {width})", [*self._padding(layout.taps), "continue;"])
         lines = block("for (int32_t column = 0; column < count; ++column)", [*head, *lines])
-        lines += ["put_half(at, 0);"] if layout.ragged else []
-        return ["uint32_t *at = to;" if words else "uint8_t *at = (uint8_t *)to;", *lines]
+        return [start, *lines, *(["put_half(at, 0);"] if layout.ragged else [])]
+
+    def _widened(self) -> list[str]:
+        """The channels of a pixel as pairs."""
+        depth = self.window.channels
+        line = f"const int8_t *line = input + {product(f'(y * {self.window.size[COLUMN]} + x)', depth)};"
+        if not self.by_words:
+            return [line, *block(f"for (int32_t i = 0; i < {depth}; ++i)", ["put_half(at, line[i]);", "at += 2;"])]
+        turn = channel_lanes(depth // _WORD, _LOADS)
+        calls = [self.single.load.c.format(to=f"at + {2 * n}", of=f"line + {_WORD * n}") for n in range(turn)]
+        step = [*calls, f"at += {2 * turn};", f"line += {_WORD * turn};"]
+        return [line, *block(f"for (int32_t i = 0; i < {depth // _WORD // turn}; ++i)", step)]
+
+    def _padding(self, count: int) -> list[str]:
+        """So many elements of padding as pairs."""
+        value = self.sums.pad_value & 0xFFFF
+        if self.by_words:
+            return block(f"for (int32_t i = 0; i < {count // 2}; ++i)", [f"*at++ = 0x{value | value << 16:08x}u;"])
+        halves = [f"put_half(at, {self.sums.pad_value});", "at += 2;"]
+        return block(f"for (int32_t i = 0; i < {count}; ++i)", halves)
 
     def _rows(self, name: str, arguments: Sequence[str]) -> list[str]:
         """All pixels."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, accumulator_type
-from dovetail.ir.types import Array, DType
+from dovetail.ir.types import Array, DType, blocks
 from dovetail.kernels.c import c_type
 from dovetail.kernels.kernel import Expression, Scope, accumulate_type
 from dovetail.kernels.region import SHARING, Region, kernel
@@ -134,11 +135,18 @@ def sums_of(region: Region, products: Products) -> Sums:
     taps hold v it is also sum((x - v) * w) over the taps inside + (bias + (v - zx) * sum(w)).
     """
     anchor, zero_points = region.node, products.zero_points
-    wide = products.weights.astype(np.int64) - zero_points[1]
-    narrow = wide.min() >= -128 and wide.max() <= 127
+    weights = products.weights
+    low, high = int(weights.min()) - zero_points[1], int(weights.max()) - zero_points[1]
+    kept: DTypeLike = np.int8 if low >= -128 and high <= 127 else np.int16
+    stored = np.empty(weights.shape, kept) if zero_points[1] or weights.dtype != kept else weights
+    total_weight, weight_reach = np.empty((2, len(weights)), np.int64)
+    for part in blocks(weights):
+        wide = weights[part].astype(np.int64) - zero_points[1]
+        if stored is not weights:
+            stored[part] = wide
+        per_output = wide.reshape(len(wide), -1)
+        total_weight[part], weight_reach[part] = per_output.sum(axis=1), np.abs(per_output).sum(axis=1)
     bias = region.graph.constants[anchor.inputs[2]].astype(np.int64) if len(anchor.inputs) > 2 else np.int64(0)
-    per_output = wide.reshape(len(wide), -1)
-    total_weight, weight_reach = per_output.sum(axis=1), np.abs(per_output).sum(axis=1)
     pad_value, x = int(region.pad_value), region.source_dtype
     inside = bias - zero_points[0] * total_weight
     border = bias + (pad_value - zero_points[0]) * total_weight if region.pad else inside
@@ -147,9 +155,8 @@ def sums_of(region: Region, products: Products) -> Sums:
     kind = accumulate_type(-reach, reach)
     start = np.int32 if kind == "int32_t" else np.int64
     bits = region.type(1).dtype.bits
-    bits = bits if bits in WIDTHS and _fits(wide, bits) else 8
+    bits = bits if bits in WIDTHS and low >= -(1 << (bits - 1)) and high < 1 << (bits - 1) else 8
     wraps = kind == "int64_t" and accumulator_type(x) is DType.INT32
-    stored = wide.astype(np.int8 if narrow else np.int16)
     return Sums(stored, inside.astype(start), border.astype(start), pad_value, kind, reach, wraps, bits)
 
 
@@ -187,7 +194,8 @@ class SumNest(Nest):
 
 def padded(array: Array, lanes: int) -> Array:
     """Values per output, zeros where the last block of lanes is part-empty."""
-    return np.pad(array, [(0, -len(array) % lanes)] + [(0, 0)] * (array.ndim - 1))
+    missing = -len(array) % lanes
+    return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) if missing else array
 
 
 def blocked(weights: Array, lanes: int) -> Array:
@@ -198,10 +206,6 @@ def blocked(weights: Array, lanes: int) -> Array:
 
 WIDTHS = (2, 4)
 """Bits of the weights that share bytes."""
-
-
-def _fits(values: Array, bits: int) -> bool:
-    return bool(values.min() >= -(1 << (bits - 1)) and values.max() < 1 << (bits - 1))
 
 
 def packed(values: Array, bits: int) -> Array:

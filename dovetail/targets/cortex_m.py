@@ -223,7 +223,7 @@ static inline void {block.name}(int32_t *sums, const uint32_t *from, const uint3
 """
 
 
-PAIRS = PairBlocks(((3, 2), (2, 2), (1, 2), (1, 4), (2, 3)), 4095, pairs)
+PAIRS = PairBlocks(((3, 2), (2, 2), (1, 2), (1, 4), (1, 5), (2, 3)), 4095, pairs)
 """Registers are 13: sums, an operand of each pixel and channel, two pointers."""
 
 _ADD_TURN = 8

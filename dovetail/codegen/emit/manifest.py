@@ -49,6 +49,12 @@ SCHEMA = 1
 """Version of the file. It grows when a field is removed or changes its meaning."""
 
 
+def _digest_of(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def manifest(
     model: Path | None,
     target: Target,
@@ -84,7 +90,7 @@ def manifest(
         **asked,
         "schema": 1,
         "model": laid.graph.name,
-        "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest() if model else "",
+        "model_sha256": _digest_of(model) if model else "",
         "target": target.name,
         "layers": layers,
         "memory": {

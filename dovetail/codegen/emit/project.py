@@ -29,7 +29,7 @@ from dovetail.codegen.emit.source import (
 from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import BuildError
 from dovetail.ir.graph import Graph
-from dovetail.ir.onnx_file import graph_bytes
+from dovetail.ir.onnx_file import graph_parts
 from dovetail.ir.types import Array
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import guard
@@ -223,14 +223,14 @@ def write_project(project: Project, folder: Path, replace: bool = False) -> None
     if replace and foreign and (not folder.is_dir() or any(folder.iterdir())):
         hint = "choose another folder"
         raise BuildError("this is not a build of Dovetail's and is not replaced", where=str(folder), hint=hint)
-    files: dict[str, bytes | Sequence[Array]] = {name: text.encode() for name, text in project.files.items()}
+    files: dict[str, bytes | Sequence[bytes | Array]] = {name: text.encode() for name, text in project.files.items()}
     files |= project.data
     if project.graph is not None:
-        files[GRAPH] = graph_bytes(project.graph)
+        files[GRAPH] = graph_parts(project.graph)
     write_files(files, folder, replace)
 
 
-def write_files(files: Mapping[str, bytes | Sequence[Array]], folder: Path, replace: bool = False) -> None:
+def write_files(files: Mapping[str, bytes | Sequence[bytes | Array]], folder: Path, replace: bool = False) -> None:
     """Write files, by relative path, bytes or arrays one after the other, into a temporary folder beside `folder`, then
     rename it there: whenever this process ends, the folder is the old one, the new one or not there, and never a part
     of either. A link in its place is replaced, not followed. Raises BuildError where the folder exists and `replace` is
@@ -247,7 +247,8 @@ def write_files(files: Mapping[str, bytes | Sequence[Array]], folder: Path, repl
             path = temporary / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                file.writelines([content] if isinstance(content, bytes) else (part.data for part in content))
+                parts = [content] if isinstance(content, bytes) else content
+                file.writelines(part if isinstance(part, bytes) else part.data for part in parts)
         temporary.chmod(0o755)
         if folder.is_symlink():
             folder.unlink()

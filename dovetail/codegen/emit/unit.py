@@ -37,6 +37,7 @@ from dovetail.program.ir import (
     queue_of,
     side_by_side,
 )
+from dovetail.program.loops import digest
 from dovetail.program.series import Place
 from dovetail.schedule.partition import Region, beside
 from dovetail.target.description import Target
@@ -363,7 +364,7 @@ class _Names:
 
     def constant(self, c_type: str, array: Array, stem: str) -> str:
         """The name of a constant, `stem` if it is new."""
-        key = (c_type, array.tobytes())
+        key = (c_type, digest(array))
         if key not in self.known:
             self.known[key] = stem if stem not in self.constants else f"{stem}_{len(self.known)}"
             self.constants[self.known[key]] = (c_type, array)
@@ -439,7 +440,7 @@ def _common_lanes(
     for index, graph in enumerate(graphs):
         if graph.constants:
             largest = max(graph.constants.values(), key=lambda array: array.nbytes)
-            groups.setdefault(largest.tobytes(), []).append(index)
+            groups.setdefault(digest(largest), []).append(index)
     found: dict[int, int] = {}
     for same in (group for group in groups.values() if len(group) > 1):
         index = max(same, key=lambda index: calls[index].result.type.elements)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dovetail.ir.operators.base import Operator, Pointwise, require
-from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType, blocks, full_box
 
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
@@ -361,8 +361,13 @@ class Dequantize(_Affine):
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         x, scale, zero_point = inputs
         shape = _aligned_shape(scale.shape, x.shape, self.axis)
-        steps = (x.astype(np.int64) - zero_point.reshape(shape)).astype(np.float32)
-        return np.asarray(steps * scale.reshape(shape), dtype=np.float32)
+        whole = x if x.ndim and x.size else x[None]
+        result = np.empty(whole.shape, np.float32)
+        zero_points, scales = (np.broadcast_to(array.reshape(shape), whole.shape) for array in (zero_point, scale))
+        for part in blocks(whole):
+            steps = (whole[part].astype(np.int64) - zero_points[part]).astype(np.float32)
+            np.multiply(steps, scales[part], out=result[part])
+        return result.reshape(x.shape)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         shape = body.integers(_aligned_shape(types[1].shape, types[0].shape, self.axis))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from dovetail.ir.operators.base import Operator, Window, broadcast_box, require
-from dovetail.ir.types import Array, Box, DType, TensorType
+from dovetail.ir.types import Array, Box, DType, TensorType, blocks
 
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
@@ -199,8 +199,9 @@ class FullyConnected(Linear):
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         x, w, *bias = inputs
-        total = _wide(x, self.input_zero_point) @ _wide(w, self.weight_zero_point).T
-        return _accumulate(total, x, bias)
+        wide = _wide(x, self.input_zero_point)
+        parts = [wide @ _wide(w[part], self.weight_zero_point).T for part in blocks(w)]
+        return _accumulate(np.concatenate(parts, axis=-1), x, bias)
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         x, _, *bias = inputs

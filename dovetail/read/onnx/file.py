@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import ModelError
+from dovetail.ir.onnx_wire import elements_of, without_large
 from dovetail.ir.types import Array, DType, Shape, TensorType
 from dovetail.read.values import MAX_ELEMENTS
 
@@ -101,10 +102,11 @@ def read_onnx(name: str, data: bytes, folder: Path, shapes: Mapping[str, Shape],
     model = onnx.ModelProto()
     damaged = (DecodeError, ValueError, TypeError, RuntimeError, KeyError, IndexError, OverflowError)
     try:
-        model.ParseFromString(data)
+        slim, large = without_large(data)
+        model.ParseFromString(slim)
         _check_versions(name, model)
-        model = widened(name, prepare(name, model, folder), tell)
-        return decode(name, fixed_shapes(name, model, shapes, tell))
+        model = widened(name, prepare(name, model, folder, large), tell)
+        return decode(name, fixed_shapes(name, model, shapes, tell), large)
     except (*damaged, onnx.checker.ValidationError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         what = f"the ONNX file is damaged or invalid: {reason[:300]}"
@@ -125,8 +127,9 @@ def _check_versions(name: str, model: Any) -> None:
             raise ModelError(f"{what}, only {low} to {high}", where=name, hint=hint)
 
 
-def prepare(name: str, model: Any, folder: Path) -> Any:
-    """The model (an onnx.ModelProto) checked, with external data read in and model-local functions expanded.
+def prepare(name: str, model: Any, folder: Path, large: dict[str, Array]) -> Any:
+    """The model (an onnx.ModelProto) checked, with external data read in and model-local functions expanded. `large`
+    has the contents of large initializers, which are empty in it, by name, and gains those of external data.
 
     Raises:
         ModelError: what the model holds is refused.
@@ -148,7 +151,7 @@ def prepare(name: str, model: Any, folder: Path) -> Any:
         if min(tensor.dims, default=1) < 0 or prod(tensor.dims) >= MAX_ELEMENTS:
             what = f"tensor {tensor.name!r} has the shape {list(tensor.dims)}; the limit is {MAX_ELEMENTS} elements"
             raise ModelError(what, where=name, hint="export the model again; its tensors are too large or damaged")
-    _read_external(name, model, folder)
+    _read_external(name, model, folder, large)
     _import_domains(model)
     onnx.checker.check_model(model)
     return model
@@ -191,12 +194,12 @@ def _check_functions(name: str, model: Any) -> None:
         raise ModelError(what, where=name, hint="export the model without model-local functions, or a smaller one")
 
 
-def _read_external(name: str, model: Any, folder: Path) -> None:
+def _read_external(name: str, model: Any, folder: Path, large: dict[str, Array]) -> None:
     """Bring external data into the tensors; only files inside the model's folder are read."""
     from onnx import TensorProto
 
-    total = 0
-    for tensor in all_tensors(model):
+    total, initializers = 0, len(model.graph.initializer)
+    for place, tensor in enumerate(all_tensors(model)):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -205,7 +208,12 @@ def _read_external(name: str, model: Any, folder: Path) -> None:
         if total >= MAX_ELEMENTS:
             what = f"the external data takes more than {MAX_ELEMENTS} bytes"
             raise ModelError(what, where=name, hint="compile a smaller network")
-        tensor.raw_data = data
+        array = elements_of(data, tensor.data_type, tensor.dims) if place < initializers else None
+        if array is None or tensor.name in large:
+            tensor.raw_data = data
+        else:
+            large[tensor.name] = array
+            tensor.dims[:] = [0]
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
 
@@ -232,10 +240,15 @@ def _external_bytes(name: str, tensor: str, entries: dict[str, str], folder: Pat
         return stream.read(length)
 
 
-def decode(name: str, model: Any) -> OnnxFile:
-    """The model as plain data; it must have passed the checker."""
+def decode(name: str, model: Any, large: Mapping[str, Array]) -> OnnxFile:
+    """The model as plain data; it must have passed the checker. `large` has what is empty in it."""
     graph = model.graph
-    constants = {_text(entry.name): decode_tensor(entry) for entry in graph.initializer}
+    constants = {
+        _text(entry.name): wrap(large[entry.name], element_type(entry.data_type))
+        if entry.name in large and list(entry.dims) == [0]
+        else decode_tensor(entry)
+        for entry in graph.initializer
+    }
     inputs = tuple(_input(name, entry) for entry in graph.input if entry.name not in constants)
     outputs = tuple((_text(entry.name), _declared(entry)) for entry in graph.output)
     nodes = tuple(_node(name, index, node) for index, node in enumerate(graph.node))
@@ -260,7 +273,7 @@ def decode_tensor(tensor: Any) -> Constant:
 
 def wrap(array: Array, dtype: DType | None) -> Constant:
     """A constant of `dtype` in the numpy type that holds it."""
-    return Constant(array if dtype is None else array.astype(dtype.numpy), dtype)
+    return Constant(array if dtype is None else array.astype(dtype.numpy, copy=False), dtype)
 
 
 def widened(name: str, model: Any, tell: Tell) -> Any:

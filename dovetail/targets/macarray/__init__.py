@@ -26,17 +26,16 @@ def kind_of(match: dt.Match) -> Kind:
 
 def pack(match: dt.Match) -> dict[str, Array]:
     """Weights in blocks of 8 x 8 channels, or of 8; bias, multiplier and shift of each output channel side by side."""
-    kind, channels = kind_of(match), match.result.shape[-1]
-    if kind is Kind.SUM:
-        parameters = np.pad(layers.addition_of(match).scales, [(0, 5), (1, 1)]).astype("<i4")
-        return {"parameters": parameters.view(np.uint8).reshape(-1)}
+    if (kind := kind_of(match)) is Kind.SUM:
+        scales = np.pad(layers.addition_of(match).scales, [(0, 5), (1, 1)])
+        return {"parameters": scales.astype("<i4").view(np.uint8).reshape(-1)}
     layer, lanes = layers.layer_of(match), 1 if kind is Kind.DEPTHWISE else 8
     outputs, rows, columns, inputs = layer.weights.shape
     padded = np.pad(layer.weights, [(0, -outputs % lanes), (0, 0), (0, 0), (0, -inputs % 8)]).astype(np.int8)
     blocks = padded.reshape(-1, lanes, rows, columns, -(-inputs // 8), 8)
     arrays = {"weights": blocks.transpose((0, 2, 3, 4, 1, 5) if lanes == 8 else (4, 2, 3, 0, 1, 5))}
     numbers = np.stack([layer.bias, layer.multiplier, layer.shift], axis=1).astype("<i4")
-    arrays["parameters"] = np.pad(numbers, [(0, -channels % 8), (0, 1)])
+    arrays["parameters"] = np.pad(numbers, [(0, -len(numbers) % 8), (0, 1)])
     return {name: np.ascontiguousarray(array).view(np.uint8).reshape(-1) for name, array in arrays.items()}
 
 
@@ -79,9 +78,8 @@ PATTERNS = [(name, pattern, (*LIMITS, limit)) for given, operator, limit in KIND
             for name, pattern in layers.requantised(given, operator).items()]  # fmt: skip
 SUM = ("addition", layers.ADDITION, (*layers.ADDITION_LIMITS, layers.ONE_IMAGE, layers.sizes_below(1 << 16)))
 POOL = dt.Rewrite("pools", pools_as_depthwise(partial(layers.keeps, WINDOWS), dt.Rounding.DOUBLE), lsb=0)
-SUMMED, FURTHER = 1.8, 500  # core cycles to sum a byte of a pool in, and those of a further part of one
-APART = dt.Rewrite("pools in parts", average_pool_in_channels(
-    lambda image: round((image.elements * SUMMED / FURTHER) ** 0.5), step=8), lsb=0)  # fmt: skip
+# a part more of a pool takes the core as long as 278 bytes of it
+APART = dt.Rewrite("pools in parts", average_pool_in_channels(lambda it: round((it.elements / 278) ** 0.5), 8), lsb=0)
 ENGINE = dt.Engine(
     name="macarray", memory=L1.name, ideal_macs_per_cycle=64.0,
     offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8)
@@ -93,6 +91,5 @@ ENGINE = dt.Engine(
 TARGET = dt.Target(
     name="macarray", sentence="RISC-V RV32IMC, 512 KiB L2, 128 KiB L1, DMA, 8x8 MAC array in Verilog (int8)",
     core=dt.Core("rv32imc"), memories=(L2, L1), code=L2.name, values=L2.name, engines=(ENGINE,),
-    policies=(dt.Policy("exact", "the engine requantises as TensorFlow Lite Micro does", (POOL, APART),
-                        dt.Rounding.DOUBLE),),
+    policies=(dt.Policy("exact", "it requantises as TensorFlow Lite Micro does", (POOL, APART), dt.Rounding.DOUBLE),),
     dma=dt.Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000))  # fmt: skip

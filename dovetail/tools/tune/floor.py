@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dovetail.codegen.emit.manifest import least_work
 from dovetail.ir.crop import parts
+from dovetail.ir.operators.arithmetic import Requantize
 from dovetail.ir.types import Box, full_box
 from dovetail.kernels import core_traits, offered
 from dovetail.program.ir import CORE
@@ -66,15 +67,17 @@ def network_floor(regions: Sequence[Region], floors: Mapping[str, Floor], target
 
 
 def core_floor(region: Region, target: Target) -> Floor | None:
-    """The floor of a layer of sums of products on core 0: its products inside the image, by the widest instruction; the
-    loads of their operands in the block of sums that needs fewest; a store for every word of the result. None for other
-    layers."""
+    """The floor of a layer of sums of products on core 0, in cycles: its products inside the image, by the widest
+    instruction; the loads of their operands in the block of sums that needs fewest; a product and a shift for every
+    element that is requantised, as long as a load each; a store for every word of the result. None for other layers."""
     block = offered(region.graph, core_traits(target.core)).block
     if block is None:
         return None
     products, _ = least_work(region.graph)
     (pixels, channels, taps), cores = block, target.cores[:1]
-    words = products * (pixels + channels) / (pixels * channels * taps) + region.graph.types[region.output].nbytes / 4
+    graph, types = region.graph, region.graph.types
+    words = products * (pixels + channels) / (pixels * channels * taps) + types[region.output].nbytes / 4
+    words += sum(2 * types[node.output].elements for node in graph.nodes if isinstance(node.operator, Requantize))
     cycles = round(products * core_product(cores) + words * core_word(cores))
     return Floor(cycles, 0, cycles)
 
