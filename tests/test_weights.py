@@ -211,7 +211,7 @@ def test_where_weights_lie(data: st.DataObject, depthwise: bool, engine: str) ->
 
 
 @needs_compiler
-@pytest.mark.parametrize("target", ["ne16", "macarray"])
+@pytest.mark.parametrize("target", ["ne16"])
 def test_weights_stand_once(target: str, tmp_path: Path) -> None:
     """The build for this computer has no weights of its own, is clean under sanitisers, and depends on the engine's."""
     compiled = made(target, Weights.TEXT)

@@ -65,7 +65,7 @@ from dovetail.target.pattern import (
     operand,
     together,
 )
-from dovetail.target.stored import Along, StoredWeights, in_blocks
+from dovetail.target.stored import Along, StoredWeights
 
 __all__ = [
     "Along", "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks",
@@ -76,7 +76,7 @@ __all__ = [
     "Rates", "Raw", "Recipe",
     "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StoredWeights", "StreamDma",
     "Streams",
-    "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "in_blocks",
+    "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation",
     "maybe",
     "one_of", "operand", "pack_weights", "packed", "results_of", "together",
 ]  # fmt: skip

@@ -67,11 +67,3 @@ class StoredWeights:
     @property
     def _axes(self) -> tuple[Along, Along, Along]:
         return self.outputs, self.taps, self.channels
-
-
-def in_blocks(shape: tuple[int, int, int], outputs: int, channels: int) -> StoredWeights:
-    """Signed bytes in the order (blocks of outputs, taps, blocks of channels, outputs, channels), blocks filled up."""
-    block = 8 * outputs * channels
-    taps = -(-shape[2] // channels) * block
-    along = Along(outputs, shape[1] * taps, 8 * channels), Along(1, taps), Along(channels, block, 8)
-    return StoredWeights(shape, 8, 1, *along, signed=True)
