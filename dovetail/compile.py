@@ -36,7 +36,7 @@ from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
 from dovetail.schedule.assign import Assignment, assign, first, one_by_one, pinned_core
 from dovetail.schedule.joint import side_by_side
-from dovetail.schedule.knobs import choices_for, choose, identity
+from dovetail.schedule.knobs import choices_for, choose, identity, region_space
 from dovetail.schedule.layout import LaidOut, choose_layouts
 from dovetail.schedule.partition import Region
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
@@ -222,11 +222,13 @@ def compile_graph(
     regions = pipeline.regions if pipeline else first(graph, target)
     check_reserved(regions, target, reserved(graph, target))  # before anything that takes time
 
-    def assigned(graph: Graph, regions: tuple[Region, ...]) -> _Planned:
+    wanted = choices or {}
+
+    def assigned(graph: Graph, regions: tuple[Region, ...], wanted: Mapping[str, Choice]) -> _Planned:
         """The stages from a partition to a program, one layer after the other where memory does not hold several."""
-        chosen = choose(regions, choices or {}, target)
+        chosen = choose(regions, wanted, target)
         progress("placing")
-        assignment = assign(graph, chosen, target, options.pins, choices or {})
+        assignment = assign(graph, chosen, target, options.pins, wanted)
         try:
             return placed(graph, assignment)
         except PlanError:
@@ -259,12 +261,15 @@ def compile_graph(
     def in_stripes(striped: Striped) -> tuple[_Planned, int]:
         """A program in stripes, and its activations' bytes."""
         progress("partitioning")
-        made = assigned(striped.graph, first(striped.graph, target))
+        parts = first(striped.graph, target)
+        spaces = {part.name: region_space(part, target) for part in parts if part.name in wanted}
+        kept = {name: wanted[name] for name, space in spaces.items() if space.refusal(wanted[name]) is None}
+        made = assigned(striped.graph, parts, kept)
         return made, made.peak
 
     budget, striped = options.memory_budget, None
     striping = Striping(graph, target, regions) if budget is not None else None
-    made = assigned(graph, regions)
+    made = assigned(graph, regions, wanted)
     if striping and budget is not None and made.peak + _stacks(target) > budget:
         made, striped = within(striping, budget, _stacks(target), made.peak, in_stripes, progress)
     laid, planned = made.laid, made.plan

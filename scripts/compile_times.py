@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -181,8 +182,12 @@ def _environment() -> Mapping[str, str]:
     return {**kept, "PYTHONPYCACHEPREFIX": tempfile.mkdtemp(prefix="bytecode")}
 
 
+class Refused(Exception):
+    """The message of a model that a target has no room for."""
+
+
 def measured(model: Path, target: str, cache: Path, options: Sequence[str] = ()) -> Cost:
-    """Compile a model in a new process; ends the program with its message where that fails."""
+    """Compile a model in a new process; raises Refused with its message where that fails."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "dovetail", "compile", str(model), "--target", target, *options]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -196,24 +201,25 @@ def measured(model: Path, target: str, cache: Path, options: Sequence[str] = ())
         said = process.stderr.read()
         _, status, usage = os.wait4(process.pid, 0)
         if status:
-            sys.exit(f"{model.name} for {target}: {said.decode()}")
+            raise Refused(f"{model.name} for {target}: {said.decode()}")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Cost(spent, usage.ru_maxrss * 1024)
 
 
 def table(targets: Sequence[str]) -> Iterator[str]:
-    """The lines of the table of the four networks: cold / warm for each."""
+    """The lines of the table of the four networks: cold / warm for each; a dash where there is no room for it."""
     yield f"| target | {' | '.join(NETWORKS)} |"
     yield f"|---|{'---:|' * len(NETWORKS)}"
     for target in targets:
-        with tempfile.TemporaryDirectory() as folder:  # for the bytecode
-            measured(MODELS / f"{NETWORKS['AD']}.tflite", target, Path(folder))
+        with tempfile.TemporaryDirectory() as folder, suppress(Refused):  # for the bytecode
+            measured(MODELS / f"{NETWORKS['DS-CNN']}.tflite", target, Path(folder))
         cells = []
         for model in NETWORKS.values():
-            with tempfile.TemporaryDirectory() as folder:
-                pair = [measured(MODELS / f"{model}.tflite", target, Path(folder)).seconds for _ in range(2)]
-            cells.append(" / ".join(f"{seconds:.1f}" for seconds in pair))
+            pair: list[float] = []
+            with tempfile.TemporaryDirectory() as folder, suppress(Refused):
+                pair += [measured(MODELS / f"{model}.tflite", target, Path(folder)).seconds for _ in range(2)]
+            cells.append(" / ".join(f"{seconds:.1f}" for seconds in pair) or "-")
         yield f"| `{target}` | {' | '.join(cells)} |"
 
 

@@ -82,8 +82,10 @@ def layers(target: Target, models: Sequence[Path]) -> Iterator[tuple[str, LayerK
                 yield path.stem, layer
 
 
-def compared(network: str, layer: LayerKind, target: Target, trials: int, seed: int) -> tuple[Compared, int, float]:
-    """One layer, how many choices the model looked at, and the CPU seconds that took."""
+def compared(
+    network: str, layer: LayerKind, target: Target, trials: int, seed: int
+) -> tuple[Compared, int, float] | None:
+    """One layer, how many choices the model looked at, and the CPU seconds that took; None where none is measured."""
     begun = time.process_time()
     found = candidates(layer, target, seed)
     seconds = time.process_time() - begun
@@ -98,6 +100,8 @@ def compared(network: str, layer: LayerKind, target: Target, trials: int, seed: 
             print(f"{target.name} {network} {layer.names[0]} {dict(choice)}: {error.what}")
             continue
         rows.append((choice, int(found.estimates[index]), cycles))
+    if not rows:
+        return None
     choices, estimated, real = zip(*rows, strict=True)
     return Compared(network, layer.names[0], choices, estimated, real), len(found.choices), seconds
 
@@ -124,7 +128,10 @@ def main() -> None:
         target, rows, looked, seconds = load_target(name), list[Compared](), 0, 0.0
         every = list(layers(target, given.models))
         for network, layer in every[:: max(1, -(-len(every) // given.most))]:
-            row, count, took = compared(network, layer, target, given.trials, given.seed)
+            found = compared(network, layer, target, given.trials, given.seed)
+            if found is None:
+                continue
+            row, count, took = found
             rows, looked, seconds = [*rows, row], looked + count, seconds + took
             if given.layers:
                 print(
@@ -132,6 +139,8 @@ def main() -> None:
                 )
                 for choice, own, real in zip(row.choices, row.estimated, row.cycles, strict=True):
                     print(f"    {own:>9,} {real:>9,} {own / real:.3f} {dict(choice)}", flush=True)
+        if not rows:
+            continue
         orders = [row.correlation for row in rows if row.correlation is not None]
         order = f"{np.median(orders):.3f}, {min(orders):.3f}" if orders else "none"
         first, both = [row.ratios[0] for row in rows], [ratio for row in rows for ratio in row.ratios]

@@ -22,7 +22,7 @@ from dovetail.errors import DovetailError
 from dovetail.files import default_cache, keep_file
 from dovetail.kernels.scheduled.store import _maker
 from dovetail.sim import worker
-from quicker import RUN, quicken, run_once
+from quicker import RUN, hastily, quicken, run_once
 from warm_workers import Nursery
 
 # A busy machine makes no case wrong: neither the time to make examples nor that to try one is a failure.
@@ -76,7 +76,8 @@ def what_is_made_is_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toolchain._Work, "_run", run_once(folder / "made"))
+        patch.setattr(toolchain._Work, "_run", run_once(folder / "made", default_cache().resolve() / "zig"))
+        patch.setattr(toolchain, "compile_host", hastily)
         yield
 
 

@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.codegen.build import toolchain
-from dovetail.codegen.build.toolchain import compile_host
 from dovetail.codegen.emit.network import model_source
 from dovetail.codegen.emit.project import MANIFEST, write_files
 from dovetail.codegen.emit.source import constants_source, header_source
@@ -174,18 +172,11 @@ def run_joined(
                 for port, array in zip(manifest["inputs"], case.feeds[at], strict=True)
             }
         )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toolchain, "compile_host", hastily)
-        runs = run_build(build, simulator, feeds, folder / "cache").outputs
+    runs = run_build(build, simulator, feeds, folder / "cache").outputs
     return [
         [[outputs[_port(number, port["name"])] for port in manifest["outputs"]] for outputs in runs]
         for number, manifest in enumerate(manifests)
     ]
-
-
-def hastily(*args: Any, flags: Sequence[str], **options: Any) -> Path:
-    """As `compile_host`: what is run once takes longer to optimise fully than to run."""
-    return compile_host(*args, flags=["-O1" if flag == "-O2" else flag for flag in flags], **options)
 
 
 def _port(number: int, name: str) -> str:

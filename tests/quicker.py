@@ -19,23 +19,28 @@ FRAMES = inspect.stack, inspect.getframeinfo
 """As Python has them."""
 
 
+HOST = toolchain.compile_host
+"""The compiler for this computer, as users run it."""
 RUN = toolchain._Work._run
 """The compiler itself, for tests of the cache."""
 
 
-def run_once(folder: Path) -> Callable[[toolchain._Work, Sequence[str], Path], None]:
+def run_once(folder: Path, zig: Path) -> Callable[[toolchain._Work, Sequence[str], Path], None]:
     """What stands for `_Work._run`: the compiler's files, by their content address, from an earlier run of it where
     there was one that succeeded.
 
     Args:
-        folder: where they are kept, and the libraries that zig makes for itself, some seconds for each core.
+        folder: where they are kept.
+        zig: where zig keeps the libraries it makes for itself, some seconds for each core; a folder that stays.
     """
+    if zig.is_symlink():  # of an earlier version of this
+        zig.unlink(missing_ok=True)
+    zig.mkdir(parents=True, exist_ok=True)
 
     def once(work: toolchain._Work, arguments: Sequence[str], made: Path) -> None:
         """As `_Work._run`."""
-        (folder / "zig").mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            (work.cache / "zig").symlink_to(folder / "zig")
+            (work.cache / "zig").symlink_to(zig)
         names = [made.with_suffix(".su").name, made.name]  # what was asked for last: where it is, all is
         if not is_sealed(folder / made.name):
             RUN(work, arguments, made)
@@ -50,6 +55,14 @@ def run_once(folder: Path) -> Callable[[toolchain._Work, Sequence[str], Path], N
                 seal(made.with_name(name))
 
     return once
+
+
+def hastily(*args: Any, flags: Sequence[str] = ("-O2",), defines: Any = None, **options: Any) -> Path:
+    """As `compile_host`; networks are optimised less: what is run once takes longer to optimise than to run. Commands
+    in processes of their own optimise as users' do."""
+    if "DOVETAIL_HOST" in (defines or {}):
+        flags = ["-O1" if flag == "-O2" else flag for flag in flags]
+    return HOST(*args, flags=flags, defines=defines, **options)
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_kernels_equal_the_graph(room: int, tmp_path: Path) -> None:
     check(cases, kernels, tmp_path)
 
 
-@pytest.mark.parametrize("made", [case(7, 3, 4, 5), case(9, 3, 3, 6, 2), case(6, 1, 8, 4)], ids=["four", "odd", "one"])
+@pytest.mark.parametrize("made", [case(7, 3, 4, 5), case(5, 3, 3, 6, 2)], ids=["four", "odd"])
 def test_every_block_in_assembly(made: Case) -> None:
     """Whatever is offered compiles, computes the graph, and takes another time than others do; none less than without
     a choice."""

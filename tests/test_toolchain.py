@@ -16,6 +16,7 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.build.toolchain import compile_firmware, compile_host, find_compiler
 from dovetail.codegen.emit.firmware import RUNTIME, SIMULATION_MAIN, START, linker_script, runtime_path
 from dovetail.errors import BuildError, MissingExtraError, SimulationError
+from dovetail.files import is_sealed
 from dovetail.sim.protocol import SimulationSetup
 from dovetail.sim.worker import HostSession, simulate, simulate_host
 from firmware import MEMORIES, require_cross_compiler
@@ -66,6 +67,22 @@ def test_a_project_compiles_runs_and_has_the_sizes_it_should(tmp_path: Path) -> 
     setup = SimulationSetup(elf, MEMORIES)
     run = simulate(setup, [{"net_in": values}], {"net_out": 16}).inferences[0]
     assert run.outputs["net_out"] == bytes(2 * i + (i + 4) % 16 + 1 for i in range(16))
+
+
+def test_tests_take_from_one_another_what_is_equal_only(tmp_path: Path) -> None:
+    """tests/quicker.py: of other content, or what failed, empty caches have nothing."""
+    require_cross_compiler()
+    made = [
+        compile_project(project(tmp_path / name, scale), tmp_path / f"{name}_cache")
+        for name, scale in (("a", 2), ("b", 2), ("c", 3))
+    ]
+    assert made[0].name == made[1].name != made[2].name and len({path.parent for path in made}) == 3
+    first, again, other = (path.read_bytes() for path in made)
+    assert first == again != other and all(is_sealed(path) for path in made)
+    (tmp_path / "c" / "net.h").write_text("#define SCALE nothing\n")
+    for turn in ("d", "e"):
+        with pytest.raises(BuildError, match="nothing"):
+            compile_project(tmp_path / "c", tmp_path / f"{turn}_cache")
 
 
 @pytest.mark.usefixtures("compiler_itself")

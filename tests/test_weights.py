@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -16,19 +17,22 @@ from hypothesis import strategies as st
 from command_line import dovetail, refused
 from dovetail.codegen.emit import weights as writing
 from dovetail.codegen.emit import write_project
+from dovetail.codegen.emit.stored import Order, order_of
 from dovetail.codegen.emit.weights import LEAST, Held, Weights, as_bytes, weights_files
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.ir.graph import evaluate
 from dovetail.ir.types import Array
 from dovetail.kernels.c import array_definition, elements
 from dovetail.run import open_build, run_build
+from dovetail.target.stored import Along, StoredWeights, in_blocks
 from dovetail.targets import load_target
+from dovetail.targets.ne16 import pack_linear_weights, pack_weights
 from firmware import require_chip
 from networks import single
 from test_core_kernels import needs_compiler
 from test_export import answers, program
 
-CASES = {"riscv": (8, 16, 40), "cortex_m0plus": (8, 16, 40), "ne16": (8, 32, 40)}
+CASES = {"riscv": (8, 16, 40), "cortex_m0plus": (8, 16, 40), "ne16": (8, 32, 40), "macarray": (8, 16, 40)}
 """Target -> size, inputs and outputs of its layer."""
 
 
@@ -170,3 +174,59 @@ def test_forms_of_c_alone_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for form in ("zephyr", "esp-idf", "platformio"):
         assert dovetail("export", tmp_path / "build", "--to", form, "-o", tmp_path / form) == 0
         assert {"words_weights.S", "words_weights.bin"} <= {file.name for file in (tmp_path / form / "src").iterdir()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), depthwise=st.booleans(), engine=st.sampled_from(["planes", "linear", "blocks"]))
+def test_where_weights_lie(data: st.DataObject, depthwise: bool, engine: str) -> None:
+    """Every weight is found in what an engine reads; and one that changes is another one."""
+    outputs, channels, side = (data.draw(st.integers(1, most)) for most in (20, 40, 3))
+    channels = 16 * -(-channels // 16) if engine == "linear" else channels
+    bits = data.draw(st.integers(2, 8)) if engine != "blocks" else 8
+    shape = (1 if depthwise and engine == "planes" else outputs, side * side if engine != "linear" else 1, channels)
+    weights = np.random.default_rng(0).integers(-(1 << (bits - 1)), 1 << (bits - 1), shape)
+    if engine == "blocks":
+        stored, blocks = in_blocks(shape, 8, 4), np.pad(weights, [(0, -shape[0] % 8), (0, 0), (0, -shape[2] % 4)])
+        blocks = blocks.reshape(-1, 8, shape[1], blocks.shape[2] // 4, 4).transpose(0, 2, 3, 1, 4)
+        packed = np.ascontiguousarray(blocks.astype(np.int8)).reshape(-1).view(np.uint8)
+    else:
+        row = channels if engine == "linear" else 16
+        group = bits * shape[1] * row
+        along = Along(1, -(-channels // row) * group), Along(1, row), Along(row, group, 1)
+        stored = StoredWeights(shape, bits, shape[1] * row, *along)
+        square = weights.reshape(shape[0], *((side, side) if engine != "linear" else (1, 1)), channels)
+        if engine == "linear":
+            packed = pack_linear_weights(square[:, 0, 0], bits)
+        else:
+            packed = pack_weights(square.transpose(3, 1, 2, 0) if depthwise else square, bits, depthwise)
+    found = stored.weights(packed)
+    assert found is not None and np.array_equal(found, weights)
+    assert stored.weights(packed[:0]) is None
+    for lanes in (1, 2, 4, outputs):
+        if shape[0] % lanes == 0:
+            held = Order(lanes).of(weights).astype(np.int8)
+            assert order_of(held, stored, packed) is not None
+            held[data.draw(st.integers(0, held.size - 1))] ^= 1
+            assert order_of(held, stored, packed) is None
+
+
+@needs_compiler
+@pytest.mark.parametrize("target", ["ne16", "macarray"])
+def test_weights_stand_once(target: str, tmp_path: Path) -> None:
+    """The build for this computer has no weights of its own, is clean under sanitisers, and depends on the engine's."""
+    compiled = made(target, Weights.TEXT)
+    host = compiled.project.files["src/words_host.c"]
+    assert max(map(int, re.findall(r"static const int8_t held_\d+\[(\d+)\]", host)), default=0) <= 40
+    write_project(compiled.project, tmp_path / "build")
+    (tmp_path / "build" / "main.c").write_text(program("words"))
+    strict = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
+    flags = [*strict, "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DDOVETAIL_HOST"]
+    words = ["cc", *flags, "-Isrc", "-Iruntime", "-Idriver", *compiled.project.host_sources, "main.c", "-o", "words"]
+    subprocess.run(words, cwd=tmp_path / "build", check=True)
+    answers([tmp_path / "build" / "words"], compiled)
+    constants = tmp_path / "build" / "src" / "words_constants.c"
+    constants.write_text(re.sub(r"(?m)^    (\d)", r"    85 ^ \1", constants.read_text()))
+    plain = [word for word in words if "sanitize" not in word]  # shifts are others now, too
+    subprocess.run(plain, cwd=tmp_path / "build", check=True)
+    with pytest.raises(AssertionError):
+        answers([tmp_path / "build" / "words"], compiled)

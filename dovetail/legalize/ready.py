@@ -86,7 +86,7 @@ class Requantisation:
             what = f"the multiplier of channel {crooked[0]} is no power of two ({factor[crooked[0]]:.6g})"
             return draft.leave(node, f"{what}; dovetail quantize can make it one")
         multiplier, shift = normal(*_narrowed(multiplier, shift, self.bits))
-        if not self.per_channel and (np.unique(multiplier).size > 1 or np.unique(shift).size > 1):
+        if not self.per_channel and any(len(set(own.reshape(-1).tolist())) > 1 for own in (multiplier, shift)):
             what = f"the multipliers of channels differ: {factor.min():.6g} to {factor.max():.6g}"
             return draft.leave(node, f"{what}; dovetail quantize can make it one")
         count = slice(None) if self.per_channel else slice(1)

@@ -419,7 +419,7 @@ def through_converter(accepts: Accepts, limits: ConverterLimits) -> Callable[[Gr
             return draft.leave(
                 node, f"weights reach from {weights.min()} to {weights.max()}; the array has -1, 0 and 1"
             )
-        if (scale != 1).any() or np.unique(shift).size > 1:
+        if (scale != 1).any() or len(set(shift.reshape(-1).tolist())) > 1:
             return draft.leave(node, "the requantisation is not one shift for the whole layer")
         assert isinstance(node.operator, Clip)
         if (node.operator.low, node.operator.high) == limits.code:

@@ -65,15 +65,18 @@ from dovetail.target.pattern import (
     operand,
     together,
 )
+from dovetail.target.stored import Along, StoredWeights, in_blocks
 
 __all__ = [
-    "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks", "CoreInstruction",
-    "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint",
+    "Along", "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks",
+    "CoreInstruction", "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint",
     "Knob",
     "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
     "OrderRequest", "Ordered", "Ordering", "PairBlock", "PairBlocks", "Pattern", "Pointer", "Policy", "Quantisation",
     "Rates", "Raw", "Recipe",
-    "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams",
-    "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe",
+    "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StoredWeights", "StreamDma",
+    "Streams",
+    "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "in_blocks",
+    "maybe",
     "one_of", "operand", "pack_weights", "packed", "results_of", "together",
 ]  # fmt: skip

@@ -10,7 +10,8 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C
 from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.codegen.emit.lines import text_of
 from dovetail.codegen.emit.lists import dma_rows
-from dovetail.codegen.emit.unit import Unit
+from dovetail.codegen.emit.stored import order_of, reading
+from dovetail.codegen.emit.unit import Unit, offload_of
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
@@ -19,12 +20,12 @@ from dovetail.kernels.c import array_definition, c_type, elements, one_line
 from dovetail.kernels.relayout import field_text, index_text
 from dovetail.program.ir import Copy, Launch, Role, View, reads
 from dovetail.program.loops import digest
-from dovetail.program.series import Place
 from dovetail.program.transfers import Transfer
 from dovetail.schedule.partition import Region, as_kernels
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Command
+from dovetail.user_file import asking
 
 
 def host_source(unit: Unit) -> str | None:
@@ -120,33 +121,51 @@ class _Arrays:
     """The constants of the kernels, each once: where the firmware's have the same bytes, those."""
 
     unit: Unit
-    of_layer: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Layer -> constants that are fetched or read for it."""
+    of_layer: dict[int, tuple[View, ...]] = field(default_factory=dict)
+    """Layer -> a view of each of the constants that are fetched or read for it."""
     known: dict[tuple[str, bytes], str] = field(default_factory=dict)
     """C type and digest -> expression."""
     definitions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        found: dict[int, dict[str, None]] = {}
+        found: dict[int, dict[str, View]] = {}
         for statement in self.unit.program.statements:
             for view in reads(statement):
                 buffer = self.unit.program.buffers[view.buffer]
-                if buffer.role is Role.CONSTANT and buffer.address is None:
-                    found.setdefault(statement.layer, {})[buffer.name] = None
-        self.of_layer = {layer: tuple(names) for layer, names in found.items()}
+                if buffer.role is Role.CONSTANT:
+                    found.setdefault(statement.layer, {})[buffer.name] = view
+        self.of_layer = {layer: tuple(views.values()) for layer, views in found.items()}
 
-    def expression(self, layer: int, c_type: str, array: Array) -> str:
-        """C for the first element of an array that a layer's kernel reads."""
+    def expression(self, launch: Launch, c_type: str, array: Array) -> str:
+        """C for the first element of an array that a launch's kernel reads."""
         key = c_type, digest(array)
         if key not in self.known:
-            self.known[key] = self._in_firmware(layer, c_type, array) or self._new(c_type, array)
+            found = self._in_firmware(launch.layer, c_type, array) or self._from_engine(launch, c_type, array)
+            self.known[key] = found or self._new(c_type, array)
         return self.known[key]
 
+    def _from_engine(self, launch: Launch, c_type: str, array: Array) -> str | None:
+        """The same, taken bit by bit from what the engine reads, where it says how."""
+        if array.nbytes < _LEAST_SHARED or not launch.packed:
+            return None
+        offload = offload_of(self.unit.regions[launch.layer], launch)
+        with asking(f"where the weights of {launch.graph.name} lie"):
+            told = offload.stored(launch.match)
+            packed = offload.pack(launch.match) if told else {}
+        for constant, stored in told.items():
+            order = order_of(array, stored, packed[constant])
+            place = self._in_firmware(launch.layer, "uint8_t", packed[constant])
+            if order is not None and place is not None:
+                name = f"held_{len(self.definitions)}"
+                self.definitions.append(reading(name, place, c_type, order, stored))
+                return f"{name}()"
+        return None
+
     def _in_firmware(self, layer: int, c_type: str, array: Array) -> str | None:
-        for name in self.of_layer.get(layer, ()) if array.nbytes >= _LEAST_SHARED else ():
-            start = self.unit.program.constants[name].tobytes().find(array.tobytes())
+        for view in self.of_layer.get(layer, ()) if array.nbytes >= _LEAST_SHARED else ():
+            start = self.unit.program.constants[view.buffer].tobytes().find(array.tobytes())
             if start >= 0 and start % array.itemsize == 0:
-                place = text_of(Place(f"{self.unit.model}_{name}", start))
+                place = text_of(self.unit.place(replace(view, offset=start)))
                 return place if c_type == "uint8_t" else f"(const {c_type} *)(const void *)({place})"
         return None
 
@@ -233,7 +252,7 @@ def _several_calls(
         for parameter in kernel.parameters:
             arguments.append(arrays.get(parameter.value, ""))
             if parameter.is_constant:
-                arguments[-1] = held.expression(launch.layer, parameter.c_type, kernel.constants[parameter.value])
+                arguments[-1] = held.expression(launch, parameter.c_type, kernel.constants[parameter.value])
         lines.append(f"    {kernel.name}({', '.join(arguments)});")
     element = c_type(launch.result.type.dtype)
     return [*lines, _strided_loop(unit, launch.result, arrays[graph.outputs[0]], element, True, helpers)]
@@ -246,7 +265,7 @@ def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, helpers: l
     for parameter in kernel.parameters:
         stem = f"{parameter.name}_"
         if parameter.is_constant:
-            arguments.append(held.expression(launch.layer, parameter.c_type, kernel.constants[parameter.value]))
+            arguments.append(held.expression(launch, parameter.c_type, kernel.constants[parameter.value]))
             continue
         is_result = parameter.value == launch.graph.outputs[0]
         view = launch.result if is_result else launch.operands[parameter.value]

@@ -278,7 +278,7 @@ def make_unit(
     return Unit(program, regions, target, model, *known, optimize, delay)
 
 
-def _offload(region: Region, launch: Launch) -> Offload:
+def offload_of(region: Region, launch: Launch) -> Offload:
     """What a launch of a region's asks its engine for."""
     offload = next(part.offload for part in region.parts if part.engine and part.engine.name == launch.engine)
     assert offload is not None
@@ -293,7 +293,7 @@ def _joint_commands(program: Program, target: Target, regions: Sequence[Region])
         engine, own = target.engine(launches[0].engine), [regions[launch.layer] for launch in launches]
         assert engine.joint is not None
         asked = [
-            (Launched(_offload(region, launch).name, launch.match), addressed_operands(program, launch))
+            (Launched(offload_of(region, launch).name, launch.match), addressed_operands(program, launch))
             for region, launch in zip(own, launches, strict=True)
         ]
         with asking(f"the commands of {engine.name} for {', '.join(region.name for region in own)} side by side"):
@@ -321,7 +321,7 @@ def _commands(
     joint: tuple[Command, ...] | None,
 ) -> tuple[tuple[str, Command | LibraryCall], ...]:
     region = regions[launch.layer]
-    offload = _offload(region, launch)
+    offload = offload_of(region, launch)
     views = [launch.result, *(launch.operands[name] for name in launch.graph.inputs)]
     if not offload.strided and not all(view.is_dense for view in views):
         hint = "declare the Offload strided=True if the engine takes strides, else report this"

@@ -7,13 +7,17 @@ moved together. A greedy answer comes first, and where it is not proven best, a 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 
 from dovetail import kernels
+from dovetail.files import default_cache, keep_file, kept_file
 from dovetail.ir.crop import reads_in_place
 from dovetail.program.ir import (
     CORE,
@@ -257,7 +261,7 @@ def allocate(
             best, best_peak = offsets, peak
     if best_peak > bound and exact_seconds > 0:
         sizes = {name: _size(own) for name, own in groups.items()}
-        best, best_peak = improve(sizes, clashes, best, bound, memory.alignment, exact_seconds)
+        best, best_peak = _improved(sizes, clashes, best, bound, memory.alignment, exact_seconds)
     addresses = {name: memory.base + best[leader] for name, leader in leaders.items()}
     return Placement(memory.name, addresses, best_peak, bound, busiest)
 
@@ -352,6 +356,36 @@ def _first_fit(
                 start = high
         offsets[name] = start
     return offsets
+
+
+def _improved(
+    sizes: Mapping[str, int],
+    clashes: Mapping[str, Mapping[str, Sequence[Pair]]],
+    start: Mapping[str, int],
+    bound: int,
+    alignment: int,
+    seconds: float,
+) -> tuple[dict[str, int], int]:
+    """As `improve`, whose answer to the same question is kept in the cache: the solver alone takes longer to begin than
+    a small network to compile."""
+    try:
+        solver = version("ortools")
+    except PackageNotFoundError:
+        return improve(sizes, clashes, start, bound, alignment, seconds)
+    apart = [
+        (name, other, [(mine.start, mine.stop, its.start, its.stop) for mine, its in clashes[name][other]])
+        for name in sizes
+        for other in sorted(clashes[name])
+        if name < other
+    ]
+    asked = repr((solver, list(sizes.items()), apart, [start[name] for name in sizes], bound, alignment, seconds))
+    place = default_cache() / "addresses" / f"{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
+    if (data := kept_file(place)) is not None:
+        known = dict(zip(sizes, json.loads(data), strict=True))
+    else:
+        known, _ = improve(sizes, clashes, start, bound, alignment, seconds)
+        keep_file(place, json.dumps([known[name] for name in sizes]).encode())
+    return known, max(known[name] + sizes[name] for name in known)
 
 
 def improve(

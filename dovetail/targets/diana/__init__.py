@@ -264,7 +264,9 @@ SUM = (
         lambda m: [m.operator(n, Offset).offset for n in ("wide", "wider")],
         [0, 0],
     ),
-    dt.one_of("a sum has no bias, so it is rounded down", lambda m: np.unique(m.array("offset")).tolist(), [0]),
+    dt.one_of(
+        "a sum has no bias, so it is rounded down", lambda m: sorted(set(m.array("offset").reshape(-1).tolist())), [0]
+    ),
 )
 TERNARY = (
     dt.Constraint("weights must be -1, 0 or 1", layers.range_of("weights"), lambda v: v[0] >= -1 and v[1] <= 1),
@@ -278,7 +280,7 @@ TERNARY = (
     dt.Constraint("products and sums behind the converter must keep within 16 bits", _wide, lambda v: v < 1 << 15),
     dt.Constraint(
         "the shift behind the converter must be one for the whole layer",
-        lambda m: np.unique(m.array("shift")).tolist(),
+        lambda m: sorted(set(m.array("shift").reshape(-1).tolist())),
         lambda v: len(v) == 1,
     ),
     dt.Constraint("an operand has at most 128 channels", lambda m: m.type("x").shape[-1], lambda v: v <= 128),

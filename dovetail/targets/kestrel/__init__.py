@@ -234,7 +234,7 @@ ENGINE = dt.Engine(
     stream=dt.CommandStream(start="kestrel_start", wait=wait),
     dma=dt.StreamDma("kestrel_dma", bytes_per_cycle=8, setup_cycles=32, move=move),
     driver=(), files={name: HERE.with_name(name) for name in ("kestrel.c", "kestrel.h")}, headers=("kestrel.h",),
-    prepare="kestrel_init", wait="kestrel_wait", defines={"KESTREL_BASE": 0x40010000},
+    prepare="kestrel_init", wait="kestrel_wait", launching=89, defines={"KESTREL_BASE": 0x40010000},
     device=COMMANDS.device(
         "kestrel", str(HERE.with_name("kestrel_model.py")), base=0x40010000,
         dma="kestrel_dma", transfers=("DMA_LOAD", "DMA_STORE"), start=60))

@@ -39,6 +39,16 @@ def pack(match: dt.Match) -> dict[str, Array]:
     return {name: np.ascontiguousarray(array).view(np.uint8).reshape(-1) for name, array in arrays.items()}
 
 
+def stored(match: dt.Match) -> dict[str, dt.StoredWeights]:
+    """Where `pack`'s weights lie."""
+    if (kind := kind_of(match)) is Kind.SUM:
+        return {}
+    outputs, rows, columns, inputs = layers.layer_of(match).weights.shape
+    if kind is Kind.DEPTHWISE:
+        return {"weights": dt.in_blocks((inputs, rows * columns, 1), 8, 1)}
+    return {"weights": dt.in_blocks((outputs, rows * columns, inputs), 8, 8)}
+
+
 def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
     """One job."""
     kind, names = kind_of(match), match.values
@@ -82,7 +92,7 @@ POOL = dt.Rewrite("pools", pools_as_depthwise(partial(layers.keeps, WINDOWS), dt
 APART = dt.Rewrite("pools in parts", average_pool_in_channels(lambda it: round((it.elements / 278) ** 0.5), 8), lsb=0)
 ENGINE = dt.Engine(
     name="macarray", memory=L1.name, ideal_macs_per_cycle=64.0,
-    offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8)
+    offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8, stored=stored)
                    for name, pattern, limits in (*PATTERNS, SUM)),
     driver=(f"{HERE}:driver/macarray.h", f"{HERE}:driver/macarray.c"), prepare="macarray_init", wait="macarray_wait",
     device=REGISTERS.device("macarray", f"{HERE}.model", BASE), queue=1,

@@ -225,6 +225,7 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         device=dt.DeviceModel(f"{HERE}.device:MaeriDevice", base=0x43D00000, size=0x100, arguments=asdict(config)),
         wait="maeri_wait",
         prepare="maeri_init",
+        launching=10,
         joint=_joint(config) if config.joint > 1 else None,
     )
     who, rounding = ("engine", dt.Rounding.DOUBLE) if config.requantise else ("core", None)

@@ -15,6 +15,7 @@ from dovetail.targets.maeri.network import Network, OrderLayer
 from dovetail.targets.maeri.order import Order, ordered
 from dovetail.targets.maeri.rules import Pin, Rules
 from dovetail.targets.maeri.simulate import check
+from dovetail.targets.maeri.stored import stored
 from dovetail.targets.maeri.task import Kind, Strided, Task, layers_of
 
 Part = tuple[OrderLayer, Kind]
@@ -39,7 +40,10 @@ def alone(part: Part, config: MaeriConfig) -> Order:
     Raises:
         TargetError: it does not fit.
     """
-    return arrange(of_parts((part,)), config)
+    net = of_parts((part,))
+    found = stored(("alone", part), net, config, lambda: arrange(net, config))
+    assert found is not None, "it fits, else an error says why not"
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -52,6 +56,11 @@ def side_by_side(parts: tuple[Part, ...], config: MaeriConfig) -> Order | None:
     Returns:
         None where one of them does not fit.
     """
+    return stored(("beside", parts), of_parts(parts), config, lambda: _found(parts, config))
+
+
+def _found(parts: tuple[Part, ...], config: MaeriConfig) -> Order | None:
+    """As `side_by_side`."""
     turns = list(permutations(range(len(parts)))) if len(parts) <= _TURNS else [tuple(range(len(parts)))]
     best = _first_to_end([_tried(parts, turn, config) for turn in turns])
     work = sum(layer.macs for layer, _ in parts)

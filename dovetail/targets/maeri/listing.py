@@ -94,7 +94,7 @@ def _until(
         room, share = until - start - time.load - time.tail, list[Segment]()
         while number < len(chunks) and (count := min(chunks[number].count - done, time.fitting(room))) > 0:
             share.append(Segment(chunks[number].channel, chunks[number].first + done, count))
-            room -= time.positions(1, 0, count) + time.load_after(count)
+            room -= time.apart(count) + time.load_after(count)
             done += count
             if done == chunks[number].count:
                 number, done = number + 1, 0

@@ -212,6 +212,13 @@ class Timing:
                     cycles = max(cycles, sent + (count - 1 - opens) * self.folds)
         return cycles
 
+    def apart(self, count: int) -> int:
+        """Cycles of `count` positions, at least one, each of which is its row's only one: `positions(1, 0, count)`,
+        where of what follows a burst only the last and the first can be the slowest."""
+        burst, rest = max(self.rates)[0], self._paced(count - 1)
+        cycles = self.going.until(count) if self.going else self.folds + rest
+        return max(cycles, count * burst, burst + rest, burst + (count - 1) * self.folds)
+
     def _paced(self, count: int) -> int:
         if self.going:
             return self.going.until(count) if count else 0

@@ -17,7 +17,7 @@ from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles import BUFFERS, ORDER, PLACEMENT, TILE, packed_bytes, tile_match
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
-from dovetail.target.engine import Engine
+from dovetail.target.engine import Engine, StreamDma
 from dovetail.target.pattern import Choice
 
 START_CYCLES, END_CYCLES = 26, 20
@@ -30,6 +30,31 @@ ROOM_CYCLES = 8
 """How long after an engine has room for a launch its driver goes on."""
 CHECK_CYCLES = (19, 40)
 """Core cycles of a wait for a launch, and for a copy, that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """How long whoever issues the statements of a layer takes; cycles."""
+
+    copy: int
+    """Of starting a copy."""
+    launch: int
+    """Of starting a launch, once there is room."""
+    queue: int
+    """Launches that are held, the one that is computed included."""
+    room: int
+    """From the end of a launch to when a full queue is seen to have room."""
+    check: tuple[int, int]
+    """Of a wait for a launch, and for a copy, that has ended."""
+    wake: int
+    """From an event to when what waited for it goes on."""
+
+
+def _pace(engine: Engine) -> _Pace:
+    """A list's commands are handed out by the engine itself, in no time; else the core issues everything."""
+    if engine.stream is not None:
+        return _Pace(0, 0, 1 << 30, 0, (0, 0), 0)
+    return _Pace(COPY_CYCLES, engine.launching, engine.queue, ROOM_CYCLES, CHECK_CYCLES, WAKE_CYCLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +128,16 @@ class Estimator:
     def __init__(self, region: Region, target: Target, near: tuple[str, ...]) -> None:
         assert region.engine is not None and region.offload is not None
         self._region, self._offload, self._target = region, region.offload, target
-        self._engine, self._dma = region.engine, target.dma
-        self._near = frozenset(near)
+        self._engine, self._dma = region.engine, region.engine.dma or target.dma
+        # an engine with a DMA of its own copies from and to the memory of values, whatever lies there
+        self._near = frozenset(near if region.engine.dma is None else ())
         self._shape = region.graph.types[region.output].shape
         held = sum(region.graph.types[name].nbytes for name in near)
         self._room = target.memory(region.engine.memory).size - held
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._constants: dict[tuple[object, ...], int] = {}
         self._tiles: dict[Box, Tile] = {}
-        self._in_place = target.works_in_place(region.engine)
+        self._fetches = not target.reads_constants(region.engine)
 
     def estimate(self, choice: Choice) -> Estimate | None:
         """What a whole, allowed choice costs; None when its tiles need more memory than there is."""
@@ -132,8 +158,10 @@ class Estimator:
         if choice.get(ORDER, "channels") == "channels":
             order = [(place, span) for span in range(len(channels)) for place in range(len(spatial))]
         kinds = [self._kind(choice, own, spatial[place], channels[span]) for place, span in order]
-        walk = _Walk(self._engine, buffers)
+        walk = _Walk(_pace(self._engine), buffers)
         cycles = walk.all(kinds, order)
+        if self._engine.stream is not None:
+            cycles += self._engine.launching + WAKE_CYCLES
         return Estimate(cycles, len(kinds), nbytes, sum(kind.engine for kind in kinds), walk.copying)
 
     def _kind(self, choice: Choice, own: tuple[object, ...], place: _Part, span: _Part) -> _Kind:
@@ -148,7 +176,7 @@ class Estimator:
         tile, match = tile_match(replace(self._region, choice=choice), box, self._tiles.get(box))
         self._tiles[box] = tile
         if constants not in self._constants:
-            self._constants[constants] = 0 if self._in_place else packed_bytes(self._offload.pack(match))
+            self._constants[constants] = packed_bytes(self._offload.pack(match)) if self._fetches else 0
         types, whole, output = tile.graph.types, self._region.graph.types, self._region.output
         boxes = {**tile.reads, output: box}
         apart = frozenset(name for name, part in boxes.items() if name in self._near and _rows_apart(part, whole[name]))
@@ -167,7 +195,7 @@ def _rows_apart(part: Box, whole: TensorType) -> bool:
     return len(part) > 2 and part[-2] != (0, whole.shape[-2])
 
 
-def _load(dma: Dma | None, part: Box, whole: TensorType) -> _Load:
+def _load(dma: Dma | StreamDma | None, part: Box, whole: TensorType) -> _Load:
     cut = [span != (0, size) for span, size in zip(part, whole.shape, strict=True)]
     return _Load(_copy_cycles(dma, part, whole), any(cut[:-1]), cut[-1])
 
@@ -202,7 +230,7 @@ class _Slots:
 class _Walk:
     """Core, DMA and engine while a layer's statements are issued. Times are cycles since the layer began."""
 
-    engine: Engine
+    pace: _Pace
     buffers: int
     core: int = START_CYCLES
     dma: int = 0
@@ -247,12 +275,12 @@ class _Walk:
         if number < self.known[queue]:
             return
         end = (self.ended, self.copied)[queue][number]
-        self.core = max(self.core + CHECK_CYCLES[queue], end + WAKE_CYCLES)
+        self.core = max(self.core + self.pace.check[queue], end + self.pace.wake)
         self.known[queue] = number + 1
 
     def _copy(self, cycles: int) -> int:
         """Start a copy; returns its number."""
-        self.core += COPY_CYCLES
+        self.core += self.pace.copy
         self.dma = max(self.dma, self.core) + cycles
         self.copying += cycles
         self.copied.append(self.dma)
@@ -270,10 +298,10 @@ class _Walk:
 
     def _launch(self, cycles: int) -> None:
         """The driver waits while the engine has as many launches as it holds."""
-        number = len(self.ended) - self.engine.queue
+        number = len(self.ended) - self.pace.queue
         if number >= 0:
-            self.core = max(self.core, self.ended[number] + ROOM_CYCLES)
-        self.core += self.engine.launching
+            self.core = max(self.core, self.ended[number] + self.pace.room)
+        self.core += self.pace.launch
         self.ended.append(max(self.core, self.ended[-1] if self.ended else 0) + cycles)
 
 
@@ -313,7 +341,7 @@ def tile_shape(shape: Shape, choice: Choice) -> Shape:
     return (*shape[:-1], int(choice.get(TILE[2], shape[-1])))
 
 
-def _copy_cycles(dma: Dma | None, box: Box, whole: TensorType) -> int:
+def _copy_cycles(dma: Dma | StreamDma | None, box: Box, whole: TensorType) -> int:
     """Cycles of copying a part of a dense value to or from a dense tile (rules: program/transfers.py)."""
     row, rows = whole.dtype.numpy.itemsize, 1
     contiguous = True
@@ -323,5 +351,5 @@ def _copy_cycles(dma: Dma | None, box: Box, whole: TensorType) -> int:
     return _dma_cycles(dma, rows, row)
 
 
-def _dma_cycles(dma: Dma | None, rows: int, row_bytes: int) -> int:
+def _dma_cycles(dma: Dma | StreamDma | None, rows: int, row_bytes: int) -> int:
     return 0 if dma is None else dma.setup_cycles + rows * -(-row_bytes // dma.bytes_per_cycle)

@@ -1,0 +1,167 @@
+"""What planning keeps instead of asking again is what it would be told again."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.cli.main import COMMANDS, app, main
+from dovetail.compile import Options, prepare
+from dovetail.errors import PlanError
+from dovetail.schedule.assign import first
+from dovetail.schedule.assign.candidates import others
+from dovetail.schedule.assign.cheaper import _alike
+from dovetail.schedule.partition import Region, Tried, partition
+from dovetail.schedule.tiles import Known, Tiling, choose_tiling
+from dovetail.target.description import Target
+from dovetail.targets import load_target
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.joint import _found, of_parts, side_by_side
+from dovetail.targets.maeri.network import OrderLayer
+from dovetail.targets.maeri.order import Order
+from dovetail.targets.maeri.stored import stored
+from dovetail.targets.maeri.task import Kind
+from dovetail.targets.maeri.timing import Timing
+from dovetail.tools import zoo
+
+allocate = import_module("dovetail.schedule.plan.allocate")  # the package has a function of this name
+PARTS = ((OrderLayer(3, 3, 8, 8, 10, 10), Kind.CONVOLUTION), (OrderLayer(1, 1, 8, 16, 8, 8), Kind.CONVOLUTION))
+"""Two layers that do not read each other."""
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, list[Region]]:
+    """ne16 and the regions of a network on its engine."""
+    target, model = load_target("ne16"), tmp_path_factory.mktemp("net") / "digits.onnx"
+    model.write_bytes(zoo.build("digits"))
+    graph = prepare(model, target, Options())
+    return target, [region for region in first(graph, target) if region.engine is not None]
+
+
+def tiling(region: Region, target: Target, near: bool, budget: int, known: Known | None) -> Tiling | str:
+    """The tiling with the values near or far, or what the planner says."""
+    assert region.engine is not None
+    values = (*region.graph.inputs, region.output)
+    try:
+        homes = dict.fromkeys(values, region.engine.memory if near else target.values)
+        return choose_tiling(region, target, homes, budget, known)
+    except PlanError as error:
+        return error.what
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 20_000)), min_size=2, max_size=6), st.data())
+def test_tilings_do_not_depend_on_what_was_asked_before(
+    layers: tuple[Target, list[Region]], asked: list[tuple[bool, int]], data: st.DataObject
+) -> None:
+    target, regions = layers
+    region, known = data.draw(st.sampled_from(regions)), Known()
+    for near, budget in asked:
+        assert tiling(region, target, near, budget, known) == tiling(region, target, near, budget, None)
+    again = known.of({region.name})
+    assert [tiling(region, target, *one, again) for one in asked] == [
+        tiling(region, target, *one, None) for one in asked
+    ]
+    assert not known.of({"another"}).cuts
+
+
+def test_variants_of_a_target_share_what_was_tried(layers: tuple[Target, list[Region]]) -> None:
+    target, regions = layers
+    for region in regions:
+        tried = Tried()
+        ways = list(others(region.graph, [region], target, tried))
+        assert ways
+        left = {part.offload.name for way in ways for part in way if part.offload}
+        assert left and region.offload is not None and region.offload.name not in left
+        anew = list(others(region.graph, [region], target))
+        shown = [[(part.name, part.place, part.graph.nodes, part.reason) for part in way] for way in ways]
+        assert shown == [[(part.name, part.place, part.graph.nodes, part.reason) for part in way] for way in anew]
+        assert partition(region.graph, target, tried=tried) == partition(region.graph, target)
+        assert _alike(region, region)
+        assert not any(_alike(one, region) for way in ways for one in way if "32-bit" in one.graph.name)
+
+
+def test_an_order_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    config = MaeriConfig()
+    found = _found(PARTS, config)
+    assert found is not None and len({item.work for item in found.items}) == 2
+
+    def never() -> None:
+        raise AssertionError("it is there")
+
+    def same(order: Order | None) -> bool:
+        return order is not None and (order.items, order.makespan) == (found.items, found.makespan)
+
+    net, asked = of_parts(PARTS), ("test", PARTS)
+    assert same(stored(asked, net, config, lambda: found))
+    assert same(stored(asked, net, config, never))
+    assert stored(("test", "none"), net, config, lambda: None) is None
+    assert stored(("test", "none"), net, config, never) is None
+    files = sorted((tmp_path / "maeri").glob("*.json"))
+    assert len(files) == 2
+    for file in files:  # damaged: found anew, and healed
+        file.write_bytes(file.read_bytes()[:-1] + b" ")
+    assert same(stored(asked, net, config, lambda: found))
+    assert same(stored(asked, net, config, never))
+    side_by_side.cache_clear()
+    assert same(side_by_side(PARTS, config))
+    side_by_side.cache_clear()
+    assert same(side_by_side(PARTS, config))
+
+
+NUMBERS = st.integers(1, 20)
+
+
+@given(
+    NUMBERS, st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4),
+    st.tuples(NUMBERS, NUMBERS), st.integers(1, 500),
+)  # fmt: skip
+def test_positions_apart(folds: int, rates: list[tuple[int, int]], pace: tuple[int, int], count: int) -> None:
+    time = Timing(9, folds, 9, 1, tuple(rates), pace, None, 4, 0, (1,), True)
+    assert time.apart(count) == time.positions(1, 0, count)
+
+
+@pytest.mark.parametrize("name", ["compile", "run", "targets"])
+def test_one_command_says_what_it_says_among_all(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert name in COMMANDS
+    told = []
+    for call in (lambda: main([name, "--help"]), lambda: app([name, "--help"], prog_name="dovetail")):
+        with contextlib.suppress(SystemExit):
+            call()
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    assert f"dovetail {name} " in told[0]
+
+
+def test_the_solver_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ortools")
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    sizes, calls = {"a": 16, "b": 32, "c": 16}, list[int]()
+    pieces = {name: allocate.Piece(0, size, allocate.Lifetime(0, 1, {}, {})) for name, size in sizes.items()}
+    pair = {("a", "b"), ("b", "a"), ("b", "c"), ("c", "b")}
+    clashes = {
+        one: {two: [(pieces[one], pieces[two])] for two in sizes if (one, two) in pair} for one in sizes
+    }  # a and c may share bytes
+
+    def counted(*given: Any) -> tuple[dict[str, int], int]:
+        calls.append(1)
+        return solve(*given)
+
+    solve = allocate.improve
+    monkeypatch.setattr(allocate, "improve", counted)
+    question = sizes, clashes, {"a": 0, "b": 16, "c": 48}, 48, 16, 1.0
+    first_answer = allocate._improved(*question)
+    assert first_answer[1] == 48 and first_answer[0] == solve(*question)[0]
+    assert allocate._improved(*question) == first_answer and len(calls) == 1
+    allocate._improved(sizes, clashes, {"a": 0, "b": 16, "c": 48}, 48, 8, 1.0)
+    assert len(calls) == 2, "another alignment is another question"
+    for file in (tmp_path / "addresses").glob("*.json"):
+        file.write_bytes(b"[0, 0, 0]")
+    assert allocate._improved(*question) == first_answer and len(calls) == 3

@@ -1,0 +1,75 @@
+"""Tuning what only cores compute: the command, its log, the file it gives, and choices that are none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from command_line import dovetail, refused
+from dovetail.compile import Options, compile_graph, prepare
+from dovetail.schedule.assign.costs import core_cycles
+from dovetail.schedule.knobs import choose, read_tuning, region_space
+from dovetail.schedule.partition import partition
+from dovetail.targets import load_target
+from dovetail.tools.tune.floor import core_floor
+from tuning_cases import digits_file
+
+pytest.importorskip("lightgbm", reason="tuning needs lightgbm (dovetail[tune])")
+TARGETS = ["riscv", "cortex_m4", "cortex_m0plus"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits model."""
+    return digits_file(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("target", ["riscv", "cortex_m4"])
+def test_tuning_gives_a_file_that_compile_uses(
+    target: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No trial fails; what is in the log is not tried again; a number no block has is refused."""
+    files = ("--log", tmp_path / "t.jsonl", "-o", tmp_path / "t.toml")
+    words = ("tune", model, "--target", target, "--measure", "model", "--trials", "300", *files)
+    assert dovetail(*words) == 0
+    log = (tmp_path / "t.jsonl").read_text()
+    assert log.count('"layer"') > 30 and '"error"' not in log
+    tuning = read_tuning(tmp_path / "t.toml")
+    assert tuning.tuned_cycles <= tuning.default_cycles
+    assert dovetail(*words) == 0 and (tmp_path / "t.jsonl").read_text() == log
+    text = (tmp_path / "t.toml").read_text()
+    if not tuning.layers:
+        return
+    assert dovetail("compile", model, "--target", target, "-o", tmp_path / "b", "--tuning", tmp_path / "t.toml") == 0
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(re.sub(r"choice = \{.*\}", "choice = { pixels = 77 }", text, count=1))
+    said = refused(capsys, "compile", model, "--target", target, "-o", tmp_path / "c", "--tuning", wrong)
+    assert "pixels = 77 is out of range; it may be" in said and "layer 1" in said
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_choices_reach_the_kernels(name: str, model: Path) -> None:
+    """Another block is another text, and of the whole space every choice is one the planner takes."""
+    target = load_target(name)
+    graph = prepare(model, target, Options())
+    regions = partition(graph, target)
+    spaces = {region.name: region_space(region, target) for region in regions}
+    points = {name: list(space.points()) for name, space in spaces.items() if space.knobs}
+    assert points and all(choose(regions, {one: point}, target) for one, some in points.items() for point in some)
+    choices = [{one: some[place] for one, some in points.items()} for place in (0, -1)]
+    made = [compile_graph(graph, target, Options(), choices=chosen, interpret=False) for chosen in choices]
+    texts = ["".join(kernel.source for kernel, _ in one.unit.calls.values()) for one in made]
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_floors_are_below_what_the_model_says(name: str, model: Path) -> None:
+    target = load_target(name)
+    graph = prepare(model, target, Options())
+    layers = [region for region in partition(graph, target) if region_space(region, target).knobs]
+    assert layers
+    for region in layers:
+        floor = core_floor(region, target)
+        assert floor is not None and 0 < floor.cycles < core_cycles(region.graph, target), region.name
