@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from importlib import import_module
+from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,26 @@ def test_the_solver_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for file in (tmp_path / "addresses").glob("*.json"):
         file.write_bytes(b"[0, 0, 0]")
     assert allocate._improved(*question) == first_answer and len(calls) == 3
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_placement_needs_less_than_what_lies_apart(data: st.DataObject) -> None:
+    """Buffers of one or two pieces, any of which must not share bytes: the solver finds nothing below the bound."""
+    pytest.importorskip("ortools")
+    life = allocate.Lifetime(0, 1, {}, {})
+    groups = {}
+    for name in "abcdef"[: data.draw(st.integers(2, 6))]:
+        cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 6), min_size=1, max_size=2)))]
+        groups[name] = [allocate.Piece(16 * a, 16 * b, life) for a, b in pairwise(cuts)]
+    clashes: dict[str, dict[str, Any]] = {name: {} for name in groups}
+    for one, two in combinations(groups, 2):
+        every = list(product(groups[one], groups[two]))
+        pairs = data.draw(st.sampled_from([[], every, every, every[:1]]))
+        if pairs:
+            clashes[one][two] = pairs
+            clashes[two][one] = [(b, a) for a, b in pairs]
+    sizes = {name: own[-1].stop for name, own in groups.items()}
+    one_by_one = dict(zip(sizes, accumulate([0, *sizes.values()]), strict=False))
+    _, peak = allocate.improve(sizes, clashes, one_by_one, 0, 16, 5.0)
+    assert max(sizes.values()) <= allocate._apart(groups, clashes) <= peak

@@ -259,9 +259,9 @@ def allocate(
         peak = max((offsets[name] + _size(groups[name]) for name in offsets), default=0)
         if best_peak < 0 or peak < best_peak:
             best, best_peak = offsets, peak
-    if best_peak > bound and exact_seconds > 0:
+    if best_peak > bound and exact_seconds > 0 and best_peak > (least := max(bound, _apart(groups, clashes))):
         sizes = {name: _size(own) for name, own in groups.items()}
-        best, best_peak = _improved(sizes, clashes, best, bound, memory.alignment, exact_seconds)
+        best, best_peak = _improved(sizes, clashes, best, least, memory.alignment, exact_seconds)
     addresses = {name: memory.base + best[leader] for name, leader in leaders.items()}
     return Placement(memory.name, addresses, best_peak, bound, busiest)
 
@@ -321,6 +321,25 @@ def _lower_bound(own: Sequence[Piece]) -> tuple[int, int]:
         if live > most:
             most, busiest = live, index
     return most, busiest
+
+
+def _apart(groups: Mapping[str, Sequence[Piece]], clashes: Mapping[str, Mapping[str, Sequence[Pair]]]) -> int:
+    """Bytes of buffers of which no two may share any, the most that are found by taking one after the other, largest
+    first: no placement needs less. It is more than is in use together where engines are not waited for."""
+    nbytes = {name: sum(piece.stop - piece.start for piece in own) for name, own in groups.items()}
+    names = sorted(groups, key=lambda name: -nbytes[name])
+    whole = {
+        name: {other for other, pairs in clashes[name].items() if len(pairs) == len(groups[name]) * len(groups[other])}
+        for name in names
+    }
+    most = 0
+    for first in names:
+        left, total = whole[first], nbytes[first]
+        while left:
+            other = max(left, key=lambda name: (nbytes[name], name))
+            left, total = left & whole[other], total + nbytes[other]
+        most = max(most, total)
+    return most
 
 
 def _rankings(groups: Mapping[str, Sequence[Piece]]) -> list[list[str]]:
