@@ -221,66 +221,15 @@ def compile_graph(
     progress("partitioning")
     regions = pipeline.regions if pipeline else first(graph, target)
     check_reserved(regions, target, reserved(graph, target))  # before anything that takes time
-
-    wanted = choices or {}
-
-    def assigned(graph: Graph, regions: tuple[Region, ...], wanted: Mapping[str, Choice]) -> _Planned:
-        """The stages from a partition to a program, one layer after the other where memory does not hold several."""
-        chosen = choose(regions, wanted, target)
-        progress("placing")
-        assignment = assign(graph, chosen, target, options.pins, wanted)
-        try:
-            return placed(graph, assignment)
-        except PlanError:
-            if all(region.slot is None for region in assignment.regions):
-                raise
-        return placed(graph, one_by_one(assignment))
-
-    def placed(graph: Graph, assignment: Assignment) -> _Planned:
-        """The stages behind engine assignment."""
-        progress("choosing layouts")
-        laid = choose_layouts(graph, assignment.regions, target, near)
-        progress("planning tiles, order and addresses")
-        asked = (
-            target,
-            reserved(graph, target),
-            near,
-            pipeline.cores if pipeline else None,
-            progress,
-            assignment.tiles,
-        )
-        joint = side_by_side(laid, target)
-        try:
-            found = plan(joint, *asked)
-        except PlanError:
-            if not any(region.held for region in joint.regions):
-                raise
-            joint, found = laid, plan(laid, *asked)
-        return _Planned(assignment, joint, found, next(p.peak for p in found.placements if p.memory == target.values))
-
-    def in_stripes(striped: Striped) -> tuple[_Planned, int]:
-        """A program in stripes, and its activations' bytes."""
-        progress("partitioning")
-        parts = first(striped.graph, target)
-        spaces = {part.name: region_space(part, target) for part in parts if part.name in wanted}
-        kept = {name: wanted[name] for name, space in spaces.items() if space.refusal(wanted[name]) is None}
-        made = assigned(striped.graph, parts, kept)
-        return made, made.peak
-
-    budget, striped = options.memory_budget, None
-    striping = Striping(graph, target, regions) if budget is not None else None
-    made = assigned(graph, regions, wanted)
-    if striping and budget is not None and made.peak + _stacks(target) > budget:
-        made, striped = within(striping, budget, _stacks(target), made.peak, in_stripes, progress)
-    laid, planned = made.laid, made.plan
-    planned = replace(planned, program=rolled(planned.program))
+    asked = _Asked(target, options, choices or {}, near, pipeline.cores if pipeline else None, progress)
+    made, striped = _within_budget(graph, regions, asked)
+    laid, planned = made.laid, replace(made.plan, program=rolled(made.plan.program))
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
         check_program(planned.program, target, graph if striped else laid.graph, sample_inputs(graph))
     progress("writing C")
-    delay = pipeline.delay if pipeline else 0
-    unit = make_unit(planned.program, laid.regions, target, options.optimize, delay)
+    unit = make_unit(planned.program, laid.regions, target, options.optimize, pipeline.delay if pipeline else 0)
     rounding = options.rounding_of(model, target)
     unit = replace(
         unit,
@@ -289,16 +238,86 @@ def compile_graph(
         steps=steps or {},
         shared_arena=_shared_arena(unit, options.arena),
     )
-    asked: dict[str, Any] = {
-        "policy": target.policy(options.policy).name,
-        "rounding": rounding.value,
-        "memory_budget": budget,
-    }
-    asked |= {"settings": dict(options.settings)} if options.settings else {}
-    described = manifest(model, target, asked, made.assignment, laid, planned, options.pins, striped, pipeline)
+    noted = _noted(target, options, rounding)
+    described = manifest(model, target, noted, made.assignment, laid, planned, options.pins, striped, pipeline)
     project = replace(emit_project(unit, described), graph=meant)
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))
     return Compiled(laid.graph, laid.regions, planned, unit, project, striped, pipeline, made.assignment)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the stages from a partition to a program are asked for."""
+
+    target: Target
+    options: Options
+    choices: Mapping[str, Choice]
+    """By region name."""
+    near: Collection[str]
+    """Inputs and outputs in the engines' memory."""
+    cores: Mapping[str, int] | None
+    """Of a pipeline: who computes each region."""
+    progress: Progress
+
+
+def _within_budget(graph: Graph, regions: tuple[Region, ...], asked: _Asked) -> tuple[_Planned, Striped | None]:
+    """The stages from a partition to a program; in stripes, where its activations are above the memory budget."""
+    target, budget = asked.target, asked.options.memory_budget
+    striping = Striping(graph, target, regions) if budget is not None else None
+    made = _assigned(graph, regions, asked)
+    if striping is None or budget is None or made.peak + _stacks(target) <= budget:
+        return made, None
+
+    def in_stripes(striped: Striped) -> tuple[_Planned, int]:
+        """A program in stripes, and its activations' bytes."""
+        asked.progress("partitioning")
+        parts = first(striped.graph, target)
+        spaces = {part.name: region_space(part, target) for part in parts if part.name in asked.choices}
+        kept = {name: asked.choices[name] for name, one in spaces.items() if one.refusal(asked.choices[name]) is None}
+        made = _assigned(striped.graph, parts, replace(asked, choices=kept))
+        return made, made.peak
+
+    return within(striping, budget, _stacks(target), made.peak, in_stripes, asked.progress)
+
+
+def _assigned(graph: Graph, regions: tuple[Region, ...], asked: _Asked) -> _Planned:
+    """The stages behind partitioning; one layer after the other where memory does not hold several."""
+    chosen = choose(regions, asked.choices, asked.target)
+    asked.progress("placing")
+    assignment = assign(graph, chosen, asked.target, asked.options.pins, asked.choices)
+    try:
+        return _placed(graph, assignment, asked)
+    except PlanError:
+        if all(region.slot is None for region in assignment.regions):
+            raise
+    return _placed(graph, one_by_one(assignment), asked)
+
+
+def _placed(graph: Graph, assignment: Assignment, asked: _Asked) -> _Planned:
+    """The stages behind engine assignment."""
+    target, near, progress = asked.target, asked.near, asked.progress
+    progress("choosing layouts")
+    laid = choose_layouts(graph, assignment.regions, target, near)
+    progress("planning tiles, order and addresses")
+    given = (target, reserved(graph, target), near, asked.cores, progress, assignment.tiles)
+    joint = side_by_side(laid, target)
+    try:
+        found = plan(joint, *given)
+    except PlanError:
+        if not any(region.held for region in joint.regions):
+            raise
+        joint, found = laid, plan(laid, *given)
+    return _Planned(assignment, joint, found, next(p.peak for p in found.placements if p.memory == target.values))
+
+
+def _noted(target: Target, options: Options, rounding: Rounding) -> dict[str, Any]:
+    """What was asked for, as the manifest has it."""
+    noted: dict[str, Any] = {
+        "policy": target.policy(options.policy).name,
+        "rounding": rounding.value,
+        "memory_budget": options.memory_budget,
+    }
+    return noted | ({"settings": dict(options.settings)} if options.settings else {})
 
 
 def _shared_arena(unit: Unit, name: str | None) -> str | None:
