@@ -24,7 +24,7 @@ from dovetail.ir.graph import evaluate
 from dovetail.ir.types import Array
 from dovetail.kernels.c import array_definition, elements
 from dovetail.run import open_build, run_build
-from dovetail.target.stored import Along, StoredWeights, in_blocks
+from dovetail.target.stored import Along, StoredWeights
 from dovetail.targets import load_target
 from dovetail.targets.ne16 import pack_linear_weights, pack_weights
 from firmware import require_chip
@@ -177,6 +177,14 @@ def test_forms_of_c_alone_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @settings(max_examples=40, deadline=None)
+def in_blocks(shape: tuple[int, int, int], outputs: int, channels: int) -> StoredWeights:
+    """Signed bytes in the order (blocks of outputs, taps, blocks of channels, outputs, channels), blocks filled up."""
+    block = 8 * outputs * channels
+    taps = -(-shape[2] // channels) * block
+    along = Along(outputs, shape[1] * taps, 8 * channels), Along(1, taps), Along(channels, block, 8)
+    return StoredWeights(shape, 8, 1, *along, signed=True)
+
+
 @given(data=st.data(), depthwise=st.booleans(), engine=st.sampled_from(["planes", "linear", "blocks"]))
 def test_where_weights_lie(data: st.DataObject, depthwise: bool, engine: str) -> None:
     """Every weight is found in what an engine reads; and one that changes is another one."""
