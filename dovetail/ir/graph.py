@@ -206,6 +206,8 @@ def prune(graph: Graph) -> Graph:
 
 def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     """The graph with other names for the values in `names`."""
+    if not names:
+        return graph
 
     def new(value: str) -> str:
         return names.get(value, value)

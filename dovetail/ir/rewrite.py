@@ -84,7 +84,8 @@ class Draft:
 
     def take(self, node: Node, rules: Sequence[Rewrite]) -> bool:
         """Process the next node of the old graph; True when a rewrite replaced it."""
-        node = replace(node, inputs=tuple(self._alias.get(name, name) for name in node.inputs))
+        inputs = tuple(self._alias.get(name, name) for name in node.inputs)
+        node = node if inputs == node.inputs else replace(node, inputs=inputs)
         for rule in rules:
             value = rule(self, node)
             if value is not None and self._substitute(node, value):

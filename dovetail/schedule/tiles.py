@@ -199,9 +199,10 @@ def choose_tiling(
 
 
 def _near(region: Region, homes: Mapping[str, str]) -> frozenset[str]:
-    """The values that lie in the engine's memory."""
+    """Its ends that lie in the engine's memory."""
     assert region.engine is not None
-    return frozenset(name for name, memory in homes.items() if memory == region.engine.memory)
+    ends = (*region.graph.inputs, *region.graph.outputs)
+    return frozenset(name for name in ends if homes.get(name) == region.engine.memory)
 
 
 def _in_place(region: Region, target: Target, homes: Mapping[str, str]) -> frozenset[str]:
