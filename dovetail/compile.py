@@ -11,7 +11,7 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import PLAN, manifest, plan_text
-from dovetail.codegen.emit.unit import CODE_RESERVE as CODE_RESERVE
+from dovetail.codegen.emit.unit import CODE_RESERVE
 from dovetail.codegen.emit.weights import Weights
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.boundary import Steps, boundary

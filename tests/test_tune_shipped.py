@@ -13,7 +13,8 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.types import Shape
 from dovetail.program.interpret import check_program
 from dovetail.schedule import shipped
-from dovetail.schedule.tiles import Tiling
+from dovetail.schedule.partition import partition
+from dovetail.schedule.tiles import Tiling, choose_tiling
 from dovetail.target import Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
@@ -93,3 +94,15 @@ def test_the_table_of_the_package_is_as_it_was_written() -> None:
     shipped._read.cache_clear()
     tables = shipped._read()
     assert tables and all(load_target(name).engines and entry["tiles"] for name, entry in tables.items())
+
+
+def test_an_entry_is_asked_for_by_the_ends_that_lie_near(layer: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By those of the layer itself: what else lies in the engine's memory does not count."""
+    asked = list[frozenset[str]]()
+    monkeypatch.setattr(shipped, "found", lambda target, graph, near: asked.append(near))
+    (region,) = (one for one in partition(layer, NE16) if one.engine)
+    ends = (*region.graph.inputs, region.output)
+    for near in (set[str](), {ends[0]}, {ends[-1]}, set(ends)):
+        homes = {name: "L1" if name in near or name == "other" else "L2" for name in (*ends, "other")}
+        choose_tiling(region, NE16, homes, 100 << 10)
+        assert asked.pop() == near and not asked

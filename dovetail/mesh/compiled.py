@@ -17,9 +17,9 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit.firmware import COPY, DMA_DRIVER, runtime_path
 from dovetail.codegen.emit.project import defines, driver_texts
 from dovetail.codegen.emit.source import constants_source
-from dovetail.codegen.emit.unit import Unit, read_in_place
+from dovetail.codegen.emit.unit import CODE_RESERVE, Unit, read_in_place
 from dovetail.codegen.emit.weights import Weights
-from dovetail.compile import CODE_RESERVE, Compiled, Options, compile_graph
+from dovetail.compile import Compiled, Options, compile_graph
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.schedule.assign import first
