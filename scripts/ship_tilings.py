@@ -19,7 +19,7 @@ from tuning_benchmark import LAYERS, only_layer
 from dovetail.compile import Options, compile_graph
 from dovetail.errors import DovetailError
 from dovetail.schedule import shipped
-from dovetail.schedule.tiles import TILE
+from dovetail.schedule.tiles.tile import TILE
 from dovetail.target import Target
 from dovetail.targets import load_target
 from dovetail.tools.tune.log import open_log

@@ -28,7 +28,7 @@ from dovetail.schedule import shipped
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
-from dovetail.schedule.tiles import PLACEMENT
+from dovetail.schedule.tiles.tile import PLACEMENT
 from dovetail.target import Target
 from dovetail.targets import load_target
 from dovetail.tools.tune.log import open_log

@@ -19,7 +19,8 @@ from dovetail.schedule.assign import first
 from dovetail.schedule.assign.candidates import others
 from dovetail.schedule.assign.cheaper import _alike
 from dovetail.schedule.partition import Region, Tried, partition
-from dovetail.schedule.tiles import Known, Tiling, choose_tiling
+from dovetail.schedule.tiles import choose_tiling
+from dovetail.schedule.tiles.tiling import Known, Tiling
 from dovetail.target.description import Target
 from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig

@@ -22,7 +22,7 @@ from dovetail.program.interpret import Machine
 from dovetail.program.ir import Begin, Call, Copy, Launch, Role, Wait, lists, stream_of
 from dovetail.program.verify import verify
 from dovetail.run import open_build, run_build
-from dovetail.schedule import tiles
+from dovetail.schedule.tiles import tiling
 from dovetail.sim.command_list import LIST, WORDS
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.sim.launch_queue import START
@@ -187,7 +187,7 @@ def test_slow_functions_are_asked_little(monkeypatch: pytest.MonkeyPatch) -> Non
     graph = adapt(random_network(4), target.policies[0])
     compile_graph(graph, slow, Options(), interpret=False)
     assert len(set(asked)) > len(asked) / 2, "beside each shape once, the report asks for each launch"
-    monkeypatch.setattr(tiles, "MOST_ASKED", 3)
+    monkeypatch.setattr(tiling, "MOST_ASKED", 3)
     told: list[str] = []
     compile_graph(graph, slow, Options(), told.append, interpret=False)
     assert any("3 sizes tried, the best of them is taken" in text for text in told)

@@ -14,7 +14,8 @@ from dovetail.ir.types import Shape
 from dovetail.program.interpret import check_program
 from dovetail.schedule import shipped
 from dovetail.schedule.partition import partition
-from dovetail.schedule.tiles import Tiling, choose_tiling
+from dovetail.schedule.tiles import choose_tiling
+from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.target import Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target

@@ -14,7 +14,7 @@ from itertools import combinations, groupby
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.layout.choose import Inside
 from dovetail.schedule.partition import Region
-from dovetail.schedule.tiles import tile_match
+from dovetail.schedule.tiles.tile import tile_match
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine, Joint, Launched
 from dovetail.user_file import asking

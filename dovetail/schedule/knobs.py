@@ -15,7 +15,7 @@ from dovetail.errors import DovetailError, PlanError, TargetError
 from dovetail.ir.types import Box
 from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.shipped import signature
-from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, cuts, tile_classes, tile_match
+from dovetail.schedule.tiles.tile import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, cuts, tile_classes, tile_match
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Knob, Space, Value
 from dovetail.version import __version__

@@ -29,7 +29,7 @@ from dovetail.schedule.assign.cheaper import cheaper
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, Told, without_offloads
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, slots
 from dovetail.schedule.partition import Region, partition
-from dovetail.schedule.tiles import Known
+from dovetail.schedule.tiles.tiling import Known
 from dovetail.target.description import Target
 
 

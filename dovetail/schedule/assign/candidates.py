@@ -12,7 +12,8 @@ from dovetail.ir.types import Box, full_box
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, border, step, without_offloads
 from dovetail.schedule.partition import Region, Share, Tried, engine_layouts, explain_mismatch, partition
-from dovetail.schedule.tiles import Known, tile_match
+from dovetail.schedule.tiles.tile import tile_match
+from dovetail.schedule.tiles.tiling import Known
 from dovetail.target.description import Target
 
 _MOST_ENGINES = 4

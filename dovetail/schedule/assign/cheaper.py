@@ -15,7 +15,7 @@ from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import as_regions, on_core, others
 from dovetail.schedule.assign.costs import Candidate, Told, border, core_cycles, step, without_offloads
 from dovetail.schedule.partition import Region, Tried, named, partition
-from dovetail.schedule.tiles import LAUNCH_CYCLES, Known, dma_cycles
+from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, Known, dma_cycles
 from dovetail.target.description import Target
 from dovetail.user_file import asking
 

@@ -20,7 +20,8 @@ from dovetail.program.ir import CORE, dense_view
 from dovetail.program.transfers import transfers
 from dovetail.schedule.cores import copies
 from dovetail.schedule.partition import Region, engine_layouts
-from dovetail.schedule.tiles import LAUNCH_CYCLES, Known, Tiling, choose_tiling, dma_cycles, first_tile
+from dovetail.schedule.tiles import choose_tiling
+from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, Known, Tiling, dma_cycles, first_tile
 from dovetail.target.costs import kernel_cycles
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice

@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, Step, Use
 from dovetail.schedule.partition import Slot
-from dovetail.schedule.tiles import LAUNCH_CYCLES
+from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES
 
 _MOST_TRIES, _MOST_PLACED = 2000, 50_000
 """Schedules the search for a better placement may make, and layers it may place in all of them."""

@@ -14,7 +14,9 @@ from dovetail.schedule.plan.allocate import Placement, Timeline, allocate, overw
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import Known as KnownParts
 from dovetail.schedule.plan.lowered import Lowered
-from dovetail.schedule.tiles import EARLY, Known, Tiling, choose_tiling, complete
+from dovetail.schedule.tiles import choose_tiling
+from dovetail.schedule.tiles.tile import EARLY
+from dovetail.schedule.tiles.tiling import Known, Tiling, complete
 from dovetail.target.description import Target
 from dovetail.target.engine import IN_PLACE_ALIGNMENT
 

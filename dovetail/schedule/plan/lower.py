@@ -27,7 +27,7 @@ from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region, Slot
 from dovetail.schedule.plan.lowered import Known, Lowered, Parts
 from dovetail.schedule.plan.on_engine import OnEngine
-from dovetail.schedule.tiles import Tiling
+from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.target.description import Target
 
 

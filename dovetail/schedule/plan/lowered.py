@@ -11,7 +11,7 @@ from dovetail.ir.types import Array
 from dovetail.program.ir import Buffer, Role, Statement, View
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region
-from dovetail.schedule.tiles import Tiling
+from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.target.description import Target
 
 

@@ -15,7 +15,8 @@ from dovetail.program.ir import CORE, Buffer, Copy, Launch, Role, Statement, Vie
 from dovetail.program.loops import digest
 from dovetail.schedule.partition import Region
 from dovetail.schedule.plan.lowered import Blob, Lowered, Parts, Share
-from dovetail.schedule.tiles import PACK_ALIGNMENT, EngineTile, Tiling
+from dovetail.schedule.tiles.tile import PACK_ALIGNMENT, EngineTile
+from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.target.engine import IN_PLACE_ALIGNMENT, Engine
 
 

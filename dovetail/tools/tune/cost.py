@@ -14,7 +14,7 @@ from dovetail.ir.crop import Tile
 from dovetail.ir.types import Box, Shape, TensorType
 from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import Region
-from dovetail.schedule.tiles import BUFFERS, ORDER, PLACEMENT, TILE, packed_bytes, tile_match
+from dovetail.schedule.tiles.tile import BUFFERS, ORDER, PLACEMENT, TILE, packed_bytes, tile_match
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine, StreamDma

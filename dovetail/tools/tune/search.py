@@ -23,7 +23,7 @@ from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region, partition
 from dovetail.schedule.plan import Plan, plan
 from dovetail.schedule.shipped import key_of, signature
-from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, offload_choice
+from dovetail.schedule.tiles.tile import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, offload_choice
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Space, Value
 from dovetail.tools.tune.cost import Estimate, estimator

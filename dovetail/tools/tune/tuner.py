@@ -16,7 +16,7 @@ from dovetail.schedule.knobs import Entry, Identity, Tuning, identity
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region, partition
 from dovetail.schedule.plan import plan
-from dovetail.schedule.tiles import EARLY, PLACEMENT
+from dovetail.schedule.tiles.tile import EARLY, PLACEMENT
 from dovetail.sim.line import Board
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
