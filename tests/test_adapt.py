@@ -24,7 +24,7 @@ from dovetail.legalize import (
     stride_as_slice,
     unsigned_activations,
 )
-from dovetail.legalize.requantisation import scale_and_shift
+from dovetail.legalize.scales import scale_and_shift
 from dovetail.quantize import quantize
 from dovetail.read import load_model
 from dovetail.targets.ne16 import LIMITS, takes

@@ -11,7 +11,7 @@ from dovetail.ir.operators.arithmetic import Clip, Requantize, ScaleShift, digit
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import engine_requantisation
-from dovetail.legalize.requantisation import folded, scale_of_digits
+from dovetail.legalize.scales import folded, scale_of_digits
 from dovetail.targets.vta import requantisation_limits, takes
 from dovetail.targets.vta.config import PRESETS, VtaConfig
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dovetail.ir.graph import Graph
+from dovetail.legalize.additions import addition_as_convolution, addition_by_shift
 from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset, rows_of
 from dovetail.legalize.dilation import without_dilation
 from dovetail.legalize.layers import (
@@ -29,15 +30,8 @@ from dovetail.legalize.pools import (
     pools_as_depthwise,
 )
 from dovetail.legalize.ready import READY, Requantisation
-from dovetail.legalize.requantisation import (
-    ConverterLimits,
-    RequantisationLimits,
-    addition_as_convolution,
-    addition_by_shift,
-    engine_requantisation,
-    split_bias,
-    through_converter,
-)
+from dovetail.legalize.requantisation import ConverterLimits, engine_requantisation, split_bias, through_converter
+from dovetail.legalize.scales import RequantisationLimits
 from dovetail.legalize.together import results_together
 from dovetail.target.description import Policy
 

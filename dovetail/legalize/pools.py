@@ -20,7 +20,8 @@ from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize.bands import cut_chain, rows_of
-from dovetail.legalize.requantisation import Accepts, RequantisationLimits, scaled_layer
+from dovetail.legalize.requantisation import Accepts, scaled_layer
+from dovetail.legalize.scales import RequantisationLimits
 
 _WEIGHTS = (DType.INT2, DType.INT4, DType.INT8)
 _CORE_BITS = 20

@@ -154,6 +154,7 @@ def offload_choice(region: Region, match: Match) -> Choice:
 
 
 def packed_tile(region: Region, tile: Tile, match: Match, packs: bool = True) -> EngineTile:
+    """What a launch of a matched tile needs; without constants unless it `packs`."""
     assert region.offload is not None
     with asking(f"the packed constants and scratch of {region.offload.name} for {region.name}"):
         packed = region.offload.pack(match) if packs else {}
