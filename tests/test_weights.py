@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 from command_line import dovetail, refused
 from dovetail.codegen.emit import weights as writing
 from dovetail.codegen.emit import write_project
-from dovetail.codegen.emit.stored import Order, order_of
+from dovetail.codegen.emit.stored import Order, find_weights, order_of
 from dovetail.codegen.emit.weights import LEAST, Held, Weights, as_bytes, weights_files
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
-from dovetail.ir.graph import evaluate
-from dovetail.ir.types import Array
+from dovetail.ir.graph import GraphBuilder, evaluate
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels.c import array_definition, elements
 from dovetail.run import open_build, run_build
-from dovetail.target.stored import Along, StoredWeights
+from dovetail.target import Match
 from dovetail.targets import load_target
 from dovetail.targets.ne16 import pack_linear_weights, pack_weights
 from firmware import require_chip
@@ -37,7 +38,7 @@ CASES = {"riscv": (8, 16, 40), "cortex_m0plus": (8, 16, 40), "ne16": (8, 32, 40)
 
 
 def made(target: str, weights: Weights) -> Compiled:
-    graph = replace(single(*CASES[target]), name="words")
+    graph = replace(single(*CASES.get(target, (8, 16, 40))), name="words")
     return compile_graph(graph, load_target(target), Options(weights=weights), interpret=False)
 
 
@@ -176,50 +177,73 @@ def test_forms_of_c_alone_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert {"words_weights.S", "words_weights.bin"} <= {file.name for file in (tmp_path / form / "src").iterdir()}
 
 
-@settings(max_examples=40, deadline=None)
-def in_blocks(shape: tuple[int, int, int], outputs: int, channels: int) -> StoredWeights:
-    """Signed bytes in the order (blocks of outputs, taps, blocks of channels, outputs, channels), blocks filled up."""
-    block = 8 * outputs * channels
-    taps = -(-shape[2] // channels) * block
-    along = Along(outputs, shape[1] * taps, 8 * channels), Along(1, taps), Along(channels, block, 8)
-    return StoredWeights(shape, 8, 1, *along, signed=True)
+def a_match(weights: Array, depthwise: bool) -> Match:
+    """A convolution, or a depthwise one, with these weights [outputs, taps, taps, channels]."""
+    build = GraphBuilder("layer")
+    x = build.input("x", TensorType((1, 8, 8, weights.shape[-1]), DType.INT8))
+    w = build.constant("w", weights.astype(np.int8), DType.INT8)
+    return Match(build.finish([build.add(DepthwiseConv2d() if depthwise else Conv2d(), [x, w], "y")]), "y")
 
 
+def in_blocks(weights: Array, spoilt: str = "") -> dict[str, Array]:
+    """Signed bytes behind 3 others, in the order (blocks of 8 outputs, taps, blocks of 4 channels, outputs, channels),
+    blocks filled up; or spoilt so that there is no such order."""
+    outputs, rows, columns, channels = weights.shape
+    blocks = np.pad(weights, [(0, -outputs % 8), (0, 0), (0, 0), (0, -channels % 4)]).astype(np.int8)
+    blocks = blocks.reshape(-1, 8, rows * columns, blocks.shape[3] // 4, 4).transpose(0, 2, 3, 1, 4)
+    packed = np.concatenate([np.ones(3, np.uint8), np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)])
+    if spoilt == "refused" and not weights.any():
+        raise ValueError("weights that are all zero")
+    turned = packed[::-1].copy() if spoilt == "turned" else packed
+    sums = {"sums": weights.sum(axis=(1, 2, 3)).astype(np.uint8)} if spoilt == "in two" else {}
+    return {"weights": turned[turned != 0] if spoilt == "compressed" else turned, **sums}
+
+
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), depthwise=st.booleans(), engine=st.sampled_from(["planes", "linear", "blocks"]))
 def test_where_weights_lie(data: st.DataObject, depthwise: bool, engine: str) -> None:
-    """Every weight is found in what an engine reads; and one that changes is another one."""
+    """What a packer does is found out, for every weight; and one that changes is another one."""
     outputs, channels, side = (data.draw(st.integers(1, most)) for most in (20, 40, 3))
+    side, depthwise = (1, False) if engine == "linear" else (side, depthwise)
     channels = 16 * -(-channels // 16) if engine == "linear" else channels
     bits = data.draw(st.integers(2, 8)) if engine != "blocks" else 8
-    shape = (1 if depthwise and engine == "planes" else outputs, side * side if engine != "linear" else 1, channels)
+    shape = (1 if depthwise else outputs, side, side, channels)
     weights = np.random.default_rng(0).integers(-(1 << (bits - 1)), 1 << (bits - 1), shape)
-    if engine == "blocks":
-        stored, blocks = in_blocks(shape, 8, 4), np.pad(weights, [(0, -shape[0] % 8), (0, 0), (0, -shape[2] % 4)])
-        blocks = blocks.reshape(-1, 8, shape[1], blocks.shape[2] // 4, 4).transpose(0, 2, 3, 1, 4)
-        packed = np.ascontiguousarray(blocks.astype(np.int8)).reshape(-1).view(np.uint8)
-    else:
-        row = channels if engine == "linear" else 16
-        group = bits * shape[1] * row
-        along = Along(1, -(-channels // row) * group), Along(1, row), Along(row, group, 1)
-        stored = StoredWeights(shape, bits, shape[1] * row, *along)
-        square = weights.reshape(shape[0], *((side, side) if engine != "linear" else (1, 1)), channels)
+
+    def pack(match: Match) -> dict[str, Array]:
+        held = match.graph.constants["w"]
+        if engine == "blocks":
+            return in_blocks(held)
         if engine == "linear":
-            packed = pack_linear_weights(square[:, 0, 0], bits)
-        else:
-            packed = pack_weights(square.transpose(3, 1, 2, 0) if depthwise else square, bits, depthwise)
+            return {"weights": pack_linear_weights(held[:, 0, 0], bits).reshape(-1)}
+        return {"weights": pack_weights(held.transpose(3, 1, 2, 0) if depthwise else held, bits, depthwise).reshape(-1)}
+
+    told, packed = find_weights(pack, a_match(weights, depthwise)), pack(a_match(weights, depthwise))["weights"]
+    assert told is not None and told[0] == "weights"
+    stored, flat = told[1], weights.reshape(shape[0], side * side, channels)
     found = stored.weights(packed)
-    assert found is not None and np.array_equal(found, weights)
+    assert found is not None and np.array_equal(found, flat)
     assert stored.weights(packed[:0]) is None
     for lanes in (1, 2, 4, outputs):
         if shape[0] % lanes == 0:
-            held = Order(lanes).of(weights).astype(np.int8)
+            held = Order(lanes).of(flat).astype(np.int8)
             assert order_of(held, stored, packed) is not None
             held[data.draw(st.integers(0, held.size - 1))] ^= 1
             assert order_of(held, stored, packed) is None
 
 
+@pytest.mark.parametrize("spoilt", ["turned", "in two", "compressed", "refused"])
+def test_weights_that_lie_otherwise(spoilt: str) -> None:
+    """Where a packer does something else, nothing is found, or something that is then seen not to be so."""
+    weights = np.random.default_rng(0).integers(-128, 128, (20, 3, 3, 12))
+    told = find_weights(lambda match: in_blocks(match.graph.constants["w"], spoilt), a_match(weights, False))
+    packed = in_blocks(weights, spoilt)["weights"]
+    flat = weights.reshape(20, 9, 12)
+    assert told is None or order_of(Order(4).of(flat).astype(np.int8), told[1], packed) is None
+
+
 @needs_compiler
-@pytest.mark.parametrize("target", ["ne16"])
+@pytest.mark.parametrize("target", ["ne16", "macarray", "vta", "kestrel"])
 def test_weights_stand_once(target: str, tmp_path: Path) -> None:
     """The build for this computer has no weights of its own, is clean under sanitisers, and depends on the engine's."""
     compiled = made(target, Weights.TEXT)

@@ -65,16 +65,15 @@ from dovetail.target.pattern import (
     operand,
     together,
 )
-from dovetail.target.stored import Along, StoredWeights
 
 __all__ = [
-    "Along", "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks",
+    "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks",
     "CoreInstruction", "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint",
     "Knob",
     "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
     "OrderRequest", "Ordered", "Ordering", "PairBlock", "PairBlocks", "Pattern", "Pointer", "Policy", "Quantisation",
     "Rates", "Raw", "Recipe",
-    "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StoredWeights", "StreamDma",
+    "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma",
     "Streams",
     "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation",
     "maybe",

@@ -9,7 +9,6 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.types import Array, dense_steps
 from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
-from dovetail.target.stored import StoredWeights
 
 
 @dataclass(frozen=True)
@@ -137,11 +136,6 @@ class Offload:
     "channels", "outputs", "kernel_rows", "stride_rows", "top", "input_zero", ... as `check` names them, and "variant",
     a number from 0 to 7 that means what you like. What is asked for is what is tried. Raises ValueError where there is
     no such network."""
-
-    stored: Callable[[Match], Mapping[str, StoredWeights]] = lambda match: {}
-    """Where the weights lie in packed constants, by their names. Builds for this computer, which compute what the layer
-    means, then take the weights from there; without, those have them a second time in an order of their own. What is
-    said is compared with what `pack` gives."""
 
     def layouts_of(self, match: Match) -> Mapping[str, Layout]:
         """The layouts for a region, or a tile of it."""

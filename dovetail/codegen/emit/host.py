@@ -10,7 +10,7 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C
 from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.codegen.emit.lines import text_of
 from dovetail.codegen.emit.lists import dma_rows
-from dovetail.codegen.emit.stored import order_of, reading
+from dovetail.codegen.emit.stored import StoredWeights, find_weights, order_of, reading
 from dovetail.codegen.emit.unit import Unit, offload_of
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
@@ -25,7 +25,6 @@ from dovetail.schedule.partition import Region, as_kernels
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Command
-from dovetail.user_file import asking
 
 
 def host_source(unit: Unit) -> str | None:
@@ -116,6 +115,11 @@ _LEAST_SHARED = 64
 """Bytes of the smallest array that is looked for in the firmware's: a few bytes are found anywhere."""
 
 
+def text_of_graph(graph: Graph) -> str:
+    """All of a graph but its constants' contents."""
+    return repr((graph.inputs, graph.outputs, graph.nodes, sorted(graph.types.items(), key=lambda item: item[0])))
+
+
 @dataclass
 class _Arrays:
     """The constants of the kernels, each once: where the firmware's have the same bytes, those."""
@@ -126,6 +130,8 @@ class _Arrays:
     known: dict[tuple[str, bytes], str] = field(default_factory=dict)
     """C type and digest -> expression."""
     definitions: list[str] = field(default_factory=list)
+    places: dict[tuple[object, ...], tuple[str, StoredWeights] | None] = field(default_factory=dict)
+    """Where engines have their weights, by what is alike: offload, shapes and choice."""
 
     def __post_init__(self) -> None:
         found: dict[int, dict[str, View]] = {}
@@ -145,21 +151,25 @@ class _Arrays:
         return self.known[key]
 
     def _from_engine(self, launch: Launch, c_type: str, array: Array) -> str | None:
-        """The same, taken bit by bit from what the engine reads, where it says how."""
-        if array.nbytes < _LEAST_SHARED or not launch.packed:
+        """The same, taken bit by bit from what the engine reads, where its weights are found there."""
+        if array.nbytes < _LEAST_SHARED or not launch.packed or (told := self._where(launch)) is None:
             return None
+        constant, stored = told
+        order = order_of(array, stored, launch.packed[constant])
+        place = self._in_firmware(launch.layer, "uint8_t", launch.packed[constant])
+        if order is None or place is None:
+            return None
+        name = f"held_{len(self.definitions)}"
+        self.definitions.append(reading(name, place, c_type, order, stored))
+        return f"{name}()"
+
+    def _where(self, launch: Launch) -> tuple[str, StoredWeights] | None:
+        """In which packed constant the weights of a launch lie, and where; asked once for tiles and layers alike."""
         offload = offload_of(self.unit.regions[launch.layer], launch)
-        with asking(f"where the weights of {launch.graph.name} lie"):
-            told = offload.stored(launch.match)
-            packed = offload.pack(launch.match) if told else {}
-        for constant, stored in told.items():
-            order = order_of(array, stored, packed[constant])
-            place = self._in_firmware(launch.layer, "uint8_t", packed[constant])
-            if order is not None and place is not None:
-                name = f"held_{len(self.definitions)}"
-                self.definitions.append(reading(name, place, c_type, order, stored))
-                return f"{name}()"
-        return None
+        alike = offload.name, text_of_graph(launch.graph), tuple(sorted(launch.match.choice.items()))
+        if alike not in self.places:
+            self.places[alike] = find_weights(offload.pack, launch.match)
+        return self.places[alike]
 
     def _in_firmware(self, layer: int, c_type: str, array: Array) -> str | None:
         for view in self.of_layer.get(layer, ()) if array.nbytes >= _LEAST_SHARED else ():
@@ -187,8 +197,7 @@ class _Kernels:
 
     def of(self, graph: Graph, name: str) -> CoreKernel:
         """The kernel of a graph, which has this name if it is the first of its kind."""
-        text = repr((graph.inputs, graph.outputs, graph.nodes, sorted(graph.types.items(), key=lambda item: item[0])))
-        key = text, tuple(map(digest, graph.constants.values()))
+        key = text_of_graph(graph), tuple(map(digest, graph.constants.values()))
         if key not in self.by_graph:
             kernel = kernels.generate(graph, name)
             if kernel.key not in self.by_key:

@@ -2,16 +2,158 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
+from dovetail.ir.operators.linear import Linear
 from dovetail.ir.types import Array
 from dovetail.kernels.sums import blocked
-from dovetail.target.stored import Along, StoredWeights
+from dovetail.target.pattern import Match
+
+Packer = Callable[[Match], Mapping[str, Array]]
+"""As `Offload.pack`."""
 
 _LANES = (1, 2, 3, 4, 5, 6, 8, 16)
 """Outputs that a kernel has side by side for each tap."""
+
+
+@dataclass(frozen=True)
+class Along:
+    """How far bits go along an axis of weights, in blocks of neighbours."""
+
+    block: int
+    """Indices in a block."""
+    outer: int
+    """Bits from one block to the next."""
+    inner: int = 0
+    """Bits from one index to the next in a block."""
+
+    def bits(self, count: int) -> Array:
+        """How far each of so many indices is from the first: int64."""
+        index = np.arange(count, dtype=np.int64)
+        return index // self.block * self.outer + index % self.block * self.inner
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The weights of a layer in the array its engine reads: the lowest bit of weight (output, tap, channel) lies as far
+    as its three indices go. Bits of a byte are counted from the lowest.
+
+    A depthwise layer has one output, and its channels along the third axis.
+    """
+
+    shape: tuple[int, int, int]
+    """Outputs, taps and channels."""
+    width: int
+    """Bits of a weight."""
+    step: int
+    """Bits from one bit of a weight to the next."""
+    outputs: Along
+    taps: Along
+    channels: Along
+    signed: bool = False
+    """Whether the highest bit counts as in two's complement; else the number is unsigned, and half of the numbers are
+    taken off: zero is 2**(width - 1)."""
+    first: int = 0
+    """Bits before the lowest one of the first weight."""
+
+    @property
+    def half(self) -> int:
+        """The highest bit alone."""
+        return 1 << (self.width - 1)
+
+    def weights(self, array: Array) -> Array | None:
+        """The weights an array of uint8 holds, int64 of `shape`; None where it is too short."""
+        axes = self.outputs, self.taps, self.channels
+        outputs, taps, channels = (along.bits(count) for along, count in zip(axes, self.shape, strict=True))
+        places = self.first + outputs[:, None, None] + taps[:, None] + channels
+        if places.size == 0 or int(places.max()) + (self.width - 1) * self.step >= 8 * array.size:
+            return None
+        found = np.zeros(self.shape, np.int64)
+        for bit in range(self.width):
+            at = places + bit * self.step
+            found += (array[at >> 3].astype(np.int64) >> (at & 7) & 1) << bit
+        return (found ^ self.half if self.signed else found) - self.half
+
+
+def weights_of(match: Match) -> str:
+    """The value of the layer's weights, where they are constants; empty where there are none, or several."""
+    linear = [node for node in match.graph.nodes if isinstance(node.operator, Linear)]
+    names = {node.inputs[1] for node in linear} & match.graph.constants.keys()
+    return names.pop() if len(names) == 1 else ""
+
+
+def find_weights(pack: Packer, match: Match) -> tuple[str, StoredWeights] | None:
+    """Where a packer puts the weights of a layer, and in which constant: found by packing weights that are all 0 but
+    one, and all 0 but a line along each axis. It is a guess, that they lie in blocks and in order: `order_of` looks
+    whether a layer's own lie so. None where they do not, or where the packer does not take such weights."""
+    if not (name := weights_of(match)):
+        return None
+    held = match.graph.constants[name]
+    shape = len(held), prod(held.shape[1:-1]), held.shape[-1]
+
+    def bits(where: tuple[int | slice, ...], value: int) -> dict[str, Array]:
+        weights = np.zeros(shape, held.dtype)
+        weights[where] = value
+        constants = {**match.graph.constants, name: weights.reshape(held.shape)}
+        packed = pack(replace(match, graph=replace(match.graph, constants=constants)))
+        return {name: np.unpackbits(array, bitorder="little") for name, array in packed.items()}
+
+    every = slice(None)
+    try:
+        zero, one = bits((), 0), bits((0, 0, 0), -1)
+        lines = [bits(where, 1) for where in ((every, 0, 0), (0, every, 0), (0, 0, every))]
+    except Exception:  # a user's function was given weights that no model has: what it raises is nobody's mistake
+        return None
+    changing = [each for each, found in one.items() if each in zero and not np.array_equal(found, zero[each])]
+    if len(changing) != 1:
+        return None
+    constant = changing[0]
+    places = [_changed(zero, line, constant) for line in (one, *lines)]
+    found = _stored(shape, places, zero[constant]) if all(place is not None for place in places) else None
+    return (constant, found) if found is not None else None
+
+
+def _changed(before: Mapping[str, Array], after: Mapping[str, Array], constant: str) -> Array | None:
+    """Which bits of a constant changed; None where its length did, or another constant."""
+    if any(after[each].shape != found.shape for each, found in before.items()):
+        return None
+    places = {each: np.flatnonzero(after[each] != found) for each, found in before.items()}
+    return None if any(place.size for each, place in places.items() if each != constant) else places[constant]
+
+
+def _stored(shape: tuple[int, int, int], places: list[Array | None], zero: Array) -> StoredWeights | None:
+    """The weights whose first has its bits at the first of `places`, and those along each axis their lowest bits at the
+    others."""
+    own, *lines = (place for place in places if place is not None)
+    lowest = [place for place in own if all(place in line for line in lines)]
+    along = [_along(line, count) for line, count in zip(lines, shape, strict=True)]
+    outputs, taps, channels = along
+    if len(lowest) != 1 or outputs is None or taps is None or channels is None:
+        return None
+    first, width = int(lowest[0]), len(own)
+    order = own if own[0] == first else own[::-1]
+    step = int(order[1] - order[0]) if width > 1 else 0
+    if not np.array_equal(order, first + step * np.arange(width)):
+        return None
+    return StoredWeights(shape, width, step, outputs, taps, channels, signed=not zero[order[-1]], first=first)
+
+
+def _along(places: Array, count: int) -> Along | None:
+    """How bits at these places go along an axis of so many indices, the first first; None where they do not."""
+    if len(places) != count:
+        return None
+    far = places - places[0]
+    inner = int(far[1]) if count > 1 else 0
+    straight = far == np.arange(count) * inner
+    if straight.all():
+        return Along(1, inner)
+    block = int(np.argmin(straight))
+    along = Along(block, int(far[block]), inner)
+    return along if np.array_equal(along.bits(count), far) else None
 
 
 @dataclass(frozen=True)
@@ -29,8 +171,8 @@ class Order:
 
 def order_of(array: Array, stored: StoredWeights, held: Array) -> Order | None:
     """The order in which an array is the weights that the engine's array holds; None where it is in none."""
-    weights = stored.weights(held)
-    if weights is None or weights.size != array.size:
+    weights = stored.weights(held) if prod(stored.shape) == array.size else None
+    if weights is None:
         return None
     narrow = weights.astype(array.dtype)
     lanes = [lanes for lanes in (*_LANES, 0) if lanes == 0 or len(weights) % lanes == 0]
@@ -47,13 +189,12 @@ def reading(name: str, place: str, c_type: str, order: Order, stored: StoredWeig
     )
     loops = (("block", outputs // lanes), ("tap", taps), ("channel", channels), ("lane", lanes))
     heads = [f"{'    ' * (n + 1)}for (int32_t {v} = 0; {v} < {size}; {v}++) {{" for n, (v, size) in enumerate(loops)]
-    at = " + ".join(
-        [
-            _far(stored.outputs, f"(block * {lanes} + lane)", outputs),
-            _far(stored.taps, "tap", taps),
-            _far(stored.channels, "channel", channels),
-        ]
+    far = (
+        _far(stored.outputs, f"(block * {lanes} + lane)", outputs),
+        _far(stored.taps, "tap", taps),
+        _far(stored.channels, "channel", channels),
     )
+    at = " + ".join([part for part in (str(stored.first), *far) if part != "0"]) or "0"
     number = f"(({bits}) ^ {stored.half}) - {stored.half}" if stored.signed else f"({bits}) - {stored.half}"
     inner = [
         f"const int32_t at = {at};",
@@ -82,6 +223,6 @@ def _far(along: Along, index: str, count: int) -> str:
     if count <= 1:
         return "0"
     if along.block == 1:
-        return f"{index} * {along.outer}"
+        return f"{index} * {along.outer}" if along.outer > 1 else index
     inner = f"{index} % {along.block} * {along.inner}"
     return inner if count <= along.block else f"{index} / {along.block} * {along.outer} + {inner}"

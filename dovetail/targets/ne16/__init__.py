@@ -217,20 +217,6 @@ def pack(match: dt.Match) -> dict[str, Array]:
     return found
 
 
-def stored(match: dt.Match) -> dict[str, dt.StoredWeights]:
-    """Where the bits of `pack`'s weights lie."""
-    if match.has("product"):
-        return {}
-    shape, bits, row = match.array("weights").shape, weight_bits(match), CHANNELS_IN
-    shape = (shape[0], int(np.prod(shape[1:-1], dtype=np.int64)), shape[-1])  # a depthwise layer's has one output
-    if _dense(match) and dense_mode(match) == "linear":
-        row = shape[2]
-    plane = shape[1] * row
-    group = bits * plane
-    outputs, taps = dt.Along(1, -(-shape[2] // row) * group), dt.Along(1, row)
-    return {"weights": dt.StoredWeights(shape, bits, plane, outputs, taps, dt.Along(row, group, 1))}
-
-
 def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
     """One start of the engine, which walks stride-2 layers itself."""
     return (dt.Command("ne16_start", task_words(job(match, operands))),)
@@ -309,7 +295,7 @@ def _offloads() -> tuple[dt.Offload, ...]:
                 (f"{label}, 32-bit results", layer, shared),
             ):
                 offload = dt.Offload(text, pattern, constraints, pack, commands, cycles, channel_step=step, row_step=6)
-                found.append(replace(offload, knobs=own[0], default=own[1], starting=starting, stored=stored))
+                found.append(replace(offload, knobs=own[0], default=own[1], starting=starting))
     return (*sorted(found, key=lambda offload: "32-bit" in offload.name), _of_computed())
 
 
