@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -77,6 +78,18 @@ class _Text:
     """Statement index -> its lines; of a `Begin` before statements, its mark."""
     loops: Sequence[Loop]
     """Those written as loops."""
+
+    @cached_property
+    def tables(self) -> Mapping[int, str]:
+        """First statement of a loop -> name of its table."""
+        program, found = self.unit.program, dict[str, list[int]]()
+        for loop in self.loops:
+            found.setdefault(program.layers[program.statements[loop.first].layer], []).append(loop.first)
+        return {
+            first: f"{layer}_turns" + (f"_{number}" if number else "")
+            for layer, loops in found.items()
+            for number, first in enumerate(loops)
+        }
 
 
 def _functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
@@ -169,7 +182,9 @@ def _function(text: _Text, name: str, group: Sequence[_Stretch]) -> Iterator[str
             yield from (f"    {line}" for line in known.straight(index, text.lines[index]))
             place += 1
             continue
-        yield from (f"    {line}" for line in loop_lines(Repeat(unit, loop, text.lines), known))
+        yield from (
+            f"    {line}" for line in loop_lines(Repeat(unit, loop, text.lines, text.tables[loop.first]), known)
+        )
         while place < len(indices) and indices[place] < loop.stop:
             place += 1
     yield "}"

@@ -32,6 +32,8 @@ class Repeat:
     unit: Unit
     loop: Loop
     lines: Mapping[int, tuple[Line, ...]]
+    table: str
+    """Name of its table."""
 
     def numbers(self, number: int) -> list[list[Series]]:
         """For each line of a statement of a turn, the series of its holes."""
@@ -52,12 +54,6 @@ class Repeat:
                         taken = sum(name.rstrip("_0123456789") == hole.name for name, _ in found.values())
                         found[alike(one.table)] = f"{hole.name}_{taken}" if taken else hole.name, one.table
         return found
-
-    @property
-    def table(self) -> str:
-        """Name of the table."""
-        layer = self.unit.program.layers[self.unit.program.statements[self.loop.first].layer]
-        return f"{layer}_turns_{self.loop.first}"
 
     def entry(self, one: Series) -> str:
         """A number without a rule, from the table's entry of the turn."""
