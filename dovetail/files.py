@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
@@ -87,6 +88,29 @@ def kept_file(path: Path) -> bytes | None:
         return data if _seal(path).read_text() == _digest(data) else None
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def kept_answer(package: Path, asked: str, find: Callable[[], bytes]) -> bytes:
+    """What was found before for a question, else what `find` gives, which is kept in the cache.
+
+    Args:
+        package: folder of the modules that find it: another text of theirs may find another answer. Its name is that of
+            the folder in the cache.
+        asked: all the answer depends on, as text.
+        find: finds it.
+    """
+    digest = hashlib.sha256(f"{asked} {_text_of(package)}".encode()).hexdigest()
+    place = default_cache() / package.name / f"{digest[:32]}.json"
+    if (data := kept_file(place)) is None:
+        keep_file(place, data := find())
+    return data
+
+
+@cache
+def _text_of(package: Path) -> str:
+    """A digest of a package's modules."""
+    texts = [source.read_bytes() for source in sorted(package.glob("*.py"))]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
 def seal(path: Path) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import astuple
-from functools import cache
 from pathlib import Path
 
-from dovetail.files import default_cache, keep_file, kept_file
+from dovetail.files import kept_answer
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import Network
 from dovetail.targets.maeri.order import Item, Order, Segment
@@ -26,14 +24,8 @@ def stored(asked: object, network: Network, config: MaeriConfig, find: Callable[
         config: likewise.
         find: finds it; None where there is none.
     """
-    text = f"{asked!r} {config!r} {_maker()}"
-    place = default_cache() / "maeri" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-    data = kept_file(place)
-    if data is not None:
-        return _read(data, network, config)
-    found = find()
-    keep_file(place, _written(found))
-    return found
+    data = kept_answer(Path(__file__).parent, f"{asked!r} {config!r}", lambda: _written(find()))
+    return _read(data, network, config)
 
 
 def _written(order: Order | None) -> bytes:
@@ -53,10 +45,3 @@ def _read(data: bytes, network: Network, config: MaeriConfig) -> Order | None:
         for work, tile, place, start, segments, taps in held[1]
     )
     return Order(network, config, items, held[0])
-
-
-@cache
-def _maker() -> str:
-    """A digest of this package's text."""
-    texts = [source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py"))]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()

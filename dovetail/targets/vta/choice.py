@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from functools import lru_cache
 from heapq import nsmallest
+from pathlib import Path
 
+from dovetail.files import kept_answer
 from dovetail.target import Choice, Knob, Match, Space
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.cost import RegionShape, Tiling, cycles, problem, shape, sizes, tilings
@@ -17,13 +21,20 @@ WALKED = 16
 
 @lru_cache(maxsize=1024)
 def best(s: RegionShape, config: VtaConfig) -> Tiling | None:
-    """The cheapest tiling, the largest of equals; None when not even one pixel of one block fits."""
+    """The cheapest tiling, the largest of equals; None when not even one pixel of one block fits. Kept in the cache."""
+    answer = kept_answer(Path(__file__).parent, f"{s!r} {config!r}", lambda: json.dumps(_best(s, config)).encode())
+    return Tiling(**held) if (held := json.loads(answer)) is not None else None
+
+
+def _best(s: RegionShape, config: VtaConfig) -> dict[str, int] | None:
+    """As `best`, the fields by name."""
 
     def small(t: Tiling) -> tuple[int, int, int, bool]:
         return -t.rows, -t.columns, -t.blocks, t.channels_first
 
     found = nsmallest(WALKED, tilings(s, config), key=lambda t: (cycles(s, t, config), *small(t)))
-    return min(found, key=lambda t: (walked(s, t, config), *small(t)), default=None)
+    chosen = min(found, key=lambda t: (walked(s, t, config), *small(t)), default=None)
+    return None if chosen is None else asdict(chosen)
 
 
 def default(match: Match, config: VtaConfig) -> Choice:
