@@ -312,11 +312,18 @@ def axis_offsets(layout: Layout, strides: Sequence[int], shape: Shape) -> tuple[
         shape: the logical shape.
 
     Returns:
-        int64 arrays of the axes' sizes, in the unit of `strides`.
+        int64 arrays of the axes' sizes, in the unit of `strides`, not to be written to.
     """
+    return _axis_offsets(layout, tuple(strides), shape)
+
+
+@lru_cache(maxsize=1024)  # tiles lie alike, and every stage asks for each
+def _axis_offsets(layout: Layout, strides: tuple[int, ...], shape: Shape) -> tuple[Array, ...]:
     found = [np.zeros(size, dtype=np.int64) for size in shape]
     for (axis, step), stride in zip(layout.stored, strides, strict=True):
         found[axis] += layout.index(axis, step, np.arange(shape[axis])) * stride
+    for offsets in found:
+        offsets.setflags(write=False)
     return tuple(found)
 
 

@@ -195,9 +195,16 @@ class _Kernels:
     by_graph: dict[tuple[str, tuple[bytes, ...]], CoreKernel] = field(default_factory=dict)
     """What tiles with the same constants share: text of a graph, and digests of its constants."""
 
+    def whole(self, graph: Graph, name: str) -> CoreKernel | None:
+        """The kernel of a graph, as `of`; None where the core has none for all of it."""
+        key = _alike(graph)
+        return self._of(key, graph, name) if key in self.by_graph or kernels.supports(graph) is None else None
+
     def of(self, graph: Graph, name: str) -> CoreKernel:
         """The kernel of a graph, which has this name if it is the first of its kind."""
-        key = text_of_graph(graph), tuple(map(digest, graph.constants.values()))
+        return self._of(_alike(graph), graph, name)
+
+    def _of(self, key: tuple[str, tuple[bytes, ...]], graph: Graph, name: str) -> CoreKernel:
         if key not in self.by_graph:
             kernel = kernels.generate(graph, name)
             if kernel.key not in self.by_key:
@@ -208,11 +215,14 @@ class _Kernels:
         return self.by_graph[key]
 
 
-def _computable(launch: Launch, target: Target) -> tuple[Region | Graph, ...]:
-    """A launch as what core kernels compute, in turn: all of it where one does; raises TargetError where the core has
-    none for a part."""
-    if kernels.supports(launch.graph) is None:
-        return (launch.graph,)
+def _alike(graph: Graph) -> tuple[str, tuple[bytes, ...]]:
+    """What graphs of one kernel have in common."""
+    return text_of_graph(graph), tuple(map(digest, graph.constants.values()))
+
+
+def _in_steps(launch: Launch, target: Target) -> tuple[Region, ...]:
+    """A launch as several things that core kernels compute, in turn; raises TargetError where the core has none for
+    one."""
     try:
         return as_kernels(launch.graph, target)
     except ModelError as error:
@@ -223,16 +233,13 @@ def _computable(launch: Launch, target: Target) -> tuple[Region | Graph, ...]:
 def _host_task(unit: Unit, launch: Launch, name: str, made: _Kernels, held: _Arrays) -> str:
     """A function that gathers strided operands, computes, and scatters the result; `made` gains the kernels that are
     new, `held` their constants."""
-    steps = _computable(launch, unit.target)
-    lines: list[str] = []
-    if len(steps) == 1 and isinstance(steps[0], Graph):
-        kernel = made.of(steps[0], f"compute_{name}")
+    kernel = made.whole(launch.graph, f"compute_{name}")
+    if kernel is not None:
         lines = _host_kernel_call(unit, launch, kernel, made.helpers, held)
     else:
-        parts = enumerate(step for step in steps if isinstance(step, Region))
         pairs = [
-            (region, None if region.is_view else made.of(region.graph, f"compute_{name}_{number}"))
-            for number, region in parts
+            (step, None if step.is_view else made.of(step.graph, f"compute_{name}_{number}"))
+            for number, step in enumerate(_in_steps(launch, unit.target))
         ]
         lines = _several_calls(unit, launch, pairs, made.helpers, held)
     return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])

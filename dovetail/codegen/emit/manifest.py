@@ -150,9 +150,14 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
         "state_bytes": sum(kept.first.nbytes for kept in program.states),
         "work": _work(unit),
         **({"stretches": _stretches(unit)} if unit.lists else {}),
-        **({"stack": asdict(unit.stack)} if unit.stack else {}),
+        **stack_fields(unit),
         "sources": {name: list(paths) for name, paths in sources.items()},
     }
+
+
+def stack_fields(unit: Unit) -> dict[str, Any]:
+    """What the description says of the stack, where it is known."""
+    return {"stack": asdict(unit.stack)} if unit.stack else {}
 
 
 def _work(unit: Unit) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.firmware import BOARD, COPY, CORES, DMA_DRIVER, linker_script, runtime_path
 from dovetail.codegen.emit.host import host_makefile, host_source, main_source
-from dovetail.codegen.emit.manifest import emitted_fields
+from dovetail.codegen.emit.manifest import emitted_fields, stack_fields
 from dovetail.codegen.emit.network import model_source
 from dovetail.codegen.emit.source import (
     arena_source,
@@ -108,20 +108,20 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     files.update({_MAIN: main_source(unit)} if _MAIN in start else {"link.ld": _linker_script(unit)})
     target_sources = (*shared, *drivers, *start)
     host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
-    return _described(Project({}, target_sources, host_sources, sources=files, data=data), unit, manifest)
+    project = Project({}, target_sources, host_sources, sources=files, data=data)
+    compiled = {"target": target_sources, "host": host_sources, "board": board_sources(target_sources)}
+    compiled |= {"data": tuple(data)} if data else {}
+    return _described(project, unit, {**manifest, **emitted_fields(unit, compiled)})
 
 
 def _described(project: Project, unit: Unit, manifest: Mapping[str, Any]) -> Project:
-    """The project of its sources, with a description of them."""
+    """The project of its sources, with a description of them, `manifest` with their digest."""
     files, digest = dict(project.sources), digest_of(project.sources)
     if _MAIN not in _start(unit):
         files |= {f"runtime/{name}": runtime_path(name).read_text() for name in BOARD}
         files["src/board_network.h"] = _network_header(unit, digest)
     files["Makefile"] = _makefile(unit, project.target_sources)
-    board = board_sources(project.target_sources)
-    compiled = {"target": project.target_sources, "host": project.host_sources, "board": board}
-    compiled |= {"data": tuple(project.data)} if project.data else {}
-    described = {**manifest, **emitted_fields(unit, compiled), "digest": digest}
+    described = {**manifest, "digest": digest}
     files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
     return replace(project, files=files)
 
@@ -129,7 +129,8 @@ def _described(project: Project, unit: Unit, manifest: Mapping[str, Any]) -> Pro
 def with_stack_said(project: Project, unit: Unit) -> Project:
     """The project where the stack of its unit has become known: header and description say it."""
     sources = {**project.sources, f"src/{unit.model}.h": header_source(unit, __version__)}
-    again = _described(replace(project, sources=sources), unit, json.loads(project.files[MANIFEST]))
+    described = {**json.loads(project.files[MANIFEST]), **stack_fields(unit)}
+    again = _described(replace(project, sources=sources), unit, described)
     return replace(again, files={**project.files, **again.files})
 
 
