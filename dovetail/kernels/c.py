@@ -79,7 +79,7 @@ def without_unused(lines: Sequence[str]) -> list[str]:
     defined = [_DEFINED.match(line) for line in lines]
     if not any(defined):
         return list(lines)
-    naming = Counter(word for line in lines for word in set(_WORD.findall(line)))
+    naming = Counter(_WORD.findall("\n".join(lines)))
     kept = [line for line, found in zip(lines, defined, strict=True) if not found or naming[found.group(1)] > 1]
     return kept if len(kept) == len(lines) else without_unused(kept)
 
