@@ -90,6 +90,18 @@ def transfers(copy: Copy) -> tuple[Transfer, ...]:
     return tuple(transfer for nest in _nests(copy) for transfer in _split(nest, _merged(nest.axes, size)))
 
 
+def ends_in_padding(copy: Copy, transfer: Transfer) -> bool:
+    """Whether each row of a transfer is the used part of a last block in the copy's destination: what lies behind it in
+    the block means nothing."""
+    layout, kind = copy.destination.layout, copy.destination.type
+    if layout is None or layout.packed or copy.source.layout is not None or transfer.is_padded:
+        return False
+    axis, step = layout.dims[-1]
+    block = layout.coarser(axis, step)
+    used = kind.shape[axis] % (block or 1) * kind.dtype.numpy.itemsize
+    return step == 1 and copy.destination.strides[-1] == kind.dtype.numpy.itemsize and transfer.row_bytes == used
+
+
 def same_packing(a: Layout | None, b: Layout | None) -> bool:
     """Whether bytes hold the same elements in both layouts, so that copying bytes converts one to the other."""
     first, second = ((layout.dims[-1][0], layout.fields, layout.dims[-1] in layout.backwards)

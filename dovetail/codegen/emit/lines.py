@@ -12,7 +12,7 @@ from dovetail.codegen.emit.unit import Unit
 from dovetail.kernels.c import integer
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Statement, View, Wait, stream_of
 from dovetail.program.series import Number, Place, Series
-from dovetail.program.transfers import Transfer, transfers
+from dovetail.program.transfers import Transfer, ends_in_padding, transfers
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Command, CValue, LibraryCall, Pointer, Struct
 
@@ -214,7 +214,7 @@ def _blob(unit: Unit, launch: Launch) -> Part:
 
 def _core_transfer(unit: Unit, copy: Copy, transfer: Transfer) -> Parts:
     if not transfer.border:
-        return _transfer(unit, copy, transfer, "")
+        return _transfer(unit, copy, transfer, "", into_blocks=ends_in_padding(copy, transfer))
     target = Hole("to", unit.place(replace(copy.destination, offset=transfer.destination)))
     sizes = _sizes(row_bytes=transfer.row_bytes, rows=transfer.rows, to_row=transfer.destination_row_stride)
     sizes += _sizes(planes=transfer.planes, to_plane=transfer.destination_plane_stride)
@@ -230,8 +230,9 @@ def _padding(transfer: Transfer, kind: str) -> str:
     return f"&(const {kind}){{{top}, {bottom}, {left}, {right}, {transfer.fill}}}"
 
 
-def _transfer(unit: Unit, copy: Copy, transfer: Transfer, prefix: str) -> Parts:
-    """The call that makes a transfer; the functions of the DMA's driver have a prefix."""
+def _transfer(unit: Unit, copy: Copy, transfer: Transfer, prefix: str, into_blocks: bool = False) -> Parts:
+    """The call that makes a transfer; the functions of the DMA's driver have a prefix, and a core may be told that rows
+    go into blocks whose ends mean nothing."""
     ends = (
         Hole("to", unit.place(replace(copy.destination, offset=transfer.destination))),
         Hole("from", unit.place(replace(copy.source, offset=transfer.source))),
@@ -243,6 +244,8 @@ def _transfer(unit: Unit, copy: Copy, transfer: Transfer, prefix: str) -> Parts:
     if transfer.is_padded:
         kind = "copy_padding" if unit.program.dma == CORE else "dma_padding"
         return called(f"{prefix}copy_pad", *ends, *rows, *planes, _padding(transfer, kind))
+    if into_blocks and transfer.rows > 1:
+        return called("copy_into_blocks", *ends, *rows, *planes)
     if transfer.planes > 1:
         return called(f"{prefix}copy_3d", *ends, *rows, *planes)
     if transfer.rows > 1:

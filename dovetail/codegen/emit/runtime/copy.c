@@ -20,59 +20,80 @@ static void copy_blocks(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_
 }
 
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-/* The low three bytes of a word, to an even address. */
-static inline void put_three(uint8_t *to, uint32_t word)
+/* The low three bytes of a word; `room` where the address is a multiple of four and a fourth may be written, else an even
+ * one. */
+static inline void put_three(uint8_t *to, uint32_t word, int room)
 {
     const uint16_t low = (uint16_t)word;
+    if (room) {
+        __builtin_memcpy(__builtin_assume_aligned(to, 4), &word, 4u);
+        return;
+    }
     __builtin_memcpy(__builtin_assume_aligned(to, 2), &low, 2u);
     to[2] = (uint8_t)(word >> 16);
 }
 
-/* Dense rows of three bytes, four of them from three words. Returns how many are left: fewer than four, or all where the
- * addresses do not allow it. */
-static uint32_t copy_threes(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_t target_stride)
+/* Four dense rows of three bytes from three words of an aligned source. */
+static inline void put_threes(uint8_t *to, const uint8_t *from, uint32_t stride, int room)
 {
-    if ((((uintptr_t)from & 3u) | (((uintptr_t)to | target_stride) & 1u)) != 0u) {
+    uint32_t words[3];
+    __builtin_memcpy(words, __builtin_assume_aligned(from, 4), 12u);
+    put_three(to, words[0], room);
+    put_three(to + stride, (words[0] >> 24) | (words[1] << 8), room);
+    put_three(to + (uintptr_t)2u * stride, (words[1] >> 16) | (words[2] << 16), room);
+    put_three(to + (uintptr_t)3u * stride, words[2] >> 8, room);
+}
+
+/* Dense rows of three bytes, a few at once where the addresses allow it. Returns how many are left. */
+static uint32_t copy_threes(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_t stride, int room)
+{
+    const uintptr_t all = (uintptr_t)to | stride;
+    if (((uintptr_t)from & 3u) != 0u || (all & 1u) != 0u) {
         return rows;
     }
-    for (; rows >= 4u; rows -= 4u, from += 12) {
-        uint32_t words[3];
-        __builtin_memcpy(words, __builtin_assume_aligned(from, 4), 12u);
-        put_three(to, words[0]);
-        to += target_stride;
-        put_three(to, (words[0] >> 24) | (words[1] << 8));
-        to += target_stride;
-        put_three(to, (words[1] >> 16) | (words[2] << 16));
-        to += target_stride;
-        put_three(to, words[2] >> 8);
-        to += target_stride;
+    if (room && stride == BLOCK && (all & 3u) == 0u) {
+        for (; rows >= 8u; rows -= 8u, from += 24, to += 8u * BLOCK) {
+            put_threes(to, from, BLOCK, 1);
+            put_threes(to + 4u * BLOCK, from + 12, BLOCK, 1);
+        }
+    }
+    for (; rows >= 4u; rows -= 4u, from += 12, to += (uintptr_t)4u * stride) {
+        put_threes(to, from, stride, 0);
     }
     return rows;
 }
 #else
-static uint32_t copy_threes(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_t target_stride)
+static uint32_t copy_threes(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_t stride, int room)
 {
     (void)to;
     (void)from;
-    (void)target_stride;
+    (void)stride;
+    (void)room;
     return rows;
 }
 #endif
+
+/* Rows of three bytes; `room` where a fourth may be written behind each. */
+static void copy_pixels(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_t target_stride, uint32_t source_stride,
+                        int room)
+{
+    const uint32_t left = (source_stride == 3u) ? copy_threes(to, from, rows, target_stride, room) : rows;
+    to += (uintptr_t)(rows - left) * target_stride;
+    from += (uintptr_t)(rows - left) * source_stride;
+    for (rows = left; rows != 0u; rows--, to += target_stride, from += source_stride) {
+        const uint8_t first = from[0], second = from[1], third = from[2];
+        to[0] = first;
+        to[1] = second;
+        to[2] = third;
+    }
+}
 
 /* Rows of less than a word. */
 static void copy_few(uint8_t *to, const uint8_t *from, uint32_t row_bytes, uint32_t rows, uint32_t target_stride,
                      uint32_t source_stride)
 {
     if (row_bytes == 3u) {
-        const uint32_t left = (source_stride == 3u) ? copy_threes(to, from, rows, target_stride) : rows;
-        to += (uintptr_t)(rows - left) * target_stride;
-        from += (uintptr_t)(rows - left) * source_stride;
-        for (rows = left; rows != 0u; rows--, to += target_stride, from += source_stride) {
-            const uint8_t first = from[0], second = from[1], third = from[2];
-            to[0] = first;
-            to[1] = second;
-            to[2] = third;
-        }
+        copy_pixels(to, from, rows, target_stride, source_stride, 0);
         return;
     }
     if (row_bytes == 2u) {
@@ -82,6 +103,16 @@ static void copy_few(uint8_t *to, const uint8_t *from, uint32_t row_bytes, uint3
             to[1] = second;
         }
         return;
+    }
+    for (; rows >= 4u; rows -= 4u) {
+        const uint8_t first = *from, second = *(from += source_stride);
+        const uint8_t third = *(from += source_stride), fourth = *(from += source_stride);
+        from += source_stride;
+        *to = first;
+        *(to += target_stride) = second;
+        *(to += target_stride) = third;
+        *(to += target_stride) = fourth;
+        to += target_stride;
     }
     for (; rows != 0u; rows--, to += target_stride, from += source_stride) {
         to[0] = from[0];
@@ -116,8 +147,29 @@ void copy_3d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
 {
     uint8_t *to = target;
     const uint8_t *from = source;
+    if (row_bytes < 3u && rows < planes) { /* long rows of single bytes take less than many */
+        const uint32_t of_rows[3] = {rows, target_row_stride, source_row_stride};
+        rows = planes, target_row_stride = target_plane_stride, source_row_stride = source_plane_stride;
+        planes = of_rows[0], target_plane_stride = of_rows[1], source_plane_stride = of_rows[2];
+    }
     for (; planes != 0u; planes--, to += target_plane_stride, from += source_plane_stride) {
         copy_2d(to, from, row_bytes, rows, target_row_stride, source_row_stride);
+    }
+}
+
+void copy_into_blocks(void *target, const void *source, uint32_t row_bytes, uint32_t rows, uint32_t target_row_stride,
+                      uint32_t source_row_stride, uint32_t planes, uint32_t target_plane_stride,
+                      uint32_t source_plane_stride)
+{
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    if (row_bytes != 3u) {
+        copy_3d(to, from, row_bytes, rows, target_row_stride, source_row_stride, planes, target_plane_stride,
+                source_plane_stride);
+        return;
+    }
+    for (; planes != 0u; planes--, to += target_plane_stride, from += source_plane_stride) {
+        copy_pixels(to, from, rows, target_row_stride, source_row_stride, 1);
     }
 }
 
@@ -143,8 +195,8 @@ static void fill_blocks(uint8_t *to, uint32_t rows, uint32_t stride, int value)
 
 static void fill(uint8_t *to, uint32_t bytes, uint32_t rows, uint32_t stride, int value)
 {
-    if (rows == 1u && bytes % BLOCK == 0u) { /* a row of blocks */
-        rows = bytes / BLOCK;
+    if ((rows == 1u || bytes == stride) && bytes % BLOCK == 0u) { /* rows of blocks side by side */
+        rows *= bytes / BLOCK;
         bytes = stride = BLOCK;
     }
     if (bytes == BLOCK && (((uintptr_t)to | stride) & 3u) == 0u) {

@@ -20,6 +20,11 @@ void copy_2d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
 void copy_3d(void *target, const void *source, uint32_t row_bytes, uint32_t rows, uint32_t target_row_stride,
              uint32_t source_row_stride, uint32_t planes, uint32_t target_plane_stride, uint32_t source_plane_stride);
 
+/* As copy_3d, where the bytes behind a row, up to a multiple of four, mean nothing: they may be changed. */
+void copy_into_blocks(void *target, const void *source, uint32_t row_bytes, uint32_t rows, uint32_t target_row_stride,
+                      uint32_t source_row_stride, uint32_t planes, uint32_t target_plane_stride,
+                      uint32_t source_plane_stride);
+
 /* `target` is the first byte of the padding; `source` the first real byte. */
 void copy_pad(void *target, const void *source, uint32_t row_bytes, uint32_t rows, uint32_t target_row_stride,
               uint32_t source_row_stride, uint32_t planes, uint32_t target_plane_stride, uint32_t source_plane_stride,
