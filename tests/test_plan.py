@@ -33,6 +33,7 @@ from dovetail.schedule.plan.lowered import Lowered
 from dovetail.schedule.tiles import choose_tiling
 from dovetail.target import Target
 from dovetail.targets import load_target
+from networks import Net
 
 SIZES = (16, 24, 48, 128)
 """KiB of engine memory."""
@@ -267,3 +268,24 @@ def test_rounds_remember_only_what_is_the_same(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(planning, "choose_tiling", lambda *given: choose_tiling(*given[:-1]))
     assert [outcome(number) for number in range(len(laid))] == kept
     assert max(rounds) > 2, "no network needs several rounds"
+
+
+def test_constants_that_arrive_in_time_cut_no_layer() -> None:
+    """Of dense layers of a size, the first is cut, to begin before all its weights are there; its last fetch is not held
+    up by the second's, which arrives while the first is computed, and that one and the third are one launch each."""
+    net = Net("dense", (1, 1, 512))
+    value = net.x
+    for _ in range(3):
+        value = net.dense(value, 128)
+    target = load_target("macarray")
+    graph = adapt(net.finish(value), target.policies[0])
+    laid = choose_layouts(graph, partition(graph, target), target)
+    made = plan(laid, target, {})
+    verify(made.program, target)
+    statements = made.program.statements
+    launches = Counter(one.layer for one in statements if isinstance(one, Launch))
+    first, second, third = sorted(launches)
+    assert launches[first] > 1 and launches[second] == launches[third] == 1
+    constants = {name for name, buffer in made.program.buffers.items() if buffer.role is Role.CONSTANT}
+    fetched = [one.layer for one in statements if isinstance(one, Copy) and one.source.buffer in constants]
+    assert fetched == sorted(fetched) and Counter(fetched)[first] == launches[first]

@@ -14,7 +14,7 @@ from dovetail.schedule.plan.allocate import Placement, Timeline, allocate, overw
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import Known as KnownParts
 from dovetail.schedule.plan.lowered import Lowered
-from dovetail.schedule.tiles import choose_tiling
+from dovetail.schedule.tiles import choose_tiling, fetched_before, idle_dma
 from dovetail.schedule.tiles.tile import EARLY
 from dovetail.schedule.tiles.tiling import Known, Tiling, complete
 from dovetail.target.description import Target
@@ -69,7 +69,9 @@ def plan(
     plain = {region.name for region in laid.regions if not (region.layouts or region.converted)}
     known, parts = (sized or Known()).of(plain, progress), KnownParts()
     while True:
-        if cut is None or (cut.homes, cut.withheld) != (choice.homes, choice.withheld):  # nothing else matters to tiles
+        if (
+            cut is None or replace(cut, settle=choice.settle, paced=choice.paced) != choice
+        ):  # these do not matter to tiles
             cut, stuck = choice, _cut(laid, target, choice, reserved, known, tilings)
         if stuck is not None:
             choice = _spill_for(stuck, laid, target, choice)
@@ -204,6 +206,7 @@ def _cut(
     """Write the tilings of all regions, by name, over those of the round before; the first region there is no room
     for."""
     lives = _Lives.of(laid)
+    idle = 0  # cycles of the DMA while the region before is computed
     for position, region in enumerate(laid.regions):
         taken: dict[str, int] = {}
         for part in region.parts if region.engine is not None else ():
@@ -213,10 +216,13 @@ def _cut(
             budget = free - choice.withheld - taken.get(memory, 0)
             try:
                 tiling = choose_tiling(part, target, choice.homes, budget, known)
+                if region.name in choice.early and len(region.parts) == 1:
+                    tiling = fetched_before(part, target, tiling, budget, idle, known)
                 tilings[part.name] = complete(part, tiling, tilings.get(part.name))
             except PlanError as error:
                 return part, error
             taken[memory] = taken.get(memory, 0) + tiling.nbytes
+        idle = idle_dma(region, tilings[region.name]) if region.engine is not None and len(region.parts) == 1 else 0
     return None
 
 

@@ -100,6 +100,8 @@ def lower(
         kernel = regions[index].slot or any(isinstance(one, Call) for one in parts[index].head)
         if kernel and regions[index].place == CORE:  # which would hold them up
             parts[index].head[:0] = fetches
+        elif (last := _last_fetch(context, parts[index])) is not None:
+            parts[index].rest[last] = [*parts[index].rest[last], *fetches]
         else:
             parts[index].head += fetches
     ordered = in_turn([region.slot for region in regions], parts)
@@ -135,6 +137,15 @@ def _early_of_next(regions: Sequence[Region], parts: list[Parts], early: frozens
             parts[index].early = []
         previous = index
     return laid
+
+
+def _last_fetch(context: Lowered, parts: Parts) -> int | None:
+    """The tile with whose launch the last constants of a layer are fetched; None where all are before the first."""
+
+    def fetches(one: Statement) -> bool:
+        return isinstance(one, Copy) and context.buffers[one.source.buffer].role is Role.CONSTANT
+
+    return max((number for number, step in enumerate(parts.rest) if any(map(fetches, step))), default=None)
 
 
 def _fetched_with(regions: Sequence[Region], index: int, previous: int) -> int:
