@@ -5,12 +5,14 @@ package, and how far the default is above the floor.
 
 Cycles are those of `iss`, outputs compared with the integer graph; the floor is that of dovetail/tools/tune/floor.py.
 With --tuned, FOLDER/TARGET.MODEL.toml are what `dovetail tune -o` has written for them; where one is there and of this
-version, the cycles it reached are in the table.
+version, the cycles it reached are in the table. Status 1 where a network takes fewer cycles than its floor, which is
+none then.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from dovetail.compile import Options, prepare, reserved
@@ -56,6 +58,7 @@ def main() -> None:
     given = parser.parse_args()
     print("| target | network | floor | without tilings | default | above the floor | tuned |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    beaten = False
     for target in map(load_target, given.targets.split(",")):
         for model in given.models:
             graph = prepare(model, target, Options())
@@ -67,6 +70,8 @@ def main() -> None:
                 f"| {target.name} | {model.stem} | {least:,} | {plain:,} | {default:,} | {above} | {tuned} |",
                 flush=True,
             )
+            beaten |= default < least
+    sys.exit(beaten)
 
 
 if __name__ == "__main__":

@@ -141,4 +141,4 @@ def test_what_reads_a_whole_operand_waits_for_it_and_what_reads_a_part_does_not(
     everything = network_floor(regions, {dense.name: Floor(50, 5, 50)}, target)
     assert everything - behind == int(0.75 * core_cycles(last.graph, target)) > 0, "it waits for all of the dense layer"
     assert floor(1, 100) == floor(2, 100) > 0.7 * summed, "the core is busy longer"
-    assert network_floor(regions, {convolution.name: Floor(1, 10**6, 1)}, target) > 10**6, "a DMA does all of it"
+    assert network_floor(regions, {convolution.name: Floor(1, 0, 1, 10**6)}, target) > 10**6, "a DMA does all of it"

@@ -102,6 +102,8 @@ class Estimate:
     """Busy cycles of the engine."""
     copying: int
     """Busy cycles of the DMA."""
+    fetching: int = 0
+    """Those of constants alone."""
 
 
 class CoreEstimator:
@@ -162,7 +164,7 @@ class Estimator:
         cycles = walk.all(kinds, order)
         if self._engine.stream is not None:
             cycles += self._engine.launching + WAKE_CYCLES
-        return Estimate(cycles, len(kinds), nbytes, sum(kind.engine for kind in kinds), walk.copying)
+        return Estimate(cycles, len(kinds), nbytes, sum(kind.engine for kind in kinds), walk.copying, walk.fetching)
 
     def _kind(self, choice: Choice, own: tuple[object, ...], place: _Part, span: _Part) -> _Kind:
         """Cost of a tile; tiles of one size that touch the same edges cost the same."""
@@ -235,6 +237,8 @@ class _Walk:
     core: int = START_CYCLES
     dma: int = 0
     copying: int = 0
+    fetching: int = 0
+    """Busy cycles of the DMA: all, and those for constants."""
     ended: list[int] = field(default_factory=list)
     """When each launch has finished."""
     copied: list[int] = field(default_factory=list)
@@ -246,6 +250,7 @@ class _Walk:
         """Cycles of a layer of these tiles; `order` says the position and the channels of each."""
         count, ahead, late = len(kinds), max(self.buffers - 1, 1), self.buffers - 1
         loads, constants = _contents(kinds, order, self.buffers)
+        self.fetching = sum(cycles for copies in constants for cycles, _ in copies)
         needs: list[list[int]] = [[] for _ in kinds]
         stores: list[int] = []
         for tiles in (constants[:ahead], loads[:ahead]):

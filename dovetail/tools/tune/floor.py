@@ -35,13 +35,16 @@ class Floor:
     """Least busy cycles of the DMA."""
     cycles: int
     """Least of the longer of the two, over all choices; or the offload's own floor."""
+    fetching: int = 0
+    """Least busy cycles of the DMA for constants alone."""
 
 
 def network_floor(regions: Sequence[Region], floors: Mapping[str, Floor], target: Target) -> int:
     """Cycles below which no choices and no order bring a network; 0 where nothing is known.
 
     From when a region may begin at all, it and whatever may not begin earlier take as long as the busiest unit has work
-    for them: engines and the core, with its kernels as they are. A DMA, which may always be ahead, has the work of all.
+    for them: engines and the core, with its kernels as they are. A DMA, which may always be ahead, has the constants of
+    all to fetch; values may lie where they are used, or come from a relayout of the core's.
     An engine that holds one launch idles while it is programmed. Layers stay on their engines; nothing is counted for
     one that computes several side by side.
 
@@ -62,8 +65,8 @@ def network_floor(regions: Sequence[Region], floors: Mapping[str, Floor], target
         whole = _read_whole(region)
         waits = (_end(work, begins, {maker, *before[maker]}) for value, maker in own.items() if value in whole)
         begins.append(max((*waits, *(begins[maker] for maker in own.values())), default=0))
-    copying = sum(floors[region.name].copying for region in regions if region.name in floors)
-    return max(copying, _end(work, begins, set(range(len(regions))))) + START_CYCLES + END_CYCLES
+    fetching = sum(floors[region.name].fetching for region in regions if region.name in floors)
+    return max(fetching, _end(work, begins, set(range(len(regions))))) + START_CYCLES + END_CYCLES
 
 
 def core_floor(region: Region, target: Target) -> Floor | None:

@@ -195,7 +195,7 @@ def _floor(estimates: Sequence[Estimate], region: Region) -> Floor | None:
     cycles = min(max(found.engine, found.copying) for found in estimates)
     if region.offload is not None and region.match is not None and region.offload.floor is not None:
         engine = cycles = region.offload.floor(region.match)
-    return Floor(engine, copying, cycles)
+    return Floor(engine, copying, cycles, min(found.fetching for found in estimates))
 
 
 def _points(space: Space, random: np.random.Generator) -> Sequence[dict[str, Value]]:
