@@ -271,8 +271,8 @@ def test_rounds_remember_only_what_is_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_constants_that_arrive_in_time_cut_no_layer() -> None:
-    """Of three dense layers the first is cut, to begin before all its weights are there. Its last fetch is not held up by
-    the second's; those arrive while the first is computed, and the second and the third are one launch each."""
+    """Of three dense layers the first is cut, to begin before all its weights are there. Its last fetch is not held up
+    by the second's; those arrive while the first is computed, and the second and the third are one launch each."""
     net = Net("dense", (1, 1, 512))
     value = net.x
     for _ in range(3):
