@@ -104,7 +104,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     model = tmp_path_factory.mktemp("model") / "mobilenet_v1.onnx"
     model.write_bytes(zoo.build("mobilenet_v1"))
     target = load_target("ne16")
-    memories = tuple(replace(m, size=48 * 1024) if m.name == "L1" else m for m in target.memories)
+    memories = tuple(replace(m, size=40 * 1024) if m.name == "L1" else m for m in target.memories)
     target = replace(target, memories=memories)
     graph = prepare(model, target, Options())
     regions = partition(graph, target)
