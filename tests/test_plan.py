@@ -31,6 +31,7 @@ from dovetail.schedule.plan.allocate import Timeline
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import Lowered
 from dovetail.schedule.tiles import choose_tiling
+from dovetail.schedule.tiles.tile import packed_tile, packed_tiles, tile_boxes, tile_match
 from dovetail.target import Target
 from dovetail.targets import load_target
 from networks import Net
@@ -268,6 +269,24 @@ def test_rounds_remember_only_what_is_the_same(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(planning, "choose_tiling", lambda *given: choose_tiling(*given[:-1]))
     assert [outcome(number) for number in range(len(laid))] == kept
     assert max(rounds) > 2, "no network needs several rounds"
+
+
+@pytest.mark.parametrize("size", [(1, 3, 3, 16), (1, 3, 6, 40), (1, 3, 12, 16)])
+def test_tiles_that_compute_the_same_share_it(size: tuple[int, ...]) -> None:
+    """Tiles of a padded layer are what each is by itself; of a kind, they are worked out once."""
+    net, target = Net("shared", (12, 12, 16)), load_target("ne16")
+    graph = adapt(net.finish(net.convolution(net.x, 40)), target.policies[0])
+    region = next(region for region in partition(graph, target) if region.engine is not None)
+    boxes = list(tile_boxes(region.extent, size, True))
+    found = list(packed_tiles(region, boxes))
+    for box, one in zip(boxes, found, strict=True):
+        alone = packed_tile(region, *tile_match(region, box))
+        assert (one.tile.box, one.tile.reads, one.scratch) == (box, alone.tile.reads, alone.scratch)
+        assert (one.tile.graph.nodes, one.tile.graph.types) == (alone.tile.graph.nodes, alone.tile.graph.types)
+        for mine, own in ((one.tile.graph.constants, alone.tile.graph.constants), (one.packed, alone.packed)):
+            assert {name: array.tobytes() for name, array in mine.items()} == {n: a.tobytes() for n, a in own.items()}
+    kinds = {(one.tile.box[-1], tuple((lo == 0, hi == 12, hi - lo) for lo, hi in one.tile.box[1:3])) for one in found}
+    assert len({id(one.tile.graph) for one in found}) <= len(kinds)
 
 
 def test_constants_that_arrive_in_time_cut_no_layer() -> None:

@@ -516,16 +516,16 @@ square root is Newton's iteration, erfc a Chebyshev fit of log(erfc(x)) + x**2 -
 def needed_helpers(source: str) -> tuple[str, ...]:
     """The helpers a C text calls, and those they call, each after those it needs."""
     found: list[str] = []
-
-    def visit(called: Sequence[str]) -> None:
-        for name in called:
-            if name not in found:
-                visit(_called_by(name))
-                if name not in found:
-                    found.append(name)
-
-    visit(_called_in(source))
+    _add_needed(_called_in(source), found)
     return tuple(found)
+
+
+def _add_needed(called: Sequence[str], found: list[str]) -> None:
+    for name in called:
+        if name not in found:
+            _add_needed(_called_by(name), found)
+            if name not in found:
+                found.append(name)
 
 
 def _called_in(text: str) -> tuple[str, ...]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
 
 from dovetail.ir.layout import Layout, axis_offsets, row_major
+from dovetail.ir.types import Shape, TensorType
 from dovetail.program.ir import Copy, View
 
 _MOST_AXES = 3
@@ -83,9 +85,25 @@ def transfers(copy: Copy) -> tuple[Transfer, ...]:
         ValueError: padding along an axis other than an image's rows and columns, or layouts whose blocks do not
             divide each other, or which put different elements into a byte.
     """
-    copy = _of_bytes(copy)
+    source, destination = copy.source, copy.destination
+    ends = (source.type, source.strides, source.layout), (destination.type, destination.strides, destination.layout)
+    return tuple(
+        replace(one, source=one.source + source.offset, destination=one.destination + destination.offset)
+        for one in _transfers(*ends, copy.before, copy.fill, copy.fills_border)
+    )
+
+
+_End = tuple[TensorType, tuple[int, ...], Layout | None]
+"""Type, strides and layout of what a copy reads or writes."""
+
+
+@lru_cache(maxsize=1024)  # tiles and layers are copied alike, and every stage asks for each copy
+def _transfers(source: _End, destination: _End, before: Shape, fill: int, border: bool) -> tuple[Transfer, ...]:
+    """The transfers of a copy between the starts of two buffers."""
+    first, second = (View("", kind, strides, layout=layout) for kind, strides, layout in (source, destination))
+    copy = _of_bytes(Copy(0, first, second, before, fill))
     if any(copy.before) or copy.source.type.shape != copy.destination.type.shape:
-        return tuple(_padded(copy))
+        return tuple(_padded(copy, border))
     size = copy.source.type.dtype.numpy.itemsize
     return tuple(transfer for nest in _nests(copy) for transfer in _split(nest, _merged(nest.axes, size)))
 
@@ -238,8 +256,9 @@ def can_pad(layout: Layout | None) -> bool:
     return len(places) == 2 and places[1] == places[0] + 1 and dims[places[0]] == (1, 1)
 
 
-def _padded(copy: Copy) -> Iterator[Transfer]:
-    """A padded image of one batch: rows of pixels (or of a block of their channels), fill around them."""
+def _padded(copy: Copy, border: bool) -> Iterator[Transfer]:
+    """A padded image of one batch: rows of pixels (or of a block of their channels), fill around them, which is all
+    that is written for a `border`."""
     source, destination = copy.source, copy.destination
     pads = [
         (lead, total - size - lead)
@@ -265,5 +284,5 @@ def _padded(copy: Copy) -> Iterator[Transfer]:
             pad_rows=pads[1],
             pad_bytes=(pads[2][0] * pixel, pads[2][1] * pixel),
             fill=copy.fill & 0xFF,
-            border=copy.fills_border,
+            border=border,
         )

@@ -274,53 +274,71 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str, inside: bool = True
         root: the outermost value.
         inside: False where inner values may be read elsewhere too, or be outputs.
     """
-    producers, users = graph.producers(), graph.users()
-    values: dict[str, str] = {}
-    nodes: dict[str, Node] = {}
-    met: dict[int, str] = {}
-    shared: list[tuple[str, str, int]] = []
+    return _Search(pattern, graph, root, inside).found()
 
-    def visit(part: Pattern, value: str) -> str | None:
+
+@dataclass
+class _Search:
+    """A pattern while it is looked for: methods, since functions that call each other are a circle, which stays in
+    memory until it is looked for, and there is one for every offload and node."""
+
+    pattern: Pattern
+    graph: Graph
+    root: str
+    inside: bool
+    """All as `match_pattern` takes them."""
+    values: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    met: dict[int, str] = field(default_factory=dict)
+    """The value that each part stands for, by the part's identity."""
+    shared: list[tuple[str, str, int]] = field(default_factory=list)
+    """Values that parts of the pattern read several times: each with what is said, and with the nodes met before, where
+    others read it too."""
+
+    def found(self) -> Match | Mismatch:
+        """The match, or why there is none."""
+        failure = self._visit(self.pattern, self.root)
+        if failure:
+            return Mismatch(failure, len(self.nodes))
+        inner, users = {node.output for node in self.nodes.values()}, self.graph.users()
+        for value, sentence, depth in self.shared:
+            if any(user.output not in inner for user in users[value]):
+                return Mismatch(sentence, depth)
+        return Match(self.graph, self.root, self.values, self.nodes)
+
+    def _visit(self, part: Pattern, value: str) -> str | None:
+        graph, nodes = self.graph, self.nodes
         if isinstance(part, Leaf):
-            return bind(part, value)
-        if met.setdefault(id(part), value) != value:
-            return f"{part.name} is read in several places, '{met[id(part)]}' and '{value}' are there"
+            return self._bind(part, value)
+        if self.met.setdefault(id(part), value) != value:
+            return f"{part.name} is read in several places, '{self.met[id(part)]}' and '{value}' are there"
         if part.name in nodes and nodes[part.name].output == value:
             return None
-        node = producers.get(value)
+        node = graph.producers().get(value)
         if node is None or not isinstance(node.operator, part.operator):
             if part.optional:
-                return visit(part.inputs[0], value)
+                return self._visit(part.inputs[0], value)
             found = type(node.operator).__name__ if node else "a constant" if value in graph.constants else "an input"
             why = f": {part.why}" if part.why else ""
             return f"expects {part.operator.__name__}, found {found} at '{value}'{why}"
-        if inside and value != root and (len(users[value]) > 1 or value in graph.outputs):
+        if self.inside and value != self.root and (len(graph.users()[value]) > 1 or value in graph.outputs):
             if part.optional:
-                return visit(part.inputs[0], value)
+                return self._visit(part.inputs[0], value)
             wanted = f"the result '{value}' of {part.operator.__name__} is also needed elsewhere"
-            if value in graph.outputs or id(part) not in _read_again(pattern):
+            if value in graph.outputs or id(part) not in _read_again(self.pattern):
                 return wanted
-            shared.append((value, wanted, len(nodes)))
+            self.shared.append((value, wanted, len(nodes)))
         if len(node.inputs) != len(part.inputs):
             return f"expects {part.operator.__name__} with {len(part.inputs)} operands, found {len(node.inputs)}"
         nodes[part.name] = node
-        return next(filter(None, map(visit, part.inputs, node.inputs)), None)
+        return next(filter(None, map(self._visit, part.inputs, node.inputs)), None)
 
-    def bind(leaf: Leaf, value: str) -> str | None:
-        if leaf.constant and value not in graph.constants:
+    def _bind(self, leaf: Leaf, value: str) -> str | None:
+        if leaf.constant and value not in self.graph.constants:
             return f"{leaf.name} must be known at compile time; '{value}' is not"
-        if values.setdefault(leaf.name, value) != value:
-            return f"{leaf.name} stands for two different values, '{values[leaf.name]}' and '{value}'"
+        if self.values.setdefault(leaf.name, value) != value:
+            return f"{leaf.name} stands for two different values, '{self.values[leaf.name]}' and '{value}'"
         return None
-
-    failure = visit(pattern, root)
-    if failure:
-        return Mismatch(failure, len(nodes))
-    inner = {node.output for node in nodes.values()}
-    for value, sentence, depth in shared:
-        if any(user.output not in inner for user in users[value]):
-            return Mismatch(sentence, depth)
-    return Match(graph, root, values, nodes)
 
 
 def _read_again(pattern: Pattern) -> set[int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import EMITTED_C
 from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.codegen.emit.lines import text_of
 from dovetail.codegen.emit.lists import dma_rows
-from dovetail.codegen.emit.stored import StoredWeights, find_weights, order_of, reading
+from dovetail.codegen.emit.stored import Order, StoredWeights, find_weights, order_of, reading
 from dovetail.codegen.emit.unit import Unit, offload_of
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
@@ -32,7 +33,7 @@ def host_source(unit: Unit) -> str | None:
     engines = [engine for engine in unit.target.engines if engine.device]
     if not engines:
         return None
-    made, held = _Kernels(), _Arrays(unit)
+    made, held = _Kernels(unit.target), _Arrays(unit)
     functions, helpers = made.functions, made.helpers
     table: dict[str, list[str]] = {}
     with_blob: dict[str, bool] = {}
@@ -115,9 +116,12 @@ _LEAST_SHARED = 64
 """Bytes of the smallest array that is looked for in the firmware's: a few bytes are found anywhere."""
 
 
-def text_of_graph(graph: Graph) -> str:
-    """All of a graph but its constants' contents."""
-    return repr((graph.inputs, graph.outputs, graph.nodes, sorted(graph.types.items(), key=lambda item: item[0])))
+def form_of_graph(graph: Graph) -> str:
+    """All of a graph but its constants' contents and the names of values: the same for layers and tiles alike."""
+    place = {name: number for number, name in enumerate(graph.types)}
+    nodes = [(node.operator, [place[name] for name in node.inputs], place[node.output]) for node in graph.nodes]
+    ends = [[place[name] for name in names] for names in (graph.inputs, graph.outputs, graph.constants)]
+    return repr((*ends, nodes, list(graph.types.values())))
 
 
 @dataclass
@@ -152,24 +156,30 @@ class _Arrays:
 
     def _from_engine(self, launch: Launch, c_type: str, array: Array) -> str | None:
         """The same, taken bit by bit from what the engine reads, where its weights are found there."""
-        if array.nbytes < _LEAST_SHARED or not launch.packed or (told := self._where(launch)) is None:
+        if array.nbytes < _LEAST_SHARED or not launch.packed or (told := self._where(launch, array)) is None:
             return None
-        constant, stored = told
-        order = order_of(array, stored, launch.packed[constant])
-        place = self._in_firmware(launch.layer, "uint8_t", launch.packed[constant])
-        if order is None or place is None:
+        constant, stored, order = told
+        if (place := self._in_firmware(launch.layer, "uint8_t", launch.packed[constant])) is None:
             return None
         name = f"held_{len(self.definitions)}"
         self.definitions.append(reading(name, place, c_type, order, stored))
         return f"{name}()"
 
-    def _where(self, launch: Launch) -> tuple[str, StoredWeights] | None:
-        """In which packed constant the weights of a launch lie, and where; asked once for tiles and layers alike."""
+    def _where(self, launch: Launch, array: Array) -> tuple[str, StoredWeights, Order] | None:
+        """In which packed constant the weights of a launch lie, where, and in which order they are an array; asked once
+        for tiles and layers alike, and again for a layer whose weights do not lie as those of one like it."""
         offload = offload_of(self.unit.regions[launch.layer], launch)
-        alike = offload.name, text_of_graph(launch.graph), tuple(sorted(launch.match.choice.items()))
-        if alike not in self.places:
-            self.places[alike] = find_weights(offload.pack, launch.match)
-        return self.places[alike]
+        alike = offload.name, form_of_graph(launch.graph), tuple(sorted(launch.match.choice.items()))
+        for place in (alike, (*alike, launch.layer)) if alike in self.places else (alike,):
+            if place not in self.places:
+                self.places[place] = find_weights(offload.pack, launch.match)
+            if (told := self.places[place]) is None:
+                return None
+            if (order := order_of(array, told[1], launch.packed[told[0]])) is not None:
+                return *told, order
+            if prod(told[1].shape) != array.size:
+                return None
+        return None
 
     def _in_firmware(self, layer: int, c_type: str, array: Array) -> str | None:
         for view in self.of_layer.get(layer, ()) if array.nbytes >= _LEAST_SHARED else ():
@@ -185,72 +195,70 @@ class _Arrays:
         return name
 
 
+_Step = tuple[Graph, CoreKernel | None]
+"""Part of what a launch computes, and its kernel; None for another shape of its operand."""
+
+
 @dataclass
 class _Kernels:
     """The kernels of the launches: functions, each once, and the helpers they call."""
 
+    target: Target
     functions: list[str] = field(default_factory=list)
     helpers: list[str] = field(default_factory=list)
     by_key: dict[str, CoreKernel] = field(default_factory=dict)
-    by_graph: dict[tuple[str, tuple[bytes, ...]], CoreKernel] = field(default_factory=dict)
-    """What tiles with the same constants share: text of a graph, and digests of its constants."""
+    by_graph: dict[int, list[_Step]] = field(default_factory=dict)
+    """What tiles that compute the same share, by the identity of their graph, which is there as long as its launch."""
 
-    def whole(self, graph: Graph, name: str) -> CoreKernel | None:
-        """The kernel of a graph, as `of`; None where the core has none for all of it."""
-        key = _alike(graph)
-        return self._of(key, graph, name) if key in self.by_graph or kernels.supports(graph) is None else None
+    def of(self, graph: Graph, name: str) -> list[_Step]:
+        """What computes a graph, in turn: one kernel where the core has one for all of it. They have this name if they
+        are the first of their kind. Raises TargetError where the core has none for a part."""
+        if id(graph) not in self.by_graph:
+            self.by_graph[id(graph)] = (
+                [(graph, self._kernel(graph, name))]
+                if kernels.supports(graph) is None
+                else [
+                    (step.graph, None if step.is_view else self._kernel(step.graph, f"{name}_{number}"))
+                    for number, step in enumerate(_in_steps(graph, self.target))
+                ]
+            )
+        return self.by_graph[id(graph)]
 
-    def of(self, graph: Graph, name: str) -> CoreKernel:
-        """The kernel of a graph, which has this name if it is the first of its kind."""
-        return self._of(_alike(graph), graph, name)
-
-    def _of(self, key: tuple[str, tuple[bytes, ...]], graph: Graph, name: str) -> CoreKernel:
-        if key not in self.by_graph:
-            kernel = kernels.generate(graph, name)
-            if kernel.key not in self.by_key:
-                self.by_key[kernel.key] = kernel
-                self.functions.append(kernel.source)
-            self.by_graph[key] = replace(kernel, name=self.by_key[kernel.key].name)
-            self.helpers += kernel.helpers
-        return self.by_graph[key]
-
-
-def _alike(graph: Graph) -> tuple[str, tuple[bytes, ...]]:
-    """What graphs of one kernel have in common."""
-    return text_of_graph(graph), tuple(map(digest, graph.constants.values()))
+    def _kernel(self, graph: Graph, name: str) -> CoreKernel:
+        kernel = kernels.generate(graph, name)
+        if kernel.key not in self.by_key:
+            self.by_key[kernel.key] = kernel
+            self.functions.append(kernel.source)
+        self.helpers += kernel.helpers
+        return replace(kernel, name=self.by_key[kernel.key].name)
 
 
-def _in_steps(launch: Launch, target: Target) -> tuple[Region, ...]:
-    """A launch as several things that core kernels compute, in turn; raises TargetError where the core has none for
+def _in_steps(graph: Graph, target: Target) -> tuple[Region, ...]:
+    """A graph as several things that core kernels compute, in turn; raises TargetError where the core has none for
     one."""
     try:
-        return as_kernels(launch.graph, target)
+        return as_kernels(graph, target)
     except ModelError as error:
         what = f"what an engine takes cannot be computed on this computer: {error.what}"
-        raise TargetError(what, where=launch.graph.name, hint="give the offload a limit that keeps it out") from None
+        raise TargetError(what, where=graph.name, hint="give the offload a limit that keeps it out") from None
 
 
 def _host_task(unit: Unit, launch: Launch, name: str, made: _Kernels, held: _Arrays) -> str:
     """A function that gathers strided operands, computes, and scatters the result; `made` gains the kernels that are
     new, `held` their constants."""
-    kernel = made.whole(launch.graph, f"compute_{name}")
-    if kernel is not None:
+    steps = made.of(launch.graph, f"compute_{name}")
+    (graph, kernel), *others = steps
+    if graph is launch.graph and kernel is not None and not others:
         lines = _host_kernel_call(unit, launch, kernel, made.helpers, held)
     else:
-        pairs = [
-            (step, None if step.is_view else made.of(step.graph, f"compute_{name}_{number}"))
-            for number, step in enumerate(_in_steps(launch, unit.target))
-        ]
-        lines = _several_calls(unit, launch, pairs, made.helpers, held)
+        lines = _several_calls(unit, launch, steps, made.helpers, held)
     return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])
 
 
 _ALIGNED = "__attribute__((aligned(16)))"
 
 
-def _several_calls(
-    unit: Unit, launch: Launch, steps: Sequence[tuple[Region, CoreKernel | None]], helpers: list[str], held: _Arrays
-) -> list[str]:
+def _several_calls(unit: Unit, launch: Launch, steps: Sequence[_Step], helpers: list[str], held: _Arrays) -> list[str]:
     """Operands gathered, one kernel after the other, each value dense in an array of its own, the result scattered."""
     graph, lines, arrays = launch.graph, list[str](), dict[str, str]()
     for number, value in enumerate(graph.inputs):
@@ -258,11 +266,12 @@ def _several_calls(
         element = c_type(view.type.dtype)
         lines.append(f"    static {element} in_{number}[{view.type.elements}] {_ALIGNED};")
         lines.append(_strided_loop(unit, view, f"in_{number}", element, False, helpers))
-    for number, (region, kernel) in enumerate(steps):
+    for number, (part, kernel) in enumerate(steps):
+        output = part.outputs[0]
         if kernel is None:
-            arrays[region.output] = arrays[region.graph.inputs[0]]
+            arrays[output] = arrays[part.inputs[0]]
             continue
-        kind, arrays[region.output] = graph.types[region.output], f"value_{number}"
+        kind, arrays[output] = graph.types[output], f"value_{number}"
         lines.append(f"    static {c_type(kind.dtype)} value_{number}[{kind.elements}] {_ALIGNED};")
         arguments = []
         for parameter in kernel.parameters:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
 from dovetail.ir.crop import Tile, crop
+from dovetail.ir.graph import Graph
 from dovetail.ir.layout import check_part
 from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, full_box
 from dovetail.schedule.partition import Region
@@ -90,7 +91,7 @@ def tile_match(region: Region, box: Box, tile: Tile | None = None) -> tuple[Tile
         ValueError: the region cannot be cut like that, or the offload does not take the tile; says why.
     """
     assert region.offload is not None
-    tile, offload = tile or _laid_part(region, box), region.offload
+    tile, offload = tile or laid_part(region, box), region.offload
     again = match_again(region.match, tile.graph) if region.match is not None else None
     match = again or match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
     if not isinstance(match, Match):
@@ -104,7 +105,7 @@ def tile_match(region: Region, box: Box, tile: Tile | None = None) -> tuple[Tile
     return tile, match
 
 
-def _laid_part(region: Region, box: Box) -> Tile:
+def laid_part(region: Region, box: Box) -> Tile:
     """The computation of a box of the result, of whole blocks of every value; raises ValueError where it cannot be."""
     tile = _part(region, box)
     for value, part in (*tile.reads.items(), (region.output, box)):
@@ -161,6 +162,27 @@ def packed_tile(region: Region, tile: Tile, match: Match, packs: bool = True) ->
         return EngineTile(tile, match, packed, region.offload.scratch(match))
 
 
+def packed_tiles(region: Region, boxes: Iterable[Box]) -> Iterator[EngineTile]:
+    """What launches of tiles need, for each box in turn: those that compute the same, with the same constants, have one
+    graph and match, and the target is asked once for them. Raises ValueError as `tile_match`."""
+    kinds: list[EngineTile] = []
+    for box in boxes:
+        tile = laid_part(region, box)
+        same = next((kind for kind in kinds if _computes_same(kind.tile.graph, tile.graph)), None)
+        if same is None:
+            kinds.append(packed_tile(region, *tile_match(region, box, tile)))
+            yield kinds[-1]
+        else:
+            yield replace(same, tile=replace(same.tile, box=box, reads=tile.reads))
+
+
+def _computes_same(one: Graph, other: Graph) -> bool:
+    """Whether two parts of a region compute the same, with the same part of its constants."""
+    pairs = zip(one.constants.values(), other.constants.values(), strict=True)
+    same = one.types == other.types and one.nodes == other.nodes
+    return same and all(a.__array_interface__["data"] == b.__array_interface__["data"] for a, b in pairs)
+
+
 def packed_bytes(packed: Mapping[str, Array]) -> int:
     """Bytes of the packed constants side by side, each aligned to `PACK_ALIGNMENT`."""
     return sum(-(-array.nbytes // PACK_ALIGNMENT) * PACK_ALIGNMENT for array in packed.values())
@@ -169,6 +191,6 @@ def packed_bytes(packed: Mapping[str, Array]) -> int:
 def first_part(region: Region, size: Shape) -> Tile | None:
     """The first tile of a size; None when the region cannot be cut like that."""
     try:
-        return _laid_part(region, next(tile_boxes(region.extent, size, True)))
+        return laid_part(region, next(tile_boxes(region.extent, size, True)))
     except ValueError:
         return None

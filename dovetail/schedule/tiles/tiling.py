@@ -19,6 +19,7 @@ from dovetail.schedule.tiles.tile import (
     first_part,
     packed_bytes,
     packed_tile,
+    packed_tiles,
     tile_boxes,
     tile_match,
 )
@@ -319,7 +320,7 @@ def complete(region: Region, tiling: Tiling, before: Tiling | None = None) -> Ti
         return before
     boxes = tile_boxes(region.extent, tiling.shape, tiling.channels_outer)
     try:
-        tiles = tuple(packed_tile(region, *tile_match(region, box)) for box in boxes)
+        tiles = tuple(packed_tiles(region, boxes))
     except ValueError as error:
         set_to = ", ".join(f"{name} = {value}" for name, value in region.choice.items()) or "the planner's own choice"
         raise PlanError(
