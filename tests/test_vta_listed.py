@@ -33,6 +33,7 @@ def cases(network: str, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
         assert found is not None, "run scripts/ship_loops.py vta"
         return found
 
+    lowering._events.cache_clear()  # what was asked for before is known
     with monkeypatch.context() as patch:
         patch.setattr(lowering, "listed", noted)
         target = load_target("vta")

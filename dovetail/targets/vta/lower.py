@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from dovetail.ir.graph import Graph
@@ -278,21 +279,21 @@ def boxes(graph: Graph, tiling: Tiling, block: int) -> list[Box]:
 
 def _tiles(graph: Graph, tiling: Tiling, config: VtaConfig) -> Iterator[_Tile]:
     lanes = Lanes(config.block, config.batch)
-    known: dict[Hashable, tuple[Event, ...]] = {}
     rows = depth(graph, config)
     for box in boxes(graph, tiling, config.block):
         cut = crop(graph, box)
         loops = algorithm(cut.graph, lanes, graph.constants, rows, config.most_shift, config.multiplies)
-        key = (loops.text, tuple(loops.sizes.items()))
-        if key not in known:
-            known[key] = _events(loops.text, loops.sizes, config, stride(graph))
-        yield _Tile(known[key], _origins(graph, cut.reads[graph.inputs[0]], box, config.block))
+        events = _events(loops.text, tuple(loops.sizes.items()), config, stride(graph))
+        yield _Tile(events, _origins(graph, cut.reads[graph.inputs[0]], box, config.block))
 
 
-def _events(text: str, sizes: Mapping[str, int], config: VtaConfig, steps: tuple[int, int]) -> tuple[Event, ...]:
+@lru_cache(maxsize=256)  # tiles of layers alike do the same
+def _events(
+    text: str, sizes: tuple[tuple[str, int], ...], config: VtaConfig, steps: tuple[int, int]
+) -> tuple[Event, ...]:
     """What an algorithm of these sizes does, its window moving so many steps."""
-    found = listed(text, config.batch, config.block, steps, sizes)
-    return trace(scheduled(text, config.batch, config.block, steps), sizes) if found is None else found
+    found = listed(text, config.batch, config.block, steps, dict(sizes))
+    return trace(scheduled(text, config.batch, config.block, steps), dict(sizes)) if found is None else found
 
 
 def stride(graph: Graph) -> tuple[int, int]:

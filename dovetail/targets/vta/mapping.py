@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -370,7 +370,7 @@ def constants(graph: Graph, config: VtaConfig) -> Constants:
             scale, offset, shift = (np.broadcast_to(graph.constants[name], channels) for name in node.inputs[1:])
             bias = offset // scale
             if bias_rows(bias, config.block):
-                matrices["digits"] = _digits(bias, config.block)
+                matrices["digits"] = _digits(tuple(bias.tolist()), config.block)
             elif bias.any():
                 rows["bias"] = _accumulators(bias, config)
             if not config.multiplies:
@@ -438,10 +438,14 @@ def _weights(graph: Graph, node: Node, block: int, rows: int) -> Array:
     return found.reshape(found.shape[0], -1, rows * height, width, block, block)
 
 
-def _digits(bias: Array, block: int) -> Array:
-    """[out block, row of digits, out, in]."""
+@lru_cache(maxsize=256)  # asked for with every set of weights that is packed to see where they lie
+def _digits(values: tuple[int, ...], block: int) -> Array:
+    """[out block, row of digits, out, in]; not to be written to."""
+    bias = np.array(values, np.int64)
     made = _filled(digits(bias, digit_rows(bias, block), block), 0, block)
-    return np.ascontiguousarray(made.reshape(-1, block, made.shape[1], block).transpose(0, 2, 1, 3))
+    found = np.ascontiguousarray(made.reshape(-1, block, made.shape[1], block).transpose(0, 2, 1, 3))
+    found.setflags(write=False)
+    return found
 
 
 def _accumulators(values: Array, config: VtaConfig) -> Array:
