@@ -230,12 +230,13 @@ def with_stack(compiled: Compiled, cache: Path | None = None) -> Compiled:
     unit, target, project = compiled.unit, compiled.unit.target, compiled.project
     if instruction_set(target.core.isa).is_host:
         return compiled
+    data = {f"src/{unit.model}_constants.c", f"src/{unit.model}_weights.S"}  # these have no functions
     with tempfile.TemporaryDirectory() as folder:
         write_project(replace(project, graph=None, data={}), Path(folder) / "build")
         try:
             need, compiler = firmware_stack(
                 Path(folder) / "build",
-                [Path(name) for name in project.target_sources if not (project.data and name.endswith("_weights.S"))],
+                [Path(name) for name in project.target_sources if name not in data],
                 f"{unit.model}_run",
                 isa=target.core.isa,
                 defines=defines(unit.model, target),
