@@ -28,10 +28,11 @@ from dovetail.kernels.kernel import (
     loads_per_product,
 )
 from dovetail.kernels.planes import Pairs, pairs_of
+from dovetail.kernels.raised import RaisedNest, raised_end
 from dovetail.kernels.region import Region
 from dovetail.kernels.scheduled.algorithms import Extra
 from dovetail.kernels.scheduled.write import Scheduled, epilogue
-from dovetail.kernels.sums import Products, SumNest, padded, sums_of
+from dovetail.kernels.sums import Products, padded, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Window
 from dovetail.target.chip import PairBlock, PairBlocks
 from dovetail.target.pattern import Choice, Knob, Space
@@ -52,10 +53,10 @@ def write_patches(region: Region, scope: Scope, products: Products, core: CoreTr
     nest = patches_of(region, scope, products, core)
     scope.input(region.source(), "input")
     scope.constant("sums", "weights", nest.packed())
-    result, lines, extras = epilogue(region, scope, nest.sums)
+    result, lines, extras = epilogue(region, scope, nest.sums, nest.ended)
     ends = {extra.name: scope.constants[extra.name] for extra in extras if _of_channels(extra, scope)}
     scope.constants = {name: array for name, array in scope.constants.items() if name not in ends}
-    scope.constant("sums", "ends", padded(np.stack([nest.sums.inside, *map(_words, ends.values())], 1), nest.channels))
+    scope.constant("sums", "ends", padded(np.stack([nest.begun, *map(_words, ends.values())], 1), nest.channels))
     made = (result, lines, extras, {name: c_type(DType.of(array.dtype)) for name, array in ends.items()})
     texts = [core.pairs.write(nest.block(pixels)) for pixels in nest.blocks] if core.pairs else []
     loads = [nest.single.load] if nest.by_words else []
@@ -94,7 +95,8 @@ def patches_of(region: Region, scope: Scope, products: Products, core: CoreTrait
     wanted = {name: value for name, value in scope.choice.items() if name in found.default}
     chosen = {**found.default, **(wanted if found.space.refusal(wanted) is None else {})}
     shape = (int(chosen[PIXELS]), int(chosen[CHANNELS]))
-    return Patches(region, scope, window, sums, core.pairs, taken, found, *shape, int(chosen[UNROLL]))
+    raised = raised_end(region, sums)
+    return Patches(region, scope, window, sums, raised, core.pairs, taken, found, *shape, int(chosen[UNROLL]))
 
 
 def offered(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Offered:
@@ -200,7 +202,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Patches(SumNest):
+class Patches(RaisedNest):
     """One kernel being written."""
 
     pairs: PairBlocks
@@ -257,7 +259,7 @@ class Patches(SumNest):
     def packed(self) -> Array:
         """The weights in the order they are read, [blocks of channels, steps, channels], as uint32."""
         layout, (rows, columns) = self.layout, self.window.kernel
-        taps = padded(self.sums.weights, self.channels).astype(np.int64) & 0xFFFF
+        taps = padded(self.powers(self.sums.weights), self.channels) & 0xFFFF
         taps = taps.transpose(0, 2, 1, 3)  # columns outside
         if self.by_words:  # as the load has them: 0 and 2, 1 and 3
             taps = taps.reshape(*taps.shape[:3], -1, 2, 2).swapaxes(-1, -2)

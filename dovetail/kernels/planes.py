@@ -20,10 +20,11 @@ from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import block, c_type, function, loop, product, total, words
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Scope, Unsupported, declarations
+from dovetail.kernels.raised import RaisedNest, raised_end
 from dovetail.kernels.region import Region
 from dovetail.kernels.scheduled.knobs import is_product, operands, staging_of
 from dovetail.kernels.scheduled.write import Scheduled, extents
-from dovetail.kernels.sums import Products, SumNest, sums_of
+from dovetail.kernels.sums import Products, sums_of
 from dovetail.kernels.window import COLUMN, ROW, anchored
 from dovetail.target.chip import CoreInstruction
 
@@ -89,14 +90,14 @@ def planes_of(region: Region, scope: Scope, products: Products, instructions: Se
         raise Unsupported("pairs are of neighbouring columns, and begin at every or every second one.")
     if prod(window.kernel) > _MOST_TAPS:
         raise Unsupported(f"the products of at most {_MOST_TAPS} taps are written out.")
-    nest = Planes(region, scope, window, sums, pairs)
+    nest = Planes(region, scope, window, sums, raised_end(region, sums), pairs)
     if nest.band == 0:
         raise Unsupported(f"the rows of one output take more than {scope.room} bytes of stack.")
     return nest
 
 
 @dataclass(frozen=True)
-class Planes(SumNest):
+class Planes(RaisedNest):
     """One kernel being written."""
 
     pairs: Pairs
@@ -142,7 +143,7 @@ class Planes(SumNest):
 
     def packed(self) -> Array:
         """The weights, [channels, kernel rows, registers of one]."""
-        halves = self.sums.weights[..., 0].astype(np.int64) & 0xFFFF
+        halves = self.powers(self.sums.weights[..., 0]) & 0xFFFF
         none = np.zeros_like(halves[..., 0])
         registers = [
             halves[..., low] + (halves[..., high] << 16 if high is not None else none)
@@ -183,7 +184,8 @@ class Planes(SumNest):
     def _finished(self, name: str, place: int) -> list[str]:
         """The epilogue of a sum, with what it reads of a channel in variables."""
         index = anchored(self.region.output_shape, total("place", place), "at")
-        lines = finish(self.scope, self.region.tree, index, (self.region.node.output, self.sums.value(name)))
+        tree, value = self.ended(name, index)
+        lines = finish(self.scope, tree, index, value)
         lines[-1] = f"to[{place}] = {lines[-1].split(' = ', 1)[1]}"
         return [_OF_CHANNEL.sub(r"\1_at", line) for line in lines]
 
@@ -194,11 +196,13 @@ class Planes(SumNest):
     def _channel(self) -> list[str]:
         """What is read once per channel: weights, the start of its sums, what the epilogue wants."""
         taps = self.window.kernel[ROW] * len(self.taps)
-        weights, bias = self.scope.constant("sums", "weights", self.packed().reshape(-1)), self.starts(False)
+        weights = self.scope.constant("sums", "weights", self.packed().reshape(-1))
+        bias = self.scope.constant("sums", "bias", self.begun)
         lines = ["const int32_t at = channel + lane;", f"const uint32_t *tap = {weights} + at * {taps};"]
         lines.append(f"const int32_t start = {bias}[at];")
         index = anchored(self.region.output_shape, "place", "at")
-        plain = finish(self.scope, self.region.tree, index, (self.region.node.output, self.sums.value("sum")))
+        tree, value = self.ended("sum", index)
+        plain = finish(self.scope, tree, index, value)
         types = {parameter.name: parameter.c_type for parameter in self.scope.parameters()}
         for name in dict.fromkeys(found[1] for line in plain for found in _OF_CHANNEL.finditer(line)):
             lines.append(f"const {types[name]} {name}_at = {name}[at];")

@@ -6,18 +6,19 @@ The description is of a nest of loops over pixels, output channels, taps and dep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from dovetail.ir.graph import Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, accumulator_type
 from dovetail.ir.types import Array, DType, blocks
 from dovetail.kernels.c import c_type
-from dovetail.kernels.kernel import Expression, Scope, accumulate_type
+from dovetail.kernels.kernel import Expression, Index, Scope, accumulate_type
 from dovetail.kernels.region import SHARING, Region, kernel
 from dovetail.kernels.window import Nest, Window, window_of
 
@@ -26,6 +27,8 @@ MULTIPLY_ADD = "multiply_add"
 """The helper that is written for a product and a sum where the core computes it in its own way."""
 Added = Callable[[str, str, str], str]
 """`SumNest.added`."""
+Ended = Callable[[str, Index], tuple[Sequence[Node], tuple[str, Expression]]]
+"""From the C text of a sum and where it is: the operators behind, and the value they begin with, by its name."""
 PRODUCTS: dict[type[Operator], Callable[[Region, Scope, bool], Products]] = {}
 """What an anchor multiplies."""
 

@@ -26,6 +26,7 @@ from dovetail.kernels.kernel import CoreTraits, Scope, Unsupported
 from dovetail.kernels.linear_sum import summed
 from dovetail.kernels.patches import Patches, patches_of
 from dovetail.kernels.planes import Planes, planes_of
+from dovetail.kernels.raised import RaisedNest
 from dovetail.kernels.region import Region, kernel, split
 from dovetail.kernels.scheduled.knobs import turns_of
 from dovetail.kernels.scheduled.write import knobs_of
@@ -36,6 +37,8 @@ from dovetail.target.pattern import Choice
 Turns = Mapping[str, float]
 """Part of a kernel -> how often it runs. A part is named "family.part"; what ends a sum or computes an element by
 itself "end.operator"."""
+_RAISED = "end.raised"
+"""The part that stands for the requantisation of `Raised` sums."""
 TURNS: dict[type[Operator], Callable[[Region, CoreTraits, Choice], Turns]] = {}
 """What counts the loops of each anchor; others are counted by the elements they read and make."""
 
@@ -60,7 +63,7 @@ def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({}))
             _add(found, count(region, core, choice))
         except Unsupported:
             _add(found, _by_elements(region, core, choice))
-    for node in region.tree:
+    for node in region.tree[1:] if _RAISED in found else region.tree:
         _add(found, {_ending(graph, node): graph.types[node.output].elements})
     return found
 
@@ -197,7 +200,7 @@ def _in_patches(nest: Patches) -> Turns:
                 "group": blocks * rows * times,
             }
             _add(found, counts)
-    return {**{f"patches.{part}": float(count) for part, count in found.items()}, "patches.call": 1}
+    return {**{f"patches.{part}": float(count) for part, count in found.items()}, **_raised(nest), "patches.call": 1}
 
 
 @kernel(DepthwiseConv2d, table=TURNS)
@@ -254,7 +257,12 @@ def _in_planes(nest: Planes) -> Turns:
         "weight": channels * rows * -(-columns // 4) * len(nest.taps) * window.kernel[ROW],
         "channel": channels * bands,
     }
-    return {**{f"planes.{part}": float(count) for part, count in counts.items()}, "planes.call": 1}
+    return {**{f"planes.{part}": float(count) for part, count in counts.items()}, **_raised(nest), "planes.call": 1}
+
+
+def _raised(nest: RaisedNest) -> Turns:
+    """The requantisation of raised sums, if they are."""
+    return {_RAISED: float(nest.region.result.elements)} if nest.raised else {}
 
 
 @kernel(MaxPool2d, AveragePool2d, SumPool2d, table=TURNS)

@@ -305,6 +305,18 @@ static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
 #endif
 }
 
+/* The upper 32 of the 64 bits of left * right, plus addend. */
+static inline int32_t multiply_add_upper(int32_t left, int32_t right, int32_t addend)
+{
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+    int32_t sum;
+    __asm__("smmla %0, %1, %2, %3" : "=r"(sum) : "r"(left), "r"(right), "r"(addend));
+    return sum;
+#else
+    return (int32_t)(((int64_t)left * right) >> 32) + addend;
+#endif
+}
+
 /* value * multiplier * 2^(-32 - shift), rounded twice as gemmlowp does, for a shift of at least 1 and values with
    |value| + 2^(shift - 1) below 2^31: for cores that add, round and shift at once. */
 static inline int32_t requantize_near(int32_t value, uint32_t multiplier, int32_t shift)

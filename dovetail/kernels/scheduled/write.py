@@ -19,7 +19,7 @@ from dovetail.kernels.scheduled.knobs import block_of, choose_knobs, is_product,
 from dovetail.kernels.scheduled.printed import c_functions, write_functions
 from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
 from dovetail.kernels.scheduled.streams import with_streams
-from dovetail.kernels.sums import MULTIPLY_ADD, Products, Sums, sums_of
+from dovetail.kernels.sums import MULTIPLY_ADD, Ended, Products, Sums, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Window, anchored
 from dovetail.target.chip import CoreInstruction, Streams
 
@@ -138,12 +138,15 @@ def _check(region: Region, window: Window, sums: Sums) -> None:
         raise Unsupported("scheduled kernels compute one image without groups.")
 
 
-def epilogue(region: Region, scope: Scope, sums: Sums) -> tuple[str, list[str], list[Extra]]:
-    """The pointwise tree as a function of a sum and single elements: type, statements, what it reads."""
+def epilogue(
+    region: Region, scope: Scope, sums: Sums, ended: Ended | None = None
+) -> tuple[str, list[str], list[Extra]]:
+    """The pointwise tree as a function of a sum and single elements: type, statements, what it reads; `ended` says what
+    of the tree is left behind what stands for a sum."""
     assert region.anchor is not None
     index = anchored(region.output_shape, _POSITION, _CHANNEL)
-    value = sums.value("sum")
-    *lines, last = finish(scope, region.tree, index, (region.anchor.output, value))
+    tree, value = ended("sum", index) if ended else (region.tree, (region.anchor.output, sums.value("sum")))
+    *lines, last = finish(scope, tree, index, value)
     lines.append(f"return {last.split(' = ', 1)[1]}")
     extras: dict[str, Extra] = {}
 
