@@ -85,7 +85,7 @@ ENGINE = dt.Engine(
     offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8)
                    for name, pattern, limits in (*PATTERNS, SUM)),
     driver=(f"{HERE}:driver/macarray.h", f"{HERE}:driver/macarray.c"), prepare="macarray_init", wait="macarray_wait",
-    device=REGISTERS.device("macarray", f"{HERE}.model", BASE), queue=1,
+    device=REGISTERS.device("macarray", f"{HERE}.model", BASE), queue=1, launching=45,
     rtl=dt.Rtl("macarray", tuple(sorted(Path(__file__).with_name("rtl").glob("*.v"))), dt.RtlPort("apb"),
                (dt.RtlPort("tcdm", "tcdm_"),), macs=f"{HERE}.model:macs_of_registers").device(BASE, 0x100))  # fmt: skip
 TARGET = dt.Target(

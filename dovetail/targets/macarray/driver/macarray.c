@@ -29,14 +29,22 @@ void macarray_init(void)
 
 uint32_t macarray_start(const uint32_t *task)
 {
-    macarray_wait(issued);
+    uint32_t job[WORDS];
+    const uint32_t before = issued++;
+    while ((finished = dovetail_mmio_read(MACARRAY_BASE + FINISHED)) != before) {
+        dma_acknowledge();
+        dovetail_wait_for_interrupt();
+    }
+    /* From here on the engine idles. Words that are read before one is written need not be waited for one by one. */
     for (uint32_t word = 0; word < WORDS; word++) {
-        dovetail_mmio_write(MACARRAY_BASE + JOB + 4u * word, task[word]);
+        job[word] = task[word];
     }
     dovetail_compiler_barrier();
+    for (uint32_t word = 0; word < WORDS; word++) {
+        dovetail_mmio_write(MACARRAY_BASE + JOB + 4u * word, job[word]);
+    }
     dovetail_mmio_write(MACARRAY_BASE + START, 1u);
-    issued++;
-    return issued;
+    return before + 1u;
 }
 
 void macarray_wait(uint32_t ticket)
