@@ -33,6 +33,8 @@ pytestmark = pytest.mark.oracles
 NETWORKS = [(name, policy) for name in FILES for policy in ("digital", "analog")]
 CONVERSIONS = {"resnet8": 4, "ds_cnn": 4, "mobilenet_v1": 4, "autoencoder": 2}
 """Changes of layout: input, around the pool, output."""
+PARTS = {("ds_cnn", "digital"): 4, ("mobilenet_v1", "digital"): 2}
+"""Parts of its channels that a pool is computed in, each brought before it into the core's layout; others in one."""
 PUBLISHED = {
     "plinio": (4160, 13312, 13312, 6144, 11264, 2048, 9984, 19456, 1792, 73),
     "match": (4292, 16512, 16512, 8096, 15456, 2272, 7408, 14448, 1904, 215),
@@ -71,9 +73,10 @@ def test_no_conversion_between_engines(name: str, policy: str) -> None:
     found = run(name, policy)
     between = [c for c in found.report.conversions if c.maker in found.jobs and set(c.readers) & set(found.jobs)]
     assert between == []
-    assert len(found.report.conversions) == CONVERSIONS[name]
+    conversions = CONVERSIONS[name] + PARTS.get((name, policy), 1) - 1
+    assert len(found.report.conversions) == conversions
     line = next(line for line in totals(found.report) if line.startswith("conversions"))
-    assert f" {CONVERSIONS[name]} of layouts" in line and line.endswith("0 between engines")
+    assert f" {conversions} of layouts" in line and line.endswith("0 between engines")
     neighbours = [(a.engine, b.engine) for a, b in zip(launches(found), launches(found)[1:], strict=False)]
     assert (("digital", "analog") in neighbours) == (policy == "analog")
 

@@ -258,6 +258,16 @@ def test_a_relayout_is_a_transfer_or_two(channels: int, count: int) -> None:
         assert (first.row_bytes, first.rows, first.planes) == (16, 35, 3)
 
 
+def test_the_longest_axes_are_those_of_a_transfer() -> None:
+    """Planes of swapped columns to rows of pixels: a transfer for each column, not for each row of each."""
+    kind = TensorType((1, 9, 8, 16), DType.INT8)
+    planes = from_notation("N C H W/16 4w/4 -4w")
+    views = dense_view("a", kind, 0, planes), dense_view("b", kind)
+    for source, destination in (views, views[::-1]):
+        made = transfers(Copy(0, source, destination))
+        assert [(one.planes * one.rows, one.row_bytes) for one in made] == [(9 * 16, 1)] * 8
+
+
 @pytest.mark.parametrize("layout", [None, CHANNELS])
 @pytest.mark.parametrize("pads", [((1, 1), (1, 1)), ((0, 1), (0, 1)), ((2, 0), (0, 0)), ((0, 0), (0, 3))])
 @pytest.mark.parametrize("in_place", [False, True])

@@ -284,7 +284,8 @@ def _pool(region: Region, core: CoreTraits, choice: Choice) -> Turns:
         "call": 1,
     }
     kind = "Padded" if window.any_padded else "Words" if region.source_dtype is DType.UINT8 else ""
-    return {f"{type(operator).__name__}{kind}.{part}": float(count) for part, count in counts.items()}
+    family = AveragePool2d if isinstance(operator, SumPool2d) and not kind else type(operator)  # the same loops
+    return {f"{family.__name__}{kind}.{part}": float(count) for part, count in counts.items()}
 
 
 @kernel(Concat, Pad, Slice, table=TURNS)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding, ScaleShift
+from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.operators.movement import Slice
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
@@ -111,13 +112,16 @@ def average_pool_in_bands(counts: Callable[[TensorType], int], step: int) -> Cal
     return lambda graph: run(graph, [rule])
 
 
-def average_pool_in_channels(counts: Callable[[TensorType], int], step: int) -> Callable[[Graph], Graph]:
+def average_pool_in_channels(
+    counts: Callable[[TensorType], int], step: int, scaled: tuple[type[Operator], ...] = (Requantize, ScaleShift)
+) -> Callable[[Graph], Graph]:
     """A rewrite: a convolution, the average or sum of its whole image, and what scales and clips both, are computed for
     some channels at a time; the core sums some while the engine computes the next.
 
     Args:
         counts: in how many parts, for an image.
         step: parts have a multiple of so many channels, but for the last.
+        scaled: what the convolution's sums are scaled by, where an engine computes it.
     """
 
     def rewrite(before: Graph) -> Graph:
@@ -126,7 +130,7 @@ def average_pool_in_channels(counts: Callable[[TensorType], int], step: int) -> 
             if not _is_of_whole(before, node) or not (chain := _around_pool(node, makers, users)):
                 continue
             image = before.types[node.inputs[0]]
-            count = min(counts(image), image.shape[3] // step)
+            count = min(counts(image), image.shape[3] // step) if isinstance(chain[1].operator, scaled) else 1
             if count > 1 and not any(link.output in before.outputs for link in chain[:-1]):
                 with suppress(ValueError):
                     graph = cut_chain(graph, chain, 3, rows_of(image.shape[3], count, step), _layers_ahead)

@@ -238,8 +238,10 @@ def _merged(axes: tuple[_Axis, ...], size: int) -> list[_Axis]:
 
 
 def _split(nest: _Nest, axes: list[_Axis]) -> Iterator[Transfer]:
-    """Axes beyond rows and planes become transfers of their own."""
-    inner, outer = axes[:_MOST_AXES], axes[_MOST_AXES:]
+    """Axes beyond rows and planes become transfers of their own: the shortest, for the fewest transfers."""
+    longest = sorted(range(1, len(axes)), key=lambda place: -axes[place].size)[: _MOST_AXES - 1]
+    inner = [axes[place] for place in (0, *sorted(longest))]
+    outer = [axis for place, axis in enumerate(axes) if place and place not in longest]
     row, plane = (*inner[1:], _Axis(1, 0, 0), _Axis(1, 0, 0))[:2]
     for steps in product(*(range(axis.size) for axis in reversed(outer))):
         pairs = list(zip(reversed(outer), steps, strict=True))

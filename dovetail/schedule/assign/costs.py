@@ -6,7 +6,7 @@ engine's memory; DMA cycles those of sim/dma.py; the core's follow from its kern
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
@@ -16,8 +16,8 @@ from dovetail.ir.layout import nbytes, same_bytes
 from dovetail.ir.operators.movement import Concat, Pad
 from dovetail.kernels import core_traits, turns
 from dovetail.kernels.turns import rate
-from dovetail.program.ir import CORE, dense_view
-from dovetail.program.transfers import transfers
+from dovetail.program.ir import CORE, Copy, dense_view
+from dovetail.program.transfers import same_packing, transfers
 from dovetail.schedule.cores import copies
 from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.tiles import choose_tiling
@@ -223,13 +223,18 @@ def _moved(region: Region, target: Target) -> Step:
     views = {name: dense_view(name, types[name]) for name in (*region.graph.inputs, region.output)}
     operands = {name: views[name] for name in region.graph.inputs}
     made = copies(0, region.graph, operands, views[region.output]) or ()
+    count, cycles = _copied(made, target)
+    if target.dma is None:
+        return Step(region, cycles, (Use(CORE, 0, cycles),))
+    return Step(region, cycles, (Use(target.dma.name, 0, cycles),), launch=COPY_CYCLES * count)
+
+
+def _copied(made: Sequence[Copy], target: Target) -> tuple[int, int]:
+    """How many transfers some copies are, and how many cycles those take."""
     split = [transfer for copy in made for transfer in transfers(copy)]
     beat = target.dma.bytes_per_cycle if target.dma else 1
     cycles = len(split) * dma_cycles(target.dma, 0, 1)
-    cycles += sum(one.destination_rows * -(-one.destination_row_bytes // beat) for one in split)
-    if target.dma is None:
-        return Step(region, cycles, (Use(CORE, 0, cycles),))
-    return Step(region, cycles, (Use(target.dma.name, 0, cycles),), launch=COPY_CYCLES * len(split))
+    return len(split), cycles + sum(one.destination_rows * -(-one.destination_row_bytes // beat) for one in split)
 
 
 def border(value: str, maker: Region, reader: Region, target: Target) -> int:
@@ -243,12 +248,20 @@ def border(value: str, maker: Region, reader: Region, target: Target) -> int:
     """
     kind = maker.graph.types[value]
     lies, wanted = engine_layouts(maker).get(value), engine_layouts(reader).get(value)
-    moves: list[int] = []
+    cycles = 0
     if not _is_flexible(maker) and not _is_flexible(reader) and not same_bytes(lies, wanted, kind.shape):
-        moves.append(nbytes(lies, kind) + nbytes(wanted, kind))
+        if target.dma and same_packing(lies, wanted):
+            cycles += _copied([Copy(0, dense_view("", kind, 0, lies), dense_view("", kind, 0, wanted))], target)[1]
+        else:
+            cycles += _at_once(nbytes(lies, kind) + nbytes(wanted, kind), target)
     if len({region.engine.memory for region in (maker, reader) if region.engine is not None}) == 2:
-        moves.append(kind.nbytes)
-    return sum(dma_cycles(target.dma, moved, 1) if target.dma else moved for moved in moves)
+        cycles += _at_once(kind.nbytes, target)
+    return cycles
+
+
+def _at_once(count: int, target: Target) -> int:
+    """How many cycles bytes take that are moved in one transfer."""
+    return dma_cycles(target.dma, count, 1) if target.dma else count
 
 
 def _is_flexible(region: Region) -> bool:

@@ -161,11 +161,28 @@ def _ordered(graph: Graph, regions: Sequence[Region], draft: _Draft, target: Tar
             after.setdefault(maker, []).append(region)
         else:
             reader = next(index for index, other in enumerate(regions) if node.output in other.graph.inputs)
-            before.setdefault(reader, []).append(region)
+            before.setdefault(_soonest(region, reader, regions, target), []).append(region)
     found: list[Region] = []
     for index, region in enumerate(regions):
         found += [*before.get(index, []), region, *after.get(index, [])]
     return tuple(found)
+
+
+def _soonest(relayout: Region, reader: int, regions: Sequence[Region], target: Target) -> int:
+    """The place of the region before which a relayout comes: of its reader; where there is a timetable and the DMA
+    brings it about, of the first that is issued when its operand has been computed, by the timetable or because its
+    engine has been given more than it holds since."""
+    made = next((index for index, other in enumerate(regions) if other.output == relayout.graph.inputs[0]), reader)
+    slot, engine = regions[made].slot, regions[made].engine
+    if made >= reader or slot is None or engine is None or target.dma is None or relayout.mover != target.dma.name:
+        return reader
+    given = 0
+    for place in range(made + 1, reader):
+        other = regions[place]
+        if given >= engine.queue or (other.slot is not None and other.slot.issue >= slot.end):
+            return place
+        given += other.engine is engine
+    return reader
 
 
 def _relayout(node: Node, number: int, draft: _Draft, target: Target) -> Region:

@@ -416,10 +416,15 @@ def diana(model: str = "plinio") -> dt.Target:
             _engine("analog", ARRAY, round(ROWS * COLUMNS / registers.ARRAY_CYCLES, 1), model),
         ),
         quantisation=QUANTISATION,
-        policies=(DIGITAL, replace(ANALOG, rewrites=(*DIGITAL.rewrites, *ANALOG.rewrites))),
+        policies=(
+            replace(DIGITAL, rewrites=(*DIGITAL.rewrites, APART)),
+            replace(ANALOG, rewrites=(*DIGITAL.rewrites, *ANALOG.rewrites)),
+        ),
     )
 
 
+_PART = 430
+"""Bytes of an image that keep engine, DMA and core as long as a further part of its pool."""
 DIGITAL = dt.Policy(
     "digital",
     "the digital engine requantises by shifting, where scales are powers of two; else the core computes",
@@ -431,6 +436,12 @@ DIGITAL = dt.Policy(
         dt.Rewrite("whole words", legalize.dense_results_of(4), lsb=0),
     ),
 )
+APART = dt.Rewrite(
+    "pools in parts",
+    legalize.average_pool_in_channels(lambda image: round((image.elements / _PART) ** 0.5), 16, (ScaleShift,)),
+    lsb=0,
+)
+"""Of the digital engine alone: the array takes a layer's channels at once."""
 ANALOG = dt.Policy(
     "analog",
     "layers with weights of -1, 0 and 1 go to the analog array, the rest as in `digital`",
