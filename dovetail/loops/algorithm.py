@@ -47,9 +47,11 @@ def digit_rows(bias: Array, block: int) -> int:
     return max(1, -(-reach // (_MOST * _MOST * (block - 1))))
 
 
-def bias_rows(bias: Array, block: int) -> int:
-    """Vectors of digits that a bias is a product of; 0 where there is no bias, and where adding it costs no more."""
-    rows = digit_rows(bias, block) if bias.any() else 0
+def bias_rows(graph: Graph, bias: Array, block: int) -> int:
+    """Vectors of digits that a region's bias is a product of; 0 where there is no bias, and where adding it costs no
+    more: a dense layer waits for its matrices, each of which it needs once, and digits are another."""
+    dense = any(isinstance(node.operator, FullyConnected) for node in graph.nodes)
+    rows = digit_rows(bias, block) if bias.any() and not dense else 0
     return rows if rows <= _MOST_ROWS else 0
 
 
@@ -285,7 +287,7 @@ def _scale_shift(builder: _Builder, node: Node) -> None:
     scale, offset, shift = (builder.constants[name] for name in node.inputs[1:])
     channels, lanes = builder.image.channels, builder.lanes
     bias = offset // scale
-    rows = bias_rows(bias, lanes.block)
+    rows = bias_rows(builder.graph, bias, lanes.block)
     if rows:
         builder.sizes["D"] = rows
         builder.arguments.append(f"one: [i8][D, {lanes.batch}, {lanes.block}] @ DRAM")

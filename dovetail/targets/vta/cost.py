@@ -95,7 +95,7 @@ def shape(graph: Graph, config: VtaConfig) -> RegionShape:
             alu = 1 + kernel[0] * kernel[1]
         elif isinstance(operator, ScaleShift):
             scale, offset, amount = (graph.constants[name] for name in node.inputs[1:])
-            digits, added = bias_rows(offset // scale, config.block), offset.any()
+            digits, added = bias_rows(graph, offset // scale, config.block), offset.any()
             amounts = shifts(amount, config.most_shift)
             parts = 0 if config.multiplies else len(scale_digits(scale) or ())
             scaled = config.multiplies and (scale != 1).any()
@@ -166,6 +166,7 @@ def floor(s: RegionShape, config: VtaConfig) -> int:
     matrices = s.out_blocks * ((0 if s.pool else s.taps * s.in_blocks) + s.digits)
     operand = min(height * width, s.rows * s.columns * s.stride[0] * s.stride[1]) * s.image_blocks * config.inp_element
     bus = operand + matrices * config.wgt_element + entries * config.out_element
+    bus += s.parameters * s.out_blocks * config.acc_element
     return max(compute, bus // config.bus_bytes)
 
 

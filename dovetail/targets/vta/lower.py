@@ -193,7 +193,6 @@ _WRITE: Mapping[str, Callable[[_Use], None]] = {
     "load_ones": lambda use: use.load("ones"),
     "load_weights": lambda use: use.load("weights"),
     "load_matrices": lambda use: use.load("weights"),
-    "load_parameter": lambda use: use.load("parameter"),
     "load_matrix": lambda use: use.load("matrix"),
     "zero": lambda use: use.on_all(reset=True),
     "product": _Use.product,
@@ -239,21 +238,52 @@ def lower(placed: VtaRegion, tiling: Tiling, config: VtaConfig) -> Stream:
 
 def _write(writer: Writer, tile: _Tile) -> None:
     writer.origins = tile.origins
-    loads = [event for event in tile.events if isinstance(event, Issue)]
-    contents = {_filled(event): _key(event, tile.origins) for event in loads}
-    for event in _parameters_first(tile.events):
-        if isinstance(event, Allocation):
+    contents = _contents(tile)
+    parameters = _parameters(tile.events)
+    _load_parameters(writer, parameters, contents)
+    early = {buffer.buffer for buffer, _ in parameters}
+    for event in tile.events:
+        if isinstance(event, Allocation) and event.buffer not in early:
             writer.allocate(event, contents.get(event.buffer))
-        elif isinstance(event, Issue):
+        elif isinstance(event, Issue) and event.instruction != "load_parameter":
             _WRITE[event.instruction](_Use(writer, event))
 
 
-def _parameters_first(events: Sequence[Event]) -> list[Event]:
-    """The events with loads of parameters ahead: the compute queue has time for them while the first operands come."""
+def _contents(tile: _Tile) -> dict[int, Hashable]:
+    """What is loaded into each of a tile's buffers."""
+    loads = [event for event in tile.events if isinstance(event, Issue)]
+    found = {_filled(load): _key(load, tile.origins) for load in loads}
+    return {buffer: key for buffer, key in found.items() if buffer is not None and key is not None}
+
+
+def _parameters(events: Sequence[Event]) -> list[tuple[Allocation, Window]]:
+    """A tile's arrays of one number per channel: the buffer of each, and the part of an argument it is filled with."""
+    buffers = {event.buffer: event for event in events if isinstance(event, Allocation)}
     loads = [event for event in events if isinstance(event, Issue) and event.instruction == "load_parameter"]
-    filled = {_filled(event) for event in loads}
-    early = [event for event in events if event in loads or (isinstance(event, Allocation) and event.buffer in filled)]
-    return [*early, *(event for event in events if event not in early)]
+    found = [(_filled(load), load.operands["source"]) for load in loads]
+    return [(buffers[filled], source) for filled, source in found if filled is not None and isinstance(source, Window)]
+
+
+_PARAMETERS = "parameters"
+"""The name they have together in the ACC memory."""
+
+
+def _load_parameters(
+    writer: Writer, parameters: Sequence[tuple[Allocation, Window]], contents: Mapping[int, Hashable]
+) -> None:
+    """Load a tile's parameters by one LOAD, ahead of its other instructions: the compute queue has time for it while
+    the first operands come. The arrays are of one size and lie behind one another."""
+    if not parameters:
+        return
+    sources = sorted((writer.dram(source), buffer) for buffer, source in parameters)  # no two begin at one place
+    buffers = [buffer for _, buffer in sources]
+    entry = writer.allocate_together(_PARAMETERS, buffers, tuple(contents[buffer.buffer] for buffer in buffers))
+    if entry is None:
+        return
+    (first, dims), (last, _) = sources[0][0], sources[-1][0]
+    for offset, rows, width, stride in rectangles(((len(sources), (last - first) // max(1, len(sources) - 1)), *dims)):
+        writer.issue(Load(Memory.ACC, entry, first + offset, rows, width, stride))
+        entry += rows * width
 
 
 def _filled(event: Issue) -> int | None:
@@ -328,19 +358,17 @@ def _pools(tiles: Sequence[_Tile], tiling: Tiling, rooms: Mapping[str, int]) -> 
     everything: dict[tuple[str, str], set[Hashable]] = {}
     of_a_tile: dict[tuple[str, str], int] = {}
     for tile in tiles:
-        names: dict[int, tuple[str, str]] = {}
-        here: dict[tuple[str, str], set[Hashable]] = {}
-        for event in tile.events:
-            if isinstance(event, Allocation):
-                names[event.buffer] = name = (event.memory, event.name)
-                entries[name] = max(entries.get(name, 0), prod(event.shape[:-2]))
-            elif isinstance(event, Issue) and _key(event, tile.origins) is not None:
-                filled = _filled(event)
-                if filled is not None:
-                    here.setdefault(names[filled], set()).add(_key(event, tile.origins))
-        for name, keys in here.items():
-            everything.setdefault(name, set()).update(keys)
-            of_a_tile[name] = max(of_a_tile.get(name, 0), len(keys))
+        contents, here = _contents(tile), dict[tuple[str, str], set[Hashable]]()
+        parameters = [buffer for buffer, _ in _parameters(tile.events)]
+        buffers = [event for event in tile.events if isinstance(event, Allocation) and event not in parameters]
+        wanted = [((buffer.memory, buffer.name), [buffer]) for buffer in buffers]
+        for name, held in [*wanted, *([(("ACC", _PARAMETERS), parameters)] if parameters else [])]:
+            entries[name] = max(entries.get(name, 0), sum(prod(buffer.shape[:-2]) for buffer in held))
+            if keys := tuple(contents[buffer.buffer] for buffer in held if buffer.buffer in contents):
+                here.setdefault(name, set()).add(keys)
+        for name, found in here.items():
+            everything.setdefault(name, set()).update(found)
+            of_a_tile[name] = max(of_a_tile.get(name, 0), len(found))
     made = {}
     for memory, room in rooms.items():
         demands = [

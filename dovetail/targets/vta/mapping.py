@@ -369,7 +369,7 @@ def constants(graph: Graph, config: VtaConfig) -> Constants:
             channels = graph.types[node.output].shape[-1]
             scale, offset, shift = (np.broadcast_to(graph.constants[name], channels) for name in node.inputs[1:])
             bias = offset // scale
-            if bias_rows(bias, config.block):
+            if bias_rows(graph, bias, config.block):
                 matrices["digits"] = _digits(tuple(bias.tolist()), config.block)
             elif bias.any():
                 rows["bias"] = _accumulators(bias, config)

@@ -171,7 +171,8 @@ def _slots(
     if s.digits:
         wanted["INP"].append(("ones", s.digits, 1, 1))
         wanted["WGT"].append(("bias", blocks * s.digits, len(groups), 1))
-    wanted["ACC"] += [(f"parameter_{n}", blocks, len(groups), 1) for n in range(s.parameters)]
+    if s.parameters:
+        wanted["ACC"].append(("parameters", blocks * s.parameters, len(groups), 1))
     found = {}
     for memory, room in capacities(s, config).items():
         uses = {name: slots_of_use(every, tile, size, room) for name, size, every, tile in wanted[memory]}
@@ -250,11 +251,11 @@ class _Walk:
         image.turn((*position, group) if s.by_block else position)
         weights.turn(() if s.pool else (group,))
         fill = config.pipeline_cycles
-        for number in range(s.parameters):
-            slots = self.slots[f"parameter_{number}"]
+        if s.parameters:
+            slots = self.slots["parameters"]
             slots.turn((group,))
             if slots.fresh:
-                self._compute(-1, -1, 0, self._beats(1, blocks * config.acc_element))
+                self._compute(-1, -1, 0, self._beats(s.parameters, blocks * config.acc_element))
         taps, wide = (0, row.window * column.window) if s.pool else (s.taps, 0)
         before = len(self.stored) - self.slots["total"].count
         stored = self.stored[before] if before >= 0 else -1

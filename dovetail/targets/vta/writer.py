@@ -214,6 +214,18 @@ class Writer:
         shape = allocation.shape[:-2]
         self._buffers[allocation.buffer] = SlotBuffer(allocation.memory, shape, base, found is not None)
 
+    def allocate_together(self, name: str, allocations: Sequence[Allocation], key: Hashable) -> int | None:
+        """Give buffers of one memory a slot they share, one behind the other; returns the first entry to load them to,
+        None where they are there."""
+        pool = self._slots[allocations[0].memory][name]
+        found = pool.find(key)
+        entry = first = pool.take(key) if found is None else found
+        for allocation in allocations:
+            shape = allocation.shape[:-2]
+            self._buffers[allocation.buffer] = SlotBuffer(allocation.memory, shape, entry, found is not None)
+            entry += prod(shape)
+        return first if found is None else None
+
     def buffer(self, window: Window) -> SlotBuffer:
         """The buffer a window lies in."""
         assert window.buffer is not None
