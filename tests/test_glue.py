@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dovetail import legalize
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
 from dovetail.ir.operators.arithmetic import Clip, Offset, Rounding, ScaleShift
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Im2col, Pad, Reshape
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
@@ -52,7 +52,8 @@ def test_rows_apart_in_memory_and_other_jobs_stay_as_they_are() -> None:
 def scaled(builder: GraphBuilder, x: str, weights: Array, random: np.random.Generator, depthwise: bool = False) -> str:
     """A layer with a scale, an offset and a shift of its own for each channel, clipped to bytes."""
     w = builder.constant("w", weights, DType.INT8)
-    total = builder.add(DepthwiseConv2d() if depthwise else Conv2d(), [x, w], "sum")
+    dense = FullyConnected() if weights.ndim == 2 else Conv2d()
+    total = builder.add(DepthwiseConv2d() if depthwise else dense, [x, w], "sum")
     channels = weights.shape[-1 if depthwise else 0]
     numbers = ((1, 255), (-1000, 30000), (9, 12))
     arrays = (random.integers(low, high, channels).astype(np.int32) for low, high in numbers)
@@ -217,6 +218,22 @@ def test_pools_in_parts_of_the_channels_are_exact(
     order = [type(node.operator) for node in after.nodes if isinstance(node.operator, AveragePool2d | Conv2d)]
     assert len(pools) == 1 or order[:3] == [Conv2d, Conv2d, AveragePool2d], "a layer before the pool of the one before"
     assert_alike(before, after, np.random.default_rng(rows))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 90), st.integers(1, 6), st.sampled_from((4, 8)), st.booleans())
+def test_last_layers_in_parts_are_exact(channels: int, count: int, step: int, read_elsewhere: bool) -> None:
+    random, builder = np.random.default_rng(channels), GraphBuilder("net")
+    x = builder.input("x", TensorType((1, 7), DType.UINT8))
+    value = scaled(builder, x, weights_of((channels, 7), random), random)
+    result = builder.add(Offset(-128, DType.INT8), [value], "y")
+    before = builder.finish([result, *([value] if read_elsewhere else [])])
+    after = legalize.last_layer_in_parts(lambda kind: count, step)(before)
+    order = [type(node.operator) for node in after.nodes if isinstance(node.operator, FullyConnected | Offset)]
+    parts = 1 if read_elsewhere or min(count, channels // step) < 2 else min(count, channels // step)
+    assert len(order) == 2 * parts
+    assert parts == 1 or order[:3] == [FullyConnected, FullyConnected, Offset], "a layer before the offset behind one"
+    assert_alike(before, after, random)
 
 
 @pytest.mark.parametrize("taps", [1, 2, 4, 5, 9, 16, 25, 64, 125, 256])

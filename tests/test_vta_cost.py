@@ -33,6 +33,7 @@ LAYERS = {
 MORE = {
     "digits": Layer("conv", (14, 14), 32, 32, (3, 3), (1, 1), SAME, "digits", "far", 500000),
     "depthwise of odd sizes": Layer("depthwise", (25, 5), 64, 0, (3, 3), (1, 1), SAME, "none", "channel", 5000),
+    "average": Layer("depthwise", (16, 16), 64, 0, (4, 4), (4, 4), bias=500, alike=1),
     "1x1 of many channels": Layer("conv", (6, 6), 256, 256, bias=5000),
 }
 """Layers whose cycles are compared only."""

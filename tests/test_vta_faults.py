@@ -213,7 +213,11 @@ CLASSES: dict[str, tuple[Callable[[Case], Iterator[Mutant]], set[Fault]]] = {
     "dropped push": (lambda good: dropped(good, "push"), {Fault.DEADLOCK}),
     "dropped pop": (lambda good: dropped(good, "pop"), {Fault.RACE, Fault.LEFTOVER}),
     "swap": (swapped, {*MICRO, Fault.DEADLOCK}),
-    "dram address": (shifted_dram, {Fault.BOUNDS, Fault.WRONG_OUTPUT, Fault.REWRITTEN, Fault.UNWRITTEN, *MICRO}),
+    # what is shifted by lies behind what is added, both loaded at once
+    "dram address": (
+        shifted_dram,
+        {Fault.BOUNDS, Fault.WRONG_OUTPUT, Fault.REWRITTEN, Fault.UNWRITTEN, Fault.SHIFT, *MICRO},
+    ),
     "sram address": (shifted_sram, {*MICRO}),
     "short load": (shortened, {*MICRO}),
     "collision": (collisions, {Fault.HAZARD}),

@@ -114,6 +114,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "wide stride": {"kind": "conv", "shift": "far", "bias": 80_000_000, "stride": (3, 2)},
     "padded depthwise": {"kind": "depthwise", "bias": 4000, "stride": (2, 2), "pads": True},
     "depthwise": {"kind": "depthwise", "shift": "none", "stride": (1, 3)},
+    "average": {"kind": "depthwise", "bias": 4000, "stride": (2, 1), "alike": 2},
     "dense": {"kind": "dense", "shift": "channel", "bias": 1_000_000},
     "pool": {"kind": "pool", "stride": (2, 3)},
     "scaled convolution": {"kind": "conv", "scale": "channel", "shift": "channel", "bias": 5000, "pads": True},
@@ -127,7 +128,7 @@ CASES = [
     *((name, kind) for name in ("default", "tiny", "bus of 16") for kind in KINDS if kind not in SCALED),
     *(("block of 8", kind) for kind in ("padded convolution", "padded depthwise", "pool")),
     *(("block of 32", kind) for kind in ("uneven stride", "dense")),
-    *(("batch of 2", kind) for kind in ("uneven stride", "depthwise", "dense", "pool")),
+    *(("batch of 2", kind) for kind in ("uneven stride", "depthwise", "average", "dense", "pool")),
     *(("small INP", kind) for kind in ("digits", "pool")),
     *(("with MUL", kind) for kind in SCALED),
     *(("of Chisel", kind) for kind in ("padded convolution", "wide stride", "digits")),
@@ -186,6 +187,8 @@ def test_random_layers(name: str, kind: str, data: st.DataObject) -> None:
     assert execution == estimate(case.stream, config)
     if kind == "padded convolution":
         assert (shape.digits, shape.parameters) == (0, 2), "such a bias is added, not multiplied"
+    if kind == "average":
+        assert shape.differ == (2 if shape.taps >= 4 else 0), "weights are loaded once for all taps that share them"
     if "digits" in kind:
         assert shape.parts in (1, 2) and shape.alu >= 3 * shape.parts + 3
     if kind == "wide stride":

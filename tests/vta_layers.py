@@ -58,6 +58,8 @@ class Layer:
     """Whether half a unit of the shift is in the offset (needs no scale)."""
     images: int = 1
     limits: tuple[int, int] = (-128, 127)
+    alike: int = 0
+    """Of a depthwise window: how many taps' weights differ, those alike behind one another; 0 for all."""
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -82,7 +84,11 @@ def graph_of(layer: Layer, seed: int = 0) -> Graph:
     outputs = layer.channels if depthwise else layer.outputs
     kernel = () if layer.kind == "dense" else layer.kernel
     shape = (1 if depthwise else outputs, *kernel, layer.channels)
-    weights = builder.constant("w", random.integers(-127, 128, shape).astype(np.int8))
+    drawn = random.integers(-127, 128, shape).astype(np.int8)
+    if layer.alike:
+        taps = np.arange(prod(kernel)) * min(layer.alike, prod(kernel)) // prod(kernel)
+        drawn = drawn.reshape(prod(kernel), -1)[taps].reshape(shape)
+    weights = builder.constant("w", drawn)
     operators = {"conv": Conv2d(layer.stride), "depthwise": DepthwiseConv2d(layer.stride), "dense": FullyConnected()}
     sums = builder.add(operators[layer.kind], [x, weights])
     parameters = _requantisation(layer, random, outputs, prod(shape) // outputs)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from dovetail.ir.graph import Graph
 from dovetail.legalize.additions import addition_as_convolution, addition_by_shift
-from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset, rows_of
+from dovetail.legalize.bands import first_layer_in_bands, last_layer_in_parts, padding_before_offset, rows_of
 from dovetail.legalize.dilation import without_dilation
 from dovetail.legalize.layers import (
     convolution_as_im2col,
@@ -68,6 +68,7 @@ __all__ = [
     "engine_requantisation",
     "even_borders",
     "first_layer_in_bands",
+    "last_layer_in_parts",
     "narrow_activations",
     "narrow_weights",
     "padding_before_offset",

@@ -1,5 +1,6 @@
 """A network's first layer in bands of rows: the core brings one band of the input into the engine's form while the DMA
-gathers and the engine computes the bands before. Exact."""
+gathers and the engine computes the bands before. Its last in parts of the channels, which the core brings into the form
+of the result one by one. Exact."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from itertools import accumulate, pairwise, zip_longest
 
 from dovetail.ir.crop import part
 from dovetail.ir.graph import Graph, Node, prune
-from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.arithmetic import Clip, Offset, Requantize, ScaleShift
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Im2col, Pad, Slice
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import TensorType, full_box
@@ -19,7 +21,6 @@ from dovetail.ir.types import TensorType, full_box
 Counts = Callable[[Mapping[str, TensorType], Sequence[Node]], int]
 """How many bands pay for a first layer; told the types of all values and its nodes, the input's reader first."""
 Ordered = Callable[[Sequence[Sequence[Node]]], Sequence[Node]]
-_AXES = {1: "rows", 3: "channels"}
 _BEFORE = (Offset, Pad, Im2col)
 _LAYER = ((Conv2d, DepthwiseConv2d), (ScaleShift,), (Clip,))
 
@@ -89,6 +90,54 @@ def _chain(graph: Graph, name: str, laid_out: bool) -> list[Node]:
     return chain if laid_out or any(isinstance(node.operator, Offset) for node in chain) else []
 
 
+def last_layer_in_parts(counts: Callable[[TensorType], int], step: int) -> Callable[[Graph], Graph]:
+    """A rewrite: a dense layer whose result is an output but for an offset is computed in parts of its channels; the
+    core offsets one while the engine computes the next.
+
+    Args:
+        counts: in how many parts, for a result.
+        step: parts have a multiple of so many channels, but for the last.
+    """
+
+    def rewrite(before: Graph) -> Graph:
+        graph, users = before, before.users()
+        for node in before.nodes:
+            chain = _to_the_output(before, node, users) if isinstance(node.operator, FullyConnected) else []
+            kind = before.types[node.output]
+            if chain and kind.elements == kind.shape[-1] and (count := min(counts(kind), kind.elements // step)) > 1:
+                spans, axis = rows_of(kind.elements, count, step), len(kind.shape) - 1
+                graph = cut_chain(graph, chain, axis, spans, layers_ahead(Offset))
+        return graph
+
+    return rewrite
+
+
+def _to_the_output(graph: Graph, layer: Node, users: Mapping[str, Sequence[Node]]) -> list[Node]:
+    """The nodes from a layer to the offset that makes an output of its result; none where there are others."""
+    chain = [layer]
+    while len(behind := users.get(chain[-1].output, ())) == 1 and chain[-1].output not in graph.outputs:
+        if not isinstance(behind[0].operator, Requantize | ScaleShift | Clip | Offset):
+            return []
+        chain.append(behind[0])
+    ended = chain[-1].output in graph.outputs and not users.get(chain[-1].output)
+    return chain if ended and isinstance(chain[-1].operator, Offset) else []
+
+
+def layers_ahead(*kinds: type[Operator]) -> Ordered:
+    """Puts the nodes of all parts in order: what the core does of each, from an operator of these kinds on, behind the
+    layer of the next."""
+
+    def ordered(parts: Sequence[Sequence[Node]]) -> list[Node]:
+        halves: list[tuple[Sequence[Node], Sequence[Node]]] = []
+        for nodes in parts:
+            place = next(place for place, node in enumerate(nodes) if isinstance(node.operator, kinds))
+            halves.append((nodes[:place], nodes[place:]))
+        layers, rest = zip(*halves, strict=True)
+        return [node for pair in zip_longest(layers, [(), *rest], fillvalue=()) for nodes in pair for node in nodes]
+
+    return ordered
+
+
 def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
     """The rows of each band, half as many in the first and the last: what the core does first and the engine last
     nothing hides. The middle one has the rest that is no whole step."""
@@ -119,10 +168,8 @@ def cut_chain(
     constants = {value: graph.constants[value] for value in read}
     whole = Graph(graph.name, (name,), (result,), tuple(chain), types, constants)
     full = full_box(graph.types[result].shape)
-    cuts = [span for span in spans if span != full[axis]]
-    bands = [
-        part(whole, {result: (*full[:axis], span, *full[axis + 1 :])}, f" {_AXES[axis]} {span[0]}") for span in cuts
-    ]
+    cuts, along = [span for span in spans if span != full[axis]], "channels" if axis == len(full) - 1 else "rows"
+    bands = [part(whole, {result: (*full[:axis], span, *full[axis + 1 :])}, f" {along} {span[0]}") for span in cuts]
     made = [*ordered([band.nodes for band in bands])]
     made.append(Node(Concat(axis), tuple(band.outputs[0] for band in bands), result, chain[-1].origin))
     first = graph.nodes.index(chain[0])

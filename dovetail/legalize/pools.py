@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import zip_longest
 from math import frexp, prod
 from typing import TypeAlias
 
@@ -20,7 +19,7 @@ from dovetail.ir.operators.movement import Slice
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import DType, TensorType
-from dovetail.legalize.bands import cut_chain, rows_of
+from dovetail.legalize.bands import cut_chain, layers_ahead, rows_of
 from dovetail.legalize.requantisation import Accepts, scaled_layer
 from dovetail.legalize.scales import RequantisationLimits
 
@@ -133,7 +132,9 @@ def average_pool_in_channels(
             count = min(counts(image), image.shape[3] // step) if isinstance(chain[1].operator, scaled) else 1
             if count > 1 and not any(link.output in before.outputs for link in chain[:-1]):
                 with suppress(ValueError):
-                    graph = cut_chain(graph, chain, 3, rows_of(image.shape[3], count, step), _layers_ahead)
+                    graph = cut_chain(
+                        graph, chain, 3, rows_of(image.shape[3], count, step), layers_ahead(AveragePool2d, SumPool2d)
+                    )
         return graph
 
     return rewrite
@@ -163,16 +164,6 @@ def _around_pool(pool: Node, makers: Mapping[str, Node], users: Mapping[str, Seq
     while len(behind := users.get(chain[-1].output, ())) == 1 and isinstance(behind[0].operator, _SCALES):
         chain.append(behind[0])
     return chain
-
-
-def _layers_ahead(parts: Sequence[Sequence[Node]]) -> list[Node]:
-    """The nodes of all parts, the pool of each behind the layer of the next."""
-    halves: list[tuple[Sequence[Node], Sequence[Node]]] = []
-    for part in parts:
-        place = next(place for place, node in enumerate(part) if isinstance(node.operator, AveragePool2d | SumPool2d))
-        halves.append((part[:place], part[place:]))
-    layers, pools = zip(*halves, strict=True)
-    return [node for pair in zip_longest(layers, [(), *pools], fillvalue=()) for nodes in pair for node in nodes]
 
 
 def _band(draft: Draft, layer: tuple[Node, Node, Node], start: int, stop: int) -> str:

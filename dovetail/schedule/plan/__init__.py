@@ -14,7 +14,8 @@ from dovetail.schedule.plan.allocate import Placement, Timeline, allocate, overw
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import Known as KnownParts
 from dovetail.schedule.plan.lowered import Lowered
-from dovetail.schedule.tiles import choose_tiling, fetched_before, idle_dma
+from dovetail.schedule.tiles import choose_tiling
+from dovetail.schedule.tiles.chain import Link, link, quickest, ways
 from dovetail.schedule.tiles.tile import EARLY
 from dovetail.schedule.tiles.tiling import Known, Tiling, complete
 from dovetail.target.description import Target
@@ -206,7 +207,7 @@ def _cut(
     """Write the tilings of all regions, by name, over those of the round before; the first region there is no room
     for."""
     lives = _Lives.of(laid)
-    idle = 0  # cycles of the DMA while the region before is computed
+    chain: list[tuple[Region, list[Link]]] = []
     for position, region in enumerate(laid.regions):
         taken: dict[str, int] = {}
         for part in region.parts if region.engine is not None else ():
@@ -216,13 +217,36 @@ def _cut(
             budget = free - choice.withheld - taken.get(memory, 0)
             try:
                 tiling = choose_tiling(part, target, choice.homes, budget, known)
-                if region.name in choice.early and len(region.parts) == 1:
-                    tiling = fetched_before(part, target, tiling, budget, idle, known)
-                tilings[part.name] = complete(part, tiling, tilings.get(part.name))
             except PlanError as error:
                 return part, error
             taken[memory] = taken.get(memory, 0) + tiling.nbytes
-        idle = idle_dma(region, tilings[region.name]) if region.engine is not None and len(region.parts) == 1 else 0
+            follows = bool(chain) and len(region.parts) == 1 and region.engine is chain[-1][0].engine
+            if not follows or region.name not in choice.early:
+                if stuck := _complete(chain, tilings):
+                    return stuck
+                chain = [(part, [link(part, target, tiling, known)])]
+            else:
+                chain.append((part, list(ways(part, target, tiling, budget, known))))
+        if region.engine is None and not region.is_view:
+            if stuck := _complete(chain, tilings):
+                return stuck
+            chain = []
+    return _complete(chain, tilings)
+
+
+def _complete(
+    chain: Sequence[tuple[Region, Sequence[Link]]], tilings: dict[str, Tiling]
+) -> tuple[Region, PlanError] | None:
+    """Write the tilings of regions one behind the other, cut so that all of them end first."""
+    for (region, options), chosen in zip(chain, quickest([options for _, options in chain]), strict=True):
+        for found in dict.fromkeys((chosen, options[0])):  # an engine may not take the last tile of a way
+            try:
+                tilings[region.name] = complete(region, found.tiling, tilings.get(region.name))
+                break
+            except PlanError as error:
+                stuck = region, error
+        else:
+            return stuck
     return None
 
 

@@ -16,7 +16,7 @@ from dovetail.program.loops import digest
 from dovetail.schedule.partition import Region
 from dovetail.schedule.plan.lowered import Blob, Lowered, Parts, Share
 from dovetail.schedule.tiles.tile import PACK_ALIGNMENT, EngineTile
-from dovetail.schedule.tiles.tiling import Tiling
+from dovetail.schedule.tiles.tiling import Tiling, tiles_ahead
 from dovetail.target.engine import IN_PLACE_ALIGNMENT, Engine
 
 
@@ -58,7 +58,7 @@ class OnEngine:
         region, tiling = self.region, self.tiling
         numbers = range(len(tiling.tiles))
         loads = [(self.constants(number), self.inputs(number)) for number in numbers]
-        ahead = max(tiling.buffers - 1, 1)
+        ahead = tiles_ahead(tiling, len(tiling.tiles))
         early, head = ([copy for load in loads[:ahead] for copy in load[kind]] for kind in (0, 1))
         parts = Parts(early=early, head=head)
         launches = [self.launch(number) for number in numbers]

@@ -51,39 +51,6 @@ def choose_tiling(
     return known.chosen[place]
 
 
-def fetched_before(region: Region, target: Target, tiling: Tiling, budget: int, idle: int, known: Known) -> Tiling:
-    """The region in one tile instead of in several of its channels, or in fewer, where the first constants still arrive
-    while the region before is computed and the others in time: fewer launches do. Else `tiling`.
-
-    Args:
-        region: one whose constants are fetched early.
-        target: the machine.
-        tiling: chosen for it.
-        budget: as of `choose_tiling`.
-        idle: cycles in which the DMA has nothing else to do while the region before is computed.
-        known: of the same regions.
-    """
-    assert region.offload is not None
-    whole = box_shape(region.extent)
-    chosen = not region.choice.keys().isdisjoint((*TILE, BUFFERS))
-    for channels in () if chosen or tiling.shape[:-1] != whole[:-1] else cuts(whole[-1], region.offload.channel_step):
-        if channels <= tiling.shape[-1]:
-            break
-        parts = -(-whole[-1] // channels)
-        found = evaluate(region, target, (*whole[:-1], channels), tiling.in_place, min(parts, 2), known)
-        if not isinstance(found, Tiling) or found.nbytes > budget or found.fetching > idle * parts:
-            continue
-        if (parts == 1 or found.fetching <= found.ready_cycles) and found.ready_cycles < tiling.ready_cycles:
-            return found
-    return tiling
-
-
-def idle_dma(region: Region, tiling: Tiling) -> int:
-    """Estimated cycles in which the DMA has nothing to do while a region is computed, its first constants fetched."""
-    parts = -(-box_shape(region.extent)[-1] // tiling.shape[-1])
-    return max(0, tiling.ready_cycles - tiling.moving - tiling.fetching * (parts - 1) // parts)
-
-
 def _near(region: Region, homes: Mapping[str, str]) -> frozenset[str]:
     """Its ends that lie in the engine's memory."""
     assert region.engine is not None

@@ -332,6 +332,15 @@ def complete(region: Region, tiling: Tiling, before: Tiling | None = None) -> Ti
     return replace(tiling, tiles=tiles)
 
 
+def tiles_ahead(tiling: Tiling, parts: int) -> int:
+    """For how many tiles, of so many with constants of their own, these are fetched before the first is launched: all
+    but one buffer's, so that the core launches soon, and all where there is a buffer for each and the DMA takes longer
+    than the engine."""
+    if parts <= tiling.buffers and tiling.fetching > tiling.ready_cycles:
+        return parts
+    return min(parts, max(tiling.buffers - 1, 1))
+
+
 def first_tile(region: Region, tiling: Tiling) -> EngineTile:
     """The tile that is launched first; the region is one that can be cut like that."""
     return packed_tile(region, *tile_match(region, next(tile_boxes(region.extent, tiling.shape, True))))

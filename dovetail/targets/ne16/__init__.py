@@ -29,6 +29,7 @@ from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.ne16.job import (
     CHANNELS_IN,
+    CHANNELS_OUT,
     EDGE,
     Job,
     Padding,
@@ -268,15 +269,15 @@ def _of_computed() -> dt.Offload:
     packed = dt.one_of("bits must lie in groups of 16", lambda m: m.type("planes").shape[-1], CHANNELS_IN // 8)
     limits = (CONSTRAINTS[0], layers.BATCH, packed, *LIMIT)
     made = dt.Offload("product of computed matrices, 32-bit results", pattern, limits, pack, commands, cycles)
-    return replace(made, channel_step=32, row_step=6, starting=starting)
+    return replace(made, channel_step=CHANNELS_OUT, row_step=6, starting=starting)
 
 
 def _offloads() -> tuple[dt.Offload, ...]:
     """Every layer kind, with and without requantisation, padded by the engine where it can."""
     kinds = (
-        ("convolution", Conv2d, WINDOWS[Conv2d], 32),
+        ("convolution", Conv2d, WINDOWS[Conv2d], CHANNELS_OUT),
         ("depthwise convolution", DepthwiseConv2d, WINDOWS[DepthwiseConv2d], 16),
-        ("dense", FullyConnected, (), 32),
+        ("dense", FullyConnected, (), CHANNELS_OUT),
     )
     found = []
     for name, kind, limits, step in kinds:
@@ -369,6 +370,9 @@ _COPY = 100
 _BAND = 300
 """Cycles a further band costs beside its patches: its launch, the waits between and the rows two bands share."""
 
+_PART = 26
+"""Elements of a result that the core offsets in as many cycles as a further part costs."""
+
 
 def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
     """How many bands hide most of what the core and the DMA do before a first layer."""
@@ -383,6 +387,12 @@ def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
 def pool_bands(image: TensorType) -> int:
     """How many bands hide most of what the core does for an average pool of an image."""
     count: int = round((image.elements * _SUMMED / _SUMS) ** 0.5)
+    return count
+
+
+def result_parts(result: TensorType) -> int:
+    """How many parts hide most of what the core does for a dense layer's result."""
+    count: int = round((result.elements / _PART) ** 0.5)
     return count
 
 
@@ -442,6 +452,7 @@ TARGET = dt.Target(
                 dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
                 dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0),
+                dt.Rewrite("parts", legalize.last_layer_in_parts(result_parts, CHANNELS_OUT), lsb=0),
                 dt.Rewrite("split bias", legalize.split_bias(takes), lsb=0),
             ),
         ),

@@ -18,7 +18,7 @@ from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.loops import bias_rows, shifts
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.mapping import depth, joined
+from dovetail.targets.vta.mapping import depth, joined, shared_taps
 
 STREAMING = 8
 """Slots for data that cannot stay as a whole: more would only need more micro-operations."""
@@ -66,11 +66,18 @@ class RegionShape:
     """Rows and columns of the operand."""
     before: tuple[int, int] = (0, 0)
     """Rows and columns of padding before it."""
+    differ: int = 0
+    """Matrices of a window of which several taps share one; 0 where each has its own."""
 
     @property
     def taps(self) -> int:
         """Positions of the window."""
         return self.kernel[0] * self.kernel[1]
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of weights for an output block and an input block."""
+        return self.differ or self.taps
 
 
 def shape(graph: Graph, config: VtaConfig) -> RegionShape:
@@ -79,7 +86,7 @@ def shape(graph: Graph, config: VtaConfig) -> RegionShape:
     x, y = graph.types[graph.inputs[0]].shape, graph.types[graph.outputs[0]].shape
     rows, columns = (y[1], y[2]) if len(y) == 4 else (1, 1)
     blocks, image = -(-y[-1] // config.block), -(-x[-1] // config.block)
-    kernel, stride, digits, alu, parameters, parts = (1, 1), (1, 1), 0, 2, 0, 0
+    kernel, stride, digits, alu, parameters, parts, differ = (1, 1), (1, 1), 0, 2, 0, 0, 0
     by_block = pool = False
     before = (0, 0)
     for node in graph.nodes:
@@ -89,7 +96,7 @@ def shape(graph: Graph, config: VtaConfig) -> RegionShape:
         if isinstance(operator, Conv2d | DepthwiseConv2d):
             weights = graph.types[node.inputs[1]].shape
             kernel, stride = (weights[1], weights[2]), operator.stride
-            by_block = isinstance(operator, DepthwiseConv2d)
+            by_block, differ = isinstance(operator, DepthwiseConv2d), len({*shared_taps(graph, node)})
         elif isinstance(operator, MaxPool2d):
             kernel, stride, by_block, pool = operator.kernel, operator.stride, True, True
             alu = 1 + kernel[0] * kernel[1]
@@ -111,7 +118,7 @@ def shape(graph: Graph, config: VtaConfig) -> RegionShape:
     in_blocks = 1 if by_block else image
     sizes = (rows, columns, blocks, in_blocks, image, kernel, stride)
     size = (x[1], x[2]) if len(x) == 4 else (kernel[0], 1)
-    return RegionShape(*sizes, digits, alu, parameters, by_block, pool, parts, size, before)
+    return RegionShape(*sizes, digits, alu, parameters, by_block, pool, parts, size, before, differ)
 
 
 def cycles(s: RegionShape, t: Tiling, config: VtaConfig) -> int:
@@ -163,7 +170,7 @@ def floor(s: RegionShape, config: VtaConfig) -> int:
     compute = entries * (_products(s) + config.alu_interval * s.alu)
     height = (s.rows - 1) * s.stride[0] + s.kernel[0]
     width = (s.columns - 1) * s.stride[1] + s.kernel[1]
-    matrices = s.out_blocks * ((0 if s.pool else s.taps * s.in_blocks) + s.digits)
+    matrices = s.out_blocks * ((0 if s.pool else s.matrices * s.in_blocks) + s.digits)
     operand = min(height * width, s.rows * s.columns * s.stride[0] * s.stride[1]) * s.image_blocks * config.inp_element
     bus = operand + matrices * config.wgt_element + entries * config.out_element
     bus += s.parameters * s.out_blocks * config.acc_element
@@ -189,7 +196,7 @@ def _transfers(s: RegionShape, t: Tiling, config: VtaConfig, blocks: float) -> t
     row = -(-width * config.inp_element // config.bus_bytes)
     wait = config.bus_latency
     loads = blocks if s.by_block else s.image_blocks
-    matrices = blocks * ((0 if s.pool else s.taps * s.in_blocks) + s.digits)
+    matrices = blocks * ((0 if s.pool else s.matrices * s.in_blocks) + s.digits)
     return loads * (height * row + wait), loads * wait + matrices * config.wgt_element / config.bus_bytes
 
 
@@ -205,7 +212,7 @@ def _again(s: RegionShape, t: Tiling, config: VtaConfig, image_tiles: int, group
     of the image."""
     height, width = _image(s, t)
     room = capacities(s, config)
-    per_step = s.taps * (1 if s.by_block else min(t.blocks, s.out_blocks))
+    per_step = s.matrices * (1 if s.by_block else min(t.blocks, s.out_blocks))
     steps = min(t.blocks, s.out_blocks) if s.by_block else s.in_blocks
 
     def stays(every: int, of_a_tile: int, entries: int, memory: str, next_same: bool) -> bool:
@@ -229,7 +236,7 @@ def _needs(s: RegionShape, t: Tiling, slots: int) -> dict[str, int]:
     sums = min(t.rows, s.rows) * min(t.columns, s.columns) * blocks
     if s.pool:
         return {"INP": slots * pixels, "WGT": 1, "ACC": slots * (sums + pixels * blocks)}
-    weights = s.taps * (1 if s.by_block else blocks)
+    weights = s.matrices * (1 if s.by_block else blocks)
     return {
         "INP": slots * pixels + s.digits,
         "WGT": slots * weights + blocks * s.digits,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -23,6 +23,7 @@ from dovetail.targets.vta.writer import (
     Make,
     SlotBuffer,
     Stream,
+    Triple,
     VtaRegion,
     Writer,
     rectangles,
@@ -74,6 +75,8 @@ class _Use:
         if buffer.here:
             return
         first, dims = self._writer.dram(self._window("source"))
+        if filled == "weights" and self._writer.constants.taps:
+            dims = ((buffer.shape[0], 1),)
         memory = _MEMORIES[buffer.memory]
         entry = self._writer.entry(self._window(filled))
         for offset, rows, width, stride in rectangles(dims):
@@ -113,15 +116,17 @@ class _Use:
             self._writer.issue(store, reads=[Span("OUT", entry, entry + rows * width)])
             entry += rows * width
 
-    def _compute(self, make: Make, nest: Sequence[Loop], *operands: str) -> None:
-        """GEMM or ALU on the result and so many operands, whose entries a step of `nest` moves in this order."""
+    def _compute(self, make: Make, nest: Sequence[Loop], *operands: str, first: Triple = (0, 0, 0)) -> None:
+        """GEMM or ALU on the result and so many operands, whose entries a step of `nest` moves in this order, beginning
+        with those at `first`."""
         windows = [self._window(name) for name in ("total", *operands)]
         entries = [*(self._writer.entry(window) for window in windows), 0, 0]
         spans = [self._writer.buffer(window).span for window in windows]
         read = [span for span in spans[1:] if span.memory != "ACC"]
         # the entries of OUT change with the accumulators
         out = Span("OUT", spans[0].start, spans[0].stop)
-        self._writer.compute(make, nest, (entries[0], entries[1], entries[2]), read, out)
+        begin = entries[0] + first[0], entries[1] + first[1], entries[2] + first[2]
+        self._writer.compute(make, nest, begin, read, out)
 
     def on_all(self, reset: bool = False) -> None:
         """Every entry of the result: zero, or ALU with an immediate operand."""
@@ -159,7 +164,11 @@ class _Use:
             Loop(height, (h, down * row, 0)),
             Loop(width, (w, across, 0)),
         ]
-        self._compute(Make(), nest, "image", "weights")
+        for number, matrix in enumerate(self._writer.constants.taps):
+            first = (0, number // wide * row + number % wide, matrix)
+            self._compute(Make(), nest[3:], "image", "weights", first=first)
+        if not self._writer.constants.taps:
+            self._compute(Make(), nest, "image", "weights")
 
     def widen(self) -> None:
         """GEMM of every pixel of a block with the matrix that gives it back."""
@@ -228,7 +237,7 @@ def lower(placed: VtaRegion, tiling: Tiling, config: VtaConfig) -> Stream:
         PlanError: a tile does not fit the SRAMs.
         TargetError: a field of an instruction is too small.
     """
-    tiles = list(_tiles(placed.graph, tiling, config))
+    tiles = list(_tiles(placed.graph, tiling, config, placed.constants.taps))
     room = capacities(shape(placed.graph, config), config)
     writer = Writer(placed, config, _pools(tiles, tiling, room))
     for tile in tiles:
@@ -307,14 +316,23 @@ def boxes(graph: Graph, tiling: Tiling, block: int) -> list[Box]:
     return [((0, shape[0]), h, w, c) for c in channels for h, w in image]
 
 
-def _tiles(graph: Graph, tiling: Tiling, config: VtaConfig) -> Iterator[_Tile]:
+def _tiles(graph: Graph, tiling: Tiling, config: VtaConfig, taps: tuple[int, ...]) -> Iterator[_Tile]:
     lanes = Lanes(config.block, config.batch)
     rows = depth(graph, config)
     for box in boxes(graph, tiling, config.block):
         cut = crop(graph, box)
         loops = algorithm(cut.graph, lanes, graph.constants, rows, config.most_shift, config.multiplies)
         events = _events(loops.text, tuple(loops.sizes.items()), config, stride(graph))
+        if taps:
+            events = tuple(_with_matrices(event, len({*taps})) for event in events)
         yield _Tile(events, _origins(graph, cut.reads[graph.inputs[0]], box, config.block))
+
+
+def _with_matrices(event: Event, count: int) -> Event:
+    """The buffer of weights as it is where taps share so many."""
+    if not isinstance(event, Allocation) or event.name != "weights":
+        return event
+    return replace(event, shape=(*event.shape[:-4], count, 1, *event.shape[-2:]))
 
 
 @lru_cache(maxsize=256)  # tiles of layers alike do the same

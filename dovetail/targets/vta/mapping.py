@@ -335,6 +335,8 @@ class Constants:
     """Elements from one index to the next along each dimension but the lanes."""
     scalars: Mapping[str, int]
     """Values of the scalar arguments."""
+    taps: tuple[int, ...] = ()
+    """As `shared_taps`: the window has a matrix for each of these numbers."""
 
 
 def joined(graph: Graph) -> Graph:
@@ -357,14 +359,29 @@ def depth(graph: Graph, config: VtaConfig) -> int:
     return max(step for step in range(1, _MOST_DEPTH + 1) if blocks % step == 0)
 
 
+def shared_taps(graph: Graph, node: Node) -> tuple[int, ...]:
+    """Which matrix each tap of a depthwise window takes, of those that differ, where they are few, as for an average;
+    else nothing: every tap has its own."""
+    if not isinstance(node.operator, DepthwiseConv2d):
+        return ()
+    weights = graph.constants[node.inputs[1]]
+    matrices = [tap.tobytes() for row in weights[0] for tap in row]
+    differ = list(dict.fromkeys(matrices))
+    return tuple(map(differ.index, matrices)) if 2 * len(differ) <= len(matrices) else ()
+
+
 def constants(graph: Graph, config: VtaConfig) -> Constants:
     """Pack a region's constants; the order is weights, digits, then what is added, multiplied by and shifted by."""
     matrices: dict[str, Array] = {}
     rows: dict[str, Array] = {}
-    scalars = {"least_value": LEAST_INT8}
+    scalars, taps = {"least_value": LEAST_INT8}, tuple[int, ...]()
     for node in graph.nodes:
         if isinstance(node.operator, Conv2d | DepthwiseConv2d | FullyConnected):
             matrices["w"] = _weights(graph, node, config.block, depth(graph, config))
+            if taps := shared_taps(graph, node):
+                firsts = np.unique(taps, return_index=True)[1]
+                apart = matrices["w"].reshape(len(matrices["w"]), len(taps), 1, config.block, config.block)
+                matrices["w"] = np.ascontiguousarray(apart[:, firsts])
         elif isinstance(node.operator, ScaleShift):
             channels = graph.types[node.output].shape[-1]
             scale, offset, shift = (np.broadcast_to(graph.constants[name], channels) for name in node.inputs[1:])
@@ -386,7 +403,7 @@ def constants(graph: Graph, config: VtaConfig) -> Constants:
             matrices["identity"] = np.eye(config.block, dtype=np.int8)
         elif isinstance(node.operator, Clip):
             scalars.update(low=node.operator.low, high=node.operator.high)
-    return _joined(matrices, rows, scalars, config)
+    return replace(_joined(matrices, rows, scalars, config), taps=taps)
 
 
 ZEROS = 1

@@ -54,8 +54,9 @@ def products(s: RegionShape, tile: tuple[int, int, int, int], config: VtaConfig)
         Loop(rows, (columns, down * width, 0)),
         Loop(columns, (1, across, 0)),
     )
-    made = micro(nest, config.uop_entries, config.pipeline_cycles, True)
-    return len(made.starts), len(made.uops)
+    apart = s.taps if s.differ else 1  # where several share a matrix, taps are instructions of their own
+    made = micro(nest[3:] if s.differ else nest, config.uop_entries, config.pipeline_cycles, True)
+    return apart * len(made.starts), len(made.uops)
 
 
 @dataclass(slots=True)
@@ -162,7 +163,7 @@ def _slots(
     matrices = s.out_blocks if s.by_block else len(groups) * steps
     wanted: dict[str, list[tuple[str, int, int, int]]] = {
         "INP": [image],
-        "WGT": [("weights", s.taps * (1 if s.by_block else blocks), matrices, steps)],
+        "WGT": [("weights", s.matrices * (1 if s.by_block else blocks), matrices, steps)],
         "ACC": [("total", sums, 0, 0), *((f"part_{n}", sums, 0, 0) for n in range(s.parts))],
     }
     if s.pool:
@@ -268,7 +269,7 @@ class _Walk:
         chosen = _turns(blocks if s.by_block else s.in_blocks, MOST_STEPS)
         for number, _ in chosen:
             loaded = self._image(image, row, column)
-            matrices = 1 if s.pool else taps * (1 if s.by_block else blocks)
+            matrices = 1 if s.pool else s.matrices * (1 if s.by_block else blocks)
             if not s.pool or number == 0:
                 loaded = max(loaded, self._matrices(weights, matrices, not s.by_block and not s.pool))
             self._compute(loaded, -1, work, count=instructions)

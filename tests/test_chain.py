@@ -1,0 +1,56 @@
+"""Chains of layers, walked: what is found is as good as what is found by trying all; the engine runs as it was told."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.compile import Options, prepare
+from dovetail.schedule.tiles.chain import Link, end_of, quickest
+from dovetail.schedule.tiles.tiling import Tiling
+from dovetail.targets import load_target
+from dovetail.tools.tune.measure import measured
+from test_end_to_end import network_file
+
+
+def link(parts: int, computing: int, fetching: int, gap: int) -> Link:
+    """A layer of so many parts."""
+    tiling = Tiling((1,), frozenset(), 0, 0, min(parts, 2), True, parts * fetching, 0, parts * computing)
+    return Link(tiling, parts, computing, fetching, gap, 60)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[list[Link]]:
+    """Up to five layers, each cut in up to three ways."""
+    gap, found = draw(st.sampled_from((0, 50))), []
+    for _ in range(draw(st.integers(1, 5))):
+        work, constants = draw(st.integers(100, 4000)), draw(st.integers(0, 4000))
+        counts = sorted(draw(st.sets(st.sampled_from((1, 2, 3, 4, 8)), min_size=1, max_size=3)), reverse=True)
+        found.append([link(count, work // count, constants // count + 16, gap) for count in counts])
+    return found
+
+
+@settings(deadline=None, max_examples=150)
+@given(chains())
+def test_the_best_of_all_ways_is_found_or_nearly(layers: list[list[Link]]) -> None:
+    found, every = end_of(quickest(layers)), [end_of(ways) for ways in product(*layers)]
+    assert min(every) <= found <= 1.01 * min(every)
+
+
+@given(chains())
+def test_an_end_is_no_less_than_what_engine_and_dma_do(layers: list[list[Link]]) -> None:
+    for ways in product(*layers):
+        assert end_of(ways) >= sum(one.parts * one.computing for one in ways)
+        assert end_of(ways) >= sum(one.parts * one.fetching for one in ways)
+
+
+@pytest.mark.oracles
+@pytest.mark.parametrize(("name", "most"), [("macarray", 46_500), ("ne16", 35_620)])
+def test_a_chain_of_dense_layers_waits_little(name: str, most: int) -> None:
+    """Cycles of the autoencoder, whose constants are most of what it takes."""
+    target = load_target(name)
+    assert measured(prepare(Path(network_file("ad_autoencoder")), target, Options()), target, None, {}) <= most
