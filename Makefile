@@ -42,7 +42,7 @@ $(INSTALLED): pyproject.toml
 	@echo 'Installing Dovetail and its tools into $(VENV) (a few minutes the first time)'
 	@'$(PYTHON)' -m venv '$(VENV)'
 	@'$(BIN)/python' -m pip install -q --no-compile -e '.[all,test,dev]'
-	@'$(BIN)/python' -m compileall -qq -j 0 '$(VENV)/lib' || true
+	@'$(BIN)/python' -m compileall -qq -j 0 -x '/site-packages/.*/tests?/' '$(VENV)/lib' || true
 	@touch '$@'
 
 demo: $(INSTALLED)

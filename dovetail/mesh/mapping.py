@@ -253,11 +253,11 @@ def _as_a_whole(graph: Graph, regions: Sequence[Region], topology: Topology, obj
         other = place_and_route(partition_mesh(graph, regions, topology, Objective.THROUGHPUT), topology)
         shorter = other.parts.resident and measure(other, 1).latency < measure(found, 1).latency
         return replace(other, parts=replace(other.parts, objective=objective)) if shorter else found
-    first = measure(found, _STALLED)
+    first = simulate(found.whole[0], _STALLED)
     if first.interval <= first.bound * _STALLS:
         return found
     other = place_and_route(partition_mesh(graph, regions, topology, objective, FEW_SUMS), topology)
-    return other if other.parts.resident and measure(other, _STALLED).interval < first.interval else found
+    return other if other.parts.resident and simulate(other.whole[0], _STALLED).interval < first.interval else found
 
 
 def _quickest(graph: Graph, regions: Sequence[Region], topology: Topology) -> Mapped:
