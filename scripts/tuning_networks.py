@@ -3,7 +3,9 @@ package, and how far the default is above the floor.
 
     python scripts/tuning_networks.py MODEL.. [--targets ne16,vta,macarray] [--tuned FOLDER]
 
-Cycles are those of `iss`, outputs compared with the integer graph; the floor is that of dovetail/tools/tune/floor.py.
+Cycles are those of `iss`, outputs compared with the integer graph; the floor is that of
+dovetail/tools/tune/floor.py, of the network with layers in parts or without, whichever is lower.
+
 With --tuned, FOLDER/TARGET.MODEL.toml are what `dovetail tune -o` has written for them; where one is there and of this
 version, the cycles it reached are in the table. Status 1 where a network takes fewer cycles than its floor, which is
 none then.
@@ -15,27 +17,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from dovetail.compile import Options, prepare, reserved
+from dovetail.compile import Options, prepare
 from dovetail.ir.graph import Graph
 from dovetail.schedule import shipped
 from dovetail.schedule.knobs import read_tuning
-from dovetail.schedule.layout import choose_layouts
-from dovetail.schedule.partition import partition
-from dovetail.schedule.plan import plan
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools.tune.floor import network_floor
 from dovetail.tools.tune.measure import measured
-from dovetail.tools.tune.search import candidates, distinct_layers
-
-
-def floor(graph: Graph, target: Target) -> int:
-    """Of a network, as `tune` prints it."""
-    regions = partition(graph, target)
-    planned = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
-    layers = distinct_layers(regions, planned, target)
-    found = {name: own for layer in layers if (own := candidates(layer, target, 0).floor) for name in layer.names}
-    return network_floor(regions, found, target)
+from dovetail.tools.tune.tuner import least_cycles
 
 
 def by_formula(graph: Graph, target: Target) -> int:
@@ -62,7 +51,11 @@ def main() -> None:
     for target in map(load_target, given.targets.split(",")):
         for model in given.models:
             graph = prepare(model, target, Options())
-            least, plain, default = floor(graph, target), by_formula(graph, target), measured(graph, target, None, {})
+            least, plain, default = (
+                least_cycles(model, target, Options()),
+                by_formula(graph, target),
+                measured(graph, target, None, {}),
+            )
             above = f"{100 * (default - least) / least:.1f} %" if least else ""
             file = given.tuned / f"{target.name}.{model.stem}.toml" if given.tuned else None
             tuned = f"{read_tuning(file).tuned_cycles:,}" if file and file.is_file() else ""

@@ -23,6 +23,7 @@ from dovetail.targets.diana import diana
 from dovetail.tools.ptq import Quantised, Samples, Settings, named_widths, prepare, quantise_network
 from dovetail.tools.report import make_report
 from dovetail.tools.report.report import Report
+from dovetail.tools.tune.tuner import undivided
 
 FILES = {
     "resnet8": "ic_resnet8_f32",
@@ -89,7 +90,7 @@ def run_model(model: bytes, policy: str, whole: bool = False, costs: str = "plin
         costs: model of the digital engine's cycles.
         count: inferences.
     """
-    target = diana(costs)
+    target = undivided(diana(costs)) if whole else diana(costs)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         path.write_bytes(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail import legalize
-from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
-from dovetail.ir.operators.arithmetic import Clip, Offset, Rounding, ScaleShift
+from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate, verify
+from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Rounding, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Im2col, Pad, Reshape
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
@@ -128,6 +129,56 @@ def test_first_layers_in_bands_are_exact(
     rows = swapped.types["bytes"].shape[1]
     joined = [node for node in after.nodes if isinstance(node.operator, Concat)]
     assert bool(joined) == (min(count, rows // 3) > 1)
+    assert_alike(before, after, random)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(6, 30), st.integers(1, 3), st.integers(1, 2), st.integers(2, 5), st.booleans(), st.integers(0, 99))
+def test_two_layers_in_bands_are_exact(
+    height: int, kernel: int, stride: int, count: int, apart: bool, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    builder = GraphBuilder("net")
+    value = builder.input("x", TensorType((1, height, 7, 2), DType.INT8))
+    for number, side in enumerate((kernel, 3)):
+        value = builder.add(Pad((0, 1, 1, 0), (0, 1, 1, 0), 0), [value], f"padded {number}")
+        value = scaled(builder, value, weights_of((2, side, side, 2), random), random)
+    before = builder.finish([builder.add(Clip(0, 250, DType.UINT8), [value], "y")])
+    asked: list[int] = []
+
+    def counts(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
+        asked.append(sum(isinstance(node.operator, Conv2d) for node in chain))
+        return 1 if apart and asked[-1] == 2 else count
+
+    after = legalize.first_layer_in_bands(counts, 1, laid_out=True, layers=2)(before)
+    layers = [node for node in after.nodes if isinstance(node.operator, Conv2d)]
+    assert asked == [2, 1] if apart else asked[0] == 2
+    assert len(layers) > 2 or after.nodes == before.nodes, "a band of padding alone"
+    assert_alike(before, after, random)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 5), st.integers(8, 40), st.integers(2, 6), st.booleans(), st.booleans())
+def test_pools_of_sums_in_parts_of_the_channels_are_exact(
+    rows: int, channels: int, count: int, sums: bool, read_elsewhere: bool
+) -> None:
+    random = np.random.default_rng(channels)
+    builder = GraphBuilder("net")
+    x = builder.input("x", TensorType((1, rows + 2, 5, 3), DType.INT8))
+    ways = []
+    for kernel in (1, 3):
+        padded = builder.add(Pad((0, kernel // 2, kernel // 2, 0), (0, kernel // 2, kernel // 2, 0), 0), [x])
+        total = scaled(builder, padded, weights_of((channels, kernel, kernel, 3), random), random)
+        ways.append(builder.add(Clip(-128, 127, DType.INT8), [total]))
+    wide = [builder.add(Offset(0, DType.INT32), [way]) for way in ways]
+    image = builder.add(Clip(0, 127, DType.INT8), [builder.add(Add(), wide)])
+    pool = builder.add(SumPool2d((rows + 2, 5), (rows + 2, 5)), [image])
+    before = builder.finish(
+        [builder.add(Clip(-9000, 9000, DType.INT32), [pool]), *(ways[:1] if read_elsewhere else [])]
+    )
+    after = legalize.average_pool_in_channels(lambda image: count, 4, sums=sums)(before)
+    pools = [node for node in after.nodes if isinstance(node.operator, SumPool2d)]
+    assert (len(pools) > 1) == (sums and not read_elsewhere)
     assert_alike(before, after, random)
 
 

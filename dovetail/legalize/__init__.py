@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from dovetail.ir.graph import Graph
 from dovetail.legalize.additions import addition_as_convolution, addition_by_shift
-from dovetail.legalize.bands import first_layer_in_bands, last_layer_in_parts, padding_before_offset, rows_of
+from dovetail.legalize.bands import first_layer_in_bands, last_layer_in_parts, padding_before_offset, soonest
 from dovetail.legalize.dilation import without_dilation
 from dovetail.legalize.layers import (
     convolution_as_im2col,
@@ -76,7 +76,7 @@ __all__ = [
     "pools_as_depthwise",
     "products_of_bits",
     "results_together",
-    "rows_of",
+    "soonest",
     "split_bias",
     "stride_as_slice",
     "through_converter",

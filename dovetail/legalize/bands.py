@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, pairwise, zip_longest
+from itertools import accumulate, pairwise, product, zip_longest
 
 from dovetail.ir.crop import part
 from dovetail.ir.graph import Graph, Node, prune
@@ -44,20 +44,23 @@ def padding_before_offset(graph: Graph) -> Graph:
     return run(graph, [rule])
 
 
-def first_layer_in_bands(counts: Counts, step: int, laid_out: bool = False) -> Callable[[Graph], Graph]:
-    """A rewrite: what lies between an input that is offset and the first layer's result, that included, is computed in
+def first_layer_in_bands(
+    counts: Counts, step: int, laid_out: bool = False, layers: int = 1
+) -> Callable[[Graph], Graph]:
+    """A rewrite: what lies between an input that is offset and the first layers' result, that included, is computed in
     bands of rows, in an order in which the core offsets a band before it has to wait for the engine's operand of the
-    one before.
+    one before. Rows of the first that two bands of the second read are computed for both.
 
     Args:
         counts: how many bands.
         step: bands have a multiple of so many rows of the result, but for the last.
-        laid_out: whether the core gives every input another layout, so that inputs without an offset count as well.
+        laid_out: whether every input gets another layout, so that inputs without an offset count as well.
+        layers: how many layers one behind the other at most; where the count for them is 1, fewer are tried.
     """
 
     def rewrite(graph: Graph) -> Graph:
-        for name in graph.inputs:
-            chain = _chain(graph, name, laid_out)
+        for name, number in product(graph.inputs, range(layers, 0, -1)):
+            chain = _chain(graph, name, laid_out, number)
             kind = graph.types[chain[-1].output] if chain else graph.types[name]
             if not chain or len(kind.shape) != 4 or kind.shape[0] != 1 or chain[-1].output in graph.outputs:
                 continue
@@ -65,29 +68,29 @@ def first_layer_in_bands(counts: Counts, step: int, laid_out: bool = False) -> C
             if count > 1:
                 with suppress(ValueError):  # a band of padding alone
                     graph = cut_chain(
-                        graph, chain, 1, rows_of(kind.shape[1], count, step), _one_by_one if laid_out else _in_turn
+                        graph, chain, 1, rows_of(kind.shape[1], count, step), _fetched_ahead if laid_out else _in_turn
                     )
         return graph
 
     return rewrite
 
 
-def _chain(graph: Graph, name: str, laid_out: bool) -> list[Node]:
-    """The nodes from an input to the result of its first layer; none where something else reads a value between, or
-    the core has nothing to do there."""
-    users, chain, wanted = graph.users(), [], [*_LAYER]
-    while wanted:
-        readers = users.get(name, [])
-        if len(readers) != 1 or readers[0].inputs[0] != name or name in graph.outputs:
-            return []
+def _chain(graph: Graph, name: str, laid_out: bool, layers: int) -> list[Node]:
+    """The nodes from an input to the result of its first layers, as many as are in a row; none where something else
+    reads a value of the first one, or the core has nothing to do there."""
+    users, found, chain, wanted = graph.users(), list[Node](), list[Node](), [*_LAYER] * layers
+    while wanted and name not in graph.outputs and len(readers := users.get(name, [])) == 1:
         (node,) = readers
+        if node.inputs[0] != name:
+            break
         if isinstance(node.operator, wanted[0]):
             wanted.pop(0)
-        elif len(wanted) < len(_LAYER) or not isinstance(node.operator, _BEFORE):
-            return []
+        elif len(wanted) % len(_LAYER) or not isinstance(node.operator, _BEFORE):
+            break
         chain.append(node)
         name = node.output
-    return chain if laid_out or any(isinstance(node.operator, Offset) for node in chain) else []
+        found = [*chain] if not len(wanted) % len(_LAYER) and isinstance(node.operator, Clip) else found
+    return found if laid_out or any(isinstance(node.operator, Offset) for node in found) else []
 
 
 def last_layer_in_parts(counts: Callable[[TensorType], int], step: int) -> Callable[[Graph], Graph]:
@@ -149,6 +152,28 @@ def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
     return [(start, end) for start, end in pairwise(ends) if start < end]
 
 
+def soonest(total: int, most: int, before: tuple[float, float], after: tuple[float, float]) -> tuple[float, int]:
+    """When a layer ends at the earliest, in cycles, and in how many bands it does, where one is brought about while the
+    engine computes the one before.
+
+    Args:
+        total: rows.
+        most: bands.
+        before: cycles to bring about all rows, and those each band takes more.
+        after: cycles the engine computes all rows, and those each band takes more.
+    """
+
+    def end(count: int) -> float:
+        laid = computed = 0.0
+        for start, stop in rows_of(total, count, 1):
+            share = (stop - start) / total
+            laid += before[0] * share + before[1]
+            computed = max(laid, computed) + after[0] * share + after[1]
+        return computed
+
+    return min((end(count), count) for count in range(1, min(most, total) + 1))
+
+
 def cut_chain(
     graph: Graph, chain: Sequence[Node], axis: int, spans: Sequence[tuple[int, int]], ordered: Ordered
 ) -> Graph:
@@ -156,7 +181,7 @@ def cut_chain(
 
     Args:
         graph: the whole.
-        chain: nodes of which each reads the one before, the first one value of the graph.
+        chain: nodes in order; only the last one's result is read by others.
         axis: of the result.
         spans: of all of it.
         ordered: puts the nodes of all parts in order.
@@ -164,17 +189,18 @@ def cut_chain(
     Raises:
         ValueError: the chain cannot be computed in such parts.
     """
-    name, result, members = chain[0].inputs[0], chain[-1].output, {node.output for node in chain}
-    read = {value for node in chain for value in node.inputs if value in graph.constants}
-    types = {value: graph.types[value] for value in (name, *read, *members)}
-    constants = {value: graph.constants[value] for value in read}
-    whole = Graph(graph.name, (name,), (result,), tuple(chain), types, constants)
+    result, members = chain[-1].output, {node.output for node in chain}
+    operands = dict.fromkeys(value for node in chain for value in node.inputs if value not in members)
+    types = {value: graph.types[value] for value in (*operands, *members)}
+    constants = {value: graph.constants[value] for value in operands if value in graph.constants}
+    inputs = tuple(value for value in operands if value not in constants)
+    whole = Graph(graph.name, inputs, (result,), tuple(chain), types, constants)
     full = full_box(graph.types[result].shape)
     cuts, along = [span for span in spans if span != full[axis]], "channels" if axis == len(full) - 1 else "rows"
     bands = [part(whole, {result: (*full[:axis], span, *full[axis + 1 :])}, f" {along} {span[0]}") for span in cuts]
     made = [*ordered([band.nodes for band in bands])]
     made.append(Node(Concat(axis), tuple(band.outputs[0] for band in bands), result, chain[-1].origin))
-    first = graph.nodes.index(chain[0])
+    first = max((place for place, node in enumerate(graph.nodes) if node.output in inputs), default=-1) + 1
     kept = [
         [node for node in some if node.output not in members] for some in (graph.nodes[:first], graph.nodes[first:])
     ]
@@ -183,9 +209,21 @@ def cut_chain(
     return prune(replace(graph, nodes=(*kept[0], *made, *kept[1]), types=types, constants=constants))
 
 
-def _one_by_one(bands: Sequence[Sequence[Node]]) -> list[Node]:
-    """The nodes of one band after those of the other."""
-    return [node for band in bands for node in band]
+def _fetched_ahead(bands: Sequence[Sequence[Node]]) -> list[Node]:
+    """The nodes of one band after those of the other; where a band has several layers, what is moved for the next band
+    but one comes before its second."""
+    stages = []
+    for band in bands:
+        first, *rest = (place for place, node in enumerate(band) if isinstance(node.operator, Conv2d | DepthwiseConv2d))
+        second = next((place - isinstance(band[place - 1].operator, Pad) for place in rest), len(band))
+        stages.append((band[:first], band[first:second], band[second:]))
+    moves, firsts, rests = zip(*stages, strict=True)
+    found, moved = [*moves[0]], 1
+    for number, (first, rest) in enumerate(zip(firsts, rests, strict=True)):
+        upto = number + (3 if rest else 2)
+        found += [*first, *(node for some in moves[moved:upto] for node in some), *rest]
+        moved = upto
+    return found
 
 
 def _in_turn(bands: Sequence[Sequence[Node]]) -> list[Node]:

@@ -15,7 +15,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
-from dovetail.ir.operators.movement import Slice
+from dovetail.ir.operators.movement import Pad, Slice
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import DType, TensorType
@@ -114,7 +114,10 @@ def average_pool_in_bands(counts: Callable[[TensorType], int], step: int) -> Cal
 
 
 def average_pool_in_channels(
-    counts: Callable[[TensorType], int], step: int, scaled: tuple[type[Operator], ...] = (Requantize, ScaleShift)
+    counts: Callable[[TensorType], int],
+    step: int,
+    scaled: tuple[type[Operator], ...] = (Requantize, ScaleShift),
+    sums: bool = False,
 ) -> Callable[[Graph], Graph]:
     """A rewrite: a convolution, the average or sum of its whole image, and what scales and clips both, are computed for
     some channels at a time; the core sums some while the engine computes the next.
@@ -123,15 +126,17 @@ def average_pool_in_channels(
         counts: in how many parts, for an image.
         step: parts have a multiple of so many channels, but for the last.
         scaled: what the convolution's sums are scaled by, where an engine computes it.
+        sums: whether two convolutions' images may be added before the pool, as an engine does that too.
     """
 
     def rewrite(before: Graph) -> Graph:
         graph, users, makers = before, before.users(), {node.output: node for node in before.nodes}
         for node in before.nodes:
-            if not _is_of_whole(before, node) or not (chain := _around_pool(node, makers, users)):
+            if not _is_of_whole(before, node) or not (chain := _around_pool(node, makers, users, sums)):
                 continue
             image = before.types[node.inputs[0]]
-            count = min(counts(image), image.shape[3] // step) if isinstance(chain[1].operator, scaled) else 1
+            behind = chain[next(place for place, link in enumerate(chain) if isinstance(link.operator, Conv2d)) + 1]
+            count = min(counts(image), image.shape[3] // step) if isinstance(behind.operator, scaled) else 1
             if count > 1 and not any(link.output in before.outputs for link in chain[:-1]):
                 with suppress(ValueError):
                     graph = cut_chain(
@@ -154,16 +159,28 @@ def _is_of_whole(graph: Graph, node: Node) -> bool:
     return image[0] == 1 and pool.kernel == image[1:3]
 
 
-def _around_pool(pool: Node, makers: Mapping[str, Node], users: Mapping[str, Sequence[Node]]) -> list[Node]:
+def _around_pool(pool: Node, makers: Mapping[str, Node], users: Mapping[str, Sequence[Node]], sums: bool) -> list[Node]:
     """The nodes from a convolution to the pool behind it and what scales that; none where there is another node, or one
-    that others read."""
-    chain = [pool]
-    while not isinstance(chain[0].operator, Conv2d):
-        maker = makers.get(chain[0].inputs[0])
-        if maker is None or len(users[maker.output]) > 1 or not isinstance(maker.operator, (Conv2d, *_SCALES)):
+    that others read. Where there may be sums, one of two convolutions too."""
+
+    def upto(value: str, added: bool) -> list[Node]:
+        maker = makers.get(value)
+        if maker is None or len(users[value]) > 1:
             return []
-        chain.insert(0, maker)
-    while len(behind := users.get(chain[-1].output, ())) == 1 and isinstance(behind[0].operator, _SCALES):
+        if isinstance(maker.operator, Conv2d):
+            border = makers.get(maker.inputs[0])
+            alone = border is not None and isinstance(border.operator, Pad) and len(users[border.output]) == 1
+            return [border, maker] if border is not None and alone else [maker]
+        if isinstance(maker.operator, Add) and sums and not added:
+            ways = [upto(operand, True) for operand in maker.inputs]
+            return [*(node for way in ways for node in way), maker] if all(ways) else []
+        if isinstance(maker.operator, (*_SCALES, Offset) if added else _SCALES):
+            return [*before, maker] if (before := upto(maker.inputs[0], added)) else []
+        return []
+
+    chain = upto(pool.inputs[0], False)
+    chain += [pool] if chain else []
+    while chain and len(behind := users.get(chain[-1].output, ())) == 1 and isinstance(behind[0].operator, _SCALES):
         chain.append(behind[0])
     return chain
 

@@ -40,6 +40,8 @@ class Slot:
     end: int
     fetch: int = 0
     """When its constants are fetched, if that is done early."""
+    issued: int = 0
+    """When the core has started all of it."""
 
 
 @dataclass(frozen=True)

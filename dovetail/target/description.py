@@ -64,6 +64,8 @@ class Rewrite:
     what `explain` and the report then print of a layer no engine takes."""
     lsb: int
     """How far each 8-bit value that remains may move, computed from the same operands; 0 when every bit is kept."""
+    divides: bool = False
+    """Whether it only computes something in parts, so that more is done at a time: what bounds are of goes without."""
 
 
 @dataclass(frozen=True)

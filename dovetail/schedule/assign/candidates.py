@@ -10,7 +10,7 @@ from dovetail.errors import ModelError, PlaceError, PlanError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, full_box
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.costs import Candidate, LayerOptions, border, step, without_offloads
+from dovetail.schedule.assign.costs import Candidate, LayerOptions, Use, border, step, without_offloads
 from dovetail.schedule.partition import Region, Share, Tried, engine_layouts, explain_mismatch, partition
 from dovetail.schedule.tiles.tile import tile_match
 from dovetail.schedule.tiles.tiling import Known
@@ -132,6 +132,10 @@ def layers(
         passed_over = tuple(one for one in known if not any(one is other for other in candidates))
         after = tuple(dict.fromkeys(makers[value] for value in region.graph.inputs if value in makers))
         delays = _delays([found[index] for index in after], after, candidates, target)
+        if target.dma is not None:
+            candidates = _brought(
+                candidates, delays, {one: len(found[one].candidates) for one in after}, target.dma.name
+            )
         found.append(LayerOptions(region, candidates, refused, after, delays, pinned, passed_over))
     return tuple(found)
 
@@ -282,6 +286,20 @@ def _wished(
     raise PlaceError(
         reason or f"{wish} cannot share it", where=where, hint="dovetail explain shows what takes each layer"
     )
+
+
+def _brought(
+    candidates: tuple[Candidate, ...], delays: Mapping[tuple[int, int, int], int], makers: Mapping[int, int], dma: str
+) -> tuple[Candidate, ...]:
+    """The candidates, the DMA busy before each with what has to be brought it whichever of its makers' candidates,
+    given by their number, are chosen."""
+    found = []
+    for own, candidate in enumerate(candidates):
+        least = (min(delays.get((maker, one, own), 0) for one in range(count)) for maker, count in makers.items())
+        first, length = candidate.steps[0], sum(least)
+        uses = (*first.uses, Use(dma, -length, length)) if length else first.uses
+        found.append(replace(candidate, steps=(replace(first, uses=uses), *candidate.steps[1:])))
+    return tuple(found)
 
 
 def _delays(

@@ -52,6 +52,8 @@ class Step:
     """Cycles the core starts it, when its operands are there and at any time before it begins: engines have queues."""
     issuing: int = 0
     """How long after its beginning its last tile is started."""
+    taken: int = 0
+    """How long after its beginning an engine takes the next: at its end where that holds nothing that waits."""
     engines: tuple[str, ...] = ()
     """Those it is started on, which work on by themselves."""
 
@@ -191,7 +193,8 @@ def _on_engines(region: Region, graph: Graph, target: Target, known: Known | Non
     if held:
         rest = [Use(CORE, number * cycles // most, min(held, cycles) // most) for number in range(most)]
     issuing = (launches - 1) * cycles // launches if launches else 0
-    return Step(region, cycles, (*uses, *rest), fetch, launch, issuing, tuple(engines))
+    taken = cycles if any(part.engine is not None and part.engine.queue == 1 for part in parts) else issuing
+    return Step(region, cycles, (*uses, *rest), fetch, launch, issuing, taken, tuple(engines))
 
 
 def _fetching(parts: tuple[Region, ...], tilings: list[Tiling]) -> int:
@@ -223,13 +226,13 @@ def _moved(region: Region, target: Target) -> Step:
     views = {name: dense_view(name, types[name]) for name in (*region.graph.inputs, region.output)}
     operands = {name: views[name] for name in region.graph.inputs}
     made = copies(0, region.graph, operands, views[region.output]) or ()
-    count, cycles = _copied(made, target)
+    count, cycles = copied(made, target)
     if target.dma is None:
         return Step(region, cycles, (Use(CORE, 0, cycles),))
     return Step(region, cycles, (Use(target.dma.name, 0, cycles),), launch=COPY_CYCLES * count)
 
 
-def _copied(made: Sequence[Copy], target: Target) -> tuple[int, int]:
+def copied(made: Sequence[Copy], target: Target) -> tuple[int, int]:
     """How many transfers some copies are, and how many cycles those take."""
     split = [transfer for copy in made for transfer in transfers(copy)]
     beat = target.dma.bytes_per_cycle if target.dma else 1
@@ -251,7 +254,7 @@ def border(value: str, maker: Region, reader: Region, target: Target) -> int:
     cycles = 0
     if not _is_flexible(maker) and not _is_flexible(reader) and not same_bytes(lies, wanted, kind.shape):
         if target.dma and same_packing(lies, wanted):
-            cycles += _copied([Copy(0, dense_view("", kind, 0, lies), dense_view("", kind, 0, wanted))], target)[1]
+            cycles += copied([Copy(0, dense_view("", kind, 0, lies), dense_view("", kind, 0, wanted))], target)[1]
         else:
             cycles += _at_once(nbytes(lies, kind) + nbytes(wanted, kind), target)
     if len({region.engine.memory for region in (maker, reader) if region.engine is not None}) == 2:

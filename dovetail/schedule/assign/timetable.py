@@ -17,6 +17,9 @@ from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES
 _MOST_TRIES, _MOST_PLACED = 2000, 50_000
 """Schedules the search for a better placement may make, and layers it may place in all of them."""
 
+_AHEAD = 2
+"""Steps whose constants may be fetched before an engine begins them, where there is memory."""
+
 
 def heuristic(layers: Sequence[LayerOptions], dma: str) -> Schedule:
     """A good placement: the best of a few, then improved by small changes of candidates and order.
@@ -31,7 +34,8 @@ def heuristic(layers: Sequence[LayerOptions], dma: str) -> Schedule:
     sole = [tuple(one for one in some if len(one.members) == 1) or some for some in free]
     fastest = [(min(some, key=lambda one: one.cycles),) for some in free]
     order = _ordered(layers, ranks)
-    best = min((_timed(layers, order, some, dma) for some in (free, fastest, sole)), key=lambda found: found.finish)
+    ways_on = [(some, places) for places in (range(len(layers)), order) for some in (free, fastest, sole)]
+    best = min((_timed(layers, places, some, dma) for some, places in ways_on), key=lambda found: found.finish)
     source, bound = Random(0), lower_bound(layers, dma)
     wishes: list[float] = list(ranks)
     choices = [index for index, layer in enumerate(layers) if len(layer.candidates) > 1]
@@ -165,14 +169,14 @@ class _Queues:
         self._busy: dict[str, list[tuple[int, int]]] = {}
         self._issued: dict[str, int] = {}
         """Engine -> when its queue has taken the last tile so far: it holds one that waits, and works in order."""
-        self._begun: dict[str, int] = {}
-        """Engine -> when its last step begins: there is room for the constants of one step more."""
+        self._begun: dict[str, tuple[int, ...]] = {}
+        """Engine -> when its last steps begin, of as many as there is room for the constants of further ones."""
 
     def times(self, steps: Sequence[Step], ready: int) -> list[_Times]:
         """When each of some steps can begin, one after the other, none started before `ready`."""
         found: list[_Times] = []
         for step in steps:
-            begun = max((self._begun.get(engine, 0) for engine in step.engines), default=0)
+            begun = max((self._begun.get(engine, (0,))[0] for engine in step.engines), default=0)
             fetch = self._first((Use(self._dma, 0, step.fetch),), begun)
             taken = max((self._issued.get(engine, 0) for engine in step.engines), default=0)
             launch = self._first((Use(CORE, 0, step.launch),), max(ready, taken))
@@ -186,8 +190,9 @@ class _Queues:
             self._take((Use(self._dma, 0, step.fetch),), when.fetch)
             self._take((Use(CORE, 0, step.launch),), when.launch)
             self._take(step.uses, when.start)
-            self._issued |= dict.fromkeys(step.engines, when.start + step.issuing)
-            self._begun |= dict.fromkeys(step.engines, when.start)
+            self._issued |= dict.fromkeys(step.engines, when.start + step.taken)
+            for engine in step.engines:
+                self._begun[engine] = (*self._begun.get(engine, (0,) * _AHEAD), when.start)[-_AHEAD:]
 
     def fetched_by(self, end: int, length: int) -> int:
         """The last time from which the DMA has so many free cycles before an end; 0 where there is none."""
@@ -226,7 +231,12 @@ def slots(layers: Sequence[LayerOptions], found: Schedule, dma: str) -> Mapping[
         late.book([replace(step, fetch=0)], [_Times(0, 0, begin)])
     for begin, issue, step in sorted(steps, key=lambda one: -one[0]):
         fetch = late.fetched_by(begin, step.fetch)
-        result[step.region.name] = Slot(issue, begin, begin + step.cycles, max(0, fetch - LAUNCH_CYCLES))
+        slot = Slot(issue, begin, begin + step.cycles, max(0, fetch - LAUNCH_CYCLES), begin + step.issuing)
+        if step.region.mover:  # the queue of copies is in order
+            slot = replace(slot, issue=begin - step.launch, issued=begin - step.launch)
+        elif step.region.engine is None:
+            slot = replace(slot, issued=slot.end)
+        result[step.region.name] = slot
     return result
 
 
@@ -260,6 +270,8 @@ def improve(
         model.add(sum(one.length * one.here for one in held) + around <= finish)  # what follows, and helps the solver
     for engine in sorted(draft.waiting):
         model.add_no_overlap(draft.waiting[engine])
+    for engine in sorted(draft.fetched):
+        model.add_cumulative(draft.fetched[engine], [1] * len(draft.fetched[engine]), _AHEAD)
     model.minimize(finish)
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = seconds
@@ -294,6 +306,7 @@ class _Draft:
         self._model, self._dma, self._horizon = model, dma, start.finish
         self.queues: dict[str, list[_Held]] = {}
         self.waiting: dict[str, list[Any]] = {}
+        self.fetched: dict[str, list[Any]] = {}
         self.picks: list[list[Any]] = []
         self.launches: list[list[list[Any]]] = []
         self.begins: list[list[list[Any]]] = []
@@ -345,17 +358,17 @@ class _Draft:
             self._keep(CORE, launch, step.launch, here, index)
         for engine in step.engines:  # its queue holds one that waits, and works in order
             length = model.new_int_var(0, self._horizon, "")
-            until = begin + step.issuing
+            until = begin + step.taken
             waiting = model.new_optional_interval_var(launch, length, until, here, "")
             self.waiting.setdefault(engine, []).append(waiting)
         if step.fetch:
             fetch = model.new_int_var(0, self._horizon, "")
             model.add(fetch + step.fetch <= begin).only_enforce_if(here)
             self._keep(self._dma, fetch, step.fetch, here, index, is_early=True)
-            for engine in step.engines:  # its memory holds the constants of one step more
+            for engine in step.engines:  # its memory holds the constants of so many steps more
                 length = model.new_int_var(0, self._horizon, "")
                 ahead = model.new_optional_interval_var(fetch, length, begin, here, "")
-                self.waiting.setdefault(f"{engine} constants", []).append(ahead)
+                self.fetched.setdefault(engine, []).append(ahead)
 
     def _keep(self, queue: str, begin: Any, length: int, here: Any, layer: int, is_early: bool = False) -> None:
         if length:

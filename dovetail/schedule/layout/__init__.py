@@ -16,7 +16,9 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.layout import Layout, nbytes, same_bytes
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import TensorType
+from dovetail.program.ir import Copy, dense_view
 from dovetail.program.transfers import same_packing
+from dovetail.schedule.assign.costs import copied
 from dovetail.schedule.layout.choose import Inside, choose, inside, others
 from dovetail.schedule.partition import Region
 from dovetail.target.description import Target
@@ -169,12 +171,17 @@ def _ordered(graph: Graph, regions: Sequence[Region], draft: _Draft, target: Tar
 
 
 def _soonest(relayout: Region, reader: int, regions: Sequence[Region], target: Target) -> int:
-    """The place of the region before which a relayout comes: of its reader; where there is a timetable and the DMA
-    brings it about, of the first that is issued when its operand has been computed, by the timetable or because its
-    engine has been given more than it holds since."""
+    """The place of the region before which a relayout comes: of its reader; where the DMA brings it about and has moved
+    its operand, behind that, but not before the timetable has time for it; where an engine makes that by a timetable,
+    of the first that is issued when it has been computed, by the timetable or because the engine has been given more
+    than it holds since."""
     made = next((index for index, other in enumerate(regions) if other.output == relayout.graph.inputs[0]), reader)
     slot, engine = regions[made].slot, regions[made].engine
-    if made >= reader or slot is None or engine is None or target.dma is None or relayout.mover != target.dma.name:
+    if made >= reader or target.dma is None or relayout.mover != target.dma.name:
+        return reader
+    if regions[made].mover == relayout.mover:
+        return _in_time(relayout, made, reader, regions, target)
+    if slot is None or engine is None:
         return reader
     given = 0
     for place in range(made + 1, reader):
@@ -183,6 +190,18 @@ def _soonest(relayout: Region, reader: int, regions: Sequence[Region], target: T
             return place
         given += other.engine is engine
     return reader
+
+
+def _in_time(relayout: Region, made: int, reader: int, regions: Sequence[Region], target: Target) -> int:
+    """The place behind a region that is moved from which the DMA brings about a relayout for its reader in time."""
+    wanted = regions[reader].slot
+    if wanted is None:
+        return made + 1
+    ends = (*relayout.graph.inputs, relayout.output)
+    source, result = (dense_view("", relayout.graph.types[end], 0, relayout.layouts.get(end)) for end in ends)
+    start = wanted.begin - copied([Copy(0, source, result)], target)[1]
+    later = (place for place in range(made + 1, reader) if (slot := regions[place].slot) and slot.issued > start)
+    return next(later, reader)
 
 
 def _relayout(node: Node, number: int, draft: _Draft, target: Target) -> Region:

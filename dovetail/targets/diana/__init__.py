@@ -10,9 +10,9 @@ swapped (htvm python/tvm/relay/backend/contrib/soma_dory/layout_transform.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from dovetail import legalize
 from dovetail.ir.graph import Node
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.movement import Im2col, Pad
 from dovetail.ir.types import Array, DType, Shape, TensorType
 from dovetail.legalize import ConverterLimits, RequantisationLimits
 from dovetail.target import layers
@@ -183,10 +183,15 @@ def _rounded(match: dt.Match) -> Any:
 
 
 def _border(match: dt.Match) -> Any:
-    """Kernel less twice the padding, before and behind, of rows and of columns."""
-    window = _window(match)
-    sides = zip(window.kernel, window.before, window.after, strict=True)
-    return [(size - 2 * lead, size - 2 * last) for size, lead, last in sides]
+    """Kernel less twice the padding, before and behind, of rows and of columns. Padding that no window reads counts as
+    if it were there."""
+    window, found = _window(match), []
+    read, given = (layers.sizes_of(kind.shape)[:2] for kind in (match.type("x"), match.result))
+    sides = zip(window.kernel, window.stride, window.before, window.after, read, given, strict=True)
+    for size, stride, lead, last, image, results in sides:
+        unread = results * stride - 1 - (image + lead + last - size)  # could follow without a further result
+        found.append((size - 2 * lead, size - 2 * (last + max(0, min(unread, size // 2 - last)))))
+    return found
 
 
 def _wide(match: dt.Match) -> int:
@@ -234,9 +239,9 @@ SQUARE = (
 WINDOW = (
     SQUARE[0],
     dt.Constraint(
-        "the padding must be half a kernel on every side (kernel - 2 * padding = 1)",
+        "the padding must be half a kernel on every side, or less above and below (kernel - 2 * padding = 1)",
         _border,
-        lambda v: all(pair == (1, 1) for pair in v),
+        lambda v: v[1] == (1, 1) and min(v[0]) >= 1,
         dt.Scope.LAYERS,
     ),
     layers.ZERO_PADDING.worded("the padding must be zeros"),
@@ -417,13 +422,13 @@ def diana(model: str = "plinio") -> dt.Target:
         ),
         quantisation=QUANTISATION,
         policies=(
-            replace(DIGITAL, rewrites=(*DIGITAL.rewrites, APART)),
+            replace(DIGITAL, rewrites=(*DIGITAL.rewrites, BANDS, APART)),
             replace(ANALOG, rewrites=(*DIGITAL.rewrites, *ANALOG.rewrites)),
         ),
     )
 
 
-_PART = 430
+_PART = 250
 """Bytes of an image that keep engine, DMA and core as long as a further part of its pool."""
 DIGITAL = dt.Policy(
     "digital",
@@ -436,12 +441,60 @@ DIGITAL = dt.Policy(
         dt.Rewrite("whole words", legalize.dense_results_of(4), lsb=0),
     ),
 )
+_WAIT, _MOST_BANDS, _SURELY = 71, 8, 0.95
+"""Cycles of the core between two launches; the most bands of first layers; what is surely earlier."""
+
+
+def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
+    """In how many bands the first layers end first, by estimate; 1 where they end about then with fewer of them in
+    bands, as more launches may each come late."""
+    places = [place for place, node in enumerate(chain) if isinstance(node.operator, Conv2d | DepthwiseConv2d)]
+    work = [_row_cycles(types, chain[place]) * types[chain[place].output].shape[1] for place in places]
+    ends = []
+    for number in range(len(places)):
+        end, count = _in_bands(types, chain, places[: number + 1])
+        ends.append(end + sum(work[number + 1 :]))
+    return count if ends[-1] <= min(ends[:-1], default=inf) * _SURELY else 1
+
+
+def _in_bands(types: Mapping[str, TensorType], chain: Sequence[Node], layer: Sequence[int]) -> tuple[float, int]:
+    """When some layers end first, and in how many bands: the DMA gathers one, a byte a cycle in four transfers, while
+    the engine computes the one before. Rows that two bands read are gathered and computed for both."""
+    image = types[chain[layer[0]].inputs[0]].shape
+    gathered, copies = prod(image), 4
+    for node in chain[: layer[0]]:
+        if isinstance(node.operator, Im2col):
+            gathered, copies = gathered + prod(image) // node.operator.kernel[1], copies + node.operator.kernel[0]
+    engine, again, halo = 0.0, 0.0, 0
+    for place in reversed(layer):
+        operator, rows, cycles = (
+            chain[place].operator,
+            types[chain[place].output].shape[1],
+            _row_cycles(types, chain[place]),
+        )
+        assert isinstance(operator, Conv2d | DepthwiseConv2d)
+        engine, again = engine + rows * cycles, again + halo * cycles + _WAIT
+        halo = max(0, halo * operator.stride[0] + types[chain[place].inputs[1]].shape[1] - operator.stride[0])
+    more = gathered * halo / image[1] + copies * DMA.setup_cycles
+    return legalize.soonest(types[chain[layer[-1]].output].shape[1], _MOST_BANDS, (gathered, more), (engine, again))
+
+
+def _row_cycles(types: Mapping[str, TensorType], layer: Node) -> float:
+    """Engine cycles for each row of a layer's result."""
+    (_, *kernel, _), inputs = types[layer.inputs[1]].shape, types[layer.inputs[0]].shape[3]
+    _, _, columns, outputs = types[layer.output].shape
+    groups = inputs if isinstance(layer.operator, DepthwiseConv2d) else 1
+    return registers.plinio_digital(registers.Shape(inputs, outputs, 1, columns, (kernel[0], kernel[1]), groups))
+
+
 APART = dt.Rewrite(
     "pools in parts",
-    legalize.average_pool_in_channels(lambda image: round((image.elements / _PART) ** 0.5), 16, (ScaleShift,)),
+    legalize.average_pool_in_channels(lambda image: round((image.elements / _PART) ** 0.5), 16, (ScaleShift,), True),
     lsb=0,
+    divides=True,
 )
-"""Of the digital engine alone: the array takes a layer's channels at once."""
+BANDS = dt.Rewrite("bands", legalize.first_layer_in_bands(bands, 1, laid_out=True, layers=2), lsb=0, divides=True)
+"""Both are of the digital engine alone: the array takes a layer's channels at once."""
 ANALOG = dt.Policy(
     "analog",
     "layers with weights of -1, 0 and 1 go to the analog array, the rest as in `digital`",

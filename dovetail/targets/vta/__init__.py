@@ -25,7 +25,7 @@ from dovetail.legalize import (
     engine_requantisation,
     first_layer_in_bands,
     pools_as_depthwise,
-    rows_of,
+    soonest,
 )
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
@@ -75,16 +75,7 @@ def bands(config: VtaConfig, types: Mapping[str, TensorType], chain: Sequence[No
     core, engine = _PIXEL * x[1] * x[2], entry * result[1] * result[2]
     halo = _PIXEL * x[2] * max(0, weights[1] - layer.operator.stride[0])
     again = _LAUNCH + taps * config.wgt_element // config.bus_bytes
-
-    def end(count: int) -> float:
-        laid = computed = 0.0
-        for start, stop in rows_of(result[1], count, 1):
-            share = (stop - start) / result[1]
-            laid += core * share + halo
-            computed = max(laid, computed) + engine * share + again
-        return computed
-
-    return min(range(1, min(_MOST_BANDS, result[1]) + 1), key=end)
+    return soonest(result[1], _MOST_BANDS, (core, halo), (engine, again))[1]
 
 
 def requantisation_limits(config: VtaConfig) -> RequantisationLimits:
@@ -300,7 +291,7 @@ def target(config: VtaConfig, name: str = "vta") -> dt.Target:
             "requantisation", engine_requantisation(takes, limits, digits_pay), lsb=2 if config.multiplies else MOST_LSB
         ),
         dt.Rewrite("residual", addition_as_convolution(limits), lsb=2 if config.multiplies else MOST_SUM_LSB),
-        dt.Rewrite("bands", first_layer_in_bands(partial(bands, config), 1, laid_out=True), lsb=0),
+        dt.Rewrite("bands", first_layer_in_bands(partial(bands, config), 1, laid_out=True), lsb=0, divides=True),
     )
     return dt.Target(
         name=name,

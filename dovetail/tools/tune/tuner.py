@@ -236,6 +236,28 @@ def tune(
         return _finish(bench, graph, regions, results, of, show)
 
 
+def undivided(target: Target) -> Target:
+    """The target without the rewrites that compute something in parts."""
+    policies = (replace(p, rewrites=tuple(r for r in p.rewrites if not r.divides)) for p in target.policies)
+    return replace(target, policies=tuple(policies))
+
+
+def least_cycles(model: Path, target: Target, options: Options) -> int:
+    """The floor of a network, whose layers may be computed in parts or not: the lower of both; 0 where none is known.
+
+    Raises:
+        DovetailError: the network cannot be compiled for the target; says why.
+    """
+    found = []
+    for graph in (prepare(model, way, options) for way in (target, undivided(target))):
+        regions = partition(graph, target)
+        default = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
+        layers = distinct_layers(regions, default, target)
+        floors = {name: own for layer in layers if (own := candidates(layer, target, 0).floor) for name in layer.names}
+        found.append(network_floor(regions, floors, target))
+    return min(found)
+
+
 @dataclass(frozen=True)
 class Bench:
     """Makes trials: from the log where they are, else by the workers, which are then written to the log."""
@@ -371,5 +393,8 @@ def _finish(
     tuning = Tuning(of, bench.request.measure, kept.default, kept.tuned, layers)
     dropped = tuple(name for name in gains if name not in entries)
     floors = {name: each.floor for each in results if each.floor for name in each.layer.names}
-    floor = network_floor(regions, floors, bench.target)
+    floor = min(
+        network_floor(regions, floors, bench.target),
+        least_cycles(bench.request.model, bench.target, bench.request.options),
+    )
     return Tuned(tuning, tuple(results), dropped, len(bench.log.used), floor)
