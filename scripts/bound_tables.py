@@ -33,7 +33,7 @@ def bound_table(models: Mapping[str, Path]) -> list[str]:
         row: list[object] = [name]
         for path in models.values():
             with tempfile.TemporaryDirectory() as folder:
-                row += _measured(_shifts(path, target, Path(folder)) if quantised else path, target, Path(folder))
+                row += _measured(shifts(path, target, Path(folder)) if quantised else path, target, Path(folder))
         rows.append(row)
     head = ["target", *(text for name in models for text in (f"{name}: cycles", "busy longest", "times that"))]
     return ["### Whole networks beside whoever is busy longest", "", *table(head, rows)]
@@ -52,7 +52,7 @@ def _targets() -> Iterator[tuple[str, Target, bool]]:
             yield f"diana after `quantize` with {SAMPLES} samples", target, True
 
 
-def _shifts(path: Path, target: Target, folder: Path) -> Path:
+def shifts(path: Path, target: Target, folder: Path) -> Path:
     """The model quantised anew, from its stored inputs and what lies between two of them."""
     stored = np.load(path.with_suffix(".many.npz"))
     inputs = np.stack([stored[f"in_{number}"] for number in range(12)])

@@ -1,9 +1,10 @@
 """How near the cost model of `dovetail tune` comes to `iss`, and whether it ranks choices alike.
 
-    python scripts/tuning_model.py [--targets ne16,vta] [--models FILE...] [--trials N] [--layers] [--seed N]
+    python scripts/tuning_model.py [--targets ne16,vta] [--models FILE...] [--quantise] [--trials N] [--layers]
 
-Of every distinct layer of the networks that an engine computes, the default and N choices drawn at random are estimated
-and measured, each layer as a network of its own. A row of the table is a target: how far the estimates of the defaults
+Of every distinct layer of the networks with something to choose, on an engine or on the core, the default and N choices
+drawn at random are estimated and measured, each layer as a network of its own. With --quantise the models are quantised
+for the target before, as `diana` wants them. A row of the table is a target: how far the estimates of the defaults
 and of all choices are from what is measured, Spearman's correlation of the choices within a layer (over those layers
 whose slowest choice takes at least 2 % more than the fastest), and how many choices a second of CPU the model looks at.
 """
@@ -11,12 +12,16 @@ whose slowest choice takes at least 2 % more than the fastest), and how many cho
 from __future__ import annotations
 
 import argparse
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from bound_tables import shifts
 
 from dovetail.compile import Options, prepare, reserved
 from dovetail.errors import DovetailError
@@ -25,13 +30,13 @@ from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
 from dovetail.target import Target
 from dovetail.target.pattern import Choice
-from dovetail.targets import load_target
+from dovetail.targets import BUILT_IN, load_target
 from dovetail.tools.tune.measure import measured
 from dovetail.tools.tune.search import LayerKind, candidates, distinct_layers, region_alone
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = tuple(sorted((ROOT.parent / "shared/models/mlperf_tiny").glob("*_int8.tflite")))
-TARGETS = ("ne16", "macarray", "diana", "vta")
+TARGETS = tuple(name for name in BUILT_IN if not load_target(name).core.is_host)
 LEAST_SPREAD = 1.02
 """Slowest over fastest choice of a layer, for its choices to have an order."""
 
@@ -117,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--models", type=Path, nargs="*", default=TINY)
+    parser.add_argument("--quantise", action="store_true", help="quantise the models for the target")
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--most", type=int, default=1000, help="layers of a target, evenly spread")
     parser.add_argument("--seed", type=int, default=0)
@@ -126,7 +132,9 @@ def main() -> None:
     print("| --- | ---: | --- | --- | --- | ---: |")
     for name in given.targets.split(","):
         target, rows, looked, seconds = load_target(name), list[Compared](), 0, 0.0
-        every = list(layers(target, given.models))
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+            models = [shifts(one, target, Path(folder)) if given.quantise else one for one in given.models]
+            every = list(layers(target, models))
         for network, layer in every[:: max(1, -(-len(every) // given.most))]:
             found = compared(network, layer, target, given.trials, given.seed)
             if found is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -15,15 +16,23 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from conftest import shared_dir
-from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d
-from dovetail.ir.operators.movement import Pad
-from dovetail.ir.types import DType, TensorType
+from dovetail.ir.operators.movement import Concat, Pad, Slice
+from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.kernels import core_traits, turns
+from dovetail.kernels.turns import Turns
 from dovetail.kernels.window import Window
 from dovetail.schedule.assign.costs import core_cycles
+from dovetail.schedule.partition import partition
 from dovetail.target.costs import kernel_cycles
+from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
+from dovetail.tools.tune.cost import END_CYCLES, START_CYCLES
+from dovetail.tools.tune.measure import measured
+from firmware import require_chip
+from tuning_cases import layer_graph
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "kernel_cycles.py"
 
@@ -69,6 +78,11 @@ def taps_inside(window: Window, axis: int) -> int:
     )
 
 
+def products_in(found: Turns) -> float:
+    """Those of blocks and those of single pixels."""
+    return found["sum.product"] + found["sum.border_product"]
+
+
 sizes = st.integers(1, 9)
 
 
@@ -90,7 +104,59 @@ def test_every_product_is_counted_once(
     made = graph.types[node.output].shape
     window = Window(1, (rows, columns), depth, made[1:3], (kernel,) * 2, (stride,) * 2, (1, 1), (padding,) * 2)
     found = turns(graph, core_traits(load_target("riscv").core))
-    least = taps_inside(window, 0) * taps_inside(window, 1) * depth * outputs
-    assert least <= found["sum.product"] < 2 * least
-    assert found["sum.product"] % (taps_inside(window, 0) * taps_inside(window, 1) * depth) == 0
+    least, products = taps_inside(window, 0) * taps_inside(window, 1) * depth * outputs, products_in(found)
+    assert least <= products < 2 * least
+    assert products % (taps_inside(window, 0) * taps_inside(window, 1) * depth) == 0
     assert all(count >= 0 for count in found.values())
+
+
+def moved(operator: Operator, *shapes: Shape) -> Graph:
+    """A network of one operator on bytes."""
+    builder = GraphBuilder("moved")
+    inputs = [builder.input(f"x{place}", TensorType(shape, DType.INT8)) for place, shape in enumerate(shapes)]
+    return builder.finish([builder.add(operator, inputs, "y")])
+
+
+LAYERS: dict[str, tuple[Graph, Choice]] = {
+    "rows of 16 and 8 bytes": (moved(Concat(3), (1, 12, 16, 16), (1, 12, 16, 8)), {}),
+    "rows of 12 bytes, far apart": (moved(Slice((0, 0, 0, 16), (1, 12, 16, 28), (1,) * 4), (1, 12, 16, 32)), {}),
+    "long rows": (moved(Concat(1), (1, 12, 16, 16), (1, 4, 16, 16)), {}),
+    "the default block": (layer_graph((12, 12, 16), 24, 3, dtype=DType.INT8), {}),
+    "a block of its own": (
+        layer_graph((12, 12, 16), 24, 3, dtype=DType.INT8),
+        {"pixels": 2, "channels": 4, "unroll": 2},
+    ),
+    "a turn an element": (layer_graph((12, 12, 32), 20, dtype=DType.INT8), {"pixels": 1, "channels": 5, "unroll": 1}),
+}
+
+
+OFF = 0.12
+"""Copies of rows of some bytes are the farthest from what they take."""
+
+
+@cache
+def alone(name: str) -> int:
+    """Cycles of a layer on a plain core, by itself."""
+    graph, choice = LAYERS[name]
+    target = load_target("riscv")
+    (region,) = partition(graph, target)
+    return measured(graph, target, None, {region.name: choice} if choice else {}) - START_CYCLES - END_CYCLES
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_takes_what_its_turns_say(name: str) -> None:
+    require_chip()
+    graph, choice = LAYERS[name]
+    ratio = core_cycles(graph, load_target("riscv"), choice) / alone(name)
+    print(name, ratio)
+    assert abs(ratio - 1) < OFF
+
+
+@pytest.mark.parametrize("part", ["move.run", "move.byte", "sum.product", "sum.load", "sum.turn"])
+def test_a_fault_in_a_rate_is_found(part: str) -> None:
+    require_chip()
+    target, rates = load_target("riscv"), kernel_cycles("rv32imc")
+    faulty = replace(target, core=replace(target.core, kernels={**rates, part: 2 * rates[part]}))
+    off = {name: abs(core_cycles(graph, faulty, choice) / alone(name) - 1) for name, (graph, choice) in LAYERS.items()}
+    print(part, off)
+    assert max(off.values()) > OFF

@@ -43,7 +43,7 @@ from dovetail.target.pattern import Choice, Knob, Space
 
 _IN_ORDER = 4
 """Products after which a barrier keeps the compiler from loading further ahead."""
-_UNROLLED = 8
+UNROLLED = 8
 """Products per turn up to which neighbouring input elements are taken together."""
 _UNROLLINGS = (1, 2, 4, 8)
 _LEAST_STEP = 2
@@ -89,7 +89,7 @@ class _Convolution(SumNest):
         """Products of `step` neighbouring input elements of each pixel with every lane."""
         lines = []
         distance = self.window.stride[COLUMN] * self.window.channels
-        crowded, done = pixels * self.lanes * step > _UNROLLED, list[str]()
+        crowded, done = pixels * self.lanes * step > UNROLLED, list[str]()
         values = [f"value_{pixel}" if pixels > 1 else "value" for pixel in range(pixels)]
         for element in range(step):
             for pixel, name in enumerate(values):
@@ -135,7 +135,7 @@ class _Convolution(SumNest):
             lines += self._run(pixels, taken_off, product(f"({end} - {first})", depth), 1)
         else:
             length = columns * depth if merged else depth
-            step = channel_lanes(length, self.unroll or _unrolled(pixels * self.lanes))
+            step = channel_lanes(length, self.unroll or unrolled(pixels * self.lanes))
             lines += self._run(pixels, taken_off, str(length), step)
         return self.rows(lines if merged else self.columns(lines, clamped), clamped)
 
@@ -144,7 +144,7 @@ class _Convolution(SumNest):
         if length == str(step):
             return products
         advance = [f"from += {step};", f"tap += {step * self.tap_size};"]
-        advance += [_made(["from", "tap"])] if pixels * self.lanes * step > _UNROLLED else []
+        advance += [_made(["from", "tap"])] if pixels * self.lanes * step > UNROLLED else []
         end = f"const {c_type(self.sums.stored)} *const end = tap + {product(length, self.tap_size)};"
         return [end, *block("while (tap != end)", [*products, *advance])]
 
@@ -233,7 +233,7 @@ def _offered(region: Region, core: CoreTraits) -> Offered | None:
             return None
         return f"there are no registers for {block[0]} pixels x {block[1]} channels"
 
-    unroll = _unrolled(default[0] * default[1])
+    unroll = unrolled(default[0] * default[1])
     most = (*min(blocks, key=loads_per_product), 1)
     return Offered(Space(knobs, problem), {PIXELS: default[0], CHANNELS: default[1], UNROLL: unroll}, most)
 
@@ -249,9 +249,9 @@ def _instructions(pixels: int, lanes: int) -> float:
     return (pixels + lanes + 2 * pixels * lanes + _LOOP) / (pixels * lanes)
 
 
-def _unrolled(sums: int) -> int:
+def unrolled(sums: int) -> int:
     """Input elements of each pixel that a turn takes, for a block of so many sums."""
-    return max(_UNROLLED // sums, _LEAST_STEP)
+    return max(UNROLLED // sums, _LEAST_STEP)
 
 
 def _blocks(products: Products, sums: int, multiple: int) -> list[tuple[int, int]]:

@@ -42,7 +42,7 @@ from dovetail.kernels.kernel import Expression, Scope, Unsupported, Writer, decl
 from dovetail.kernels.region import Region, kernel
 from dovetail.kernels.window import COLUMN, ROW, Nest, anchored, window_of
 
-_SHORT = 8
+SHORT = 8
 """Runs below this many bytes are copied element by element: a call costs more."""
 
 
@@ -57,7 +57,7 @@ def _copy(region: Region, scope: Scope, result: Shape, box: Box, position: int, 
         loops = merge([stop - start for start, stop in box], walks)
         run = loops[-1] if loops else (1, (1, 1))
         size = run[0] * kind.numpy.itemsize
-        if run[1] == (1, 1) and size >= _SHORT:
+        if run[1] == (1, 1) and size >= SHORT:
             outer = [(count, strides) for count, strides in loops[:-1]]
             to, start = (walk_text(number, walk.start, outer) for number, walk in enumerate(walks))
             lines = [f"__builtin_memcpy({total('output', to)}, {total(name, start)}, {size});"]
@@ -114,7 +114,7 @@ def _run(region: Region, scope: Scope, length: int, channel_base: str, source: s
     number = source.lstrip("-").isdigit()
     if not region.tree and number and kind.bits <= 8:
         return [f"__builtin_memset(output + place, {int(source) & 255}, {length});"]
-    if not region.tree and not number and length * kind.numpy.itemsize >= _SHORT:
+    if not region.tree and not number and length * kind.numpy.itemsize >= SHORT:
         return [f"__builtin_memcpy(output + place, {source}, {length * kind.numpy.itemsize});"]
     index = anchored(region.output_shape, "place + channel", total(channel_base, "channel"))
     value = Expression(source, "int32_t", int(source), int(source)) if number else expression_of("from[channel]", kind)

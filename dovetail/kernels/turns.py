@@ -8,22 +8,24 @@ taps, ends of sums. Layers that are made small instead (`generate_all`, `little`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from math import prod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import gcd, prod
 from types import MappingProxyType
 
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Concat, Pad, Slice
+from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.ir.types import DType
+from dovetail.ir.types import Box, DType, box_shape
 from dovetail.kernels.c import channel_lanes
-from dovetail.kernels.convolution import register_block
+from dovetail.kernels.convolution import UNROLLED, register_block, unrolled
 from dovetail.kernels.depthwise import Group, column_groups
-from dovetail.kernels.kernel import CoreTraits, Scope, Unsupported
+from dovetail.kernels.elements import Walk, broadcast_walk, merge, row_major
+from dovetail.kernels.kernel import UNROLL, CoreTraits, Scope, Unsupported
 from dovetail.kernels.linear_sum import summed
+from dovetail.kernels.movement import SHORT
 from dovetail.kernels.patches import Patches, patches_of
 from dovetail.kernels.planes import Planes, planes_of
 from dovetail.kernels.raised import RaisedNest
@@ -147,32 +149,57 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
     together, lanes = register_block(products, core.accumulators, 1, choice=choice)
     blocks, taps = -(-share // lanes) * products.groups, prod(window.kernel) * depth
     fast = columns // together * together * rows if together > 1 or window.any_padded else pixels
+    if together == 1 and window.any_padded:
+        fast = 0  # there is one function for all pixels
     inside, across = _inside(window, ROW), _inside(window, COLUMN)
-    slow_taps = sum(inside) * sum(across) * depth - fast * taps
-    slow_rows = sum(inside) * len(across) - fast * window.kernel[ROW]
-    slow, groups = pixels - fast, fast / together
-    counts = {
-        "product": (fast * taps + slow_taps) * blocks * lanes,
-        "load": groups * taps * blocks * (together + lanes),
-        "turn": groups * taps * blocks,
-        "row": groups * window.kernel[ROW] * blocks,
-        "block": groups * blocks,
-        "group": groups,
-        "result": fast * blocks * lanes,
-        "border_load": slow_taps * blocks * lanes,
-        "border_turn": slow_taps * blocks,
-        "border_row": slow_rows * blocks,
-        "border_block": slow * blocks,
-        "border_result": slow * blocks * lanes,
-        "border_pixel": slow,
-    }
-    return {**{f"sum.{part}": float(count * window.batch) for part, count in counts.items()}, "sum.call": 1}
+    slow, slow_taps = pixels - fast, sum(inside) * sum(across) * depth - fast * taps
+    slow_rows, groups = sum(inside) * len(across) - fast * window.kernel[ROW], fast / together
+    ragged = "ragged_" if outputs % lanes else ""
+    found = {"group": groups, "border_pixel": slow}
+    found |= {f"{ragged}result": fast * outputs, f"border_{ragged}result": slow * outputs}
+    for name, width, number, times, kernel_rows in (
+        ("", together, groups * taps, groups, groups * window.kernel[ROW]),
+        ("border_", 1, slow_taps, slow, slow_rows),
+    ):
+        step, starts, looped = _steps(products, width, lanes, bool(name), choice)
+        sums = lanes * width
+        own = {
+            "product": number * sums,
+            "load": number * (lanes + width),
+            "turn": number / step if looped else 0,
+            "row": kernel_rows * starts if window.kernel != (1, 1) else 0,
+            "block": times,
+            "sum": times * sums,
+            "crowded": number * max(sums - core.accumulators, 0),
+        }
+        found |= {f"{name}{part}": count * blocks for part, count in own.items()}
+    return {**{f"sum.{part}": float(count * window.batch) for part, count in found.items()}, "sum.call": 1}
+
+
+def _steps(products: Products, pixels: int, lanes: int, clamped: bool, choice: Choice) -> tuple[int, int, bool]:
+    """Input elements of a turn of the innermost loop, such loops to a kernel row, and whether they have several turns
+    at last: a compiler writes short loops of few products out where the kernel does not keep it from that."""
+    window, depth = products.window, int(products.weights.shape[3])
+    merged = window.kernel[COLUMN] == 1 or (window.contiguous_columns and products.groups == 1)
+    length = depth * window.kernel[COLUMN] if merged else depth
+    if merged and clamped and window.padded(COLUMN):
+        return 1, 1, True
+    step = channel_lanes(length, int(choice.get(UNROLL, 0)) or unrolled(pixels * lanes))
+    sums, starts = pixels * lanes, 1 if merged else window.kernel[COLUMN]
+    straight = sums * step <= UNROLLED and length * (2 * sums + pixels + lanes) <= _STRAIGHT
+    return step, starts, step != length and not straight
+
+
+_STRAIGHT = 100
+"""Instructions of a loop up to which a compiler writes out all of its turns, about."""
 
 
 def _scheduled(region: Region, products: Products, core: CoreTraits) -> Turns:
     """Sums of products with an instruction of the core; raises Unsupported where none does."""
     sizes, inside, knobs = knobs_of(region, products, core)
-    found = turns_of(knobs, sizes, inside)
+    found, several = turns_of(knobs, sizes, inside), -(-sizes.taps // knobs.vector) > knobs.unroll
+    if several and not knobs.straight:  # sums leave their registers between turns
+        found["kept"] = found["product"] / knobs.unroll
     kind = "staged" if knobs.staging else "straight" if knobs.straight else "instruction"
     return {**{f"{kind}.{part}": count for part, count in found.items()}, f"{kind}.kernel": 1}
 
@@ -288,21 +315,50 @@ def _pool(region: Region, core: CoreTraits, choice: Choice) -> Turns:
     return {f"{family.__name__}{kind}.{part}": float(count) for part, count in counts.items()}
 
 
-@kernel(Concat, Pad, Slice, table=TURNS)
+@kernel(Concat, Pad, Slice, Transpose, table=TURNS)
 def _moved(region: Region, core: CoreTraits, choice: Choice) -> Turns:
-    """Rows of neighbouring bytes: what the result and what is read have in common at its end."""
-    shape, whole = region.result.shape, [region.graph.types[name].shape for name in region.node.inputs]
-    size, name = region.result.dtype.numpy.itemsize, type(region.node.operator).__name__
-    found: dict[str, float] = defaultdict(float)
-    moved = 0
-    for taken in whole:
-        same = len(shape)
-        while same and shape[same - 1] == taken[same - 1]:
-            same -= 1
-        runs = min(prod(shape[: max(same - 1, 0)]), prod(taken[: max(same - 1, 0)]))
-        count = min(prod(shape), prod(taken)) * size
-        step = prod(shape[max(same - 1, 0) :]) * size
-        words = step % 4 == 0 and count // max(runs, 1) % 4 == 0
-        _add(found, {f"{name}.run": runs, f"{name}.{'byte' if words else 'odd_byte'}": count})
-        moved += count
-    return {**found, f"{name}.filled": max(region.result.elements * size - moved, 0), f"{name}.call": 1}
+    """Runs of neighbouring bytes, word by word where all begin with one; short ones, and what is computed from, element
+    by element."""
+    result, size, found = region.result, region.result.dtype.numpy.itemsize, defaultdict[str, float](float)
+    found["call"] = 1
+    if isinstance(region.node.operator, Pad):
+        found["filled"] = result.elements * size
+    for box, source in _pieces(region):
+        loops = merge(box_shape(box), walks := (broadcast_walk(result.shape, result.shape, box), source))
+        count, strides = loops.pop() if loops else (1, (1, 1))
+        run, rows = count * size, prod(times for times, _ in loops)
+        if region.tree or strides != (1, 1) or run < SHORT:
+            _add(found, {"element" if strides == (1, 1) else "strided": rows * count, "row": rows})
+        elif length := next((name for name, most in _WRITTEN_OUT.items() if count <= most), ""):
+            _add(found, {f"{length}_run": rows, f"{length}_byte": rows * run})
+        else:
+            alike = _alike([size * (walks[0].start - source.start), *(size * (to - at) for _, (to, at) in loops)])
+            _add(found, {"run": rows, "byte": rows * run * alike, "odd_byte": rows * run * (1 - alike)})
+            found["tail"] += rows * (run % _LINE)
+    return {f"move.{part}": float(number) for part, number in found.items()}
+
+
+_WRITTEN_OUT = {"short": 8, "middle": 16}
+"""Lengths of a run, in elements, up to which one compiler or another writes a copy of known size out."""
+_LINE = 16
+"""Bytes that a turn of memcpy takes."""
+
+
+def _alike(distances: Sequence[int]) -> float:
+    """The share of runs that begin at the same place in a word as where they go: how far the first is from there, and
+    how much farther each turn of the loops around it; bytes."""
+    step = gcd(4, *distances[1:])
+    return step / 4 if distances[0] % step == 0 else 0.0
+
+
+def _pieces(region: Region) -> Iterator[tuple[Box, Walk]]:
+    """The boxes of a moved result, and how each one's operand is walked."""
+    operator, kinds = region.node.operator, [region.graph.types[name] for name in region.node.inputs]
+    if isinstance(operator, Pad):
+        shape = kinds[0].shape
+        yield tuple((a, a + n) for a, n in zip(operator.before, shape, strict=True)), Walk(row_major(shape))
+        return
+    for piece in operator.pieces(kinds) or ():
+        dense = row_major(kinds[piece.operand].shape)
+        start = sum(first * step for first, step in zip(piece.start, dense, strict=True)) if piece.start else 0
+        yield piece.box, Walk(tuple(step * dense[axis] for axis, step in piece.walks) or dense, start)

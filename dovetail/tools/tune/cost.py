@@ -139,11 +139,11 @@ class CoreEstimator:
     """Estimates choices for the kernel of a region that the core computes."""
 
     def __init__(self, region: Region, target: Target) -> None:
-        self._region, self._target = region, target
+        self.region, self._target = region, target
 
     def estimate(self, choice: Choice) -> Estimate | None:
         """What a choice is thought to cost."""
-        cycles = core_cycles(self._region.graph, self._target, choice)
+        cycles = core_cycles(self.region.graph, self._target, choice)
         return Estimate(cycles + START_CYCLES + END_CYCLES, 1, 0, 0, 0)
 
 
@@ -159,7 +159,7 @@ class Estimator:
     def __init__(self, region: Region, target: Target, near: tuple[str, ...]) -> None:
         laid, ends = choose_layouts(region.graph, [region], target, near), {*region.graph.inputs, region.output}
         place = next(place for place, one in enumerate(laid.regions) if one.engine is not None)
-        self._plain, self._target, self._layouts = region.graph, target, laid.layouts
+        self.region, self._target, self._layouts = region, target, laid.layouts
         self._region = region = laid.regions[place]
         assert region.engine is not None and region.offload is not None
         self._engine, self._dma, self._offload = region.engine, region.engine.dma or target.dma, region.offload
@@ -179,7 +179,7 @@ class Estimator:
     def estimate(self, choice: Choice) -> Estimate | None:
         """What a whole, allowed choice costs; None when its tiles need more memory than there is."""
         if choice.get(PLACEMENT) == "core":
-            return Estimate(core_cycles(self._plain, self._target) + START_CYCLES + END_CYCLES, 1, 0, 0, 0)
+            return Estimate(core_cycles(self.region.graph, self._target) + START_CYCLES + END_CYCLES, 1, 0, 0, 0)
         size = tile_shape(self._shape, choice)
         *rest, channels = [_parts(total, step) for total, step in zip(self._shape, size, strict=True)]
         spatial = [_Part(tuple(p.box[0] for p in parts), tuple(p.kind for p in parts)) for parts in product(*rest)]

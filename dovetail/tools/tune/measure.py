@@ -25,7 +25,7 @@ from dovetail.schedule.plan import plan
 from dovetail.target.pattern import Choice, Space
 from dovetail.tools.arrays import built
 from dovetail.tools.tune.cost import CoreEstimator, Estimator, estimator
-from dovetail.tools.tune.search import Outcome, distinct_layers, region_alone, resolved_default
+from dovetail.tools.tune.search import Outcome, distinct_layers, placed, region_alone, resolved_default
 
 if TYPE_CHECKING:
     from dovetail.sim.line import Board
@@ -136,7 +136,8 @@ def _estimated(task: Task, choices: Mapping[str, Choice]) -> int:
         plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
     total = 0
     for name, (model, _, default) in models.items():
-        found = model.estimate({**default, **choices.get(name, {})})
+        own = choices.get(name, {})
+        found = model.estimate({**default, **own} if own else placed(model.region, default, target))
         if found is None:
             raise DovetailError(
                 "the tiles need more memory than there is", where=f"layer {name}", hint="choose smaller tiles"

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits, offered
+from dovetail.schedule.assign import assign
 from dovetail.schedule.knobs import CONTEXT, canonical, region_space
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region, partition
@@ -112,6 +113,13 @@ def resolved_default(region: Region, target: Target, near: Collection[str]) -> d
     return {**own, **dict(zip(names, sizes, strict=True)), BUFFERS: buffers, ORDER: order, EARLY: "yes"}
 
 
+def placed(region: Region, default: Choice, target: Target) -> Choice:
+    """A default, or the core where a compile that is told nothing computes the layer there."""
+    if region.engine is None or assign(region.graph, (region,), target, {}).regions[0].engine is not None:
+        return default
+    return {PLACEMENT: "core"}
+
+
 def features(choice: Mapping[str, Value], found: Estimate, knobs: Mapping[str, tuple[Value, ...]]) -> list[float]:
     """What the learned model sees of a choice: settings, their logarithms, and what the cost model thinks of it."""
     from math import log2
@@ -174,7 +182,7 @@ def candidates(layer: LayerKind, target: Target, seed: int) -> Candidates:
     ranges = {knob.name: knob.values for knob in space.knobs}
     rows: list[tuple[Choice, Estimate]] = []
     # The planner may have moved an end away to make room; then nothing is known of its own choice but that it exists.
-    first = model.estimate(default) or Estimate(max(1, region.macs), 1, 0, 0, 0)
+    first = model.estimate(placed(region, default, target)) or Estimate(max(1, region.macs), 1, 0, 0, 0)
     same = {name: value for name, value in default.items() if name in ranges}
     for point in _points(space, _generator(seed, layer.key, "points")):
         found = model.estimate(point) if point != same else None
