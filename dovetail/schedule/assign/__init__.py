@@ -14,13 +14,15 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import PlaceError
+from dovetail.files import kept_answer
 from dovetail.ir.graph import Graph
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import layers
@@ -269,11 +271,38 @@ def assign(
         return Assignment(chosen, compared=compared, tiles=tiles.of(same))
     known = layers(graph, regions, target, wishes, held)
     dma = target.dma.name if target.dma else CORE
+    found, bound = _kept(known, dma)
+    return Assignment(_placed(known, found, dma if len(target.engines) > 1 else None), known, found, bound)
+
+
+def _kept(known: tuple[LayerOptions, ...], dma: str) -> tuple[Schedule, int]:
+    """The schedule that was found before for such layers, or is found now, and what none can be below."""
+    asked = [(layer.after, sorted(layer.delays.items()), _costs(layer)) for layer in known]
+    solver = find_spec("ortools") is not None
+    answer = kept_answer(Path(__file__).parent, repr((asked, dma, solver)), lambda: _answer(*_found(known, dma)))
+    held = json.loads(answer)
+    launches, starts = (tuple(map(tuple, held[name])) for name in ("launches", "starts"))
+    return Schedule(tuple(held["picks"]), launches, starts, held["finish"]), held["bound"]
+
+
+def _costs(layer: LayerOptions) -> list[object]:
+    """All of a layer's candidates that a schedule depends on."""
+    return [
+        (sorted(one.members), [[getattr(step, each.name) for each in fields(step)[1:]] for step in one.steps])
+        for one in layer.candidates
+    ]
+
+
+def _answer(found: Schedule, bound: int) -> bytes:
+    return json.dumps({**asdict(found), "bound": bound}).encode()
+
+
+def _found(known: tuple[LayerOptions, ...], dma: str) -> tuple[Schedule, int]:
+    """A schedule of some layers, and what none can be below."""
     found, bound = heuristic(known, dma), lower_bound(known, dma)
     if found.finish > bound and sum(len(layer.candidates) for layer in known) <= _EXACT_CANDIDATES:
         found, bound = improve(known, found, bound, dma, _EXACT_SECONDS)
-    found = in_order(known, found, dma)
-    return Assignment(_placed(known, found, dma if len(target.engines) > 1 else None), known, found, bound)
+    return in_order(known, found, dma), bound
 
 
 def one_by_one(assignment: Assignment) -> Assignment:
