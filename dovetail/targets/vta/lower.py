@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 from dovetail.ir.graph import Graph
@@ -229,6 +229,23 @@ class _Tile:
     origins: Mapping[str, tuple[int, ...]]
     """First index of each argument's leading dimensions in this tile."""
 
+    @cached_property
+    def contents(self) -> Mapping[int, Hashable]:
+        """What is loaded into each buffer."""
+        loads = [event for event in self.events if isinstance(event, Issue)]
+        found = {_filled(load): _key(load, self.origins) for load in loads}
+        return {buffer: key for buffer, key in found.items() if buffer is not None and key is not None}
+
+    @cached_property
+    def parameters(self) -> Sequence[tuple[Allocation, Window]]:
+        """The arrays of one number per channel: the buffer of each, and the part of an argument it is filled with."""
+        loads = [event for event in self.events if isinstance(event, Issue) and event.instruction == "load_parameter"]
+        if not loads:
+            return []
+        buffers = {event.buffer: event for event in self.events if isinstance(event, Allocation)}
+        found = [(_filled(load), load.operands["source"]) for load in loads]
+        return [(buffers[place], source) for place, source in found if place is not None and isinstance(source, Window)]
+
 
 def lower(placed: VtaRegion, tiling: Tiling, config: VtaConfig) -> Stream:
     """The stream that computes a region.
@@ -247,30 +264,14 @@ def lower(placed: VtaRegion, tiling: Tiling, config: VtaConfig) -> Stream:
 
 def _write(writer: Writer, tile: _Tile) -> None:
     writer.origins = tile.origins
-    contents = _contents(tile)
-    parameters = _parameters(tile.events)
-    _load_parameters(writer, parameters, contents)
-    early = {buffer.buffer for buffer, _ in parameters}
+    contents = tile.contents
+    _load_parameters(writer, tile.parameters, contents)
+    early = {buffer.buffer for buffer, _ in tile.parameters}
     for event in tile.events:
         if isinstance(event, Allocation) and event.buffer not in early:
             writer.allocate(event, contents.get(event.buffer))
         elif isinstance(event, Issue) and event.instruction != "load_parameter":
             _WRITE[event.instruction](_Use(writer, event))
-
-
-def _contents(tile: _Tile) -> dict[int, Hashable]:
-    """What is loaded into each of a tile's buffers."""
-    loads = [event for event in tile.events if isinstance(event, Issue)]
-    found = {_filled(load): _key(load, tile.origins) for load in loads}
-    return {buffer: key for buffer, key in found.items() if buffer is not None and key is not None}
-
-
-def _parameters(events: Sequence[Event]) -> list[tuple[Allocation, Window]]:
-    """A tile's arrays of one number per channel: the buffer of each, and the part of an argument it is filled with."""
-    buffers = {event.buffer: event for event in events if isinstance(event, Allocation)}
-    loads = [event for event in events if isinstance(event, Issue) and event.instruction == "load_parameter"]
-    found = [(_filled(load), load.operands["source"]) for load in loads]
-    return [(buffers[filled], source) for filled, source in found if filled is not None and isinstance(source, Window)]
 
 
 _PARAMETERS = "parameters"
@@ -376,9 +377,10 @@ def _pools(tiles: Sequence[_Tile], tiling: Tiling, rooms: Mapping[str, int]) -> 
     everything: dict[tuple[str, str], set[Hashable]] = {}
     of_a_tile: dict[tuple[str, str], int] = {}
     for tile in tiles:
-        contents, here = _contents(tile), dict[tuple[str, str], set[Hashable]]()
-        parameters = [buffer for buffer, _ in _parameters(tile.events)]
-        buffers = [event for event in tile.events if isinstance(event, Allocation) and event not in parameters]
+        contents, here = tile.contents, dict[tuple[str, str], set[Hashable]]()
+        parameters = [buffer for buffer, _ in tile.parameters]
+        together = {buffer.buffer for buffer in parameters}
+        buffers = [event for event in tile.events if isinstance(event, Allocation) and event.buffer not in together]
         wanted = [((buffer.memory, buffer.name), [buffer]) for buffer in buffers]
         for name, held in [*wanted, *([(("ACC", _PARAMETERS), parameters)] if parameters else [])]:
             entries[name] = max(entries.get(name, 0), sum(prod(buffer.shape[:-2]) for buffer in held))
