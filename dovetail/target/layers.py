@@ -116,6 +116,16 @@ def window_of(match: Match) -> Window:
     return Window(*walk, (pad.before[1], pad.before[2]), (pad.after[1], pad.after[2]), int(pad.value))
 
 
+def taps_inside(window: Window, x: Shape, y: Shape) -> int:
+    """Pairs of a pixel of a result and a tap of its window that lies in the image; shapes of operand and result."""
+    found = 1
+    axes = zip(sizes_of(x), sizes_of(y), window.kernel, window.stride, window.dilation, window.before, strict=False)
+    for size, made, kernel, stride, dilation, before in axes:
+        places = np.arange(made)[:, None] * stride + np.arange(kernel) * dilation - before
+        found *= int(((places >= 0) & (places < size)).sum())
+    return found
+
+
 def layer_of(match: Match) -> Layer:
     """Everything about a matched layer but where it lies."""
     linear, weights, clip = linear_of(match), match.array("weights"), match.operator("clip", Clip)

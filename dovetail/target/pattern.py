@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Reshape
-from dovetail.ir.types import Array, TensorType
+from dovetail.ir.types import Array, Shape, TensorType
 
 Value = int | str
 """The setting of a knob."""
@@ -163,9 +163,12 @@ class Match:
     """Operator name in the pattern -> node."""
     choice: Choice = field(default_factory=dict)
     """Settings of the offload's own knobs; one that is absent means the offload's default."""
-    apart: frozenset[str] = frozenset()
-    """Values of images known to lie as parts of wider ones, other columns between their rows; only when cycles of
-    choices are asked for."""
+    within: Mapping[str, Shape] = field(default_factory=dict)
+    """Values known to lie as parts of larger ones -> the shapes of those; only when cycles of choices are asked for."""
+
+    def apart(self, value: str) -> bool:
+        """True when an image is known to have others' columns between its rows."""
+        return value in self.within and self.within[value][-2] != self.graph.types[value].shape[-2]
 
     def has(self, name: str) -> bool:
         """True when the (optional) operator is there."""

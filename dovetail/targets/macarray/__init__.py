@@ -64,9 +64,9 @@ def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Co
 
 def cycles(match: dt.Match) -> int:
     """Engine cycles of a job."""
-    kind, inputs, outputs = kind_of(match), match.type("x").shape[-1], match.result.shape[-1]
-    taps = 2 if kind is Kind.SUM else int(np.prod(layers.window_of(match).kernel))
-    return job_cycles(kind, match.result.elements // outputs, inputs, outputs, taps)
+    kind, x = kind_of(match), match.type("x").shape
+    window = layers.PIXEL if kind is Kind.SUM else layers.window_of(match)
+    return job_cycles(kind, x, match.result.shape, window, match.within.get(match.values["x"], x)[-1])
 
 
 WINDOWS = (layers.kernel_at_most(15, 15), layers.strides_of(1, 2))

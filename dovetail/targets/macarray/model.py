@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from math import gcd, prod
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dovetail.ir.operators.arithmetic import Rounding, fixed_point
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
-from dovetail.ir.types import Array
+from dovetail.ir.types import Array, Shape
 from dovetail.sim.device import Bus
 from dovetail.target import JobRegisters
+from dovetail.target.layers import Window, taps_inside
 
 REGISTERS = JobRegisters(
     (
@@ -36,12 +38,17 @@ _LOADS = {Kind.CONVOLUTION: _LANES, Kind.DEPTHWISE: 1, Kind.SUM: 0}
 """Words of weights loaded for each tap and 8 input channels."""
 
 
-def job_cycles(kind: Kind, pixels: int, inputs: int, outputs: int, taps: int) -> int:
-    """Cycles of a job from its sizes: exact where the channels are a multiple of 8 and pixels begin with a word; else
-    pixels that lie across two words of memory take two cycles, and how many do is an estimate."""
-    groups, rest = -(-inputs // _LANES), inputs % _LANES
-    across = pixels * taps * (((groups - 1) * 7 + rest - 1) / _LANES if rest else 0)
-    walked = pixels * taps * groups + int(across)
+def job_cycles(kind: Kind, x: Shape, y: Shape, window: Window, pixel: int) -> int:
+    """Cycles of a job from the shapes of operand and result, pixels `pixel` bytes apart: exact where these are a
+    multiple of 8 and begin with a word; else groups of channels that lie across two words of memory take two cycles.
+    How many do is estimated: pixels begin as often at each place in a word that is a multiple of what the distances
+    have in common."""
+    inputs, outputs, operands = x[-1], y[-1], 2 if kind is Kind.SUM else 1
+    pixels, taps = prod(y[:-1]), operands * prod(window.kernel)
+    starts, firsts = np.arange(0, _LANES, gcd(pixel, inputs, _LANES))[:, None], np.arange(0, inputs, _LANES)
+    here = np.minimum(inputs - firsts, _LANES)
+    across = ((starts + firsts) % _LANES + here > _LANES).sum() / len(starts)
+    walked = round(pixels * taps * len(firsts) + operands * taps_inside(window, x, y) * across)
     return _cycles(kind, pixels, inputs, outputs, taps, walked)
 
 

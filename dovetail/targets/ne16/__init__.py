@@ -59,9 +59,7 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
     (rows, columns, inputs), (height, breadth, outputs) = layers.sizes_of(x), layers.sizes_of(out)
     nowhere = dt.Operand(0, ())
     source, target = operands.get(match.values["x"], nowhere), operands.get("result", nowhere)
-    gaps = [
-        int(value in match.apart) for value in (match.values["x"], match.root)
-    ]  # of any size: not one line of pixels
+    gaps = [int(match.apart(value)) for value in (match.values["x"], match.root)]  # of any size: not one line of pixels
     source_apart = source.strides[1:3] if not dense and source.strides else (columns * inputs + gaps[0], inputs)
     line = breadth * outputs * width
     target_apart = target.strides[1:3] if not dense and target.strides else (line + gaps[1], outputs * width)

@@ -10,11 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from dovetail.codegen.emit.lists import dma_rows
 from dovetail.ir.crop import Tile
-from dovetail.ir.types import Box, Shape, TensorType
+from dovetail.ir.types import Box, Shape, TensorType, full_box
+from dovetail.program.ir import Copy, dense_view
+from dovetail.program.transfers import transfers
 from dovetail.schedule.assign.costs import core_cycles
+from dovetail.schedule.cores import copies
+from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles.tile import BUFFERS, ORDER, PLACEMENT, TILE, packed_bytes, tile_match
+from dovetail.sim.dma import QUEUE
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine, StreamDma
@@ -28,6 +34,9 @@ WAKE_CYCLES = 26
 """How long after an event the core goes on that slept until then."""
 ROOM_CYCLES = 8
 """How long after an engine has room for a launch its driver goes on."""
+BETWEEN_CYCLES = 45
+"""From a launch to the look whether there is room for the next, where an engine holds one: a turn of the loop, and the
+next launch's words."""
 CHECK_CYCLES = (19, 40)
 """Core cycles of a wait for a launch, and for a copy, that has ended."""
 
@@ -40,6 +49,8 @@ class _Pace:
     """Of starting a copy."""
     launch: int
     """Of starting a launch, once there is room."""
+    between: int
+    """From a launch to when the core looks whether there is room for the next."""
     queue: int
     """Launches that are held, the one that is computed included."""
     room: int
@@ -53,15 +64,32 @@ class _Pace:
 def _pace(engine: Engine) -> _Pace:
     """A list's commands are handed out by the engine itself, in no time; else the core issues everything."""
     if engine.stream is not None:
-        return _Pace(0, 0, 1 << 30, 0, (0, 0), 0)
-    return _Pace(COPY_CYCLES, engine.launching, engine.queue, ROOM_CYCLES, CHECK_CYCLES, WAKE_CYCLES)
+        return _Pace(0, 0, 0, 1 << 30, 0, (0, 0), 0)
+    between = BETWEEN_CYCLES if engine.queue == 1 else 0  # beside one that holds several it is part of launching
+    return _Pace(COPY_CYCLES, engine.launching, between, engine.queue, ROOM_CYCLES, CHECK_CYCLES, WAKE_CYCLES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """What a copy, or several behind one another, takes."""
+
+    starts: int = 0
+    """Transfers that are started one by one."""
+    cycles: int = 0
+    """Of the DMA for all of them."""
+
+    def __add__(self, other: _Moved) -> _Moved:
+        return _Moved(self.starts + other.starts, self.cycles + other.cycles)
+
+
+NOTHING = _Moved()
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
     """An operand of one kind of tile that is copied to the engine, and what it depends on."""
 
-    cycles: int
+    moved: _Moved
     by_place: bool
     """Whether other rows and columns of the result need another part of it."""
     by_span: bool
@@ -70,12 +98,12 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What one kind of tile costs: cycles of the engine, of each load, of its constants and of its store."""
+    """What one kind of tile costs: cycles of the engine, each load, its constants and its store."""
 
     engine: int
     loads: tuple[_Load, ...]
-    constants: int
-    store: int
+    constants: _Moved
+    store: _Moved
     load_bytes: int
     constant_bytes: int
     store_bytes: int
@@ -128,13 +156,19 @@ class Estimator:
     The inputs and outputs `near` lie in the engine's memory."""
 
     def __init__(self, region: Region, target: Target, near: tuple[str, ...]) -> None:
+        laid, ends = choose_layouts(region.graph, [region], target, near), {*region.graph.inputs, region.output}
+        place = next(place for place, one in enumerate(laid.regions) if one.engine is not None)
+        self._plain, self._target, self._layouts = region.graph, target, laid.layouts
+        self._region = region = laid.regions[place]
         assert region.engine is not None and region.offload is not None
-        self._region, self._offload, self._target = region, region.offload, target
-        self._engine, self._dma = region.engine, region.engine.dma or target.dma
+        self._engine, self._dma, self._offload = region.engine, region.engine.dma or target.dma, region.offload
         # an engine with a DMA of its own copies from and to the memory of values, whatever lies there
-        self._near = frozenset(near if region.engine.dma is None else ())
+        inner = {*region.graph.inputs, region.output} - ends  # what a relayout makes or takes lies in its memory
+        self._near = frozenset({*near, *inner} if region.engine.dma is None else ())
+        self._before = [self._relayout(one) for one in laid.regions[:place]]
+        self._after = [self._relayout(one) for one in laid.regions[place + 1 :]]
         self._shape = region.graph.types[region.output].shape
-        held = sum(region.graph.types[name].nbytes for name in near)
+        held = sum(laid.nbytes(name) for name in {*near, *inner})
         self._room = target.memory(region.engine.memory).size - held
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._constants: dict[tuple[object, ...], int] = {}
@@ -144,7 +178,7 @@ class Estimator:
     def estimate(self, choice: Choice) -> Estimate | None:
         """What a whole, allowed choice costs; None when its tiles need more memory than there is."""
         if choice.get(PLACEMENT) == "core":
-            return Estimate(core_cycles(self._region.graph, self._target) + START_CYCLES + END_CYCLES, 1, 0, 0, 0)
+            return Estimate(core_cycles(self._plain, self._target) + START_CYCLES + END_CYCLES, 1, 0, 0, 0)
         size = tile_shape(self._shape, choice)
         *rest, channels = [_parts(total, step) for total, step in zip(self._shape, size, strict=True)]
         spatial = [_Part(tuple(p.box[0] for p in parts), tuple(p.kind for p in parts)) for parts in product(*rest)]
@@ -161,7 +195,7 @@ class Estimator:
             order = [(place, span) for span in range(len(channels)) for place in range(len(spatial))]
         kinds = [self._kind(choice, own, spatial[place], channels[span]) for place, span in order]
         walk = _Walk(_pace(self._engine), buffers)
-        cycles = walk.all(kinds, order)
+        cycles = walk.all(kinds, order, self._before, self._after)
         if self._engine.stream is not None:
             cycles += self._engine.launching + WAKE_CYCLES
         return Estimate(cycles, len(kinds), nbytes, sum(kind.engine for kind in kinds), walk.copying, walk.fetching)
@@ -181,25 +215,40 @@ class Estimator:
             self._constants[constants] = packed_bytes(self._offload.pack(match)) if self._fetches else 0
         types, whole, output = tile.graph.types, self._region.graph.types, self._region.output
         boxes = {**tile.reads, output: box}
-        apart = frozenset(name for name, part in boxes.items() if name in self._near and _rows_apart(part, whole[name]))
+        within = {
+            n: whole[n].shape for n, part in boxes.items() if n in self._near and part != full_box(whole[n].shape)
+        }
         away = [name for name in tile.reads if name not in self._near]
-        loads = tuple(_load(self._dma, tile.reads[name], whole[name]) for name in away)
-        store = _copy_cycles(self._dma, box, whole[output]) if output not in self._near else 0
+        loads = tuple(self._load(name, tile.reads[name], types[name]) for name in away)
+        store = self._copied(output, box, types[output], False) if output not in self._near else NOTHING
         packed = self._constants[constants]
-        fetch = _dma_cycles(self._dma, 1, packed) if packed else 0
-        cycles = self._offload.cycles(replace(match, apart=apart))
-        load_bytes, stored = sum(types[name].nbytes for name in away), types[output].nbytes if store else 0
+        fetch = _Moved(1, dma_cycles(self._dma, packed)) if packed else NOTHING
+        cycles = self._offload.cycles(replace(match, within=within))
+        load_bytes, stored = sum(types[name].nbytes for name in away), types[output].nbytes if store.starts else 0
         return _Kind(cycles, loads, fetch, store, load_bytes, packed, stored, self._offload.scratch(match))
 
+    def _load(self, name: str, part: Box, kind: TensorType) -> _Load:
+        whole = self._region.graph.types[name].shape
+        cut = [span != (0, size) for span, size in zip(part, whole, strict=True)]
+        return _Load(self._copied(name, part, kind, True), any(cut[:-1]), cut[-1])
 
-def _rows_apart(part: Box, whole: TensorType) -> bool:
-    """Whether neighbouring rows of an image's part have others' columns between them."""
-    return len(part) > 2 and part[-2] != (0, whole.shape[-2])
+    def _copied(self, name: str, part: Box, kind: TensorType, loads: bool) -> _Moved:
+        """The copy of a part of a value to a tile, which lies as the engine takes it, or from one."""
+        layout = self._region.layouts.get(name)
+        lies = self._layouts.get(name) if name in self._region.converted else layout
+        whole = dense_view("value", self._region.graph.types[name], layout=lies).part(part)
+        tile = dense_view("tile", kind, layout=layout)
+        return _moved(self._dma, Copy(0, *((whole, tile) if loads else (tile, whole))))
 
-
-def _load(dma: Dma | StreamDma | None, part: Box, whole: TensorType) -> _Load:
-    cut = [span != (0, size) for span, size in zip(part, whole.shape, strict=True)]
-    return _Load(_copy_cycles(dma, part, whole), any(cut[:-1]), cut[-1])
+    def _relayout(self, region: Region) -> _Moved:
+        """What a change of layout beside the engine's region takes: of the core all of its cycles."""
+        views = {
+            name: dense_view(name, kind, layout=self._layouts.get(name)) for name, kind in region.graph.types.items()
+        }
+        made = copies(0, region.graph, views, views[region.output]) if self._target.dma else None
+        if made is None:
+            return _Moved(0, core_cycles(region.graph, self._target))
+        return sum((_moved(self._target.dma, copy) for copy in made), NOTHING)
 
 
 def _parts(total: int, step: int) -> list[_Part]:
@@ -228,6 +277,9 @@ class _Slots:
         return self.last[-1 - buffers] if len(self.last) > buffers else -1
 
 
+Copies = list[tuple[_Moved, int]]
+
+
 @dataclass
 class _Walk:
     """Core, DMA and engine while a layer's statements are issued. Times are cycles since the layer began."""
@@ -235,6 +287,8 @@ class _Walk:
     pace: _Pace
     buffers: int
     core: int = START_CYCLES
+    launched: int = 0
+    """When the core had started the last launch."""
     dma: int = 0
     copying: int = 0
     fetching: int = 0
@@ -246,16 +300,24 @@ class _Walk:
     known: list[int] = field(default_factory=lambda: [0, 0])
     """How many launches and how many copies the core knows to have finished."""
 
-    def all(self, kinds: Sequence[_Kind], order: Sequence[tuple[int, int]]) -> int:
-        """Cycles of a layer of these tiles; `order` says the position and the channels of each."""
+    def all(
+        self,
+        kinds: Sequence[_Kind],
+        order: Sequence[tuple[int, int]],
+        before: Sequence[_Moved] = (),
+        after: Sequence[_Moved] = (),
+    ) -> int:
+        """Cycles of a layer of these tiles; `order` says the position and the channels of each, `before` and `after`
+        how the layouts of operands and result are changed."""
         count, ahead, late = len(kinds), max(self.buffers - 1, 1), self.buffers - 1
         loads, constants = _contents(kinds, order, self.buffers)
-        self.fetching = sum(cycles for copies in constants for cycles, _ in copies)
-        needs: list[list[int]] = [[] for _ in kinds]
+        self.fetching = sum(moved.cycles for copies in constants for moved, _ in copies)
+        first = self._relayouts(before)
+        needs: list[list[int]] = [[*first] for _ in kinds]
         stores: list[int] = []
         for tiles in (constants[:ahead], loads[:ahead]):
-            for tile, copies in enumerate(tiles):
-                self._load(copies, needs[tile])
+            for tile, made in enumerate(tiles):
+                self._load(made, needs[tile])
         for tile, kind in enumerate(kinds):
             if tile and not loads[tile] and not constants[tile]:
                 needs[tile] = needs[tile - 1]
@@ -263,14 +325,17 @@ class _Walk:
             needed = [*needs[tile], *stores[max(overwritten, 0) : overwritten + 1]]
             self._wait(1, max(needed, default=-1))
             self._launch(kind.engine)
-            if tile >= late and kind.store:
+            if tile >= late and kind.store.starts:
                 stores.append(self._store(tile - late, kinds))
             if tile + ahead < count:
                 self._load(constants[tile + ahead], needs[tile + ahead])
                 self._load(loads[tile + ahead], needs[tile + ahead])
         for tile in range(max(count - late, 0), count):
-            if kinds[tile].store:
+            if kinds[tile].store.starts:
                 self._store(tile, kinds)
+        if after:
+            self._wait(0, count - 1)
+            self._relayouts(after)
         self._wait(1, len(self.copied) - 1)
         self._wait(0, count - 1)
         return self.core + END_CYCLES
@@ -283,19 +348,27 @@ class _Walk:
         self.core = max(self.core + self.pace.check[queue], end + self.pace.wake)
         self.known[queue] = number + 1
 
-    def _copy(self, cycles: int) -> int:
-        """Start a copy; returns its number."""
-        self.core += self.pace.copy
-        self.dma = max(self.dma, self.core) + cycles
-        self.copying += cycles
+    def _relayouts(self, all_moved: Sequence[_Moved]) -> list[int]:
+        """Change layouts, on the DMA or on the core; the numbers of the copies."""
+        self.core += sum(moved.cycles for moved in all_moved if not moved.starts)
+        return [self._copy(moved) for moved in all_moved if moved.starts]
+
+    def _copy(self, moved: _Moved) -> int:
+        """Start the transfers of a copy; returns its number."""
+        begun, each = self.core + self.pace.copy, moved.cycles / moved.starts
+        self.core += moved.starts * self.pace.copy
+        self.dma = round(max(self.dma + moved.cycles, begun + moved.cycles, self.core + each))
+        if self.pace.copy:  # the core waits where the DMA's queue is full
+            self.core = max(self.core, self.dma - round(QUEUE * each))
+        self.copying += moved.cycles
         self.copied.append(self.dma)
         return len(self.copied) - 1
 
-    def _load(self, copies: Sequence[tuple[int, int]], needed: list[int]) -> None:
-        """Start copies of so many cycles, each after the launch that read what lay there before."""
-        for cycles, reader in copies:
+    def _load(self, copies: Copies, needed: list[int]) -> None:
+        """Start copies, each after the launch that read what lay there before."""
+        for moved, reader in copies:
             self._wait(0, reader)
-            needed.append(self._copy(cycles))
+            needed.append(self._copy(moved))
 
     def _store(self, tile: int, kinds: Sequence[_Kind]) -> int:
         self._wait(0, tile)
@@ -305,19 +378,16 @@ class _Walk:
         """The driver waits while the engine has as many launches as it holds."""
         number = len(self.ended) - self.pace.queue
         if number >= 0:
-            self.core = max(self.core, self.ended[number] + self.pace.room)
-        self.core += self.pace.launch
+            self.core = max(self.core, self.launched + self.pace.between, self.ended[number] + self.pace.room)
+        self.core = self.launched = self.core + self.pace.launch
         self.ended.append(max(self.core, self.ended[-1] if self.ended else 0) + cycles)
-
-
-Copies = list[tuple[int, int]]
 
 
 def _contents(
     kinds: Sequence[_Kind], order: Sequence[tuple[int, int]], buffers: int
 ) -> tuple[list[Copies], list[Copies]]:
-    """For each tile the copies of operands, and those of constants, that it needs beyond the tile before it: cycles,
-    and the last tile that reads what is overwritten (-1 for none)."""
+    """For each tile the copies of operands, and those of constants, that it needs beyond the tile before it, each with
+    the last tile that reads what is overwritten (-1 for none)."""
     spans = len({span for _, span in order})
     operands, weights = [_Slots() for _ in kinds[0].loads], _Slots()
     seen: set[int] = set()
@@ -329,10 +399,10 @@ def _contents(
         for slots, load in zip(operands, kind.loads, strict=True):
             changed = (load.by_place and place != before[0]) or (load.by_span and span != before[1])
             if slots.take(tile, changed):
-                made.append((load.cycles, slots.overwritten(buffers)))
+                made.append((load.moved, slots.overwritten(buffers)))
         loads.append(made)
         fetched: Copies = []
-        if kind.constants and weights.take(tile, span != before[1]) and not (spans <= buffers and span in seen):
+        if kind.constants.starts and weights.take(tile, span != before[1]) and not (spans <= buffers and span in seen):
             fetched = [(kind.constants, weights.overwritten(buffers))]
         seen.add(span)
         constants.append(fetched)
@@ -346,15 +416,15 @@ def tile_shape(shape: Shape, choice: Choice) -> Shape:
     return (*shape[:-1], int(choice.get(TILE[2], shape[-1])))
 
 
-def _copy_cycles(dma: Dma | StreamDma | None, box: Box, whole: TensorType) -> int:
-    """Cycles of copying a part of a dense value to or from a dense tile (rules: program/transfers.py)."""
-    row, rows = whole.dtype.numpy.itemsize, 1
-    contiguous = True
-    for (start, stop), total in zip(reversed(box), reversed(whole.shape), strict=True):
-        row, rows = (row * (stop - start), rows) if contiguous else (row, rows * (stop - start))
-        contiguous = contiguous and (start, stop) == (0, total)
-    return _dma_cycles(dma, rows, row)
+def _moved(dma: Dma | StreamDma | None, copy: Copy) -> _Moved:
+    """What a copy takes: of an engine's own DMA a command for each plane of rows."""
+    if dma is None:
+        return NOTHING
+    made = dma_rows(copy) if isinstance(dma, StreamDma) else transfers(copy)
+    each = [dma_cycles(dma, one.destination_row_bytes, one.destination_rows) for one in made]
+    return _Moved(len(each), sum(each))
 
 
-def _dma_cycles(dma: Dma | StreamDma | None, rows: int, row_bytes: int) -> int:
+def dma_cycles(dma: Dma | StreamDma | None, row_bytes: int, rows: int = 1) -> int:
+    """Cycles of one transfer (sim/dma.py)."""
     return 0 if dma is None else dma.setup_cycles + rows * -(-row_bytes // dma.bytes_per_cycle)
