@@ -23,7 +23,7 @@ from dovetail.files import default_cache, keep_file
 from dovetail.kernels.scheduled.store import _maker
 from dovetail.sim import worker
 from quicker import RUN, hastily, quicken, run_once
-from warm_workers import Nursery
+from warm_workers import Nursery, sensitive
 
 # A busy machine makes no case wrong: neither the time to make examples nor that to try one is a failure.
 settings.register_profile("dovetail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,6 +40,12 @@ gc.set_threshold(50_000, 20, 50)
 
 def pytest_collection_finish() -> None:
     """What is there now is no garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Nor is what is there at the end: pytest looks ten times through all of it for what was not closed."""
     gc.collect()
     gc.freeze()
 
@@ -101,11 +107,13 @@ def workers_are_warm() -> Iterator[None]:
     if os.name != "posix":
         yield
         return
-    nursery = Nursery()
+    nursery, variables = Nursery(), sensitive(os.environ)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "start_worker", nursery.start)
         yield
     nursery.close()
+    left = set(sensitive(os.environ).items()) ^ set(variables.items())
+    assert not left, f"a test changed these and left them so: since then no worker was forked: {sorted(left)}"
 
 
 def shared_dir() -> Path:

@@ -148,7 +148,7 @@ def arguments(case: Case, graph: Graph, loops: Algorithm, lanes: Lanes, x: Array
         uniform = (constants[name] == constants[name].flat[0]).all()
         values[name] = int(constants[name].flat[0]) if uniform else rows_of(constants[name], channels, lanes)
     bias = constants["offset"] // constants["scale"]
-    if digit_rows(bias, lanes.block) > 1:
+    if (case.kind == "dense" and bias.any()) or digit_rows(bias, lanes.block) > 1:
         values["bias"] = rows_of(bias, channels, lanes)
     elif bias.any():
         assert loops.sizes["D"] == 1

@@ -294,8 +294,8 @@ def test_constants_that_arrive_in_time_cut_no_layer() -> None:
     by the second's; those arrive while the first is computed, and the second and the third are one launch each."""
     net = Net("dense", (1, 1, 512))
     value = net.x
-    for _ in range(3):
-        value = net.dense(value, 128)
+    for channels in (128, 64, 64):
+        value = net.dense(value, channels)
     target = load_target("macarray")
     graph = adapt(net.finish(value), target.policies[0])
     laid = choose_layouts(graph, partition(graph, target), target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import time
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -62,7 +63,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     from sphinx.util.docutils import docutils_namespace, patch_docutils
 
     folder, warnings = tmp_path_factory.mktemp("site"), io.StringIO()
-    with patch_docutils(DOCS), docutils_namespace(), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        patch_docutils(DOCS),
+        docutils_namespace(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # docs/conf.py writes these two, and leaves them
+        patch.syspath_prepend(DOCS.parent)
         built = application.Sphinx(
             DOCS,
             DOCS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from dovetail.target import Match
 from dovetail.targets import load_target
 from dovetail.targets.ne16 import pack_linear_weights, pack_weights
 from firmware import require_chip
-from networks import single
+from networks import Net, single
 from test_core_kernels import needs_compiler
 from test_export import answers, program
 
@@ -262,3 +262,36 @@ def test_weights_stand_once(target: str, tmp_path: Path) -> None:
     subprocess.run(plain, cwd=tmp_path / "build", check=True)
     with pytest.raises(AssertionError):
         answers([tmp_path / "build" / "words"], compiled)
+
+
+@needs_compiler
+def test_weights_of_layers_alike_may_lie_otherwise(tmp_path: Path) -> None:
+    """Of layers of one form the first is asked where weights lie; one whose weights do not lie so is asked again."""
+    target, net = load_target("macarray"), Net("words", (8, 8, 16))
+    value = net.x
+    for _ in range(3):
+        value = net.convolution(value, 16, 3)
+    seen: set[bool] = set()
+
+    def moved(pack: Callable[[Match], Mapping[str, Array]]) -> Callable[[Match], Mapping[str, Array]]:
+        def packed(match: Match) -> dict[str, Array]:
+            others = (array for name, array in match.graph.constants.items() if name != match.values["weights"])
+            later = bool(sum(int(array.sum()) for array in others) % 2)
+            seen.add(later)
+            return {name: np.pad(array, (8 * later, 0)) for name, array in pack(match).items()}
+
+        return packed
+
+    (engine,) = target.engines
+    offloads = tuple(replace(offload, pack=moved(offload.pack)) for offload in engine.offloads)
+    compiled = compile_graph(
+        net.finish(value), replace(target, engines=(replace(engine, offloads=offloads),)), Options(), interpret=False
+    )
+    assert len(seen) == 2
+    host = compiled.project.files["src/words_host.c"]
+    assert max(map(int, re.findall(r"static const int8_t held_\d+\[(\d+)\]", host)), default=0) <= 40
+    write_project(compiled.project, tmp_path / "build")
+    (tmp_path / "build" / "main.c").write_text(program("words"))
+    words = ["cc", "-DDOVETAIL_HOST", "-Isrc", "-Iruntime", "-Idriver", *compiled.project.host_sources, "main.c"]
+    subprocess.run([*words, "-o", "words"], cwd=tmp_path / "build", check=True)
+    answers([tmp_path / "build" / "words"], compiled)

@@ -6,6 +6,7 @@ tests/test_iss_faults.py starts them as users do.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -20,11 +21,15 @@ import traceback
 from collections.abc import Mapping
 from typing import IO, Any
 
+from dovetail.codegen.build.toolchain import find_compiler
+from dovetail.errors import DovetailError
 from dovetail.sim import worker
 
 IMPORTED = (
     "dovetail.sim.machine",
     "dovetail.sim.dma",
+    "dovetail.run",
+    "dovetail.targets.fields",
     "unicorn.arm_const",
     "unicorn.riscv_const",
     "elftools.elf.elffile",
@@ -125,6 +130,8 @@ def main() -> None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for name in IMPORTED:
         importlib.import_module(name)
+    with contextlib.suppress(DovetailError):  # who asks then says that none is there
+        find_compiler("host")  # what simulates programs of this computer's own asks it for its version
     running: dict[int, int] = {}
     while True:
         ready = select.select([line, woken], [], [])[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -69,19 +70,29 @@ _WORD = re.compile(r"\w+")
 _DEFINED = re.compile(r"const int32_t (\w+) = ")
 
 
-def words(lines: Iterable[str]) -> set[str]:
+def words(lines: Iterable[str]) -> frozenset[str]:
     """Every identifier and number in the text."""
-    return set(_WORD.findall(" ".join(lines)))
+    return _words(" ".join(lines))
+
+
+@lru_cache(maxsize=64)  # layers alike have the same lines
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text))
 
 
 def without_unused(lines: Sequence[str]) -> list[str]:
     """The lines less definitions of int32_t constants no other line names."""
+    return list(_without_unused(tuple(lines)))
+
+
+@lru_cache(maxsize=64)
+def _without_unused(lines: tuple[str, ...]) -> tuple[str, ...]:
     defined = [_DEFINED.match(line) for line in lines]
     if not any(defined):
-        return list(lines)
+        return lines
     naming = Counter(_WORD.findall("\n".join(lines)))
-    kept = [line for line, found in zip(lines, defined, strict=True) if not found or naming[found.group(1)] > 1]
-    return kept if len(kept) == len(lines) else without_unused(kept)
+    kept = tuple(line for line, found in zip(lines, defined, strict=True) if not found or naming[found.group(1)] > 1)
+    return kept if len(kept) == len(lines) else _without_unused(kept)
 
 
 def channel_lanes(count: int, most: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -376,7 +376,7 @@ class Scope:
         self.lines.append(f"const {kind} {name} = {text};")
         return name
 
-    def keep(self, used: set[str]) -> None:
+    def keep(self, used: Container[str]) -> None:
         """Drop the constants whose identifiers are not in `used`."""
         self.constants = {name: array for name, array in self.constants.items() if name in used}
 

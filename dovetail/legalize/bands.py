@@ -140,7 +140,9 @@ def layers_ahead(*kinds: type[Operator]) -> Ordered:
 
 def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
     """The rows of each band, half as many in the first and the last: what the core does first and the engine last
-    nothing hides. The middle one has the rest that is no whole step."""
+    nothing hides. The middle one has the rest that is no whole step; but where all have one step, the last."""
+    if count * step >= total:
+        return [(start, min(start + step, total)) for start in range(0, total, step)]
     shares = [1 if number in (0, count - 1) else 2 for number in range(count)]
     marks = [round(total // step * upto / sum(shares)) * step for upto in accumulate(shares, initial=0)]
     ends = [mark + (total % step if number > count // 2 else 0) for number, mark in enumerate(marks)]

@@ -86,7 +86,7 @@ def average_pool_in_bands(counts: Callable[[TensorType], int], step: int) -> Cal
         scaled, layer = scaled_layer(draft, made, ScaleShift, Conv2d) if made is not None else (None, None)
         if made is None or scaled is None or layer is None or draft.users(made.output) > 1:
             return None
-        operator, count = pool.operator, min(counts(image), image.shape[1] // step)
+        operator, count = pool.operator, min(counts(image), -(-image.shape[1] // step))
         assert isinstance(operator, AveragePool2d) and isinstance(node.operator, Offset)
         whole = image.shape[0] == 1 and operator.kernel == image.shape[1:3] and not any(map(any, operator.padding))
         pointwise = layer.operator == Conv2d() and draft.types[layer.inputs[1]].shape[1:3] == (1, 1)
@@ -105,7 +105,9 @@ def average_pool_in_bands(counts: Callable[[TensorType], int], step: int) -> Cal
                 total = draft.add(SumPool2d((rows, operator.kernel[1]), (rows, operator.kernel[1])), [value], pool)
                 sums.append(draft.add(Add(), [total, sums[-1]], pool) if sums else total)
         names = [draft.constant(np.array([number], np.int32), DType.INT32, node.output) for number in chosen[2]]
-        mean = draft.add(ScaleShift(), [sums[-1], *names], pool)
+        # it changes nothing, but says that the product with the scale has 32 bits
+        bounded = draft.add(Clip(0, 255 * prod(operator.kernel), DType.INT32), [sums[-1]], pool)
+        mean = draft.add(ScaleShift(), [bounded, *names], pool)
         return draft.add(Clip(0, 255, DType.UINT8), [mean], node)
 
     return lambda graph: run(graph, [rule])

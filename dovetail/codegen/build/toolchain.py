@@ -102,8 +102,8 @@ def _version(program: str, argument: str) -> str:
 
 
 def _content(program: str) -> str:
-    """A digest of what a compiler consists of: itself, and the program a GCC driver calls to compile. Of very large
-    ones size and date stand for the content."""
+    """A digest of what a compiler consists of: itself, and the program a GCC driver calls to compile. Of large ones
+    size and date stand for the content: each simulation asks, and to read thirty megabytes takes longer than most."""
     found = [program]
     if "zig" not in Path(program).name:
         answer = subprocess.run([program, "-print-prog-name=cc1"], capture_output=True, text=True, check=False)
@@ -116,7 +116,7 @@ def _content(program: str) -> str:
     return digest(*parts)[:16]
 
 
-_LARGE = 64 << 20
+_LARGE = 4 << 20
 """Bytes above which a program is not read whole."""
 
 

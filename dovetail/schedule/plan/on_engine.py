@@ -58,7 +58,7 @@ class OnEngine:
         region, tiling = self.region, self.tiling
         numbers = range(len(tiling.tiles))
         loads = [(self.constants(number), self.inputs(number)) for number in numbers]
-        ahead = tiles_ahead(tiling, len(tiling.tiles))
+        ahead = tiles_ahead(tiling.buffers, len(tiling.tiles), tiling.fetching, tiling.ready_cycles)
         early, head = ([copy for load in loads[:ahead] for copy in load[kind]] for kind in (0, 1))
         parts = Parts(early=early, head=head)
         launches = [self.launch(number) for number in numbers]

@@ -101,7 +101,8 @@ def _behind(before: _Clock, layer: Link) -> _Clock:
     """The chain with one more layer."""
     copied, arrived = max(before.copied, before.asked), list[int]()
     computed, launched, asked = before.computed, before.launched, before.launched
-    for _ in range(tiles_ahead(layer.tiling, layer.parts)):
+    tiling = layer.tiling
+    for _ in range(tiles_ahead(tiling.buffers, layer.parts, tiling.fetching, tiling.ready_cycles)):
         arrived.append(copied := copied + layer.fetching)
     for part in range(layer.parts):
         launched = max(computed + layer.gap, arrived[part] + layer.start)

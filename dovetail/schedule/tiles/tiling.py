@@ -332,13 +332,11 @@ def complete(region: Region, tiling: Tiling, before: Tiling | None = None) -> Ti
     return replace(tiling, tiles=tiles)
 
 
-def tiles_ahead(tiling: Tiling, parts: int) -> int:
-    """For how many tiles, of so many with constants of their own, these are fetched before the first is launched: all
-    but one buffer's, so that the core launches soon, and all where there is a buffer for each and the DMA takes longer
-    than the engine."""
-    if parts <= tiling.buffers and tiling.fetching > tiling.ready_cycles:
-        return parts
-    return min(parts, max(tiling.buffers - 1, 1))
+def tiles_ahead(buffers: int, parts: int, fetching: int, computing: int) -> int:
+    """For how many tiles, of so many with constants of their own, these are fetched before the first is launched: for
+    one less than there are buffers, so that the core launches soon; for all where each has a buffer and the DMA takes
+    longer, as it would idle else. Cycles are those of all tiles."""
+    return parts if parts <= buffers and fetching > computing else min(parts, max(buffers - 1, 1))
 
 
 def first_tile(region: Region, tiling: Tiling) -> EngineTile:

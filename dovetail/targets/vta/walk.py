@@ -202,10 +202,9 @@ def _micro_operations(
     inner, outer = (groups, positions) if t.channels_first else (positions, groups)
     apart, again = 1, total.count * steps
     for slots, outermost in ((image, t.channels_first or s.by_block), (weights, not t.channels_first)):
-        if slots.stays and outermost:  # another part of the SRAM for each turn of the outer loop
-            apart = outer
-        elif slots.stays:
-            again = lcm(again, steps * inner)
+        if slots.stays:  # another part of the SRAM for each turn of the loop
+            apart = outer if outermost else apart
+            again = again if outermost and not (s.by_block and slots is image) else lcm(again, steps * inner)
         elif slots.kept and outermost and not (s.by_block and slots is image):
             apart *= min(outer, lcm(slots.count, steps) // steps)
         else:

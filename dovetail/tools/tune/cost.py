@@ -20,6 +20,7 @@ from dovetail.schedule.cores import copies
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles.tile import BUFFERS, ORDER, PLACEMENT, TILE, packed_bytes, tile_match
+from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, tiles_ahead
 from dovetail.sim.dma import QUEUE
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
@@ -309,9 +310,10 @@ class _Walk:
     ) -> int:
         """Cycles of a layer of these tiles; `order` says the position and the channels of each, `before` and `after`
         how the layouts of operands and result are changed."""
-        count, ahead, late = len(kinds), max(self.buffers - 1, 1), self.buffers - 1
+        count, late = len(kinds), self.buffers - 1
         loads, constants = _contents(kinds, order, self.buffers)
         self.fetching = sum(moved.cycles for copies in constants for moved, _ in copies)
+        ahead = tiles_ahead(self.buffers, count, self.fetching, sum(kind.engine + LAUNCH_CYCLES for kind in kinds))
         first = self._relayouts(before)
         needs: list[list[int]] = [[*first] for _ in kinds]
         stores: list[int] = []
