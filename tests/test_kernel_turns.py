@@ -120,6 +120,7 @@ def moved(operator: Operator, *shapes: Shape) -> Graph:
 LAYERS: dict[str, tuple[Graph, Choice]] = {
     "rows of 16 and 8 bytes": (moved(Concat(3), (1, 12, 16, 16), (1, 12, 16, 8)), {}),
     "rows of 12 bytes, far apart": (moved(Slice((0, 0, 0, 16), (1, 12, 16, 28), (1,) * 4), (1, 12, 16, 32)), {}),
+    "rows of 20 and 24 bytes": (moved(Concat(3), (1, 12, 16, 20), (1, 12, 16, 24)), {}),
     "long rows": (moved(Concat(1), (1, 12, 16, 16), (1, 4, 16, 16)), {}),
     "the default block": (layer_graph((12, 12, 16), 24, 3, dtype=DType.INT8), {}),
     "a block of its own": (
@@ -130,8 +131,10 @@ LAYERS: dict[str, tuple[Graph, Choice]] = {
 }
 
 
-OFF = 0.14
-"""Copies of rows of some bytes are the farthest from what they take."""
+OFF = 0.06
+"""How far a layer's estimate may be from what it takes."""
+FARTHER = {"rows of 12 bytes, far apart": 0.14}
+"""Layers that are farther."""
 
 
 @cache
@@ -149,14 +152,14 @@ def test_a_layer_takes_what_its_turns_say(name: str) -> None:
     graph, choice = LAYERS[name]
     ratio = core_cycles(graph, load_target("riscv"), choice) / alone(name)
     print(name, ratio)
-    assert abs(ratio - 1) < OFF
+    assert abs(ratio - 1) < FARTHER.get(name, OFF)
 
 
-@pytest.mark.parametrize("part", ["move.run", "move.byte", "sum.product", "sum.load", "sum.turn"])
+@pytest.mark.parametrize("part", ["move.run", "move.byte", "move.middle_run", "sum.product", "sum.load", "sum.turn"])
 def test_a_fault_in_a_rate_is_found(part: str) -> None:
     require_chip()
     target, rates = load_target("riscv"), kernel_cycles("rv32imc")
     faulty = replace(target, core=replace(target.core, kernels={**rates, part: 2 * rates[part]}))
     off = {name: abs(core_cycles(graph, faulty, choice) / alone(name) - 1) for name, (graph, choice) in LAYERS.items()}
     print(part, off)
-    assert max(off.values()) > OFF
+    assert any(value > FARTHER.get(name, OFF) for name, value in off.items())
