@@ -102,8 +102,8 @@ def _cycles(region: Region, box: Box) -> int | None:
         return None
 
 
-_DOUBT = 2
-"""How many times faster the core must look to get what an engine takes."""
+_DOUBT = 1.25
+"""How many times faster the core must look to get what an engine takes: layers are up to a fifth off by estimate."""
 
 
 def layers(
@@ -236,8 +236,8 @@ def _together(alone: Sequence[Candidate], graph: Graph, target: Target) -> Itera
 def on_core(
     region: Region, graph: Graph, target: Target, refused: dict[str, str], tried: Tried | None = None
 ) -> Iterator[Candidate]:
-    """The layer on the core, its cycles doubled beside hardware, for they are an estimate and the engine's a formula;
-    nothing where it has no kernel for it."""
+    """The layer on the core, beside hardware a quarter more of its cycles, for they are an estimate and the engine's a
+    formula; nothing where it has no kernel for it."""
     try:
         parts = partition(region.graph, without_offloads(target, {}), tried=tried)
     except ModelError as error:
@@ -247,8 +247,8 @@ def on_core(
     doubt = 1 if region.engine is not None and region.engine.device is None else _DOUBT
     steps = []
     for one in found.steps:
-        uses = tuple(replace(use, length=use.length * doubt) for use in one.uses)
-        steps.append(replace(one, cycles=one.cycles * doubt, uses=uses) if one.region.place == CORE else one)
+        uses = tuple(replace(use, length=round(use.length * doubt)) for use in one.uses)
+        steps.append(replace(one, cycles=round(one.cycles * doubt), uses=uses) if one.region.place == CORE else one)
     yield replace(found, steps=tuple(steps))
 
 
