@@ -102,8 +102,9 @@ def _cycles(region: Region, box: Box) -> int | None:
         return None
 
 
-_DOUBT = 1.25
-"""How many times faster the core must look to get what an engine takes: layers are up to a fifth off by estimate."""
+_DOUBT = 2
+"""How many times faster the core must look to get what one of several engines takes: while it computes, it starts
+nothing on them."""
 
 
 def layers(
@@ -234,9 +235,14 @@ def _together(alone: Sequence[Candidate], graph: Graph, target: Target) -> Itera
 
 
 def on_core(
-    region: Region, graph: Graph, target: Target, refused: dict[str, str], tried: Tried | None = None
+    region: Region,
+    graph: Graph,
+    target: Target,
+    refused: dict[str, str],
+    tried: Tried | None = None,
+    doubt: float = _DOUBT,
 ) -> Iterator[Candidate]:
-    """The layer on the core, beside hardware a quarter more of its cycles, for they are an estimate and the engine's a
+    """The layer on the core, beside hardware so many times its cycles, for they are an estimate and the engine's a
     formula; nothing where it has no kernel for it."""
     try:
         parts = partition(region.graph, without_offloads(target, {}), tried=tried)
@@ -244,7 +250,7 @@ def on_core(
         refused[CORE] = error.what
         return
     found = as_regions(region, [replace(part, reason="") for part in parts], graph, target)
-    doubt = 1 if region.engine is not None and region.engine.device is None else _DOUBT
+    doubt = 1 if region.engine is not None and region.engine.device is None else doubt
     steps = []
     for one in found.steps:
         uses = tuple(replace(use, length=round(use.length * doubt)) for use in one.uses)

@@ -19,6 +19,8 @@ from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, Known, dma_cycles
 from dovetail.target.description import Target
 from dovetail.user_file import asking
 
+_DOUBT = 1.33
+"""How many times faster the core must look to get what the engine takes: by estimate layers are up to a fifth off."""
 _FAR = 4
 """How many times slower the core must look for an engine to be taken without a closer look."""
 
@@ -129,7 +131,7 @@ def _candidates(
             continue
         with suppress(PlanError):
             yield as_regions(region, way, graph, target)
-    yield from on_core(region, graph, target, {}, tried)
+    yield from on_core(region, graph, target, {}, tried, _DOUBT)
 
 
 def _alike(one: Region, other: Region) -> bool:

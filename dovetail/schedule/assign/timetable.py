@@ -17,9 +17,6 @@ from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES
 _MOST_TRIES, _MOST_PLACED = 2000, 50_000
 """Schedules the search for a better placement may make, and layers it may place in all of them."""
 
-_AHEAD = 2
-"""Steps whose constants may be fetched before an engine begins them, where there is memory."""
-
 
 def heuristic(layers: Sequence[LayerOptions], dma: str) -> Schedule:
     """A good placement: the best of a few, then improved by small changes of candidates and order.
@@ -169,14 +166,14 @@ class _Queues:
         self._busy: dict[str, list[tuple[int, int]]] = {}
         self._issued: dict[str, int] = {}
         """Engine -> when its queue has taken the last tile so far: it holds one that waits, and works in order."""
-        self._begun: dict[str, tuple[int, ...]] = {}
-        """Engine -> when its last steps begin, of as many as there is room for the constants of further ones."""
+        self._begun: dict[str, int] = {}
+        """Engine -> when its last step begins: there is room for the constants of one step more."""
 
     def times(self, steps: Sequence[Step], ready: int) -> list[_Times]:
         """When each of some steps can begin, one after the other, none started before `ready`."""
         found: list[_Times] = []
         for step in steps:
-            begun = max((self._begun.get(engine, (0,))[0] for engine in step.engines), default=0)
+            begun = max((self._begun.get(engine, 0) for engine in step.engines), default=0)
             fetch = self._first((Use(self._dma, 0, step.fetch),), begun)
             taken = max((self._issued.get(engine, 0) for engine in step.engines), default=0)
             launch = self._first((Use(CORE, 0, step.launch),), max(ready, taken))
@@ -191,8 +188,7 @@ class _Queues:
             self._take((Use(CORE, 0, step.launch),), when.launch)
             self._take(step.uses, when.start)
             self._issued |= dict.fromkeys(step.engines, when.start + step.taken)
-            for engine in step.engines:
-                self._begun[engine] = (*self._begun.get(engine, (0,) * _AHEAD), when.start)[-_AHEAD:]
+            self._begun |= dict.fromkeys(step.engines, when.start)
 
     def fetched_by(self, end: int, length: int) -> int:
         """The last time from which the DMA has so many free cycles before an end; 0 where there is none."""
@@ -270,8 +266,6 @@ def improve(
         model.add(sum(one.length * one.here for one in held) + around <= finish)  # what follows, and helps the solver
     for engine in sorted(draft.waiting):
         model.add_no_overlap(draft.waiting[engine])
-    for engine in sorted(draft.fetched):
-        model.add_cumulative(draft.fetched[engine], [1] * len(draft.fetched[engine]), _AHEAD)
     model.minimize(finish)
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = seconds
@@ -306,7 +300,6 @@ class _Draft:
         self._model, self._dma, self._horizon = model, dma, start.finish
         self.queues: dict[str, list[_Held]] = {}
         self.waiting: dict[str, list[Any]] = {}
-        self.fetched: dict[str, list[Any]] = {}
         self.picks: list[list[Any]] = []
         self.launches: list[list[list[Any]]] = []
         self.begins: list[list[list[Any]]] = []
@@ -365,10 +358,10 @@ class _Draft:
             fetch = model.new_int_var(0, self._horizon, "")
             model.add(fetch + step.fetch <= begin).only_enforce_if(here)
             self._keep(self._dma, fetch, step.fetch, here, index, is_early=True)
-            for engine in step.engines:  # its memory holds the constants of so many steps more
+            for engine in step.engines:  # its memory holds the constants of one step more
                 length = model.new_int_var(0, self._horizon, "")
                 ahead = model.new_optional_interval_var(fetch, length, begin, here, "")
-                self.fetched.setdefault(engine, []).append(ahead)
+                self.waiting.setdefault(f"{engine} constants", []).append(ahead)
 
     def _keep(self, queue: str, begin: Any, length: int, here: Any, layer: int, is_early: bool = False) -> None:
         if length:

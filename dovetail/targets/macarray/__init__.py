@@ -79,9 +79,7 @@ PATTERNS = [(name, pattern, (*LIMITS, limit)) for given, operator, limit in KIND
 SUM = ("addition", layers.ADDITION, (*layers.ADDITION_LIMITS, layers.ONE_IMAGE, layers.sizes_below(1 << 16)))
 POOL = dt.Rewrite("pools", pools_as_depthwise(partial(layers.keeps, WINDOWS), dt.Rounding.DOUBLE), lsb=0)
 # a part more of a pool takes the core as long as 278 bytes of it
-APART = dt.Rewrite(
-    "pools in parts", average_pool_in_channels(lambda it: round((it.elements / 278) ** 0.5), 8), lsb=0, divides=True
-)
+PART = dt.Rewrite("parts", average_pool_in_channels(lambda x: round((x.elements / 278) ** 0.5), 8), lsb=0, divides=True)
 ENGINE = dt.Engine(
     name="macarray", memory=L1.name, ideal_macs_per_cycle=64.0,
     offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8)
@@ -93,5 +91,5 @@ ENGINE = dt.Engine(
 TARGET = dt.Target(
     name="macarray", sentence="RISC-V RV32IMC, 512 KiB L2, 128 KiB L1, DMA, 8x8 MAC array in Verilog (int8)",
     core=dt.Core("rv32imc"), memories=(L2, L1), code=L2.name, values=L2.name, engines=(ENGINE,),
-    policies=(dt.Policy("exact", "it requantises as TensorFlow Lite Micro does", (POOL, APART), dt.Rounding.DOUBLE),),
+    policies=(dt.Policy("exact", "it requantises as TensorFlow Lite Micro does", (POOL, PART), dt.Rounding.DOUBLE),),
     dma=dt.Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000))  # fmt: skip
