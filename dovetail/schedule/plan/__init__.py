@@ -224,7 +224,7 @@ def _cut(
             if not follows or region.name not in choice.early:
                 if stuck := _complete(chain, tilings):
                     return stuck
-                chain = [(part, [link(part, target, tiling, known)])]
+                chain = [(part, [link(part, tiling, known)])]
             else:
                 chain.append((part, list(ways(part, target, tiling, budget, known))))
         if region.engine is None and not region.is_view:

@@ -37,18 +37,17 @@ class Link:
     """From when constants have arrived to when the engine begins."""
 
 
-def link(region: Region, target: Target, tiling: Tiling, known: Known) -> Link:
+def link(region: Region, tiling: Tiling, known: Known) -> Link:
     """A region as it is cut."""
     assert region.engine is not None
     whole = box_shape(region.extent)
     parts = -(-whole[-1] // tiling.shape[-1])
-    launching = 0 if region.engine.stream else region.engine.launching
+    launching, wake = (0, 0) if region.engine.stream else (region.engine.launching, WAKE_CYCLES)
     cost, gap = known.costs.get((region.name, tiling.shape)), launching if region.engine.queue == 1 else 0
     computing = tiling.ready_cycles // parts
     if isinstance(cost, TileCost) and tiling.shape[:-1] == whole[:-1]:
         computing = max(cost.cycles, tiling.moving // parts)
-    start = 0 if region.engine.stream else launching + WAKE_CYCLES
-    return Link(tiling, parts, computing, tiling.fetching // parts, gap, start)
+    return Link(tiling, parts, computing, tiling.fetching // parts, gap, launching + wake)
 
 
 def ways(region: Region, target: Target, tiling: Tiling, budget: int, known: Known) -> Iterator[Link]:
@@ -62,7 +61,7 @@ def ways(region: Region, target: Target, tiling: Tiling, budget: int, known: Kno
         known: of the same region.
     """
     assert region.offload is not None
-    yield link(region, target, tiling, known)
+    yield link(region, tiling, known)
     whole = box_shape(region.extent)
     fixed = not tiling.fetching or not region.choice.keys().isdisjoint((*TILE, BUFFERS))
     for channels in () if fixed or tiling.shape[:-1] != whole[:-1] else cuts(whole[-1], region.offload.channel_step):
@@ -71,7 +70,7 @@ def ways(region: Region, target: Target, tiling: Tiling, budget: int, known: Kno
         parts = -(-whole[-1] // channels)
         found = evaluate(region, target, (*whole[:-1], channels), tiling.in_place, min(parts, 2), known)
         if isinstance(found, Tiling) and found.nbytes <= budget:
-            yield link(region, target, found, known)
+            yield link(region, found, known)
 
 
 @dataclass(frozen=True, slots=True)

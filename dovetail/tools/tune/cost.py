@@ -19,6 +19,7 @@ from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.cores import copies
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region
+from dovetail.schedule.tiles.chain import WAKE_CYCLES
 from dovetail.schedule.tiles.tile import BUFFERS, ORDER, PLACEMENT, TILE, packed_bytes, tile_match
 from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, tiles_ahead
 from dovetail.sim.dma import QUEUE
@@ -31,8 +32,6 @@ START_CYCLES, END_CYCLES = 26, 20
 """Core cycles before the first statement of a network, and after the last wait."""
 COPY_CYCLES = 29
 """Core cycles of starting a copy."""
-WAKE_CYCLES = 26
-"""How long after an event the core goes on that slept until then."""
 ROOM_CYCLES = 8
 """How long after an engine has room for a launch its driver goes on."""
 BETWEEN_CYCLES = 45
