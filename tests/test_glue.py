@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -189,10 +190,23 @@ def test_bands_are_all_rows_in_order(total: int, count: int, step: int) -> None:
     assert all(start < end for start, end in rows)
 
 
-def pooled(kernel: tuple[int, int], channels: int, clip: bool, layer: bool, random: np.random.Generator) -> Graph:
-    """An average pool of a whole image as TFLite has it, its values offset as engines take them."""
+def pooled(
+    kernel: tuple[int, int], channels: int, clip: bool, layer: bool, random: np.random.Generator, ahead: str = ""
+) -> Graph:
+    """An average pool of a whole image as TFLite has it, its values offset as engines take them; behind a layer or two,
+    the one `ahead` a convolution or a depthwise one, with a stride or without."""
     builder = GraphBuilder("net")
-    value = builder.input("x", TensorType((1, *kernel, channels), DType.UINT8))
+    stride = 2 if ahead == "stride" else 1
+    size = (1, kernel[0] * stride, kernel[1] * stride, channels)
+    value = builder.input("x", TensorType(size, DType.UINT8))
+    if ahead:
+        padded = builder.add(Pad((0, 1, 1, 0), (0, 1, 1, 0), 7), [value], "padded")
+        alone = ahead == "depthwise"
+        w = builder.constant("w", weights_of((1 if alone else channels, 3, 3, channels), random), DType.INT8)
+        operator = DepthwiseConv2d((stride, stride)) if alone else Conv2d((stride, stride))
+        total = builder.add(operator, [padded, w], "sums")
+        names = [builder.constant("n", np.array([n], np.int32), DType.INT32) for n in (3, 90, 7)]
+        value = builder.add(Clip(0, 255, DType.UINT8), [builder.add(ScaleShift(), [total, *names])], "first")
     if layer:
         value = scaled(builder, value, weights_of((channels, 1, 1, channels), random), random)
     value = builder.add(AveragePool2d(kernel, kernel, input_zero_point=128), [value], "mean")
@@ -235,15 +249,65 @@ def test_pools_of_bytes_become_depthwise_layers_exactly(
     assert legalize.pools_as_depthwise(lambda types, node: False, rounding)(before).nodes == before.nodes
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.integers(6, 26), SIDES, st.integers(2, 5), st.booleans(), st.integers(0, 99))
-def test_pools_in_bands_are_exact(height: int, width: int, count: int, clip: bool, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    before = pooled((height, width), 4, clip, True, random)
-    after = legalize.average_pool_in_bands(lambda image: count, 3)(before)
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 26), SIDES, st.booleans(), st.sampled_from(("", "layer", "depthwise", "stride")), st.data())
+def test_pools_in_bands_are_exact(height: int, width: int, clip: bool, ahead: str, data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    before = pooled((height, width), 4, clip, True, random, ahead)
+    ends = sorted(data.draw(st.sets(st.integers(1, height - 1), max_size=4)))
+    told: list[int] = []
+
+    def spans(types: Mapping[str, TensorType], chain: Sequence[Node]) -> list[tuple[int, int]]:
+        told.append(sum(isinstance(node.operator, Conv2d | DepthwiseConv2d) for node in chain))
+        return list(pairwise((0, *ends, height)))
+
+    after = legalize.average_pool_in_bands(spans)(before)
     sums = sum(isinstance(node.operator, SumPool2d) for node in after.nodes)
-    assert sums <= 1 if clip else sums > 1 or height * width > 256  # the mean of 264 has no exact division
+    assert set(told) == {2 if ahead else 1}, "the layer in front is in the bands too"
+    if clip or not ends:
+        assert sums == 0
+    else:
+        assert sums == len(ends) + 1 or height * width > 256  # the mean of 264 has no exact division
+    layers = [node for node in after.nodes if isinstance(node.operator, Conv2d | DepthwiseConv2d | SumPool2d)]
+    each = told[0]
+    assert sums == 0 or [isinstance(node.operator, SumPool2d) for node in layers[: 2 * each + 1]] == [False] * (
+        2 * each
+    ) + [True], "a band is summed behind the layers of the next"
     assert_alike(before, after, random)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 9), st.lists(st.integers(1, 40), min_size=9, max_size=9), st.integers(0, 30), st.integers(0, 30))
+def test_bands_behind_an_engine_end_as_soon_as_any(total: int, row: list[int], more: int, each: int) -> None:
+    """Against all ways of cutting, each walked band by band."""
+
+    def engine(rows: int) -> int:
+        return more + sum(row[:rows])
+
+    def core(rows: int) -> int:
+        return each + 11 * rows
+
+    def end(spans: Sequence[tuple[int, int]]) -> float:
+        sizes = [stop - start for start, stop in spans]
+        computed, handled = [0.0] * len(sizes), [0.0] * len(sizes)
+        for band, rows in enumerate(sizes):  # a band is launched when the one before the last has been handled
+            free = max(computed[band - 1], handled[band - 2] if band > 1 else 0.0) if band else 0.0
+            computed[band] = free + engine(rows)
+            handled[band] = max(computed[band], handled[band - 1] if band else 0.0) + core(rows)
+        return handled[-1]
+
+    ways = [
+        list(pairwise((0, *ends, total))) for count in range(total) for ends in combinations(range(1, total), count)
+    ]
+    found = legalize.bands_behind(total, engine, core)
+    assert [start for start, _ in found] == [0, *(stop for _, stop in found[:-1])] and found[-1][1] == total
+    assert end(found) == min(map(end, ways))
+    assert len(found) == min(len(way) for way in ways if end(way) == end(found))
+
+
+def test_large_images_begin_bands_at_few_places() -> None:
+    found = legalize.bands_behind(300, lambda rows: 10.0 * rows, lambda rows: 9.0 * rows)
+    assert found[0][0] == 0 and found[-1][1] == 300 and all(start % 10 == 0 for start, _ in found)
 
 
 @settings(deadline=None, max_examples=20)

@@ -181,8 +181,10 @@ def write_elements(
 
 
 _BYTES = (DType.INT8, DType.UINT8)
-_WORDS = 16
-"""Words flipped in one turn."""
+_FLIPPED = 64
+"""Bytes `flip_signs` takes."""
+_FLIPS = 4
+"""Calls of it in one turn, where there are several such turns."""
 
 
 def _flips_sign(region: Region) -> bool:
@@ -199,20 +201,17 @@ def _flip(region: Region, scope: Scope) -> list[str]:
     node = region.tree[0]
     name = scope.input(node.inputs[0])
     count = region.graph.types[node.output].elements
-    step = 4 * _WORDS
-    whole, words_end = count - count % step, count - count % 4
-    turn = [
-        f"uint32_t words[{_WORDS}];",
-        f"__builtin_memcpy(words, from + index, {step});",
-        *(f"words[{word}] ^= 0x80808080u;" for word in range(_WORDS)),
-        f"__builtin_memcpy(to + index, words, {step});",
-    ]
+    whole, words_end = count - count % _FLIPPED, count - count % 4
+    together = _FLIPPED * _FLIPS
+    several = count - count % together if count > _FLIPS * together else 0
     lines = [
         f"const uint8_t *from = __builtin_assume_aligned({name}, 8);",
         "uint8_t *to = __builtin_assume_aligned(output, 8);",
     ]
-    if whole:
-        lines += loop("index", whole, turn, step=step)
+    for start, end, step in ((0, several, together), (several, whole, _FLIPPED)):
+        places = [total("index", place) for place in range(0, step, _FLIPPED)]
+        flips = [f"flip_signs(to + {place}, from + {place});" for place in places]
+        lines += loop("index", end, flips, start=start, step=step) if end > start else []
     if words_end > whole:
         word = ["uint32_t word;", "__builtin_memcpy(&word, from + index, 4);", "word ^= 0x80808080u;"]
         lines += loop("index", words_end, [*word, "__builtin_memcpy(to + index, &word, 4);"], start=whole, step=4)

@@ -10,7 +10,13 @@ from dataclasses import replace
 
 from dovetail.ir.graph import Graph
 from dovetail.legalize.additions import addition_as_convolution, addition_by_shift
-from dovetail.legalize.bands import first_layer_in_bands, last_layer_in_parts, padding_before_offset, soonest
+from dovetail.legalize.bands import (
+    bands_behind,
+    first_layer_in_bands,
+    last_layer_in_parts,
+    padding_before_offset,
+    soonest,
+)
 from dovetail.legalize.dilation import without_dilation
 from dovetail.legalize.layers import (
     convolution_as_im2col,
@@ -62,6 +68,7 @@ __all__ = [
     "average_pool_as_depthwise",
     "average_pool_in_bands",
     "average_pool_in_channels",
+    "bands_behind",
     "convolution_as_im2col",
     "dense_as_convolution",
     "dense_results_of",

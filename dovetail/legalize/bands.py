@@ -174,6 +174,53 @@ def soonest(total: int, most: int, before: tuple[float, float], after: tuple[flo
     return min((end(count), count) for count in range(1, min(most, total) + 1))
 
 
+_MOST_STARTS = 32
+"""Places where a band may begin, so that few ways of cutting an image have to be looked at."""
+
+
+def bands_behind(
+    total: int, engine: Callable[[int], float], core: Callable[[int], float]
+) -> tuple[tuple[int, int], ...]:
+    """The rows of the bands in which an image is cut so that the core, which handles each behind the engine, is done
+    soonest. The engine is given one band beyond the one the core waits for; the next when the core has done that.
+
+    Args:
+        total: rows of the image.
+        engine: cycles in which the engine computes a band of so many rows.
+        core: cycles the core takes for such a band.
+    """
+    step = -(-total // _MOST_STARTS)
+    # by the rows given to the engine and those of its last band: when the engine ends, when the core ends the bands
+    # before the last, and where the bands end
+    ways: dict[tuple[int, int], list[tuple[float, float, tuple[int, ...]]]] = {(0, 0): [(0.0, 0.0, ())]}
+    for stop in (*range(step, total, step), total):
+        for start in range(0, stop, step):
+            rows, found = stop - start, []
+            for (upto, last), known in ways.items():
+                for computed, handled, ends in known if upto == start else ():
+                    behind = max(handled, computed) + core(last) if last else 0.0
+                    found.append((max(computed, handled) + engine(rows), behind, (*ends, stop)))
+            ways[stop, rows] = _undominated(found)
+    done = [
+        (max(computed, handled) + core(last), len(ends), ends)
+        for (upto, last), known in ways.items()
+        for computed, handled, ends in known
+        if upto == total
+    ]
+    return tuple(pairwise((0, *min(done)[2])))
+
+
+def _undominated(
+    ways: Sequence[tuple[float, float, tuple[int, ...]]],
+) -> list[tuple[float, float, tuple[int, ...]]]:
+    """Those than which none is better in one time and as good in the other; of equals the one with fewest bands."""
+    kept: list[tuple[float, float, tuple[int, ...]]] = []
+    for way in sorted(ways, key=lambda way: (way[0], way[1], len(way[2]))):
+        if not kept or way[1] < kept[-1][1]:
+            kept.append(way)
+    return kept
+
+
 def cut_chain(
     graph: Graph, chain: Sequence[Node], axis: int, spans: Sequence[tuple[int, int]], ordered: Ordered
 ) -> Graph:

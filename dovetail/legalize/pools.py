@@ -11,14 +11,15 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dovetail.ir.crop import part
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
-from dovetail.ir.operators.movement import Pad, Slice
+from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, run
-from dovetail.ir.types import DType, TensorType
+from dovetail.ir.types import DType, TensorType, full_box
 from dovetail.legalize.bands import cut_chain, layers_ahead, rows_of
 from dovetail.legalize.requantisation import Accepts, scaled_layer
 from dovetail.legalize.scales import RequantisationLimits
@@ -67,13 +68,19 @@ def average_pool_as_depthwise(accepts: Accepts, limits: RequantisationLimits) ->
     return lambda graph: run(graph, [rule])
 
 
-def average_pool_in_bands(counts: Callable[[TensorType], int], step: int) -> Callable[[Graph], Graph]:
+Spans: TypeAlias = Sequence[tuple[int, int]]
+"""Rows from and to of each band of an image."""
+
+
+def average_pool_in_bands(
+    spans: Callable[[Mapping[str, TensorType], Sequence[Node]], Spans],
+) -> Callable[[Graph], Graph]:
     """A rewrite: offset(clip(average pool)) of a whole image that a scale-shifted 1x1 convolution makes becomes sums of
-    bands of its rows, added and scaled; the core sums one band while the engine computes the next.
+    bands of its rows, added and scaled; the core sums one band while the engine computes the next. The layer in front
+    of the convolution is computed in the same bands.
 
     Args:
-        counts: how many bands for an image.
-        step: bands have a multiple of so many rows, but for the last.
+        spans: the bands of an image; told the types of values and the nodes that are computed in bands.
     """
 
     def rule(draft: Draft, node: Node) -> str | None:
@@ -82,28 +89,25 @@ def average_pool_in_bands(counts: Callable[[TensorType], int], step: int) -> Cal
             return None
         pool, clip = found
         image = draft.types[pool.inputs[0]]
-        made = draft.made_by(pool.inputs[0], Clip)
-        scaled, layer = scaled_layer(draft, made, ScaleShift, Conv2d) if made is not None else (None, None)
-        if made is None or scaled is None or layer is None or draft.users(made.output) > 1:
-            return None
-        operator, count = pool.operator, min(counts(image), -(-image.shape[1] // step))
+        chain = _layers_of_rows(draft, pool.inputs[0])
+        operator = pool.operator
         assert isinstance(operator, AveragePool2d) and isinstance(node.operator, Offset)
         whole = image.shape[0] == 1 and operator.kernel == image.shape[1:3] and not any(map(any, operator.padding))
-        pointwise = layer.operator == Conv2d() and draft.types[layer.inputs[1]].shape[1:3] == (1, 1)
-        if not whole or not pointwise or count < 2 or image.dtype is not DType.UINT8:
+        if not whole or not chain or image.dtype is not DType.UINT8 or len(cut := spans(draft.types, chain)) < 2:
             return None
         chosen = _exact(operator, clip, node.operator.offset, RequantisationLimits(_CORE_BITS, 24), (DType.INT2,))
         if chosen is None or chosen[0] != 1:
             return None
-        sums: list[str] = []
-        bands: list[tuple[str, int]] = []
-        for start, stop in [*rows_of(image.shape[1], count, step), *[(0, 0)] * _AHEAD]:
-            if stop:
-                bands.append((_band(draft, (layer, scaled, made), start, stop), stop - start))
-            if len(bands) > _AHEAD + len(sums) or not stop:
-                value, rows = bands[len(sums)]
-                total = draft.add(SumPool2d((rows, operator.kernel[1]), (rows, operator.kernel[1])), [value], pool)
-                sums.append(draft.add(Add(), [total, sums[-1]], pool) if sums else total)
+        try:
+            parts = _parts(draft, chain, cut)
+        except ValueError:
+            return None
+        sums, bands = list[str](), [_added(draft, band) for band in parts[:_AHEAD]]
+        for start, stop in cut:
+            bands += [_added(draft, band) for band in parts[len(bands) : len(bands) + 1]]
+            window = (stop - start, operator.kernel[1])
+            total = draft.add(SumPool2d(window, window), [bands[len(sums)]], pool)
+            sums.append(draft.add(Add(), [total, sums[-1]], pool) if sums else total)
         names = [draft.constant(np.array([number], np.int32), DType.INT32, node.output) for number in chosen[2]]
         # it changes nothing, but says that the product with the scale has 32 bits
         bounded = draft.add(Clip(0, 255 * prod(operator.kernel), DType.INT32), [sums[-1]], pool)
@@ -185,18 +189,40 @@ def _around_pool(pool: Node, makers: Mapping[str, Node], users: Mapping[str, Seq
     return chain
 
 
-def _band(draft: Draft, layer: tuple[Node, Node, Node], start: int, stop: int) -> str:
-    """Some rows of a 1x1 convolution, scale-shifted and clipped."""
-    convolution, scaled, clip = layer
-    _, _, width, channels = draft.types[convolution.inputs[0]].shape
-    rows = Slice((0, start, 0, 0), (1, stop, width, channels), (1, 1, 1, 1))
-    total = draft.add(
-        convolution.operator,
-        [draft.add(rows, convolution.inputs[:1], convolution), *convolution.inputs[1:]],
-        convolution,
-    )
-    shifted = draft.add(scaled.operator, [total, *scaled.inputs[1:]], scaled)
-    return draft.add(clip.operator, [shifted], clip)
+def _layers_of_rows(draft: Draft, image: str) -> list[Node]:
+    """The nodes from a layer, its padding included, to an image, where any rows of that can be computed by themselves
+    without computing another row: a scale-shifted 1x1 convolution, and the layer in front of it if there is one."""
+    chain: list[Node] = []
+    for kinds in ((Conv2d,), (Conv2d, DepthwiseConv2d)):
+        made = draft.made_by(image, Clip)
+        scaled, layer = scaled_layer(draft, made, ScaleShift, *kinds) if made is not None else (None, None)
+        if made is None or scaled is None or layer is None or draft.users(made.output) > 1:
+            return chain
+        if not chain and (layer.operator != Conv2d() or draft.types[layer.inputs[1]].shape[1:3] != (1, 1)):
+            return []
+        pad = draft.made_by(layer.inputs[0], Pad)
+        chain = [*([pad] if pad is not None and draft.users(pad.output) == 1 else []), layer, scaled, made, *chain]
+        image = chain[0].inputs[0]
+    return chain
+
+
+def _parts(draft: Draft, chain: Sequence[Node], spans: Spans) -> list[Graph]:
+    """What computes each band of the last node's result, from all of what the first one reads; raises ValueError where
+    one reads padding alone."""
+    names = {*(value for node in chain for value in (node.output, *node.inputs))}
+    types = {name: draft.types[name] for name in names}
+    constants = {name: draft.constants[name] for name in names if name in draft.constants}
+    image, result = chain[0].inputs[0], chain[-1].output
+    whole, box = Graph("", (image,), (result,), tuple(chain), types, constants), full_box(types[result].shape)
+    return [part(whole, {result: (box[0], span, *box[2:])}) for span in spans]
+
+
+def _added(draft: Draft, band: Graph) -> str:
+    """The result of a part, its nodes added to the draft."""
+    names: dict[str, str] = {}
+    for node in band.nodes:
+        names[node.output] = draft.add(node.operator, [names.get(name, name) for name in node.inputs], node)
+    return names[band.outputs[0]]
 
 
 def _pool(draft: Draft, node: Node) -> tuple[Node, Clip | None] | None:

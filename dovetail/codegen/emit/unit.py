@@ -17,7 +17,9 @@ from dovetail.errors import ProgramError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, physical_shape
+from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedSoftmax16
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Array, TensorType
 from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter, core_traits
@@ -55,6 +57,7 @@ CODE_RESERVE = 24 * 1024
 """Bytes kept free for code beside the constants when memory is planned; the linker has the last word."""
 _LITTLE = 1 / 512
 """The layers with the least work get little code as long as together they have no more than this share of it."""
+_EXPONENTIALS = (FixedSoftmax, FixedSoftmax16, FixedLogSoftmax)
 
 
 @dataclass(frozen=True)
@@ -473,12 +476,14 @@ def with_little_work(graphs: Sequence[Graph]) -> list[int]:
 
 
 def _work(graph: Graph) -> int:
-    """Multiply-accumulates, or what takes about as long: operators that have none count 4 for each element."""
+    """Multiply-accumulates, or what takes about as long: operators that have none count 4 for each element, those that
+    look exponentials up and scale each by the sum 50."""
     found = 0
     for node in graph.nodes:
         types = [graph.types[name] for name in node.inputs]
         elements = max(prod(graph.types[name].shape) for name in (node.output, *node.inputs[:1]))
-        found += node.operator.macs(types) or 4 * elements
+        each = 50 if isinstance(node.operator, _EXPONENTIALS) else 4
+        found += node.operator.macs(types) or each * elements
     return found
 
 

@@ -272,6 +272,12 @@ static inline int32_t round_shift(int32_t value, int32_t right)
     return (value >> right) + ((value & mask) > threshold);
 }
 
+/* value / 2^right, rounded to nearest, halves up; value + 2^(right - 1) must fit, right be at least 1. */
+static inline uint32_t round_up_shift(uint32_t value, int32_t right)
+{
+    return (value + (1u << (right - 1))) >> right;
+}
+
 /* value * multiplier * 2^(-33 - shift), rounded twice as gemmlowp does: the product to its upper word, then the
    shift by 1 + shift with halves away from zero; plus zero_point. */
 static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
@@ -461,4 +467,28 @@ static inline void put_half(uint8_t *at, int32_t value)
 {
     const int16_t half = (int16_t)value;
     __builtin_memcpy(at, &half, sizeof half);
+}
+
+/* 64 bytes, aligned to 8, with their top bits inverted: int8 + 128 as uint8, and back. */
+static inline void flip_signs(uint8_t *to, const uint8_t *from)
+{
+    uint32_t words[16];
+    __builtin_memcpy(words, __builtin_assume_aligned(from, 8), 64);
+    words[0] ^= 0x80808080u;
+    words[1] ^= 0x80808080u;
+    words[2] ^= 0x80808080u;
+    words[3] ^= 0x80808080u;
+    words[4] ^= 0x80808080u;
+    words[5] ^= 0x80808080u;
+    words[6] ^= 0x80808080u;
+    words[7] ^= 0x80808080u;
+    words[8] ^= 0x80808080u;
+    words[9] ^= 0x80808080u;
+    words[10] ^= 0x80808080u;
+    words[11] ^= 0x80808080u;
+    words[12] ^= 0x80808080u;
+    words[13] ^= 0x80808080u;
+    words[14] ^= 0x80808080u;
+    words[15] ^= 0x80808080u;
+    __builtin_memcpy(__builtin_assume_aligned(to, 8), words, 64);
 }

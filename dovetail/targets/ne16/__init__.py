@@ -38,6 +38,7 @@ from dovetail.targets.ne16.job import (
     job_cycles,
     launch_cycles,
     layer_cycles,
+    line,
     problem,
     task_words,
 )
@@ -361,8 +362,8 @@ def pools(types: Mapping[str, TensorType], node: Node) -> bool:
 
 _MOST_TOGETHER = 4
 """Pixels computed as one, at most."""
-_SUMMED, _SUMS = 1.4, 800
-"""Cycles the core sums a byte in, and those a further band of a pool costs."""
+_SUMMED, _SUMS = 1.5, 4
+"""Cycles the core sums a byte in, and adds one channel's sum of a further band to those before."""
 _COPY = 100
 """Cycles of the core and the DMA around each transfer of a band."""
 _BAND = 300
@@ -382,10 +383,29 @@ def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
     return count + (count > 1)
 
 
-def pool_bands(image: TensorType) -> int:
-    """How many bands hide most of what the core does for an average pool of an image."""
-    count: int = round((image.elements * _SUMMED / _SUMS) ** 0.5)
-    return count
+def pool_bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> Sequence[tuple[int, int]]:
+    """The bands of an image whose average the core makes, with which that ends soonest."""
+    (_, height, width, channels), linear = types[chain[-1].output].shape, (Conv2d, DepthwiseConv2d)
+    layers = [node for node in chain if isinstance(node.operator, linear)]
+
+    def engine(rows: int) -> int:
+        return sum(_rows_cycles(types, node, rows) for node in layers)
+
+    def core(rows: int) -> float:
+        return rows * width * channels * _SUMMED + channels * _SUMS + _COPY
+
+    return legalize.bands_behind(height, engine, core)
+
+
+def _rows_cycles(types: Mapping[str, TensorType], node: Node, rows: int) -> int:
+    """Engine cycles of some rows of a layer's result."""
+    assert isinstance(node.operator, Conv2d | DepthwiseConv2d)
+    (_, _, width, channels), depth = types[node.output].shape, types[node.inputs[0]].shape[3]
+    kernel = types[node.inputs[1]].shape[1]
+    if kernel == 1:
+        rows, width, _ = line(rows, width)
+    mode = {"kernel": kernel, "depthwise": isinstance(node.operator, DepthwiseConv2d), "channel_shift": True}
+    return layer_cycles(rows, width, depth, channels, stride=node.operator.stride[0], **mode)
 
 
 def result_parts(result: TensorType) -> int:
@@ -399,8 +419,8 @@ def pixels_together(result: TensorType, depth: Callable[[int], int]) -> int:
     (_, height, width, channels) = result.shape
 
     def cycles(count: int) -> int:
-        subtiles = -(-height * width // count // EDGE**2)
-        return launch_cycles(EDGE, EDGE * subtiles, depth(count), channels * count, kernel=1, channel_shift=True)
+        rows, columns, _ = line(height, width // count)
+        return launch_cycles(rows, columns, depth(count), channels * count, kernel=1, channel_shift=True)
 
     return min((count for count in range(1, _MOST_TOGETHER + 1) if width % count == 0), key=cycles)
 
@@ -446,7 +466,7 @@ TARGET = dt.Target(
                 dt.Rewrite("requantisation", legalize.engine_requantisation(takes, LIMITS), lsb=2),
                 dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS), lsb=2),
                 dt.Rewrite("pools", legalize.average_pool_as_depthwise(pools, LIMITS), lsb=0),
-                dt.Rewrite("pools in bands", legalize.average_pool_in_bands(pool_bands, EDGE), lsb=0, divides=True),
+                dt.Rewrite("pools in bands", legalize.average_pool_in_bands(pool_bands), lsb=0, divides=True),
                 dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
                 dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0, divides=True),

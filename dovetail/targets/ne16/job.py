@@ -155,12 +155,27 @@ class Job:
         return loaded
 
 
+def line(height: int, width: int) -> tuple[int, int, int]:
+    """The rows and the columns an image of so many pixels, all one behind the other, is walked in by fewest subtiles,
+    and how many pixels apart these rows begin: (rows - 1) * apart + columns is the number of pixels."""
+    pixels, best = height * width, (height, width, width)
+    subtiles = -(-height // EDGE) * -(-width // EDGE)
+    for rows in range(EDGE, max(pixels // EDGE, EDGE) + 1, EDGE):
+        if -(-pixels // (EDGE * EDGE)) == subtiles:
+            break
+        columns = -(-pixels // rows)
+        columns += (pixels - columns) % (rows - 1)  # so that the other rows begin whole pixels apart
+        if columns < pixels and rows // EDGE * -(-columns // EDGE) < subtiles:
+            best, subtiles = (rows, columns, (pixels - columns) // (rows - 1)), rows // EDGE * -(-columns // EDGE)
+    return best
+
+
 def flattened(job: Job) -> Job:
     """A 1x1 job that walks its pixels in fewer subtiles, if there is one; else the job itself.
 
     To a 1x1 convolution an image is a line of pixels, where in memory each row follows the one before on both sides.
-    The engine walks that line as `rows` rows of `width` pixels which begin `apart` pixels after each other; where a row
-    is longer, the pixels two rows share are computed twice, alike. (rows - 1) * apart + width is the number of pixels.
+    The engine walks that line in rows (`line`); where one is longer than they are apart, the pixels two rows share are
+    computed twice, alike.
     """
     sides = (
         (job.in_row_stride, job.in_pixel_stride, job.in_width),
@@ -168,25 +183,18 @@ def flattened(job: Job) -> Job:
     )
     if job.kernel != 1 or job.stride != 1 or job.linear or any(row != pixel * width for row, pixel, width in sides):
         return job
-    pixels = job.out_height * job.out_width
-    best, subtiles = job, -(-job.out_height // EDGE) * -(-job.out_width // EDGE)
-    for rows in range(EDGE, pixels // EDGE + 1, EDGE):
-        if -(-pixels // (EDGE * EDGE)) == subtiles:
-            break
-        width = -(-pixels // rows)
-        width += (pixels - width) % (rows - 1)  # so that the other rows begin whole pixels apart
-        if rows // EDGE * -(-width // EDGE) < subtiles:
-            apart, subtiles = (pixels - width) // (rows - 1), rows // EDGE * -(-width // EDGE)
-            best = replace(
-                job,
-                in_height=rows,
-                in_width=width,
-                in_row_stride=apart * job.in_pixel_stride,
-                out_height=rows,
-                out_width=width,
-                out_row_stride=apart * job.out_pixel_stride,
-            )
-    return best
+    rows, columns, apart = line(job.out_height, job.out_width)
+    if (rows, columns) == (job.out_height, job.out_width):
+        return job
+    return replace(
+        job,
+        in_height=rows,
+        in_width=columns,
+        in_row_stride=apart * job.in_pixel_stride,
+        out_height=rows,
+        out_width=columns,
+        out_row_stride=apart * job.out_pixel_stride,
+    )
 
 
 def problem(job: Job) -> str:
