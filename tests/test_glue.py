@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dovetail import legalize
 from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate, verify
-from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Rounding, ScaleShift
+from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Im2col, Pad, Reshape
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
@@ -366,6 +366,68 @@ def test_a_division_is_right_for_every_sum(taps: int) -> None:
     odd = wanted.copy()
     odd[len(odd) // 2] += 2  # no line passes through that
     assert division(odd, taps, wide, (DType.INT2,)) is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.sampled_from(((0, 127), (0, 90), (-3, 127))),
+    st.integers(1 << 30, (1 << 31) - 1),
+    st.integers(-9, 0),
+    st.sampled_from(Rounding),
+    st.booleans(),
+)
+def test_pools_in_words_are_exact(
+    height: int,
+    width: int,
+    limits: tuple[int, int],
+    multiplier: int,
+    shift: int,
+    rounding: Rounding,
+    read_elsewhere: bool,
+) -> None:
+    random, builder = np.random.default_rng(multiplier % 99), GraphBuilder("net")
+    x = builder.input("x", TensorType((1, height, width, 4), DType.INT8))
+    image = builder.add(Clip(*limits, DType.INT8), [x], "image")
+    total = builder.add(SumPool2d((height, width), (height, width)), [image], "total")
+    numbers = [
+        builder.constant(name, np.array([n], np.int32), DType.INT32) for name, n in (("m", multiplier), ("s", shift))
+    ]
+    scaled = builder.add(Requantize(rounding), [total, *numbers], "scaled")
+    y = builder.add(Clip(-128, 127, DType.INT8), [scaled], "y")
+    before = builder.finish([y, *([image] if read_elsewhere else [])])
+    after = legalize.pools_in_words(before)
+    verify(after)
+    (pool,) = (node for node in after.nodes if isinstance(node.operator, SumPool2d))
+    is_bytes = limits[0] >= 0 and not read_elsewhere
+    assert (after.types[pool.inputs[0]].dtype is DType.UINT8) == is_bytes
+    assert is_bytes or not any(isinstance(node.operator, ScaleShift) for node in after.nodes)
+    full = np.full((1, height, width, 4), 127, np.int8)
+    for given_x in (full, full * 0, random.integers(-128, 128, full.shape).astype(np.int8), full - np.int8(1)):
+        expected, found = evaluate(before, {"x": given_x}), evaluate(after, {"x": given_x})
+        np.testing.assert_array_equal(found["y"], expected["y"])
+
+
+def test_the_mean_of_a_pool_in_words_has_32_bits() -> None:
+    """A mean of 125 elements, as DS-CNN has it: the sum is scaled in 32 bits, for every sum there can be."""
+    builder = GraphBuilder("net")
+    x = builder.input("x", TensorType((1, 25, 5, 1), DType.UINT8))
+    total = builder.add(SumPool2d((25, 5), (25, 5)), [x], "total")
+    multiplier, shift = round((1 << 37) / 125), -6
+    numbers = [
+        builder.constant(name, np.array([n], np.int32), DType.INT32) for name, n in (("m", multiplier), ("s", shift))
+    ]
+    scaled = builder.add(Requantize(Rounding.DOUBLE), [total, *numbers], "scaled")
+    before = builder.finish([builder.add(Clip(-128, 127, DType.INT8), [scaled], "y")])
+    after = legalize.pools_in_words(before)
+    assert [type(node.operator) for node in after.nodes] == [SumPool2d, Clip, ScaleShift, Clip]
+    for level in range(0, 255 * 125 + 1, 7):
+        each, more = divmod(level, 125)
+        given_x = np.full(125, each, np.uint8)
+        given_x[:more] += 1
+        given_x = given_x.reshape(1, 25, 5, 1)
+        assert evaluate(after, {"x": given_x})["y"] == evaluate(before, {"x": given_x})["y"]
 
 
 def layer_of(name: str, engine: str, busy: int | None, moving: int | None, core: int, reason: str) -> dict[str, object]:

@@ -19,8 +19,9 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import blocked
 from dovetail.program.ir import Begin, Wait
 from dovetail.schedule.assign import MOST_BYTES, assign, first, parse_pins, read_pins, told
-from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, Step, Use, border
+from dovetail.schedule.assign.costs import ALL, Candidate, LayerOptions, Schedule, Step, Use, border
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound
+from dovetail.schedule.layout import _waits_for
 from dovetail.schedule.partition import Region, Slot
 from dovetail.schedule.plan.lower import in_turn
 from dovetail.schedule.plan.lowered import Parts
@@ -287,6 +288,27 @@ def test_schedules_against_all_there_are(seed: int, graph: Graph) -> None:
         check(layers, found, "dma")
         assert found.finish >= best
     assert improve(layers, fast, bound, "dma", 5.0) == (exact, proven)
+
+
+@pytest.mark.parametrize(("filled", "finish"), [(400, 15), (ALL // 2, 15), (ALL // 2 + 1, 21), (ALL, 21)])
+def test_constants_wait_where_there_is_room(filled: int, finish: int, graph: Graph) -> None:
+    """Those of the last step are fetched while the first computes if they fit beside those of the second, else when
+    has begun: by the quick schedule and by the exact one."""
+    region = first(graph, TWINS)[0]
+    layers = []
+    for index, (cycles, fetch) in enumerate(((10, 0), (2, 1), (3, 8))):
+        own = Step(region, cycles, (Use("a", 0, cycles),), fetch, taken=cycles, engines=("a",), filled=(filled,))
+        after = (index - 1,) if index else ()
+        layers.append(LayerOptions(region, (Candidate("a", (own,)),), {}, after, {}))
+    fast = heuristic(layers, "dma")
+    exact, _ = improve(layers, fast, lower_bound(layers, "dma"), "dma", 5.0)
+    assert fast.finish == exact.finish == finish
+
+
+def test_a_relayout_is_waited_for_where_the_wait_is_short_beside_what_is_issued() -> None:
+    kernel = Slot(100, 100, 140, issued=140)
+    assert [_waits_for(end, kernel) for end in (90, 100, 110, 111)] == [True, True, True, False]
+    assert not _waits_for(101, Slot(100, 100, 140)), "an engine's launch, which takes no time"
 
 
 def test_tiles_of_layers_at_the_same_time_take_turns() -> None:

@@ -34,6 +34,7 @@ from dovetail.legalize.pools import (
     average_pool_in_bands,
     average_pool_in_channels,
     pools_as_depthwise,
+    pools_in_words,
 )
 from dovetail.legalize.ready import READY, Requantisation
 from dovetail.legalize.requantisation import ConverterLimits, engine_requantisation, split_bias, through_converter
@@ -81,6 +82,7 @@ __all__ = [
     "padding_before_offset",
     "pixels_as_one",
     "pools_as_depthwise",
+    "pools_in_words",
     "products_of_bits",
     "results_together",
     "soonest",

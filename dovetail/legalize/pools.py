@@ -19,7 +19,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, run
-from dovetail.ir.types import DType, TensorType, full_box
+from dovetail.ir.types import Array, DType, TensorType, full_box
 from dovetail.legalize.bands import cut_chain, layers_ahead, rows_of
 from dovetail.legalize.requantisation import Accepts, scaled_layer
 from dovetail.legalize.scales import RequantisationLimits
@@ -261,10 +261,14 @@ def _means(taps: int, zero_point: int) -> NDArray[np.int64]:
 
 
 def division(
-    wanted: NDArray[np.int64], taps: int, limits: RequantisationLimits, kinds: Sequence[DType] = _WEIGHTS
+    wanted: NDArray[np.int64],
+    taps: float,
+    limits: RequantisationLimits,
+    kinds: Sequence[DType] = _WEIGHTS,
+    ends: tuple[int, int] = (0, 255),
 ) -> Division | None:
     """A weight of the first of some types, scale, offset and shift with which (sum * weight * scale + offset) >> shift,
-    clipped to 0..255, is `wanted[sum]` for every sum; None where there are none."""
+    clipped to `ends`, is `wanted[sum]` for every sum, about sum / taps; None where there are none."""
     sums = np.arange(len(wanted), dtype=np.int64)
     for kind in kinds:
         for weight in range(1, kind.high + 1):
@@ -272,20 +276,64 @@ def division(
                 nearest = (1 << shift) / (taps * weight)
                 for scale in {int(nearest), int(nearest) + 1}:
                     if 0 < scale < 1 << limits.scale_bits:
-                        offset = _offset(sums * (weight * scale), wanted, shift)
+                        offset = _offset(sums * (weight * scale), wanted, shift, ends)
                         if offset is not None:
                             return weight, kind, (scale, offset, shift)
     return None
 
 
-def _offset(products: NDArray[np.int64], wanted: NDArray[np.int64], shift: int) -> int | None:
-    """What makes (product + offset) >> shift the wanted byte for each product, the bounds of bytes apart: the middle of
-    what does; None where nothing does within 32 bits."""
-    least = ((wanted << shift) - products)[wanted > 0]
-    most = (((wanted + 1) << shift) - 1 - products)[wanted < 255]
+def _offset(products: NDArray[np.int64], wanted: NDArray[np.int64], shift: int, ends: tuple[int, int]) -> int | None:
+    """What makes (product + offset) >> shift what is wanted for each product, or beyond where that is one of the ends:
+    the middle of what does; None where nothing does within 32 bits."""
+    least = ((wanted << shift) - products)[wanted > ends[0]]
+    most = (((wanted + 1) << shift) - 1 - products)[wanted < ends[1]]
     low, high = int(least.max(initial=-(1 << 31))), int(most.min(initial=(1 << 31) - 1))
     offset = (low + high) // 2
     return offset if low <= high and int(products[-1]) + abs(offset) < 1 << 31 else None
+
+
+def pools_in_words(graph: Graph) -> Graph:
+    """The graph with sums of images in forms the core is quick at. An image of int8 limited to what is not negative is
+    uint8 where only the sum reads it: the same bytes, but taken several at a time as they are. And what such a sum is
+    scaled by, once for all channels, has 32 bits where that gives the same for every sum there can be."""
+
+    def without_sign(draft: Draft, node: Node) -> str | None:
+        operator, clip = node.operator, draft.made_by(node.inputs[0], Clip) if node.inputs else None
+        if not isinstance(operator, SumPool2d) or clip is None or draft.users(clip.output) > 1:
+            return None
+        assert isinstance(clip.operator, Clip)
+        if draft.types[clip.output].dtype is not DType.INT8 or clip.operator.low < 0:
+            return None
+        return draft.add(operator, [draft.add(replace(clip.operator, dtype=DType.UINT8), clip.inputs, clip)], node)
+
+    def in_32_bits(draft: Draft, node: Node) -> str | None:
+        scaled = draft.made_by(node.inputs[0], Requantize) if isinstance(node.operator, Clip) else None
+        pool = draft.made_by(scaled.inputs[0], SumPool2d) if scaled is not None else None
+        if scaled is None or pool is None or max(draft.users(scaled.output), draft.users(pool.output)) > 1:
+            return None
+        numbers = [draft.constants.get(name, np.empty(0)) for name in scaled.inputs[1:]]
+        assert isinstance(node.operator, Clip) and isinstance(pool.operator, SumPool2d)
+        taps = prod(pool.operator.kernel)
+        is_bytes = draft.types[pool.inputs[0]].dtype is DType.UINT8 and not pool.operator.input_zero_point
+        if not is_bytes or taps > _MOST_TAPS or any(array.size != 1 for array in numbers):
+            return None
+        every = np.arange(255 * taps + 1, dtype=np.int32)
+        wanted = node.operator.evaluate([scaled.operator.evaluate([every, *numbers])]).astype(np.int64)
+        ends, limits = (int(wanted.min()), int(wanted.max())), RequantisationLimits(_CORE_BITS, 24)
+        chosen = division(wanted, 1 / _factor(*numbers), limits, (DType.INT2,), ends)
+        if chosen is None or chosen[0] != 1:
+            return None
+        names = [draft.constant(np.array([number], np.int32), DType.INT32, node.output) for number in chosen[2]]
+        bounded = draft.add(Clip(0, 255 * taps, DType.INT32), [pool.output], pool)  # the product keeps within 32 bits
+        mean = draft.add(ScaleShift(), [bounded, *names], scaled)
+        return draft.add(Clip(*ends, node.operator.dtype), [mean], node)
+
+    return run(run(graph, [without_sign]), [in_32_bits])
+
+
+def _factor(multiplier: Array, shift: Array) -> float:
+    """What a requantisation multiplies by."""
+    return float(multiplier.item() * 2.0 ** (shift.item() - 31))
 
 
 def pools_as_depthwise(accepts: Accepts, rounding: Rounding) -> Callable[[Graph], Graph]:

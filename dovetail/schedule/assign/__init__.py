@@ -28,7 +28,7 @@ from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import layers
 from dovetail.schedule.assign.candidates import pinned_core as pinned_core
 from dovetail.schedule.assign.cheaper import cheaper
-from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, Told, without_offloads
+from dovetail.schedule.assign.costs import ALL, Candidate, LayerOptions, Schedule, Step, Told, without_offloads
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, slots
 from dovetail.schedule.partition import Region, partition
 from dovetail.schedule.tiles.tiling import Known
@@ -299,10 +299,23 @@ def _answer(found: Schedule, bound: int) -> bytes:
 
 def _found(known: tuple[LayerOptions, ...], dma: str) -> tuple[Schedule, int]:
     """A schedule of some layers, and what none can be below."""
+    engines = {name for layer in known for one in layer.candidates for step in one.steps for name in step.engines}
+    known = tuple(map(_one_ahead, known)) if len(engines) > 1 else known
     found, bound = heuristic(known, dma), lower_bound(known, dma)
     if found.finish > bound and sum(len(layer.candidates) for layer in known) <= _EXACT_CANDIDATES:
         found, bound = improve(known, found, bound, dma, _EXACT_SECONDS)
     return in_order(known, found, dma), bound
+
+
+def _one_ahead(layer: LayerOptions) -> LayerOptions:
+    """The layer with constants that take all the room there is for those that wait: with several engines a schedule
+    with as many waiting as fit is hardly ever proven to be the best, and is a worse one."""
+
+    def filled(step: Step) -> Step:
+        return replace(step, filled=tuple(ALL for _ in step.engines))
+
+    candidates = (replace(one, steps=tuple(map(filled, one.steps))) for one in layer.candidates)
+    return replace(layer, candidates=tuple(candidates))
 
 
 def one_by_one(assignment: Assignment) -> Assignment:

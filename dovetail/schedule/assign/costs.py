@@ -47,7 +47,7 @@ class Step:
     """From its beginning to its end."""
     uses: tuple[Use, ...]
     fetch: int = 0
-    """Cycles the DMA fetches constants before, not earlier than the engine's step before it begins."""
+    """Cycles the DMA fetches constants before, when there is room for them."""
     launch: int = 0
     """Cycles the core starts it, when its operands are there and at any time before it begins: engines have queues."""
     issuing: int = 0
@@ -56,6 +56,8 @@ class Step:
     """How long after its beginning an engine takes the next: at its end where that holds nothing that waits."""
     engines: tuple[str, ...] = ()
     """Those it is started on, which work on by themselves."""
+    filled: tuple[int, ...] = ()
+    """Thousandths of each one's room for constants that wait, which its own take until it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ def _on_engines(region: Region, graph: Graph, target: Target, known: Known | Non
     tilings = [_tiling(part, parts[0], graph, target, len(parts), known) for part in parts]
     uses: list[Use] = []
     engines: list[str] = []
+    filled: list[int] = []
     held = launches = 0
     for part, tiling in zip(parts, tilings, strict=True):
         assert part.engine is not None
@@ -179,6 +182,7 @@ def _on_engines(region: Region, graph: Graph, target: Target, known: Known | Non
             continue
         engines.append(part.engine.name)
         tiles = prod(-(-(end - begin) // size) for (begin, end), size in zip(part.extent, tiling.shape, strict=True))
+        filled.append(_filled(part, tiling, tiles, target))
         uses.append(Use(part.engine.name, held // tiles, max(tiling.ready_cycles, tiling.starting)))
         held += tiling.starting
         launches = max(launches, tiles)
@@ -194,7 +198,23 @@ def _on_engines(region: Region, graph: Graph, target: Target, known: Known | Non
         rest = [Use(CORE, number * cycles // most, min(held, cycles) // most) for number in range(most)]
     issuing = (launches - 1) * cycles // launches if launches else 0
     taken = cycles if any(part.engine is not None and part.engine.queue == 1 for part in parts) else issuing
-    return Step(region, cycles, (*uses, *rest), fetch, launch, issuing, taken, tuple(engines))
+    return Step(region, cycles, (*uses, *rest), fetch, launch, issuing, taken, tuple(engines), tuple(filled))
+
+
+ALL = 1000
+"""Of the room for constants that wait, in thousandths."""
+
+
+def _filled(part: Region, tiling: Tiling, tiles: int, target: Target) -> int:
+    """How much of the room for constants that wait a region's take, in thousandths: half of the engine's memory for
+    them. All of it where more are fetched while it computes, or values lie there too."""
+    assert part.engine is not None
+    if not tiling.fetching:
+        return 0
+    if not part.engine.constants or tiles > 1:
+        return ALL
+    nbytes = sum(array.nbytes for array in first_tile(part, tiling).packed.values())
+    return min(-(-2 * nbytes * ALL // target.memory(part.engine.constants).size), ALL)
 
 
 def _fetching(parts: tuple[Region, ...], tilings: list[Tiling]) -> int:

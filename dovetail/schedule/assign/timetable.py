@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, Step, Use
+from dovetail.schedule.assign.costs import ALL, Candidate, LayerOptions, Schedule, Step, Use
 from dovetail.schedule.partition import Slot
 from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES
 
@@ -166,15 +166,14 @@ class _Queues:
         self._busy: dict[str, list[tuple[int, int]]] = {}
         self._issued: dict[str, int] = {}
         """Engine -> when its queue has taken the last tile so far: it holds one that waits, and works in order."""
-        self._begun: dict[str, int] = {}
-        """Engine -> when its last step begins: there is room for the constants of one step more."""
+        self._filled: dict[str, list[tuple[int, int]]] = {}
+        """Engine -> until when the constants of each step so far wait, and how much of the room they take."""
 
     def times(self, steps: Sequence[Step], ready: int) -> list[_Times]:
         """When each of some steps can begin, one after the other, none started before `ready`."""
         found: list[_Times] = []
         for step in steps:
-            begun = max((self._begun.get(engine, 0) for engine in step.engines), default=0)
-            fetch = self._first((Use(self._dma, 0, step.fetch),), begun)
+            fetch = self._first((Use(self._dma, 0, step.fetch),), self._room(step) if step.fetch else 0)
             taken = max((self._issued.get(engine, 0) for engine in step.engines), default=0)
             launch = self._first((Use(CORE, 0, step.launch),), max(ready, taken))
             start = self._first(step.uses, max(launch + step.launch, fetch + step.fetch if step.fetch else 0))
@@ -188,7 +187,17 @@ class _Queues:
             self._take((Use(CORE, 0, step.launch),), when.launch)
             self._take(step.uses, when.start)
             self._issued |= dict.fromkeys(step.engines, when.start + step.taken)
-            self._begun |= dict.fromkeys(step.engines, when.start)
+            for engine, filled in zip(step.engines, step.filled, strict=True):
+                self._filled.setdefault(engine, []).append((when.start, filled))
+
+    def _room(self, step: Step) -> int:
+        """From when on a step's engines have room for its constants."""
+        found = 0
+        for engine, own in zip(step.engines, step.filled, strict=True):
+            held = self._filled.get(engine, [])
+            while held and sum(filled for end, filled in held if end > found) + own > ALL:
+                found = min(end for end, _ in held if end > found)
+        return found
 
     def fetched_by(self, end: int, length: int) -> int:
         """The last time from which the DMA has so many free cycles before an end; 0 where there is none."""
@@ -266,6 +275,12 @@ def improve(
         model.add(sum(one.length * one.here for one in held) + around <= finish)  # what follows, and helps the solver
     for engine in sorted(draft.waiting):
         model.add_no_overlap(draft.waiting[engine])
+    for engine in sorted(draft.filled):
+        intervals, filled = zip(*draft.filled[engine], strict=True)
+        if min(filled) == ALL:
+            model.add_no_overlap(intervals)
+        else:
+            model.add_cumulative(intervals, filled, ALL)
     model.minimize(finish)
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = seconds
@@ -300,6 +315,7 @@ class _Draft:
         self._model, self._dma, self._horizon = model, dma, start.finish
         self.queues: dict[str, list[_Held]] = {}
         self.waiting: dict[str, list[Any]] = {}
+        self.filled: dict[str, list[tuple[Any, int]]] = {}
         self.picks: list[list[Any]] = []
         self.launches: list[list[list[Any]]] = []
         self.begins: list[list[list[Any]]] = []
@@ -358,10 +374,10 @@ class _Draft:
             fetch = model.new_int_var(0, self._horizon, "")
             model.add(fetch + step.fetch <= begin).only_enforce_if(here)
             self._keep(self._dma, fetch, step.fetch, here, index, is_early=True)
-            for engine in step.engines:  # its memory holds the constants of one step more
+            for engine, filled in zip(step.engines, step.filled, strict=True):
                 length = model.new_int_var(0, self._horizon, "")
-                ahead = model.new_optional_interval_var(fetch, length, begin, here, "")
-                self.waiting.setdefault(f"{engine} constants", []).append(ahead)
+                waiting = model.new_optional_interval_var(fetch, length, begin, here, "")
+                self.filled.setdefault(engine, []).append((waiting, filled))
 
     def _keep(self, queue: str, begin: Any, length: int, here: Any, layer: int, is_early: bool = False) -> None:
         if length:

@@ -20,7 +20,7 @@ from dovetail.program.ir import Copy, dense_view
 from dovetail.program.transfers import same_packing
 from dovetail.schedule.assign.costs import copied
 from dovetail.schedule.layout.choose import Inside, choose, inside, others
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import Region, Slot
 from dovetail.target.description import Target
 from dovetail.target.pattern import Match, match_pattern
 
@@ -174,7 +174,7 @@ def _soonest(relayout: Region, reader: int, regions: Sequence[Region], target: T
     """The place of the region before which a relayout comes: of its reader; where the DMA brings it about and has moved
     its operand, behind that, but not before the timetable has time for it; where an engine makes that by a timetable,
     of the first that is issued when it has been computed, by the timetable or because the engine has been given more
-    than it holds since."""
+    than it holds since. What would keep the core busy long beyond that waits for it."""
     made = next((index for index, other in enumerate(regions) if other.output == relayout.graph.inputs[0]), reader)
     slot, engine = regions[made].slot, regions[made].engine
     if made >= reader or target.dma is None or relayout.mover != target.dma.name:
@@ -186,10 +186,19 @@ def _soonest(relayout: Region, reader: int, regions: Sequence[Region], target: T
     given = 0
     for place in range(made + 1, reader):
         other = regions[place]
-        if given >= engine.queue or (other.slot is not None and other.slot.issue >= slot.end):
+        if given >= engine.queue or (other.slot is not None and _waits_for(slot.end, other.slot)):
             return place
         given += other.engine is engine
     return reader
+
+
+_WORTH = 4
+"""How many times as long as it waits a region must be for the core to wait before it."""
+
+
+def _waits_for(end: int, region: Slot) -> bool:
+    """Whether a region is issued behind an end, or soon enough before it to wait for that."""
+    return _WORTH * (end - region.issue) <= max(region.issued - region.issue, 0)
 
 
 def _in_time(relayout: Region, made: int, reader: int, regions: Sequence[Region], target: Target) -> int:

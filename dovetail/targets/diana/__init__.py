@@ -206,9 +206,15 @@ def _clip(match: dt.Match, name: str) -> tuple[int, int]:
 
 
 INT8 = (
-    dt.one_of("activations must be int8", lambda m: (m.type("x").dtype.text, m.result.dtype.text), ("int8", "int8")),
+    dt.one_of("operands must be int8", lambda m: m.type("x").dtype.text, "int8"),
     layers.BATCH,
-    dt.one_of("results must be limited to -128..127 or 0..127 only", lambda m: _clip(m, "clip"), (-128, 127), (0, 127)),
+    dt.one_of(
+        "results must be int8 limited to -128..127 or 0..127 only, or uint8 to 0..127",
+        lambda m: (m.result.dtype.text, *_clip(m, "clip")),
+        ("int8", -128, 127),
+        ("int8", 0, 127),
+        ("uint8", 0, 127),
+    ),
     dt.Constraint(
         "the number of elements of operands and result must be a multiple of 4",
         _elements,
@@ -422,7 +428,7 @@ def diana(model: str = "plinio") -> dt.Target:
         ),
         quantisation=QUANTISATION,
         policies=(
-            replace(DIGITAL, rewrites=(*DIGITAL.rewrites, BANDS, APART)),
+            replace(DIGITAL, rewrites=(*DIGITAL.rewrites, BANDS, APART, WORDS)),
             replace(ANALOG, rewrites=(*DIGITAL.rewrites, *ANALOG.rewrites)),
         ),
     )
@@ -493,8 +499,9 @@ APART = dt.Rewrite(
     lsb=0,
     divides=True,
 )
+WORDS = dt.Rewrite("pools in words", legalize.pools_in_words, lsb=0)
 BANDS = dt.Rewrite("bands", legalize.first_layer_in_bands(bands, 1, laid_out=True, layers=2), lsb=0, divides=True)
-"""Both are of the digital engine alone: the array takes a layer's channels at once."""
+"""These two are of the digital engine alone: the array takes a layer's channels at once."""
 ANALOG = dt.Policy(
     "analog",
     "layers with weights of -1, 0 and 1 go to the analog array, the rest as in `digital`",
