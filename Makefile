@@ -41,7 +41,8 @@ $(INSTALLED): pyproject.toml
 	  echo "'$(PYTHON)' cannot create virtual environments (on Debian or Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@echo 'Installing Dovetail and its tools into $(VENV) (a few minutes the first time)'
 	@'$(PYTHON)' -m venv '$(VENV)'
-	@'$(BIN)/python' -m pip install -q --no-compile -e '.[all,test,dev]'
+	@{ command -v uv >/dev/null && uv pip install -q --python '$(BIN)/python' -e '.[all,test,dev]'; } || \
+	  '$(BIN)/python' -m pip install -q --no-compile -e '.[all,test,dev]'
 	@'$(BIN)/python' -m compileall -qq -j 0 -x '/site-packages/.*/tests?/' '$(VENV)/lib' || true
 	@touch '$@'
 
