@@ -17,9 +17,11 @@ from dovetail.legalize import adapt
 from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition
 from dovetail.targets import load_target
-from dovetail.tools.tune.floor import Floor, network_floor
-from dovetail.tools.tune.measure import Outcome, make_task, measure
+from dovetail.tools.tune.cost import estimator
+from dovetail.tools.tune.floor import Floor, core_floor, network_floor
+from dovetail.tools.tune.measure import Outcome, make_task, measure, measured
 from dovetail.tools.tune.search import Candidates, Trial, best_trial, candidates, region_alone, search
+from firmware import require_chip
 from networks import Net
 from tuning_cases import layer_graph, tunable
 
@@ -116,6 +118,21 @@ def test_no_choice_is_thought_below_the_floor(name: str) -> None:
     both = network_floor([region, replace(region, name="second")], {**floors, "second": found.floor}, target)
     assert both - alone >= max(found.floor.engine, found.floor.copying), "an engine does one thing after the other"
     assert network_floor([region], {}, target) == 0
+
+
+@pytest.mark.parametrize("name", ["riscv", "riscv_big_small"])
+def test_the_model_and_the_floor_know_how_many_cores_share_a_layer(name: str) -> None:
+    """Against `iss`, which computes it on all of them."""
+    require_chip()
+    target = load_target(name)
+    net = Net("shared", (16, 16, 16))
+    graph = net.finish(net.convolution(net.x, 32))
+    (region,) = (one for one in partition(graph, target) if not one.is_view)
+    floor, estimate = core_floor(region, target), estimator(region, target, ()).estimate({})
+    cycles = measured(graph, target, None, {})
+    assert floor is not None and estimate is not None
+    print(f"{name}: floor {floor.cycles}, estimated {estimate.cycles}, {cycles} in iss")
+    assert floor.cycles < cycles and abs(estimate.cycles / cycles - 1) < 0.1
 
 
 def test_what_reads_a_whole_operand_waits_for_it_and_what_reads_a_part_does_not() -> None:

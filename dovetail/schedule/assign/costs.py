@@ -150,8 +150,13 @@ def step(region: Region, graph: Graph, target: Target, known: Known | None = Non
         return Step(region, 0, ())
     if region.mover:
         return _moved(region, target)
-    cycles = round(core_cycles(region.graph, target, region.choice) / sum(core.speed for core in target.cores))
+    cycles = cores_cycles(region.graph, target, region.choice)
     return Step(region, cycles, (Use(CORE, 0, cycles),))
+
+
+def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
+    """How long a region takes that all cores share by their speed."""
+    return round(core_cycles(graph, target, choice) / sum(core.speed for core in target.cores))
 
 
 def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:

@@ -15,7 +15,7 @@ from dovetail.ir.crop import Tile
 from dovetail.ir.types import Box, Shape, TensorType, full_box
 from dovetail.program.ir import Copy, dense_view
 from dovetail.program.transfers import transfers
-from dovetail.schedule.assign.costs import core_cycles
+from dovetail.schedule.assign.costs import cores_cycles
 from dovetail.schedule.cores import copies
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region
@@ -142,7 +142,7 @@ class CoreEstimator:
 
     def estimate(self, choice: Choice) -> Estimate | None:
         """What a choice is thought to cost."""
-        cycles = core_cycles(self.region.graph, self._target, choice)
+        cycles = cores_cycles(self.region.graph, self._target, choice)
         return Estimate(cycles + START_CYCLES + END_CYCLES, 1, 0, 0, 0)
 
 
@@ -178,7 +178,7 @@ class Estimator:
     def estimate(self, choice: Choice) -> Estimate | None:
         """What a whole, allowed choice costs; None when its tiles need more memory than there is."""
         if choice.get(PLACEMENT) == "core":
-            return Estimate(core_cycles(self.region.graph, self._target) + START_CYCLES + END_CYCLES, 1, 0, 0, 0)
+            return Estimate(cores_cycles(self.region.graph, self._target) + START_CYCLES + END_CYCLES, 1, 0, 0, 0)
         size = tile_shape(self._shape, choice)
         *rest, channels = [_parts(total, step) for total, step in zip(self._shape, size, strict=True)]
         spatial = [_Part(tuple(p.box[0] for p in parts), tuple(p.kind for p in parts)) for parts in product(*rest)]
@@ -247,7 +247,7 @@ class Estimator:
         }
         made = copies(0, region.graph, views, views[region.output]) if self._target.dma else None
         if made is None:
-            return _Moved(0, core_cycles(region.graph, self._target))
+            return _Moved(0, cores_cycles(region.graph, self._target))
         return sum((_moved(self._target.dma, copy) for copy in made), NOTHING)
 
 

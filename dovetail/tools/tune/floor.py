@@ -15,7 +15,7 @@ from dovetail.ir.operators.arithmetic import Requantize
 from dovetail.ir.types import Box, full_box
 from dovetail.kernels import core_traits, offered
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.costs import core_cycles
+from dovetail.schedule.assign.costs import cores_cycles
 from dovetail.schedule.partition import Region
 from dovetail.target.description import Target
 from dovetail.tools.report.bounds import core_product, core_word
@@ -70,9 +70,10 @@ def network_floor(regions: Sequence[Region], floors: Mapping[str, Floor], target
 
 
 def core_floor(region: Region, target: Target) -> Floor | None:
-    """The floor of a layer of sums of products on core 0, in cycles: its products inside the image, by the widest
-    instruction; the loads of their operands in the block of sums that needs fewest; a product and a shift for every
-    element that is requantised, as long as a load each; a store for every word of the result. None for other layers."""
+    """The floor of a layer of sums of products on all cores, in cycles of core 0: its products inside the image, by the
+    widest instruction; the loads of their operands in the block of sums that needs fewest; a product and a shift for
+    every element that is requantised, as long as a load each; a store for every word of the result. None for other
+    layers."""
     block = offered(region.graph, core_traits(target.core)).block
     if block is None:
         return None
@@ -81,7 +82,8 @@ def core_floor(region: Region, target: Target) -> Floor | None:
     graph, types = region.graph, region.graph.types
     words = products * (pixels + channels) / (pixels * channels * taps) + types[region.output].nbytes / 4
     words += sum(2 * types[node.output].elements for node in graph.nodes if isinstance(node.operator, Requantize))
-    cycles = round(products * core_product(cores) + words * core_word(cores))
+    speed = sum(core.speed for core in target.cores)
+    cycles = round((products * core_product(cores) + words * core_word(cores)) / speed)
     return Floor(cycles, 0, cycles)
 
 
@@ -94,7 +96,7 @@ def _work(region: Region, floor: Floor | None, target: Target) -> tuple[str, int
         return region.engine.name, floor.engine + idle
     if region.is_view or region.still or region.mover or target.workers:
         return CORE, 0
-    return CORE, floor.engine if floor is not None else int(_SURE * core_cycles(region.graph, target))
+    return CORE, floor.engine if floor is not None else int(_SURE * cores_cycles(region.graph, target))
 
 
 def _end(work: Sequence[tuple[str, int]], begins: Sequence[int], done: set[int]) -> int:
