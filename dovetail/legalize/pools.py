@@ -315,7 +315,7 @@ def pools_in_words(graph: Graph) -> Graph:
         assert isinstance(node.operator, Clip) and isinstance(pool.operator, SumPool2d)
         taps = prod(pool.operator.kernel)
         is_bytes = draft.types[pool.inputs[0]].dtype is DType.UINT8 and not pool.operator.input_zero_point
-        if not is_bytes or taps > _MOST_TAPS or any(array.size != 1 for array in numbers):
+        if not is_bytes or taps > _MOST_TAPS or any(array.size != 1 for array in numbers) or numbers[0].item() <= 0:
             return None
         every = np.arange(255 * taps + 1, dtype=np.int32)
         wanted = node.operator.evaluate([scaled.operator.evaluate([every, *numbers])]).astype(np.int64)
