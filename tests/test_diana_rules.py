@@ -105,7 +105,7 @@ def test_a_plain_convolution_is_taken() -> None:
         (
             (1, 8, 8, 4),
             convolution(weights(8, 3, 3, 4), low=-5),
-            "limited to -128..127 or 0..127 only; here: (-5, 127)",
+            "limited to -128..127 or 0..127 only, or uint8 to 0..127; here: ('int8', -5, 127)",
         ),
         ((2, 8, 8, 4), convolution(weights(8, 3, 3, 4)), "the batch must be 1; here: 2"),
         (

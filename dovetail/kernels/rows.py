@@ -148,7 +148,8 @@ def _softmax_row(region: Region, scope: Scope, operator: FixedSoftmax, size: int
     power = f"{table}[largest - from[{channel}]]"
     base = 12 + 31 - operator.dtype.bits
     share = f"(int32_t)round_up_shift((uint32_t)multiply_high(reciprocal, {power}), exponent)"
-    if base - (32 - (size << 19).bit_length()) > 31:  # of so many channels each may have next to nothing
+    headroom = max(32 - (size << 19).bit_length(), 0)  # each adds 2^19 at most
+    if base - headroom > 31:  # of so many channels each may have next to nothing
         share = f"exponent > 31 ? 0 : {share}"
     store = [f"const int32_t share = {share};", f"const int32_t limited = clip({total('share', low)}, {low}, {high});"]
     store += finish(scope, region.tree, index, (region.node.output, value))
@@ -156,7 +157,8 @@ def _softmax_row(region: Region, scope: Scope, operator: FixedSoftmax, size: int
         *_largest("channel", size),
         "uint32_t sum = 0; /* Q12.19 */",
         *loop("channel", size, [f"sum += round_up_shift((uint32_t){power}, 12);"]),
-        "int32_t headroom = 0;",
+        f"int32_t headroom = {headroom};",
+        f"sum <<= {headroom};",
         *block("while (sum < 0x80000000u)", ["sum *= 2u;", "++headroom;"]),
         "const int32_t reciprocal = softmax_reciprocal(sum);",
         f"const int32_t exponent = {base} - headroom;",

@@ -364,6 +364,8 @@ _MOST_TOGETHER = 4
 """Pixels computed as one, at most."""
 _SUMMED, _SUMS = 1.5, 4
 """Cycles the core sums a byte in, and adds one channel's sum of a further band to those before."""
+_QUICK = 2000
+"""Cycles of a pool for which no bands pay: fewer would save cycles too, but each is two layers more to read."""
 _COPY = 100
 """Cycles of the core and the DMA around each transfer of a band."""
 _BAND = 300
@@ -394,7 +396,7 @@ def pool_bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> Sequen
     def core(rows: int) -> float:
         return rows * width * channels * _SUMMED + channels * _SUMS + _COPY
 
-    return legalize.bands_behind(height, engine, core)
+    return legalize.bands_behind(height, engine, core) if core(height) > _QUICK else ()
 
 
 def _rows_cycles(types: Mapping[str, TensorType], node: Node, rows: int) -> int:

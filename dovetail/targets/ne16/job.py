@@ -160,12 +160,12 @@ def line(height: int, width: int) -> tuple[int, int, int]:
     and how many pixels apart these rows begin: (rows - 1) * apart + columns is the number of pixels."""
     pixels, best = height * width, (height, width, width)
     subtiles = -(-height // EDGE) * -(-width // EDGE)
-    for rows in range(EDGE, max(pixels // EDGE, EDGE) + 1, EDGE):
+    for rows in range(EDGE, pixels // EDGE + 1, EDGE):
         if -(-pixels // (EDGE * EDGE)) == subtiles:
             break
         columns = -(-pixels // rows)
         columns += (pixels - columns) % (rows - 1)  # so that the other rows begin whole pixels apart
-        if columns < pixels and rows // EDGE * -(-columns // EDGE) < subtiles:
+        if rows // EDGE * -(-columns // EDGE) < subtiles:
             best, subtiles = (rows, columns, (pixels - columns) // (rows - 1)), rows // EDGE * -(-columns // EDGE)
     return best
 
