@@ -74,6 +74,17 @@ def assert_alike(before: Graph, after: Graph, random: np.random.Generator) -> No
         np.testing.assert_array_equal(found[after.outputs[0]], expected[before.outputs[0]])
 
 
+def assert_names_stay(before: Graph, after: Graph, random: np.random.Generator) -> None:
+    """What a name of the first graph stands for, it stands for in the second: `--check` compares them."""
+    x = random.integers(0, 256, before.types["x"].shape).astype(np.uint8)
+    old, new = (
+        evaluate(replace(graph, outputs=tuple(node.output for node in graph.nodes)), {"x": x})
+        for graph in (before, after)
+    )
+    for name in old.keys() & new.keys():
+        assert old[name].shape != new[name].shape or np.array_equal(old[name], new[name]), name
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 9), SIDES, st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.data())
 def test_pixels_as_one_are_exact(
@@ -220,6 +231,7 @@ def test_pools_of_three_by_three_become_depthwise_layers_exactly(channels: int, 
     random = np.random.default_rng(seed)
     before = pooled((3, 3), channels, clip, False, random)
     after = legalize.average_pool_as_depthwise(lambda types, node: True, ne16.LIMITS)(before)
+    assert_names_stay(before, after, random)
     made = any(isinstance(node.operator, DepthwiseConv2d) for node in after.nodes)
     assert made != clip, "a clip within the bytes is not one the engine has"
     assert_alike(before, after, random)
@@ -264,6 +276,7 @@ def test_pools_in_bands_are_exact(height: int, width: int, clip: bool, ahead: st
     after = legalize.average_pool_in_bands(spans)(before)
     sums = sum(isinstance(node.operator, SumPool2d) for node in after.nodes)
     assert set(told) == {2 if ahead else 1}, "the layer in front is in the bands too"
+    assert_names_stay(before, after, random)
     if clip or not ends:
         assert sums == 0
     else:

@@ -60,9 +60,10 @@ def average_pool_as_depthwise(accepts: Accepts, limits: RequantisationLimits) ->
         shape = (1, *operator.kernel, draft.types[source].shape[3])
         weights = draft.constant(np.full(shape, weight, kind.numpy), kind, node.output)
         one = prod(draft.types[pool.output].shape[1:3]) == 1
-        total = draft.add(DepthwiseConv2d((1, 1) if one else operator.stride), [source, weights], pool)
+        layer = DepthwiseConv2d((1, 1) if one else operator.stride)
+        total = draft.add(layer, [source, weights], pool, f"{pool.output} sum")
         names = [draft.constant(np.array([number], np.int32), DType.INT32, node.output) for number in parameters]
-        scaled = draft.add(ScaleShift(), [total, *names], pool)
+        scaled = draft.add(ScaleShift(), [total, *names], pool, f"{pool.output} scaled")
         return draft.add(Clip(limits.activations.low, limits.activations.high, limits.activations), [scaled], node)
 
     return lambda graph: run(graph, [rule])
@@ -106,12 +107,14 @@ def average_pool_in_bands(
         for start, stop in cut:
             bands += [_added(draft, band) for band in parts[len(bands) : len(bands) + 1]]
             window = (stop - start, operator.kernel[1])
-            total = draft.add(SumPool2d(window, window), [bands[len(sums)]], pool)
-            sums.append(draft.add(Add(), [total, sums[-1]], pool) if sums else total)
+            # names of their own: no value is the mean, which is what the pool's name stands for
+            total = draft.add(SumPool2d(window, window), [bands[len(sums)]], pool, f"{pool.output} rows {start}")
+            sums.append(draft.add(Add(), [total, sums[-1]], pool, f"{pool.output} upto {stop}") if sums else total)
         names = [draft.constant(np.array([number], np.int32), DType.INT32, node.output) for number in chosen[2]]
         # it changes nothing, but says that the product with the scale has 32 bits
-        bounded = draft.add(Clip(0, 255 * prod(operator.kernel), DType.INT32), [sums[-1]], pool)
-        mean = draft.add(ScaleShift(), [bounded, *names], pool)
+        limits = Clip(0, 255 * prod(operator.kernel), DType.INT32)
+        bounded = draft.add(limits, [sums[-1]], pool, f"{pool.output} sum")
+        mean = draft.add(ScaleShift(), [bounded, *names], pool, f"{pool.output} scaled")
         return draft.add(Clip(0, 255, DType.UINT8), [mean], node)
 
     return lambda graph: run(graph, [rule])
@@ -214,7 +217,7 @@ def _parts(draft: Draft, chain: Sequence[Node], spans: Spans) -> list[Graph]:
     constants = {name: draft.constants[name] for name in names if name in draft.constants}
     image, result = chain[0].inputs[0], chain[-1].output
     whole, box = Graph("", (image,), (result,), tuple(chain), types, constants), full_box(types[result].shape)
-    return [part(whole, {result: (box[0], span, *box[2:])}) for span in spans]
+    return [part(whole, {result: (box[0], span, *box[2:])}, f" rows {span[0]}") for span in spans]
 
 
 def _added(draft: Draft, band: Graph) -> str:
@@ -324,8 +327,10 @@ def pools_in_words(graph: Graph) -> Graph:
         if chosen is None or chosen[0] != 1:
             return None
         names = [draft.constant(np.array([number], np.int32), DType.INT32, node.output) for number in chosen[2]]
-        bounded = draft.add(Clip(0, 255 * taps, DType.INT32), [pool.output], pool)  # the product keeps within 32 bits
-        mean = draft.add(ScaleShift(), [bounded, *names], scaled)
+        bounded = draft.add(
+            Clip(0, 255 * taps, DType.INT32), [pool.output], pool, f"{pool.output} sum"
+        )  # the product keeps within 32 bits
+        mean = draft.add(ScaleShift(), [bounded, *names], scaled, f"{scaled.output} in 32 bits")
         return draft.add(Clip(*ends, node.operator.dtype), [mean], node)
 
     return run(run(graph, [without_sign]), [in_32_bits])
