@@ -19,7 +19,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import blocked
 from dovetail.program.ir import Begin, Wait
 from dovetail.schedule.assign import MOST_BYTES, assign, first, parse_pins, read_pins, told
-from dovetail.schedule.assign.costs import ALL, Candidate, LayerOptions, Schedule, Step, Use, border
+from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, LayerOptions, Schedule, Step, Use, border
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound
 from dovetail.schedule.layout import _waits_for
 from dovetail.schedule.partition import Region, Slot
@@ -290,7 +290,9 @@ def test_schedules_against_all_there_are(seed: int, graph: Graph) -> None:
     assert improve(layers, fast, bound, "dma", 5.0) == (exact, proven)
 
 
-@pytest.mark.parametrize(("filled", "finish"), [(400, 15), (ALL // 2, 15), (ALL // 2 + 1, 21), (ALL, 21)])
+@pytest.mark.parametrize(
+    ("filled", "finish"), [(400, 15), (ALL_ROOM // 2, 15), (ALL_ROOM // 2 + 1, 21), (ALL_ROOM, 21)]
+)
 def test_constants_wait_where_there_is_room(filled: int, finish: int, graph: Graph) -> None:
     """Those of the last step are fetched while the first computes if they fit beside those of the second, else when
     has begun: by the quick schedule and by the exact one."""

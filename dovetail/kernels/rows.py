@@ -158,7 +158,7 @@ def _softmax_row(region: Region, scope: Scope, operator: FixedSoftmax, size: int
         "uint32_t sum = 0; /* Q12.19 */",
         *loop("channel", size, [f"sum += round_up_shift((uint32_t){power}, 12);"]),
         f"int32_t headroom = {headroom};",
-        f"sum <<= {headroom};",
+        *([f"sum <<= {headroom};"] if headroom else []),
         *block("while (sum < 0x80000000u)", ["sum *= 2u;", "++headroom;"]),
         "const int32_t reciprocal = softmax_reciprocal(sum);",
         f"const int32_t exponent = {base} - headroom;",

@@ -28,7 +28,7 @@ from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import layers
 from dovetail.schedule.assign.candidates import pinned_core as pinned_core
 from dovetail.schedule.assign.cheaper import cheaper
-from dovetail.schedule.assign.costs import ALL, Candidate, LayerOptions, Schedule, Step, Told, without_offloads
+from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, LayerOptions, Schedule, Step, Told, without_offloads
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, slots
 from dovetail.schedule.partition import Region, partition
 from dovetail.schedule.tiles.tiling import Known
@@ -312,7 +312,7 @@ def _one_ahead(layer: LayerOptions) -> LayerOptions:
     with as many waiting as fit is hardly ever proven to be the best, and is a worse one."""
 
     def filled(step: Step) -> Step:
-        return replace(step, filled=tuple(ALL for _ in step.engines))
+        return replace(step, filled=tuple(ALL_ROOM for _ in step.engines))
 
     candidates = (replace(one, steps=tuple(map(filled, one.steps))) for one in layer.candidates)
     return replace(layer, candidates=tuple(candidates))

@@ -38,6 +38,10 @@ class Use:
     length: int
 
 
+ALL_ROOM = 1000
+"""An engine's room for constants that wait, in thousandths."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One region as a candidate computes it."""
@@ -206,10 +210,6 @@ def _on_engines(region: Region, graph: Graph, target: Target, known: Known | Non
     return Step(region, cycles, (*uses, *rest), fetch, launch, issuing, taken, tuple(engines), tuple(filled))
 
 
-ALL = 1000
-"""Of the room for constants that wait, in thousandths."""
-
-
 def _filled(part: Region, tiling: Tiling, tiles: int, target: Target) -> int:
     """How much of the room for constants that wait a region's take, in thousandths: half of the engine's memory for
     them. All of it where more are fetched while it computes, or values lie there too."""
@@ -217,9 +217,9 @@ def _filled(part: Region, tiling: Tiling, tiles: int, target: Target) -> int:
     if not tiling.fetching:
         return 0
     if not part.engine.constants or tiles > 1:
-        return ALL
+        return ALL_ROOM
     nbytes = sum(array.nbytes for array in first_tile(part, tiling).packed.values())
-    return min(-(-2 * nbytes * ALL // target.memory(part.engine.constants).size), ALL)
+    return min(-(-2 * nbytes * ALL_ROOM // target.memory(part.engine.constants).size), ALL_ROOM)
 
 
 def _fetching(parts: tuple[Region, ...], tilings: list[Tiling]) -> int:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.costs import ALL, Candidate, LayerOptions, Schedule, Step, Use
+from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, LayerOptions, Schedule, Step, Use
 from dovetail.schedule.partition import Slot
 from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES
 
@@ -195,7 +195,7 @@ class _Queues:
         found = 0
         for engine, own in zip(step.engines, step.filled, strict=True):
             held = self._filled.get(engine, [])
-            while held and sum(filled for end, filled in held if end > found) + own > ALL:
+            while held and sum(filled for end, filled in held if end > found) + own > ALL_ROOM:
                 found = min(end for end, _ in held if end > found)
         return found
 
@@ -277,10 +277,10 @@ def improve(
         model.add_no_overlap(draft.waiting[engine])
     for engine in sorted(draft.filled):
         intervals, filled = zip(*draft.filled[engine], strict=True)
-        if min(filled) == ALL:
+        if min(filled) == ALL_ROOM:
             model.add_no_overlap(intervals)
         else:
-            model.add_cumulative(intervals, filled, ALL)
+            model.add_cumulative(intervals, filled, ALL_ROOM)
     model.minimize(finish)
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = seconds

@@ -499,9 +499,9 @@ APART = dt.Rewrite(
     lsb=0,
     divides=True,
 )
-WORDS = dt.Rewrite("pools in words", legalize.pools_in_words, lsb=0)
 BANDS = dt.Rewrite("bands", legalize.first_layer_in_bands(bands, 1, laid_out=True, layers=2), lsb=0, divides=True)
-"""These two are of the digital engine alone: the array takes a layer's channels at once."""
+"""Both are of the digital engine alone: the array takes a layer's channels at once."""
+WORDS = dt.Rewrite("pools in words", legalize.pools_in_words, lsb=0)
 ANALOG = dt.Policy(
     "analog",
     "layers with weights of -1, 0 and 1 go to the analog array, the rest as in `digital`",
