@@ -17,7 +17,7 @@ from core_kernel_cases import FAMILIES, Case, drawn, random_array
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.activation import FixedSoftmax
-from dovetail.ir.operators.arithmetic import Add, Clip, Lookup, Requantize, Rounding
+from dovetail.ir.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad
@@ -258,6 +258,15 @@ def flat_softmax() -> Case:
     return Case(graph, {"x": np.full(1000, 7, np.int8)})
 
 
+def flipped_signs(count: int, kind: DType) -> Case:
+    """Signs of so many bytes flipped: in turns of 256 and of 64 bytes, words, and bytes."""
+    builder = GraphBuilder("flipped")
+    other, offset = (DType.UINT8, 128) if kind is DType.INT8 else (DType.INT8, -128)
+    x = builder.input("x", TensorType((count,), kind))
+    graph = builder.finish([builder.add(Offset(offset, other), [x])])
+    return Case(graph, {"x": random_array(count, graph.types["x"])})
+
+
 def wide_sums() -> Case:
     """Sums of products beyond 32 bits, whose accumulators are two registers each."""
     builder = GraphBuilder("wide")
@@ -288,6 +297,7 @@ def test_edge_cases(tmp_path: Path) -> None:
         inputs = {name: random_array(1, graph.types[name]) for name in names}
         cases.append(Case(graph, inputs))
     cases += [overflowing_add(), flat_softmax(), wide_sums()]
+    cases += [flipped_signs(count, kind) for count in (63, 71, 1024, 1351, 2048) for kind in (DType.INT8, DType.UINT8)]
     assert all(supports(case.graph) is None for case in cases)
     kernels = [generate(case.graph, f"kernel_{number}") for number, case in enumerate(cases)]
     sanitised = ("-O1", "-fsanitize=undefined", "-fno-sanitize-recover=undefined")

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dovetail import legalize
@@ -291,6 +291,9 @@ def test_pools_in_bands_are_exact(height: int, width: int, clip: bool, ahead: st
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 9), st.lists(st.integers(1, 40), min_size=9, max_size=9), st.integers(0, 30), st.integers(0, 30))
+@example(9, [5] * 9, 0, 0)  # the core is slower: the engine waits for it
+@example(9, [1, 30, 1, 30, 1, 30, 1, 30, 1], 3, 9)
+@example(8, [3] * 9, 20, 1)
 def test_bands_behind_an_engine_end_as_soon_as_any(total: int, row: list[int], more: int, each: int) -> None:
     """Against all ways of cutting, each walked band by band."""
 
