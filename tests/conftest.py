@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+import warm_pools
 from dovetail.codegen.build import toolchain
 from dovetail.errors import DovetailError
 from dovetail.files import default_cache, keep_file
@@ -103,13 +104,14 @@ def exo_is_quick() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def workers_are_warm() -> Iterator[None]:
-    """Hundreds of tests simulate; a fifth of the time of all went into starting Python for it."""
+    """Hundreds of tests simulate, dozens start farms; a fifth of the time of all went into starting Python for it."""
     if os.name != "posix":
         yield
         return
     nursery, variables = Nursery(), sensitive(os.environ)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "start_worker", nursery.start)
+        warm_pools.warm(patch)
         yield
     nursery.close()
     left = set(sensitive(os.environ).items()) ^ set(variables.items())

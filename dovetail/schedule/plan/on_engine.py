@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, islice, pairwise
 
@@ -16,7 +16,7 @@ from dovetail.program.loops import digest
 from dovetail.schedule.partition import Region
 from dovetail.schedule.plan.lowered import Blob, Lowered, Parts, Share
 from dovetail.schedule.tiles.tile import PACK_ALIGNMENT, EngineTile
-from dovetail.schedule.tiles.tiling import Tiling, tiles_ahead
+from dovetail.schedule.tiles.tiling import Tiling, constants_ahead, tiles_ahead
 from dovetail.target.engine import IN_PLACE_ALIGNMENT, Engine
 
 
@@ -36,7 +36,8 @@ class OnEngine:
         """The statements of `parts`, those of an earlier round where all they are made from is the same."""
         context, tiling, place = self.context, self.tiling, self.engine.constants or self.engine.memory
         blobs = tuple(self.blob(number) if tile.packed else None for number, tile in enumerate(tiling.tiles))
-        loaded = tuple(context.fetched.get((blob, place)) for blob in dict.fromkeys(blobs) if blob is not None)
+        sources = dict.fromkeys(self.source(number) for number, blob in enumerate(blobs) if blob is not None)
+        loaded = tuple(context.fetched.get((source, place)) for source in sources)
         operands = tuple(context.operand(self.region, value) for value in self.region.graph.inputs)
         given, share = (operands, self.result, blobs, loaded), context.known.shares.get(self.region.name)
         if share is None or share.tiling is not tiling or share.given != given:
@@ -58,9 +59,11 @@ class OnEngine:
         region, tiling = self.region, self.tiling
         numbers = range(len(tiling.tiles))
         loads = [(self.constants(number), self.inputs(number)) for number in numbers]
-        ahead = tiles_ahead(tiling.buffers, len(tiling.tiles), tiling.fetching, tiling.ready_cycles)
-        early, head = ([copy for load in loads[:ahead] for copy in load[kind]] for kind in (0, 1))
-        parts = Parts(early=early, head=head)
+        cycles = tiling.fetching, tiling.ready_cycles
+        ahead = tiles_ahead(tiling.buffers, len(loads), *cycles)
+        fetched = constants_ahead(tiling.buffers, len(loads), self.together, *cycles)
+        early = [copy for load in loads[:fetched] for copy in load[0]]
+        parts = Parts(early=early, head=[copy for load in loads[:ahead] for copy in load[1]])
         launches = [self.launch(number) for number in numbers]
         stores: list[list[Statement]] = [[] for _ in launches]
         if region.output not in tiling.in_place:
@@ -71,16 +74,17 @@ class OnEngine:
             step: list[Statement] = [launch]
             if number >= late:
                 step += stores[number - late]
-            if number + ahead < len(launches):
-                step += [*loads[number + ahead][0], *loads[number + ahead][1]]
+            for place, kind in ((number + fetched, 0), (number + ahead, 1)):
+                step += loads[place][kind] if place < len(loads) else []
             parts.rest.append(step)
         parts.tail += [copy for store in stores[len(stores) - late :] for copy in store]
         return parts
 
     def slot(self, number: int, value: str = "") -> tuple[int, bool]:
         """The slot a tile's operand (or constants) is in, and whether it must be loaded: equal neighbours share one."""
-        changes = self._changes[value]
-        return changes[number] % self.tiling.buffers, not number or changes[number] != changes[number - 1]
+        changes, several = self._changes[value], 1 if value else self.together
+        turn, before = changes[number] // several, changes[number - 1] // several if number else -1
+        return turn % self.tiling.buffers, turn != before
 
     @cached_property
     def _changes(self) -> Mapping[str, list[int]]:
@@ -99,13 +103,14 @@ class OnEngine:
         if not tile.packed or "" in self.tiling.in_place:
             return []
         slot, load = self.slot(number)
-        source, place = self.blob(number), self.engine.constants or self.engine.memory
+        source, place = self.source(number), self.engine.constants or self.engine.memory
         shared = (source, place)
         if not load or shared in context.fetched:
             return []
         target = context.tile_buffer(f"{self.region.name}_constants_{slot}", place, source.type.elements)
         context.fetches[target] = context.laid.regions[self.index].name
-        if len({other.tile.box[-1] for other in self.tiling.tiles}) <= self.tiling.buffers:  # they stay where they are
+        parts = len({other.tile.box[-1] for other in self.tiling.tiles})
+        if parts <= self.tiling.buffers * self.together:  # they stay where they are
             context.fetched[shared] = target
         made = dense_view(target, source.type)
         # its own DMA copies into the engine's memory only
@@ -164,8 +169,9 @@ class OnEngine:
         blob = self.blob(number)
         buffer, start = blob.buffer, blob.offset
         if "" not in self.tiling.in_place:
-            own = f"{self.region.name}_constants_{self.slot(number)[0]}"
-            buffer, start = self.context.fetched.get((blob, self.engine.constants or self.engine.memory), own), 0
+            own, source = f"{self.region.name}_constants_{self.slot(number)[0]}", self.source(number)
+            buffer = self.context.fetched.get((source, self.engine.constants or self.engine.memory), own)
+            start = blob.offset - source.offset
         offsets = pack_offsets(tile.packed, self.alignment)
         kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
         return {name: dense_view(buffer, kind, start + offsets[name]) for name, kind in kinds.items()}
@@ -174,6 +180,26 @@ class OnEngine:
     def alignment(self) -> int:
         """Bytes each packed constant is aligned to."""
         return IN_PLACE_ALIGNMENT if self.context.target.reads_constants(self.engine) else PACK_ALIGNMENT
+
+    @cached_property
+    def together(self) -> int:
+        """Tiles whose constants one copy fetches: as the tiling says, if all lie side by side."""
+        several = self.tiling.together
+        blobs = [self.blob(number) for number in range(len(self.tiling.tiles))] if several > 1 else []
+        pairs = (
+            (replace(one, type=two.type, offset=one.offset + one.type.nbytes), two) for one, two in pairwise(blobs)
+        )
+        return several if all(next_to == two for next_to, two in pairs) else 1
+
+    def source(self, number: int) -> View:
+        """The constants that one copy fetches for a tile and its neighbours."""
+        if self.together == 1:
+            return self.blob(number)
+        first = number // self.together * self.together
+        last = min(first + self.together, len(self.tiling.tiles)) - 1
+        start, end = self.blob(first), self.blob(last)
+        count = end.offset + end.type.nbytes - start.offset
+        return dense_view(start.buffer, TensorType((count,), DType.UINT8), start.offset)
 
     def blob(self, number: int) -> View:
         """The packed constants of a tile: those of all tiles of a layer are one constant of the program, in the order

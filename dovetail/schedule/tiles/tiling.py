@@ -25,7 +25,7 @@ from dovetail.schedule.tiles.tile import (
 )
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
-from dovetail.target.engine import StreamDma
+from dovetail.target.engine import Engine, StreamDma
 from dovetail.user_file import asking
 
 LAUNCH_CYCLES = 150
@@ -50,6 +50,8 @@ class Tiling:
     """Buffers per operand that changes from tile to tile: 2 let copies run while the engine computes."""
     channels_outer: bool = True
     """Whether all positions are computed for some channels before the next channels are."""
+    together: int = 1
+    """Tiles whose constants one copy fetches."""
     fetching: int = 0
     """Cycles the DMA copies constants for all tiles."""
     moving: int = 0
@@ -214,7 +216,7 @@ class _Cut:
     """Bytes copied for a tile: of its operands, and of its result."""
     setups: int
     fetches: int
-    """Transfers of operands and results, and of constants."""
+    """Transfers of operands and results, and the fewest of constants."""
     nbytes: int
     """Of engine memory without constants and working memory."""
 
@@ -252,6 +254,7 @@ def _cut(
     loads, result = sum(loaded), 0 if region.output in in_place else sizes.result
     nbytes = loads * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
     setups, fetches = tiles * (bool(loaded) + bool(result)), channel_cuts if "" not in in_place else 0
+    fetches = min(fetches, 1) if spatial == 1 and constants_room(target, region.engine) else fetches
     dma = target.dma_of(region.engine)
     return _Cut(size, in_place, buffers, dma, launch, spatial, channel_cuts, loads, result, setups, fetches, nbytes)
 
@@ -260,11 +263,13 @@ def _tiling(region: Region, target: Target, cut: _Cut, first: TileCost) -> Tilin
     """A cut with what the target's functions say of a tile; None where the constants do not fit."""
     assert region.engine is not None
     packed, loads, result, tiles = first.packed, cut.loads, cut.result, cut.tiles
-    held = packed * (cut.buffers if cut.channel_cuts > 1 else 1)
-    apart = region.engine.constants not in ("", region.engine.memory)
-    if apart and held > target.memory(region.engine.constants).size:
+    room = constants_room(target, region.engine)
+    together = fetched_together(cut.dma, packed, cut.channel_cuts, room // cut.buffers) if cut.spatial == 1 else 1
+    fetches = -(-cut.channel_cuts // together) if cut.fetches else 0
+    held = packed * together * min(cut.buffers, -(-cut.channel_cuts // together))
+    if room and held > room:
         return None
-    nbytes = cut.nbytes + first.scratch + (0 if apart else held)
+    nbytes = cut.nbytes + first.scratch + (0 if room else held)
     channels_outer = outer_channels(loads, packed, cut.spatial, cut.channel_cuts)
     if ORDER in region.choice:
         channels_outer = region.choice[ORDER] == "channels"
@@ -272,13 +277,38 @@ def _tiling(region: Region, target: Target, cut: _Cut, first: TileCost) -> Tilin
     fetched = packed * (cut.channel_cuts if channels_outer or cut.spatial == 1 else tiles)
     engine, ends = (first.cycles + cut.launch) * tiles, loads + result
     copying, moving = (
-        dma_cycles(cut.dma, moved + fetched, cut.setups + cut.fetches),
+        dma_cycles(cut.dma, moved + fetched, cut.setups + fetches),
         dma_cycles(cut.dma, moved, cut.setups),
     )
     cycles = cut.both(engine, copying) + dma_cycles(cut.dma, ends + packed, 1)
     ready = cut.both(engine, moving) + dma_cycles(cut.dma, ends, 1 if ends else 0)
     times = (copying - moving, moving, ready, first.starting * tiles)
-    return Tiling(cut.size, cut.in_place, nbytes, cycles, cut.buffers, channels_outer, *times)
+    return Tiling(cut.size, cut.in_place, nbytes, cycles, cut.buffers, channels_outer, together, *times)
+
+
+_LONG = 8
+"""A copy of constants takes at least so many times its setup, if those of several tiles can make it so long."""
+
+
+def constants_room(target: Target, engine: Engine) -> int:
+    """Bytes of the memory that an engine has for constants alone; 0 where it has none."""
+    return target.memory(engine.constants).size if engine.constants not in ("", engine.memory) else 0
+
+
+def fetched_together(dma: Dma | StreamDma | None, packed: int, tiles: int, room: int) -> int:
+    """For how many tiles one copy fetches the constants, where an engine has a memory of its own for them.
+
+    Args:
+        dma: what copies them.
+        packed: bytes of one tile's.
+        tiles: how many have constants of their own.
+        room: bytes of that memory for one copy; 0 where there is no such memory.
+    """
+    if dma is None or not packed or packed > room:
+        return 1
+    wanted = -(-_LONG * dma.setup_cycles * dma.bytes_per_cycle // packed)
+    copies = -(-tiles // max(1, min(wanted, room // packed, tiles)))
+    return -(-tiles // copies)
 
 
 def _tile_size(region: Region, tile: Tile) -> TileSize:
@@ -337,6 +367,13 @@ def tiles_ahead(buffers: int, parts: int, fetching: int, computing: int) -> int:
     one less than there are buffers, so that the core launches soon; for all where each has a buffer and the DMA takes
     longer, as it would idle else. Cycles are those of all tiles."""
     return parts if parts <= buffers and fetching > computing else min(parts, max(buffers - 1, 1))
+
+
+def constants_ahead(buffers: int, tiles: int, together: int, fetching: int, computing: int) -> int:
+    """As `tiles_ahead`, for constants that one copy fetches for several tiles: with one buffer the next are fetched
+    when the last tile that reads these has been launched."""
+    copies = -(-tiles // together)
+    return 1 if buffers == 1 < copies else together * tiles_ahead(buffers, copies, fetching, computing)
 
 
 def first_tile(region: Region, tiling: Tiling) -> EngineTile:

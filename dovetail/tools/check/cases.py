@@ -225,14 +225,19 @@ def _misses(offload: Offload, point: Point) -> int | None:
 
 
 def _better(offload: Offload, point: Point, count: int, pairs: bool) -> tuple[int, Point] | None:
-    """The first change that breaks fewer limits than `count`: of one axis, with `pairs` else of any two."""
+    """The first change that breaks fewer limits than `count`: of one axis, with `pairs` else of any two, unless a limit
+    says the same whatever single axis is changed: it looks at none of them."""
     others = _others(offload, point)
-    for axes in (*combinations(others, 1), *(combinations(others, 2) if pairs else ())):
-        for values in product(*(others[axis] for axis in axes)):
-            changed = {**point, **dict(zip(axes, values, strict=True))}
-            fewer = _misses(offload, changed)
-            if fewer is not None and fewer < count:
-                return fewer, changed
+    said: set[str] | None = None
+    for number in (1, 2) if pairs else (1,):
+        for axes in combinations(others, number) if number == 1 or not said else ():
+            for values in product(*(others[axis] for axis in axes)):
+                changed = {**point, **dict(zip(axes, values, strict=True))}
+                tried = ask(offload, changed)
+                if tried is not None and len(tried.failures) < count:
+                    return len(tried.failures), changed
+                if tried is not None and number == 1:
+                    said = set(tried.failures) & (set(tried.failures) if said is None else said)
     return None
 
 

@@ -21,7 +21,7 @@ from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles.chain import WAKE_CYCLES
 from dovetail.schedule.tiles.tile import BUFFERS, ORDER, PLACEMENT, TILE, packed_bytes, tile_match
-from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, tiles_ahead
+from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, constants_ahead, constants_room, fetched_together, tiles_ahead
 from dovetail.sim.dma import QUEUE
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
@@ -170,6 +170,7 @@ class Estimator:
         self._shape = region.graph.types[region.output].shape
         held = sum(laid.nbytes(name) for name in {*near, *inner})
         self._room = target.memory(region.engine.memory).size - held
+        self._constants_room = constants_room(target, self._engine)
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._constants: dict[tuple[object, ...], int] = {}
         self._tiles: dict[Box, Tile] = {}
@@ -187,15 +188,23 @@ class Estimator:
         buffers = int(choice.get(BUFFERS, 2))
         nbytes = first.load_bytes * (buffers if len(spatial) > 1 else 1) + first.scratch
         nbytes += first.store_bytes * (buffers if len(spatial) * len(channels) > 1 else 1)
-        nbytes += first.constant_bytes * (buffers if len(channels) > 1 else 1)
-        if nbytes > self._room:
+        together, copies = 1, len(channels)
+        if len(spatial) == 1:
+            room = self._constants_room // buffers
+            together = fetched_together(self._dma, first.constant_bytes, len(channels), room)
+            copies = -(-len(channels) // together)
+        held = first.constant_bytes * together * min(buffers, copies)
+        nbytes += 0 if self._constants_room else held
+        if nbytes > self._room or held > (self._constants_room or held):
             return None
         order = [(place, span) for place in range(len(spatial)) for span in range(len(channels))]
         if choice.get(ORDER, "channels") == "channels":
             order = [(place, span) for span in range(len(channels)) for place in range(len(spatial))]
         kinds = [self._kind(choice, own, spatial[place], channels[span]) for place, span in order]
+        if together > 1:
+            kinds = [self._with_constants(kinds[tile : tile + together], tile % together) for tile in range(len(kinds))]
         walk = _Walk(_pace(self._engine), buffers)
-        cycles = walk.all(kinds, order, self._before, self._after)
+        cycles = walk.all(kinds, order, together, self._before, self._after)
         if self._engine.stream is not None:
             cycles += self._engine.launching + WAKE_CYCLES
         return Estimate(cycles, len(kinds), nbytes, sum(kind.engine for kind in kinds), walk.copying, walk.fetching)
@@ -207,6 +216,11 @@ class Estimator:
         if found is None:
             found = self._kinds[key] = self._cost(choice, (*place.box, *span.box), (own, span.kind))
         return found
+
+    def _with_constants(self, kinds: Sequence[_Kind], place: int) -> _Kind:
+        """The first of some tiles; if that is the one with which constants are fetched, with those of all."""
+        nbytes = sum(kind.constant_bytes for kind in kinds)
+        return replace(kinds[0], constants=NOTHING if place else _Moved(1, dma_cycles(self._dma, nbytes)))
 
     def _cost(self, choice: Choice, box: Box, constants: tuple[object, ...]) -> _Kind:
         tile, match = tile_match(replace(self._region, choice=choice), box, self._tiles.get(box))
@@ -304,19 +318,22 @@ class _Walk:
         self,
         kinds: Sequence[_Kind],
         order: Sequence[tuple[int, int]],
-        before: Sequence[_Moved] = (),
-        after: Sequence[_Moved] = (),
+        together: int,
+        before: Sequence[_Moved],
+        after: Sequence[_Moved],
     ) -> int:
-        """Cycles of a layer of these tiles; `order` says the position and the channels of each, `before` and `after`
-        how the layouts of operands and result are changed."""
+        """Cycles of a layer of these tiles; `order` says the position and the channels of each, `together` for how many
+        one copy fetches constants, `before` and `after` how the layouts of operands and result are changed."""
         count, late = len(kinds), self.buffers - 1
-        loads, constants = _contents(kinds, order, self.buffers)
+        loads, constants = _contents(kinds, order, self.buffers, together)
         self.fetching = sum(moved.cycles for copies in constants for moved, _ in copies)
-        ahead = tiles_ahead(self.buffers, count, self.fetching, sum(kind.engine + LAUNCH_CYCLES for kind in kinds))
+        both = self.fetching, sum(kind.engine + LAUNCH_CYCLES for kind in kinds)
+        ahead = tiles_ahead(self.buffers, count, *both)
+        fetched = constants_ahead(self.buffers, count, together, *both)
         first = self._relayouts(before)
         needs: list[list[int]] = [[*first] for _ in kinds]
         stores: list[int] = []
-        for tiles in (constants[:ahead], loads[:ahead]):
+        for tiles in (constants[:fetched], loads[:ahead]):
             for tile, made in enumerate(tiles):
                 self._load(made, needs[tile])
         for tile, kind in enumerate(kinds):
@@ -328,9 +345,9 @@ class _Walk:
             self._launch(kind.engine)
             if tile >= late and kind.store.starts:
                 stores.append(self._store(tile - late, kinds))
-            if tile + ahead < count:
-                self._load(constants[tile + ahead], needs[tile + ahead])
-                self._load(loads[tile + ahead], needs[tile + ahead])
+            for moves, later in ((constants, tile + fetched), (loads, tile + ahead)):
+                if later < count:
+                    self._load(moves[later], needs[later])
         for tile in range(max(count - late, 0), count):
             if kinds[tile].store.starts:
                 self._store(tile, kinds)
@@ -385,10 +402,10 @@ class _Walk:
 
 
 def _contents(
-    kinds: Sequence[_Kind], order: Sequence[tuple[int, int]], buffers: int
+    kinds: Sequence[_Kind], order: Sequence[tuple[int, int]], buffers: int, together: int
 ) -> tuple[list[Copies], list[Copies]]:
     """For each tile the copies of operands, and those of constants, that it needs beyond the tile before it, each with
-    the last tile that reads what is overwritten (-1 for none)."""
+    the last tile that reads what is overwritten (-1 for none). Those of constants are for several tiles `together`."""
     spans = len({span for _, span in order})
     operands, weights = [_Slots() for _ in kinds[0].loads], _Slots()
     seen: set[int] = set()
@@ -403,7 +420,8 @@ def _contents(
                 made.append((load.moved, slots.overwritten(buffers)))
         loads.append(made)
         fetched: Copies = []
-        if kind.constants.starts and weights.take(tile, span != before[1]) and not (spans <= buffers and span in seen):
+        changed = weights.take(tile, span // together != before[1] // together)
+        if changed and kind.constants.starts and not (spans <= buffers and span in seen):
             fetched = [(kind.constants, weights.overwritten(buffers))]
         seen.add(span)
         constants.append(fetched)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from dovetail.compile import Options, prepare, reserved
 from dovetail.errors import DovetailError, TargetError
@@ -242,18 +243,27 @@ def undivided(target: Target) -> Target:
     return replace(target, policies=tuple(policies))
 
 
-def least_cycles(model: Path, target: Target, options: Options) -> int:
+def least_cycles(
+    model: Path, target: Target, options: Options, known: Mapping[str, Floor | None] = MappingProxyType({})
+) -> int:
     """The floor of a network, whose layers may be computed in parts or not: the lower of both; 0 where none is known.
+
+    Args:
+        model: its file.
+        target: the machine.
+        options: of compiling it.
+        known: floors of layers by their keys; others are found.
 
     Raises:
         DovetailError: the network cannot be compiled for the target; says why.
     """
-    found = []
+    found, each = list[int](), dict(known)
     for graph in (prepare(model, way, options) for way in (target, undivided(target))):
         regions = partition(graph, target)
         default = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
         layers = distinct_layers(regions, default, target)
-        floors = {name: own for layer in layers if (own := candidates(layer, target, 0).floor) for name in layer.names}
+        each |= {layer.key: candidates(layer, target, 0).floor for layer in layers if layer.key not in each}
+        floors = {name: own for layer in layers if (own := each[layer.key]) for name in layer.names}
         found.append(network_floor(regions, floors, target))
     return min(found)
 
@@ -393,8 +403,9 @@ def _finish(
     tuning = Tuning(of, bench.request.measure, kept.default, kept.tuned, layers)
     dropped = tuple(name for name in gains if name not in entries)
     floors = {name: each.floor for each in results if each.floor for name in each.layer.names}
+    known = {each.layer.key: each.floor for each in results if bench.request.measure != "host"}
     floor = min(
         network_floor(regions, floors, bench.target),
-        least_cycles(bench.request.model, bench.target, bench.request.options),
+        least_cycles(bench.request.model, bench.target, bench.request.options, known),
     )
     return Tuned(tuning, tuple(results), dropped, len(bench.log.used), floor)
