@@ -140,7 +140,7 @@ def moves_nothing(graph: Graph, node: Node) -> bool:
     if node.output in graph.outputs or any(value in graph.constants for value in node.inputs):
         return False
     if isinstance(node.operator, Slice):
-        if set(node.operator.step) != {1} or not _lie_apart(graph, node.inputs[0], [sliced_box(node)]):
+        if set(node.operator.step) != {1} or not lie_apart(graph, node.inputs[0], [sliced_box(node)]):
             return False
         return not any(_is_joint(graph, user) for user in graph.nodes if node.output in user.inputs)
     return _is_joint(graph, node)
@@ -152,11 +152,11 @@ def _is_joint(graph: Graph, node: Node) -> bool:
         isinstance(node.operator, Concat)
         and node.output not in graph.outputs
         and all(_is_computed_for(graph, value, node) for value in node.inputs)
-        and _lie_apart(graph, node.output, joined_boxes(graph, node))
+        and lie_apart(graph, node.output, joined_boxes(graph, node))
     )
 
 
-def _lie_apart(graph: Graph, value: str, parts: Sequence[Box]) -> bool:
+def lie_apart(graph: Graph, value: str, parts: Sequence[Box]) -> bool:
     """Every part of a value is a stretch that begins at a place kernels take."""
     kind = graph.types[value]
     size = kind.dtype.numpy.itemsize

@@ -168,7 +168,7 @@ def _nests(copy: Copy) -> Iterator[_Nest]:
         yield _Nest(source.offset, destination.offset, tuple(_Axis(*triple) for triple in strides))
         return
     ways = [_Way(view) for view in (source, destination)]
-    parts = [_segments(size, _steps(ways, axis)) for axis, size in enumerate(source.type.shape)]
+    parts = [_segments(size, _steps(ways, axis, size)) for axis, size in enumerate(source.type.shape)]
     for combination in product(*parts):
         first = [start for start, _ in combination]
         digits = [(axis, count, step) for axis, (_, counts) in enumerate(combination) for count, step in counts]
@@ -204,12 +204,16 @@ class _Way:
         return self.at(axis, index + step) - self.at(axis, index)
 
 
-def _steps(ways: list[_Way], axis: int) -> tuple[int, ...]:
-    """The steps of both layouts, coarsest first."""
+def _steps(ways: list[_Way], axis: int, size: int) -> tuple[int, ...]:
+    """The steps of both layouts, coarsest first, without those that lead where finer ones do on both sides."""
     steps = sorted({step for way in ways for step in way.layout.steps(axis)}, reverse=True)
     if any(coarse % fine for coarse, fine in pairwise(steps)):
         raise ValueError(f"blocks of {steps[0]} and {steps[1]} do not divide each other: no copy between the layouts")
-    return tuple(steps)
+    kept = steps[-1:]
+    for coarse in (step for step in reversed(steps[:-1]) if step < size):
+        if any(way.apart(axis, 0, coarse) != coarse // kept[0] * way.apart(axis, 0, kept[0]) for way in ways):
+            kept.insert(0, coarse)
+    return tuple(kept)
 
 
 def _segments(size: int, steps: tuple[int, ...]) -> list[tuple[int, list[tuple[int, int]]]]:

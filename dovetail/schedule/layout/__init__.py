@@ -217,11 +217,22 @@ def _relayout(node: Node, number: int, draft: _Draft, target: Target) -> Region:
     (source,), result, name = node.inputs, node.output, f"relayout_{number}"
     types = {value: draft.types[value] for value in (source, result)}
     layouts = {value: draft.layouts[value] for value in (source, result) if value in draft.layouts}
-    mover = target.mover
-    if not same_packing(layouts.get(source), layouts.get(result)):  # bytes are put together and taken apart
-        mover = ""
     inner = Graph(name, (source,), (result,), (node,), types)
+    moves = same_packing(layouts.get(source), layouts.get(result))  # else bytes are put together and taken apart
+    mover = target.mover if moves and not _sooner_by_core(inner, layouts, target) else ""
     return Region(name, inner, None, None, None, "", (), mover, layouts)
+
+
+_ELEMENT_CYCLES = 12
+"""Of the core, for an element of a value whose layout it changes."""
+
+
+def _sooner_by_core(relayout: Graph, layouts: Mapping[str, Layout], target: Target) -> bool:
+    """Whether the core has changed the layout of a value sooner than the DMA, of many transfers of a few bytes."""
+    ends = (*relayout.inputs, *relayout.outputs)
+    source, result = (dense_view("", relayout.types[end], 0, layouts.get(end)) for end in ends)
+    computed = _ELEMENT_CYCLES * source.type.elements
+    return target.dma is not None and computed < copied([Copy(0, source, result)], target)[1]
 
 
 def _sorted(nodes: Sequence[Node], made: Sequence[Node]) -> list[Node]:

@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 
 from dovetail import kernels
-from dovetail.ir.crop import joined_boxes, sliced_box
+from dovetail.ir.crop import joined_boxes, lie_apart, sliced_box
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, check_part, nbytes, packed, physical_shape, same_bytes
 from dovetail.ir.operators.movement import Concat, Pad, Relayout, Slice
@@ -38,7 +38,7 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
     """Put the operands of concatenations and pads inside the result, the one that saves most bytes first.
 
     A value can lie inside another of the same layout when whatever writes or reads it takes strides (an engine or
-    a copy), and it is neither an input nor an output of the network. A padded value must be for engines, too. What lies
+    a copy) or it lies densely there, and it is neither an input nor an output of the network. A padded value must be for engines, too. What lies
     inside a joint lies where that does. So do parts of an input that are only copied, and slices and joints of whole
     rows on a core alone.
     """
@@ -51,7 +51,7 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
         for position, region in enumerate(regions)
         if region.mover and region.output not in graph.outputs
         for value, box in _parts(region, users[region.output])
-        if _fits(region, value, box) and _takes_strides(value, region, graph, users[value])
+        if _fits(region, value, box) and _may_lie_inside(value, box, region, graph, users[value])
     ]
     chosen = {value: found for region in regions if region.still for value, found in _still(graph, region)}
     chosen |= {r.output: found for r in regions if r.mover for found in _cut_from_input(graph, r, users[r.output])}
@@ -117,15 +117,18 @@ def _fits(region: Region, value: str, box: Box) -> bool:
     return _whole(region, layout, box) and region.layouts.get(value) == layout
 
 
-def _takes_strides(value: str, mover: Region, graph: Graph, users: Sequence[Region]) -> bool:
-    """True when an engine or a relayout by copies makes the value, and only engines and the mover read it, all in one
-    layout; `users` make or read it."""
+def _may_lie_inside(value: str, box: Box, mover: Region, graph: Graph, users: Sequence[Region]) -> bool:
+    """True when an engine or a relayout by copies makes the value, or a kernel of the core where the part of the result
+    is a stretch it takes, and only engines and the mover read it, all in one layout; `users` make or read it."""
     if value in graph.inputs or value in graph.outputs:
         return False
     makers = [region for region in users if region.output == value]
     readers = [region for region in users if value in region.graph.inputs]
     copied = (region.mover and isinstance(region.graph.nodes[0].operator, Relayout | Concat) for region in makers)
-    strided = all(region.takes_strides or copy for region, copy in zip(makers, copied, strict=True))
+    dense = mover.layouts.get(mover.output) is None and lie_apart(graph, mover.output, [box])
+    kernels_take = (dense and region.place == "core" and not region.is_view for region in makers)
+    ways = zip(makers, copied, kernels_take, strict=True)
+    strided = all(region.takes_strides or copy or kernel for region, copy, kernel in ways)
     alike = all(region.layouts.get(value) == mover.layouts.get(value) for region in (*makers, *readers))
     others = all(region.takes_strides or region is mover for region in readers)
     return bool(makers) and strided and alike and others

@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 import numpy as np
 
+from dovetail.ir.operators.movement import Relayout
 from dovetail.program.ir import (
     CORE,
     Begin,
@@ -173,7 +174,8 @@ def _region(context: Lowered, index: int, region: Region, tilings: Mapping[str, 
         shares = [(part, part.engine, tilings[part.name]) for part in region.parts if part.engine is not None]
         return _together([OnEngine(context, index, *share, result).share() for share in shares])
     operands = {value: context.operand(region, value) for value in region.graph.inputs}
-    copying = context.target.dma or context.target.engines
+    relayout = isinstance(region.graph.nodes[0].operator, Relayout)
+    copying = region.mover if relayout else context.target.dma or context.target.engines
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
         wanted = (copy for copy in moved if copy.source != copy.destination or copy.before)
