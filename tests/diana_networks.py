@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,8 +14,10 @@ from conftest import shared_dir
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.compile import prepare as prepare_integers
-from dovetail.ir.graph import Graph
-from dovetail.ir.types import Array
+from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.operators.arithmetic import Clip, ScaleShift
+from dovetail.ir.operators.linear import FullyConnected
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.read import load_model
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import Activity
@@ -112,3 +115,22 @@ def _whole(graph: Graph) -> dict[str, dict[str, int]]:
     regions = [region for region in partition(graph, load_target("diana")) if region.name.startswith("conv")]
     knobs = ("tile_rows", "tile_columns", "tile_channels")
     return {region.name: dict(zip(knobs, graph.types[region.output].shape[1:], strict=True)) for region in regions}
+
+
+def dense(*widths: int, equal: bool = False) -> Graph:
+    """Dense layers one behind the other, of shifts as DIANA takes them; `equal`: all results are one and the same."""
+    builder, random = GraphBuilder("chain"), np.random.default_rng(7)
+    value = builder.input("x", TensorType((1, widths[0]), DType.INT8))
+    for number, (inputs, outputs) in enumerate(pairwise(widths)):
+        weights = random.integers(-20, 21, (outputs, inputs)).astype(np.int8)
+        offset = random.integers(-500, 500, outputs).astype(np.int32)
+        if equal:
+            weights, offset = np.tile(weights[:1], (outputs, 1)), np.tile(offset[:1], outputs)
+        total = builder.add(FullyConnected(), [value, builder.constant(f"w{number}", weights)], f"sum{number}")
+        ends = [
+            builder.constant(f"{name}{number}", array)
+            for name, array in (("scale", np.int32([1])), ("offset", offset), ("shift", np.int32([6])))
+        ]
+        scaled = builder.add(ScaleShift(), [total, *ends], f"scaled{number}")
+        value = builder.add(Clip(-128, 127, DType.INT8), [scaled], f"y{number}")
+    return builder.finish([value])

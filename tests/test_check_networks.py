@@ -14,7 +14,7 @@ from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import DType, TensorType
 from dovetail.targets import load_target
-from dovetail.tools.check.cases import QUICK, ask, bases, derive
+from dovetail.tools.check.cases import QUICK, _asked, ask, bases, derive
 from dovetail.tools.check.layers import Point
 from dovetail.tools.check.networks import NETWORKS, through_policies
 from dovetail.tools.check.suite import check
@@ -111,3 +111,19 @@ def test_a_wrong_model_of_such_an_offload_is_found() -> None:
     """The MAC array's device computes convolutions: called a sum, every case raises."""
     found = check(with_offload(SUM, HALF, RAISED, cycles=lambda match: 100), order(simulators=("model",)))
     assert found.findings and found.tested[0].cases > 5
+
+
+def test_two_settings_that_are_right_together_are_found_and_no_more_is_tried_than_helps() -> None:
+    """Two axes at a time: only while every limit that fails looks at what is changed."""
+    offload = load_target("macarray").engines[0].offloads[0]
+    both = dt.Constraint(
+        "rows and columns must be 9", lambda m: m.result.shape[1:3], lambda v: tuple(v) == (9, 9), dt.Scope.LAYERS
+    )
+    never = dt.Constraint("the moon must be full", lambda m: "new", lambda v: v == "full")
+    _asked.cache_clear()
+    (found,) = bases(with_offload(offload.pattern, *offload.constraints, both).engines[0].offloads[0])
+    asked = ask(replace(offload, constraints=(both,)), found)
+    assert asked is not None and asked.failures == ()
+    _asked.cache_clear()
+    assert bases(replace(offload, constraints=(*offload.constraints, both, never))) == []
+    assert _asked.cache_info().misses < 2000, "another ten thousand would help no more"

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from diana_networks import FILES, Run, quantised, run, run_model
+from diana_networks import FILES, Run, dense, quantised, run, run_model
 from dovetail.codegen.build.toolchain import find_compiler
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, sample_inputs
@@ -17,9 +17,9 @@ from dovetail.errors import MissingExtraError
 from dovetail.ir.graph import GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Lookup, ScaleShift
 from dovetail.ir.operators.linear import Conv2d
-from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.movement import Concat, Pad, Relayout
 from dovetail.ir.types import DType, TensorType
-from dovetail.program.ir import Launch
+from dovetail.program.ir import Copy, Launch
 from dovetail.read import load_model
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
@@ -189,3 +189,22 @@ def test_elementwise_operators_pass_through(tmp_path: Path) -> None:
         ("input", ("digital",)),
         ("digital", ("output",)),
     ]
+
+
+@pytest.mark.parametrize(("name", "copied"), [("resnet8", 0), ("ds_cnn", 0), ("mobilenet_v1", 1)])
+def test_parts_of_a_pool_are_computed_where_they_belong(name: str, copied: int) -> None:
+    """But for one that does not begin at a multiple of 8 bytes, as kernels take it."""
+    compiled = run(name, "digital").compiled
+    joints = {
+        index
+        for index, region in enumerate(compiled.regions)
+        if isinstance(region.graph.nodes[0].operator, Concat) and region.graph.types[region.output].shape[1:3] == (1, 1)
+    }
+    copies = [one for one in compiled.plan.program.statements if isinstance(one, Copy) and one.layer in joints]
+    assert len(joints) == 1 and len(copies) == copied
+
+
+@pytest.mark.parametrize(("size", "place"), [(4, "core"), (12, "core"), (128, "dma")])
+def test_few_bytes_change_their_layout_on_the_core(size: int, place: str) -> None:
+    regions = compile_graph(dense(128, size), load_target("diana"), Options()).regions
+    assert [one.place for one in regions if isinstance(one.graph.nodes[0].operator, Relayout)] == ["dma", place]

@@ -296,3 +296,10 @@ def test_pads(layout: Layout | None, pads: tuple[tuple[int, int], tuple[int, int
     border = sum(transfer.nbytes for transfer in transfers(copy)) if in_place else 0
     blocks = 40 if layout is None else 48
     assert not in_place or border == blocks * (outer.shape[1] * outer.shape[2] - 20)
+
+
+def test_a_step_that_leads_where_finer_ones_do_is_none() -> None:
+    """252 bytes, the words of each 16 swapped: the last block is partly used, but its words follow the others'."""
+    kind, layout = TensorType((1, 252), DType.INT8), from_notation("N C/16 4c/4 -4c")
+    made = transfers(Copy(0, dense_view("a", kind), dense_view("b", kind, 0, layout)))
+    assert [(t.rows, t.row_bytes) for t in made] == [(63, 1)] * 4

@@ -37,10 +37,10 @@ class Inside:
 def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
     """Put the operands of concatenations and pads inside the result, the one that saves most bytes first.
 
-    A value can lie inside another of the same layout when whatever writes or reads it takes strides (an engine or
-    a copy) or it lies densely there, and it is neither an input nor an output of the network. A padded value must be for engines, too. What lies
-    inside a joint lies where that does. So do parts of an input that are only copied, and slices and joints of whole
-    rows on a core alone.
+    A value can lie inside another of the same layout when whatever writes or reads it takes strides (an engine or a
+    copy), or a kernel of the core writes it where it lies densely, and it is neither an input nor an output of the
+    network. A padded value must be for engines, too. What lies inside a joint lies where that does. So do parts of an
+    input that are only copied, and slices and joints of whole rows on a core alone.
     """
     users: dict[str, list[Region]] = {}
     for region in regions:

@@ -259,7 +259,8 @@ class Estimator:
         views = {
             name: dense_view(name, kind, layout=self._layouts.get(name)) for name, kind in region.graph.types.items()
         }
-        made = copies(0, region.graph, views, views[region.output]) if self._target.dma else None
+        moved = self._target.dma and region.mover
+        made = copies(0, region.graph, views, views[region.output]) if moved else None
         if made is None:
             return _Moved(0, cores_cycles(region.graph, self._target))
         return sum((_moved(self._target.dma, copy) for copy in made), NOTHING)
