@@ -213,12 +213,18 @@ def blocked_nest(region: Region, scope: Scope, products: Products, sums: Sums) -
 
 @kernel(Conv2d, FullyConnected, table=OFFERED)
 def _offered(region: Region, core: CoreTraits) -> Offered | None:
-    """Blocks of as many sums as there are registers for, or a few more, and how far the innermost loop is unrolled."""
+    """Blocks of as many sums as there are registers for, or a few more, and how far the innermost loop is unrolled; but
+    none of more channels than as many blocks need."""
     products = products_of(region, Scope(region.graph))
     sums = sums_of(region, products)
     if sums.bits < 8 or sums.kind != "int32_t":
         return None
-    blocks = _blocks(products, core.accumulators * 5 // 4, 1)
+    outputs = len(products.weights) // products.groups
+    blocks = [
+        (width, count)
+        for width, count in _blocks(products, core.accumulators * 5 // 4, 1)
+        if count == -(-outputs // -(-outputs // count))
+    ]
     pixels, channels = (tuple(dict.fromkeys(sizes)) for sizes in zip(*blocks, strict=True))
     default = register_block(products, core.accumulators, 1)
     knobs = (

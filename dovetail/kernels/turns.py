@@ -171,6 +171,7 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
             "block": times,
             "sum": times * sums,
             "crowded": number * max(sums - core.accumulators, 0),
+            f"step_{width}x{lanes}": number,  # what a compiler makes of a block of these sums beyond all that
         }
         found |= {f"{name}{part}": count * blocks for part, count in own.items()}
     return {**{f"sum.{part}": float(count * window.batch) for part, count in found.items()}, "sum.call": 1}

@@ -109,12 +109,12 @@ def _planner_knobs(region: Region, target: Target) -> tuple[Knob, ...]:
     if target.works_in_place(region.engine):
         return (placement,)
     sizes = [
-        *((TILE[axis - 1], shape[axis], offload.row_step) for axis in (1, 2) if image),
-        (TILE[2], shape[-1], offload.channel_step),
+        *((TILE[axis - 1], _sizes(shape[axis], offload.row_step)) for axis in (1, 2) if image),
+        (TILE[2], tuple(cuts(shape[-1], offload.channel_step))),  # an engine takes as long for a part of its step
     ]
     return (
         placement,
-        *(Knob(name, _sizes(total, step), f"{name[5:]} of a tile's result") for name, total, step in sizes),
+        *(Knob(name, values, f"{name[5:]} of a tile's result") for name, values in sizes),
         Knob(BUFFERS, (2, 1, 3), "buffers per operand that changes from tile to tile"),
         Knob(ORDER, ("channels", "positions"), "what the outer loop over tiles runs over"),
         Knob(EARLY, ("yes", "no"), "whether constants are fetched while the layer before is computed"),
