@@ -14,7 +14,7 @@ from dovetail.targets import load_target
 from dovetail.tools.check.findings import Checked
 from dovetail.tools.check.suite import check
 from porting import TINY, order, port_file
-from warm_pools import BEGIN, CONTEXT
+from warm_pools import POOL
 
 
 def odd(item: int) -> int:
@@ -29,8 +29,7 @@ def odd(item: int) -> int:
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_what_dies_takes_nothing_along(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that are started as users' are."""
-    monkeypatch.setattr("dovetail.farm.get_context", CONTEXT)
-    monkeypatch.setattr("dovetail.farm.begin_worker", BEGIN)
+    monkeypatch.setattr("dovetail.farm.ProcessPoolExecutor", POOL)
     items = [1, 13, 2, 3, 13, 4]
     with farm(jobs) as run:
         assert dict(run(odd, items)) == {0: 1, 1: LOST, 2: 4, 3: 9, 4: LOST, 5: 16}

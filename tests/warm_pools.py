@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import BaseContext
-from typing import Any
 
 import pytest
 
@@ -20,25 +19,15 @@ from warm_workers import sensitive
 
 IMPORTED = ("dovetail.mesh.workers", "dovetail.run", "dovetail.targets.fields", "dovetail.tools.report")
 """What tasks of farms import."""
-BEGIN, CONTEXT = farm.begin_worker, farm.get_context
-"""As users' processes begin, and are started."""
-
-
-class Begin:
-    """What stands for `begin_worker`: pickled when a process is started, it brings that the environment of then."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial, (begin, dict(os.environ))
-
-    def __call__(self) -> None:
-        raise AssertionError("it is called where it was unpickled")
+POOL = farm.ProcessPoolExecutor
+"""As users' processes are started."""
 
 
 def begin(variables: Mapping[str, str]) -> None:
     """In a process: take over an environment, then begin."""
     os.environ.clear()
     os.environ.update(variables)
-    BEGIN()
+    farm.begin_worker()
 
 
 def warm(patch: pytest.MonkeyPatch) -> None:
@@ -46,9 +35,10 @@ def warm(patch: pytest.MonkeyPatch) -> None:
     forked, variables = multiprocessing.get_context("forkserver"), sensitive(os.environ)
     forked.set_forkserver_preload([*IMPORTED])
 
-    def context(method: str) -> BaseContext:
-        return forked if sensitive(os.environ) == variables else CONTEXT(method)
+    def pool(jobs: int, mp_context: BaseContext, initializer: Callable[[], None]) -> ProcessPoolExecutor:
+        if sensitive(os.environ) != variables:
+            return POOL(jobs, mp_context, initializer)
+        return POOL(jobs, forked, begin, (dict(os.environ),))
 
     patch.setenv("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "forkserver")
-    patch.setattr(farm, "get_context", context)
-    patch.setattr(farm, "begin_worker", Begin())
+    patch.setattr(farm, "ProcessPoolExecutor", pool)

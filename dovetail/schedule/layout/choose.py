@@ -51,7 +51,7 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
         for position, region in enumerate(regions)
         if region.mover and region.output not in graph.outputs
         for value, box in _parts(region, users[region.output])
-        if _fits(region, value, box) and _may_lie_inside(value, box, region, graph, users[value])
+        if _fits(region, value, box) and _may_lie_inside(value, region, graph, users[value])
     ]
     chosen = {value: found for region in regions if region.still for value, found in _still(graph, region)}
     chosen |= {r.output: found for r in regions if r.mover for found in _cut_from_input(graph, r, users[r.output])}
@@ -59,7 +59,9 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
     for _, _, value, found in sorted(candidates, key=lambda c: (-c[0], c[1])):
         whole = _within(found, chosen[found.outer], graph, layouts) if found.outer in chosen else found
         if value not in chosen and whole and value not in {i.outer for i in chosen.values()}:
-            chosen[value] = whole
+            dense = layouts.get(whole.outer) is None and lie_apart(graph, whole.outer, [whole.box])
+            if dense or not any(_by_kernel(region) for region in users[value] if region.output == value):
+                chosen[value] = whole
     return chosen
 
 
@@ -117,18 +119,22 @@ def _fits(region: Region, value: str, box: Box) -> bool:
     return _whole(region, layout, box) and region.layouts.get(value) == layout
 
 
-def _may_lie_inside(value: str, box: Box, mover: Region, graph: Graph, users: Sequence[Region]) -> bool:
-    """True when an engine or a relayout by copies makes the value, or a kernel of the core where the part of the result
-    is a stretch it takes, and only engines and the mover read it, all in one layout; `users` make or read it."""
+def _by_kernel(maker: Region) -> bool:
+    """Whether a kernel of the core makes its result, which takes no strides."""
+    return not (maker.engine or maker.mover or maker.is_view or maker.still)
+
+
+def _may_lie_inside(value: str, mover: Region, graph: Graph, users: Sequence[Region]) -> bool:
+    """True when an engine, a relayout by copies or a kernel of the core makes the value, and only engines and the mover
+    read it, all in one layout; `users` make or read it."""
     if value in graph.inputs or value in graph.outputs:
         return False
     makers = [region for region in users if region.output == value]
     readers = [region for region in users if value in region.graph.inputs]
     copied = (region.mover and isinstance(region.graph.nodes[0].operator, Relayout | Concat) for region in makers)
-    dense = mover.layouts.get(mover.output) is None and lie_apart(graph, mover.output, [box])
-    kernels_take = (dense and region.place == "core" and not region.is_view for region in makers)
-    ways = zip(makers, copied, kernels_take, strict=True)
-    strided = all(region.takes_strides or copy or kernel for region, copy, kernel in ways)
+    strided = all(
+        region.takes_strides or copy or _by_kernel(region) for region, copy in zip(makers, copied, strict=True)
+    )
     alike = all(region.layouts.get(value) == mover.layouts.get(value) for region in (*makers, *readers))
     others = all(region.takes_strides or region is mover for region in readers)
     return bool(makers) and strided and alike and others
