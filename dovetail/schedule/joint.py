@@ -45,6 +45,20 @@ class _Way:
         """What is better comes first; of equal ones more turns."""
         return self.ends[-1] if self.ends else 0, -len(self.turns), self.turns
 
+    @property
+    def free(self) -> int:
+        """Cycle from which the core may hand over the next: the engine holds a turn that runs and one that waits."""
+        return max(self.core, self.ends[-2] if len(self.ends) > 1 else 0)
+
+
+def _undominated(ways: Sequence[_Way]) -> list[_Way]:
+    """Those of the same regions than which none ends sooner and leaves the core free as soon; one of equals."""
+    kept: list[_Way] = []
+    for way in sorted(ways, key=lambda way: way.rank):
+        if all(way.free < other.free for other in kept):
+            kept.append(way)
+    return kept
+
 
 def side_by_side(laid: LaidOut, target: Target) -> LaidOut:
     """The network with regions that are computed side by side one behind the other, all but the last of them held.
@@ -138,17 +152,16 @@ class _Search:
             if following is None:
                 return tuple((one,) for one in run)
             alone = following
-        ways: list[dict[frozenset[int], _Way]] = [{} for _ in range(len(run) + 1)]
-        ways[0][frozenset()] = _Way((), (), 0)
+        ways: list[dict[frozenset[int], list[_Way]]] = [{} for _ in range(len(run) + 1)]
+        ways[0][frozenset()] = [_Way((), (), 0)]
         for count in range(len(run)):
-            best = sorted(ways[count].items(), key=lambda way: (way[1].rank, sorted(way[0])))
-            for done, way in best[:_KEPT]:
+            every = ((way, done) for done, some in ways[count].items() for way in some)
+            for way, done in sorted(every, key=lambda each: (each[0].rank, sorted(each[1])))[:_KEPT]:
                 for turn in self.following(run, done):
-                    after, longer = done | set(turn), self.then(way, turn)
-                    known = ways[len(after)].get(after)
-                    if longer is not None and (known is None or longer.rank < known.rank):
-                        ways[len(after)][after] = longer
-        found = ways[-1].get(frozenset(run), alone)
+                    if (longer := self.then(way, turn)) is not None:
+                        after = done | set(turn)
+                        ways[len(after)][after] = _undominated([*ways[len(after)].get(after, []), longer])
+        found = min(ways[-1].get(frozenset(run), [alone]), key=lambda way: way.rank)
         return found.turns if found.ends[-1] < alone.ends[-1] else alone.turns
 
     def following(self, run: _Turn, done: frozenset[int]) -> Iterator[_Turn]:
@@ -159,11 +172,11 @@ class _Search:
             yield from combinations(ready, size)
 
     def then(self, way: _Way, turn: _Turn) -> _Way | None:
-        """A way with a turn more; None where the engine cannot. It holds a turn that runs and one that waits."""
+        """A way with a turn more; None where the engine cannot."""
         cycles = self.asked_for(turn)
         if cycles is None:
             return None
-        core = max(way.core, way.ends[-2] if len(way.ends) > 1 else 0) + self.joint.handing * len(turn)
+        core = way.free + self.joint.handing * len(turn)
         begin = max(core, way.ends[-1] if way.ends else 0)
         return _Way((*way.turns, turn), (*way.ends, begin + cycles), core)
 
