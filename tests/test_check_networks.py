@@ -11,6 +11,7 @@ import dovetail.target as dt
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, ScaleShift
 from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import DType, TensorType
 from dovetail.targets import load_target
@@ -127,3 +128,16 @@ def test_two_settings_that_are_right_together_are_found_and_no_more_is_tried_tha
     _asked.cache_clear()
     assert bases(replace(offload, constraints=(*offload.constraints, both, never))) == []
     assert _asked.cache_info().misses < 2000, "another ten thousand would help no more"
+
+
+def test_a_pool_of_two_by_two_is_found_at_once() -> None:
+    """Eight settings that are right together only."""
+    pattern = dt.apply(MaxPool2d, dt.operand("x"), name="pool")
+    even = dt.Constraint(
+        "2x2 with stride 2, without padding, of an even image",
+        lambda m: (m.operator("pool", MaxPool2d), m.type("x").shape[1:3]),
+        lambda v: v[0] == MaxPool2d((2, 2), (2, 2)) and not any(size % 2 for size in v[1]),
+    )
+    _asked.cache_clear()
+    (found,) = bases(replace(load_target("macarray").engines[0].offloads[0], pattern=pattern, constraints=(even,)))
+    assert "made" not in found and _asked.cache_info().misses < 2000

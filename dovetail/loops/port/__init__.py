@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -128,13 +129,24 @@ def selected(
     Raises:
         TargetError: a statement no instruction covers; says which came nearest, and what differs.
     """
-    scope = {name: memory(name) for name in memories}
-    names = [text.split("(")[0].removeprefix("def ").strip() for text in meanings]
-    known = {name: procedure(text, scope, instruction=name) for name, text in zip(names, meanings, strict=True)}
+    wheres = tuple(memories)
+    scope = {name: memory(name) for name in wheres}
+    known = {_name(text): _instruction(text, wheres) for text in meanings}
     source = Path(inspect.getfile(schedule)).read_text(encoding="utf-8")
     key = "\n".join([text, *meanings, source, Path(__file__).read_text(encoding="utf-8")])
     folder = default_cache() / "loops"
     return stored(key, folder, lambda: covered(schedule(procedure(text, {})), list(known.values())), {**known, **scope})
+
+
+def _name(text: str) -> str:
+    """Of the function a text defines."""
+    return text.split("(")[0].removeprefix("def ").strip()
+
+
+@lru_cache(maxsize=256)  # Exo checks it anew each time, and every layer has the same
+def _instruction(text: str, memories: tuple[str, ...]) -> Procedure:
+    """An instruction by its meaning."""
+    return procedure(text, {name: memory(name) for name in memories}, instruction=_name(text))
 
 
 def listing(made: Procedure) -> str:

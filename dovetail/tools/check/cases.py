@@ -58,7 +58,8 @@ _TOGETHER: tuple[tuple[str, ...], ...] = (*_WINDOW, ("rows", "columns"), PADS)
 """Axes that limits often want to be equal."""
 _IMAGE = {f"{what}_{name}": name for what in ("kernel", "stride") for name in ("rows", "columns")}
 _BASES: tuple[dict[str, int], ...]
-_BASES = ({}, {"channels": 1}, dict.fromkeys(PADS, 0), {"kernel_rows": 1, "kernel_columns": 1}, {"type": 1})
+_BASES = ({}, {"channels": 1}, dict.fromkeys(PADS, 0), {"kernel_rows": 1, "kernel_columns": 1}, {"type": 1},
+          {**dict.fromkeys(PADS, 0), **dict.fromkeys(_IMAGE, 2), "rows": 8, "columns": 8})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -225,19 +226,25 @@ def _misses(offload: Offload, point: Point) -> int | None:
 
 
 def _better(offload: Offload, point: Point, count: int, pairs: bool) -> tuple[int, Point] | None:
-    """The first change that breaks fewer limits than `count`: of one axis, with `pairs` else of any two, unless a limit
-    says the same whatever single axis is changed: it looks at none of them."""
-    others = _others(offload, point)
-    said: set[str] | None = None
-    for number in (1, 2) if pairs else (1,):
-        for axes in combinations(others, number) if number == 1 or not said else ():
-            for values in product(*(others[axis] for axis in axes)):
-                changed = {**point, **dict(zip(axes, values, strict=True))}
-                tried = ask(offload, changed)
-                if tried is not None and len(tried.failures) < count:
-                    return len(tried.failures), changed
-                if tried is not None and number == 1:
-                    said = set(tried.failures) & (set(tried.failures) if said is None else said)
+    """The first change that breaks fewer limits than `count`: of one axis, with `pairs` else of any two of those that
+    change what a broken limit says or whether there is a layer, if every broken limit looks at some axis."""
+    others, broken = _others(offload, point), ask(offload, point)
+    assert broken is not None
+    said, looked_at = set(broken.failures), list[str]()
+    for axis, values in others.items():
+        for changed in ({**point, axis: value} for value in values):
+            tried = ask(offload, changed)
+            if tried is not None and len(tried.failures) < count:
+                return len(tried.failures), changed
+            if tried is None or tried.failures != broken.failures:
+                looked_at.append(axis)
+            said &= said if tried is None else set(tried.failures)
+    for axes in combinations(dict.fromkeys(looked_at), 2) if pairs and not said else ():
+        for values_of_both in product(*(others[axis] for axis in axes)):
+            changed = {**point, **dict(zip(axes, values_of_both, strict=True))}
+            fewer = _misses(offload, changed)
+            if fewer is not None and fewer < count:
+                return fewer, changed
     return None
 
 
