@@ -21,7 +21,7 @@ from tuning_cases import adapted, layer_graph
 
 INT8 = DType.INT8
 TILES: Choice = {"tile_rows": 5, "tile_columns": 6, "tile_channels": 16, "buffers": 2, "order": "positions"}
-PARTS: Choice = {"tile_rows": 6, "tile_columns": 6, "tile_channels": 12, "buffers": 1, "order": "channels"}
+PARTS: Choice = {"tile_rows": 6, "tile_columns": 6, "tile_channels": 16, "buffers": 1, "order": "channels"}
 
 
 def of_shifts(graph: Graph) -> Graph:

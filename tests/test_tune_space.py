@@ -84,7 +84,7 @@ def test_refusals_name_knob_limit_and_value() -> None:
     assert "means nothing on the core" in str(space.refusal({"placement": "core", "buffers": 1}))
     whole = {"tile_rows": 17, "tile_columns": 23, "tile_channels": 40}
     assert "buffers = 1 changes nothing" in str(space.refusal({**whole, "buffers": 1}))
-    many = {"tile_rows": 1, "tile_columns": 2, "tile_channels": 8}
+    many = {"tile_rows": 1, "tile_columns": 2, "tile_channels": 32}
     assert "at most 256" in str(space.refusal(many))
     assert space.refusal({}) is None and space.refusal({"tile_rows": 6}) is None
     with pytest.raises(PlanError, match="no layer 'conv_9'"):
