@@ -18,6 +18,7 @@ its operands are there, and its result is written while the next is computed.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,9 +73,9 @@ class _Segment:
     """Place in this segment of the link before, -1 for where the message enters."""
     onward: list[tuple[int, int]] = field(default_factory=list)
     """Segments on other chips, and the place here their links begin at."""
-    members: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    members: list[int] = field(default_factory=list)
     """Readers here."""
-    leaves: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    leaves: list[int] = field(default_factory=list)
     """Place here of the link that leads to each reader, -1 where it enters."""
     stored: int = -1
     """Place of the DRAM the message is stored in, -1 for none."""
@@ -124,6 +125,7 @@ class _Model:
         self.held: list[tuple[int, float, float]] | None = [] if noted else None
         self.router = Router(placed)
         self.senders = _senders(placed, self.router)
+        self.sizes: list[float] = self.senders.size.tolist()
         self.clocks: Floats = turns[:, :, 2].mean(axis=0)
         self.turns = [[_phases(*clocks) for clocks in one] for one in turns.astype(float).tolist()]
         self.pieces = len(self.clocks)
@@ -139,12 +141,13 @@ class _Model:
         self.home: Ints = np.empty(self.pieces, np.int64)  # [pieces] place of each one's element in `tenants`
         for number, pieces in enumerate(self.tenants):
             self.home[list(pieces)] = number
-        self.port_free = np.zeros(len(self.tenants))
+        self.port_free = [0.0] * len(self.tenants)
+        self.homes: list[int] = self.home.tolist()
         need = np.bincount(placed.traffic.pairs()[1], minlength=self.pieces)
         for sender in range(self.pieces, count):
             need[self.senders.members[sender]] += 1
-        self.missing = np.repeat(need[None], inputs, axis=0)
-        self.arrived = np.zeros((inputs, self.pieces))
+        self.missing: list[list[int]] = np.repeat(need[None], inputs, axis=0).tolist()
+        self.arrived = [[0.0] * self.pieces for _ in range(inputs)]
         self.sources, self.depths = _reverse(self.senders, self.pieces)
         self.blocked = np.zeros((inputs, count), np.int64)
         for sender, (members, held) in enumerate(zip(self.senders.members, self.senders.held, strict=True)):
@@ -162,8 +165,8 @@ class _Model:
     def run(self) -> Timing:
         for sender in range(self.pieces, len(self.sent)):
             self._send(sender, 0.0)
-        for piece in np.nonzero(self.missing[0] == 0)[0].tolist():
-            self._turn(int(self.home[piece]), 0.0)
+        for piece in (piece for piece, count in enumerate(self.missing[0]) if not count):
+            self._turn(self.homes[piece], 0.0)
         while self.events:
             now, kind, who, which, segment, tail = heapq.heappop(self.events)
             if kind == _HOP:
@@ -176,7 +179,7 @@ class _Model:
                 self.sending[who] = False
                 self._send(who, now)
             if who < self.pieces:
-                self._turn(int(self.home[who]), now)
+                self._turn(self.homes[who], now)
         if min(self.sent) < self.inputs:
             stuck = self.sent.index(min(self.sent))
             what = f"the stream stops: sender {stuck} sent {self.sent[stuck]} of {self.inputs} messages"
@@ -193,9 +196,9 @@ class _Model:
 
     def _begin(self, piece: int, element: int, now: float) -> None:
         which = self.begun[piece]
-        if which >= self.inputs or which - self.sent[piece] >= 2 or self.missing[which, piece]:
+        if which >= self.inputs or which - self.sent[piece] >= 2 or self.missing[which][piece]:
             return
-        ready = self.arrived[which, piece]
+        ready = self.arrived[which][piece]
         if ready > now:
             self._push(ready, _START, piece)
             return
@@ -213,7 +216,7 @@ class _Model:
             self.finished[piece] += 1
             self._send(piece, now)
         if what & _FREE:
-            self.running[self.home[piece]] = False
+            self.running[self.homes[piece]] = False
 
     def _give_back(self, piece: int, which: int, now: float) -> None:
         for depth, sources in zip(self.depths[piece], self.sources[piece], strict=True):
@@ -230,7 +233,7 @@ class _Model:
         if sender < self.pieces and which >= self.finished[sender]:
             return
         self.sending[sender] = True
-        done = now + self.senders.size[sender] / self.port
+        done = now + self.sizes[sender] / self.port
         self._push(done, _SENT, sender)
         self._travel(sender, which, 0, now, done)
 
@@ -239,17 +242,21 @@ class _Model:
 
     def _travel(self, sender: int, which: int, number: int, now: float, tail: float) -> None:
         """A message enters a segment: its head now, its last byte at `tail`."""
-        segment, size = self.senders.segments[sender][number], self.senders.size[sender]
+        segment, size = self.senders.segments[sender][number], self.sizes[sender]
         heads: list[float] = []
         tails: list[float] = []
         free, busy, rates, hops = self.free, self.busy, self.rates, self.hops
         for link, before in zip(segment.link, segment.before, strict=True):
-            time = size / rates[link]
-            head = max((heads[before] if before >= 0 else now) + hops[link], free[link])
-            free[link] = head + time
+            time, head, last = size / rates[link], hops[link], tail
+            if before >= 0:
+                head, last = head + heads[before], tails[before]
+            else:
+                head += now
+            head = free[link] if free[link] > head else head  # `max` would take half as long again
+            free[link] = end = head + time
             busy[link] += time
             heads.append(head)
-            tails.append(max(head + time, tails[before] if before >= 0 else tail))
+            tails.append(end if end > last else last)
         if self.held is not None:
             times = (size / rates[link] for link in segment.link)
             self.held += [
@@ -260,19 +267,20 @@ class _Model:
             heapq.heappush(self.events, (leaves[0], _HOP, sender, which, onward, leaves[1]))
         if segment.stored >= 0:
             self.done[which] = max(self.done[which], tails[segment.stored])
-        if len(segment.members):
-            self._arrive(segment.members, which, size / self.port, np.array([*tails, tail])[segment.leaves])
+        if segment.members:
+            tails.append(tail)
+            self._arrive(segment.members, which, size / self.port, [tails[place] for place in segment.leaves])
 
-    def _arrive(self, members: Ints, which: int, time: float, tail: Floats) -> None:
-        """A message reaches readers, through each one's port."""
-        home = self.home[members]
-        arrival = np.maximum(self.port_free[home] + time, tail)
-        self.port_free[home] = arrival
-        self.arrived[which, members] = np.maximum(self.arrived[which, members], arrival)
-        self.missing[which, members] -= 1
-        complete = members[self.missing[which, members] == 0]
-        for piece, ready in zip(complete.tolist(), self.arrived[which, complete].tolist(), strict=True):
-            self._push(ready, _START, piece)
+    def _arrive(self, members: Sequence[int], which: int, time: float, tails: Sequence[float]) -> None:
+        """A message reaches readers, through each one's port; two of one element at the same time."""
+        ports, homes, missing, arrived = self.port_free, self.homes, self.missing[which], self.arrived[which]
+        taken = [ports[homes[piece]] + time for piece in members]
+        for piece, taken_by, tail in zip(members, taken, tails, strict=True):
+            ports[homes[piece]] = arrival = tail if tail > taken_by else taken_by
+            arrived[piece] = arrival if arrival > arrived[piece] else arrived[piece]
+            missing[piece] -= 1
+            if not missing[piece]:
+                self._push(arrived[piece], _START, piece)
 
     def _timing(self) -> Timing:
         busy = np.array(self.busy) / self.inputs
@@ -296,7 +304,7 @@ class _Model:
         held = np.array(self.held or (), float).reshape(-1, 3)
         times = (tuple(self.done), self.start, self.finish, busy)
         return Timing(
-            self.done[0], max(interval, bound), bound, name, *times, len(self.senders.size), self.arrived, held
+            self.done[0], max(interval, bound), bound, name, *times, len(self.sizes), np.array(self.arrived), held
         )
 
     def _stages_of(self, element: int) -> str:
@@ -358,7 +366,7 @@ def _split(tree: Tree, router: Router, members: Ints, code: Ints, count: int, fe
     places = np.array([home[end] if end >= 0 else (0, -1) for end in ends], np.int64).reshape(-1, 2)
     for number in np.unique(places[:, 0]).tolist():
         mine = places[:, 0] == number
-        found[number].members, found[number].leaves = members[mine], places[mine, 1]
+        found[number].members, found[number].leaves = members[mine].tolist(), places[mine, 1].tolist()
     return found
 
 
