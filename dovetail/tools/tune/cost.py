@@ -12,6 +12,7 @@ from itertools import product
 
 from dovetail.codegen.emit.lists import dma_rows
 from dovetail.ir.crop import Tile
+from dovetail.ir.layout import nbytes
 from dovetail.ir.types import Box, Shape, TensorType, full_box
 from dovetail.program.ir import Copy, dense_view
 from dovetail.program.transfers import transfers
@@ -238,7 +239,8 @@ class Estimator:
         packed = self._constants[constants]
         fetch = _Moved(1, dma_cycles(self._dma, packed)) if packed else NOTHING
         cycles = self._offload.cycles(replace(match, within=within))
-        load_bytes, stored = sum(types[name].nbytes for name in away), types[output].nbytes if store.starts else 0
+        held = {name: nbytes(self._region.layouts.get(name), types[name]) for name in (*away, output)}
+        load_bytes, stored = sum(held[name] for name in away), held[output] if store.starts else 0
         return _Kind(cycles, loads, fetch, store, load_bytes, packed, stored, self._offload.scratch(match))
 
     def _load(self, name: str, part: Box, kind: TensorType) -> _Load:
