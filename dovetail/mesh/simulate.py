@@ -138,11 +138,11 @@ class _Model:
         self.free = [0.0] * len(self.rates)
         self.busy = [0.0] * len(self.rates)
         self.tenants = list(placed.tenants.values())
-        self.home: Ints = np.empty(self.pieces, np.int64)  # [pieces] place of each one's element in `tenants`
+        self.home = [0] * self.pieces  # place of each one's element in `tenants`
         for number, pieces in enumerate(self.tenants):
-            self.home[list(pieces)] = number
+            for piece in pieces:
+                self.home[piece] = number
         self.port_free = [0.0] * len(self.tenants)
-        self.homes: list[int] = self.home.tolist()
         need = np.bincount(placed.traffic.pairs()[1], minlength=self.pieces)
         for sender in range(self.pieces, count):
             need[self.senders.members[sender]] += 1
@@ -165,8 +165,8 @@ class _Model:
     def run(self) -> Timing:
         for sender in range(self.pieces, len(self.sent)):
             self._send(sender, 0.0)
-        for piece in (piece for piece, count in enumerate(self.missing[0]) if not count):
-            self._turn(self.homes[piece], 0.0)
+        for piece in [piece for piece, count in enumerate(self.missing[0]) if not count]:
+            self._turn(self.home[piece], 0.0)
         while self.events:
             now, kind, who, which, segment, tail = heapq.heappop(self.events)
             if kind == _HOP:
@@ -179,7 +179,7 @@ class _Model:
                 self.sending[who] = False
                 self._send(who, now)
             if who < self.pieces:
-                self._turn(self.homes[who], now)
+                self._turn(self.home[who], now)
         if min(self.sent) < self.inputs:
             stuck = self.sent.index(min(self.sent))
             what = f"the stream stops: sender {stuck} sent {self.sent[stuck]} of {self.inputs} messages"
@@ -216,7 +216,7 @@ class _Model:
             self.finished[piece] += 1
             self._send(piece, now)
         if what & _FREE:
-            self.running[self.homes[piece]] = False
+            self.running[self.home[piece]] = False
 
     def _give_back(self, piece: int, which: int, now: float) -> None:
         for depth, sources in zip(self.depths[piece], self.sources[piece], strict=True):
@@ -247,12 +247,11 @@ class _Model:
         tails: list[float] = []
         free, busy, rates, hops = self.free, self.busy, self.rates, self.hops
         for link, before in zip(segment.link, segment.before, strict=True):
-            time, head, last = size / rates[link], hops[link], tail
-            if before >= 0:
-                head, last = head + heads[before], tails[before]
-            else:
-                head += now
-            head = free[link] if free[link] > head else head  # `max` would take half as long again
+            time = size / rates[link]
+            head, last = (heads[before], tails[before]) if before >= 0 else (now, tail)
+            head += hops[link]
+            if free[link] > head:  # this runs most often of all, and a call of `max` is slower
+                head = free[link]
             free[link] = end = head + time
             busy[link] += time
             heads.append(head)
@@ -273,10 +272,10 @@ class _Model:
 
     def _arrive(self, members: Sequence[int], which: int, time: float, tails: Sequence[float]) -> None:
         """A message reaches readers, through each one's port; two of one element at the same time."""
-        ports, homes, missing, arrived = self.port_free, self.homes, self.missing[which], self.arrived[which]
-        taken = [ports[homes[piece]] + time for piece in members]
-        for piece, taken_by, tail in zip(members, taken, tails, strict=True):
-            ports[homes[piece]] = arrival = tail if tail > taken_by else taken_by
+        ports, home, missing, arrived = self.port_free, self.home, self.missing[which], self.arrived[which]
+        taken = [ports[home[piece]] + time for piece in members]
+        for piece, last, tail in zip(members, taken, tails, strict=True):
+            ports[home[piece]] = arrival = tail if tail > last else last
             arrived[piece] = arrival if arrival > arrived[piece] else arrived[piece]
             missing[piece] -= 1
             if not missing[piece]:

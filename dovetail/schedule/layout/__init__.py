@@ -18,7 +18,7 @@ from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import TensorType
 from dovetail.program.ir import Copy, dense_view
 from dovetail.program.transfers import same_packing
-from dovetail.schedule.assign.costs import copied
+from dovetail.schedule.assign.costs import copied, cores_cycles
 from dovetail.schedule.layout.choose import Inside, choose, inside, others
 from dovetail.schedule.partition import Region, Slot
 from dovetail.target.description import Target
@@ -223,16 +223,11 @@ def _relayout(node: Node, number: int, draft: _Draft, target: Target) -> Region:
     return Region(name, inner, None, None, None, "", (), mover, layouts)
 
 
-_ELEMENT_CYCLES = 12
-"""Of the core, for an element of a value whose layout it changes."""
-
-
 def _sooner_by_core(relayout: Graph, layouts: Mapping[str, Layout], target: Target) -> bool:
-    """Whether the core has changed the layout of a value sooner than the DMA, of many transfers of a few bytes."""
+    """Whether the core has changed the layout of a value before the DMA has made many transfers of a few bytes."""
     ends = (*relayout.inputs, *relayout.outputs)
     source, result = (dense_view("", relayout.types[end], 0, layouts.get(end)) for end in ends)
-    computed = _ELEMENT_CYCLES * source.type.elements
-    return target.dma is not None and computed < copied([Copy(0, source, result)], target)[1]
+    return target.dma is not None and cores_cycles(relayout, target) < copied([Copy(0, source, result)], target)[1]
 
 
 def _sorted(nodes: Sequence[Node], made: Sequence[Node]) -> list[Node]:

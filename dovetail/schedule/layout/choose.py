@@ -58,10 +58,11 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
     layouts = {region.output: region.layouts.get(region.output) for region in regions}
     for _, _, value, found in sorted(candidates, key=lambda c: (-c[0], c[1])):
         whole = _within(found, chosen[found.outer], graph, layouts) if found.outer in chosen else found
-        if value not in chosen and whole and value not in {i.outer for i in chosen.values()}:
-            dense = layouts.get(whole.outer) is None and lie_apart(graph, whole.outer, [whole.box])
-            if dense or not any(_by_kernel(region) for region in users[value] if region.output == value):
-                chosen[value] = whole
+        by_kernel = any(_by_kernel(region) for region in users[value] if region.output == value)
+        if whole is None or value in chosen or value in {i.outer for i in chosen.values()}:
+            continue
+        if not by_kernel or (layouts.get(whole.outer) is None and lie_apart(graph, whole.outer, [whole.box])):
+            chosen[value] = whole
     return chosen
 
 

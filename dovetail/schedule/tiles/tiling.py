@@ -264,12 +264,11 @@ def _tiling(region: Region, target: Target, cut: _Cut, first: TileCost) -> Tilin
     assert region.engine is not None
     packed, loads, result, tiles = first.packed, cut.loads, cut.result, cut.tiles
     room = constants_room(target, region.engine)
-    together = fetched_together(cut.dma, packed, cut.channel_cuts, room // cut.buffers) if cut.spatial == 1 else 1
-    fetches = -(-cut.channel_cuts // together) if cut.fetches else 0
-    held = packed * together * min(cut.buffers, -(-cut.channel_cuts // together))
-    if room and held > room:
+    constants = constants_in_copies(cut.dma, packed, (cut.spatial, cut.channel_cuts), cut.buffers, room)
+    if constants is None:
         return None
-    nbytes = cut.nbytes + first.scratch + (0 if room else held)
+    fetches = constants.copies if cut.fetches else 0
+    nbytes = cut.nbytes + first.scratch + (0 if room else constants.held)
     channels_outer = outer_channels(loads, packed, cut.spatial, cut.channel_cuts)
     if ORDER in region.choice:
         channels_outer = region.choice[ORDER] == "channels"
@@ -283,7 +282,38 @@ def _tiling(region: Region, target: Target, cut: _Cut, first: TileCost) -> Tilin
     cycles = cut.both(engine, copying) + dma_cycles(cut.dma, ends + packed, 1)
     ready = cut.both(engine, moving) + dma_cycles(cut.dma, ends, 1 if ends else 0)
     times = (copying - moving, moving, ready, first.starting * tiles)
-    return Tiling(cut.size, cut.in_place, nbytes, cycles, cut.buffers, channels_outer, together, *times)
+    return Tiling(cut.size, cut.in_place, nbytes, cycles, cut.buffers, channels_outer, constants.together, *times)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedConstants:
+    """How the constants of a layer's tiles are copied to the engine."""
+
+    together: int
+    """Tiles whose constants one copy fetches."""
+    copies: int
+    """Copies for all channels once."""
+    held: int
+    """Bytes of the buffers they are copied into."""
+
+
+def constants_in_copies(
+    dma: Dma | StreamDma | None, packed: int, tiles: tuple[int, int], buffers: int, room: int
+) -> CopiedConstants | None:
+    """How constants are copied; None where an engine's own memory for them does not hold them.
+
+    Args:
+        dma: what copies them.
+        packed: bytes of a whole tile's.
+        tiles: how many of the same channels, and how often the channels are cut.
+        buffers: per operand that changes from tile to tile.
+        room: bytes of that memory (`constants_room`).
+    """
+    spatial, channel_cuts = tiles
+    together = fetched_together(dma, packed, channel_cuts, room // buffers) if spatial == 1 else 1
+    copies = -(-channel_cuts // together)
+    held = packed * together * min(buffers, copies)
+    return None if 0 < room < held else CopiedConstants(together, copies, held)
 
 
 _LONG = 8

@@ -22,7 +22,13 @@ from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles.chain import WAKE_CYCLES
 from dovetail.schedule.tiles.tile import BUFFERS, ORDER, PLACEMENT, TILE, packed_bytes, tile_match
-from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, constants_ahead, constants_room, fetched_together, tiles_ahead
+from dovetail.schedule.tiles.tiling import (
+    LAUNCH_CYCLES,
+    constants_ahead,
+    constants_in_copies,
+    constants_room,
+    tiles_ahead,
+)
 from dovetail.sim.dma import QUEUE
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
@@ -189,20 +195,18 @@ class Estimator:
         buffers = int(choice.get(BUFFERS, 2))
         nbytes = first.load_bytes * (buffers if len(spatial) > 1 else 1) + first.scratch
         nbytes += first.store_bytes * (buffers if len(spatial) * len(channels) > 1 else 1)
-        together, copies = 1, len(channels)
-        if len(spatial) == 1:
-            room = self._constants_room // buffers
-            together = fetched_together(self._dma, first.constant_bytes, len(channels), room)
-            copies = -(-len(channels) // together)
-        held = first.constant_bytes * together * min(buffers, copies)
-        nbytes += 0 if self._constants_room else held
-        if nbytes > self._room or held > (self._constants_room or held):
+        room, cuts = self._constants_room, (len(spatial), len(channels))
+        constants = constants_in_copies(self._dma, first.constant_bytes, cuts, buffers, room)
+        if constants is None:
+            return None
+        nbytes += 0 if room else constants.held
+        if nbytes > self._room:
             return None
         order = [(place, span) for place in range(len(spatial)) for span in range(len(channels))]
         if choice.get(ORDER, "channels") == "channels":
             order = [(place, span) for span in range(len(channels)) for place in range(len(spatial))]
         kinds = [self._kind(choice, own, spatial[place], channels[span]) for place, span in order]
-        if together > 1:
+        if (together := constants.together) > 1:
             kinds = [self._with_constants(kinds[tile : tile + together], tile % together) for tile in range(len(kinds))]
         walk = _Walk(_pace(self._engine), buffers)
         cycles = walk.all(kinds, order, together, self._before, self._after)
