@@ -16,6 +16,7 @@ from dovetail.ir.types import Box
 from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.shipped import signature
 from dovetail.schedule.tiles.tile import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, cuts, tile_classes, tile_match
+from dovetail.schedule.tiles.tiling import Known, Tiling, evaluate
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Knob, Space, Value
 from dovetail.version import __version__
@@ -26,7 +27,7 @@ CONTEXT = (EARLY,)
 MOST_TILES = 256
 """Tiles a region may be cut into: each is code of its own."""
 _STEP_PARTS = (1, 2, 3, 4)
-"""Tile sizes are multiples of the offload's own step, and of these parts of it."""
+"""Tile sizes are multiples of the offload's own step, and of these parts of it (of channels only where they must)."""
 
 
 def region_space(region: Region, target: Target) -> Space:
@@ -110,7 +111,7 @@ def _planner_knobs(region: Region, target: Target) -> tuple[Knob, ...]:
         return (placement,)
     sizes = [
         *((TILE[axis - 1], _sizes(shape[axis], offload.row_step)) for axis in (1, 2) if image),
-        (TILE[2], tuple(cuts(shape[-1], offload.channel_step))),  # an engine takes as long for a part of its step
+        (TILE[2], _channels(region, target)),
     ]
     return (
         placement,
@@ -119,6 +120,24 @@ def _planner_knobs(region: Region, target: Target) -> tuple[Knob, ...]:
         Knob(ORDER, ("channels", "positions"), "what the outer loop over tiles runs over"),
         Knob(EARLY, ("yes", "no"), "whether constants are fetched while the layer before is computed"),
     )
+
+
+def _channels(region: Region, target: Target) -> tuple[int, ...]:
+    """Channels of a tile: of whole steps, for an engine takes as long for a part of one. Parts too where no tile of
+    whole steps fits the engine's memory."""
+    assert region.offload is not None and region.engine is not None
+    *rest, total = region.graph.types[region.output].shape
+    step = region.offload.channel_step
+    whole = tuple(cuts(total, step))
+    least = (
+        *(cuts(size, region.offload.row_step)[-1] if place else size for place, size in enumerate(rest)),
+        whole[-1],
+    )
+    laid = replace(region, layouts={**engine_layouts(region), **region.layouts})
+    copied = frozenset({""} if target.reads_constants(region.engine) else ())
+    found = evaluate(laid, target, least, copied, 1, Known())
+    fits = isinstance(found, Tiling) and found.nbytes <= target.memory(region.engine.memory).size
+    return whole if fits else _sizes(total, step)
 
 
 def _sizes(total: int, step: int) -> tuple[int, ...]:
