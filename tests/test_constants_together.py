@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diana_networks import dense
-from dovetail.codegen.build.toolchain import find_compiler
 from dovetail.compile import Options, compile_graph
-from dovetail.errors import MissingExtraError, ProgramError
+from dovetail.errors import ProgramError
 from dovetail.ir.types import DType, TensorType
 from dovetail.program.ir import Copy, Launch, Program, Role
 from dovetail.program.verify import verify
@@ -23,6 +22,7 @@ from dovetail.targets import load_target
 from dovetail.tools.tune.cost import estimator
 from dovetail.tools.tune.measure import measured
 from dovetail.tools.tune.search import region_alone
+from firmware import require_chip
 
 TARGET = load_target("diana")
 DMA = Dma("dma", bytes_per_cycle=8, setup_cycles=70, base=0)
@@ -65,11 +65,8 @@ def test_nothing_is_overwritten_that_is_still_read(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compiler() -> None:
-    try:
-        find_compiler("rv32imc")
-    except MissingExtraError as missing:
-        pytest.skip(str(missing))
+def _chip() -> None:
+    require_chip()
 
 
 CASES: tuple[tuple[tuple[int, ...], Mapping[str, int | str]], ...] = (

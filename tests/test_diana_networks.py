@@ -10,10 +10,8 @@ import onnx
 import pytest
 
 from diana_networks import FILES, Run, dense, quantised, run, run_model
-from dovetail.codegen.build.toolchain import find_compiler
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, sample_inputs
-from dovetail.errors import MissingExtraError
 from dovetail.ir.graph import GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Lookup, ScaleShift
 from dovetail.ir.operators.linear import Conv2d
@@ -28,6 +26,7 @@ from dovetail.tools.ptq import Samples, Settings, named_widths, prepare, quantis
 from dovetail.tools.report import make_report
 from dovetail.tools.report.report import totals
 from dovetail.tools.tune.tuner import least_cycles, undivided
+from firmware import require_chip
 
 pytestmark = pytest.mark.oracles
 
@@ -52,11 +51,8 @@ TOTALS = {"plinio": 81545, "match": 87115, "analog": 31404}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compiler() -> None:
-    try:
-        find_compiler("rv32imc")
-    except MissingExtraError as missing:
-        pytest.skip(str(missing))
+def _chip() -> None:
+    require_chip()
 
 
 def launches(found: Run) -> list[Launch]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dovetail.compile import Options
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.reduction import AveragePool2d
@@ -16,14 +18,16 @@ from dovetail.ir.types import DType
 from dovetail.legalize import adapt
 from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition
+from dovetail.target import Target
 from dovetail.targets import load_target
+from dovetail.tools.tune import tuner
 from dovetail.tools.tune.cost import estimator
 from dovetail.tools.tune.floor import Floor, core_floor, network_floor
 from dovetail.tools.tune.measure import Outcome, make_task, measure, measured
-from dovetail.tools.tune.search import Candidates, Trial, best_trial, candidates, region_alone, search
+from dovetail.tools.tune.search import Candidates, LayerKind, Trial, best_trial, candidates, region_alone, search
 from firmware import require_chip
 from networks import Net
-from tuning_cases import layer_graph, tunable
+from tuning_cases import digits_file, layer_graph, tunable
 
 pytest.importorskip("lightgbm", reason="the search needs lightgbm (dovetail[tune])")
 
@@ -159,3 +163,20 @@ def test_what_reads_a_whole_operand_waits_for_it_and_what_reads_a_part_does_not(
     assert everything - behind == int(0.75 * core_cycles(last.graph, target)) > 0, "it waits for all of the dense layer"
     assert floor(1, 100) == floor(2, 100) > 0.7 * summed, "the core is busy longer"
     assert network_floor(regions, {convolution.name: Floor(1, 0, 1, 10**6)}, target) > 10**6, "a DMA does all of it"
+
+
+def test_floors_that_are_known_are_not_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, target, floors = digits_file(tmp_path), load_target("ne16"), dict[str, Floor | None]()
+
+    def noted(layer: LayerKind, target: Target, seed: int) -> Candidates:
+        found = candidates(layer, target, seed)
+        assert layer.key not in floors, "found twice"
+        floors[layer.key] = found.floor
+        return found
+
+    monkeypatch.setattr(tuner, "candidates", noted)
+    least = tuner.least_cycles(model, target, Options())
+    assert len(floors) > 1 and all(floors.values())
+    known = {key: replace(one, engine=one.engine + 1000) for key, one in floors.items() if one is not None}
+    assert tuner.least_cycles(model, target, Options(), dict(floors)) == least
+    assert tuner.least_cycles(model, target, Options(), known) >= least + 1000

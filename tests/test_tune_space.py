@@ -11,6 +11,7 @@ import pytest
 from dovetail.compile import Options, compile_graph, prepare, reserved, sample_inputs
 from dovetail.errors import PlanError, TargetError
 from dovetail.ir.graph import Graph
+from dovetail.ir.types import DType
 from dovetail.program.interpret import check_program
 from dovetail.program.ir import Call, Launch
 from dovetail.program.verify import verify
@@ -22,8 +23,9 @@ from dovetail.target import Knob, Space, Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
 from dovetail.tools import zoo
-from dovetail.tools.tune.search import candidates, distinct_layers, resolved_default
-from tuning_cases import adapted, layer_graph
+from dovetail.tools.tune.cost import estimator
+from dovetail.tools.tune.search import candidates, distinct_layers, region_alone, resolved_default
+from tuning_cases import adapted, layer_graph, tunable
 
 NE16 = load_target("ne16")
 CASES = {
@@ -70,6 +72,19 @@ def test_the_default_is_one_of_the_choices() -> None:
         _, region = adapted(case, NE16)
         default = resolved_default(region, NE16, ())
         assert region_space(region, NE16).refusal(default) is None, name
+
+
+@pytest.mark.parametrize("size", [24_000, 12_000])
+def test_the_default_is_one_of_the_choices_of_a_small_memory(size: int) -> None:
+    """Where no tile of whole steps of channels fits it, tiles of parts of a step are offered too."""
+    near = NE16.engines[0].memory
+    small = replace(NE16, memories=tuple(replace(m, size=size) if m.name == near else m for m in NE16.memories))
+    _, region = adapted(layer_graph((20, 20, 64), 64, 3), small)
+    default = resolved_default(region, small, ())
+    space = region_space(region, small)
+    offered = next(knob for knob in space.knobs if knob.name == "tile_channels")
+    assert space.refusal(default) is None
+    assert any(int(value) % 32 for value in offered.values) == (size == 12_000)
 
 
 def test_refusals_name_knob_limit_and_value() -> None:
@@ -171,3 +186,22 @@ def test_no_choice_that_is_offered_is_refused(name: str, tmp_path: Path) -> None
             compile_graph(layer.graph, target, Options(), choices=choices, near=layer.near, interpret=False)
             tried += 1
     assert tried > 5
+
+
+@pytest.mark.parametrize(("name", "size", "channels"), [("kestrel", 96, 3), ("ne16", 48, 64)])
+def test_the_largest_choices_that_are_offered_fit(name: str, size: int, channels: int) -> None:
+    """Bytes that fill up the blocks of a layout are counted before a choice is offered."""
+    target = load_target(name)
+    dtype = DType.UINT8 if name == "ne16" else DType.INT8
+    layer = tunable(layer_graph((size, size, channels), 8, 3, 2, dtype), target)
+    region = region_alone(layer.graph, target)
+    model = estimator(region, target, layer.near)
+    held = [
+        (found.nbytes, number, choice)
+        for number, choice in enumerate(candidates(layer, target, 0).choices[1:])
+        if (found := model.estimate(choice)) is not None
+    ]
+    for _, _, choice in sorted(held, reverse=True)[:3]:
+        compile_graph(layer.graph, target, Options(), choices={region.name: choice}, near=layer.near, interpret=False)
+    near = region.engine and target.memory(region.engine.memory).size
+    assert near and max(held)[0] > 0.8 * near
