@@ -134,8 +134,8 @@ def _channels(region: Region, target: Target) -> tuple[int, ...]:
         whole[-1],
     )
     laid = replace(region, layouts={**engine_layouts(region), **region.layouts})
-    copied = frozenset({""} if target.reads_constants(region.engine) else ())
-    found = evaluate(laid, target, least, copied, 1, Known())
+    in_place = frozenset({""} if target.reads_constants(region.engine) else ())
+    found = evaluate(laid, target, least, in_place, 1, Known())
     fits = isinstance(found, Tiling) and found.nbytes <= target.memory(region.engine.memory).size
     return whole if fits else _sizes(total, step)
 
