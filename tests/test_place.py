@@ -20,7 +20,7 @@ from dovetail.ir.layout import blocked
 from dovetail.program.ir import Begin, Wait
 from dovetail.schedule.assign import MOST_BYTES, assign, first, parse_pins, read_pins, told
 from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, LayerOptions, Schedule, Step, Use, border
-from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound
+from dovetail.schedule.assign.timetable import _merit, heuristic, improve, in_order, lower_bound, settled
 from dovetail.schedule.layout import _waits_for
 from dovetail.schedule.partition import Region, Slot
 from dovetail.schedule.plan.lower import in_turn
@@ -284,7 +284,9 @@ def test_schedules_against_all_there_are(seed: int, graph: Graph) -> None:
     exact, proven = improve(layers, fast, bound, "dma", 5.0)
     print(f"seed {seed}: bound {bound}, best {best}, heuristic {fast.finish}, exact {exact.finish}, proven {proven}")
     assert bound <= best == exact.finish == proven <= fast.finish <= 1.25 * best
-    for found in (fast, exact, in_order(layers, exact, "dma")):
+    near = settled(layers, fast, "dma")
+    assert near.finish <= fast.finish and _merit(near) <= _merit(fast)
+    for found in (fast, exact, near, settled(layers, exact, "dma"), in_order(layers, exact, "dma")):
         check(layers, found, "dma")
         assert found.finish >= best
     assert improve(layers, fast, bound, "dma", 5.0) == (exact, proven)

@@ -139,6 +139,19 @@ def test_the_model_and_the_floor_know_how_many_cores_share_a_layer(name: str) ->
     assert floor.cycles < cycles and abs(estimate.cycles / cycles - 1) < 0.1
 
 
+@pytest.mark.parametrize(("rows", "outputs"), [(3, 32), (8, 24), (5, 16)])
+def test_the_model_knows_the_part_of_each_core(rows: int, outputs: int) -> None:
+    """Whole rows are dealt out, and parts of the same weights read them in one order."""
+    require_chip()
+    target, net = load_target("riscv_big_small"), Net("shared", (rows, rows, 28))
+    graph = net.finish(net.convolution(net.x, outputs, 1 if rows == 3 else 3))
+    (region,) = (one for one in partition(graph, target) if not one.is_view)
+    estimate, cycles = estimator(region, target, ()).estimate({}), measured(graph, target, None, {})
+    assert estimate is not None
+    print(f"{rows} rows: estimated {estimate.cycles}, {cycles} in iss")
+    assert abs(estimate.cycles / cycles - 1) < 0.08
+
+
 def test_what_reads_a_whole_operand_waits_for_it_and_what_reads_a_part_does_not() -> None:
     """A convolution, an average pool of it, a dense layer, a softmax: only the last two begin when all is there."""
     target = load_target("macarray")

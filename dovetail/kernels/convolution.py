@@ -38,7 +38,7 @@ from dovetail.kernels.sums import (
     sums_of,
     unpacked,
 )
-from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, Part, pixel_functions, pixel_loops, window_of
+from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, Part, Window, pixel_functions, pixel_loops, window_of
 from dovetail.target.pattern import Choice, Knob, Space
 
 _IN_ORDER = 4
@@ -46,6 +46,8 @@ _IN_ORDER = 4
 UNROLLED = 8
 """Products per turn up to which neighbouring input elements are taken together."""
 _UNROLLINGS = (1, 2, 4, 8)
+_FEW = 3
+"""Sums that are no work for the time a product takes."""
 _LEAST_STEP = 2
 """Input elements of each pixel taken together where there are more products, and the number is even."""
 ONCE: tuple[type[Operator], ...] = (Conv2d, FullyConnected)
@@ -89,7 +91,7 @@ class _Convolution(SumNest):
         """Products of `step` neighbouring input elements of each pixel with every lane."""
         lines = []
         distance = self.window.stride[COLUMN] * self.window.channels
-        crowded, done = pixels * self.lanes * step > UNROLLED, list[str]()
+        crowded, done = ordered(pixels * self.lanes, step), list[str]()
         values = [f"value_{pixel}" if pixels > 1 else "value" for pixel in range(pixels)]
         for element in range(step):
             for pixel, name in enumerate(values):
@@ -128,14 +130,14 @@ class _Convolution(SumNest):
         window, depth, columns = self.window, self.depth, self.window.kernel[COLUMN]
         clamped = clamped and window.any_padded
         taken_off = self.sums.pad_value if clamped else 0
-        merged = columns == 1 or (window.contiguous_columns and self.groups == 1)
+        merged = one_run(window, self.groups)
         first, end = self.first(COLUMN, clamped), self.end(COLUMN, clamped)
         lines = self.pointers(first if merged else "kernel_column")
         if merged and clamped and window.padded(COLUMN):
             lines += self._run(pixels, taken_off, product(f"({end} - {first})", depth), 1)
         else:
             length = columns * depth if merged else depth
-            step = channel_lanes(length, self.unroll or unrolled(pixels * self.lanes))
+            step = turn_elements(length, pixels * self.lanes, self.unroll)
             lines += self._run(pixels, taken_off, str(length), step)
         return self.rows(lines if merged else self.columns(lines, clamped), clamped)
 
@@ -144,7 +146,7 @@ class _Convolution(SumNest):
         if length == str(step):
             return products
         advance = [f"from += {step};", f"tap += {step * self.tap_size};"]
-        advance += [_made(["from", "tap"])] if pixels * self.lanes * step > UNROLLED else []
+        advance += [_made(["from", "tap"])] if ordered(pixels * self.lanes, step) else []
         end = f"const {c_type(self.sums.stored)} *const end = tap + {product(length, self.tap_size)};"
         return [end, *block("while (tap != end)", [*products, *advance])]
 
@@ -233,15 +235,34 @@ def _offered(region: Region, core: CoreTraits) -> Offered | None:
         Knob(UNROLL, _UNROLLINGS, "input elements of each pixel that a turn of the innermost loop takes at most"),
     )
 
-    def problem(choice: Choice) -> str | None:
-        block = choice.get(PIXELS), choice.get(CHANNELS)
-        if None in block or block in blocks:
-            return None
-        return f"there are no registers for {block[0]} pixels x {block[1]} channels"
-
     unroll = unrolled(default[0] * default[1])
+
+    def problem(choice: Choice) -> str | None:
+        block, taken = (choice.get(PIXELS), choice.get(CHANNELS)), choice.get(UNROLL)
+        if None in block:
+            return None
+        if block not in blocks:
+            return f"there are no registers for {block[0]} pixels x {block[1]} channels"
+        if taken is None or (block, taken) == (default, unroll):
+            return None
+        first = (unroll,) if block == default else ()
+        return _useless(run_length(products), (int(block[0]), int(block[1])), int(taken), first)
+
     most = (*min(blocks, key=loads_per_product), 1)
     return Offered(Space(knobs, problem), {PIXELS: default[0], CHANNELS: default[1], UNROLL: unroll}, most)
+
+
+def _useless(length: int, block: tuple[int, int], unroll: int, first: tuple[int, ...]) -> str | None:
+    """Why an unrolling of a loop over so many elements makes a block of sums no faster than others do, `first` what
+    is unrolled by default."""
+    step, sums = channel_lanes(length, unroll), block[0] * block[1]
+    if unroll != next(count for count in (*first, *_UNROLLINGS) if channel_lanes(length, count) == step):
+        return f"{UNROLL} = {unroll} changes nothing: a turn takes {step} of {length} elements as with fewer"
+    if written_out(length, step, *block):
+        return f"{UNROLL} = {unroll} changes nothing: a compiler writes out all turns of so short a loop"
+    if sums <= _FEW and ordered(sums, step):
+        return f"{UNROLL} = {unroll} is slower: each of so few sums would wait for its product before"
+    return None
 
 
 _MOST_PIXELS = 4
@@ -253,6 +274,39 @@ _LOOP = 3
 def _instructions(pixels: int, lanes: int) -> float:
     """Per multiply-accumulate of one turn: a load per input and weight, a product and an addition each."""
     return (pixels + lanes + 2 * pixels * lanes + _LOOP) / (pixels * lanes)
+
+
+def one_run(window: Window, groups: int) -> bool:
+    """Whether the taps of a kernel row lie behind one another, so that one loop takes them all."""
+    return window.kernel[COLUMN] == 1 or (window.contiguous_columns and groups == 1)
+
+
+def run_length(products: Products) -> int:
+    """Input elements that the innermost loop takes in all."""
+    window, depth = products.window, int(products.weights.shape[3])
+    return depth * window.kernel[COLUMN] if one_run(window, products.groups) else depth
+
+
+def turn_elements(length: int, sums: int, unroll: int = 0) -> int:
+    """Input elements of each pixel that a turn of a loop over `length` takes, in a block of so many sums; at most
+    `unroll` where that is given."""
+    return channel_lanes(length, unroll or unrolled(sums))
+
+
+def ordered(sums: int, step: int) -> bool:
+    """Whether barriers keep a turn's products in order, as there are many."""
+    return sums * step > UNROLLED
+
+
+def written_out(length: int, step: int, pixels: int, lanes: int) -> bool:
+    """Whether a compiler writes out all turns of the innermost loop by itself: short ones, of which no barrier keeps
+    it from that."""
+    sums = pixels * lanes
+    return step < length and not ordered(sums, step) and length * (2 * sums + pixels + lanes) <= _STRAIGHT
+
+
+_STRAIGHT = 160
+"""Instructions of a loop up to which a compiler writes out all of its turns, about."""
 
 
 def unrolled(sums: int) -> int:

@@ -20,7 +20,7 @@ from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.types import Box, DType, box_shape
 from dovetail.kernels.c import channel_lanes
-from dovetail.kernels.convolution import UNROLLED, register_block, unrolled
+from dovetail.kernels.convolution import one_run, ordered, register_block, run_length, turn_elements, written_out
 from dovetail.kernels.depthwise import Group, column_groups
 from dovetail.kernels.elements import Walk, broadcast_walk, merge, row_major
 from dovetail.kernels.kernel import UNROLL, CoreTraits, Scope, Unsupported
@@ -171,6 +171,8 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
             "block": times,
             "sum": times * sums,
             "crowded": number * max(sums - core.accumulators, 0),
+            "ordered": number if ordered(sums, step) else 0,
+            "ordered_product": number * sums if ordered(sums, step) else 0,
             f"step_{width}x{lanes}": number,  # what a compiler makes of a block of these sums beyond all that
         }
         found |= {f"{name}{part}": count * blocks for part, count in own.items()}
@@ -180,19 +182,12 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
 def _steps(products: Products, pixels: int, lanes: int, clamped: bool, choice: Choice) -> tuple[int, int, bool]:
     """Input elements of a turn of the innermost loop, such loops to a kernel row, and whether they have several turns
     at last: a compiler writes short loops of few products out where the kernel does not keep it from that."""
-    window, depth = products.window, int(products.weights.shape[3])
-    merged = window.kernel[COLUMN] == 1 or (window.contiguous_columns and products.groups == 1)
-    length = depth * window.kernel[COLUMN] if merged else depth
+    window, merged = products.window, one_run(products.window, products.groups)
     if merged and clamped and window.padded(COLUMN):
         return 1, 1, True
-    step = channel_lanes(length, int(choice.get(UNROLL, 0)) or unrolled(pixels * lanes))
-    sums, starts = pixels * lanes, 1 if merged else window.kernel[COLUMN]
-    straight = sums * step <= UNROLLED and length * (2 * sums + pixels + lanes) <= _STRAIGHT
-    return step, starts, step != length and not straight
-
-
-_STRAIGHT = 100
-"""Instructions of a loop up to which a compiler writes out all of its turns, about."""
+    length, starts = run_length(products), 1 if merged else window.kernel[COLUMN]
+    step = turn_elements(length, pixels * lanes, int(choice.get(UNROLL, 0)))
+    return step, starts, step < length and not written_out(length, step, pixels, lanes)
 
 
 def _scheduled(region: Region, products: Products, core: CoreTraits) -> Turns:
@@ -217,13 +212,14 @@ def _in_patches(nest: Patches) -> Turns:
         _add(found, widened)
         for blocks, pixels in nest.parts(count):
             number = blocks * rows * times * channels
-            turns_of_block = -(-layout.steps // nest.unroll)
+            turns_of_block, rest = divmod(layout.steps, nest.unroll)
             counts = {
                 "product": number * layout.steps * pixels * nest.channels,
                 "load": number * layout.steps * (pixels + nest.channels),
                 "step": number * layout.steps,
-                "turn": number * turns_of_block,
-                "block": number,
+                "turn": number * (turns_of_block if turns_of_block > 1 else 0),
+                "rest": number * min(rest, 1),
+                f"block_{pixels}x{nest.channels}": number,
                 "sum": number * pixels * nest.channels,
                 "group": blocks * rows * times,
             }

@@ -29,7 +29,7 @@ from dovetail.schedule.assign.candidates import layers
 from dovetail.schedule.assign.candidates import pinned_core as pinned_core
 from dovetail.schedule.assign.cheaper import cheaper
 from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, LayerOptions, Schedule, Step, Told, without_offloads
-from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, slots
+from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, settled, slots
 from dovetail.schedule.partition import Region, partition
 from dovetail.schedule.tiles.tiling import Known
 from dovetail.target.description import Target
@@ -304,6 +304,7 @@ def _found(known: tuple[LayerOptions, ...], dma: str) -> tuple[Schedule, int]:
     found, bound = heuristic(known, dma), lower_bound(known, dma)
     if found.finish > bound and sum(len(layer.candidates) for layer in known) <= _EXACT_CANDIDATES:
         found, bound = improve(known, found, bound, dma, _EXACT_SECONDS)
+        found = settled(known, found, dma)
     return in_order(known, found, dma), bound
 
 

@@ -11,14 +11,17 @@ from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
+import numpy as np
+
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import nbytes, same_bytes
 from dovetail.ir.operators.movement import Concat, Pad
-from dovetail.kernels import core_traits, turns
+from dovetail.kernels import core_traits, offered, turns
+from dovetail.kernels.kernel import CHANNELS
 from dovetail.kernels.turns import rate
 from dovetail.program.ir import CORE, Copy, dense_view
 from dovetail.program.transfers import same_packing, transfers
-from dovetail.schedule.cores import copies
+from dovetail.schedule.cores import START_CYCLES, copies, split
 from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, Known, Tiling, dma_cycles, first_tile
@@ -159,8 +162,44 @@ def step(region: Region, graph: Graph, target: Target, known: Known | None = Non
 
 
 def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
-    """How long a region takes that all cores share by their speed."""
-    return round(core_cycles(graph, target, choice) / sum(core.speed for core in target.cores))
+    """How long a region takes that the cores share."""
+    return shared_cycles(core_parts(graph, target), target, choice)
+
+
+Parts = tuple[tuple[Graph, int], ...]
+"""What each core computes of a region, and which core."""
+
+
+def core_parts(graph: Graph, target: Target) -> Parts:
+    """A region as the cores share it where its values lie densely."""
+    if not target.workers:
+        return ((graph, 0),)
+    operands = {value: dense_view(value, graph.types[value]) for value in graph.inputs}
+    result = dense_view(graph.outputs[0], graph.types[graph.outputs[0]])
+    return tuple((call.graph, call.core) for call in split(0, graph, operands, result, target))
+
+
+def shared_cycles(parts: Parts, target: Target, choice: Choice) -> int:
+    """Until the last core ends its part; workers are started one after the other."""
+    told = [_with_lanes(graph, parts, target, choice) for graph, _ in parts]
+    cycles = [
+        core_cycles(graph, target, own) / target.cores[core].speed
+        for (graph, core), own in zip(parts, told, strict=True)
+    ]
+    return round(max(cycles)) + START_CYCLES * sum(core != 0 for _, core in parts)
+
+
+def _with_lanes(graph: Graph, parts: Parts, target: Target, choice: Choice) -> Choice:
+    """What is chosen of a part's kernel: parts of the same weights read them in blocks as the largest wants them."""
+    if choice or len(parts) == 1:
+        return choice
+    largest = max((other for other, _ in parts), key=lambda other: other.types[other.outputs[0]].elements)
+    if graph is largest or any(
+        not np.array_equal(array, largest.constants[name]) for name, array in graph.constants.items()
+    ):
+        return choice
+    lanes = offered(largest, core_traits(target.core)).default.get(CHANNELS)
+    return {} if lanes is None else {CHANNELS: lanes}
 
 
 def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:

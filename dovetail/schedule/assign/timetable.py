@@ -16,6 +16,8 @@ from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES
 
 _MOST_TRIES, _MOST_PLACED = 2000, 50_000
 """Schedules the search for a better placement may make, and layers it may place in all of them."""
+_TRIES_NEAR = 600
+"""Schedules made near one that a solver found."""
 
 
 def heuristic(layers: Sequence[LayerOptions], dma: str) -> Schedule:
@@ -32,11 +34,27 @@ def heuristic(layers: Sequence[LayerOptions], dma: str) -> Schedule:
     fastest = [(min(some, key=lambda one: one.cycles),) for some in free]
     order = _ordered(layers, ranks)
     ways_on = [(some, places) for places in (range(len(layers)), order) for some in (free, fastest, sole)]
-    best = min((_timed(layers, places, some, dma) for some, places in ways_on), key=lambda found: found.finish)
+    best = min((_timed(layers, places, some, dma) for some, places in ways_on), key=_merit)
+    return _searched(layers, best, ranks, dma, _MOST_TRIES)
+
+
+def settled(layers: Sequence[LayerOptions], found: Schedule, dma: str) -> Schedule:
+    """A schedule, or one near it that ends sooner or whose steps begin sooner: a solver sees the end only, and gives up
+    after its time."""
+    order = _issued(layers, found)
+    wishes = [0.0] * len(order)
+    for place, index in enumerate(order):
+        wishes[index] = float(len(order) - place)
+    near = _timed(layers, order, _picked(layers, found.picks), dma)
+    return min(found, _searched(layers, near, wishes, dma, _TRIES_NEAR), key=_merit)
+
+
+def _searched(layers: Sequence[LayerOptions], best: Schedule, ranks: Sequence[float], dma: str, tries: int) -> Schedule:
+    """A schedule made by order of these ranks, improved by small changes of candidates and order."""
     source, bound = Random(0), lower_bound(layers, dma)
     wishes: list[float] = list(ranks)
     choices = [index for index, layer in enumerate(layers) if len(layer.candidates) > 1]
-    for _ in range(min(_MOST_TRIES, _MOST_PLACED // max(len(layers), 1))):
+    for _ in range(min(tries, _MOST_PLACED // max(len(layers), 1))):
         if best.finish <= bound:
             break
         trial, picks = list(wishes), list(best.picks)
@@ -46,9 +64,20 @@ def heuristic(layers: Sequence[LayerOptions], dma: str) -> Schedule:
         if source.random() < 0.7:
             trial[int(source.random() * len(layers))] = source.random() * max(ranks)
         found = _timed(layers, _ordered(layers, trial), _picked(layers, picks), dma)
-        if found.finish <= best.finish:
+        if _merit(found) <= _merit(best):
             best, wishes = found, trial
     return best
+
+
+def _issued(layers: Sequence[LayerOptions], found: Schedule) -> list[int]:
+    """The layers in the order a schedule starts them."""
+    return sorted(range(len(layers)), key=lambda index: (min(found.launches[index], default=0), index))
+
+
+def _merit(found: Schedule) -> tuple[int, int]:
+    """The less, the better: of schedules that end at one time the one whose steps begin sooner, since what is thought
+    to bind at the end may not."""
+    return found.finish, sum(start for some in found.starts for start in some)
 
 
 def _picked(layers: Sequence[LayerOptions], picks: Sequence[int]) -> list[tuple[Candidate, ...]]:
@@ -59,8 +88,7 @@ def _picked(layers: Sequence[LayerOptions], picks: Sequence[int]) -> list[tuple[
 def in_order(layers: Sequence[LayerOptions], found: Schedule, dma: str) -> Schedule:
     """The same order, everything as early as it can be, each layer where it takes fewest cycles if the network ends no
     later."""
-    order = sorted(range(len(layers)), key=lambda index: (min(found.launches[index], default=0), index))
-    best = found
+    order, best = _issued(layers, found), found
     trials = [list(found.picks)]
     for index, layer in enumerate(layers):
         cheaper = sorted(range(len(layer.candidates)), key=lambda pick: (layer.candidates[pick].cycles, pick))

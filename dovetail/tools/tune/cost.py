@@ -16,7 +16,7 @@ from dovetail.ir.layout import nbytes
 from dovetail.ir.types import Box, Shape, TensorType, full_box
 from dovetail.program.ir import Copy, dense_view
 from dovetail.program.transfers import transfers
-from dovetail.schedule.assign.costs import cores_cycles
+from dovetail.schedule.assign.costs import core_parts, cores_cycles, shared_cycles
 from dovetail.schedule.cores import copies
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region
@@ -145,11 +145,11 @@ class CoreEstimator:
     """Estimates choices for the kernel of a region that the core computes."""
 
     def __init__(self, region: Region, target: Target) -> None:
-        self.region, self._target = region, target
+        self.region, self._target, self._parts = region, target, core_parts(region.graph, target)
 
     def estimate(self, choice: Choice) -> Estimate | None:
         """What a choice is thought to cost."""
-        cycles = cores_cycles(self.region.graph, self._target, choice)
+        cycles = shared_cycles(self._parts, self._target, choice)
         return Estimate(cycles + START_CYCLES + END_CYCLES, 1, 0, 0, 0)
 
 

@@ -114,8 +114,11 @@ def resolved_default(region: Region, target: Target, near: Collection[str]) -> d
 
 
 def placed(region: Region, default: Choice, target: Target) -> Choice:
-    """A default, or the core where a compile that is told nothing computes the layer there."""
-    if region.engine is None or assign(region.graph, (region,), target, {}).regions[0].engine is not None:
+    """A default, or the core where a compile that is told nothing computes the layer there; nothing chosen of a kernel,
+    of which cores that share it choose for themselves."""
+    if region.engine is None:
+        return {}
+    if assign(region.graph, (region,), target, {}).regions[0].engine is not None:
         return default
     return {PLACEMENT: "core"}
 
