@@ -309,6 +309,21 @@ def test_constants_wait_where_there_is_room(filled: int, finish: int, graph: Gra
     assert fast.finish == exact.finish == finish
 
 
+def test_constants_and_a_relayout_take_turns(graph: Graph) -> None:
+    """Both go by one queue before the layer begins: the quick schedule knows it too, else no solver finds any."""
+    region = first(graph, TWINS)[0]
+    made = Step(region, 1, (Use("core", 0, 1),))
+    uses = (Use("a", 0, 10), Use("dma", -4, 4))
+    own = Step(region, 10, uses, 8, taken=10, engines=("a",), filled=(ALL_ROOM,))
+    layers = [
+        LayerOptions(region, (Candidate("core", (made,)),), {}, (), {}),
+        LayerOptions(region, (Candidate("a", (own,)),), {}, (0,), {(0, 0, 0): 4}),
+    ]
+    fast = heuristic(layers, "dma")
+    assert fast.finish == 8 + 4 + 10
+    assert improve(layers, fast, lower_bound(layers, "dma"), "dma", 5.0) == (fast, fast.finish)
+
+
 def test_a_relayout_is_waited_for_where_the_wait_is_short_beside_what_is_issued() -> None:
     kernel = Slot(100, 100, 140, issued=140)
     assert [_waits_for(end, kernel) for end in (90, 100, 110, 111)] == [True, True, True, False]

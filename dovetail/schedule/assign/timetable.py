@@ -204,10 +204,15 @@ class _Queues:
             fetch = self._first((Use(self._dma, 0, step.fetch),), self._room(step) if step.fetch else 0)
             taken = max((self._issued.get(engine, 0) for engine in step.engines), default=0)
             launch = self._first((Use(CORE, 0, step.launch),), max(ready, taken))
-            start = self._first(step.uses, max(launch + step.launch, fetch + step.fetch if step.fetch else 0))
+            fetched = fetch + step.fetch + self._ahead(step) if step.fetch else 0
+            start = self._first(step.uses, max(launch + step.launch, fetched))
             found.append(_Times(fetch, launch if step.launch else start, start))
             ready = start + step.cycles
         return found
+
+    def _ahead(self, step: Step) -> int:
+        """How long before it begins a step wants the queue its constants come by."""
+        return max([0, *(-use.offset for use in step.uses if use.queue == self._dma)])
 
     def book(self, steps: Sequence[Step], times: Sequence[_Times]) -> None:
         for step, when in zip(steps, times, strict=True):
