@@ -324,6 +324,21 @@ def test_constants_and_a_relayout_take_turns(graph: Graph) -> None:
     assert improve(layers, fast, lower_bound(layers, "dma"), "dma", 5.0) == (fast, fast.finish)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_every_quick_schedule_is_one_a_solver_knows(seed: int, graph: Graph) -> None:
+    """With copies before layers too: a solver that finds no schedule at all leaves the bound below."""
+    layers = []
+    for layer in sample(seed, first(graph, TWINS)[0]):
+        candidates = list(layer.candidates)
+        if layer.delays:
+            (own,), lead = candidates[0].steps, max(layer.delays.values())
+            candidates[0] = replace(candidates[0], steps=(replace(own, uses=(*own.uses, Use("dma", -lead, lead))),))
+        layers.append(replace(layer, candidates=tuple(candidates)))
+    fast = heuristic(layers, "dma")
+    exact, proven = improve(layers, fast, lower_bound(layers, "dma"), "dma", 5.0)
+    assert proven == exact.finish <= fast.finish
+
+
 def test_a_relayout_is_waited_for_where_the_wait_is_short_beside_what_is_issued() -> None:
     kernel = Slot(100, 100, 140, issued=140)
     assert [_waits_for(end, kernel) for end in (90, 100, 110, 111)] == [True, True, True, False]

@@ -204,13 +204,13 @@ class _Queues:
             fetch = self._first((Use(self._dma, 0, step.fetch),), self._room(step) if step.fetch else 0)
             taken = max((self._issued.get(engine, 0) for engine in step.engines), default=0)
             launch = self._first((Use(CORE, 0, step.launch),), max(ready, taken))
-            fetched = fetch + step.fetch + self._ahead(step) if step.fetch else 0
+            fetched = fetch + step.fetch + self._lead(step) if step.fetch else 0
             start = self._first(step.uses, max(launch + step.launch, fetched))
             found.append(_Times(fetch, launch if step.launch else start, start))
             ready = start + step.cycles
         return found
 
-    def _ahead(self, step: Step) -> int:
+    def _lead(self, step: Step) -> int:
         """How long before it begins a step wants the queue its constants come by."""
         return max([0, *(-use.offset for use in step.uses if use.queue == self._dma)])
 
@@ -319,9 +319,9 @@ def improve(
     solver.parameters.max_deterministic_time = seconds
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    solver.parameters.use_dynamic_precedence_in_disjunctive = True  # with these three ResNet8 on two engines is proven
-    solver.parameters.use_strong_propagation_in_disjunctive = True  # in 1.3 s and VWW on diana in 2.1; with none of
-    solver.parameters.linearization_level = 0  # them neither is in 3 s of the solver's time
+    solver.parameters.use_dynamic_precedence_in_disjunctive = True  # with these three most
+    solver.parameters.use_strong_propagation_in_disjunctive = True  # placements are proven that are not in as much
+    solver.parameters.linearization_level = 0  # time with none of them (tests/test_two_engines.py)
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return start, bound
     picks = tuple(next(pick for pick, here in enumerate(some) if solver.value(here)) for some in draft.picks)
