@@ -80,7 +80,7 @@ def taps_inside(window: Window, axis: int) -> int:
 
 def products_in(found: Turns) -> float:
     """Those of blocks and those of single pixels."""
-    return found["sum.product"] + found["sum.border_product"]
+    return sum(found.get(f"sum.{pixels}product", 0) for pixels in ("", "border_", "left_"))
 
 
 sizes = st.integers(1, 9)

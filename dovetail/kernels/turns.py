@@ -148,20 +148,26 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
     pixels = window.outputs[ROW] * window.outputs[COLUMN]
     together, lanes = register_block(products, core.accumulators, 1, choice=choice)
     blocks, taps = -(-share // lanes) * products.groups, prod(window.kernel) * depth
-    fast = columns // together * together * rows if together > 1 or window.any_padded else pixels
-    if together == 1 and window.any_padded:
-        fast = 0  # there is one function for all pixels
+    if rows <= 0:
+        together = 1
+    fast = columns // together * together * rows
+    if together == 1:  # there is one function for all pixels
+        fast = 0 if window.any_padded else pixels
     inside, across = _inside(window, ROW), _inside(window, COLUMN)
     slow, slow_taps = pixels - fast, sum(inside) * sum(across) * depth - fast * taps
     slow_rows, groups = sum(inside) * len(across) - fast * window.kernel[ROW], fast / together
     ragged = "ragged_" if outputs % lanes else ""
-    found = {"group": groups, "border_pixel": slow}
-    found |= {f"{ragged}result": fast * outputs, f"border_{ragged}result": slow * outputs}
+    single = "border_" if window.any_padded else "left_"  # a pixel by itself, its taps clamped or all inside
+    found = {"group": groups, "border_pixel": slow if window.any_padded else 0}
+    found |= {f"{ragged}result": fast * outputs, f"{single}{ragged}result": slow * outputs}
     for name, width, number, times, kernel_rows in (
         ("", together, groups * taps, groups, groups * window.kernel[ROW]),
-        ("border_", 1, slow_taps, slow, slow_rows),
+        (single, 1, slow_taps, slow, slow_rows),
     ):
-        step, starts, looped = _steps(products, width, lanes, bool(name), choice)
+        step, starts, looped = _steps(products, width, lanes, choice)
+        if name and (window.padded(COLUMN) or together > 1) and one_run(window, products.groups):
+            step, starts = 1, 1  # one function for layers of all sizes takes an element a turn
+            looped = window.padded(COLUMN) or not written_out(run_length(products), 1, 1, lanes)
         sums = lanes * width
         own = {
             "product": number * sums,
@@ -171,20 +177,19 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
             "block": times,
             "sum": times * sums,
             "crowded": number * max(sums - core.accumulators, 0),
-            "ordered": number if ordered(sums, step) else 0,
-            "ordered_product": number * sums if ordered(sums, step) else 0,
-            f"step_{width}x{lanes}": number,  # what a compiler makes of a block of these sums beyond all that
         }
+        if name != "left_":
+            own["ordered"] = number if ordered(sums, step) else 0
+            own["ordered_product"] = own["ordered"] * sums
+            own[f"step_{width}x{lanes}"] = number  # what a compiler makes of a block of these sums beyond all that
         found |= {f"{name}{part}": count * blocks for part, count in own.items()}
     return {**{f"sum.{part}": float(count * window.batch) for part, count in found.items()}, "sum.call": 1}
 
 
-def _steps(products: Products, pixels: int, lanes: int, clamped: bool, choice: Choice) -> tuple[int, int, bool]:
+def _steps(products: Products, pixels: int, lanes: int, choice: Choice) -> tuple[int, int, bool]:
     """Input elements of a turn of the innermost loop, such loops to a kernel row, and whether they have several turns
     at last: a compiler writes short loops of few products out where the kernel does not keep it from that."""
     window, merged = products.window, one_run(products.window, products.groups)
-    if merged and clamped and window.padded(COLUMN):
-        return 1, 1, True
     length, starts = run_length(products), 1 if merged else window.kernel[COLUMN]
     step = turn_elements(length, pixels * lanes, int(choice.get(UNROLL, 0)))
     return step, starts, step < length and not written_out(length, step, pixels, lanes)
