@@ -164,10 +164,8 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
         ("", together, groups * taps, groups, groups * window.kernel[ROW]),
         (single, 1, slow_taps, slow, slow_rows),
     ):
-        step, starts, looped = _steps(products, width, lanes, choice)
-        if name and (window.padded(COLUMN) or together > 1) and one_run(window, products.groups):
-            step, starts = 1, 1  # one function for layers of all sizes takes an element a turn
-            looped = window.padded(COLUMN) or not written_out(run_length(products), 1, 1, lanes)
+        by_element = bool(name) and (window.padded(COLUMN) or together > 1)
+        step, starts, looped = _steps(products, width, lanes, choice, by_element)
         sums = lanes * width
         own = {
             "product": number * sums,
@@ -186,10 +184,16 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
     return {**{f"sum.{part}": float(count * window.batch) for part, count in found.items()}, "sum.call": 1}
 
 
-def _steps(products: Products, pixels: int, lanes: int, choice: Choice) -> tuple[int, int, bool]:
+def _steps(products: Products, pixels: int, lanes: int, choice: Choice, by_element: bool) -> tuple[int, int, bool]:
     """Input elements of a turn of the innermost loop, such loops to a kernel row, and whether they have several turns
-    at last: a compiler writes short loops of few products out where the kernel does not keep it from that."""
+    at last: a compiler writes short loops of few products out where the kernel does not keep it from that.
+
+    `by_element`: whether a loop over the taps of a row takes an element a turn, as the function of single pixels does
+    that layers share, and any whose taps are clamped to the image.
+    """
     window, merged = products.window, one_run(products.window, products.groups)
+    if merged and by_element:
+        return 1, 1, window.padded(COLUMN) or not written_out(run_length(products), 1, 1, lanes)
     length, starts = run_length(products), 1 if merged else window.kernel[COLUMN]
     step = turn_elements(length, pixels * lanes, int(choice.get(UNROLL, 0)))
     return step, starts, step < length and not written_out(length, step, pixels, lanes)
