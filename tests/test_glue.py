@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dovetail import legalize
 from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate, verify
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding, ScaleShift
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear
 from dovetail.ir.operators.movement import Concat, Im2col, Pad, Reshape
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
@@ -51,12 +51,15 @@ def test_rows_apart_in_memory_and_other_jobs_stay_as_they_are() -> None:
         assert flattened(other) is other
 
 
-def scaled(builder: GraphBuilder, x: str, weights: Array, random: np.random.Generator, depthwise: bool = False) -> str:
-    """A layer with a scale, an offset and a shift of its own for each channel, clipped to bytes."""
+def scaled(
+    builder: GraphBuilder, x: str, weights: Array, random: np.random.Generator, layer: Linear | None = None
+) -> str:
+    """A layer, dense or a convolution by its weights, with a scale, an offset and a shift of its own for each channel,
+    clipped to bytes."""
     w = builder.constant("w", weights, DType.INT8)
-    dense = FullyConnected() if weights.ndim == 2 else Conv2d()
-    total = builder.add(DepthwiseConv2d() if depthwise else dense, [x, w], "sum")
-    channels = weights.shape[-1 if depthwise else 0]
+    layer = layer or (FullyConnected() if weights.ndim == 2 else Conv2d())
+    total = builder.add(layer, [x, w], "sum")
+    channels = weights.shape[layer.weight_axis]
     numbers = ((1, 255), (-1000, 30000), (9, 12))
     arrays = (random.integers(low, high, channels).astype(np.int32) for low, high in numbers)
     names = [builder.constant(f"p{index}", array, DType.INT32) for index, array in enumerate(arrays)]
@@ -106,6 +109,35 @@ def test_pixels_as_one_are_exact(
     made = {node.operator for node in after.nodes if isinstance(node.operator, Reshape)}
     assert bool(made) == (count > 1)
     assert_alike(before, after, random)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(1, 7), st.integers(1, 5), st.integers(0, 4), st.sampled_from((1, 3, 5)), st.booleans(), st.data())
+def test_windows_as_one_are_exact(
+    height: int, groups: int, count: int, kernel: int, depthwise: bool, data: st.DataObject
+) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    left, inputs = data.draw(st.integers(0, kernel - 1)), data.draw(st.integers(1, 3))
+    stride = data.draw(st.sampled_from((1, 2))) if count == 1 else 1
+    width = groups * max(count, 1)
+    border = ((0, kernel - 1, left, 0), (0, 0, kernel - 1 - left, 0))
+    builder = GraphBuilder("net")
+    x = builder.input("x", TensorType((1, height, width, inputs), DType.UINT8))
+    padded = builder.add(Pad(*border, 131), [x], "padded") if kernel > 1 else x
+    outputs = inputs if depthwise else data.draw(st.integers(1, 3))
+    shape = (1, kernel, kernel, inputs) if depthwise else (outputs, kernel, kernel, inputs)
+    layer = (DepthwiseConv2d if depthwise else Conv2d)((stride, stride))
+    before = builder.finish([scaled(builder, padded, weights_of(shape, random), random, layer)])
+    after = legalize.windows_as_one(lambda types, node: count if node == before.nodes[-3] else 0)(before)
+    layers = [node for node in after.nodes if isinstance(node.operator, Conv2d | DepthwiseConv2d)]
+    # windows of one tap, and those with half of it on each side, are as wide in such pixels; a further one may be
+    fits = kernel == 1 or 2 * left + 1 == kernel or count <= 1
+    if fits and (count > 1 or (depthwise and count == 1)):
+        assert after.types[layers[0].inputs[1]].shape == (max(count, 1) * outputs, kernel, kernel, count * inputs)
+    if count == 0 or (count == 1 and not depthwise):
+        assert after == before
+    assert_alike(before, after, random)
+    assert_names_stay(before, after, random)
 
 
 def first_layer(height: int, kernel: int, stride: int, im2col: bool, random: np.random.Generator) -> Graph:

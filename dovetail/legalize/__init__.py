@@ -23,12 +23,12 @@ from dovetail.legalize.layers import (
     dense_results_of,
     even_borders,
     narrow_weights,
-    pixels_as_one,
     stride_as_slice,
     unsigned_activations,
 )
 from dovetail.legalize.matrices import dense_as_convolution, products_of_bits
 from dovetail.legalize.narrow import narrow_activations
+from dovetail.legalize.pixels import pixels_as_one, windows_as_one
 from dovetail.legalize.pools import (
     average_pool_as_depthwise,
     average_pool_in_bands,
@@ -90,5 +90,6 @@ __all__ = [
     "stride_as_slice",
     "through_converter",
     "unsigned_activations",
+    "windows_as_one",
     "without_dilation",
 ]

@@ -15,7 +15,7 @@ from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip, Lookup, Offset, Requantize, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, FullyConnected, Linear, MatrixProduct
-from dovetail.ir.operators.movement import Concat, Im2col, Pad, Pick, Reshape, Slice
+from dovetail.ir.operators.movement import Im2col, Pad, Pick, Slice
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, Rewrite, run
 from dovetail.ir.types import Array, DType, TensorType
@@ -58,67 +58,6 @@ def convolution_as_im2col(chooses: Accepts, shifted: bool = False) -> Callable[[
         return draft.add(dense, [moved, name, *node.inputs[2:]], node)
 
     return lambda graph: _of_layers(graph, rule, shifted)
-
-
-Together = Callable[[TensorType, Callable[[int], int]], int]
-"""How many pixels of a 1x1 convolution are computed as one; told its result, and the inputs of so many together."""
-_PIXEL = Im2col((1, 1))
-
-
-def pixels_as_one(counts: Together) -> Callable[[Graph], Graph]:
-    """A rewrite: a 1x1 convolution, scale-shifted, computes several neighbouring pixels as one of as many times the
-    channels, from all their inputs or from patches that hold what all of them read. Exact: other weights are zero.
-
-    Args:
-        counts: how many pixels, a divisor of the columns.
-    """
-
-    def rule(draft: Draft, node: Node) -> str | None:
-        scaled, layer = scaled_layer(draft, node, ScaleShift, Conv2d)
-        if scaled is None or layer is None or len(layer.inputs) > 2 or layer.operator != Conv2d():
-            return None
-        name, known, result = layer.inputs[1], draft.constants, draft.types[node.output]
-        if any(value not in known for value in (name, *scaled.inputs[1:])) or known[name].shape[1:3] != (1, 1):
-            return None
-        if draft.made_by(layer.inputs[0], Concat):  # whose parts would then have to be copied
-            return None
-        patches = draft.made_by(layer.inputs[0], Im2col)
-        window = patches.operator if patches is not None and draft.users(patches.output) == 1 else _PIXEL
-        assert isinstance(window, Im2col)
-        if window.dilation[1] != 1 or result.shape[0] != 1:
-            return None
-        (rows, columns), step = window.kernel, window.stride[1]
-        each = known[name].shape[3] // (rows * columns)
-        count = counts(result, lambda pixels: rows * (columns + (pixels - 1) * step) * each)
-        if count == 1:
-            return None
-        if window is _PIXEL:
-            x = draft.types[layer.inputs[0]].shape
-            source = draft.add(Reshape((1, x[1], x[2] // count, x[3] * count)), layer.inputs[:1], layer)
-        else:
-            assert patches is not None
-            wide = (rows, columns + (count - 1) * step)
-            source = draft.add(Im2col(wide, (window.stride[0], count * step), window.dilation), patches.inputs, patches)
-        weights = draft.constant(_repeated(known[name], window, count), draft.types[name].dtype, name)
-        made = draft.add(layer.operator, [source, weights], layer)
-        parameters = [
-            draft.constant(np.tile(known[value], count), DType.INT32, value) if known[value].size > 1 else value
-            for value in scaled.inputs[1:]
-        ]
-        clipped = draft.add(node.operator, [draft.add(ScaleShift(), [made, *parameters], scaled)], node)
-        return draft.add(Reshape(result.shape), [clipped], node)
-
-    return lambda graph: run(graph, [rule])
-
-
-def _repeated(weights: Array, window: Im2col, count: int) -> Array:
-    """Weights [C, 1, 1, taps] of a window as those of `count` windows: each copy its stride further right."""
-    (rows, columns), outputs, step = window.kernel, weights.shape[0], window.stride[1]
-    taps = weights.reshape(outputs, rows, columns, -1)
-    wide = np.zeros((count, outputs, rows, columns + (count - 1) * step, taps.shape[-1]), weights.dtype)
-    for number in range(count):
-        wide[number, :, :, number * step : number * step + columns] = taps
-    return wide.reshape(count * outputs, 1, 1, -1)
 
 
 def stride_as_slice(chooses: Accepts) -> Callable[[Graph], Graph]:

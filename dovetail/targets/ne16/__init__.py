@@ -427,6 +427,31 @@ def pixels_together(result: TensorType, depth: Callable[[int], int]) -> int:
     return min((count for count in range(1, _MOST_TOGETHER + 1) if width % count == 0), key=cycles)
 
 
+def windows_together(types: Mapping[str, TensorType], node: Node) -> int:
+    """How many neighbouring pixels of a 3x3 layer are computed fastest as one of as many times the channels, by a
+    convolution; 0 where the layer as it is is faster than that and the fetching of as many more weights."""
+    (_, height, width, outputs), (*_, inputs) = types[node.output].shape, types[node.inputs[0]].shape
+    operator, weights = node.operator, types[node.inputs[1]]
+    assert isinstance(operator, Conv2d | DepthwiseConv2d)
+    if not takes(types, node) or weights.shape[1:3] != (EDGE, EDGE):
+        return 0
+    mode = {"weight_bits": max(weights.dtype.bits, 2), "channel_shift": True, "stride": operator.stride[0]}
+    depthwise = isinstance(operator, DepthwiseConv2d)
+
+    def cycles(count: int) -> float:
+        if count == 0:
+            return layer_cycles(height, width, inputs, outputs, depthwise=depthwise, **mode)
+        groups = -(-inputs * count // CHANNELS_IN)
+        fetched = groups * outputs * count * EDGE**2 * CHANNELS_IN * mode["weight_bits"] / 8
+        return layer_cycles(height, width // count, inputs * count, outputs * count, **mode) + (
+            fetched / DMA.bytes_per_cycle
+        )
+
+    most = _MOST_TOGETHER if operator.stride == (1, 1) else 1
+    counts = [count for count in range(most + 1) if count == 0 or width % count == 0]
+    return min(counts if depthwise else [count for count in counts if count != 1], key=cycles)
+
+
 ENGINE = dt.Engine(
     name="ne16",
     memory=L1.name,
@@ -470,6 +495,7 @@ TARGET = dt.Target(
                 dt.Rewrite("pools", legalize.average_pool_as_depthwise(pools, LIMITS), lsb=0),
                 dt.Rewrite("pools in bands", legalize.average_pool_in_bands(pool_bands), lsb=0, divides=True),
                 dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
+                dt.Rewrite("windows together", legalize.windows_as_one(windows_together), lsb=0),
                 dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0, divides=True),
                 dt.Rewrite("parts", legalize.last_layer_in_parts(result_parts, CHANNELS_OUT), lsb=0, divides=True),
