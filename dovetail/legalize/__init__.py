@@ -11,10 +11,12 @@ from dataclasses import replace
 from dovetail.ir.graph import Graph
 from dovetail.legalize.additions import addition_as_convolution, addition_by_shift
 from dovetail.legalize.bands import (
+    bands_ahead,
     bands_behind,
     first_layer_in_bands,
     last_layer_in_parts,
     padding_before_offset,
+    patches_in_bands,
     soonest,
 )
 from dovetail.legalize.dilation import without_dilation
@@ -69,6 +71,7 @@ __all__ = [
     "average_pool_as_depthwise",
     "average_pool_in_bands",
     "average_pool_in_channels",
+    "bands_ahead",
     "bands_behind",
     "convolution_as_im2col",
     "dense_as_convolution",
@@ -80,6 +83,7 @@ __all__ = [
     "narrow_activations",
     "narrow_weights",
     "padding_before_offset",
+    "patches_in_bands",
     "pixels_as_one",
     "pools_as_depthwise",
     "pools_in_words",

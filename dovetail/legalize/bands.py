@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, pairwise, product, zip_longest
+from typing import TypeAlias
 
 from dovetail.ir.crop import part
 from dovetail.ir.graph import Graph, Node, prune
@@ -91,6 +92,74 @@ def _chain(graph: Graph, name: str, laid_out: bool, layers: int) -> list[Node]:
         name = node.output
         found = [*chain] if not len(wanted) % len(_LAYER) and isinstance(node.operator, Clip) else found
     return found if laid_out or any(isinstance(node.operator, Offset) for node in found) else []
+
+
+Spans: TypeAlias = Sequence[tuple[int, int]]
+"""Rows from and to of each band of an image."""
+SpansBeside = Callable[[Mapping[str, TensorType], Sequence[Node], Sequence[Node]], Spans]
+"""The bands of a layer's result; told all types, the nodes computed in bands, and those that come first."""
+
+
+def patches_in_bands(spans: SpansBeside) -> Callable[[Graph], Graph]:
+    """A rewrite: a scale-shifted layer of patches of a value that another layer makes is computed in bands of rows; the
+    DMA gathers the patches of one while the engine computes the band before. What other layers make of the same value
+    comes first: the engine computes them while the first patches are gathered.
+
+    Args:
+        spans: the bands.
+    """
+
+    def rewrite(before: Graph) -> Graph:
+        graph, users = before, before.users()
+        makers = {node.output: node for node in before.nodes}
+        for node in before.nodes:
+            chain = _of_patches(before, node, makers, users) if isinstance(node.operator, Im2col) else []
+            beside = _beside(graph, chain) if chain and before.types[node.output].shape[0] == 1 else []
+            if chain and len(cut := spans(before.types, chain, beside)) > 1:
+                with suppress(ValueError):
+                    graph = cut_chain(_before(graph, beside, chain[0]), chain, 1, cut, _fetched_ahead)
+        return graph
+
+    return rewrite
+
+
+def _of_patches(
+    graph: Graph, patches: Node, makers: Mapping[str, Node], users: Mapping[str, Sequence[Node]]
+) -> list[Node]:
+    """The nodes from patches, what pads them included, to the result of their layer; none where something else reads a
+    value between, or the patches are of an input the core still works on."""
+    chain = [patches]
+    for kinds in _LAYER:
+        behind = users.get(chain[-1].output, ())
+        if len(behind) != 1 or chain[-1].output in graph.outputs or not isinstance(behind[0].operator, kinds):
+            return []
+        chain.append(behind[0])
+    border = makers.get(patches.inputs[0])
+    if border is not None and isinstance(border.operator, Pad) and len(users[border.output]) == 1:
+        chain.insert(0, border)
+    maker = makers.get(chain[0].inputs[0])
+    return [] if maker is not None and isinstance(maker.operator, Offset) else chain
+
+
+def _beside(graph: Graph, chain: Sequence[Node]) -> list[Node]:
+    """What other layers make of a chain's operand behind its first node, where they need nothing of the chain."""
+    place, members = graph.nodes.index(chain[0]), {node.output for node in chain}
+    known = {*graph.inputs, *graph.constants, *(node.output for node in graph.nodes[:place])}
+    inside, found = {chain[0].inputs[0]}, list[Node]()
+    for node in graph.nodes[place:]:
+        if node.output not in members and not inside.isdisjoint(node.inputs) and known.issuperset(node.inputs):
+            found.append(node)
+            known.add(node.output)
+            inside |= set() if isinstance(node.operator, Clip) else {node.output}
+    return found
+
+
+def _before(graph: Graph, moved: Sequence[Node], place: Node) -> Graph:
+    """The graph with some nodes in front of another."""
+    names, nodes = {node.output for node in moved}, list[Node]()
+    for node in graph.nodes:
+        nodes += [*moved, node] if node is place else [node] if node.output not in names else []
+    return replace(graph, nodes=tuple(nodes))
 
 
 def last_layer_in_parts(counts: Callable[[TensorType], int], step: int) -> Callable[[Graph], Graph]:
@@ -210,6 +279,34 @@ def bands_behind(
     return tuple(pairwise((0, *min(done)[2])))
 
 
+def bands_ahead(
+    total: int, moved: Callable[[int], float], engine: Callable[[int], float], busy: float = 0.0
+) -> tuple[float, Spans]:
+    """When an image is computed soonest that is brought about in bands, each while the engine computes those before, in
+    cycles; and the rows of the bands.
+
+    Args:
+        total: rows of the image.
+        moved: cycles in which a band of so many rows is brought about.
+        engine: cycles in which the engine computes it.
+        busy: cycles for which the engine has other work first.
+    """
+    step = -(-total // _MOST_STARTS)
+    # by the rows of the bands: when these lie there, when the engine has computed them, and where they end
+    ways: dict[int, list[tuple[float, float, tuple[int, ...]]]] = {0: [(0.0, busy, ())]}
+    for stop in (*range(step, total, step), total):
+        ways[stop] = _undominated(
+            [
+                (there, max(there, computed) + engine(stop - start), (*ends, stop))
+                for start, known in ways.items()
+                for laid, computed, ends in known
+                for there in (laid + moved(stop - start),)
+            ]
+        )
+    end, _, ends = min((computed, len(ends), ends) for _, computed, ends in ways[total])
+    return end, tuple(pairwise((0, *ends)))
+
+
 def _undominated(
     ways: Sequence[tuple[float, float, tuple[int, ...]]],
 ) -> list[tuple[float, float, tuple[int, ...]]]:
@@ -247,7 +344,8 @@ def cut_chain(
     bands = [part(whole, {result: (*full[:axis], span, *full[axis + 1 :])}, f" {along} {span[0]}") for span in cuts]
     made = [*ordered([band.nodes for band in bands])]
     made.append(Node(Concat(axis), tuple(band.outputs[0] for band in bands), result, chain[-1].origin))
-    first = max((place for place, node in enumerate(graph.nodes) if node.output in inputs), default=-1) + 1
+    ends = {*inputs, chain[0].output}
+    first = max(place + (node is not chain[0]) for place, node in enumerate(graph.nodes) if node.output in ends)
     kept = [
         [node for node in some if node.output not in members] for some in (graph.nodes[:first], graph.nodes[first:])
     ]

@@ -20,7 +20,7 @@ from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import Array, DType, TensorType, full_box
-from dovetail.legalize.bands import cut_chain, layers_ahead, rows_of
+from dovetail.legalize.bands import Spans, cut_chain, layers_ahead, rows_of
 from dovetail.legalize.requantisation import Accepts, scaled_layer
 from dovetail.legalize.scales import RequantisationLimits
 
@@ -67,10 +67,6 @@ def average_pool_as_depthwise(accepts: Accepts, limits: RequantisationLimits) ->
         return draft.add(Clip(limits.activations.low, limits.activations.high, limits.activations), [scaled], node)
 
     return lambda graph: run(graph, [rule])
-
-
-Spans: TypeAlias = Sequence[tuple[int, int]]
-"""Rows from and to of each band of an image."""
 
 
 def average_pool_in_bands(

@@ -351,6 +351,50 @@ def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
     return as_patches < direct
 
 
+def strided_patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether a layer that the engine would walk in launches of two by two outputs ends sooner as a 1x1 convolution of
+    patches, gathered in bands, that lie beside the image in a half of L1."""
+    image, weights, result = (types[name].shape for name in (*node.inputs[:2], node.output))
+    operator = node.operator
+    assert isinstance(operator, Conv2d)
+    if not is_bytes(types, node) or operator.stride != (2, 2) or not takes(types, node) or weights[1] != EDGE:
+        return False
+    if prod(image) + prod(result[:3]) * prod(weights[1:]) > L1.size // 2:
+        return False
+    direct = layer_cycles(*result[1:3], weights[3], result[3], stride=2, channel_shift=True)
+    return _patches_ahead(image, result, weights[1:], 0)[0] < direct
+
+
+def patch_bands(
+    types: Mapping[str, TensorType], chain: Sequence[Node], beside: Sequence[Node]
+) -> Sequence[tuple[int, int]]:
+    """The bands in which patches end soonest that the DMA gathers while the engine computes those before."""
+    (patches,) = (node for node in chain if isinstance(node.operator, Im2col))
+    assert isinstance(patches.operator, Im2col)
+    image, result = types[patches.inputs[0]].shape, types[chain[-1].output].shape
+    layers = [node for node in beside if isinstance(node.operator, Conv2d | DepthwiseConv2d)]
+    busy = sum(_rows_cycles(types, node, types[node.output].shape[1]) for node in layers)
+    return _patches_ahead(image, result, (*patches.operator.kernel, image[3]), busy)[1]
+
+
+def _patches_ahead(
+    image: Sequence[int], result: Sequence[int], kernel: Sequence[int], busy: int
+) -> tuple[float, Sequence[tuple[int, int]]]:
+    """When a layer of patches of a padded image ends, in cycles, and its bands; the kernel is (rows, columns, channels),
+    and the engine has other work for some cycles first."""
+    step = DMA.bytes_per_cycle
+    gathered = prod(image) / step / result[1] + kernel[0] * result[2] * -(-kernel[1] * kernel[2] // step)
+
+    def moved(rows: int) -> float:
+        return gathered * rows + _COPY * (kernel[0] + 1)
+
+    def engine(rows: int) -> int:
+        walked = line(rows, result[2])[:2]
+        return _COPY + layer_cycles(*walked, prod(kernel), result[3], kernel=1, channel_shift=True)
+
+    return legalize.bands_ahead(result[1], moved, engine, busy)
+
+
 def pools(types: Mapping[str, TensorType], node: Node) -> bool:
     """Whether the engine has the window of an average pool, as a depthwise layer."""
     operator = node.operator
@@ -494,10 +538,12 @@ TARGET = dt.Target(
                 dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS), lsb=2),
                 dt.Rewrite("pools", legalize.average_pool_as_depthwise(pools, LIMITS), lsb=0),
                 dt.Rewrite("pools in bands", legalize.average_pool_in_bands(pool_bands), lsb=0, divides=True),
+                dt.Rewrite("strided patches", legalize.convolution_as_im2col(strided_patches_pay, shifted=True), lsb=0),
                 dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
                 dt.Rewrite("windows together", legalize.windows_as_one(windows_together), lsb=0),
                 dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0, divides=True),
+                dt.Rewrite("patches in bands", legalize.patches_in_bands(patch_bands), lsb=0, divides=True),
                 dt.Rewrite("parts", legalize.last_layer_in_parts(result_parts, CHANNELS_OUT), lsb=0, divides=True),
                 dt.Rewrite("split bias", legalize.split_bias(takes), lsb=0),
             ),
