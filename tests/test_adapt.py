@@ -27,7 +27,8 @@ from dovetail.legalize import (
 from dovetail.legalize.scales import scale_and_shift
 from dovetail.quantize import quantize
 from dovetail.read import load_model
-from dovetail.targets.ne16 import LIMITS, takes
+from dovetail.targets.ne16 import LIMITS
+from dovetail.targets.ne16.forms import takes
 from oracles import NETWORKS, network_bytes, references
 
 LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)

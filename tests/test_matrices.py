@@ -29,7 +29,7 @@ from dovetail.quantize import quantize
 from dovetail.read import load_model
 from dovetail.run import Build, open_build, run_build
 from dovetail.targets import load_target
-from dovetail.targets.ne16 import pack_weights
+from dovetail.targets.ne16.packing import pack_weights
 from dovetail.tools.ptq import Samples, Settings, prepare, quantise_network
 from dovetail.tools.ptq.rivals import compare_with_runtime
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from dovetail.errors import SimulationError
 from dovetail.sim.launch_queue import MOST_FINISHED
-from dovetail.targets.ne16 import pack_linear_weights, pack_weights
 from dovetail.targets.ne16.device import ACQUIRE, FINISHED, RUNNING_JOB, SOFT_CLEAR, STATUS, TASK, TRIGGER, Ne16Device
 from dovetail.targets.ne16.image import parse, walk_cycles
 from dovetail.targets.ne16.job import Job, Padding, Register, Requantise, job_cycles, layer_cycles, problem, registers
+from dovetail.targets.ne16.packing import pack_linear_weights, pack_weights
 from ne16_oracle import ideal_macs_per_cycle, launches
 
 HARDWARE = Path(__file__).resolve().parents[1].parent / "shared" / "hardware"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.targets.ne16 import pack_linear_weights, pack_weights
+from dovetail.targets.ne16.packing import pack_linear_weights, pack_weights
 from ne16_oracle import packed_linear_weights_nbytes, packed_weights_nbytes, unpack_linear_weights, unpack_weights
 
 VECTORS = Path(__file__).resolve().parents[1].parent / "shared" / "hardware" / "ne16_vectors.npz"

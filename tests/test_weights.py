@@ -27,7 +27,7 @@ from dovetail.kernels.c import array_definition, elements
 from dovetail.run import open_build, run_build
 from dovetail.target import Match
 from dovetail.targets import load_target
-from dovetail.targets.ne16 import pack_linear_weights, pack_weights
+from dovetail.targets.ne16.packing import pack_linear_weights, pack_weights
 from firmware import require_chip
 from networks import Net, single
 from test_core_kernels import needs_compiler

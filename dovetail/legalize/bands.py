@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate, pairwise, product, zip_longest
 from typing import TypeAlias
 
@@ -292,6 +293,7 @@ def bands_ahead(
         busy: cycles for which the engine has other work first.
     """
     step = -(-total // _MOST_STARTS)
+    moved, engine = cache(moved), cache(engine)
     # by the rows of the bands: when these lie there, when the engine has computed them, and where they end
     ways: dict[int, list[tuple[float, float, tuple[int, ...]]]] = {0: [(0.0, busy, ())]}
     for stop in (*range(step, total, step), total):

@@ -1,32 +1,44 @@
 """A RISC-V microcontroller with an NE16 convolution engine, as GAP9 has it.
 
-Sources of the facts: job.py and device.py; for weights pulp-platform/pulp-nnx test/Ne16Weight.py, and for
-those of linear mode gvsoc/gvsoc-pulp pulp/ne16/src/ne16_matrixvec.cpp; memories and clocking after the public GAP9
-descriptions (128 KiB L1, DMA of 8 bytes per cycle); L2 as a small chip has it.
+Sources of the facts: job.py, packing.py and device.py; memories and clocking after the public GAP9 descriptions
+(128 KiB L1, DMA of 8 bytes per cycle); L2 as a small chip has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 import dovetail.target as dt
 from dovetail import legalize
-from dovetail.ir.graph import Node
-from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
-from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.arithmetic import Clip, ScaleShift
 from dovetail.ir.operators.bits import BitProduct
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Im2col, Pad
-from dovetail.ir.operators.reduction import AveragePool2d
-from dovetail.ir.types import Array, DType, TensorType
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import Array
 from dovetail.legalize import RequantisationLimits
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
+from dovetail.targets.ne16.forms import (
+    DMA,
+    L1,
+    WINDOWS,
+    bands,
+    has_undilated,
+    is_bytes,
+    patch_bands,
+    patches_pay,
+    pixels_together,
+    pool_bands,
+    pools,
+    products_pay,
+    result_parts,
+    strided_patches_pay,
+    takes,
+    windows_together,
+)
 from dovetail.targets.ne16.job import (
     CHANNELS_IN,
     CHANNELS_OUT,
@@ -36,16 +48,12 @@ from dovetail.targets.ne16.job import (
     Requantise,
     flattened,
     job_cycles,
-    launch_cycles,
-    layer_cycles,
-    line,
     problem,
     task_words,
 )
+from dovetail.targets.ne16.packing import pack_linear_weights, pack_weights
 
-L1 = dt.Memory("L1", base=0x10000000, size=128 * 1024)
 L2 = dt.Memory("L2", base=0x1C000000, size=512 * 1024)
-DMA = dt.Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000)
 DRIVER = queue_driver("dovetail.targets.ne16:driver/ne16.c", base="NE16_BASE", place="word", offset="4u * word")
 QUEUE = 2
 """Launches the engine holds: one it computes, one that waits."""
@@ -136,63 +144,6 @@ def weight_bits(match: dt.Match) -> int:
     return 8 if match.has("product") else max(match.type("weights").dtype.bits, 2)
 
 
-def _unsigned(weights: NDArray[np.integer], bits: int) -> NDArray[np.uint8]:
-    """Weights plus 2**(bits-1), so that they are stored without a sign; ValueError when one has more bits."""
-    half = 1 << (bits - 1)
-    if weights.size and not (-half <= int(weights.min()) and int(weights.max()) < half):
-        raise ValueError(f"weights of {bits} bits lie in {-half}..{half - 1}, not {weights.min()}..{weights.max()}")
-    return weights.astype(np.uint8) + np.uint8(half)
-
-
-def pack_weights(weights: NDArray[np.integer], bits: int, depthwise: bool) -> NDArray[np.uint8]:
-    """The bytes the engine reads for a convolution.
-
-    Args:
-        weights: signed, (C_out, kh, kw, C_in); depthwise: (C, kh, kw, 1).
-        bits: bits per weight, 2..8.
-        depthwise: whether the layer is depthwise.
-
-    Returns:
-        uint8, ordered (C_out, groups of 16 inputs, bit, tap, 2 bytes), the
-        channels of a group from the lowest bit up; a depthwise layer packs its channels like inputs. Missing
-        channels are stored as zero bits. The engine adds -2**(bits-1) to every stored weight.
-    """
-    stored = _unsigned(weights, bits)
-    if depthwise:
-        stored = stored.transpose(3, 1, 2, 0)
-    rows, height, width, channels = stored.shape
-    groups = -(-channels // CHANNELS_IN)
-    padded = np.zeros((rows, height * width, groups * CHANNELS_IN), np.uint8)
-    padded[:, :, :channels] = stored.reshape(rows, height * width, channels)
-    planes = _planes(padded.reshape(rows, height * width, groups, CHANNELS_IN), bits)
-    # (row, tap, group, byte, bit) -> (row, group, bit, tap, byte)
-    return planes.transpose(0, 2, 4, 1, 3).reshape(-1)
-
-
-def _planes(stored: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Bit planes of bytes: [..., channels] -> [..., channels / 8, bits], the channels of a byte from the lowest bit up.
-
-    Eight bytes are a matrix of 8 x 8 bits, which is transposed as one word: bits, pairs and fours change places.
-    """
-    words = np.ascontiguousarray(stored).view("<u8").astype(np.uint64)
-    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0)):
-        moved = (words ^ words >> np.uint64(shift)) & np.uint64(mask)
-        words ^= moved ^ moved << np.uint64(shift)
-    return words.astype("<u8").view(np.uint8).reshape(*words.shape, 8)[..., :bits]
-
-
-def pack_linear_weights(weights: NDArray[np.integer], bits: int) -> NDArray[np.uint8]:
-    """The bytes the engine reads in linear mode: (C_out, bit, C_in / 8 bytes), inputs from the lowest bit up.
-
-    Args:
-        weights: signed, (C_out, C_in); C_in a multiple of 16.
-        bits: bits per weight, 2..8.
-    """
-    if weights.shape[1] % CHANNELS_IN:
-        raise ValueError(f"linear mode needs a multiple of {CHANNELS_IN} inputs, not {weights.shape[1]}")
-    return _planes(_unsigned(weights, bits), bits).transpose(0, 2, 1).reshape(-1)
-
-
 def pack(match: dt.Match) -> dict[str, Array]:
     """Weights in bit planes; scale and shift as a byte, offset as a word per channel; no shifts where all are equal."""
     if match.has("product"):
@@ -249,16 +200,6 @@ REQUANTISED = (
     ),
     dt.Constraint("the scale must be 0 to 255", layers.range_of("scale"), lambda v: v[0] >= 0 and v[1] <= 255),
 )
-IMAGE = (
-    layers.kernels_of(1, 3),
-    layers.strides_of(1, 2).worded("the stride must be 1x1 or 2x2"),
-    layers.NO_DILATION,
-)
-WINDOWS: dict[type[Operator], tuple[dt.Constraint, ...]] = {
-    Conv2d: (*IMAGE, layers.NO_GROUPS),
-    DepthwiseConv2d: (*IMAGE, layers.NO_MULTIPLIER, layers.kernels_of(3).worded("a depthwise kernel must be 3x3")),
-}
-"""Limits of a layer's shape and window, by its operator."""
 LIMIT = (dt.one_of("the job must be one the engine has", lambda m: problem(job(m, {})), ""),)
 
 
@@ -297,203 +238,6 @@ def _offloads() -> tuple[dt.Offload, ...]:
                 offload = dt.Offload(text, pattern, constraints, pack, commands, cycles, channel_step=step, row_step=6)
                 found.append(replace(offload, knobs=own[0], default=own[1], starting=starting))
     return (*sorted(found, key=lambda offload: "32-bit" in offload.name), _of_computed())
-
-
-def takes(types: Mapping[str, TensorType], node: Node) -> bool:
-    """Whether the engine has the shape of a linear layer (used to choose rewrites, before patterns are matched)."""
-    if isinstance(node.operator, FullyConnected):
-        return types[node.inputs[0]].shape[:-1] == (1,)
-    limits = WINDOWS.get(type(node.operator))
-    return limits is not None and layers.keeps((layers.BATCH, *limits), types, node)
-
-
-def is_bytes(types: Mapping[str, TensorType], node: Node) -> bool:
-    """Whether a layer reads what the engine reads."""
-    return types[node.inputs[0]].dtype is DType.UINT8
-
-
-def has_undilated(types: Mapping[str, TensorType], node: Node) -> bool:
-    """Whether the engine has a dilated layer's window without the dilation, in one job or as patches."""
-    x, weights = (types[name].shape for name in node.inputs[:2])
-    if isinstance(node.operator, DepthwiseConv2d):
-        return is_bytes(types, node) and weights[1:3] == (3, 3) and weights[3] == x[3]
-    return is_bytes(types, node) and weights[3] == x[3]
-
-
-_MOST_PRODUCTS, _MOST_DEPTH = 64, 4096
-_FEWEST_ROWS = 4
-
-
-def products_pay(types: Mapping[str, TensorType], node: Node) -> bool:
-    """Whether a product of computed matrices is worth taking the right one's bits apart: about 8 cycles of the core an
-    element, where each element of the result costs it about as many for each of the inputs."""
-    left, result = types[node.inputs[0]].shape, types[node.output].shape
-    return result[-2] >= _FEWEST_ROWS and left[-1] <= _MOST_DEPTH and prod(result[:-2]) <= _MOST_PRODUCTS
-
-
-def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
-    """Whether a convolution is faster, or only possible, as a 1x1 convolution of patches gathered by the DMA."""
-    operator = node.operator
-    assert isinstance(operator, Conv2d)
-    if (
-        operator.dilation[1] != 1
-        or types[node.inputs[0]].shape[0] != 1
-        or types[node.inputs[0]].dtype is not DType.UINT8
-    ):
-        return False
-    kernel, (_, height, width, channels) = types[node.inputs[1]].shape, types[node.output].shape
-    depth = kernel[1] * kernel[2] * kernel[3]
-    gather = kernel[1] * height * width * -(-kernel[2] * kernel[3] // DMA.bytes_per_cycle)
-    as_patches = gather + layer_cycles(height, width, depth, channels, kernel=1, channel_shift=True)
-    if not takes(types, node):
-        return True
-    direct = layer_cycles(height, width, kernel[3], channels, kernel=3, stride=operator.stride[0], channel_shift=True)
-    return as_patches < direct
-
-
-def strided_patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
-    """Whether a layer that the engine would walk in launches of two by two outputs ends sooner as a 1x1 convolution of
-    patches, gathered in bands, that lie beside the image in a half of L1."""
-    image, weights, result = (types[name].shape for name in (*node.inputs[:2], node.output))
-    operator = node.operator
-    assert isinstance(operator, Conv2d)
-    if not is_bytes(types, node) or operator.stride != (2, 2) or not takes(types, node) or weights[1] != EDGE:
-        return False
-    if prod(image) + prod(result[:3]) * prod(weights[1:]) > L1.size // 2:
-        return False
-    direct = layer_cycles(*result[1:3], weights[3], result[3], stride=2, channel_shift=True)
-    return _patches_ahead(image, result, weights[1:], 0)[0] < direct
-
-
-def patch_bands(
-    types: Mapping[str, TensorType], chain: Sequence[Node], beside: Sequence[Node]
-) -> Sequence[tuple[int, int]]:
-    """The bands in which patches end soonest that the DMA gathers while the engine computes those before."""
-    (patches,) = (node for node in chain if isinstance(node.operator, Im2col))
-    assert isinstance(patches.operator, Im2col)
-    image, result = types[patches.inputs[0]].shape, types[chain[-1].output].shape
-    layers = [node for node in beside if isinstance(node.operator, Conv2d | DepthwiseConv2d)]
-    busy = sum(_rows_cycles(types, node, types[node.output].shape[1]) for node in layers)
-    return _patches_ahead(image, result, (*patches.operator.kernel, image[3]), busy)[1]
-
-
-def _patches_ahead(
-    image: Sequence[int], result: Sequence[int], kernel: Sequence[int], busy: int
-) -> tuple[float, Sequence[tuple[int, int]]]:
-    """When a layer of patches of a padded image ends, in cycles, and its bands; the kernel is (rows, columns, channels),
-    and the engine has other work for some cycles first."""
-    step = DMA.bytes_per_cycle
-    gathered = prod(image) / step / result[1] + kernel[0] * result[2] * -(-kernel[1] * kernel[2] // step)
-
-    def moved(rows: int) -> float:
-        return gathered * rows + _COPY * (kernel[0] + 1)
-
-    def engine(rows: int) -> int:
-        walked = line(rows, result[2])[:2]
-        return _COPY + layer_cycles(*walked, prod(kernel), result[3], kernel=1, channel_shift=True)
-
-    return legalize.bands_ahead(result[1], moved, engine, busy)
-
-
-def pools(types: Mapping[str, TensorType], node: Node) -> bool:
-    """Whether the engine has the window of an average pool, as a depthwise layer."""
-    operator = node.operator
-    assert isinstance(operator, AveragePool2d)
-    images, height, width, _ = types[node.output].shape
-    walks = height * width == 1 or operator.stride in ((1, 1), (2, 2))
-    return images == 1 and operator.kernel == (3, 3) and walks
-
-
-_MOST_TOGETHER = 4
-"""Pixels computed as one, at most."""
-_SUMMED, _SUMS = 1.5, 4
-"""Cycles the core sums a byte in, and adds one channel's sum of a further band to those before."""
-_QUICK = 2000
-"""Cycles of a pool for which no bands pay: fewer would save cycles too, but each is two layers more to read."""
-_COPY = 100
-"""Cycles of the core and the DMA around each transfer of a band."""
-_BAND = 300
-"""Cycles a further band costs beside its patches: its launch, the waits between and the rows two bands share."""
-
-_PART = 150
-"""Elements of a result for which a further part pays: fewer save cycles too, but a part is a layer more to read."""
-
-
-def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
-    """How many bands hide most of what the core and the DMA do before a first layer."""
-    first = sum(types[node.output].elements for node in chain if isinstance(node.operator, Offset))
-    windows = [node for node in chain if isinstance(node.operator, Im2col)]
-    moved = sum(types[node.output].elements for node in windows)
-    copies = sum(node.operator.kernel[0] for node in windows if isinstance(node.operator, Im2col))
-    count: int = round(((first + moved / 4) / (_BAND + _COPY * copies)) ** 0.5)
-    return count + (count > 1)
-
-
-def pool_bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> Sequence[tuple[int, int]]:
-    """The bands of an image whose average the core makes, with which that ends soonest."""
-    (_, height, width, channels), linear = types[chain[-1].output].shape, (Conv2d, DepthwiseConv2d)
-    layers = [node for node in chain if isinstance(node.operator, linear)]
-
-    def engine(rows: int) -> int:
-        return sum(_rows_cycles(types, node, rows) for node in layers)
-
-    def core(rows: int) -> float:
-        return rows * width * channels * _SUMMED + channels * _SUMS + _COPY
-
-    return legalize.bands_behind(height, engine, core) if core(height) > _QUICK else ()
-
-
-def _rows_cycles(types: Mapping[str, TensorType], node: Node, rows: int) -> int:
-    """Engine cycles of some rows of a layer's result."""
-    assert isinstance(node.operator, Conv2d | DepthwiseConv2d)
-    (_, _, width, channels), depth = types[node.output].shape, types[node.inputs[0]].shape[3]
-    kernel = types[node.inputs[1]].shape[1]
-    if kernel == 1:
-        rows, width, _ = line(rows, width)
-    mode = {"kernel": kernel, "depthwise": isinstance(node.operator, DepthwiseConv2d), "channel_shift": True}
-    return layer_cycles(rows, width, depth, channels, stride=node.operator.stride[0], **mode)
-
-
-def result_parts(result: TensorType) -> int:
-    """How many parts hide most of what the core does for a dense layer's result."""
-    count: int = round((result.elements / _PART) ** 0.5)
-    return count
-
-
-def pixels_together(result: TensorType, depth: Callable[[int], int]) -> int:
-    """How many pixels of a 1x1 convolution are computed fastest as one of as many times the channels."""
-    (_, height, width, channels) = result.shape
-
-    def cycles(count: int) -> int:
-        rows, columns, _ = line(height, width // count)
-        return launch_cycles(rows, columns, depth(count), channels * count, kernel=1, channel_shift=True)
-
-    return min((count for count in range(1, _MOST_TOGETHER + 1) if width % count == 0), key=cycles)
-
-
-def windows_together(types: Mapping[str, TensorType], node: Node) -> int:
-    """How many neighbouring pixels of a 3x3 layer are computed fastest as one of as many times the channels, by a
-    convolution; 0 where the layer as it is is faster than that and the fetching of as many more weights."""
-    (_, height, width, outputs), (*_, inputs) = types[node.output].shape, types[node.inputs[0]].shape
-    operator, weights = node.operator, types[node.inputs[1]]
-    assert isinstance(operator, Conv2d | DepthwiseConv2d)
-    if not takes(types, node) or weights.shape[1:3] != (EDGE, EDGE):
-        return 0
-    mode = {"weight_bits": max(weights.dtype.bits, 2), "channel_shift": True, "stride": operator.stride[0]}
-    depthwise = isinstance(operator, DepthwiseConv2d)
-
-    def cycles(count: int) -> float:
-        if count == 0:
-            return layer_cycles(height, width, inputs, outputs, depthwise=depthwise, **mode)
-        groups = -(-inputs * count // CHANNELS_IN)
-        fetched = groups * outputs * count * EDGE**2 * CHANNELS_IN * mode["weight_bits"] / 8
-        return layer_cycles(height, width // count, inputs * count, outputs * count, **mode) + (
-            fetched / DMA.bytes_per_cycle
-        )
-
-    most = _MOST_TOGETHER if operator.stride == (1, 1) else 1
-    counts = [count for count in range(most + 1) if count == 0 or width % count == 0]
-    return min(counts if depthwise else [count for count in counts if count != 1], key=cycles)
 
 
 ENGINE = dt.Engine(
