@@ -326,6 +326,7 @@ def test_pools_in_bands_are_exact(height: int, width: int, clip: bool, ahead: st
 @example(9, [5] * 9, 0, 0)  # the core is slower: the engine waits for it
 @example(9, [1, 30, 1, 30, 1, 30, 1, 30, 1], 3, 9)
 @example(8, [3] * 9, 20, 1)
+@example(3, [22, 22, 1, 1, 1, 1, 1, 1, 1], 0, 0)  # two bands end as soon as three
 def test_bands_behind_an_engine_end_as_soon_as_any(total: int, row: list[int], more: int, each: int) -> None:
     """Against all ways of cutting, each walked band by band."""
 

@@ -104,6 +104,7 @@ def test_bands_ahead_of_an_engine_end_as_soon_as_any(
     cycles, found = legalize.bands_ahead(total, moved, engine, busy)
     assert [start for start, _ in found] == [0, *(stop for _, stop in found[:-1])] and found[-1][1] == total
     assert end(found) == cycles == min(map(end, ways))
+    assert len(found) == min(len(way) for way in ways if end(way) == cycles)
 
 
 @pytest.mark.parametrize("channels", [32, 48])

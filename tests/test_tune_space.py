@@ -30,7 +30,7 @@ from tuning_cases import adapted, layer_graph, tunable
 NE16 = load_target("ne16")
 CASES = {
     "3x3": layer_graph((17, 23, 24), 40, 3),
-    "3x3 stride 2": layer_graph((21, 14, 16), 24, 3, 2),
+    "3x3 stride 2": layer_graph((21, 14, 16), 16, 3, 2),  # of more channels the engine computes patches
     "1x1": layer_graph((12, 9, 64), 70),
     "dense": layer_graph((96,), 50),
 }

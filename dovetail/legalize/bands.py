@@ -251,8 +251,8 @@ _MOST_STARTS = 32
 def bands_behind(
     total: int, engine: Callable[[int], float], core: Callable[[int], float]
 ) -> tuple[tuple[int, int], ...]:
-    """The rows of the bands in which an image is cut so that the core, which handles each behind the engine, is done
-    soonest. The engine is given one band beyond the one the core waits for; the next when the core has done that.
+    """The rows of the fewest bands in which an image is cut so that the core, which handles each behind the engine, is
+    done soonest. The engine is given one band beyond the one the core waits for; the next when the core has done that.
 
     Args:
         total: rows of the image.
@@ -284,7 +284,7 @@ def bands_ahead(
     total: int, moved: Callable[[int], float], engine: Callable[[int], float], busy: float = 0.0
 ) -> tuple[float, Spans]:
     """When an image is computed soonest that is brought about in bands, each while the engine computes those before, in
-    cycles; and the rows of the bands.
+    cycles; and the rows of as few bands as that takes.
 
     Args:
         total: rows of the image.
@@ -312,10 +312,10 @@ def bands_ahead(
 def _undominated(
     ways: Sequence[tuple[float, float, tuple[int, ...]]],
 ) -> list[tuple[float, float, tuple[int, ...]]]:
-    """Those than which none is better in one time and as good in the other; of equals the one with fewest bands."""
+    """Those than which none has earlier times and as few bands."""
     kept: list[tuple[float, float, tuple[int, ...]]] = []
     for way in sorted(ways, key=lambda way: (way[0], way[1], len(way[2]))):
-        if not kept or way[1] < kept[-1][1]:
+        if not any(other[1] <= way[1] and len(other[2]) <= len(way[2]) for other in kept):
             kept.append(way)
     return kept
 
