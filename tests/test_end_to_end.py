@@ -38,9 +38,9 @@ from oracles import NETWORKS, derived_file, references
 
 pytestmark = pytest.mark.oracles
 
-MOST_CYCLES = {"ic_resnet8": 206_000, "vww_mobilenetv1": 264_000, "ad_autoencoder": 38_000, "kws_dscnn": 125_000}
+MOST_CYCLES = {"ic_resnet8": 199_000, "vww_mobilenetv1": 247_000, "ad_autoencoder": 36_500, "kws_dscnn": 118_000}
 """A little above what is measured; GAP9 silicon, which has this engine, publishes 227,841, 415,924, 65,046, 175,723."""
-MOST_OVER_BUSY = 1.15
+MOST_OVER_BUSY = 1.09
 """All cycles of a network over those in which the busier of engine and DMA works."""
 MOST_LSB = {"ic_resnet8": 5, "vww_mobilenetv1": 2, "ad_autoencoder": 3, "kws_dscnn": 4}
 """Bound on the difference from `tflm` before the softmax with the engine's requantisation, in steps of the logits."""
