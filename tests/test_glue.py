@@ -15,7 +15,7 @@ from dovetail import legalize
 from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate, verify
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear
-from dovetail.ir.operators.movement import Concat, Im2col, Pad, Reshape
+from dovetail.ir.operators.movement import Concat, Im2col, Pad, Reshape, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize.bands import rows_of
@@ -140,11 +140,14 @@ def test_windows_as_one_are_exact(
     assert_names_stay(before, after, random)
 
 
-def first_layer(height: int, kernel: int, stride: int, im2col: bool, random: np.random.Generator) -> Graph:
-    """An int8 input with a border, offset and convolved, as patches or directly."""
+def first_layer(
+    height: int, kernel: int, stride: int, im2col: bool, planar: bool, random: np.random.Generator
+) -> Graph:
+    """An int8 input with a border, offset and convolved, as patches or directly; as an image or plane by plane."""
     builder = GraphBuilder("net")
-    x = builder.input("x", TensorType((1, height, 7, 2), DType.INT8))
+    x = builder.input("x", TensorType((1, 2, height, 7) if planar else (1, height, 7, 2), DType.INT8))
     value = builder.add(Offset(128, DType.UINT8), [x], "unsigned")
+    value = builder.add(Transpose((0, 2, 3, 1)), [value], "image") if planar else value
     value = builder.add(Pad((0, 1, 0, 0), (0, 1, 2, 0), 131), [value], "padded")
     shape = (3, kernel, kernel, 2)
     if im2col:
@@ -160,19 +163,30 @@ def weights_of(shape: tuple[int, ...], random: np.random.Generator) -> Array:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(4, 30), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.integers(1, 6), st.integers(0, 99))
+@given(
+    st.integers(4, 30),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 6),
+    st.integers(0, 99),
+)
 def test_first_layers_in_bands_are_exact(
-    height: int, kernel: int, stride: int, im2col: bool, count: int, seed: int
+    height: int, kernel: int, stride: int, im2col: bool, planar: bool, count: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
-    before = first_layer(height, kernel, stride, im2col, random)
-    swapped = legalize.padding_before_offset(before)
+    before = first_layer(height, kernel, stride, im2col, planar, random)
+    swapped = legalize.moves_before_offset(before)
     kinds = [type(node.operator) for node in swapped.nodes]
     assert (kinds.index(Pad) < kinds.index(Offset)) == im2col
+    assert not planar or kinds.index(Transpose) < kinds.index(Offset)
     after = legalize.first_layer_in_bands(lambda types, chain: count, 3)(swapped)
     rows = swapped.types["bytes"].shape[1]
     joined = [node for node in after.nodes if isinstance(node.operator, Concat)]
     assert bool(joined) == (min(count, rows // 3) > 1)
+    offset = [node for node in after.nodes if isinstance(node.operator, Offset)]
+    assert not joined or len(offset) == len(joined[0].inputs), "the core does all of it before"
     assert_alike(before, after, random)
 
 

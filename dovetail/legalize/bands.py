@@ -16,22 +16,22 @@ from dovetail.ir.graph import Graph, Node, prune
 from dovetail.ir.operators.arithmetic import Clip, Offset, Requantize, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Concat, Im2col, Pad, Slice
+from dovetail.ir.operators.movement import Concat, Im2col, Pad, Slice, Transpose
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import TensorType, full_box
 
 Counts = Callable[[Mapping[str, TensorType], Sequence[Node]], int]
 """How many bands pay for a first layer; told the types of all values and its nodes, the input's reader first."""
 Ordered = Callable[[Sequence[Sequence[Node]]], Sequence[Node]]
-_BEFORE = (Offset, Pad, Im2col)
+_BEFORE = (Offset, Transpose, Pad, Im2col)
 _LAYER = ((Conv2d, DepthwiseConv2d), (ScaleShift,), (Clip,))
 
 
-def padding_before_offset(graph: Graph) -> Graph:
-    """The graph with offsets behind the pads whose results are made into patches: what was padded by copying can be
-    offset where it lies."""
+def moves_before_offset(graph: Graph) -> Graph:
+    """The graph with offsets behind the pads whose results are made into patches, and behind transposes: what was moved
+    by copying can be offset where it lies."""
 
-    def rule(draft: Draft, node: Node) -> str | None:
+    def padded(draft: Draft, node: Node) -> str | None:
         pad = draft.made_by(node.inputs[0], Pad) if isinstance(node.operator, Im2col) else None
         offset = draft.made_by(pad.inputs[0], Offset) if pad is not None else None
         if pad is None or offset is None or max(draft.users(pad.output), draft.users(offset.output)) > 1:
@@ -40,10 +40,16 @@ def padding_before_offset(graph: Graph) -> Graph:
         value, kind = pad.operator.value - offset.operator.offset, draft.types[offset.inputs[0]].dtype
         if not kind.low <= value <= kind.high or kind.bits != offset.operator.dtype.bits:
             return None
-        padded = draft.add(replace(pad.operator, value=value), [offset.inputs[0]], pad)
-        return draft.add(node.operator, [draft.add(offset.operator, [padded], offset)], node)
+        moved = draft.add(replace(pad.operator, value=value), [offset.inputs[0]], pad)
+        return draft.add(node.operator, [draft.add(offset.operator, [moved], offset)], node)
 
-    return run(graph, [rule])
+    def transposed(draft: Draft, node: Node) -> str | None:
+        offset = draft.made_by(node.inputs[0], Offset) if isinstance(node.operator, Transpose) else None
+        if offset is None or draft.users(offset.output) > 1:
+            return None
+        return draft.add(offset.operator, [draft.add(node.operator, offset.inputs, node)], offset, node.output)
+
+    return run(graph, [padded, transposed])
 
 
 def first_layer_in_bands(
@@ -387,6 +393,6 @@ def _in_turn(bands: Sequence[Sequence[Node]]) -> list[Node]:
 
 def _stages(band: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node], Sequence[Node]]:
     """What comes before a band's first kernel of the core, that and the movement behind it, and the layer."""
-    kernel = next(place for place, node in enumerate(band) if not isinstance(node.operator, Pad | Slice))
+    kernel = next(place for place, node in enumerate(band) if not isinstance(node.operator, Pad | Slice | Transpose))
     layer = next(place for place, node in enumerate(band) if isinstance(node.operator, Conv2d | DepthwiseConv2d))
     return band[:kernel], band[kernel:layer], band[layer:]

@@ -285,7 +285,7 @@ TARGET = dt.Target(
                 dt.Rewrite("strided patches", legalize.convolution_as_im2col(strided_patches_pay, shifted=True), lsb=0),
                 dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
                 dt.Rewrite("windows together", legalize.windows_as_one(windows_together), lsb=0),
-                dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
+                dt.Rewrite("moves first", legalize.moves_before_offset, lsb=0),
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0, divides=True),
                 dt.Rewrite("patches in bands", legalize.patches_in_bands(patch_bands), lsb=0, divides=True),
                 dt.Rewrite("parts", legalize.last_layer_in_parts(result_parts, CHANNELS_OUT), lsb=0, divides=True),

@@ -104,6 +104,14 @@ static void copy_few(uint8_t *to, const uint8_t *from, uint32_t row_bytes, uint3
         }
         return;
     }
+    for (; source_stride == 1u && rows >= 4u; rows -= 4u, from += 4) { /* no sums for the addresses of one side */
+        const uint8_t first = from[0], second = from[1], third = from[2], fourth = from[3];
+        *to = first;
+        *(to += target_stride) = second;
+        *(to += target_stride) = third;
+        *(to += target_stride) = fourth;
+        to += target_stride;
+    }
     for (; rows >= 4u; rows -= 4u) {
         const uint8_t first = *from, second = *(from += source_stride);
         const uint8_t third = *(from += source_stride), fourth = *(from += source_stride);
