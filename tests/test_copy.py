@@ -128,3 +128,20 @@ def test_copies_and_fills(library: ctypes.CDLL) -> None:
             if name == "copy_into_blocks":
                 expected = np.where(what.behind(), memory, expected)
             np.testing.assert_array_equal(memory, expected, err_msg=f"{name} {what}")
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_planes_become_pixels(library: ctypes.CDLL, channels: int) -> None:
+    """Dense pixels from a plane of each channel, as images of ONNX models come, however the loops are given."""
+    random = np.random.default_rng(channels)
+    for pixels, gap, to, back in product((*range(1, 14), 96, 97), (0, 1, 4, 33), (0, 1, 3), (0, 2)):
+        source, before = (random.integers(0, 256, SIZE).astype(np.uint8) for _ in range(2))
+        plane = pixels + gap
+        expected = before.copy()
+        planes = np.stack([source[back + plane * channel :][:pixels] for channel in range(channels)], axis=1)
+        expected[to : to + pixels * channels] = planes.reshape(-1)
+        for loops in ((channels, 1, plane, pixels, channels, 1), (pixels, channels, 1, channels, 1, plane)):
+            memory = before.copy()
+            ends = (memory.ctypes.data + to, source.ctypes.data + back)
+            library.copy_3d(*map(ctypes.c_void_p, ends), 1, *loops)
+            np.testing.assert_array_equal(memory, expected, err_msg=f"{pixels} pixels, planes {plane} apart, {loops}")

@@ -150,6 +150,25 @@ void copy_2d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
     }
 }
 
+/* Dense pixels of three bytes from a plane of each. */
+static void copy_from_planes(uint8_t *to, const uint8_t *from, uint32_t pixels, uint32_t plane)
+{
+    const uint8_t *second = from + plane, *third = second + plane;
+    for (; pixels >= 4u; pixels -= 4u, to += 12, from += 4, second += 4, third += 4) {
+        for (uint32_t pixel = 0; pixel < 4u; pixel++) { /* written out by the compiler */
+            const uint8_t red = from[pixel], green = second[pixel], blue = third[pixel];
+            to[3u * pixel] = red;
+            to[3u * pixel + 1u] = green;
+            to[3u * pixel + 2u] = blue;
+        }
+    }
+    for (; pixels != 0u; pixels--, to += 3) {
+        to[0] = *from++;
+        to[1] = *second++;
+        to[2] = *third++;
+    }
+}
+
 void copy_3d(void *target, const void *source, uint32_t row_bytes, uint32_t rows, uint32_t target_row_stride,
              uint32_t source_row_stride, uint32_t planes, uint32_t target_plane_stride, uint32_t source_plane_stride)
 {
@@ -159,6 +178,11 @@ void copy_3d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
         const uint32_t of_rows[3] = {rows, target_row_stride, source_row_stride};
         rows = planes, target_row_stride = target_plane_stride, source_row_stride = source_plane_stride;
         planes = of_rows[0], target_plane_stride = of_rows[1], source_plane_stride = of_rows[2];
+    }
+    if (row_bytes == 1u && planes == 3u && target_row_stride == 3u && target_plane_stride == 1u &&
+        source_row_stride == 1u) {
+        copy_from_planes(to, from, rows, source_plane_stride);
+        return;
     }
     for (; planes != 0u; planes--, to += target_plane_stride, from += source_plane_stride) {
         copy_2d(to, from, row_bytes, rows, target_row_stride, source_row_stride);
