@@ -123,3 +123,20 @@ def test_a_strided_layer_takes_fewer_cycles_as_patches(channels: int) -> None:
     cycles = [measured(one, target, None, {}) for one in (patches, launches)]
     print(f"{channels} channels: {cycles[0]:,} cycles, {cycles[1]:,} in launches of 2x2 outputs")
     assert cycles[0] < cycles[1] - 1000
+
+
+def test_patches_that_do_not_fit_beside_the_image_are_not_made() -> None:
+    """A sweep over L1 changes the memory alone: the rewrite is told."""
+    target, net = load_target("ne16"), Net("net", (32, 32, 16), zero_point=-3, seed=1)
+    graph = net.finish(net.convolution(net.convolution(net.x, 16, 1), 32, 3, stride=2))
+    fits = 2 * 34 * 34 * 16 + 16 * 16 * (9 * 16 + 32)
+
+    def strides(size: int) -> set[tuple[int, int]]:
+        memories = tuple(replace(one, size=size) if one.name == "L1" else one for one in target.memories)
+        changed = replace(target, memories=memories)
+        assert (changed == target) == (size == target.memory("L1").size)
+        nodes = adapt(graph, changed.policy(None)).nodes
+        return {node.operator.stride for node in nodes if isinstance(node.operator, Conv2d)}
+
+    assert strides(fits) == strides(target.memory("L1").size) == {(1, 1)}
+    assert strides(fits - 1) == {(1, 1), (2, 2)}

@@ -66,6 +66,9 @@ class Rewrite:
     """How far each 8-bit value that remains may move, computed from the same operands; 0 when every bit is kept."""
     divides: bool = False
     """Whether it only computes something in parts, so that more is done at a time: what bounds are of goes without."""
+    sized: Callable[[Mapping[str, int]], Callable[[Graph], Graph]] | None = None
+    """Where memories bound what pays: `apply` for their bytes, by name. A target asks with those it has, so that a
+    sweep over them compiles for each size what pays there; it should give equal sizes the same function."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,13 @@ class Policy:
     rounding: Rounding | None = None
     """The one rounding of models' requantisations that the engines take, used unless another is asked for; None for
     that of the runtime of the model's format."""
+
+    def within(self, sizes: Mapping[str, int]) -> Policy:
+        """The policy for memories of so many bytes, by name."""
+        if not any(rewrite.sized for rewrite in self.rewrites):
+            return self
+        made = (replace(one, apply=one.sized(sizes)) if one.sized else one for one in self.rewrites)
+        return replace(self, rewrites=tuple(made))
 
 
 @dataclass(frozen=True)
@@ -170,6 +180,10 @@ class Target:
     mailbox: int = 0x1A010000
     """Address of the registers by which cores start one another (`emit/runtime/cores.h`), 4096 bytes; used only with
     workers."""
+
+    def __post_init__(self) -> None:
+        sizes = {memory.name: memory.size for memory in self.memories}
+        object.__setattr__(self, "policies", tuple(policy.within(sizes) for policy in self.policies))
 
     @property
     def cores(self) -> tuple[Core, ...]:

@@ -6,13 +6,14 @@ Sources of the facts: job.py, packing.py and device.py; memories and clocking af
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 import dovetail.target as dt
 from dovetail import legalize
+from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Clip, ScaleShift
 from dovetail.ir.operators.bits import BitProduct
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
@@ -35,7 +36,7 @@ from dovetail.targets.ne16.forms import (
     pools,
     products_pay,
     result_parts,
-    strided_patches_pay,
+    strided_as_patches,
     takes,
     windows_together,
 )
@@ -253,6 +254,12 @@ ENGINE = dt.Engine(
     launching=90,
     prepare="ne16_init",
 )
+
+
+def _strided_within(sizes: Mapping[str, int]) -> Callable[[Graph], Graph]:
+    return strided_as_patches(sizes.get(L1.name, L1.size))
+
+
 SHARED = (
     dt.Rewrite("unsigned", legalize.unsigned_activations, lsb=0),
     dt.Rewrite("rows as pixels", legalize.dense_as_convolution(is_bytes), lsb=0),
@@ -282,7 +289,7 @@ TARGET = dt.Target(
                 dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS), lsb=2),
                 dt.Rewrite("pools", legalize.average_pool_as_depthwise(pools, LIMITS), lsb=0),
                 dt.Rewrite("pools in bands", legalize.average_pool_in_bands(pool_bands), lsb=0, divides=True),
-                dt.Rewrite("strided patches", legalize.convolution_as_im2col(strided_patches_pay, shifted=True), lsb=0),
+                dt.Rewrite("strided patches", strided_as_patches(L1.size), lsb=0, sized=_strided_within),
                 dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
                 dt.Rewrite("windows together", legalize.windows_as_one(windows_together), lsb=0),
                 dt.Rewrite("moves first", legalize.moves_before_offset, lsb=0),

@@ -4,11 +4,12 @@ cycles of the engine, the DMA and the core."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from math import prod
 
 import dovetail.target as dt
 from dovetail import legalize
-from dovetail.ir.graph import Node
+from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Offset
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
@@ -84,15 +85,21 @@ def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
     return as_patches < direct
 
 
-def strided_patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
+@cache
+def strided_as_patches(near: int) -> Callable[[Graph], Graph]:
+    """The rewrite of strided layers to patches where that pays, with so many bytes of L1."""
+    return legalize.convolution_as_im2col(partial(strided_patches_pay, near), shifted=True)
+
+
+def strided_patches_pay(near: int, types: Mapping[str, TensorType], node: Node) -> bool:
     """Whether a layer that the engine would walk in launches of two by two outputs ends sooner as a 1x1 convolution of
-    patches, gathered in bands, that lie beside the image in a half of L1."""
+    patches gathered in bands: the image, as it is and padded, patches and result lie in `near` bytes of L1 together."""
     image, weights, result = (types[name].shape for name in (*node.inputs[:2], node.output))
     operator = node.operator
     assert isinstance(operator, Conv2d)
     if not is_bytes(types, node) or operator.stride != (2, 2) or not takes(types, node) or weights[1] != EDGE:
         return False
-    if prod(image) + prod(result[:3]) * prod(weights[1:]) > L1.size // 2:
+    if 2 * prod(image) + prod(result[:3]) * prod(weights[1:]) + prod(result) > near:
         return False
     direct = layer_cycles(result[1], result[2], weights[3], result[3], stride=2, channel_shift=True)
     return _patches_ahead(image, result, weights[1:], 0)[0] < direct
