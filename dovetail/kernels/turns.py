@@ -148,8 +148,6 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
     pixels = window.outputs[ROW] * window.outputs[COLUMN]
     together, lanes = register_block(products, core.accumulators, 1, choice=choice)
     blocks, taps = -(-share // lanes) * products.groups, prod(window.kernel) * depth
-    if rows <= 0:
-        together = 1
     fast = columns // together * together * rows
     if together == 1:  # there is one function for all pixels
         fast = 0 if window.any_padded else pixels
@@ -222,15 +220,16 @@ def _in_patches(nest: Patches) -> Turns:
         for blocks, pixels in nest.parts(count):
             number = blocks * rows * times * channels
             turns_of_block, rest = divmod(layout.steps, nest.unroll)
+            straight = nest.written_out(pixels)  # places are numbers then, and no pointer moves
             counts = {
                 "product": number * layout.steps * pixels * nest.channels,
                 "load": number * layout.steps * (pixels + nest.channels),
                 "step": number * layout.steps,
                 "turn": number * (turns_of_block if turns_of_block > 1 else 0),
-                "rest": number * min(rest, 1),
-                f"block_{pixels}x{nest.channels}": number,
+                "rest": 0 if straight else number * min(rest, 1),
+                f"block_{pixels}x{nest.channels}": 0 if straight else number,
                 "sum": number * pixels * nest.channels,
-                "group": blocks * rows * times,
+                "straight_group" if straight else "group": blocks * rows * times,
             }
             _add(found, counts)
     return {**{f"patches.{part}": float(count) for part, count in found.items()}, **_raised(nest), "patches.call": 1}
