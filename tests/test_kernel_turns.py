@@ -79,8 +79,8 @@ def taps_inside(window: Window, axis: int) -> int:
 
 
 def products_in(found: Turns) -> float:
-    """Those of blocks and those of single pixels."""
-    return sum(found.get(f"sum.{pixels}product", 0) for pixels in ("", "border_", "left_"))
+    """Those of blocks and those of single pixels, of each kind."""
+    return sum(found.get(f"sum.{pixels}product", 0) for pixels in ("", "border_", "alone_", "left_"))
 
 
 sizes = st.integers(1, 9)
@@ -136,6 +136,15 @@ LAYERS: dict[str, tuple[Graph, Choice]] = {
         layer_graph((3, 3, 28), 32, dtype=DType.INT8),
         {"pixels": 4, "channels": 1, "unroll": 4},
     ),
+    "every pixel alone": (layer_graph((24, 24, 3), 8, 3, 2, DType.INT8), {"pixels": 1, "channels": 4, "unroll": 1}),
+    "every pixel alone, one block": (
+        layer_graph((24, 24, 3), 8, 3, 2, DType.INT8),
+        {"pixels": 1, "channels": 8, "unroll": 1},
+    ),
+    "every pixel alone, two blocks": (
+        layer_graph((24, 24, 3), 16, 3, 2, DType.INT8),
+        {"pixels": 1, "channels": 8, "unroll": 1},
+    ),
     "a turn an element": (layer_graph((12, 12, 32), 20, dtype=DType.INT8), {"pixels": 1, "channels": 5, "unroll": 1}),
 }
 
@@ -172,7 +181,25 @@ def test_pixels_left_over_take_an_element_a_turn() -> None:
     assert turns(few[0], core, few[1])["sum.left_turn"] == 0 < turns(few[0], core, few[1])["sum.left_load"]
 
 
-@pytest.mark.parametrize("part", ["move.run", "move.byte", "move.middle_run", "sum.product", "sum.load", "sum.turn"])
+def test_the_sums_of_many_channels_are_ended_in_a_loop() -> None:
+    """Of eight in one block a compiler writes the ends out, of twice eight or sixteen it keeps the loop."""
+    core = core_traits(load_target("riscv").core)
+    one, two = (LAYERS[f"every pixel alone, {blocks}"][0] for blocks in ("one block", "two blocks"))
+    block = {"pixels": 1, "channels": 8, "unroll": 1}
+    for graph, choice, looped in ((one, block, False), (two, block, True), (two, {**block, "channels": 16}, True)):
+        found = turns(graph, core, choice)
+        assert ("sum.alone_looped_result" in found) is looped is ("sum.alone_result" not in found)
+        assert found["sum.alone_pixel"] == 144 and not found["sum.product"]
+        assert not any(count for part, count in found.items() if part.startswith("sum.border_"))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("move.run", "move.byte", "move.middle_run", "sum.product", "sum.load", "sum.turn"),
+        *("sum.alone_load", "sum.alone_looped_result"),
+    ],
+)
 def test_a_fault_in_a_rate_is_found(part: str) -> None:
     require_chip()
     target, rates = load_target("riscv"), kernel_cycles("rv32imc")

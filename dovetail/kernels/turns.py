@@ -140,7 +140,11 @@ def _sums(region: Region, core: CoreTraits, choice: Choice) -> Turns:
 
 
 def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxyType({})) -> Turns:
-    """Sums of products in register blocks: neighbouring pixels inside the image together, all others one by one."""
+    """Sums of products in register blocks: neighbouring pixels inside the image together, all others one by one.
+
+    Of those there are three kinds: at a border, in a function that layers share, with taps clamped to the image; so in
+    the layer's own function where it computes all pixels alone; and left over beside blocks, all their taps inside.
+    """
     window, outputs, depth = products.window, len(products.weights), products.weights.shape[3]
     share = outputs // products.groups
     (left, right), (top, bottom) = window.inside(COLUMN), window.inside(ROW)
@@ -149,26 +153,27 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
     together, lanes = register_block(products, core.accumulators, 1, choice=choice)
     blocks, taps = -(-share // lanes) * products.groups, prod(window.kernel) * depth
     fast = columns // together * together * rows
+    single = ("border_" if together > 1 else "alone_") if window.any_padded else "left_"
     if together == 1:  # there is one function for all pixels
         fast = 0 if window.any_padded else pixels
     inside, across = _inside(window, ROW), _inside(window, COLUMN)
     slow, slow_taps = pixels - fast, sum(inside) * sum(across) * depth - fast * taps
     slow_rows, groups = sum(inside) * len(across) - fast * window.kernel[ROW], fast / together
-    ragged = "ragged_" if outputs % lanes else ""
-    single = "border_" if window.any_padded else "left_"  # a pixel by itself, its taps clamped or all inside
-    found = {"group": groups, "border_pixel": slow if window.any_padded else 0}
-    found |= {f"{ragged}result": fast * outputs, f"{single}{ragged}result": slow * outputs}
+    found = {"group": groups, f"{single}pixel": slow if window.any_padded else 0}
     for name, width, number, times, kernel_rows in (
         ("", together, groups * taps, groups, groups * window.kernel[ROW]),
         (single, 1, slow_taps, slow, slow_rows),
     ):
+        looped = name == "alone_" and _looped_ends(lanes, blocks)
+        ends = "ragged_" if outputs % lanes else "looped_" if looped else ""
+        found[f"{name}{ends}result"] = times * width * outputs
         by_element = bool(name) and (window.padded(COLUMN) or together > 1)
-        step, starts, looped = _steps(products, width, lanes, choice, by_element)
+        step, starts, several = _steps(products, width, lanes, choice, by_element)
         sums = lanes * width
         own = {
             "product": number * sums,
             "load": number * (lanes + width),
-            "turn": number / step if looped else 0,
+            "turn": number / step if several else 0,
             "row": kernel_rows * starts if window.kernel != (1, 1) else 0,
             "block": times,
             "sum": times * sums,
@@ -180,6 +185,16 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
             own[f"step_{width}x{lanes}"] = number  # what a compiler makes of a block of these sums beyond all that
         found |= {f"{name}{part}": count * blocks for part, count in own.items()}
     return {**{f"sum.{part}": float(count * window.batch) for part, count in found.items()}, "sum.call": 1}
+
+
+_ENDS = 8
+"""Sums of a pixel that a compiler ends without a loop, at most."""
+
+
+def _looped_ends(lanes: int, blocks: int) -> bool:
+    """Whether a compiler keeps the loop that ends the sums of a pixel, which then go through memory: of many, and
+    sooner where there are several blocks of channels, as the places of constants are then computed."""
+    return lanes > _ENDS or (lanes == _ENDS and blocks > 1)
 
 
 def _steps(products: Products, pixels: int, lanes: int, choice: Choice, by_element: bool) -> tuple[int, int, bool]:
