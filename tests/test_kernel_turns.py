@@ -32,7 +32,7 @@ from dovetail.targets import load_target
 from dovetail.tools.tune.cost import END_CYCLES, START_CYCLES
 from dovetail.tools.tune.measure import measured
 from firmware import require_chip
-from tuning_cases import layer_graph
+from tuning_cases import adapted, layer_graph
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "kernel_cycles.py"
 
@@ -179,6 +179,41 @@ def test_pixels_left_over_take_an_element_a_turn() -> None:
     several, few = (LAYERS[name] for name in ("three pixels left over", "a pixel left over, few products"))
     assert turns(several[0], core, several[1])["sum.left_turn"] == 3 * (32 // 4) * 28
     assert turns(few[0], core, few[1])["sum.left_turn"] == 0 < turns(few[0], core, few[1])["sum.left_load"]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "channels", "unroll", "left"),
+    [(1, 1, 1, 3), (1, 2, 4, 3), (1, 4, 1, 6), (1, 4, 2, 6), (1, 5, 1, 10), (2, 2, 2, 6), (3, 2, 1, 10), (3, 2, 2, 30)],
+)
+def test_turns_that_a_compiler_joins(pixels: int, channels: int, unroll: int, left: int) -> None:
+    """Of a loop over 60 elements; what is left is what LLVM's assembly for a Cortex-M3 has. Where barriers keep many
+    products in order it joins none, nor on RISC-V."""
+    graph, choice = layer_graph((6, 6, 60), 20, dtype=DType.INT8), {"pixels": pixels, "channels": channels}
+    blocks = 36 // pixels * (20 // channels)
+    for name, count in (("cortex_m3", left), ("riscv", 60 // unroll)):
+        found = turns(graph, core_traits(load_target(name).core), {**choice, "unroll": unroll})
+        assert found["sum.turn"] == pytest.approx(blocks * count)
+
+
+def test_turns_joined_take_what_iss_shows() -> None:
+    """On a Cortex-M3: turns of one element and of two are the same code where a compiler joins them, and one element is
+    faster than two where barriers keep it from that; the model has both."""
+    require_chip()
+    target = load_target("cortex_m3")
+    graph, region = adapted(layer_graph((6, 6, 60), 20, dtype=DType.INT8), target)
+    took, ratios = {}, {}
+    for block in ((1, 4, 1), (1, 4, 2), (3, 2, 1), (3, 2, 2)):
+        choice = dict(zip(("pixels", "channels", "unroll"), block, strict=True))
+        took[block] = measured(graph, target, None, {region.name: choice}) - START_CYCLES - END_CYCLES
+        ratios[block] = core_cycles(graph, target, choice) / took[block]
+    print(took, ratios)
+    assert took[1, 4, 1] == took[1, 4, 2] and took[3, 2, 1] < 0.95 * took[3, 2, 2]
+    assert all(abs(ratio - 1) < OFF for ratio in ratios.values())
+    assert abs(ratios[3, 2, 1] / ratios[3, 2, 2] - 1) < 0.03
+    core = core_traits(target.core)
+    blocks: Choice = {"pixels": 3, "channels": 2, "unroll": 1}
+    forgotten = turns(graph, replace(core, joined=0), blocks)["sum.turn"] - turns(graph, core, blocks)["sum.turn"]
+    assert forgotten * kernel_cycles("cortex-m3")["sum.turn"] > 0.1 * took[3, 2, 1]
 
 
 def test_the_sums_of_many_channels_are_ended_in_a_loop() -> None:

@@ -20,7 +20,15 @@ from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.types import Box, DType, box_shape
 from dovetail.kernels.c import channel_lanes
-from dovetail.kernels.convolution import one_run, ordered, register_block, run_length, turn_elements, written_out
+from dovetail.kernels.convolution import (
+    clamped_run,
+    one_run,
+    ordered,
+    register_block,
+    run_length,
+    turn_elements,
+    written_out,
+)
 from dovetail.kernels.depthwise import Group, column_groups
 from dovetail.kernels.elements import Walk, broadcast_walk, merge, row_major
 from dovetail.kernels.kernel import UNROLL, CoreTraits, Scope, Unsupported
@@ -168,18 +176,20 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
         ends = "ragged_" if outputs % lanes else "looped_" if looped else ""
         found[f"{name}{ends}result"] = times * width * outputs
         by_element = bool(name) and (window.padded(COLUMN) or together > 1)
-        step, starts, several = _steps(products, width, lanes, choice, by_element)
+        step, starts, per_element = _steps(products, core.joined, (width, lanes), choice, by_element)
         sums = lanes * width
         own = {
             "product": number * sums,
             "load": number * (lanes + width),
-            "turn": number / step if several else 0,
+            "turn": number * per_element,
             "row": kernel_rows * starts if window.kernel != (1, 1) else 0,
             "block": times,
             "sum": times * sums,
             "crowded": number * max(sums - core.accumulators, 0),
         }
-        if name != "left_":
+        if name == "left_":  # so few that what begins a row of theirs shall not be fitted by itself
+            found["row"] += own.pop("row") * blocks
+        else:
             own["ordered"] = number if ordered(sums, step) else 0
             own["ordered_product"] = own["ordered"] * sums
             own[f"step_{width}x{lanes}"] = number  # what a compiler makes of a block of these sums beyond all that
@@ -197,19 +207,45 @@ def _looped_ends(lanes: int, blocks: int) -> bool:
     return lanes > _ENDS or (lanes == _ENDS and blocks > 1)
 
 
-def _steps(products: Products, pixels: int, lanes: int, choice: Choice, by_element: bool) -> tuple[int, int, bool]:
-    """Input elements of a turn of the innermost loop, such loops to a kernel row, and whether they have several turns
-    at last: a compiler writes short loops of few products out where the kernel does not keep it from that.
+def _steps(
+    products: Products, joined: int, block: tuple[int, int], choice: Choice, by_element: bool
+) -> tuple[int, int, float]:
+    """Input elements of a turn of the innermost loop, such loops to a kernel row, and turns at last to an element: none
+    where a compiler writes short loops of few products out, as the kernel does not keep it from that.
 
-    `by_element`: whether a loop over the taps of a row takes an element a turn, as the function of single pixels does
-    that layers share, and any whose taps are clamped to the image.
+    Args:
+        products: of the layer.
+        joined: `CoreTraits.joined`.
+        block: pixels and channels.
+        choice: of the kernel's knobs.
+        by_element: whether a loop over the taps of a row takes an element a turn, as the function of single pixels does
+            that layers share, and any whose taps are clamped to the image.
     """
     window, merged = products.window, one_run(products.window, products.groups)
-    if merged and by_element:
-        return 1, 1, window.padded(COLUMN) or not written_out(run_length(products), 1, 1, lanes)
     length, starts = run_length(products), 1 if merged else window.kernel[COLUMN]
-    step = turn_elements(length, pixels * lanes, int(choice.get(UNROLL, 0)))
-    return step, starts, step < length and not written_out(length, step, pixels, lanes)
+    clamped = by_element and clamped_run(window, products.groups)
+    step = 1 if merged and by_element else turn_elements(length, prod(block), int(choice.get(UNROLL, 0)))
+    if not clamped and (step == length or written_out(length, step, *block)):
+        return step, starts, 0.0
+    if ordered(prod(block), step) or not joined:
+        return step, starts, 1 / step
+    instructions = step * (sum(block) + 2 * prod(block)) + 1
+    return step, starts, _turns_of_joined(length // step, instructions, joined, clamped) / length
+
+
+_JOINED_AT_RUN_TIME = 4
+"""Turns that a compiler makes one where it does not know how many there are."""
+
+
+def _turns_of_joined(turns: int, instructions: int, most: int, unknown: bool) -> float:
+    """Turns that a compiler leaves of a loop, of so many instructions each, by making several one: as many as divide
+    them within `most` instructions; where it does not know how many there are, or nothing divides them, a power of two,
+    and those left over one by one."""
+    counts = [count for count in range(2, turns + 1) if turns % count == 0 and count * instructions <= most]
+    if counts and not unknown:
+        return turns // counts[-1] if counts[-1] < turns else 0
+    count = next((count for count in (_JOINED_AT_RUN_TIME, 2) if count * instructions <= most), 1)
+    return turns // count + turns % count
 
 
 def _scheduled(region: Region, products: Products, core: CoreTraits) -> Turns:
