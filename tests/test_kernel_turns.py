@@ -32,7 +32,7 @@ from dovetail.targets import load_target
 from dovetail.tools.tune.cost import END_CYCLES, START_CYCLES
 from dovetail.tools.tune.measure import measured
 from firmware import require_chip
-from tuning_cases import layer_graph
+from tuning_cases import adapted, layer_graph
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "kernel_cycles.py"
 
@@ -79,8 +79,8 @@ def taps_inside(window: Window, axis: int) -> int:
 
 
 def products_in(found: Turns) -> float:
-    """Those of blocks and those of single pixels."""
-    return sum(found.get(f"sum.{pixels}product", 0) for pixels in ("", "border_", "left_"))
+    """Those of blocks and those of single pixels, of each kind."""
+    return sum(found.get(f"sum.{pixels}product", 0) for pixels in ("", "border_", "alone_", "left_"))
 
 
 sizes = st.integers(1, 9)
@@ -136,6 +136,15 @@ LAYERS: dict[str, tuple[Graph, Choice]] = {
         layer_graph((3, 3, 28), 32, dtype=DType.INT8),
         {"pixels": 4, "channels": 1, "unroll": 4},
     ),
+    "every pixel alone": (layer_graph((24, 24, 3), 8, 3, 2, DType.INT8), {"pixels": 1, "channels": 4, "unroll": 1}),
+    "every pixel alone, one block": (
+        layer_graph((24, 24, 3), 8, 3, 2, DType.INT8),
+        {"pixels": 1, "channels": 8, "unroll": 1},
+    ),
+    "every pixel alone, two blocks": (
+        layer_graph((24, 24, 3), 16, 3, 2, DType.INT8),
+        {"pixels": 1, "channels": 8, "unroll": 1},
+    ),
     "a turn an element": (layer_graph((12, 12, 32), 20, dtype=DType.INT8), {"pixels": 1, "channels": 5, "unroll": 1}),
 }
 
@@ -172,7 +181,60 @@ def test_pixels_left_over_take_an_element_a_turn() -> None:
     assert turns(few[0], core, few[1])["sum.left_turn"] == 0 < turns(few[0], core, few[1])["sum.left_load"]
 
 
-@pytest.mark.parametrize("part", ["move.run", "move.byte", "move.middle_run", "sum.product", "sum.load", "sum.turn"])
+@pytest.mark.parametrize(
+    ("pixels", "channels", "unroll", "left"),
+    [(1, 1, 1, 3), (1, 2, 4, 3), (1, 4, 1, 6), (1, 4, 2, 6), (1, 5, 1, 10), (2, 2, 2, 6), (3, 2, 1, 10), (3, 2, 2, 30)],
+)
+def test_turns_that_a_compiler_joins(pixels: int, channels: int, unroll: int, left: int) -> None:
+    """Of a loop over 60 elements; what is left is what LLVM's assembly for a Cortex-M3 has. Where barriers keep many
+    products in order it joins none, nor on RISC-V."""
+    graph, choice = layer_graph((6, 6, 60), 20, dtype=DType.INT8), {"pixels": pixels, "channels": channels}
+    blocks = 36 // pixels * (20 // channels)
+    for name, count in (("cortex_m3", left), ("riscv", 60 // unroll)):
+        found = turns(graph, core_traits(load_target(name).core), {**choice, "unroll": unroll})
+        assert found["sum.turn"] == pytest.approx(blocks * count)
+
+
+def test_turns_joined_take_what_iss_shows() -> None:
+    """On a Cortex-M3: turns of one element and of two are the same code where a compiler joins them, and one element is
+    faster than two where barriers keep it from that; the model has both."""
+    require_chip()
+    target = load_target("cortex_m3")
+    graph, region = adapted(layer_graph((6, 6, 60), 20, dtype=DType.INT8), target)
+    took, ratios = {}, {}
+    for block in ((1, 4, 1), (1, 4, 2), (3, 2, 1), (3, 2, 2)):
+        choice = dict(zip(("pixels", "channels", "unroll"), block, strict=True))
+        took[block] = measured(graph, target, None, {region.name: choice}) - START_CYCLES - END_CYCLES
+        ratios[block] = core_cycles(graph, target, choice) / took[block]
+    print(took, ratios)
+    assert took[1, 4, 1] == took[1, 4, 2] and took[3, 2, 1] < 0.95 * took[3, 2, 2]
+    assert all(abs(ratio - 1) < OFF for ratio in ratios.values())
+    assert abs(ratios[3, 2, 1] / ratios[3, 2, 2] - 1) < 0.03
+    core = core_traits(target.core)
+    blocks: Choice = {"pixels": 3, "channels": 2, "unroll": 1}
+    forgotten = turns(graph, replace(core, joined=0), blocks)["sum.turn"] - turns(graph, core, blocks)["sum.turn"]
+    assert forgotten * kernel_cycles("cortex-m3")["sum.turn"] > 0.1 * took[3, 2, 1]
+
+
+def test_the_sums_of_many_channels_are_ended_in_a_loop() -> None:
+    """Of eight in one block a compiler writes the ends out, of twice eight or sixteen it keeps the loop."""
+    core = core_traits(load_target("riscv").core)
+    one, two = (LAYERS[f"every pixel alone, {blocks}"][0] for blocks in ("one block", "two blocks"))
+    block = {"pixels": 1, "channels": 8, "unroll": 1}
+    for graph, choice, looped in ((one, block, False), (two, block, True), (two, {**block, "channels": 16}, True)):
+        found = turns(graph, core, choice)
+        assert ("sum.alone_looped_result" in found) is looped is ("sum.alone_result" not in found)
+        assert found["sum.alone_pixel"] == 144 and not found["sum.product"]
+        assert not any(count for part, count in found.items() if part.startswith("sum.border_"))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("move.run", "move.byte", "move.middle_run", "sum.product", "sum.load", "sum.turn"),
+        *("sum.alone_load", "sum.alone_looped_result"),
+    ],
+)
 def test_a_fault_in_a_rate_is_found(part: str) -> None:
     require_chip()
     target, rates = load_target("riscv"), kernel_cycles("rv32imc")

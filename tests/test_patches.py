@@ -16,14 +16,19 @@ from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.ir.types import DType
 from dovetail.kernels import CoreTraits, core_traits, generate, offered, turns
+from dovetail.kernels.patches import Patches
+from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition
 from dovetail.target.chip import PairBlock
+from dovetail.target.pattern import Choice
 from dovetail.targets.cortex_m import M4, PAIRS, SMLAD, UNPACK
+from dovetail.tools.tune.cost import END_CYCLES, START_CYCLES
 from dovetail.tools.tune.measure import measured
 from dovetail.tools.tune.search import region_alone
 from firmware import require_chip
 from test_core_kernels import build, needs_compiler, run
 from test_scheduled_kernels import check, host_text
+from tuning_cases import adapted, layer_graph
 
 CORE = core_traits(M4.core)
 
@@ -129,6 +134,25 @@ def test_turns_follow_the_choice() -> None:
     three, one = (turns(made.graph, CORE, {"pixels": count, "channels": 2}) for count in (3, 1))
     assert three["patches.product"] == one["patches.product"]
     assert three["patches.load"] < one["patches.load"]
+
+
+def test_a_loop_over_few_channels_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the compiler: then nothing counts channels or moves pointers. The model of layers of eight channels and of
+    fourteen is right only where it knows that of the first and not of the second."""
+    require_chip()
+    one: Choice = {"pixels": 1, "channels": 2, "unroll": 4}
+    ratios: dict[str, list[float]] = {}
+    for outputs in (8, 14):
+        graph, region = adapted(layer_graph((12, 12, 16), outputs, dtype=DType.INT8), M4)
+        took = measured(graph, M4, None, {region.name: one}) - START_CYCLES - END_CYCLES
+        for which, told in {"as it is": None, "never": False, "always": True}.items():
+            with monkeypatch.context() as patch:
+                if told is not None:
+                    patch.setattr(Patches, "written_out", lambda nest, pixels, told=told: told)
+                ratios.setdefault(which, []).append(core_cycles(graph, M4, one) / took)
+    print(ratios)
+    assert all(abs(ratio - 1) < 0.05 for ratio in ratios["as it is"])
+    assert ratios["never"][0] > 1.1 and ratios["always"][1] < 0.95
 
 
 def test_weights_that_do_not_fit_twice_are_no_pairs() -> None:

@@ -9,12 +9,15 @@ import pytest
 
 from command_line import dovetail, refused
 from dovetail.compile import Options, compile_graph, prepare
+from dovetail.ir.types import DType
+from dovetail.kernels import core_traits, generate
 from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.knobs import choose, read_tuning, region_space
 from dovetail.schedule.partition import partition
+from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
 from dovetail.tools.tune.floor import core_floor
-from tuning_cases import digits_file
+from tuning_cases import adapted, digits_file, layer_graph
 
 pytest.importorskip("lightgbm", reason="tuning needs lightgbm (dovetail[tune])")
 TARGETS = ["riscv", "cortex_m4", "cortex_m0plus"]
@@ -77,6 +80,25 @@ def test_no_two_choices_are_one_kernel(model: Path) -> None:
     made = [compile_graph(graph, target, Options(), choices={region.name: p}, interpret=False) for p in points]
     texts = {"".join(kernel.source for kernel, _ in one.unit.calls.values()) for one in made}
     assert len(texts) == len(points) > 4
+
+
+@pytest.mark.parametrize(
+    ("size", "stride"), [((12, 12, 3), 2), ((12, 12, 16), 1), ((1, 12, 8), 1), ((12, 1, 8), 1)], ids=str
+)
+@pytest.mark.parametrize("name", ["riscv", "cortex_m3"])
+def test_no_two_choices_of_a_padded_layer_are_one_kernel(name: str, size: tuple[int, ...], stride: int) -> None:
+    """Where all pixels are computed one by one, as of an image of one row, a turn takes one tap whatever is chosen."""
+    target = load_target(name)
+    graph, region = adapted(layer_graph(size, 8, 3, stride, DType.INT8), target)
+    core, space = core_traits(target.core), region_space(region, target)
+    points = list(space.points())
+    texts = {generate(graph, "layer", core, choice=point).source for point in points}
+    assert len(texts) == len(points) > 3
+    one: Choice = {"pixels": 1, "channels": 3, "unroll": 1}
+    twice: Choice = {**one, "unroll": 2}
+    said = "unroll = 2 changes nothing: a turn takes one of the taps inside"
+    assert space.refusal(one) is None and space.refusal(twice) == said
+    assert len({generate(graph, "layer", core, choice=choice).source for choice in (one, twice)}) == 1
 
 
 @pytest.mark.parametrize("name", TARGETS)

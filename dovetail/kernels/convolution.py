@@ -133,7 +133,7 @@ class _Convolution(SumNest):
         merged = one_run(window, self.groups)
         first, end = self.first(COLUMN, clamped), self.end(COLUMN, clamped)
         lines = self.pointers(first if merged else "kernel_column")
-        if merged and clamped and window.padded(COLUMN):
+        if clamped and clamped_run(window, self.groups):
             lines += self._run(pixels, taken_off, product(f"({end} - {first})", depth), 1)
         else:
             length = columns * depth if merged else depth
@@ -246,15 +246,18 @@ def _offered(region: Region, core: CoreTraits) -> Offered | None:
         if taken is None or (block, taken) == (default, unroll):
             return None
         first = (unroll,) if block == default else ()
-        return _useless(run_length(products), (int(block[0]), int(block[1])), int(taken), first)
+        return _useless(products, (int(block[0]), int(block[1])), int(taken), first)
 
     most = (*min(blocks, key=loads_per_product), 1)
     return Offered(Space(knobs, problem), {PIXELS: default[0], CHANNELS: default[1], UNROLL: unroll}, most)
 
 
-def _useless(length: int, block: tuple[int, int], unroll: int, first: tuple[int, ...]) -> str | None:
-    """Why an unrolling of a loop over so many elements makes a block of sums no faster than others do, `first` what
-    is unrolled by default."""
+def _useless(products: Products, block: tuple[int, int], unroll: int, first: tuple[int, ...]) -> str | None:
+    """Why an unrolling makes a block of sums no faster than others do, `first` what is unrolled by default."""
+    if block[0] == 1 and clamped_run(products.window, products.groups):
+        least = (*first, *_UNROLLINGS)[0]
+        return None if unroll == least else f"{UNROLL} = {unroll} changes nothing: a turn takes one of the taps inside"
+    length = run_length(products)
     step, sums = channel_lanes(length, unroll), block[0] * block[1]
     if unroll != next(count for count in (*first, *_UNROLLINGS) if channel_lanes(length, count) == step):
         return f"{UNROLL} = {unroll} changes nothing: a turn takes {step} of {length} elements as with fewer"
@@ -279,6 +282,12 @@ def _instructions(pixels: int, lanes: int) -> float:
 def one_run(window: Window, groups: int) -> bool:
     """Whether the taps of a kernel row lie behind one another, so that one loop takes them all."""
     return window.kernel[COLUMN] == 1 or (window.contiguous_columns and groups == 1)
+
+
+def clamped_run(window: Window, groups: int) -> bool:
+    """Whether the loop over the taps of a kernel row is as long as there are some inside the image, where single pixels
+    are computed: a turn then takes one element."""
+    return one_run(window, groups) and window.padded(COLUMN)
 
 
 def run_length(products: Products) -> int:
@@ -318,15 +327,15 @@ def _blocks(products: Products, sums: int, multiple: int) -> list[tuple[int, int
     """Pixels and output channels that may be computed together.
 
     Args:
-        products: of the layer. Pixels are neighbouring columns whose taps are all inside.
+        products: of the layer. Pixels are neighbouring columns whose taps are all inside, if some rows' are.
         sums: those there are registers for.
         multiple: what the channels of a block must be a multiple of; at most the outputs of a group, and `sums`.
     """
-    first, end = products.window.inside(COLUMN)
+    (first, end), (top, bottom) = products.window.inside(COLUMN), products.window.inside(ROW)
     outputs, whole = len(products.weights) // products.groups, products.groups > 1
     return [
         (pixels, count)
-        for pixels in range(1, min(_MOST_PIXELS, max(end - first, 1), sums) + 1)
+        for pixels in range(1, min(_MOST_PIXELS, max(end - first, 1) if bottom > top else 1, sums) + 1)
         for count in range(1, min(_MOST_LANES, outputs, sums // pixels) + 1)
         if count % multiple == 0 and (not whole or outputs % count == 0)
     ]

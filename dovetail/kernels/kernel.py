@@ -216,6 +216,9 @@ class CoreTraits:
     """Functions of `HELPERS` it computes in its own way."""
     pairs: PairBlocks | None = None
     """How it computes sums of products of pairs."""
+    joined: int = 0
+    """Instructions up to which compilers for it make several turns of a loop one, where nothing in it keeps them from
+    that; 0 where they leave loops as they are."""
 
 
 PIXELS, CHANNELS, UNROLL = "pixels", "channels", "unroll"
@@ -238,6 +241,8 @@ def loads_per_product(block: tuple[int, int]) -> float:
     return sum(block) / (block[0] * block[1])
 
 
+_JOINED = 148
+"""`CoreTraits.joined` of Arm's cores for microcontrollers, for which LLVM unrolls in part; for others it does not."""
 CALLING = ("cortex-m0plus", "cortex-m23")
 """Armv6-M and Armv8-M Baseline: no product of 64 bits, so that compilers call a function of their library for it."""
 
@@ -254,7 +259,8 @@ def core_traits(core: Core) -> CoreTraits:
             raise TargetError(f"there is no function '{name}' to stand in for", where="Core.functions", hint=hint)
     accumulators = 16 if core.isa.startswith("rv") else 1 if core.isa in CALLING else 6
     functions = frozenset(core.functions)
-    return CoreTraits(accumulators, core.instructions, core.stack * 3 // 4, core.streams, functions, core.pairs)
+    room, joined = core.stack * 3 // 4, 0 if core.isa.startswith("rv") else _JOINED
+    return CoreTraits(accumulators, core.instructions, room, core.streams, functions, core.pairs, joined)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,9 @@ _STEPS = 8
 """Steps of a turn where their number has no divisor near."""
 _LOADS = 4
 """Loads of a turn that widens a column."""
+_WRITTEN_OUT, _WRITTEN_OUT_RAISED = 8, 12
+"""Sums of all channels of a block's pixels up to which a compiler writes out the loop over blocks of channels, about;
+where a product and a shift requantise them, so that there is less to write out for each."""
 
 
 def write_patches(region: Region, scope: Scope, products: Products, core: CoreTraits) -> Scheduled:
@@ -255,6 +258,12 @@ class Patches(RaisedNest):
     def blocks(self) -> list[int]:
         """Sizes of the blocks there are, in pixels."""
         return sorted({p for _, count in self.shares for _, p in self.parts(count)}, reverse=True)
+
+    def written_out(self, pixels: int) -> bool:
+        """Whether a compiler writes out all blocks of channels of so many pixels: few sums, or one block."""
+        blocks = -(-self.outputs // self.channels)
+        most = _WRITTEN_OUT_RAISED if self.raised else _WRITTEN_OUT
+        return blocks == 1 or blocks * self.channels * pixels <= most
 
     def packed(self) -> Array:
         """The weights in the order they are read, [blocks of channels, steps, channels], as uint32."""

@@ -20,7 +20,15 @@ from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.types import Box, DType, box_shape
 from dovetail.kernels.c import channel_lanes
-from dovetail.kernels.convolution import one_run, ordered, register_block, run_length, turn_elements, written_out
+from dovetail.kernels.convolution import (
+    clamped_run,
+    one_run,
+    ordered,
+    register_block,
+    run_length,
+    turn_elements,
+    written_out,
+)
 from dovetail.kernels.depthwise import Group, column_groups
 from dovetail.kernels.elements import Walk, broadcast_walk, merge, row_major
 from dovetail.kernels.kernel import UNROLL, CoreTraits, Scope, Unsupported
@@ -140,7 +148,11 @@ def _sums(region: Region, core: CoreTraits, choice: Choice) -> Turns:
 
 
 def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxyType({})) -> Turns:
-    """Sums of products in register blocks: neighbouring pixels inside the image together, all others one by one."""
+    """Sums of products in register blocks: neighbouring pixels inside the image together, all others one by one.
+
+    Of those there are three kinds: at a border, in a function that layers share, with taps clamped to the image; so in
+    the layer's own function where it computes all pixels alone; and left over beside blocks, all their taps inside.
+    """
     window, outputs, depth = products.window, len(products.weights), products.weights.shape[3]
     share = outputs // products.groups
     (left, right), (top, bottom) = window.inside(COLUMN), window.inside(ROW)
@@ -148,35 +160,36 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
     pixels = window.outputs[ROW] * window.outputs[COLUMN]
     together, lanes = register_block(products, core.accumulators, 1, choice=choice)
     blocks, taps = -(-share // lanes) * products.groups, prod(window.kernel) * depth
-    if rows <= 0:
-        together = 1
     fast = columns // together * together * rows
+    single = ("border_" if together > 1 else "alone_") if window.any_padded else "left_"
     if together == 1:  # there is one function for all pixels
         fast = 0 if window.any_padded else pixels
     inside, across = _inside(window, ROW), _inside(window, COLUMN)
     slow, slow_taps = pixels - fast, sum(inside) * sum(across) * depth - fast * taps
     slow_rows, groups = sum(inside) * len(across) - fast * window.kernel[ROW], fast / together
-    ragged = "ragged_" if outputs % lanes else ""
-    single = "border_" if window.any_padded else "left_"  # a pixel by itself, its taps clamped or all inside
-    found = {"group": groups, "border_pixel": slow if window.any_padded else 0}
-    found |= {f"{ragged}result": fast * outputs, f"{single}{ragged}result": slow * outputs}
+    found = {"group": groups, f"{single}pixel": slow if window.any_padded else 0}
     for name, width, number, times, kernel_rows in (
         ("", together, groups * taps, groups, groups * window.kernel[ROW]),
         (single, 1, slow_taps, slow, slow_rows),
     ):
+        looped = name == "alone_" and _looped_ends(lanes, blocks)
+        ends = "ragged_" if outputs % lanes else "looped_" if looped else ""
+        found[f"{name}{ends}result"] = times * width * outputs
         by_element = bool(name) and (window.padded(COLUMN) or together > 1)
-        step, starts, looped = _steps(products, width, lanes, choice, by_element)
+        step, starts, per_element = _steps(products, core.joined, (width, lanes), choice, by_element)
         sums = lanes * width
         own = {
             "product": number * sums,
             "load": number * (lanes + width),
-            "turn": number / step if looped else 0,
+            "turn": number * per_element,
             "row": kernel_rows * starts if window.kernel != (1, 1) else 0,
             "block": times,
             "sum": times * sums,
             "crowded": number * max(sums - core.accumulators, 0),
         }
-        if name != "left_":
+        if name == "left_":  # so few that what begins a row of theirs shall not be fitted by itself
+            found["row"] += own.pop("row") * blocks
+        else:
             own["ordered"] = number if ordered(sums, step) else 0
             own["ordered_product"] = own["ordered"] * sums
             own[f"step_{width}x{lanes}"] = number  # what a compiler makes of a block of these sums beyond all that
@@ -184,19 +197,55 @@ def _blocked(products: Products, core: CoreTraits, choice: Choice = MappingProxy
     return {**{f"sum.{part}": float(count * window.batch) for part, count in found.items()}, "sum.call": 1}
 
 
-def _steps(products: Products, pixels: int, lanes: int, choice: Choice, by_element: bool) -> tuple[int, int, bool]:
-    """Input elements of a turn of the innermost loop, such loops to a kernel row, and whether they have several turns
-    at last: a compiler writes short loops of few products out where the kernel does not keep it from that.
+_ENDS = 8
+"""Sums of a pixel that a compiler ends without a loop, at most."""
 
-    `by_element`: whether a loop over the taps of a row takes an element a turn, as the function of single pixels does
-    that layers share, and any whose taps are clamped to the image.
+
+def _looped_ends(lanes: int, blocks: int) -> bool:
+    """Whether a compiler keeps the loop that ends the sums of a pixel, which then go through memory: of many, and
+    sooner where there are several blocks of channels, as the places of constants are then computed."""
+    return lanes > _ENDS or (lanes == _ENDS and blocks > 1)
+
+
+def _steps(
+    products: Products, joined: int, block: tuple[int, int], choice: Choice, by_element: bool
+) -> tuple[int, int, float]:
+    """Input elements of a turn of the innermost loop, such loops to a kernel row, and turns at last to an element: none
+    where a compiler writes short loops of few products out, as the kernel does not keep it from that.
+
+    Args:
+        products: of the layer.
+        joined: `CoreTraits.joined`.
+        block: pixels and channels.
+        choice: of the kernel's knobs.
+        by_element: whether a loop over the taps of a row takes an element a turn, as the function of single pixels does
+            that layers share, and any whose taps are clamped to the image.
     """
     window, merged = products.window, one_run(products.window, products.groups)
-    if merged and by_element:
-        return 1, 1, window.padded(COLUMN) or not written_out(run_length(products), 1, 1, lanes)
     length, starts = run_length(products), 1 if merged else window.kernel[COLUMN]
-    step = turn_elements(length, pixels * lanes, int(choice.get(UNROLL, 0)))
-    return step, starts, step < length and not written_out(length, step, pixels, lanes)
+    clamped = by_element and clamped_run(window, products.groups)
+    step = 1 if merged and by_element else turn_elements(length, prod(block), int(choice.get(UNROLL, 0)))
+    if not clamped and (step == length or written_out(length, step, *block)):
+        return step, starts, 0.0
+    if ordered(prod(block), step) or not joined:
+        return step, starts, 1 / step
+    instructions = step * (sum(block) + 2 * prod(block)) + 1
+    return step, starts, _turns_of_joined(length // step, instructions, joined, clamped) / length
+
+
+_JOINED_AT_RUN_TIME = 4
+"""Turns that a compiler makes one where it does not know how many there are."""
+
+
+def _turns_of_joined(turns: int, instructions: int, most: int, unknown: bool) -> float:
+    """Turns that a compiler leaves of a loop, of so many instructions each, by making several one: as many as divide
+    them within `most` instructions; where it does not know how many there are, or nothing divides them, a power of two,
+    and those left over one by one."""
+    counts = [count for count in range(2, turns + 1) if turns % count == 0 and count * instructions <= most]
+    if counts and not unknown:
+        return turns // counts[-1] if counts[-1] < turns else 0
+    count = next((count for count in (_JOINED_AT_RUN_TIME, 2) if count * instructions <= most), 1)
+    return turns // count + turns % count
 
 
 def _scheduled(region: Region, products: Products, core: CoreTraits) -> Turns:
@@ -222,15 +271,16 @@ def _in_patches(nest: Patches) -> Turns:
         for blocks, pixels in nest.parts(count):
             number = blocks * rows * times * channels
             turns_of_block, rest = divmod(layout.steps, nest.unroll)
+            straight = nest.written_out(pixels)  # places are numbers then, and no pointer moves
             counts = {
                 "product": number * layout.steps * pixels * nest.channels,
                 "load": number * layout.steps * (pixels + nest.channels),
                 "step": number * layout.steps,
                 "turn": number * (turns_of_block if turns_of_block > 1 else 0),
-                "rest": number * min(rest, 1),
-                f"block_{pixels}x{nest.channels}": number,
+                "rest": 0 if straight else number * min(rest, 1),
+                f"block_{pixels}x{nest.channels}": 0 if straight else number,
                 "sum": number * pixels * nest.channels,
-                "group": blocks * rows * times,
+                "straight_group" if straight else "group": blocks * rows * times,
             }
             _add(found, counts)
     return {**{f"patches.{part}": float(count) for part, count in found.items()}, **_raised(nest), "patches.call": 1}
