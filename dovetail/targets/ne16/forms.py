@@ -13,7 +13,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Offset
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Im2col
+from dovetail.ir.operators.movement import Im2col, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d
 from dovetail.ir.types import DType, TensorType
 from dovetail.target import layers
@@ -166,7 +166,9 @@ def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
     moved = sum(types[node.output].elements for node in windows)
     copies = sum(node.operator.kernel[0] for node in windows if isinstance(node.operator, Im2col))
     count: int = round(((first + moved / 4) / (_BAND + _COPY * copies)) ** 0.5)
-    return count + (count > 1)
+    # planes are moved byte by byte, which takes longer than all else: one band more hides nothing
+    planar = any(isinstance(node.operator, Transpose) for node in chain)
+    return count + (count > 1 and not planar)
 
 
 def pool_bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> Sequence[tuple[int, int]]:

@@ -88,8 +88,8 @@ static void copy_pixels(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_
     }
 }
 
-/* Rows of less than a word. */
-static void copy_few(uint8_t *to, const uint8_t *from, uint32_t row_bytes, uint32_t rows, uint32_t target_stride,
+/* Rows of less than a word; apart, so that longer ones save no registers for it. */
+static __attribute__((noinline)) void copy_few(uint8_t *to, const uint8_t *from, uint32_t row_bytes, uint32_t rows, uint32_t target_stride,
                      uint32_t source_stride)
 {
     if (row_bytes == 3u) {
@@ -150,8 +150,8 @@ void copy_2d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
     }
 }
 
-/* Dense pixels of three bytes from a plane of each. */
-static void copy_from_planes(uint8_t *to, const uint8_t *from, uint32_t pixels, uint32_t plane)
+/* Dense pixels of three bytes from a plane of each; apart for the same reason. */
+static __attribute__((noinline)) void copy_from_planes(uint8_t *to, const uint8_t *from, uint32_t pixels, uint32_t plane)
 {
     const uint8_t *second = from + plane, *third = second + plane;
     for (; pixels >= 4u; pixels -= 4u, to += 12, from += 4, second += 4, third += 4) {
