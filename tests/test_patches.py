@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition
 from dovetail.target.chip import PairBlock
 from dovetail.target.pattern import Choice
+from dovetail.targets import load_target
 from dovetail.targets.cortex_m import M4, PAIRS, SMLAD, UNPACK
 from dovetail.tools.tune.cost import END_CYCLES, START_CYCLES
 from dovetail.tools.tune.measure import measured
@@ -161,3 +163,15 @@ def test_weights_that_do_not_fit_twice_are_no_pairs() -> None:
     small = tuple(replace(memory, size=65536) if memory.name == "flash" else memory for memory in M4.memories)
     for target, pairs in ((M4, True), (replace(M4, memories=small), False)):
         assert (traits_for(partition(made.graph, target), target).pairs is not None) is pairs
+
+
+@pytest.mark.parametrize("core", ["cortex_m4", "cortex_m7"])
+def test_blocks_of_all_registers_that_take_one_turn_are_compiled(core: str) -> None:
+    """A compiler found too few registers where it saw that there is one turn. Outputs are compared with the integer
+    graph."""
+    require_chip()
+    target = load_target(core)
+    for depth, outputs in product((16, 64), (5, 6, 9, 10)):
+        graph, region = adapted(layer_graph((depth,), outputs, dtype=DType.INT8), target)
+        choice: Choice = {"pixels": 1, "channels": 5, "unroll": depth // 2}
+        assert measured(graph, target, None, {region.name: choice}) > 0

@@ -167,6 +167,14 @@ def _steps(pixels: int, channels: int, count: int) -> str:
     return "".join(f"        {line}\n" for line in lines)
 
 
+_MOST_HELD = 10
+"""Sums and operands of a block beside which compilers find registers for what is around it, whatever that is."""
+_KEPT = """\
+    int32_t turn = 1;
+    __asm__("" : "+r"(turn)); /* a compiler that saw that it is one turn would find too few registers */
+"""
+
+
 def pairs(block: PairBlock) -> str:
     """C of all products of a block whose operands are pairs already (`PairBlocks.write`).
 
@@ -198,7 +206,9 @@ def pairs(block: PairBlock) -> str:
 """
 
     turns, rest = divmod(block.steps, unroll)
-    body = f"    for (int32_t turn = {turns}; turn > 0; --turn) {{\n{turn(unroll)}    }}\n" if turns else ""
+    alone = turns == 1 and pixels == 1 and sums + held > _MOST_HELD
+    begun = "" if alone else f"int32_t turn = {turns}"
+    body = f"    for ({begun}; turn > 0; --turn) {{\n{turn(unroll)}    }}\n" if turns else ""
     body += f"    {{\n{turn(rest)}    }}\n" if rest else ""
     start = ", ".join(f"sum_{number} = sums[{number}]" for number in range(sums))
     back = "".join(f"    sums[{number}] = sum_{number};\n" for number in range(sums))
@@ -209,7 +219,7 @@ static inline void {block.name}(int32_t *sums, const uint32_t *from, const uint3
 #if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
     int32_t {start};
     uint32_t t[{held}];
-#if defined(__clang__)
+{_KEPT if alone else ""}#if defined(__clang__)
 #pragma clang loop unroll(disable)
 #endif
 {body}{back}#else
