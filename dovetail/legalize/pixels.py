@@ -136,11 +136,11 @@ def _in_pixels(draft: Draft, layer: Node, columns: int, count: int) -> str | Non
     results = draft.types[layer.output].shape[2]
     if width % count or results % count or last - first + 1 > columns or border.before[3] or border.after[3]:
         return None
-    joined = draft.add(Reshape((batch, height, width // count, channels * count)), [image], layer)
     behind = results // count + first + columns - 1 - width // count
-    before, after = (*border.before[:2], -first, 0), (*border.after[:2], behind, 0)
-    if first > 0 or behind < 0:
+    if behind < 0:
         return None
+    joined = draft.add(Reshape((batch, height, width // count, channels * count)), [image], layer)
+    before, after = (*border.before[:2], -first, 0), (*border.after[:2], behind, 0)
     return draft.add(Pad(before, after, border.value), [joined], layer) if any((*before, *after)) else joined
 
 
