@@ -21,21 +21,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import dovetail.run as running
+from dovetail import prove
+from dovetail.arrays import checked, dtype_of, seeded_inputs
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
+from dovetail.fields import changed, settings_of
+from dovetail.guests.report import Report, make_report, print_report
+from dovetail.guests.report.detail import detail
+from dovetail.guests.report.page import page
 from dovetail.ir.boundary import Steps
 from dovetail.ir.types import Array, DType
 from dovetail.operators import UserOperator, combined
 from dovetail.sim.line import Board
 from dovetail.target.description import Target, with_cores
 from dovetail.targets import load_target
-from dovetail.targets.fields import changed, settings_of
-from dovetail.tools import prove
-from dovetail.tools.arrays import checked, dtype_of, seeded_inputs
-from dovetail.tools.report import Report, make_report, print_report
-from dovetail.tools.report.detail import detail
-from dovetail.tools.report.page import page
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,7 +93,7 @@ class Build:
     folder: Path
     notes: tuple[str, ...]
     """What was taken for granted, and what a user should know, in sentences."""
-    _build: running.Build = field(repr=False)
+    _build: running.ProjectBuild = field(repr=False)
     _kept: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
     """The folder it lies in, where that goes with the build."""
 
@@ -218,7 +218,7 @@ def compile(
     return Build(place, (*said, *compiled.unit.notes), built, kept)
 
 
-def _knowing(build: running.Build, operators: Sequence[type[UserOperator]]) -> running.Build:
+def _knowing(build: running.ProjectBuild, operators: Sequence[type[UserOperator]]) -> running.ProjectBuild:
     """The build with operators that its target does not bring."""
     return replace(build, target=replace(build.target, operators=combined(build.target.operators, operators)))
 
@@ -240,7 +240,7 @@ def open_build(
     return Build(Path(folder), (), _knowing(running.open_build(Path(folder), machine), operators))
 
 
-def _ports(build: running.Build, kind: str) -> tuple[Port, ...]:
+def _ports(build: running.ProjectBuild, kind: str) -> tuple[Port, ...]:
     found = []
     for port in build.manifest[kind]:
         scale, zero_point = port.get("scale"), port.get("zero_point")

@@ -20,7 +20,7 @@ from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.user import UserOperator
-from dovetail.ir.redundant import Redundant, without_redundant
+from dovetail.ir.redundant import DeduplicatedGraph, without_redundant
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Shape
 from dovetail.kernels import Optimize
@@ -37,11 +37,11 @@ from dovetail.read import load_model, own_rounding
 from dovetail.schedule.assign import Assignment, assign, first, one_by_one, pinned_core
 from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.knobs import choices_for, choose, identity, region_space
-from dovetail.schedule.layout import LaidOut, choose_layouts
+from dovetail.schedule.layout import LayoutPlan, choose_layouts
 from dovetail.schedule.partition import Region
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, check_reserved, plan
-from dovetail.schedule.stripe import Striped, Striping, within
+from dovetail.schedule.stripe import StripedNetwork, Striping, within
 from dovetail.target.description import Policy, Target, check_cores
 from dovetail.target.pattern import Choice
 
@@ -112,7 +112,7 @@ class Compiled:
     plan: Plan
     unit: Unit
     project: Project
-    striped: Striped | None = None
+    striped: StripedNetwork | None = None
     """The segments computed in stripes to fit the memory budget; None where none was needed."""
     pipeline: Pipeline | None = None
     """The stages, of which `graph` is one step; None without."""
@@ -130,7 +130,7 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class _IntegerModel:
     """The integer graph of a model file."""
 
     graph: Graph
@@ -142,7 +142,7 @@ class _Prepared:
     """What the integers of inputs and outputs stand for."""
 
 
-def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> _Prepared:
+def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> _IntegerModel:
     """The integer graph, and what is known of the model besides."""
     stages = _Stages(options)
     progress("reading the model")
@@ -157,7 +157,7 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     graph, others = integer_outputs(graph) if options.integer_outputs else (graph, {})
     stages.before = None if scales or others else stages.before  # other ends than those of the stage before
     dead = 0
-    slimmer = Redundant(graph, 0, 0) if options.keep_dead else without_redundant(graph)
+    slimmer = DeduplicatedGraph(graph, 0, 0) if options.keep_dead else without_redundant(graph)
     if not options.keep_dead:
         alive = without_dead(slimmer.graph)
         if alive is not graph:
@@ -165,7 +165,7 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
         dead, graph = total_macs(graph) - total_macs(alive), alive
     progress(f"adapting to {target.name}")
     graph = adapt(graph, _policy(target, options), stages.add)
-    return _Prepared(graph, dead, (slimmer.twice, slimmer.idle), {**steps, **scales, **others})
+    return _IntegerModel(graph, dead, (slimmer.twice, slimmer.idle), {**steps, **scales, **others})
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -221,7 +221,7 @@ def compile_graph(
     progress("partitioning")
     regions = pipeline.regions if pipeline else first(graph, target)
     check_reserved(regions, target, reserved(graph, target))  # before anything that takes time
-    asked = _Asked(target, options, choices or {}, near, pipeline.cores if pipeline else None, progress)
+    asked = _CompileRequest(target, options, choices or {}, near, pipeline.cores if pipeline else None, progress)
     made, striped = _within_budget(graph, regions, asked)
     laid, planned = made.laid, replace(made.plan, program=rolled(made.plan.program))
     progress("verifying the program")
@@ -246,7 +246,7 @@ def compile_graph(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _CompileRequest:
     """What the stages from a partition to a program are asked for."""
 
     target: Target
@@ -260,7 +260,9 @@ class _Asked:
     progress: Progress
 
 
-def _within_budget(graph: Graph, regions: tuple[Region, ...], asked: _Asked) -> tuple[_Planned, Striped | None]:
+def _within_budget(
+    graph: Graph, regions: tuple[Region, ...], asked: _CompileRequest
+) -> tuple[_ProgramPlan, StripedNetwork | None]:
     """The stages from a partition to a program; in stripes, where its activations are above the memory budget."""
     target, budget = asked.target, asked.options.memory_budget
     striping = Striping(graph, target, regions) if budget is not None else None
@@ -268,7 +270,7 @@ def _within_budget(graph: Graph, regions: tuple[Region, ...], asked: _Asked) -> 
     if striping is None or budget is None or made.peak + _stacks(target) <= budget:
         return made, None
 
-    def in_stripes(striped: Striped) -> tuple[_Planned, int]:
+    def in_stripes(striped: StripedNetwork) -> tuple[_ProgramPlan, int]:
         """A program in stripes, and its activations' bytes."""
         asked.progress("partitioning")
         parts = first(striped.graph, target)
@@ -280,7 +282,7 @@ def _within_budget(graph: Graph, regions: tuple[Region, ...], asked: _Asked) -> 
     return within(striping, budget, _stacks(target), made.peak, in_stripes, asked.progress)
 
 
-def _assigned(graph: Graph, regions: tuple[Region, ...], asked: _Asked) -> _Planned:
+def _assigned(graph: Graph, regions: tuple[Region, ...], asked: _CompileRequest) -> _ProgramPlan:
     """The stages behind partitioning; one layer after the other where memory does not hold several."""
     chosen = choose(regions, asked.choices, asked.target)
     asked.progress("placing")
@@ -293,7 +295,7 @@ def _assigned(graph: Graph, regions: tuple[Region, ...], asked: _Asked) -> _Plan
     return _placed(graph, one_by_one(assignment), asked)
 
 
-def _placed(graph: Graph, assignment: Assignment, asked: _Asked) -> _Planned:
+def _placed(graph: Graph, assignment: Assignment, asked: _CompileRequest) -> _ProgramPlan:
     """The stages behind engine assignment."""
     target, near, progress = asked.target, asked.near, asked.progress
     progress("choosing layouts")
@@ -307,7 +309,7 @@ def _placed(graph: Graph, assignment: Assignment, asked: _Asked) -> _Planned:
         if not any(region.held for region in joint.regions):
             raise
         joint, found = laid, plan(laid, *given)
-    return _Planned(assignment, joint, found, next(p.peak for p in found.placements if p.memory == target.values))
+    return _ProgramPlan(assignment, joint, found, next(p.peak for p in found.placements if p.memory == target.values))
 
 
 def _noted(target: Target, options: Options, rounding: Rounding) -> dict[str, Any]:
@@ -333,11 +335,11 @@ def _shared_arena(unit: Unit, name: str | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _ProgramPlan:
     """The stages from a partition to a program, done."""
 
     assignment: Assignment
-    laid: LaidOut
+    laid: LayoutPlan
     plan: Plan
     peak: int
     """Bytes of the memory of values it needs."""

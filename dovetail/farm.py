@@ -25,13 +25,13 @@ Result = TypeVar("Result")
 _CONNECT_SECONDS = 30
 
 
-class Lost(Enum):
+class LostResult(Enum):
     """Stands for the result of work that ended the process it was done in."""
 
     LOST = "the process that made it died, perhaps of memory"
 
 
-LOST = Lost.LOST
+LOST = LostResult.LOST
 
 
 class Farm(Protocol):
@@ -39,7 +39,7 @@ class Farm(Protocol):
 
     def __call__(
         self, function: Callable[[Item], Result], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Result | Lost]]: ...
+    ) -> Iterator[tuple[int, Result | LostResult]]: ...
 
 
 @contextmanager
@@ -59,22 +59,22 @@ def farm(jobs: int, scheduler: str | None = None, *, here: bool = False) -> Iter
         raise DovetailError(f"{jobs} jobs are too few: the least is 1", where="--jobs", hint="give 1 or more")
     if scheduler is not None:
         with _cluster(scheduler) as dask:
-            yield _Patient(dask)
+            yield _RetryRunner(dask)
     elif here and jobs == 1:
         yield _in_order
     else:
         processes = _Processes(jobs)
         try:
-            yield _Patient(processes)
+            yield _RetryRunner(processes)
         finally:
             processes.close()
 
 
-def _in_order(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result | Lost]]:
+def _in_order(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result | LostResult]]:
     return ((number, function(item)) for number, item in enumerate(items))
 
 
-class _Patient:
+class _RetryRunner:
     """Makes what was lost once more, each alone."""
 
     def __init__(self, once: Farm) -> None:
@@ -82,7 +82,7 @@ class _Patient:
 
     def __call__(
         self, function: Callable[[Item], Result], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Result | Lost]]:
+    ) -> Iterator[tuple[int, Result | LostResult]]:
         again = []
         for number, result in self._once(function, items):
             if result is LOST:
@@ -103,7 +103,7 @@ class _Processes:
 
     def __call__(
         self, function: Callable[[Item], Result], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Result | Lost]]:
+    ) -> Iterator[tuple[int, Result | LostResult]]:
         if self._pool is None and items:
             self._pool = ProcessPoolExecutor(self._jobs, mp_context=get_context("spawn"), initializer=begin_worker)
         pool = self._pool
@@ -153,7 +153,7 @@ def _cluster(address: str) -> Iterator[Farm]:
             f"there is no Dask scheduler: {error}", where=address, hint="start one with dask scheduler"
         ) from None
 
-    def run(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result | Lost]]:
+    def run(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result | LostResult]]:
         futures = [client.submit(function, item, pure=False) for item in items]
         numbers = {future.key: number for number, future in enumerate(futures)}
         try:

@@ -16,6 +16,7 @@ from dovetail.codegen.emit.project import MANIFEST, OPTIMISATION, defines, with_
 from dovetail.codegen.emit.unit import StackNeed
 from dovetail.compile import Compiled
 from dovetail.errors import BoardError, BuildError, DovetailError, MissingExtraError, PlanError
+from dovetail.fields import changed, fields_of
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import Optimize
@@ -25,9 +26,8 @@ from dovetail.sim.protocol import InferenceResult, SimulationResult
 from dovetail.sim.stretches import with_lists
 from dovetail.target.description import Target, with_cores
 from dovetail.target.engine import DeviceModel
+from dovetail.target.parts import PARTS
 from dovetail.targets import BUILT_IN, load_target
-from dovetail.targets.fields import changed, fields_of
-from dovetail.targets.parts import PARTS
 
 SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
@@ -61,7 +61,7 @@ class Watchdog:
 
 
 @dataclass(frozen=True)
-class Build:
+class ProjectBuild:
     """An emitted project on disk."""
 
     folder: Path
@@ -75,7 +75,7 @@ class Build:
 class RunResult:
     """Outputs of a build's run, and its costs."""
 
-    build: Build
+    build: ProjectBuild
     simulator: str
     outputs: tuple[Mapping[str, Array], ...]
     """Per inference, by the model's tensor names."""
@@ -84,7 +84,7 @@ class RunResult:
     """Bytes of text, rodata, data and bss; empty on the host."""
 
 
-def open_build(folder: Path, target: Target | None = None) -> Build:
+def open_build(folder: Path, target: Target | None = None) -> ProjectBuild:
     """Read a build's description; raises BuildError when the folder is not a build of this version's kind.
 
     Args:
@@ -122,7 +122,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
     if found.name != name:
         hint = "give the file with --target"
         raise BuildError(f"the build was made for '{name}', not for '{found.name}'", where=str(folder), hint=hint)
-    return Build(folder, manifest, found, optimize)
+    return ProjectBuild(folder, manifest, found, optimize)
 
 
 def default_simulator(target: Target) -> str:
@@ -131,7 +131,7 @@ def default_simulator(target: Target) -> str:
 
 
 def run_build(
-    build: Build,
+    build: ProjectBuild,
     simulator: str | None,
     inputs: Sequence[Mapping[str, Array]],
     cache: Path | None = None,
@@ -193,7 +193,7 @@ def run_build(
 
 
 def firmware(
-    build: Build, sources: Sequence[Path], macros: Mapping[str, str | None], cache: Path | None = None
+    build: ProjectBuild, sources: Sequence[Path], macros: Mapping[str, str | None], cache: Path | None = None
 ) -> Path:
     """Compile and link a build for the core of its target; returns the ELF file, or raises DovetailError.
 
@@ -266,7 +266,7 @@ _Devices = Sequence[DeviceSpec]
 
 
 def _run_iss(
-    build: Build,
+    build: ProjectBuild,
     devices: _Devices,
     inputs: _Sets,
     wanted: _Wanted,
@@ -365,7 +365,7 @@ def verilog_devices(target: Target, waves: Waves | None = None, cache: Path | No
 
 
 def _run_host(
-    build: Build, inputs: _Sets, wanted: _Wanted, cache: Path | None, watchdog: Watchdog | None
+    build: ProjectBuild, inputs: _Sets, wanted: _Wanted, cache: Path | None, watchdog: Watchdog | None
 ) -> SimulationResult:
     from dovetail.codegen.build.toolchain import compile_host
     from dovetail.sim.protocol import DEFAULT_TIMEOUT
@@ -389,7 +389,11 @@ def _run_host(
 
 
 def _run_board(
-    build: Build, board: Board, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None
+    build: ProjectBuild,
+    board: Board,
+    inputs: Sequence[Mapping[str, bytes]],
+    wanted: Mapping[str, int],
+    cache: Path | None,
 ) -> SimulationResult:
     from dovetail.sim.board import open_board
 
@@ -401,12 +405,12 @@ def _run_board(
         return session.run(inputs, wanted)
 
 
-def board_image(build: Build) -> Path:
+def board_image(build: ProjectBuild) -> Path:
     """Where `make board` leaves the firmware."""
     return build.folder / f"{build.manifest['model_prefix']}_board.elf"
 
 
-def board_firmware(build: Build, board: Board, cache: Path | None = None) -> Path:
+def board_firmware(build: ProjectBuild, board: Board, cache: Path | None = None) -> Path:
     """The file of a board's firmware, made if the board's functions are given; it need not be there otherwise."""
     if board.io is None:
         return board_image(build)
@@ -427,7 +431,7 @@ def _contents(port: Mapping[str, Any], array: Array) -> bytes:
     return to_bytes(array, from_notation(layout) if layout else None).tobytes()
 
 
-def _outputs(build: Build, result: InferenceResult) -> dict[str, Array]:
+def _outputs(build: ProjectBuild, result: InferenceResult) -> dict[str, Array]:
     found = {}
     for port in build.manifest["outputs"]:
         dtype = next(kind for kind in DType if kind.text == port["dtype"])

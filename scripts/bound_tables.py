@@ -15,13 +15,13 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
 from dovetail.errors import PlanError
+from dovetail.guests.report.detail import detail
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.target import Target
 from dovetail.targets import BUILT_IN, load_target
 from dovetail.targets.maeri import target as maeri
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.tools.report.detail import detail
 
 SAMPLES = 16
 

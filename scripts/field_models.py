@@ -109,8 +109,8 @@ def measure(path: Path) -> dict[str, Any]:
     from dovetail.codegen.emit.project import write_project
     from dovetail.compile import Options, compile_model
     from dovetail.errors import DovetailError
+    from dovetail.fields import changed
     from dovetail.targets import load_target
-    from dovetail.targets.fields import changed
 
     reference = np.load(_reference(path))
     start, found = time.monotonic(), {"holds": False, "float": False}

@@ -21,10 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
+from dovetail.arrays import seeded_inputs
 from dovetail.codegen.emit.project import write_project
 from dovetail.codegen.emit.unit import with_little_work
 from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
+from dovetail.guests.report import make_report
+from dovetail.guests.tune.cost import END_CYCLES, START_CYCLES
+from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.base import Operator
@@ -38,10 +42,6 @@ from dovetail.schedule.partition import partition
 from dovetail.target import Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
-from dovetail.tools.arrays import seeded_inputs
-from dovetail.tools.report import make_report
-from dovetail.tools.tune.cost import END_CYCLES, START_CYCLES
-from dovetail.tools.tune.measure import measured
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT.parent / "shared/models"

@@ -23,6 +23,15 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 from dovetail.compile import sample_inputs  # noqa: E402
 from dovetail.errors import TargetError  # noqa: E402
+from dovetail.guests.mesh.choice import Objective  # noqa: E402
+from dovetail.guests.mesh.compiled import with_compiler  # noqa: E402
+from dovetail.guests.mesh.cuts import Cut, PieceSizes, by_turns, core_clocks, rows_together  # noqa: E402
+from dovetail.guests.mesh.emit import emit_mesh  # noqa: E402
+from dovetail.guests.mesh.exact import run_exact  # noqa: E402
+from dovetail.guests.mesh.layers import MeshLayer, layers_of, output_layers  # noqa: E402
+from dovetail.guests.mesh.mapping import place_and_route  # noqa: E402
+from dovetail.guests.mesh.partition import MeshPartition, section, sizes_of  # noqa: E402
+from dovetail.guests.mesh.topology import build_topology  # noqa: E402
 from dovetail.ir.graph import Graph  # noqa: E402
 from dovetail.ir.operators.activation import FixedSoftmax  # noqa: E402
 from dovetail.ir.operators.arithmetic import Clip  # noqa: E402
@@ -30,15 +39,6 @@ from dovetail.ir.operators.linear import Conv2d, FullyConnected  # noqa: E402
 from dovetail.ir.operators.movement import Concat  # noqa: E402
 from dovetail.ir.operators.reduction import AveragePool2d  # noqa: E402
 from dovetail.ir.types import DType  # noqa: E402
-from dovetail.mesh.choice import Objective  # noqa: E402
-from dovetail.mesh.compiled import with_compiler  # noqa: E402
-from dovetail.mesh.cuts import Cut, Sizes, by_turns, core_clocks, rows_together  # noqa: E402
-from dovetail.mesh.emit import emit_mesh  # noqa: E402
-from dovetail.mesh.exact import run_exact  # noqa: E402
-from dovetail.mesh.layers import MeshLayer, layers_of, output_layers  # noqa: E402
-from dovetail.mesh.mapping import place_and_route  # noqa: E402
-from dovetail.mesh.partition import Partitioned, section, sizes_of  # noqa: E402
-from dovetail.mesh.topology import build_topology  # noqa: E402
 from dovetail.schedule.partition import partition  # noqa: E402
 from dovetail.target.description import Target  # noqa: E402
 from dovetail.target.mesh import CoreClocks, Mesh  # noqa: E402
@@ -61,7 +61,7 @@ class Stages:
     """The pieces of a layer, and what they took."""
 
     layer: MeshLayer
-    sizes: Sizes
+    sizes: PieceSizes
     mesh: Mesh
     turns: Floats
     """[pieces, 3] as `ExactRun.turns`, means of all inputs."""
@@ -140,7 +140,7 @@ def executed(graph: Graph, sums: int, target: Target, mesh: Mesh) -> list[Stages
     layers = layers_of(graph, regions)
     cuts = [Cut(sums=sums if layer.on_array and layer.summed >= 4 * sums else 1) for layer in layers]
     made = section(layers, cuts, [(1,) * len(layer.readings) for layer in layers], mesh)
-    parts = Partitioned(graph, layers, output_layers(graph, layers, regions), mesh, Objective.LATENCY, (made,))
+    parts = MeshPartition(graph, layers, output_layers(graph, layers, regions), mesh, Objective.LATENCY, (made,))
     found = place_and_route(parts, topology)
     placed, tables = found.whole
     project = emit_mesh(parts, placed, tables, target)

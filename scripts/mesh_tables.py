@@ -23,20 +23,20 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 from tables import run, table  # noqa: E402
 
 from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
-from dovetail.ir.graph import Graph, evaluate  # noqa: E402
-from dovetail.mesh.choice import Objective, stream_layer  # noqa: E402
-from dovetail.mesh.layers import layers_of  # noqa: E402
-from dovetail.mesh.mapping import (  # noqa: E402
-    Mapped,
+from dovetail.guests.mesh.choice import Objective, stream_layer  # noqa: E402
+from dovetail.guests.mesh.layers import layers_of  # noqa: E402
+from dovetail.guests.mesh.mapping import (  # noqa: E402
+    MeshMapping,
     execute,
     map_network,
     measure,
     place_and_route,
 )
-from dovetail.mesh.partition import partition_mesh  # noqa: E402
-from dovetail.mesh.simulate import simulate_stream  # noqa: E402
-from dovetail.mesh.topology import build_topology, random_faults  # noqa: E402
-from dovetail.mesh.ways import Way, stream_clocks  # noqa: E402
+from dovetail.guests.mesh.partition import partition_mesh  # noqa: E402
+from dovetail.guests.mesh.simulate import simulate_stream  # noqa: E402
+from dovetail.guests.mesh.topology import build_topology, random_faults  # noqa: E402
+from dovetail.guests.mesh.ways import MappingStrategy, stream_clocks  # noqa: E402
+from dovetail.ir.graph import Graph, evaluate  # noqa: E402
 from dovetail.schedule.partition import partition  # noqa: E402
 from dovetail.target.mesh import Mesh  # noqa: E402
 from dovetail.targets.spinnaker2 import MESH, SIMULATOR_CHIP, TARGET  # noqa: E402
@@ -55,7 +55,7 @@ def network(name: str) -> Graph:
     return {"ResNet-50": resnet50, "VGG-16": vgg16}[name]()
 
 
-def mapping(graph: Graph, mesh: Mesh, objective: Objective) -> tuple[Mapped, tuple[float, float, float]]:
+def mapping(graph: Graph, mesh: Mesh, objective: Objective) -> tuple[MeshMapping, tuple[float, float, float]]:
     """A mapping, and seconds of CPU for the topology, for partition, for the rest."""
     regions = partition(graph, TARGET)
     times = [time.process_time()]
@@ -158,7 +158,7 @@ def reference_table() -> list[str]:
             ratios.append(clocks / known)
             cells += [f"{clocks:,.0f}", f"{known:,}", f"{clocks / known:.3f}"]
         rows.append([name, *cells, int(simulate_stream(own, SIMULATOR_CHIP))])
-    pairs = [column for way in Way for column in (way.value, "published", "ratio")]
+    pairs = [column for way in MappingStrategy for column in (way.value, "published", "ratio")]
     far = median(abs(ratio - 1) for ratio in ratios)
     middle = f"Median of the ratios {median(ratios):.3f}, of how far they are from 1: {far:.3f}."
     others = [[name, *map(int, clocks_of(name))] for name in VGG if name not in PUBLISHED]
@@ -172,7 +172,9 @@ def reference_table() -> list[str]:
                 step = f", step {layer.stride[0]}" if layer.stride[0] > 1 else ""
                 layers[f"{layer.image[0]}x{layer.image[1]}, {sizes}{step}"] = layer
     for name, layer in layers.items():
-        others.append([name, *(int(stream_clocks(layer, SIMULATOR_CHIP, way, stored=layer.index > 0)) for way in Way)])
+        others.append(
+            [name, *(int(stream_clocks(layer, SIMULATOR_CHIP, way, stored=layer.index > 0)) for way in MappingStrategy)]
+        )
     return [
         "### Layers alone on the chip of the public simulator (144 elements), clocks",
         "",
@@ -180,7 +182,7 @@ def reference_table() -> list[str]:
         "",
         middle,
         "",
-        *table(["other layers of VGG-16 and ResNet-50", *(way.value for way in Way)], others),
+        *table(["other layers of VGG-16 and ResNet-50", *(way.value for way in MappingStrategy)], others),
     ]
 
 
@@ -224,8 +226,8 @@ def exact_table() -> list[str]:
 
 
 def _firmware(name: str) -> list[object]:
-    from dovetail.mesh.emit import emit_mesh
-    from dovetail.mesh.exact import run_exact
+    from dovetail.guests.mesh.emit import emit_mesh
+    from dovetail.guests.mesh.exact import run_exact
 
     graph = network(name)
     found, _ = mapping(graph, SIZES["a chip"], THROUGHPUT)

@@ -110,19 +110,19 @@ def planted(fault: Fault, folder: Path) -> Path:
 def network(shifts: bool) -> Any:
     """A small network with all that the ports compute: an integer graph before any policy. `shifts`: of scales that are
     powers of two, and without zero points."""
+    from dovetail.guests.check.layers import NUMBERS, SIZES
+    from dovetail.guests.check.networks import CheckNetwork, RealValue
     from dovetail.ir.operators.arithmetic import Add
     from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
     from dovetail.ir.operators.movement import Reshape
     from dovetail.ir.rewrite import simplify
     from dovetail.quantize import quantize
-    from dovetail.tools.check.layers import NUMBERS, SIZES
-    from dovetail.tools.check.networks import Network, Real
 
     numbers = {name: values[0] for name, values in NUMBERS.items()}
     common = SIZES | numbers | {"rows": 12, "columns": 12, "channels": 8, "bottom": 1}
     if shifts:
         common |= {"scales": 1, "per_channel": 0, "input_zero": 0, "output_zero": 0}
-    net = Network(common)
+    net = CheckNetwork(common)
     x = net.layer(net.padded(net.input()), Conv2d((1, 1)), (24, 3, 3, 8))
     y = net.layer(net.padded(x), Conv2d((1, 1)), (24, 3, 3, 24))
     x = net.add(Add(), x, y, scale=2 * x.scale)
@@ -131,16 +131,16 @@ def network(shifts: bool) -> Any:
     net.settings = {**common, **uneven, "relu": 1}
     x = net.layer(net.padded(x), Conv2d((2, 2)), (40, 3, 3, 24))
     flat = net.builder.add(Reshape((1, 6 * 6 * 40)), [x.name])
-    x = net.layer(Real(flat, x.scale), FullyConnected(), (20, 6 * 6 * 40))
+    x = net.layer(RealValue(flat, x.scale), FullyConnected(), (20, 6 * 6 * 40))
     whole = {node.output: node for node in net.builder.finish([x.name]).nodes}[x.name].inputs[0]
     return quantize(simplify(net.builder.finish([whole])))
 
 
 def one(fault: Fault) -> Found:
     """Plant a fault and look, in this process."""
+    from dovetail.guests.check.cases import QUICK
+    from dovetail.guests.check.suite import Order, check
     from dovetail.targets import load_target
-    from dovetail.tools.check.cases import QUICK
-    from dovetail.tools.check.suite import Order, check
 
     with tempfile.TemporaryDirectory() as folder:
         file = planted(fault, Path(folder))
@@ -155,6 +155,7 @@ def one(fault: Fault) -> Found:
 
 def _run(fault: Fault, target: Any, file: Path, folder: Path) -> tuple[bool, int, str]:
     """Whether the network's output changes, the status of `dovetail run`, and what it said."""
+    from dovetail.arrays import seeded_inputs
     from dovetail.cli.main import main
     from dovetail.codegen.emit.project import write_project
     from dovetail.compile import Options, compile_graph
@@ -162,7 +163,6 @@ def _run(fault: Fault, target: Any, file: Path, folder: Path) -> tuple[bool, int
     from dovetail.ir.graph import evaluate
     from dovetail.legalize import adapt
     from dovetail.run import default_simulator, open_build, run_build
-    from dovetail.tools.arrays import seeded_inputs
 
     graph = adapt(network(fault.port == "diana"), target.policies[0])
     compiled = compile_graph(graph, target, Options())

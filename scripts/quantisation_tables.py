@@ -19,6 +19,13 @@ import numpy as np
 from tables import run, table
 
 from dovetail.compile import Options, compile_model
+from dovetail.guests import zoo
+from dovetail.guests.ptq import Method, QuantisedNetwork, Samples, Settings, prepare, quantise_network
+from dovetail.guests.ptq.accuracy import Accuracy, compare, firmware_outputs
+from dovetail.guests.ptq.budget import Budget, decibel
+from dovetail.guests.ptq.search import frontier_svg, run_report
+from dovetail.guests.zoo.networks import resnet8
+from dovetail.guests.zoo.weights import synthetic_inputs
 from dovetail.ir.graph import Graph
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array
@@ -27,13 +34,6 @@ from dovetail.quantize import quantize
 from dovetail.read import load_model, own_rounding
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools import zoo
-from dovetail.tools.ptq import Method, Quantised, Samples, Settings, prepare, quantise_network
-from dovetail.tools.ptq.accuracy import Accuracy, compare, firmware_outputs
-from dovetail.tools.ptq.budget import Budget, decibel
-from dovetail.tools.ptq.search import frontier_svg, run_report
-from dovetail.tools.zoo.networks import resnet8
-from dovetail.tools.zoo.weights import synthetic_inputs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "quantisation.md"
@@ -65,7 +65,7 @@ def digits_data() -> tuple[Samples, Samples, Samples]:
     )
 
 
-def measure(found: Quantised, reference: Graph, test: Samples, target: Target) -> Accuracy:
+def measure(found: QuantisedNetwork, reference: Graph, test: Samples, target: Target) -> Accuracy:
     """Float network, integer graph and firmware on test data."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
@@ -220,7 +220,7 @@ def method_tables() -> list[str]:
 
 def logit_ratio(graph: Graph, quantised: Graph, data: dict[str, Array]) -> float:
     """Signal to noise of what the last softmax is computed of, in dB."""
-    from dovetail.tools.ptq.budget import outputs_on, result_values
+    from dovetail.guests.ptq.budget import outputs_on, result_values
 
     (value,) = result_values(graph)
     wanted, got = (outputs_on(g, data, value).astype(np.float64) for g in (graph, quantised))

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
+from dovetail.guests.ptq.unquantise import input_steps, unquantised
 from dovetail.ir.crop import trim
 from dovetail.ir.graph import Graph, evaluate, prune
 from dovetail.ir.operators.activation import Softmax
@@ -27,8 +29,6 @@ from dovetail.quantize import quantize
 from dovetail.read import load_model
 from dovetail.target.description import Quantisation
 from dovetail.targets import load_target
-from dovetail.tools.ptq import Samples, Settings, prepare, quantise_network
-from dovetail.tools.ptq.unquantise import input_steps, unquantised
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODELS = REPOSITORY.parent / "shared" / "models" / "mlperf_tiny"

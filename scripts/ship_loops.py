@@ -20,11 +20,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 from dovetail.compile import Options, compile_model
+from dovetail.guests import zoo
 from dovetail.kernels.scheduled import store
 from dovetail.loops.procedures import Procedure, procedure_text
 from dovetail.targets import BUILT_IN, load_target
 from dovetail.targets.vta import listed, mapping
-from dovetail.tools import zoo
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models" / "mlperf_tiny"
 

@@ -18,14 +18,14 @@ from tuning_benchmark import LAYERS, only_layer
 
 from dovetail.compile import Options, compile_graph
 from dovetail.errors import DovetailError
+from dovetail.guests.tune.log import open_log
+from dovetail.guests.tune.measure import Runner, runner
+from dovetail.guests.tune.search import LayerKind, region_alone
+from dovetail.guests.tune.tuner import TrialRunner, TuningRequest
 from dovetail.schedule import shipped
 from dovetail.schedule.tiles.tile import TILE
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools.tune.log import open_log
-from dovetail.tools.tune.measure import Runner, runner
-from dovetail.tools.tune.search import LayerKind, region_alone
-from dovetail.tools.tune.tuner import Bench, Request
 
 
 def layers(target: Target) -> Iterator[LayerKind]:
@@ -37,12 +37,12 @@ def layers(target: Target) -> Iterator[LayerKind]:
             continue
 
 
-def better(layer: LayerKind, target: Target, trials: int, least: float, run: Runner) -> shipped.Entry | None:
+def better(layer: LayerKind, target: Target, trials: int, least: float, run: Runner) -> shipped.TilingEntry | None:
     """The tiling of a layer that saves enough; None where none does."""
     with tempfile.TemporaryDirectory() as folder:
-        request = Request(Path("layer"), target.name, Path(folder) / "log", trials)
+        request = TuningRequest(Path("layer"), target.name, Path(folder) / "log", trials)
         with open_log(request.log, {"dovetail_tuning_log": 1}, print) as log:
-            result = Bench(request, target, log, run).tune_layer(layer, (1, 1), lambda progress: None)
+            result = TrialRunner(request, target, log, run).tune_layer(layer, (1, 1), lambda progress: None)
     best = result.best
     if best is None or best.outcome.cycles is None or not result.default or TILE[2] not in best.choice:
         return None
@@ -59,7 +59,7 @@ def better(layer: LayerKind, target: Target, trials: int, least: float, run: Run
         layer.graph, target, Options(), choices={region.name: best.choice}, near=layer.near, interpret=False
     )
     (tiling,) = compiled.plan.tilings.values()
-    return shipped.Entry(tiling.shape, tiling.buffers, tiling.channels_outer)
+    return shipped.TilingEntry(tiling.shape, tiling.buffers, tiling.channels_outer)
 
 
 def main() -> None:

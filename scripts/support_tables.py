@@ -15,9 +15,9 @@ from dovetail.operators import BUNDLED  # noqa: E402
 from dovetail.read import keras, onnx, tflite  # noqa: E402
 from dovetail.read.keras import operations  # noqa: E402
 from dovetail.target import Engine, Target  # noqa: E402
+from dovetail.target.parts import PARTS  # noqa: E402
 from dovetail.target.pattern import Apply, Leaf, Pattern  # noqa: E402
 from dovetail.targets import BUILT_IN, load_target  # noqa: E402
-from dovetail.targets.parts import PARTS  # noqa: E402
 
 
 def pattern_text(pattern: Pattern) -> str:

@@ -1,4 +1,4 @@
-"""Trains the zoo's digits network on scikit-learn's digits and writes dovetail/tools/zoo/digits.npz.
+"""Trains the zoo's digits network on scikit-learn's digits and writes dovetail/guests/zoo/digits.npz.
 
 Run from anywhere, in under two minutes on one core; the same machine gives the same file:
 
@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.tools.zoo.networks import Kind, Network, ZooLayer, digits
-from dovetail.tools.zoo.weights import (
+from dovetail.guests.zoo.networks import ZooLayer, ZooLayerKind, ZooNetwork, digits
+from dovetail.guests.zoo.weights import (
     WEIGHT_BITS,
     Floats,
     Parameters,
@@ -65,7 +65,7 @@ def _convolution_gradients(layer: ZooLayer, x: Floats, dy: Floats, weight: Float
     image = padded(x, layer)
     dimage, dweight = np.zeros_like(image), np.zeros_like(weight)
     for (row, column, seen), (_, _, dseen) in zip(taps(image, layer), taps(dimage, layer), strict=True):
-        if layer.kind is Kind.DEPTHWISE:
+        if layer.kind is ZooLayerKind.DEPTHWISE:
             dweight[:, 0, row, column] = (dy * seen).sum(axis=(0, 2, 3))
             dseen += dy * weight[:, :, row, column, None]
         else:
@@ -80,17 +80,17 @@ def _step_back(
 ) -> tuple[Floats, Parameters | None]:
     """Gradients of the layer's input and parameters from that of its sums."""
     if parameters is None:
-        if layer.kind is Kind.POOL:
+        if layer.kind is ZooLayerKind.POOL:
             return np.broadcast_to(dy / (x.shape[2] * x.shape[3]), x.shape), None
         return dy.reshape(x.shape), None
-    if layer.kind is Kind.DENSE:
+    if layer.kind is ZooLayerKind.DENSE:
         return dy @ parameters.weight, Parameters(dy.T @ x, dy.sum(axis=0))
     dx, dweight = _convolution_gradients(layer, x, dy, parameters.weight)
     return dx, Parameters(dweight, dy.sum(axis=(0, 2, 3)))
 
 
 def loss_and_gradients(
-    network: Network, parameters: dict[str, Parameters], images: Floats, labels: Labels
+    network: ZooNetwork, parameters: dict[str, Parameters], images: Floats, labels: Labels
 ) -> tuple[float, Gradients]:
     """Mean cross-entropy of a chain of layers that ends in a softmax, and its gradient for every parameter."""
     values = forward(network, parameters, images, exact=False)
@@ -108,7 +108,7 @@ def loss_and_gradients(
     return loss, gradients
 
 
-def accuracy(network: Network, parameters: dict[str, Parameters], images: Floats, labels: Labels) -> float:
+def accuracy(network: ZooNetwork, parameters: dict[str, Parameters], images: Floats, labels: Labels) -> float:
     """Share of the images whose most probable class is their label."""
     values = forward(network, parameters, images, exact=False)
     return float((values[network.layers[-1].name].argmax(axis=1) == labels).mean())
@@ -127,7 +127,7 @@ def _adam(value: Floats, gradient: Floats, mean: Floats, square: Floats, step: i
     return value - rate * slope
 
 
-def train(network: Network, data: Split, seed: int, epochs: int = EPOCHS) -> dict[str, Parameters]:
+def train(network: ZooNetwork, data: Split, seed: int, epochs: int = EPOCHS) -> dict[str, Parameters]:
     """Weights from a seeded start, by Adam under a cosine-shaped learning rate; rounded to the zoo's grid."""
     parameters = random_parameters(network, seed).parameters
     memory = {name: [np.zeros_like(a) for a in (p.weight, p.weight, p.bias, p.bias)] for name, p in parameters.items()}

@@ -4,7 +4,7 @@
 
 Every layer is a network of its own with random weights and the engine's requantisation; on ne16 its input and output
 lie in L2, on vta in DRAM in the engine's layout. Cycles are those of the `iss` simulator, outputs compared with the
-integer graph. "floor" is what no choice can beat (`dovetail.tools.tune.search.Floor`). With --formula the default goes
+integer graph. "floor" is what no choice can beat (`dovetail.guests.tune.search.Floor`). With --formula the default goes
 by the planner's formula alone, without the tilings that come with the package; it takes one job.
 """
 
@@ -18,6 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.compile import reserved
+from dovetail.guests.tune.log import open_log
+from dovetail.guests.tune.measure import runner
+from dovetail.guests.tune.search import LayerKind, distinct_layers
+from dovetail.guests.tune.tuner import TrialRunner, TuningRequest
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
@@ -31,10 +35,6 @@ from dovetail.schedule.plan import plan
 from dovetail.schedule.tiles.tile import PLACEMENT
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools.tune.log import open_log
-from dovetail.tools.tune.measure import runner
-from dovetail.tools.tune.search import LayerKind, distinct_layers
-from dovetail.tools.tune.tuner import Bench, Request
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ def main() -> None:
     print("| layer | default | tuned | saved | floor | choice |\n| --- | ---: | ---: | ---: | ---: | --- |")
     saved = []
     with tempfile.TemporaryDirectory() as folder, runner(given.jobs, None) as run:
-        request = Request(Path("layer"), given.target, Path(folder) / "log", given.trials, seed=given.seed)
+        request = TuningRequest(Path("layer"), given.target, Path(folder) / "log", given.trials, seed=given.seed)
         with open_log(request.log, {"dovetail_tuning_log": 1}, print) as log:
-            bench = Bench(request, target, log, run)
+            bench = TrialRunner(request, target, log, run)
             for number, shape in enumerate(LAYERS, 1):
                 layer = only_layer(shape, target)
                 result = bench.tune_layer(layer, (number, len(LAYERS)), lambda progress: None)

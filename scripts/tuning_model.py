@@ -25,14 +25,14 @@ from bound_tables import shifts
 
 from dovetail.compile import Options, prepare, reserved
 from dovetail.errors import DovetailError
+from dovetail.guests.tune.measure import measured
+from dovetail.guests.tune.search import LayerKind, candidates, distinct_layers, region_alone
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
 from dovetail.target import Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import BUILT_IN, load_target
-from dovetail.tools.tune.measure import measured
-from dovetail.tools.tune.search import LayerKind, candidates, distinct_layers, region_alone
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = tuple(sorted((ROOT.parent / "shared/models/mlperf_tiny").glob("*_int8.tflite")))

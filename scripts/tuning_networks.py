@@ -4,7 +4,7 @@ package, and how far the default is above the floor.
     python scripts/tuning_networks.py MODEL.. [--targets ne16,vta,macarray] [--tuned FOLDER]
 
 Cycles are those of `iss`, outputs compared with the integer graph; the floor is that of
-dovetail/tools/tune/floor.py, of the network with layers in parts or without, whichever is lower.
+dovetail/guests/tune/floor.py, of the network with layers in parts or without, whichever is lower.
 
 With --tuned, FOLDER/TARGET.MODEL.toml are what `dovetail tune -o` has written for them; where one is there and of this
 version, the cycles it reached are in the table. Status 1 where a network takes fewer cycles than its floor, which is
@@ -18,13 +18,13 @@ import sys
 from pathlib import Path
 
 from dovetail.compile import Options, prepare
+from dovetail.guests.tune.measure import measured
+from dovetail.guests.tune.tuner import least_cycles
 from dovetail.ir.graph import Graph
 from dovetail.schedule import shipped
 from dovetail.schedule.knobs import read_tuning
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools.tune.measure import measured
-from dovetail.tools.tune.tuner import least_cycles
 
 
 def by_formula(graph: Graph, target: Target) -> int:

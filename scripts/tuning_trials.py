@@ -22,15 +22,15 @@ from tuning_benchmark import LAYERS, only_layer
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.compile import Options, compile_graph, prepare, reserved
 from dovetail.errors import DovetailError
+from dovetail.guests import zoo
+from dovetail.guests.tune.measure import make_task, measure
+from dovetail.guests.tune.search import LayerKind, candidates, distinct_layers, region_alone
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
 from dovetail.target import Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import BUILT_IN, load_target
-from dovetail.tools import zoo
-from dovetail.tools.tune.measure import make_task, measure
-from dovetail.tools.tune.search import LayerKind, candidates, distinct_layers, region_alone
 
 
 def layers(target: Target, models: Sequence[Path]) -> Iterator[tuple[str, LayerKind]]:

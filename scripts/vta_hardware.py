@@ -30,6 +30,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 from dovetail.codegen.emit.dump import dump  # noqa: E402
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, sample_inputs  # noqa: E402
+from dovetail.guests import zoo  # noqa: E402
 from dovetail.ir.graph import Graph, evaluate  # noqa: E402
 from dovetail.ir.operators.activation import FixedSoftmax  # noqa: E402
 from dovetail.ir.rewrite import simplify  # noqa: E402
@@ -40,7 +41,6 @@ from dovetail.read import load_model, own_rounding  # noqa: E402
 from dovetail.target.description import Policy  # noqa: E402
 from dovetail.targets.vta import requantisation_limits, takes, target  # noqa: E402
 from dovetail.targets.vta.config import PRESETS, VtaConfig  # noqa: E402
-from dovetail.tools import zoo  # noqa: E402
 from vta_layers import RESNET, graph_of, resnet_layer  # noqa: E402
 
 NETWORKS = ("ad_autoencoder", "ic_resnet8", "kws_dscnn", "vww_mobilenetv1")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dovetail.errors import SimulationError
-from dovetail.run import Build
+from dovetail.run import ProjectBuild
 from dovetail.sim.device import Activity, Bus, DeviceSpec, MemoryRegion, target_devices
 from dovetail.sim.frames import Decoder, encode
 from dovetail.sim.protocol import SimulationSetup
@@ -68,7 +68,7 @@ class Uart:
 
 
 @contextmanager
-def chip(build: Build, elf: Path) -> Iterator[socket.socket]:
+def chip(build: ProjectBuild, elf: Path) -> Iterator[socket.socket]:
     """The firmware on the simulated chip; gives the other end of its UART."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         uart = DeviceSpec(f"{__file__}:Uart", 0x1A300000, 256, {"port": server.getsockname()[1]})
@@ -104,7 +104,7 @@ def chip(build: Build, elf: Path) -> Iterator[socket.socket]:
         session.close()
 
 
-def compile_process(build: Build, program: Path, *defines: str) -> Path:
+def compile_process(build: ProjectBuild, program: Path, *defines: str) -> Path:
     """The firmware as a program of this computer."""
     names = [*build.manifest["sources"]["host"], "runtime/frames.c", "runtime/board_main.c", str(STDIO_IO)]
     folders = [f"-I{folder}" for folder in ("src", "runtime", "driver")]

@@ -83,7 +83,7 @@ def what_is_made_is_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toolchain._Work, "_run", run_once(folder / "made", default_cache().resolve() / "zig"))
+        patch.setattr(toolchain._CompileContext, "_run", run_once(folder / "made", default_cache().resolve() / "zig"))
         patch.setattr(toolchain, "compile_host", hastily)
         yield
 
@@ -91,7 +91,7 @@ def what_is_made_is_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture
 def compiler_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of the cache: an empty one has nothing from elsewhere."""
-    monkeypatch.setattr(toolchain._Work, "_run", RUN)
+    monkeypatch.setattr(toolchain._CompileContext, "_run", RUN)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,6 +14,10 @@ from conftest import shared_dir
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.compile import prepare as prepare_integers
+from dovetail.guests.ptq import QuantisedNetwork, Samples, Settings, named_widths, prepare, quantise_network
+from dovetail.guests.report import make_report
+from dovetail.guests.report.report import Report
+from dovetail.guests.tune.tuner import undivided
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Clip, ScaleShift
 from dovetail.ir.operators.linear import FullyConnected
@@ -23,10 +27,6 @@ from dovetail.run import open_build, run_build
 from dovetail.sim.device import Activity
 from dovetail.targets import load_target
 from dovetail.targets.diana import diana
-from dovetail.tools.ptq import Quantised, Samples, Settings, named_widths, prepare, quantise_network
-from dovetail.tools.report import make_report
-from dovetail.tools.report.report import Report
-from dovetail.tools.tune.tuner import undivided
 
 FILES = {
     "resnet8": "ic_resnet8_f32",
@@ -68,7 +68,7 @@ def samples(path: Path, graph: Graph, count: int = 8) -> Samples:
 
 
 @cache
-def quantised(name: str, ternary: bool) -> Quantised:
+def quantised(name: str, ternary: bool) -> QuantisedNetwork:
     """A network with integers at both ends."""
     path = shared_dir() / "models" / "mlperf_tiny" / f"{FILES[name]}.tflite"
     graph = prepare(load_model(path), path.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dovetail.ir.types import Array
-from dovetail.program.interpret import Machine
+from dovetail.program.interpret import ProgramInterpreter
 from dovetail.program.ir import Program
 from dovetail.target.description import Target
 
@@ -16,7 +16,7 @@ def interpret(program: Program, target: Target, inputs: Iterable[Mapping[str, Ar
     Raises:
         ProgramError: an engine finds other bytes than its packed constants.
     """
-    machine, found = Machine(program, target), []
+    machine, found = ProgramInterpreter(program, target), []
     for arrays in inputs:
         for name, array in arrays.items():
             machine.write(program.inputs[name], array)

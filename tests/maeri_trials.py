@@ -14,7 +14,7 @@ from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import Network, Work, network
+from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, network
 from dovetail.targets.maeri.rules import KINDS, Pin, Rules
 from dovetail.targets.maeri.simulate import simulate
 from networks import limited_net
@@ -54,7 +54,7 @@ def random_config(random: Random) -> MaeriConfig:
     )
 
 
-def random_rules(random: Random, net: Network, config: MaeriConfig) -> Rules:
+def random_rules(random: Random, net: OrderNetwork, config: MaeriConfig) -> Rules:
     """Some rules of every kind, which may contradict each other."""
     work = [each for each in net.works for _ in range(2)]
 
@@ -62,7 +62,7 @@ def random_rules(random: Random, net: Network, config: MaeriConfig) -> Rules:
         """A layer, or some of its output channels."""
         return part(work[int(random.integers(len(work)))])
 
-    def part(one: Work) -> str:
+    def part(one: MultiplierLayer) -> str:
         """The layer, or some of its output channels."""
         if random.random() < 0.7 or one.channels < 2:
             return one.name

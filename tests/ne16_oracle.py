@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.targets.ne16.image import unpack_linear_stored, unpack_stored
-from dovetail.targets.ne16.job import CHANNELS_IN, Job, Register, registers
+from dovetail.targets.ne16.job import CHANNELS_IN, Ne16Job, Register, registers
 
 _MASK32 = 0xFFFFFFFF
 
@@ -23,7 +23,7 @@ def _edge_padding(word: int, row: int, column: int, rows: int, columns: int) -> 
     return word & keep
 
 
-def launches(job: Job) -> Iterator[tuple[int, ...]]:
+def launches(job: Ne16Job) -> Iterator[tuple[int, ...]]:
     """The register image of every hardware launch of the job, in the order the C driver issues them.
 
     At stride 2 each launch makes 2x2 outputs; with an odd output size the second row (column) of launches
@@ -70,7 +70,7 @@ def unpack_linear_weights(packed: NDArray[np.uint8], bits: int, in_channels: int
     return unpack_linear_stored(packed, bits, in_channels).astype(np.int16) - (1 << (bits - 1))
 
 
-def ideal_macs_per_cycle(job: Job) -> float:
+def ideal_macs_per_cycle(job: Ne16Job) -> float:
     """Multiply-accumulates per cycle while the array multiplies, every lane useful.
 
     9 columns x 9 blocks x 16 one-bit multipliers [R]: 1296 / bits for 3x3; one channel of the 16 for depthwise;

@@ -18,7 +18,7 @@ from dovetail.compile import Compiled, Options, compile_graph
 from dovetail.errors import BuildError, SimulationError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
-from dovetail.program.ir import Launch, Move
+from dovetail.program.ir import LaunchStatement, Move
 from dovetail.run import open_build, run_build
 from dovetail.target import Target
 from dovetail.targets.opencl import TARGET
@@ -83,7 +83,7 @@ def moves(compiled: Compiled) -> list[Move]:
 
 def launches(compiled: Compiled) -> int:
     """Kernels started in one inference."""
-    return sum(isinstance(statement, Launch) for statement in compiled.plan.program.statements)
+    return sum(isinstance(statement, LaunchStatement) for statement in compiled.plan.program.statements)
 
 
 def side_by_side(cases: Sequence[Case]) -> tuple[Graph, dict[str, Array]]:

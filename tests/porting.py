@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dovetail.guests.check.cases import Limits
+from dovetail.guests.check.suite import Order
+from dovetail.guests.newtarget import write_new_target
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools.check.cases import Limits
-from dovetail.tools.check.suite import Order
-from dovetail.tools.newtarget import write_new_target
 
 SMALL = Limits(30_000, 6_000)
 TINY = Limits(2_000, 400)

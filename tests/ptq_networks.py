@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from dovetail.guests import zoo
+from dovetail.guests.ptq import prepare
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
 from dovetail.read import load_model
-from dovetail.tools import zoo
-from dovetail.tools.ptq import prepare
 
 
 def digits(folder: Path) -> tuple[Path, Graph]:

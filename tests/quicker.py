@@ -21,11 +21,11 @@ FRAMES = inspect.stack, inspect.getframeinfo
 
 HOST = toolchain.compile_host
 """The compiler for this computer, as users run it."""
-RUN = toolchain._Work._run
+RUN = toolchain._CompileContext._run
 """The compiler itself, for tests of the cache."""
 
 
-def run_once(folder: Path, zig: Path) -> Callable[[toolchain._Work, Sequence[str], Path], None]:
+def run_once(folder: Path, zig: Path) -> Callable[[toolchain._CompileContext, Sequence[str], Path], None]:
     """What stands for `_Work._run`: the compiler's files, by their content address, from an earlier run of it where
     there was one that succeeded.
 
@@ -37,7 +37,7 @@ def run_once(folder: Path, zig: Path) -> Callable[[toolchain._Work, Sequence[str
         zig.unlink(missing_ok=True)
     zig.mkdir(parents=True, exist_ok=True)
 
-    def once(work: toolchain._Work, arguments: Sequence[str], made: Path) -> None:
+    def once(work: toolchain._CompileContext, arguments: Sequence[str], made: Path) -> None:
         """As `_Work._run`."""
         with contextlib.suppress(FileExistsError):
             (work.cache / "zig").symlink_to(zig)

@@ -8,7 +8,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, prepare, sample_inputs
 from dovetail.ir.graph import Graph
-from dovetail.run import Build, open_build, run_build
+from dovetail.run import ProjectBuild, open_build, run_build
 from dovetail.schedule.partition import partition
 from dovetail.target import Target
 from dovetail.targets import load_target
@@ -21,14 +21,14 @@ def layer(model: Path, number: int) -> Graph:
     return [region.graph for region in regions if region.engine is not None][number]
 
 
-def built(graph: Graph, folder: Path, target: Target | None = None) -> Build:
+def built(graph: Graph, folder: Path, target: Target | None = None) -> ProjectBuild:
     """A network compiled for `macarray`, or for a target like it."""
     target = target or load_target("macarray")
     write_project(compile_graph(graph, target, Options()).project, folder, replace=True)
     return open_build(folder, target)
 
 
-def million_cycles_per_second(build: Build, graph: Graph, simulator: str, inferences: int) -> float:
+def million_cycles_per_second(build: ProjectBuild, graph: Graph, simulator: str, inferences: int) -> float:
     """Simulated cycles per second of processor time (of wall time where nothing else runs), start-up left out."""
     given, seconds, cycles = sample_inputs(graph), [], []
     run_build(build, simulator, [given])  # builds what is not in the cache

@@ -18,14 +18,14 @@ import pytest
 
 import board_rig as rig
 from command_line import dovetail, refused
+from dovetail.arrays import seeded_inputs
 from dovetail.errors import BoardError, DovetailError
-from dovetail.run import Build, open_build, run_build
+from dovetail.guests.agent import Agent, AgentSettings, read_settings
+from dovetail.guests.tune.tuner import TuningRequest, tune
+from dovetail.run import ProjectBuild, open_build, run_build
 from dovetail.sim import agent as greeting
 from dovetail.sim.board import FrameSession
 from dovetail.sim.line import Board
-from dovetail.tools.agent import Agent, Settings, read_settings
-from dovetail.tools.arrays import seeded_inputs
-from dovetail.tools.tune.tuner import Request, tune
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="lines are POSIX")
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -33,7 +33,7 @@ UNTOLD: list[str] = []
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+def build(tmp_path_factory: pytest.TempPathFactory) -> ProjectBuild:
     """A network that keeps something from one inference to the next: what is run twice or not at all shows."""
     folder = tmp_path_factory.mktemp("agent")
     assert dovetail("zoo", "digits", "-o", folder / "digits.onnx") == 0
@@ -43,7 +43,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 @pytest.fixture(scope="module")
-def program(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(build: ProjectBuild, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its firmware as a program of this computer."""
     return rig.compile_process(build, tmp_path_factory.mktemp("program") / "board")
 
@@ -55,7 +55,7 @@ def secret(tmp_path: Path) -> Path:
     return tmp_path / "secret"
 
 
-def settings(folder: Path, boards: Mapping[str, str], more: str = "") -> Settings:
+def settings(folder: Path, boards: Mapping[str, str], more: str = "") -> AgentSettings:
     """Those of an agent with these boards."""
     tables = "".join(f'[boards.{name}]\nwhere = "{where}"\n{more}' for name, where in boards.items())
     (folder / "bench.toml").write_text(f'secret = "secret"\n{tables}')
@@ -63,7 +63,7 @@ def settings(folder: Path, boards: Mapping[str, str], more: str = "") -> Setting
 
 
 @contextmanager
-def served(told: Settings, port: int = 0) -> Iterator[Agent]:
+def served(told: AgentSettings, port: int = 0) -> Iterator[Agent]:
     """A running agent."""
     server = Agent(told, "127.0.0.1", port, UNTOLD.append)
     thread = threading.Thread(target=server.serve)
@@ -80,12 +80,12 @@ def name(server: Agent, board: str = "one") -> str:
     return f"agent:127.0.0.1:{server.address[1]}/{board}"
 
 
-def inputs(build: Build, count: int) -> list[dict[str, np.ndarray]]:
+def inputs(build: ProjectBuild, count: int) -> list[dict[str, np.ndarray]]:
     """Of so many inferences."""
     return [seeded_inputs(build.manifest["inputs"], seed) for seed in range(count)]
 
 
-def test_a_run_and_the_next(build: Build, program: Path, secret: Path, tmp_path: Path) -> None:
+def test_a_run_and_the_next(build: ProjectBuild, program: Path, secret: Path, tmp_path: Path) -> None:
     expected = run_build(build, "host", inputs(build, 4))
     with ExitStack() as stack:
         line = stack.enter_context(rig.Line(stack.enter_context(rig.process(program))))
@@ -140,7 +140,7 @@ class Proxy:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_lines_that_are_cut_and_agents_that_end(
-    seed: int, build: Build, program: Path, secret: Path, tmp_path: Path
+    seed: int, build: ProjectBuild, program: Path, secret: Path, tmp_path: Path
 ) -> None:
     """A thousand requests; no result is lost or doubled."""
     count = 150
@@ -193,7 +193,7 @@ def test_lines_that_are_cut_and_agents_that_end(
     assert proxy.cuts > 3 and len(kills) > 1
 
 
-def test_a_board_is_lent_to_one_job(build: Build, program: Path, secret: Path, tmp_path: Path) -> None:
+def test_a_board_is_lent_to_one_job(build: ProjectBuild, program: Path, secret: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
         line = stack.enter_context(rig.Line(stack.enter_context(rig.process(program))))
         server = stack.enter_context(served(settings(tmp_path, {"one": line.where})))
@@ -214,7 +214,7 @@ def test_a_board_is_lent_to_one_job(build: Build, program: Path, secret: Path, t
             pytest.fail("the board is not given back")
 
 
-def test_a_jobs_time_is_limited(build: Build, program: Path, secret: Path, tmp_path: Path) -> None:
+def test_a_jobs_time_is_limited(build: ProjectBuild, program: Path, secret: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
         line = stack.enter_context(rig.Line(stack.enter_context(rig.process(program))))
         server = stack.enter_context(served(settings(tmp_path, {"one": line.where}, "seconds = 0.5\n")))
@@ -229,7 +229,7 @@ def test_a_jobs_time_is_limited(build: Build, program: Path, secret: Path, tmp_p
         link.close()
 
 
-def test_who_does_not_know_the_secret(build: Build, secret: Path, tmp_path: Path) -> None:
+def test_who_does_not_know_the_secret(build: ProjectBuild, secret: Path, tmp_path: Path) -> None:
     with served(settings(tmp_path, {"one": "tcp:127.0.0.1:1"})) as server:
         (tmp_path / "other").write_text("f" * 32)
         with pytest.raises(BoardError, match="the secret is another"):
@@ -270,7 +270,7 @@ def test_an_agent_that_does_not_know_it_either(secret: Path) -> None:
 def test_a_proof_is_of_everything_that_is_asked_for(altered: str, secret: Path, tmp_path: Path) -> None:
     """A request with one thing changed behind its proof, or with a proof that was heard before, gets nothing."""
     others = {"board": "two", "image": 3, "digest": "d" * 64, "proof": "0" * 64}
-    request = greeting.Request("one", "a" * 32, "b" * 32, 0, "", "")
+    request = greeting.AgentRequest("one", "a" * 32, "b" * 32, 0, "", "")
     refusals = []
     with served(settings(tmp_path, dict.fromkeys(("one", "two"), "tcp:127.0.0.1:1"))) as server:
         for is_altered in (False, True):
@@ -292,7 +292,7 @@ def test_firmware_that_was_changed_on_its_way_is_not_loaded(secret: Path, tmp_pa
         socket.create_connection(server.address) as line,
     ):
         digest = hashlib.sha256(image).hexdigest()
-        request = greeting.Request("one", "a" * 32, "b" * 32, len(image), digest, "")
+        request = greeting.AgentRequest("one", "a" * 32, "b" * 32, len(image), digest, "")
         nonce = greeting.receive(line)["nonce"]
         greeting.send(line, {**vars(request), "proof": greeting.client_proof(SECRET.encode(), nonce, request)})
         line.sendall(other)
@@ -311,7 +311,7 @@ def test_ten_thousand_malformed_greetings(secret: Path, tmp_path: Path) -> None:
         content = bytearray(json.dumps(message).encode())
         for _ in range(generator.randrange(4) if turn % 2 else 0):
             content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
-        with suppress(greeting.Malformed):
+        with suppress(greeting.MessageError):
             request = greeting.request_of(greeting.parsed(bytes(content)))
             assert greeting.client_proof(SECRET.encode(), "n", request).encode() != request.proof.encode()
     with served(settings(tmp_path, {"one": "tcp:127.0.0.1:1"})) as server:
@@ -355,7 +355,7 @@ def test_settings_that_are_wrong(text: str, message: str, secret: Path, tmp_path
         read_settings(tmp_path / "bench.toml")
 
 
-def test_firmware_is_loaded_by_the_agent(build: Build, secret: Path, tmp_path: Path) -> None:
+def test_firmware_is_loaded_by_the_agent(build: ProjectBuild, secret: Path, tmp_path: Path) -> None:
     """By its own command, with the bytes that were sent."""
     with ExitStack() as stack:
         server = socket.create_server(("127.0.0.1", 0))
@@ -370,7 +370,7 @@ def test_firmware_is_loaded_by_the_agent(build: Build, secret: Path, tmp_path: P
 def test_a_board_is_named_once(tmp_path: Path) -> None:
     """Trials on several boards are in tests/test_board.py."""
     board = Board("tcp:127.0.0.1:1", tmp_path / "uart.c")
-    twice = Request(Path("x.onnx"), "riscv", tmp_path / "log", measure="board", boards=(board, board))
+    twice = TuningRequest(Path("x.onnx"), "riscv", tmp_path / "log", measure="board", boards=(board, board))
     with pytest.raises(DovetailError, match="this board is named twice"):
         tune(twice, lambda now: None, lambda text: None)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import dovetail
+from dovetail.guests.zoo import build as zoo
 from dovetail.ir.graph import evaluate
+from dovetail.prove import read_graph
 from dovetail.target import Target
-from dovetail.tools.prove import read_graph
-from dovetail.tools.zoo import build as zoo
 
 USERS_FILE = """
 from pathlib import Path
@@ -123,7 +123,7 @@ def test_targets(digits: Path) -> None:
 
 def test_users_files_pass_strict_types(tmp_path: Path) -> None:
     """A program that uses the package, and the target file `dovetail new-target` writes."""
-    from dovetail.tools.newtarget import write_new_target
+    from dovetail.guests.newtarget import write_new_target
 
     write_new_target("mine", tmp_path)
     (tmp_path / "user.py").write_text(USERS_FILE)

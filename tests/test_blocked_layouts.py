@@ -16,21 +16,21 @@ from dovetail.codegen.emit import emit_project, make_unit, write_project
 from dovetail.codegen.emit.unit import addressed_operands
 from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs
 from dovetail.errors import MissingExtraError, PlanError, ProgramError
+from dovetail.guests import zoo
 from dovetail.ir.graph import Graph, evaluate, verify
 from dovetail.ir.operators.arithmetic import Add, Requantize
 from dovetail.ir.operators.movement import Concat, Pad, Relayout
 from dovetail.legalize import adapt
-from dovetail.program.interpret import Machine, check_program
-from dovetail.program.ir import CORE, Copy, Launch, Role, Statement
+from dovetail.program.interpret import ProgramInterpreter, check_program
+from dovetail.program.ir import CORE, Copy, LaunchStatement, Role, Statement
 from dovetail.program.loops import print_program
 from dovetail.program.verify import verify as verify_program
-from dovetail.run import Build, run_build
-from dovetail.schedule.layout import LaidOut, choose_layouts
+from dovetail.run import ProjectBuild, run_build
+from dovetail.schedule.layout import LayoutPlan, choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import Plan, plan
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools import zoo
 from fake_engine import IMAGES, MEMORY, emulate, machine, machine_with_near_memory
 from networks import Net
 
@@ -41,7 +41,7 @@ NETWORKS = ("resnet8", "digits", "ds_cnn")
 class Found:
     """A planned network."""
 
-    placed: LaidOut
+    placed: LayoutPlan
     plan: Plan
 
     @property
@@ -50,7 +50,7 @@ class Found:
         return [statement for statement in self.plan.program.statements if isinstance(statement, Copy)]
 
 
-class Emulator(Machine):
+class Emulator(ProgramInterpreter):
     """Launches are carried out by the engine's emulator, from task words and blob alone."""
 
     def __init__(self, found: Found, target: Target) -> None:
@@ -60,7 +60,7 @@ class Emulator(Machine):
 
     def step(self, index: int, statement: Statement) -> None:
         """Carry out one statement."""
-        if not isinstance(statement, Launch):
+        if not isinstance(statement, LaunchStatement):
             super().step(index, statement)
             return
         offload = self.regions[statement.layer].offload
@@ -94,7 +94,7 @@ def planned(graph: Graph, target: Target) -> Found:
     return found
 
 
-def relayouts(placed: LaidOut) -> list[tuple[str, str]]:
+def relayouts(placed: LayoutPlan) -> list[tuple[str, str]]:
     """Operand and result of every relayout."""
     found = [node for node in placed.graph.nodes if isinstance(node.operator, Relayout)]
     regions = [r for r in placed.regions if isinstance(r.graph.nodes[0].operator, Relayout)]
@@ -109,11 +109,11 @@ def compiled_network(name: str, folder: Path, target: Target) -> Compiled:
     return compile_model(model, target, Options())
 
 
-def built(compiled: Compiled, folder: Path, target: Target) -> Build:
+def built(compiled: Compiled, folder: Path, target: Target) -> ProjectBuild:
     """The written project, its target the one at hand."""
     write_project(compiled.project, folder)
     manifest: dict[str, Any] = json.loads((folder / "dovetail.json").read_text())
-    return Build(folder, manifest, target)
+    return ProjectBuild(folder, manifest, target)
 
 
 @pytest.mark.parametrize("pads", [True, False])
@@ -132,7 +132,7 @@ def test_zoo_on_the_host(name: str, pads: bool, tmp_path: Path) -> None:
             np.testing.assert_array_equal(outputs[value], expected[value])
     project = compiled.project.files
     assert "runtime/copy.c" in project and "runtime/dma.c" not in project
-    launches = [s for s in compiled.plan.program.statements if isinstance(s, Launch)]
+    launches = [s for s in compiled.plan.program.statements if isinstance(s, LaunchStatement)]
     assert len(launches) == sum(region.engine is not None for region in compiled.regions), "one launch per region"
     assert not [b for b in compiled.plan.program.buffers.values() if b.role is Role.TILE]
 
@@ -253,7 +253,9 @@ def test_a_pad_only_fills_its_border(channels: int) -> None:
     fills = [copy for copy in found.copies if copy.before]
     assert len(fills) == 1 and fills[0].fills_border
     assert "fill the border of joined_0" in print_program(found.plan.program)
-    reader = next(s for s in found.plan.program.statements if isinstance(s, Launch) and s.graph.outputs[0] == "c")
+    reader = next(
+        s for s in found.plan.program.statements if isinstance(s, LaunchStatement) and s.graph.outputs[0] == "c"
+    )
     assert not reader.operands["a"].is_dense, "the other reader takes strides"
 
 
@@ -307,7 +309,7 @@ def test_a_border_filled_by_a_dma(policy: str, tmp_path: Path) -> None:
     assert len(in_place) == len(inside) == (1 if policy == "engine" else 0), "the core requantises if exact"
     project = emit_project(make_unit(found.program, placed.regions, target), {"target": target.name})
     write_project(project, tmp_path / "build")
-    build = Build(tmp_path / "build", json.loads(project.files["dovetail.json"]), target)
+    build = ProjectBuild(tmp_path / "build", json.loads(project.files["dovetail.json"]), target)
     inputs = [sample_inputs(graph, seed) for seed in range(2)]
     for simulator in ("host", "iss") if find_spec("unicorn") else ("host",):
         for given, outputs in zip(inputs, run_build(build, simulator, inputs).outputs, strict=True):
@@ -352,9 +354,9 @@ def test_the_verifier_knows_layouts() -> None:
     net = Net("small", (6, 5, 32), zero_point=5)
     found = planned(net.finish(net.mean(net.convolution(net.x, 32, 1, "a"), "mean")), machine())
     program = found.plan.program
-    index = next(i for i, s in enumerate(program.statements) if isinstance(s, Launch))
+    index = next(i for i, s in enumerate(program.statements) if isinstance(s, LaunchStatement))
     launch = program.statements[index]
-    assert isinstance(launch, Launch)
+    assert isinstance(launch, LaunchStatement)
     name = launch.graph.inputs[0]
     operands = {**launch.operands, name: launch.operands[name].seen_as(None)}
     statements = list(program.statements)
@@ -367,7 +369,7 @@ def test_constants_lie_aligned_where_they_are_read(tmp_path: Path) -> None:
     compiled = compiled_network("digits", tmp_path, machine())
     model = compiled.unit.model
     source, code = (compiled.project.files[f"src/{model}{end}.c"] for end in ("_constants", ""))
-    launches = [s for s in compiled.plan.program.statements if isinstance(s, Launch)]
+    launches = [s for s in compiled.plan.program.statements if isinstance(s, LaunchStatement)]
     for launch in launches:
         blob = launch.operands["weights"].buffer
         assert f"{model}_{blob}[" in source and f", {model}_{blob});" in code

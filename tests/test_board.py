@@ -24,16 +24,16 @@ import pytest
 
 import board_rig as rig
 from command_line import dovetail, refused
+from dovetail.arrays import seeded_inputs
 from dovetail.errors import BoardError, BuildError, DovetailError
-from dovetail.run import Build, RunResult, board_firmware, board_image, open_build, run_build
+from dovetail.guests.agent import Agent, read_settings
+from dovetail.guests.tune.measure import make_task, runner
+from dovetail.prove import read_graph
+from dovetail.run import ProjectBuild, RunResult, board_firmware, board_image, open_build, run_build
 from dovetail.sim.board import FrameSession
-from dovetail.sim.frames import Decoder, Frame, Kind, encode
+from dovetail.sim.frames import Decoder, Frame, FrameKind, encode
 from dovetail.sim.line import Board, open_link
 from dovetail.targets import load_target
-from dovetail.tools.agent import Agent, read_settings
-from dovetail.tools.arrays import seeded_inputs
-from dovetail.tools.prove import read_graph
-from dovetail.tools.tune.measure import make_task, runner
 from firmware import require_chip
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="lines are POSIX")
@@ -50,7 +50,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {target: folder / target for target in ("ne16", "riscv")}
 
 
-def inputs(build: Build) -> list[dict[str, np.ndarray]]:
+def inputs(build: ProjectBuild) -> list[dict[str, np.ndarray]]:
     """Those of every test."""
     return [seeded_inputs(build.manifest["inputs"], seed) for seed in range(INFERENCES)]
 
@@ -187,13 +187,13 @@ def test_an_inference_is_never_run_twice(builds: dict[str, Path], program: Path)
     with rig.process(program) as board:
         decoder, found = Decoder(), []
         for request in [
-            Frame(Kind.HELLO, 1, b"\7\0\0\0"),
-            *[Frame(Kind.RUN, 2, b"\1\0\0\0")] * 3,
-            Frame(Kind.CYCLES, 3, bytes(4)),
-            Frame(Kind.READ, 4, b"\1\0\1\0\0\0\0\0"),
-            Frame(Kind.WRITE, 5, b"\0\0\0\0\xff\xff\xff\xff1"),
+            Frame(FrameKind.HELLO, 1, b"\7\0\0\0"),
+            *[Frame(FrameKind.RUN, 2, b"\1\0\0\0")] * 3,
+            Frame(FrameKind.CYCLES, 3, bytes(4)),
+            Frame(FrameKind.READ, 4, b"\1\0\1\0\0\0\0\0"),
+            Frame(FrameKind.WRITE, 5, b"\0\0\0\0\xff\xff\xff\xff1"),
             Frame(99, 6),
-            Frame(Kind.READ, 7, b"\0\0\xff\xff\0\0\0\0"),
+            Frame(FrameKind.READ, 7, b"\0\0\xff\xff\0\0\0\0"),
         ]:
             board.sendall(encode(request))
         board.settimeout(10)
@@ -273,7 +273,7 @@ def test_hostile_answers(payloads: list[bytes], message: str, builds: dict[str, 
         b"COUNT": len(build.manifest["layers"]).to_bytes(4, "little"),
         b"DIGEST": bytes.fromhex(build.manifest["digest"]),
     }
-    kinds, answers = (Kind.HELLO, Kind.RESET, Kind.WRITE), []
+    kinds, answers = (FrameKind.HELLO, FrameKind.RESET, FrameKind.WRITE), []
     for sequence, payload in enumerate(payloads, 1):
         for name, value in known.items():
             payload = payload.replace(name, value)
@@ -290,7 +290,7 @@ def test_a_peer_that_talks_without_end(builds: dict[str, Path]) -> None:
 
 
 @contextmanager
-def gdb_server(build: Build, **variables: str) -> Iterator[str]:
+def gdb_server(build: ProjectBuild, **variables: str) -> Iterator[str]:
     """A debugger's server with a core of the build's memories."""
     memories = [f"{m.name}={m.base:#x}:{m.size:#x}" for m in build.target.memories]
     command = [sys.executable, Path(__file__).parent / "board" / "gdbserver.py", *memories]
@@ -324,7 +324,7 @@ def test_a_debugger(builds: dict[str, Path], capsys: pytest.CaptureFixture[str])
 
 
 @contextmanager
-def bench(build: Build, control: socket.socket) -> Iterator[str]:
+def bench(build: ProjectBuild, control: socket.socket) -> Iterator[str]:
     """A board that can be loaded: who connects to `control` says the file of the firmware, and waits until it runs."""
     running = ExitStack()
 
@@ -369,7 +369,7 @@ def test_tuning_on_a_board(
     """Each trial is firmware of its own, which is loaded and run; its outputs are compared, its cycles are near."""
     require_chip()
     pytest.importorskip("lightgbm", reason="tuning needs lightgbm (dovetail[tune])")
-    monkeypatch.setattr("dovetail.tools.tune.tuner.MOST_TRIALS", 1)
+    monkeypatch.setattr("dovetail.guests.tune.tuner.MOST_TRIALS", 1)
     (tmp_path / "load.py").write_text(LOADER)
     model, build, log = builds["ne16"].parent / "digits.onnx", open_build(builds["ne16"]), tmp_path / "log.jsonl"
     order = ("tune", model, "-t", "ne16", "--trials", "1", "--layers", "dense_13", "-o", tmp_path / "t.toml")
@@ -412,7 +412,7 @@ def test_trials_are_spread_over_boards(builds: dict[str, Path], tmp_path: Path) 
 
 
 @contextmanager
-def agents(build: Build, folder: Path, count: int, seconds: float) -> Iterator[list[Board]]:
+def agents(build: ProjectBuild, folder: Path, count: int, seconds: float) -> Iterator[list[Board]]:
     """So many agents, each with a board whose firmware takes `seconds` to load, as on real ones."""
     (folder / "load.py").write_text(LOADER)
     (folder / "secret").write_text("0123456789abcdef" * 2)

@@ -15,7 +15,7 @@ from dovetail.ir.layout import Layout
 from dovetail.ir.types import Box, DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.program.interpret import check_program
-from dovetail.program.ir import Copy, Launch, View, Wait, around, byte_places, dense_view
+from dovetail.program.ir import Copy, LaunchStatement, View, Wait, around, byte_places, dense_view
 from dovetail.program.synchronise import synchronise
 from dovetail.targets import load_target
 from networks import Net
@@ -91,7 +91,7 @@ def test_bands_lie_in_the_padded_value_and_its_border_waits_for_nothing() -> Non
 def test_a_wait_that_is_wrongly_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     program = network().plan.program
     statements = [one for one in program.statements if not isinstance(one, Wait)]
-    assert any(isinstance(one, Launch) for one in statements)
+    assert any(isinstance(one, LaunchStatement) for one in statements)
     assert len(synchronise(statements, program.dma)) == len(program.statements)
     monkeypatch.setattr(View, "is_apart", lambda self, other: True)
     with pytest.raises(ProgramError, match="a wait is missing"):

@@ -14,10 +14,10 @@ import pytest
 
 from command_line import dovetail
 from dovetail import files
+from dovetail.arrays import seeded_inputs
 from dovetail.codegen.emit.project import MANIFEST, Project, write_files, write_project
 from dovetail.errors import DovetailError
 from dovetail.run import open_build, run_build
-from dovetail.tools.arrays import seeded_inputs
 from firmware import require_chip
 
 pytestmark = pytest.mark.usefixtures("compiler_itself")

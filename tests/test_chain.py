@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.compile import Options, prepare
-from dovetail.schedule.tiles.chain import Link, end_of, quickest
+from dovetail.guests.tune.measure import measured
+from dovetail.schedule.tiles.chain import ChainLink, end_of, quickest
 from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.targets import load_target
-from dovetail.tools.tune.measure import measured
 from test_end_to_end import network_file
 
 
-def link(parts: int, computing: int, fetching: int, gap: int) -> Link:
+def link(parts: int, computing: int, fetching: int, gap: int) -> ChainLink:
     """A layer of so many parts."""
     tiling = Tiling((1,), frozenset(), 0, 0, min(parts, 2), True, parts * fetching, 0, parts * computing)
-    return Link(tiling, parts, computing, fetching, gap, 60)
+    return ChainLink(tiling, parts, computing, fetching, gap, 60)
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> list[list[Link]]:
+def chains(draw: st.DrawFn) -> list[list[ChainLink]]:
     """Up to five layers, each cut in up to three ways."""
     gap, found = draw(st.sampled_from((0, 50))), []
     for _ in range(draw(st.integers(1, 5))):
@@ -36,13 +36,13 @@ def chains(draw: st.DrawFn) -> list[list[Link]]:
 
 @settings(deadline=None, max_examples=150)
 @given(chains())
-def test_the_best_of_all_ways_is_found_or_nearly(layers: list[list[Link]]) -> None:
+def test_the_best_of_all_ways_is_found_or_nearly(layers: list[list[ChainLink]]) -> None:
     found, every = end_of(quickest(layers)), [end_of(ways) for ways in product(*layers)]
     assert min(every) <= found <= 1.01 * min(every)
 
 
 @given(chains())
-def test_an_end_is_no_less_than_what_engine_and_dma_do(layers: list[list[Link]]) -> None:
+def test_an_end_is_no_less_than_what_engine_and_dma_do(layers: list[list[ChainLink]]) -> None:
     for ways in product(*layers):
         assert end_of(ways) >= sum(one.parts * one.computing for one in ways)
         assert end_of(ways) >= sum(one.parts * one.fetching for one in ways)

@@ -9,15 +9,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dovetail.guests.check import suite
+from dovetail.guests.check.cases import _WEAK, QUICK, Limits, ask, base, choices, derive
+from dovetail.guests.check.findings import Checked, finding_text, junit, markdown, summary
+from dovetail.guests.check.layers import SIZES
+from dovetail.guests.check.suite import check
 from dovetail.ir.operators.activation import Unary
 from dovetail.target import Constraint, Memory, Target
 from dovetail.target.pattern import apply, operand
 from dovetail.targets import load_target
-from dovetail.tools.check import suite
-from dovetail.tools.check.cases import _WEAK, QUICK, Limits, ask, base, choices, derive
-from dovetail.tools.check.findings import Checked, finding_text, junit, markdown, summary
-from dovetail.tools.check.layers import SIZES
-from dovetail.tools.check.suite import check
 from porting import order, port
 
 PLANTS = (

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.guests.check.cases import Limits, base
+from dovetail.guests.check.findings import finding_text
+from dovetail.guests.check.layers import left_out
+from dovetail.guests.check.networks import through_policies
+from dovetail.guests.check.suite import Order, check
 from dovetail.targets import BUILT_IN, load_target
-from dovetail.tools.check.cases import Limits, base
-from dovetail.tools.check.findings import finding_text
-from dovetail.tools.check.layers import left_out
-from dovetail.tools.check.networks import through_policies
-from dovetail.tools.check.suite import Order, check
 
 LIBRARY = Path(__file__).parent / "vendor_library" / "__init__.py"
 QUICK = (

@@ -13,12 +13,12 @@ import pytest
 
 from dovetail.cli.main import main
 from dovetail.errors import DovetailError, MissingExtraError
+from dovetail.guests.check.findings import finding_text
+from dovetail.guests.check.suite import check
 from dovetail.sim.verilator import find_verilator
 from dovetail.target import Target
 from dovetail.target.devices import read_rtl
 from dovetail.targets import load_target
-from dovetail.tools.check.findings import finding_text
-from dovetail.tools.check.suite import check
 from porting import TINY, order, port, port_file
 
 VERILOG = Path(__file__).resolve().parents[1] / "dovetail" / "targets" / "macarray" / "rtl"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.guests.check.cases import QUICK, base, derive
+from dovetail.guests.check.findings import finding_text
+from dovetail.guests.check.layers import TYPES
+from dovetail.guests.check.networks import through_policies
+from dovetail.guests.check.suite import Order, check
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools.check.cases import QUICK, base, derive
-from dovetail.tools.check.findings import finding_text
-from dovetail.tools.check.layers import TYPES
-from dovetail.tools.check.networks import through_policies
-from dovetail.tools.check.suite import Order, check
 from porting import SMALL
 
 PORT = Path(__file__).parent / "rbe_port" / "rbe.py"

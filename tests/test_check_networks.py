@@ -8,6 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import dovetail.target as dt
+from dovetail.guests.check.cases import QUICK, _asked, ask, bases, derive
+from dovetail.guests.check.layers import Point
+from dovetail.guests.check.networks import NETWORKS, through_policies
+from dovetail.guests.check.suite import check
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, ScaleShift
 from dovetail.ir.operators.linear import Conv2d
@@ -15,10 +19,6 @@ from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import DType, TensorType
 from dovetail.targets import load_target
-from dovetail.tools.check.cases import QUICK, _asked, ask, bases, derive
-from dovetail.tools.check.layers import Point
-from dovetail.tools.check.networks import NETWORKS, through_policies
-from dovetail.tools.check.suite import check
 from porting import order
 
 

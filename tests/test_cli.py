@@ -16,13 +16,13 @@ import onnx
 import pytest
 
 from command_line import dovetail, refused
+from dovetail.arrays import seeded_inputs
 from dovetail.cli.console import short_name
 from dovetail.errors import DovetailError
+from dovetail.guests import zoo
+from dovetail.guests.report.report import assign_jobs
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import Activity
-from dovetail.tools import zoo
-from dovetail.tools.arrays import seeded_inputs
-from dovetail.tools.report.report import assign_jobs
 from zoo_data import digits_samples
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
@@ -146,9 +146,9 @@ def test_run_without_input_says_its_inputs_are_seeded(
 
 @needs_iss
 def test_bytes_moved_are_those_the_dma_wrote(builds: dict[str, Path]) -> None:
+    from dovetail.arrays import seeded_inputs
+    from dovetail.guests.report import make_report
     from dovetail.run import open_build, run_build
-    from dovetail.tools.arrays import seeded_inputs
-    from dovetail.tools.report import make_report
 
     build = open_build(builds["ne16"])
     result = run_build(build, "iss", [seeded_inputs(build.manifest["inputs"])])
@@ -323,7 +323,7 @@ def test_damaged_input_files_are_refused(
 
 
 def test_nan_and_missing_keys_are_refused(tmp_path: Path) -> None:
-    from dovetail.tools.arrays import InputError, read_inputs
+    from dovetail.arrays import InputError, read_inputs
 
     ports = [{"name": "a", "shape": [2], "dtype": "float32"}, {"name": "b", "shape": [2], "dtype": "int4"}]
     path = tmp_path / "x.npz"

@@ -21,15 +21,15 @@ from command_line import dovetail
 from dovetail.cli import options
 from dovetail.cli.main import COMMANDS, app, main
 from dovetail.errors import DovetailError
+from dovetail.fields import axes_of
+from dovetail.guests import zoo
+from dovetail.guests.mesh.choice import Objective
+from dovetail.guests.ptq import Method
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.kernels import Optimize
-from dovetail.mesh.choice import Objective
 from dovetail.schedule.assign import parse_pins
 from dovetail.sim.line import KINDS
 from dovetail.targets import BUILT_IN, load_target
-from dovetail.targets.fields import axes_of
-from dovetail.tools import zoo
-from dovetail.tools.ptq import Method
 from porting import port_file
 
 GROUP: Any = typer.main.get_command(app)

@@ -13,6 +13,8 @@ from dovetail.codegen.build.toolchain import compile_host
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model
 from dovetail.errors import TargetError
+from dovetail.explain import explain
+from dovetail.guests import zoo
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Clip, Offset, Requantize
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
@@ -20,8 +22,6 @@ from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import DType, TensorType
 from dovetail.run import open_build, run_build
 from dovetail.targets import cmsis_nn, load_target
-from dovetail.tools import zoo
-from dovetail.tools.explain import explain
 from firmware import require_chip
 from test_end_to_end import network_file
 from test_vendor_library import run_equals_graph

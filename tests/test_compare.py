@@ -11,8 +11,8 @@ import pytest
 
 from browser import chromium
 from command_line import dovetail, refused
-from dovetail.tools import zoo
-from dovetail.tools.report.compare import compare, versus
+from dovetail.guests import zoo
+from dovetail.guests.report.compare import compare, versus
 from test_report_page import STRAY, check_figures
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")

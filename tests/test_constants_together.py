@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from diana_networks import dense
 from dovetail.compile import Options, compile_graph
 from dovetail.errors import ProgramError
+from dovetail.guests.tune.cost import estimator
+from dovetail.guests.tune.measure import measured
+from dovetail.guests.tune.search import region_alone
 from dovetail.ir.types import DType, TensorType
-from dovetail.program.ir import Copy, Launch, Program, Role
+from dovetail.program.ir import Copy, LaunchStatement, Program, Role
 from dovetail.program.verify import verify
 from dovetail.schedule.tiles.tiling import constants_ahead, fetched_together
 from dovetail.target.chip import Dma
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
-from dovetail.tools.tune.cost import estimator
-from dovetail.tools.tune.measure import measured
-from dovetail.tools.tune.search import region_alone
 from firmware import require_chip
 
 TARGET = load_target("diana")
@@ -101,7 +101,7 @@ def test_networks_are_computed_right(widths: list[int]) -> None:
 
 def test_copies_are_few() -> None:
     program = compile_graph(dense(128, 128, 128), TARGET, Options()).plan.program
-    launches = [one for one in program.statements if isinstance(one, Launch)]
+    launches = [one for one in program.statements if isinstance(one, LaunchStatement)]
     assert len(launches) == 16 and len(fetches(program)) == 6
     together = sum(copy.source.type.nbytes for copy in fetches(program))
     assert together == sum(array.nbytes for one in launches for array in one.packed.values())

@@ -16,14 +16,14 @@ from dovetail.cli.main import main
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, sample_inputs
 from dovetail.errors import DovetailError
+from dovetail.guests.report import Report, make_report
+from dovetail.guests.report.report import totals
 from dovetail.ir.graph import evaluate
 from dovetail.kernels import Optimize
 from dovetail.program.ir import Call
 from dovetail.run import RunResult, open_build, run_build
 from dovetail.target.description import Target, with_cores
 from dovetail.targets import load_target
-from dovetail.tools.report import Report, make_report
-from dovetail.tools.report.report import totals
 from firmware import require_chip
 from oracles import NETWORKS
 

@@ -12,13 +12,13 @@ import pytest
 import dovetail.target as dt
 from deep_port import BOTH, IMAGE, REGISTERS, TARGET, convolution
 from dovetail.compile import Compiled, Options, compile_graph
+from dovetail.guests.check.cases import Limits
+from dovetail.guests.check.suite import Order, check
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.operators.movement import Concat
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.legalize import adapt, results_together
 from dovetail.target.pattern import Match, Mismatch, match_pattern
-from dovetail.tools.check.cases import Limits
-from dovetail.tools.check.suite import Order, check
 from firmware import require_chip
 from networks import Net
 from test_vendor_library import run_equals_graph

@@ -20,10 +20,10 @@ from dovetail.targets.diana.device import DianaDevice
 from dovetail.targets.diana.registers import (
     LAYER_WORDS,
     Analog,
+    DianaPadding,
     Digital,
     JobLayer,
     Operation,
-    Padding,
     Shape,
     analog_padding,
     digital_padding,
@@ -136,7 +136,7 @@ def test_cells_of_the_array_lie_as_published() -> None:
 
 
 def test_padding_fields() -> None:
-    padding = Padding(1, 2, 3, 1)
+    padding = DianaPadding(1, 2, 3, 1)
     assert padding.digital() == 0x2131 and digital_padding(0x2131) == padding
     assert padding.analog() == 0b11010110 and analog_padding(0b11010110) == padding
 
@@ -180,7 +180,7 @@ def plain(x: Array, **changed: int) -> JobLayer:
     return JobLayer(**{**fields, **changed})
 
 
-def windows(x: Array, weights: Array, pads: Padding, stride: int) -> Array:
+def windows(x: Array, weights: Array, pads: DianaPadding, stride: int) -> Array:
     """Sums (rows, columns, k) by plain loops; weights (k, fy, fx, c)."""
     padded = np.pad(x.astype(int), ((pads.top, pads.bottom), (pads.left, pads.right), (0, 0)))
     channels, height, width, _ = weights.shape
@@ -209,14 +209,14 @@ def run_image(chip: Chip, layer: JobLayer, x: Array, registers: dict[int, int]) 
 @pytest.mark.parametrize(
     ("size", "stride", "shape", "pads", "relu"),
     [
-        (3, 1, (9, 17, 5, 20), Padding(1, 1, 1, 1), 0),
-        (5, 2, (12, 12, 3, 16), Padding(2, 2, 2, 2), 1),
-        (7, 1, (8, 33, 2, 3), Padding(3, 3, 3, 3), 1),
-        (3, 1, (6, 8, 4, 8), Padding(0, 1, 1, 1), 0),
-        (1, 2, (8, 32, 16, 32), Padding(), 0),
+        (3, 1, (9, 17, 5, 20), DianaPadding(1, 1, 1, 1), 0),
+        (5, 2, (12, 12, 3, 16), DianaPadding(2, 2, 2, 2), 1),
+        (7, 1, (8, 33, 2, 3), DianaPadding(3, 3, 3, 3), 1),
+        (3, 1, (6, 8, 4, 8), DianaPadding(0, 1, 1, 1), 0),
+        (1, 2, (8, 32, 16, 32), DianaPadding(), 0),
     ],
 )
-def test_digital_convolutions(size: int, stride: int, shape: tuple[int, ...], pads: Padding, relu: int) -> None:
+def test_digital_convolutions(size: int, stride: int, shape: tuple[int, ...], pads: DianaPadding, relu: int) -> None:
     rng = np.random.default_rng(size + stride)
     rows, columns, depth, channels = shape
     x = rng.integers(-128, 128, (rows, columns, depth)).astype(np.int8)
@@ -252,7 +252,7 @@ def test_digital_depthwise() -> None:
     x = rng.integers(-128, 128, (9, 10, 6)).astype(np.int8)
     weights = rng.integers(-128, 128, (1, 3, 3, 6)).astype(np.int8)
     bias = rng.integers(-999, 999, 6).astype(np.int32)
-    pads = Padding(1, 1, 1, 1)
+    pads = DianaPadding(1, 1, 1, 1)
     planes = [windows(x[..., c : c + 1], weights[..., c][..., None], pads, 2)[..., 0] for c in range(6)]
     expected = np.clip(np.stack(planes, axis=-1) + bias >> 7, -128, 127)
     layer = plain(
@@ -330,7 +330,7 @@ def test_analog_convolution_saturates_twice() -> None:
     x = rng.integers(-128, 128, (6, 18, 20)).astype(np.int8)
     weights = rng.integers(-1, 2, (24, 3, 3, 20)).astype(np.int8)
     scale, offset = rng.integers(1, 60, 24), rng.integers(-900, 900, 24)
-    pads = Padding(1, 1, 1, 1)
+    pads = DianaPadding(1, 1, 1, 1)
     sums = windows(np.clip(x, -64, 63), weights, pads, 1)
     assert (x > 63).any() and (sums >> 4 > 31).any() and (sums >> 4 < -32).any()
     expected = np.clip(np.clip(sums >> 4, -32, 31) * scale + offset >> 3, 0, 127)

@@ -12,20 +12,20 @@ import pytest
 from diana_networks import FILES, Run, dense, quantised, run, run_model
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, sample_inputs
+from dovetail.guests import zoo
+from dovetail.guests.ptq import Samples, Settings, named_widths, prepare, quantise_network
+from dovetail.guests.report import make_report
+from dovetail.guests.report.report import totals
+from dovetail.guests.tune.tuner import least_cycles, undivided
 from dovetail.ir.graph import GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Lookup, ScaleShift
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat, Pad, Relayout
 from dovetail.ir.types import DType, TensorType
-from dovetail.program.ir import Copy, Launch
+from dovetail.program.ir import Copy, LaunchStatement
 from dovetail.read import load_model
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from dovetail.tools import zoo
-from dovetail.tools.ptq import Samples, Settings, named_widths, prepare, quantise_network
-from dovetail.tools.report import make_report
-from dovetail.tools.report.report import totals
-from dovetail.tools.tune.tuner import least_cycles, undivided
 from firmware import require_chip
 
 pytestmark = pytest.mark.oracles
@@ -55,9 +55,9 @@ def _chip() -> None:
     require_chip()
 
 
-def launches(found: Run) -> list[Launch]:
+def launches(found: Run) -> list[LaunchStatement]:
     """The program's launches."""
-    return [statement for statement in found.compiled.plan.program.statements if isinstance(statement, Launch)]
+    return [statement for statement in found.compiled.plan.program.statements if isinstance(statement, LaunchStatement)]
 
 
 @pytest.mark.parametrize(("name", "policy"), NETWORKS)

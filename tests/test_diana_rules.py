@@ -15,6 +15,8 @@ from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, compile_model
 from dovetail.compile import prepare as prepare_integers
 from dovetail.errors import DovetailError, ProgramError
+from dovetail.guests.ptq import Samples, Settings, named_widths, prepare, quantise_network
+from dovetail.guests.ptq.layers import weighted_layers
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
@@ -34,8 +36,6 @@ from dovetail.run import open_build, run_build
 from dovetail.schedule.assign import told
 from dovetail.schedule.partition import partition
 from dovetail.targets import load_target
-from dovetail.tools.ptq import Samples, Settings, named_widths, prepare, quantise_network
-from dovetail.tools.ptq.layers import weighted_layers
 from ptq_networks import images, varied
 
 TARGET = load_target("diana")

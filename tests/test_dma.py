@@ -16,7 +16,7 @@ from dovetail.codegen.build.toolchain import compile_host
 from dovetail.codegen.emit.firmware import DMA_DRIVER, RUNTIME, runtime_path
 from dovetail.errors import BuildError, SimulationError
 from dovetail.sim.device import Activity, MemoryBus, MemoryRegion
-from dovetail.sim.dma import QUEUE, DmaDevice, DmaJob, Register, transfer_cycles
+from dovetail.sim.dma import QUEUE, DmaDevice, DmaJob, DmaRegister, transfer_cycles
 from dovetail.sim.worker import simulate, simulate_host
 from firmware import DMA, build, chip
 
@@ -76,23 +76,23 @@ def transfers(draw: st.DrawFn) -> tuple[int, DmaJob]:
 def program(device: DmaDevice, mode: int, t: DmaJob, now: int) -> None:
     """Write the registers and start."""
     words = {
-        Register.SRC: FAR + t.source,
-        Register.DST: NEAR + t.destination,
-        Register.ROW_BYTES: t.row_bytes,
-        Register.ROWS: t.rows,
-        Register.SRC_ROW_STRIDE: t.source_row_stride,
-        Register.DST_ROW_STRIDE: t.destination_row_stride,
-        Register.PLANES: t.planes,
-        Register.SRC_PLANE_STRIDE: t.source_plane_stride,
-        Register.DST_PLANE_STRIDE: t.destination_plane_stride,
-        Register.FILL: t.fill,
-        Register.PAD_ROWS: t.top << 16 | t.bottom,
-        Register.PAD_BYTES: t.left << 16 | t.right,
+        DmaRegister.SRC: FAR + t.source,
+        DmaRegister.DST: NEAR + t.destination,
+        DmaRegister.ROW_BYTES: t.row_bytes,
+        DmaRegister.ROWS: t.rows,
+        DmaRegister.SRC_ROW_STRIDE: t.source_row_stride,
+        DmaRegister.DST_ROW_STRIDE: t.destination_row_stride,
+        DmaRegister.PLANES: t.planes,
+        DmaRegister.SRC_PLANE_STRIDE: t.source_plane_stride,
+        DmaRegister.DST_PLANE_STRIDE: t.destination_plane_stride,
+        DmaRegister.FILL: t.fill,
+        DmaRegister.PAD_ROWS: t.top << 16 | t.bottom,
+        DmaRegister.PAD_BYTES: t.left << 16 | t.right,
     }
     used = {1: 3, 2: 6, 3: 9, 4: 12}[mode]
     for index, (register, word) in enumerate(words.items()):
         device.write(register, word if index < used else 0xDEAD_BEEF, now)  # the others must not matter
-    device.write(Register.START, mode, now)
+    device.write(DmaRegister.START, mode, now)
 
 
 @settings(max_examples=300, deadline=None)
@@ -122,20 +122,20 @@ def test_the_queue_runs_in_order_and_counts() -> None:
     bus = MemoryBus(REGIONS)
     device = DmaDevice(bus, bytes_per_cycle=4, setup_cycles=10)
     for index in range(QUEUE):
-        assert device.read(Register.STATUS, 0) == QUEUE - index
+        assert device.read(DmaRegister.STATUS, 0) == QUEUE - index
         program(device, 1, DmaJob(index, 100 + index, 8), now=5)
-        assert device.read(Register.START, 5) == index + 1
+        assert device.read(DmaRegister.START, 5) == index + 1
     with pytest.raises(SimulationError, match="transfer 17 was started with all 16 places"):
         program(device, 1, DmaJob(0, 0, 8), now=5)
     device.advance(5 + 12 * 3)
-    assert device.interrupt() and device.read(Register.DONE, 41) == 3 and not device.interrupt()
+    assert device.interrupt() and device.read(DmaRegister.DONE, 41) == 3 and not device.interrupt()
     device.advance(5 + 12 * 4 - 1)
     assert not device.interrupt()
     device.advance(5 + 12 * 4)
-    assert device.interrupt() and device.read(Register.DONE, 53) == 4
+    assert device.interrupt() and device.read(DmaRegister.DONE, 53) == 4
     assert [(a.start, a.end) for a in device.activities()] == [(5 + 12 * i, 17 + 12 * i) for i in range(4)]
     device.reset()
-    assert (device.next_event(), device.activities(), device.read(Register.START, 0)) == (None, [], 0)
+    assert (device.next_event(), device.activities(), device.read(DmaRegister.START, 0)) == (None, [], 0)
 
 
 def test_cycles_of_arrays_are_those_of_their_elements() -> None:
@@ -160,7 +160,7 @@ def test_cycles_of_arrays_are_those_of_their_elements() -> None:
 def test_impossible_transfers_are_refused_when_started(mode: int, transfer: DmaJob, words: str) -> None:
     device = DmaDevice(MemoryBus(REGIONS), name="copier")
     with pytest.raises(SimulationError) as caught:
-        program(device, mode, transfer, 0) if mode < 5 else device.write(Register.START, mode, 0)
+        program(device, mode, transfer, 0) if mode < 5 else device.write(DmaRegister.START, mode, 0)
     assert words in caught.value.what and caught.value.where == "copier"
 
 

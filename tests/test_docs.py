@@ -49,7 +49,7 @@ def test_the_board_page_says_of_every_machine_what_was_run() -> None:
 
 
 def test_support_page_names_every_part() -> None:
-    from dovetail.targets.parts import PARTS
+    from dovetail.target.parts import PARTS
 
     text = (REPOSITORY / "docs" / "support.md").read_text()
     assert [name for name, part in PARTS.items() if f"| `{name}` |" not in text or part.source not in text] == []

@@ -12,9 +12,9 @@ import pytest
 from dovetail.codegen.emit.dump import dump
 from dovetail.compile import Options, compile_model, sample_inputs
 from dovetail.errors import BuildError, TargetError
+from dovetail.guests import zoo
 from dovetail.sim.device import MemoryBus, MemoryRegion
 from dovetail.targets import load_target
-from dovetail.tools import zoo
 
 
 def _dumped(folder: Path, model: str, target: str) -> dict[str, Any]:

@@ -16,11 +16,11 @@ import pytest
 from command_line import dovetail, refused
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_model, sample_inputs
+from dovetail.guests.export import export
+from dovetail.guests.export.forms import FORMS
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build
 from dovetail.targets import load_target
-from dovetail.tools.export import export
-from dovetail.tools.export.forms import FORMS
 from test_end_to_end import network_file
 
 STRICT = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]

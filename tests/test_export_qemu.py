@@ -12,10 +12,10 @@ import pytest
 
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model
+from dovetail.guests.export import export
 from dovetail.run import open_build
 from dovetail.target.description import Target
 from dovetail.targets import load_target
-from dovetail.tools.export import export
 from oracles import NETWORKS, references
 from test_end_to_end import network_file
 from test_export import STRICT

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from command_line import dovetail, refused
+from dovetail.guests.export import export
 from dovetail.run import open_build
-from dovetail.tools.export import export
 
 RTOS = Path(__file__).parent / "rtos"
 STRICT = ["-std=gnu99", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-O1", "-pthread"]

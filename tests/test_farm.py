@@ -10,9 +10,9 @@ import pytest
 
 from dovetail.errors import DovetailError
 from dovetail.farm import LOST, farm
+from dovetail.guests.check.findings import Checked
+from dovetail.guests.check.suite import check
 from dovetail.targets import load_target
-from dovetail.tools.check.findings import Checked
-from dovetail.tools.check.suite import check
 from porting import TINY, order, port_file
 from warm_pools import POOL
 

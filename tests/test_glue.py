@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dovetail import legalize
+from dovetail.guests.report import near
 from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate, verify
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear
@@ -21,21 +22,20 @@ from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize.bands import rows_of
 from dovetail.legalize.pools import division
 from dovetail.targets import ne16
-from dovetail.targets.ne16.job import EDGE, Job, flattened, job_cycles
-from dovetail.tools.report import near
+from dovetail.targets.ne16.job import EDGE, Ne16Job, flattened, job_cycles
 from networks import Net
 
 SIDES = st.integers(1, 12)
 
 
-def subtiles(job: Job) -> int:
+def subtiles(job: Ne16Job) -> int:
     """Subtiles of 3x3 outputs a job walks over."""
     return -(-job.out_height // EDGE) * -(-job.out_width // EDGE)
 
 
 @given(height=st.integers(1, 60), width=st.integers(1, 60), pitch=st.integers(16, 48))
 def test_a_line_of_pixels_is_walked_whole_and_in_no_more_subtiles(height: int, width: int, pitch: int) -> None:
-    job = Job(height, width, 16, height, width, 8, pitch, pitch * width, 40, 40 * width, kernel=1)
+    job = Ne16Job(height, width, 16, height, width, 8, pitch, pitch * width, 40, 40 * width, kernel=1)
     line = flattened(job)
     apart, rest = divmod(line.in_row_stride, pitch)
     assert rest == 0 and line.out_row_stride == 40 * apart
@@ -45,7 +45,7 @@ def test_a_line_of_pixels_is_walked_whole_and_in_no_more_subtiles(height: int, w
 
 
 def test_rows_apart_in_memory_and_other_jobs_stay_as_they_are() -> None:
-    job = Job(25, 5, 16, 25, 5, 8, 16, 80, 40, 200, kernel=1)
+    job = Ne16Job(25, 5, 16, 25, 5, 8, 16, 80, 40, 200, kernel=1)
     assert subtiles(job) == 18 and subtiles(flattened(job)) == 15
     for other in (replace(job, in_row_stride=96), replace(job, out_row_stride=240), replace(job, kernel=3)):
         assert flattened(other) is other

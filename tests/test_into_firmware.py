@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.arrays import built
 from dovetail.compile import Options, compile_graph, sample_inputs
 from dovetail.ir.graph import evaluate
 from dovetail.targets import load_target
-from dovetail.tools.arrays import built
 from networks import single
 
 MAIN = """

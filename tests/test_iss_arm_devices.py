@@ -11,13 +11,13 @@ import pytest
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
 from dovetail.errors import BuildError, SimulationError, TargetError
+from dovetail.guests import zoo
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import DeviceSpec
 from dovetail.sim.worker import simulate
 from dovetail.target import Core
 from dovetail.targets import load_target
-from dovetail.tools import zoo
 from firmware import DMA, TIMER, build, chip
 
 CORES = ("cortex-m4", "cortex-m7", "cortex-m33")

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, prepare, sample_inputs
 from dovetail.errors import ProgramError, SimulationError
+from dovetail.explain import PlacementReport
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.program.interpret import check_program
-from dovetail.program.ir import Call, Launch, Program, Wait, side_by_side
+from dovetail.program.ir import Call, LaunchStatement, Program, Wait, side_by_side
 from dovetail.program.synchronise import synchronise
 from dovetail.program.verify import verify
 from dovetail.run import open_build, run_build
@@ -33,14 +34,13 @@ from dovetail.sim.protocol import InferenceResult
 from dovetail.target import Engine, Joint, Launched
 from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.device import MaeriDevice, Register
+from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
 from dovetail.targets.maeri.joint import of_parts
 from dovetail.targets.maeri.joint import side_by_side as ordered_together
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.simulate import check
-from dovetail.targets.maeri.task import Kind, Strided, Task, encode
-from dovetail.tools.explain import Explained
+from dovetail.targets.maeri.task import StridedArray, Task, TaskKind, encode
 from firmware import require_chip
 from networks import branches, image_net, mixed_kernels
 from test_end_to_end import network_file
@@ -92,13 +92,13 @@ def test_branches_work_at_the_same_time(
     program = compiled(make, config).plan.program
     groups = list(dict.fromkeys(side_by_side(program.statements).values()))
     assert groups and not side_by_side(compiled(make, replace(config, joint=1)).plan.program.statements)
-    launches = [index for index, one in enumerate(program.statements) if isinstance(one, Launch)]
+    launches = [index for index, one in enumerate(program.statements) if isinstance(one, LaunchStatement)]
     jobs = dict(zip(launches, found.activities["maeri"], strict=True))
     overlap = 0
     for group in groups:
         own = [jobs[index] for index in group]
         begin, end = min(job.start for job in own), max(job.end for job in own)
-        asked = [cast("Launch", program.statements[index]).match for index in group]
+        asked = [cast("LaunchStatement", program.statements[index]).match for index in group]
         promised = cast("Joint", target(config).engines[0].joint).cycles([Launched("", match) for match in asked])
         assert end - begin == promised
         overlap += sum(job.end - job.start for job in own) - (end - begin)
@@ -110,7 +110,7 @@ def test_shortcuts_of_resnet8() -> None:
     """Its two convolutions of 1x1 begin with one of 3x3 each (that the outputs are exact `test_maeri_target` says)."""
     graph = prepare(network_file("ic_resnet8"), target(MaeriConfig()), Options())
     program = compile_graph(graph, target(MaeriConfig()), Options(), interpret=False).plan.program
-    launched = [one for one in program.statements if isinstance(one, Launch)]
+    launched = [one for one in program.statements if isinstance(one, LaunchStatement)]
     kernels = {one.layer: one.match.array("weights").shape[1] for one in launched if one.match.has("layer")}
     groups = set(side_by_side(program.statements).values())
     layers = [[program.statements[index].layer for index in group] for group in groups]
@@ -120,12 +120,12 @@ def test_shortcuts_of_resnet8() -> None:
 def test_what_people_read(tmp_path: Path) -> None:
     """The program, the C and `explain` say what is done beside what."""
     made = compiled(kernels, NARROW)
-    held = next(one for one in made.plan.program.statements if isinstance(one, Launch) and one.held)
+    held = next(one for one in made.plan.program.statements if isinstance(one, LaunchStatement) and one.held)
     name = made.plan.program.layers[held.layer]
     source = made.project.files["src/mixed.c"]
     text = source if isinstance(source, str) else source.decode()
     assert f"/* {name} on maeri beside " in text and f"(void)maeri_hold(mixed_{name}_task, " in text
-    rows = Explained(made.graph, target(NARROW), Options(), made.regions, made.assignment).rows()
+    rows = PlacementReport(made.graph, target(NARROW), Options(), made.regions, made.assignment).rows()
     assert [row["name"] for row in rows if name in row["beside"]]
     assert (
         made.project.files["src/mixed.c"]
@@ -137,7 +137,7 @@ def broken(program: Program, **changes: Any) -> Program:
     """The program without its waits, some launches changed by the name of their layer, and waits put in anew."""
     statements = [
         replace(one, held=changes[program.layers[one.layer]])
-        if isinstance(one, Launch) and program.layers[one.layer] in changes
+        if isinstance(one, LaunchStatement) and program.layers[one.layer] in changes
         else one
         for one in program.statements
         if not isinstance(one, Wait)
@@ -149,7 +149,9 @@ def test_faults_are_found() -> None:
     """Launches that depend on each other, too many, and ones that nobody starts or waits for rightly."""
     chip = target(NARROW)
     program = compiled(kernels, replace(NARROW, joint=1)).plan.program
-    first, second, third, fourth = (program.layers[one.layer] for one in program.statements if isinstance(one, Launch))
+    first, second, third, fourth = (
+        program.layers[one.layer] for one in program.statements if isinstance(one, LaunchStatement)
+    )
     verify(broken(program, **{second: True}), chip)
     check_program(broken(program, **{second: True}), chip, compiled(kernels, NARROW).graph, sample_inputs(kernels()))
     for wrong, message in (
@@ -165,7 +167,7 @@ def test_faults_are_found() -> None:
     unheard = broken(program, **{fourth: True}).statements[:-1]
     with pytest.raises(ProgramError, match="which none starts"):
         verify(replace(program, statements=unheard), chip)
-    held = next(index for index, one in enumerate(mine.statements) if isinstance(one, Launch) and one.held)
+    held = next(index for index, one in enumerate(mine.statements) if isinstance(one, LaunchStatement) and one.held)
     early = [replace(one, statement=held) if isinstance(one, Wait) else one for one in mine.statements]
     with pytest.raises(ProgramError, match="which another launch starts"):
         verify(replace(mine, statements=tuple(early)), chip)
@@ -200,24 +202,24 @@ def test_waits_are_for_the_launch_that_starts_all() -> None:
 
 
 LAYER = OrderLayer(3, 3, 4, 4, 6, 6)
-PLACE = Strided(0x1000, 24, 4, 1)
+PLACE = StridedArray(0x1000, 24, 4, 1)
 
 
 def test_the_device_refuses() -> None:
     """More tasks than may begin together, additions beside others, tasks on the same multipliers."""
     bus = MemoryBus([MemoryRegion("ram", 0x1000, 0x4000)])
-    order = ordered_together(((LAYER, Kind.CONVOLUTION),), NARROW)
+    order = ordered_together(((LAYER, TaskKind.CONVOLUTION),), NARROW)
     assert order is not None
-    task = Task(LAYER, Kind.CONVOLUTION, 0, False, PLACE, PLACE, 0, 0, order.items)
+    task = Task(LAYER, TaskKind.CONVOLUTION, 0, False, PLACE, PLACE, 0, 0, order.items)
 
     def given(device: MaeriDevice, *tasks: Task) -> None:
         for number, each in enumerate(tasks):
             words = encode(each)
             bus.view(0x1000, 4 * len(words)).view("<u4")[:] = words
-            device.write(Register.TASK, 0x1000, 0)
-            device.write(Register.WORDS, len(words), 0)
-            device.write(Register.CONSTANTS, 0x2000, 0)
-            device.write(Register.CONTROL if number == len(tasks) - 1 else Register.HOLD, 1, 0)
+            device.write(MaeriRegister.TASK, 0x1000, 0)
+            device.write(MaeriRegister.WORDS, len(words), 0)
+            device.write(MaeriRegister.CONSTANTS, 0x2000, 0)
+            device.write(MaeriRegister.CONTROL if number == len(tasks) - 1 else MaeriRegister.HOLD, 1, 0)
 
     with pytest.raises(SimulationError, match="2 tasks held; 3 may begin together"):
         given(MaeriDevice(bus, multipliers=64, distribution=16, collection=16), task, task, task, task)
@@ -228,7 +230,7 @@ def test_the_device_refuses() -> None:
     with pytest.raises(SimulationError, match="is in use until cycle"):
         device.advance(1 << 20)
     with pytest.raises(SimulationError, match="HOLD is written 2"):
-        MaeriDevice(bus).write(Register.HOLD, 2, 0)
+        MaeriDevice(bus).write(MaeriRegister.HOLD, 2, 0)
 
 
 def test_machine_and_model_agree_on_joint_launches() -> None:
@@ -237,7 +239,7 @@ def test_machine_and_model_agree_on_joint_launches() -> None:
     layers = [OrderLayer(k, k, c, f, n + k - 1, n + k - 1) for k, c, f, n in sizes]
     for config in (MaeriConfig(), NARROW):
         for pair in combinations(layers, 2):
-            parts = tuple((layer, Kind.CONVOLUTION) for layer in pair)
+            parts = tuple((layer, TaskKind.CONVOLUTION) for layer in pair)
             order = arrange(of_parts(parts), config)
             cycles = check(order)
             assert abs(order.makespan - cycles) <= 8
@@ -278,7 +280,7 @@ def test_turns_end_first(drawn: tuple[list[list[int]], list[int], dict[tuple[int
         )
         for n, own in enumerate(reads)
     ]  # fmt: skip
-    search = joint._Search(cast("Sequence[Region]", regions), engine, ways, {})
+    search = joint._TurnSearch(cast("Sequence[Region]", regions), engine, ways, {})
     run = tuple(range(len(reads)))
     assert len({search.kin(index) for index in run}) == 1
     with patch.object(joint, "tile_match", lambda region, extent: (None, region.match)):

@@ -15,25 +15,25 @@ from hypothesis import strategies as st
 from dovetail.cli.main import COMMANDS, app, main
 from dovetail.compile import Options, prepare
 from dovetail.errors import PlanError
+from dovetail.guests import zoo
 from dovetail.schedule.assign import first
 from dovetail.schedule.assign.candidates import others
 from dovetail.schedule.assign.cheaper import _alike
-from dovetail.schedule.partition import Region, Tried, partition
+from dovetail.schedule.partition import PartitionCache, Region, partition
 from dovetail.schedule.tiles import choose_tiling
-from dovetail.schedule.tiles.tiling import Known, Tiling
+from dovetail.schedule.tiles.tiling import TileCache, Tiling
 from dovetail.target.description import Target
 from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.joint import _found, of_parts, side_by_side
 from dovetail.targets.maeri.network import OrderLayer
-from dovetail.targets.maeri.order import Order
+from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.stored import stored
-from dovetail.targets.maeri.task import Kind
-from dovetail.targets.maeri.timing import Timing
-from dovetail.tools import zoo
+from dovetail.targets.maeri.task import TaskKind
+from dovetail.targets.maeri.timing import ItemTiming
 
 allocate = import_module("dovetail.schedule.plan.allocate")  # the package has a function of this name
-PARTS = ((OrderLayer(3, 3, 8, 8, 10, 10), Kind.CONVOLUTION), (OrderLayer(1, 1, 8, 16, 8, 8), Kind.CONVOLUTION))
+PARTS = ((OrderLayer(3, 3, 8, 8, 10, 10), TaskKind.CONVOLUTION), (OrderLayer(1, 1, 8, 16, 8, 8), TaskKind.CONVOLUTION))
 """Two layers that do not read each other."""
 
 
@@ -46,7 +46,7 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, list[Regio
     return target, [region for region in first(graph, target) if region.engine is not None]
 
 
-def tiling(region: Region, target: Target, near: bool, budget: int, known: Known | None) -> Tiling | str:
+def tiling(region: Region, target: Target, near: bool, budget: int, known: TileCache | None) -> Tiling | str:
     """The tiling with the values near or far, or what the planner says."""
     assert region.engine is not None
     values = (*region.graph.inputs, region.output)
@@ -63,7 +63,7 @@ def test_tilings_do_not_depend_on_what_was_asked_before(
     layers: tuple[Target, list[Region]], asked: list[tuple[bool, int]], data: st.DataObject
 ) -> None:
     target, regions = layers
-    region, known = data.draw(st.sampled_from(regions)), Known()
+    region, known = data.draw(st.sampled_from(regions)), TileCache()
     for near, budget in asked:
         assert tiling(region, target, near, budget, known) == tiling(region, target, near, budget, None)
     again = known.of({region.name})
@@ -76,7 +76,7 @@ def test_tilings_do_not_depend_on_what_was_asked_before(
 def test_variants_of_a_target_share_what_was_tried(layers: tuple[Target, list[Region]]) -> None:
     target, regions = layers
     for region in regions:
-        tried = Tried()
+        tried = PartitionCache()
         ways = list(others(region.graph, [region], target, tried))
         assert ways
         left = {part.offload.name for way in ways for part in way if part.offload}
@@ -98,7 +98,7 @@ def test_an_order_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def never() -> None:
         raise AssertionError("it is there")
 
-    def same(order: Order | None) -> bool:
+    def same(order: NetworkOrder | None) -> bool:
         return order is not None and (order.items, order.makespan) == (found.items, found.makespan)
 
     net, asked = of_parts(PARTS), ("test", PARTS)
@@ -126,7 +126,7 @@ NUMBERS = st.integers(1, 20)
     st.tuples(NUMBERS, NUMBERS), st.integers(1, 500),
 )  # fmt: skip
 def test_positions_apart(folds: int, rates: list[tuple[int, int]], pace: tuple[int, int], count: int) -> None:
-    time = Timing(9, folds, 9, 1, tuple(rates), pace, None, 4, 0, (1,), True)
+    time = ItemTiming(9, folds, 9, 1, tuple(rates), pace, None, 4, 0, (1,), True)
     assert time.apart(count) == time.positions(1, 0, count)
 
 

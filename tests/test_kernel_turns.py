@@ -16,6 +16,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from conftest import shared_dir
+from dovetail.guests.tune.cost import END_CYCLES, START_CYCLES
+from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d
@@ -23,14 +25,12 @@ from dovetail.ir.operators.movement import Concat, Pad, Slice
 from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.kernels import core_traits, turns
 from dovetail.kernels.turns import Turns
-from dovetail.kernels.window import Window
+from dovetail.kernels.window import WindowGeometry
 from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition
 from dovetail.target.costs import kernel_cycles
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
-from dovetail.tools.tune.cost import END_CYCLES, START_CYCLES
-from dovetail.tools.tune.measure import measured
 from firmware import require_chip
 from tuning_cases import adapted, layer_graph
 
@@ -68,7 +68,7 @@ def test_layers_take_what_the_model_says(script: ModuleType, name: str, worst: f
     assert max(abs(core_cycles(layer.graph, worse) / layer.cycles - 1) for layer in layers) > 0.2
 
 
-def taps_inside(window: Window, axis: int) -> int:
+def taps_inside(window: WindowGeometry, axis: int) -> int:
     """Pairs of an output and a tap that lies in the image, one by one."""
     stride, before, dilation = window.stride[axis], window.before[axis], window.dilation[axis]
     return sum(
@@ -102,7 +102,7 @@ def test_every_product_is_counted_once(
     graph = builder.finish([builder.add(Conv2d((stride, stride)), [value, weights], "y")])
     node = next(node for node in graph.nodes if isinstance(node.operator, Conv2d))
     made = graph.types[node.output].shape
-    window = Window(1, (rows, columns), depth, made[1:3], (kernel,) * 2, (stride,) * 2, (1, 1), (padding,) * 2)
+    window = WindowGeometry(1, (rows, columns), depth, made[1:3], (kernel,) * 2, (stride,) * 2, (1, 1), (padding,) * 2)
     found = turns(graph, core_traits(load_target("riscv").core))
     least, products = taps_inside(window, 0) * taps_inside(window, 1) * depth * outputs, products_in(found)
     assert least <= products < 2 * least

@@ -19,7 +19,7 @@ from dovetail.ir.operators.arithmetic import Add, Clip, Quantize, Requantize, Ro
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import generate, linear_sum
 from dovetail.kernels.c import summand, total
-from dovetail.kernels.linear_sum import Summed, summed
+from dovetail.kernels.linear_sum import SumChain, summed
 from dovetail.kernels.quantising import steps_of
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
@@ -53,7 +53,7 @@ def residual(
     return builder.finish([builder.add(Clip(*limits, DType.INT8), [value])])
 
 
-def line_of(graph: Graph) -> Summed:
+def line_of(graph: Graph) -> SumChain:
     return summed(graph, graph.nodes)[graph.outputs[0]]
 
 

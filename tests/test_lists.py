@@ -14,12 +14,15 @@ import pytest
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, sample_inputs
 from dovetail.errors import PlanError, ProgramError, SimulationError, TargetError
+from dovetail.guests.report.detail import detail, trace_text
+from dovetail.guests.report.report import make_report
+from dovetail.guests.vectors import read_vectors, write_vectors
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.operators.arithmetic import Lookup
 from dovetail.ir.types import Array
 from dovetail.legalize import adapt
-from dovetail.program.interpret import Machine
-from dovetail.program.ir import Begin, Call, Copy, Launch, Role, Wait, lists, stream_of
+from dovetail.program.interpret import ProgramInterpreter
+from dovetail.program.ir import Begin, Call, Copy, LaunchStatement, Role, Wait, lists, stream_of
 from dovetail.program.verify import verify
 from dovetail.run import open_build, run_build
 from dovetail.schedule.tiles import tiling
@@ -28,9 +31,6 @@ from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.sim.launch_queue import START
 from dovetail.target import CommandSet, Dma, Match, Offload, Target
 from dovetail.targets import _check_reach, load_target
-from dovetail.tools.report.detail import detail, trace_text
-from dovetail.tools.report.report import make_report
-from dovetail.tools.vectors import read_vectors, write_vectors
 from test_plan import Network, random_network
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models" / "mlperf_tiny"
@@ -52,7 +52,7 @@ def compiled(graph: Graph, kib: int) -> Compiled:
 def on_device(made: Compiled, inputs: dict[str, Array], words: Sequence[Sequence[int]] | None = None) -> list[Array]:
     """The outputs when the device carries out the lists, or others of these words, and numpy what the core does."""
     program, unit, target = made.plan.program, made.unit, made.unit.target
-    numbers = Machine(program, target)
+    numbers = ProgramInterpreter(program, target)
     for memory in numbers.memories.values():
         memory[:] = 0xA5
     bus = MemoryBus([MemoryRegion(m.name, m.base, m.size) for m in target.memories])
@@ -314,7 +314,7 @@ def test_constants_in_flash_are_read_in_place() -> None:
     assert all(flash.base <= (b.address or 0) <= flash.base + flash.size - b.nbytes for b in constants)
     copied = {s.source.buffer for s in program.statements if isinstance(s, Copy)}
     assert not copied & {b.name for b in constants if not b.name.startswith("fill_")}
-    launches = [s for s in program.statements if isinstance(s, Launch)]
+    launches = [s for s in program.statements if isinstance(s, LaunchStatement)]
     assert all(s.operands[name].buffer in {b.name for b in constants} for s in launches for name in s.packed)
 
 

@@ -28,7 +28,7 @@ from dovetail.targets.maeri.execute import execute
 from dovetail.targets.maeri.image import images, phases, tree_words
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.steps import FORMS, AdditionStep, Image, JoinStep, LayerStep, PoolStep
+from dovetail.targets.maeri.steps import FORMS, AdditionStep, JoinStep, LayerStep, PoolStep, ProgrammingImage
 from dovetail.targets.maeri.switches import added
 from dovetail.targets.maeri.tree import Range, configure
 from networks import Net, limited_net
@@ -42,7 +42,7 @@ def files_of(graph: Graph, config: MaeriConfig) -> Mapping[str, bytes]:
     return {name.split("/")[1].removesuffix(".bin"): data for name, data in files.items()}
 
 
-def check(data: bytes, graph: Graph, inputs: Mapping[str, Array]) -> Image:
+def check(data: bytes, graph: Graph, inputs: Mapping[str, Array]) -> ProgrammingImage:
     """A file, read back and executed, gives what the graph means."""
     image = read_image(data)
     assert write_image(image) == data
@@ -141,34 +141,34 @@ def test_what_the_published_multiplier_keeps() -> None:
         assert np.array_equal((values << shift).astype(np.int16), values << shift)
 
 
-def layer_of(image: Image, number: int = 1) -> tuple[int, LayerStep]:
+def layer_of(image: ProgrammingImage, number: int = 1) -> tuple[int, LayerStep]:
     """The place of a layer in the steps, and it."""
     return [(at, step) for at, step in enumerate(image.steps) if isinstance(step, LayerStep)][number]
 
 
-def with_step(image: Image, number: int, **changed: object) -> Image:
+def with_step(image: ProgrammingImage, number: int, **changed: object) -> ProgrammingImage:
     """One step's fields changed."""
     steps = list(image.steps)
     steps[number] = replace(steps[number], **changed)  # type: ignore[type-var]
     return replace(image, steps=tuple(steps))
 
 
-def with_constant(image: Image, address: int, by: int) -> Image:
+def with_constant(image: ProgrammingImage, address: int, by: int) -> ProgrammingImage:
     """One int32 among the constants raised."""
     data = bytearray(image.constants)
     struct.pack_into("<i", data, address, struct.unpack_from("<i", data, address)[0] + by)
     return replace(image, constants=bytes(data))
 
 
-def changed_layer(field: str, by: int) -> Callable[[Image], Image]:
+def changed_layer(field: str, by: int) -> Callable[[ProgrammingImage], ProgrammingImage]:
     """A number of a layer raised."""
     return lambda image: with_step(image, layer_of(image)[0], **{field: getattr(layer_of(image)[1], field) + by})
 
 
-def moved(which: str, by: int) -> Callable[[Image], Image]:
+def moved(which: str, by: int) -> Callable[[ProgrammingImage], ProgrammingImage]:
     """A layer's source or result somewhere else."""
 
-    def change(image: Image) -> Image:
+    def change(image: ProgrammingImage) -> ProgrammingImage:
         at, step = layer_of(image)
         place = getattr(step, which)
         return with_step(image, at, **{which: replace(place, address=place.address + by)})
@@ -176,17 +176,17 @@ def moved(which: str, by: int) -> Callable[[Image], Image]:
     return change
 
 
-def first(image: Image, kind: type) -> int:
+def first(image: ProgrammingImage, kind: type) -> int:
     """The number of the first step of a kind."""
     return next(at for at, step in enumerate(image.steps) if isinstance(step, kind))
 
 
-def swapped_trees(image: Image) -> Image:
+def swapped_trees(image: ProgrammingImage) -> ProgrammingImage:
     """The two configurations that come first, each in the other's place."""
     return replace(image, trees=(image.trees[1], image.trees[0], *image.trees[2:]))
 
 
-def spoilt_word(image: Image) -> Image:
+def spoilt_word(image: ProgrammingImage) -> ProgrammingImage:
     """A bit of the first configuration that says something."""
     at = next(number for number, word in enumerate(image.trees[0]) if word)
     word = image.trees[0][at]
@@ -194,19 +194,19 @@ def spoilt_word(image: Image) -> Image:
     return replace(image, trees=(words, *image.trees[1:]))
 
 
-def item_changed(**fields: object) -> Callable[[Image], Image]:
+def item_changed(**fields: object) -> Callable[[ProgrammingImage], ProgrammingImage]:
     """The last item's fields changed."""
     return lambda image: replace(image, items=(*image.items[:-1], replace(image.items[-1], **fields)))  # type: ignore[arg-type]
 
 
-def early(image: Image) -> Image:
+def early(image: ProgrammingImage) -> ProgrammingImage:
     """The second layer's items begin a cycle sooner."""
     at = layer_of(image)[0]
     sooner = [replace(item, start=item.start - (item.work == at)) for item in image.items]
     return replace(image, items=tuple(sooner))
 
 
-def over_another(image: Image) -> Image:
+def over_another(image: ProgrammingImage) -> ProgrammingImage:
     """A result where the step before has its own, which is still to be read."""
     at = first(image, AdditionStep)
     step = image.steps[at - 1]
@@ -215,7 +215,7 @@ def over_another(image: Image) -> Image:
     return with_step(image, at - 1, result=replace(step.result, address=everywhere[step.result.address]))
 
 
-FAULTS: Mapping[str, Callable[[Image], Image]] = {
+FAULTS: Mapping[str, Callable[[ProgrammingImage], ProgrammingImage]] = {
     "weights from elsewhere": changed_layer("weights", 64),
     "biases from elsewhere": changed_layer("bias", 4),
     "scales from elsewhere": changed_layer("scales", -8),

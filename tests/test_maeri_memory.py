@@ -17,8 +17,8 @@ from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig, configured
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.memory import Peak, Span, features, prefetched
-from dovetail.targets.maeri.network import Network, network
-from dovetail.targets.maeri.order import Order
+from dovetail.targets.maeri.network import OrderNetwork, network
+from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.simulate import simulate
 from networks import limited_net
 from test_maeri_schedule import random_network
@@ -36,7 +36,7 @@ def residual() -> tuple[Graph, Mapping[str, Array]]:
     return net.builder.finish([last, side]), net.inputs()
 
 
-def counted(order: Order) -> int:
+def counted(order: NetworkOrder) -> int:
     """Bytes of features, those alive in each cycle summed up: 256 of input, then one per element of a result."""
     works, graph = order.network.works, order.network.graph
     alive = np.zeros(max(order.end(item) for item in order.items), np.int64)
@@ -76,7 +76,7 @@ def test_the_prefetch_buffer_of_one_filter() -> None:
     ("memory", "need", "engine"), [("feature_memory", features, "prefetch"), ("prefetch_buffer", prefetched, "plain")]
 )
 def test_orders_that_need_less_then_none(
-    memory: str, need: Callable[[Network, MaeriConfig, Sequence[Span]], Peak], engine: str
+    memory: str, need: Callable[[OrderNetwork, MaeriConfig, Sequence[Span]], Peak], engine: str
 ) -> None:
     """Down to what is refused every order is exact and fits; the refusal's lever works."""
     graph, inputs = residual()

@@ -13,12 +13,12 @@ import pytest
 
 from browser import Browser, chromium
 from dovetail.targets.maeri import picture
-from dovetail.targets.maeri.binding import Binds, binds, use_of
+from dovetail.targets.maeri.binding import Bottleneck, binds, use_of
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.image import order_page
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import Order
+from dovetail.targets.maeri.order import NetworkOrder
 from networks import ORDERED
 
 BARS = """[...document.querySelectorAll('[data-name="main"] rect')].map(
@@ -41,7 +41,7 @@ def browser() -> Iterator[Browser]:
 
 
 @cache
-def order_of(name: str, *sizes: int) -> Order:
+def order_of(name: str, *sizes: int) -> NetworkOrder:
     """The first order of a network."""
     graph, _ = ORDERED[name]()
     return arrange(network(graph), MaeriConfig(*sizes))
@@ -164,8 +164,8 @@ def test_what_binds() -> None:
             "tree": arrange(network(ORDERED["LeNet"]()[0]), MaeriConfig(64, 64, 64, accumulation_buffer=False)),
         }.items()
     }
-    assert Binds.MULTIPLIERS in found["full"] and not {Binds.BOTH, Binds.PORTS} & found["full"]
-    assert Binds.PORTS in found["ports"] and Binds.TREE in found["tree"]
+    assert Bottleneck.MULTIPLIERS in found["full"] and not {Bottleneck.BOTH, Bottleneck.PORTS} & found["full"]
+    assert Bottleneck.PORTS in found["ports"] and Bottleneck.TREE in found["tree"]
 
 
 def test_use_adds_up() -> None:

@@ -18,9 +18,9 @@ from dovetail.errors import ModelError, SimulationError, TargetError
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import Network, network
-from dovetail.targets.maeri.order import Item, Order, Segment, ordered
-from dovetail.targets.maeri.rules import Asked, Rules, Unit, spelt
+from dovetail.targets.maeri.network import OrderNetwork, network
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, ordered
+from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules, spelt
 from dovetail.targets.maeri.simulate import check
 from dovetail.targets.maeri.timing import shaped, timing
 from dovetail.targets.maeri.tree import Range
@@ -34,7 +34,7 @@ LONG = 100_000
 """Cycles a stage has: more than any takes here."""
 
 
-def small_net(random: Random) -> Network:
+def small_net(random: Random) -> OrderNetwork:
     """Two or three layers of a few products."""
     net = limited_net("small", 3, 3, int(random.integers(1, 3)))
     ends = [net.x]
@@ -53,7 +53,7 @@ def small_config(random: Random) -> MaeriConfig:
     )
 
 
-def stages(told: Asked) -> Iterator[tuple[int, ...]]:
+def stages(told: UnitRules) -> Iterator[tuple[int, ...]]:
     """The stage of each unit, as rules and the network's dependencies let it be."""
     place = {unit: number for number, unit in enumerate(told.units)}
     for found in product(range(len(place)), repeat=len(place)):
@@ -75,11 +75,11 @@ def stages(told: Asked) -> Iterator[tuple[int, ...]]:
             yield found
 
 
-def items(net: Network, config: MaeriConfig, told: Asked, unit: Unit, start: int) -> list[Item]:
+def items(net: OrderNetwork, config: MaeriConfig, told: UnitRules, unit: ChannelRange, start: int) -> list[Item]:
     """Every way to compute a unit on one virtual neuron, small ones first."""
     work, found = net.works[unit.work], []
     channels = range(unit.first, unit.end)
-    parts = [Segment(channel, 0, work.positions) for channel in channels]
+    parts = [ChannelSegment(channel, 0, work.positions) for channel in channels]
     begin = max((pin.begin for each, pin, _ in told.pins if each == unit), default=0)
     pins = [pin.multipliers for each, pin, _ in told.pins if each == unit and pin.multipliers]
     for size in range(1, work.layer.taps + 1):
@@ -108,7 +108,7 @@ def alongside(choices: Sequence[Sequence[Item]], config: MaeriConfig) -> Iterato
                 yield (item, *others)
 
 
-def any_order(net: Network, config: MaeriConfig, rules: Rules) -> Order | None:
+def any_order(net: OrderNetwork, config: MaeriConfig, rules: Rules) -> NetworkOrder | None:
     """An order that keeps the rules, if there is one."""
     told = spelt(rules, net)
     for found in stages(told):
@@ -126,17 +126,17 @@ def any_order(net: Network, config: MaeriConfig, rules: Rules) -> Order | None:
             else:
                 break
         else:
-            order = Order(net, config, ordered(chosen), (max(found) + 2) * LONG)
+            order = NetworkOrder(net, config, ordered(chosen), (max(found) + 2) * LONG)
             if not broken(order, rules):
                 check(order)
                 return order
     return None
 
 
-def works_together(net: Network, config: MaeriConfig, together: Sequence[Item]) -> bool:
+def works_together(net: OrderNetwork, config: MaeriConfig, together: Sequence[Item]) -> bool:
     """Whether the machine can do these."""
     try:
-        check(Order(net, config, ordered(together), LONG))
+        check(NetworkOrder(net, config, ordered(together), LONG))
     except (SimulationError, TargetError):
         return False
     return True

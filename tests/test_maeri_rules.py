@@ -19,8 +19,8 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import Order
-from dovetail.targets.maeri.rules import Asked, Pin, Rules, load_rules, spelt
+from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.rules import Pin, Rules, UnitRules, load_rules, spelt
 from dovetail.targets.maeri.simulate import simulate
 from maeri_trials import many, random_config, random_net, random_rules
 from networks import limited_net
@@ -61,7 +61,7 @@ def test_rules_are_kept(name: str, config: MaeriConfig) -> None:
     assert not broken(schedule, KEPT[name])
 
 
-def spoilt(name: str) -> Order:
+def spoilt(name: str) -> NetworkOrder:
     """The order without rules, all of it from the start: what it breaks is found."""
     graph, _ = three_branches()
     order = arrange(network(graph), MaeriConfig())
@@ -150,7 +150,7 @@ def test_nothing_can_be_left_out_of_a_contradiction() -> None:
     assert found >= 60
 
 
-def clashes(told: Asked, config: MaeriConfig, kept: Sequence[str]) -> bool:
+def clashes(told: UnitRules, config: MaeriConfig, kept: Sequence[str]) -> bool:
     """Whether some of what is asked cannot be kept together."""
     return _clash(_only(told, kept), config)
 

@@ -22,18 +22,18 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import Item, Order, Segment, busy
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, busy
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.simulate import simulate
 from dovetail.targets.maeri.solve import best_order
-from dovetail.targets.maeri.timing import Tile
+from dovetail.targets.maeri.timing import MultiplierTile
 from dovetail.targets.maeri.tree import Range
 from networks import ORDERED, limited_net
 
 Made = tuple[Graph, Mapping[str, Array]]
 
 
-def check(graph: Graph, inputs: Mapping[str, Array], schedule: Order) -> None:
+def check(graph: Graph, inputs: Mapping[str, Array], schedule: NetworkOrder) -> None:
     """An order computes what the graph means, in the cycles it says, and not in fewer than the bound."""
     found, expected = simulate(schedule, inputs), evaluate(graph, inputs)
     for name, array in expected.items():
@@ -149,7 +149,7 @@ def test_the_exact_order_is_no_worse() -> None:
         assert all(earlier[1] > later[1] >= later[2] for earlier, later in pairwise(told))
 
 
-def planted() -> tuple[Graph, Mapping[str, Array], Order]:
+def planted() -> tuple[Graph, Mapping[str, Array], NetworkOrder]:
     """A valid order of two layers."""
     net = limited_net("planted", 6, 6, 2)
     graph = net.finish(net.convolution(net.convolution(net.x, 4, relu=True), 4, relu=True))
@@ -161,49 +161,49 @@ def shifted(item: Item, cycles: int) -> Item:
     return replace(item, start=item.start + cycles)
 
 
-def first_of(schedule: Order, work: int) -> int:
+def first_of(schedule: NetworkOrder, work: int) -> int:
     """The first item of a layer."""
     return next(index for index, item in enumerate(schedule.items) if item.work == work)
 
 
-def _early(schedule: Order) -> list[Item]:
+def _early(schedule: NetworkOrder) -> list[Item]:
     last = max(range(len(schedule.items)), key=lambda index: schedule.items[index].start)
     return [replace(item, start=0) if index == last else shifted(item, 0) for index, item in enumerate(schedule.items)]
 
 
-def _too_early(schedule: Order) -> list[Item]:
+def _too_early(schedule: NetworkOrder) -> list[Item]:
     return [shifted(item, -1) if item.work == 1 else item for item in schedule.items]
 
 
-def _overlap(schedule: Order) -> list[Item]:
+def _overlap(schedule: NetworkOrder) -> list[Item]:
     index = first_of(schedule, 1)
     moved = replace(schedule.items[index], place=Range(1, schedule.items[index].place.size))
     return [*schedule.items[:index], moved, *schedule.items[index + 1 :]]
 
 
-def _outside(schedule: Order) -> list[Item]:
+def _outside(schedule: NetworkOrder) -> list[Item]:
     item = schedule.items[0]
     return [replace(item, place=Range(64 - item.place.size + 1, item.place.size)), *schedule.items[1:]]
 
 
-def _cut(schedule: Order) -> list[Item]:
+def _cut(schedule: NetworkOrder) -> list[Item]:
     item = schedule.items[0]
     part = item.segments[-1]
-    short = (*item.segments[:-1], Segment(part.channel, part.first, part.count - 1))
+    short = (*item.segments[:-1], ChannelSegment(part.channel, part.first, part.count - 1))
     return [replace(item, segments=short), *schedule.items[1:]]
 
 
-def _twice(schedule: Order) -> list[Item]:
+def _twice(schedule: NetworkOrder) -> list[Item]:
     item = schedule.items[0]
     return [*schedule.items, replace(item, start=100_000)]
 
 
-def _part(schedule: Order) -> list[Item]:
+def _part(schedule: NetworkOrder) -> list[Item]:
     item = schedule.items[0]
     return [replace(item, taps=(0, item.taps[1] - 1)), *schedule.items[1:]]
 
 
-FAULTS: Mapping[str, tuple[Callable[[Order], list[Item]], str]] = {
+FAULTS: Mapping[str, tuple[Callable[[NetworkOrder], list[Item]], str]] = {
     "begun before its inputs exist": (_too_early, "its inputs exist from cycle|in use until"),
     "at the start on others' multipliers": (_early, "in use until|its inputs exist"),
     "over others": (_overlap, "in use until|do not fit"),
@@ -228,11 +228,11 @@ def test_two_sums_on_one_line_are_found() -> None:
     net = limited_net("lines", 5, 5, 1)
     graph = net.finish(net.convolution(net.x, 2, 4, pad=0, relu=True))
     items = tuple(
-        Item(0, Tile(4, 4), Range(place, 16), 0, (Segment(channel, 0, 4),), (0, 16))
+        Item(0, MultiplierTile(4, 4), Range(place, 16), 0, (ChannelSegment(channel, 0, 4),), (0, 16))
         for channel, place in enumerate((16, 32))
     )
     with pytest.raises(SimulationError, match="line 0 of the collection bus would get 2"):
-        simulate(Order(network(graph), MaeriConfig(), items, 0), net.inputs())
+        simulate(NetworkOrder(network(graph), MaeriConfig(), items, 0), net.inputs())
 
 
 def test_rules_are_kept() -> None:

@@ -15,6 +15,7 @@ from dovetail.cli.main import main
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, compile_model, prepare, sample_inputs
 from dovetail.errors import SimulationError
+from dovetail.guests import zoo
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import MemoryBus, MemoryRegion
@@ -22,12 +23,11 @@ from dovetail.target import Target
 from dovetail.targets import load_target
 from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.device import MaeriDevice, Register
+from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
 from dovetail.targets.maeri.image import phases, tree_words
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.task import Kind, Stage, Strided, Task, decode, encode
-from dovetail.tools import zoo
+from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, TaskKind, decode, encode
 from firmware import require_chip
 from test_end_to_end import network_file, run, stored
 from test_maeri_schedule import random_network
@@ -220,10 +220,18 @@ def test_tasks_survive_their_words() -> None:
     net = network(graph)
     first = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
     task = Task(
-        net.works[0].layer, Kind.CONVOLUTION, -7, False, Strided(1, 2, 3, 4), Strided(5, 6, 7, 8), 64, 128, first
+        net.works[0].layer,
+        TaskKind.CONVOLUTION,
+        -7,
+        False,
+        StridedArray(1, 2, 3, 4),
+        StridedArray(5, 6, 7, 8),
+        64,
+        128,
+        first,
     )
     assert decode(encode(task)) == task
-    staged = replace(task, padding=(1, 2, 3, 4), stage=Stage(256, -3, -128, 127, Strided(9, 8, 7, 6), -128))
+    staged = replace(task, padding=(1, 2, 3, 4), stage=OutputStage(256, -3, -128, 127, StridedArray(9, 8, 7, 6), -128))
     assert decode(encode(staged)) == staged and len(encode(staged)) == len(encode(task)) + 9
     for spoilt in (encode(task)[:-1], (*encode(task), 0)):
         with pytest.raises(SimulationError, match=r"too early|after its last"):
@@ -237,14 +245,22 @@ def test_the_device_refuses() -> None:
     with pytest.raises(SimulationError, match="no register"):
         device.read(0x40, 0)
     with pytest.raises(SimulationError, match="read-only"):
-        device.write(Register.ROOM, 1, 0)
+        device.write(MaeriRegister.ROOM, 1, 0)
     with pytest.raises(SimulationError, match="takes 1"):
-        device.write(Register.CONTROL, 2, 0)
+        device.write(MaeriRegister.CONTROL, 2, 0)
     graph, _ = random_network(3)
     net = network(graph)
     items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
     task = Task(
-        net.works[0].layer, Kind.CONVOLUTION, 0, False, Strided(0x1000, 1, 1, 1), Strided(0x1000, 4, 4, 4), 0, 0, items
+        net.works[0].layer,
+        TaskKind.CONVOLUTION,
+        0,
+        False,
+        StridedArray(0x1000, 1, 1, 1),
+        StridedArray(0x1000, 4, 4, 4),
+        0,
+        0,
+        items,
     )
     for spoilt in (
         replace(task, items=(replace(items[0], segments=()),)),
@@ -252,10 +268,10 @@ def test_the_device_refuses() -> None:
     ):
         words = encode(spoilt)
         bus.view(0x1000, 4 * len(words)).view("<u4")[:] = words
-        device.write(Register.TASK, 0x1000, 0)
-        device.write(Register.WORDS, len(words), 0)
+        device.write(MaeriRegister.TASK, 0x1000, 0)
+        device.write(MaeriRegister.WORDS, len(words), 0)
         with pytest.raises(SimulationError):
-            device.write(Register.CONTROL, 1, 0)
+            device.write(MaeriRegister.CONTROL, 1, 0)
 
 
 def test_a_device_without_the_stage_refuses_it() -> None:
@@ -264,16 +280,16 @@ def test_a_device_without_the_stage_refuses_it() -> None:
     graph, _ = random_network(3)
     net = network(graph)
     items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
-    nowhere = Strided(0x1000, 1, 1, 1)
-    task = Task(net.works[0].layer, Kind.CONVOLUTION, 0, False, nowhere, nowhere, 0, 0, items)
+    nowhere = StridedArray(0x1000, 1, 1, 1)
+    task = Task(net.works[0].layer, TaskKind.CONVOLUTION, 0, False, nowhere, nowhere, 0, 0, items)
     for other, fields in (
-        (replace(task, stage=Stage(0, 0, -128, 127, nowhere, 0)), {"requantise": False}),
+        (replace(task, stage=OutputStage(0, 0, -128, 127, nowhere, 0)), {"requantise": False}),
         (replace(task, padding=(0, 0, 1, 0)), {"padding": False}),
     ):
         words = encode(other)
         bus.view(0x1000, 4 * len(words)).view("<u4")[:] = words
         device = MaeriDevice(bus, **fields)
-        device.write(Register.TASK, 0x1000, 0)
-        device.write(Register.WORDS, len(words), 0)
+        device.write(MaeriRegister.TASK, 0x1000, 0)
+        device.write(MaeriRegister.WORDS, len(words), 0)
         with pytest.raises(SimulationError, match="asks for a stage or a padding"):
-            device.write(Register.CONTROL, 1, 0)
+            device.write(MaeriRegister.CONTROL, 1, 0)

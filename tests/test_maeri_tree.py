@@ -16,14 +16,22 @@ from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.fabric import fabric, tree_of
 from dovetail.targets.maeri.image import layer_words, tree_words
-from dovetail.targets.maeri.machine import Stretch, _flow, _Round, _round_trips, _trips, play, player
+from dovetail.targets.maeri.machine import (
+    PositionSequence,
+    _FeedbackSimulation,
+    _flow,
+    _round_trips,
+    _trips,
+    play,
+    player,
+)
 from dovetail.targets.maeri.network import OrderLayer
-from dovetail.targets.maeri.order import Segment
-from dovetail.targets.maeri.timing import Tile, best_tile, shaped, steps, timing, uniform_cycles
-from dovetail.targets.maeri.tree import Range, Tree, collisions, configure, leaving, meeting
+from dovetail.targets.maeri.order import ChannelSegment
+from dovetail.targets.maeri.timing import MultiplierTile, best_tile, shaped, steps, timing, uniform_cycles
+from dovetail.targets.maeri.tree import Range, TreeConfiguration, collisions, configure, leaving, meeting
 
 SWEPT = OrderLayer(3, 3, 6, 6, 20, 20)
-ROWS = Tile(3, 3, out_rows=3)
+ROWS = MultiplierTile(3, 3, out_rows=3)
 BANDWIDTHS = (4, 8, 16, 32, 64)
 MEASURED = [
     *(
@@ -34,44 +42,44 @@ MEASURED = [
         (SWEPT, ROWS, MaeriConfig(64, width, width, accumulation_buffer=False), cycles)
         for width, cycles in zip(BANDWIDTHS, (20664, 20478, 20304, 20220, 16932), strict=True)
     ),
-    (SWEPT, Tile(3, 3, filters=6), MaeriConfig(), 1959),
-    (SWEPT, Tile(3, 3, out_rows=6), MaeriConfig(), 2034),
-    (SWEPT, Tile(3, 3, 6), MaeriConfig(), 2016),
-    (SWEPT, Tile(3, 3, 2, 3), MaeriConfig(), 1968),
-    (OrderLayer(1, 1, 16, 16, 16, 16), Tile(1, 1, 16, 4), MaeriConfig(), 2084),
-    (OrderLayer(3, 3, 16, 16, 18, 18), Tile(3, 3, 1, 7), MaeriConfig(), 12363),
-    (OrderLayer(3, 3, 1, 1, 18, 18, groups=16), Tile(3, 3, groups=7), MaeriConfig(), 801),
+    (SWEPT, MultiplierTile(3, 3, filters=6), MaeriConfig(), 1959),
+    (SWEPT, MultiplierTile(3, 3, out_rows=6), MaeriConfig(), 2034),
+    (SWEPT, MultiplierTile(3, 3, 6), MaeriConfig(), 2016),
+    (SWEPT, MultiplierTile(3, 3, 2, 3), MaeriConfig(), 1968),
+    (OrderLayer(1, 1, 16, 16, 16, 16), MultiplierTile(1, 1, 16, 4), MaeriConfig(), 2084),
+    (OrderLayer(3, 3, 16, 16, 18, 18), MultiplierTile(3, 3, 1, 7), MaeriConfig(), 12363),
+    (OrderLayer(3, 3, 1, 1, 18, 18, groups=16), MultiplierTile(3, 3, groups=7), MaeriConfig(), 801),
 ]
 """Measured with the public cycle-level simulator (stonne-simulator/stonne@22634b8; shared sheet maeri.md)."""
 
 
 @pytest.mark.parametrize(("layer", "tile", "config", "measured"), MEASURED)
-def test_measured_cycles(layer: OrderLayer, tile: Tile, config: MaeriConfig, measured: int) -> None:
+def test_measured_cycles(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig, measured: int) -> None:
     allowed = 0.02 if config.distribution == config.multipliers else 0.05
     assert uniform_cycles(layer, tile, config) == pytest.approx(measured, rel=allowed)
 
 
-def measured_rows() -> list[tuple[OrderLayer, Tile, MaeriConfig, int]]:
+def measured_rows() -> list[tuple[OrderLayer, MultiplierTile, MaeriConfig, int]]:
     """300 random layers, tiles and engines, run on the public simulator (stonne-simulator/stonne@22634b8)."""
     found = []
     for line in (Path(__file__).parent / "maeri_measured.txt").read_text().splitlines()[1:]:
         numbers = [int(each) for each in line.split()]
         *engine, buffer, cycles = numbers[15:]
         config = MaeriConfig(*engine, accumulation_buffer=bool(buffer))
-        found.append((OrderLayer(*numbers[:8]), Tile(*numbers[8:15]), config, cycles))
+        found.append((OrderLayer(*numbers[:8]), MultiplierTile(*numbers[8:15]), config, cycles))
     return found
 
 
-def played(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> int:
+def played(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> int:
     """The machine's cycles of a layer computed by one tile."""
     positions = -(-layer.out_rows // tile.out_rows) * -(-layer.out_columns // tile.out_columns)
     rounds = -(-layer.filters // tile.filters) * -(-layer.groups // tile.groups)
-    parts = [Segment(0, 0, positions)] * rounds
+    parts = [ChannelSegment(0, 0, positions)] * rounds
     return play(config, layer, tile, layer.taps, 0, 0, parts).until
 
 
 @pytest.mark.parametrize("counted", [uniform_cycles, played], ids=["model", "machine"])
-def test_random_measured_cycles(counted: Callable[[OrderLayer, Tile, MaeriConfig], int]) -> None:
+def test_random_measured_cycles(counted: Callable[[OrderLayer, MultiplierTile, MaeriConfig], int]) -> None:
     """The scheduler's model and the machine, which share nothing, against the public simulator."""
     errors: dict[bool, list[float]] = {True: [], False: []}
     for layer, tile, config, cycles in [*measured_rows(), *MEASURED]:
@@ -105,7 +113,7 @@ def test_what_is_replayed_is_what_is_played() -> None:
             trips = _trips(config, made, span[1]) if made.back else None
             slow = _flow(made.wired, layer, tile, made.climbs, made.lines, span, trips)
             fast = player(config, layer, tile, layer.taps, at).stretch(*span)
-            for field in fields(Stretch):
+            for field in fields(PositionSequence):
                 assert np.array_equal(getattr(slow, field.name), getattr(fast, field.name)), field.name
 
 
@@ -113,11 +121,11 @@ def test_what_is_replayed_is_what_is_played() -> None:
 def test_round_trips_are_replayed(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """40 positions of 5 steps on few lines: the same whether what was before is looked for or not."""
     config = MaeriConfig(16, 8, 2, accumulation_buffer=False)
-    tile = Tile(1, 1, places[1] - 1, len(places))
+    tile = MultiplierTile(1, 1, places[1] - 1, len(places))
     layer = OrderLayer(1, 1, 5 * tile.channels, len(places), 8, 5)
     made = fabric(config, layer, tile, layer.taps, 0)
     found = _round_trips(config, made, 40)[:, :30]  # later some are done and no longer in the way
-    monkeypatch.setattr(_Round, "state", lambda self: self.cycle)
+    monkeypatch.setattr(_FeedbackSimulation, "state", lambda self: self.cycle)
     np.testing.assert_array_equal(_round_trips(config, made, 40)[:, :30], found)
 
 
@@ -125,7 +133,9 @@ def test_tiles_keep_their_shape() -> None:
     """A virtual neuron of nine products of a 3x3 kernel is a kernel (D5), and passes inputs on (D6)."""
     layer = OrderLayer(3, 3, 4, 8, 10, 10)
     assert (
-        shaped(layer, 9) == Tile(3, 3, 1) and shaped(layer, 18) == Tile(3, 3, 2) and shaped(layer, 3) == Tile(1, 3, 1)
+        shaped(layer, 9) == MultiplierTile(3, 3, 1)
+        and shaped(layer, 18) == MultiplierTile(3, 3, 2)
+        and shaped(layer, 3) == MultiplierTile(1, 3, 1)
     )
     assert shaped(layer, 12).flat and steps(layer, shaped(layer, 12), 36) == 3
     words = layer_words(
@@ -134,7 +144,7 @@ def test_tiles_keep_their_shape() -> None:
     assert [words[index] & 0xFFFF for index in (2, 4, 6)] == [1, 3, 3]
     flat = layer_words(MaeriConfig(32, 32, 32), layer, shaped(layer, 12))
     assert [(word >> 16, word & 0xFFFF) for word in flat[2:8:2]] == [(36, 12), (1, 1), (1, 1)]
-    shared = timing(MaeriConfig(64, 16, 16), layer, Tile(3, 3, 1), 36)
+    shared = timing(MaeriConfig(64, 16, 16), layer, MultiplierTile(3, 3, 1), 36)
     assert shared.rates[-1][1] < shared.rates[-1][0]  # only a window's last column is sent
 
 
@@ -151,13 +161,13 @@ def test_spacing_holds_as_many_as_the_bus_takes() -> None:
     """3x3 on 128 multipliers and 16 lines: 14 virtual neurons with a line's turn each, none further apart (D9)."""
     layer = OrderLayer(3, 3, 16, 64, 18, 18)
     places = [Range(9 * number, 9) for number in range(14)]
-    assert len(meeting(128, 16, places)) <= steps(layer, Tile(3, 3, 1), layer.taps)
+    assert len(meeting(128, 16, places)) <= steps(layer, MultiplierTile(3, 3, 1), layer.taps)
 
 
 def test_the_mappers_published_sample() -> None:
     """VGG CONV2 on 512 multipliers, 128 values sent and 256 sums taken per cycle: 4,014,400 cycles (mRNA@852b5d5)."""
     layer, config = OrderLayer(3, 3, 64, 64, 226, 226), MaeriConfig(512, 128, 256, ports=False)
-    assert uniform_cycles(layer, Tile(3, 3, 14, 4), config) == pytest.approx(4_014_400, rel=1e-4)
+    assert uniform_cycles(layer, MultiplierTile(3, 3, 14, 4), config) == pytest.approx(4_014_400, rel=1e-4)
     _, cycles = best_tile(layer, config)
     assert cycles <= 4_014_400
     assert layer.macs / (cycles * 512) >= 0.9007
@@ -169,7 +179,7 @@ def test_two_full_halves_share_a_line() -> None:
     assert collisions(64, 64, tree.outputs) == 2
 
 
-def replay(multipliers: int, ranges: list[Range], tree: Tree, products: list[int]) -> list[int]:
+def replay(multipliers: int, ranges: list[Range], tree: TreeConfiguration, products: list[int]) -> list[int]:
     """Add numbers as the switches are said to, knowing nothing of how that was found: what comes out per range."""
     owner = {leaf: number for number, each in enumerate(ranges) for leaf in range(each.start, each.end)}
     below = [{owner[leaf]: products[leaf]} if leaf in owner else {} for leaf in range(multipliers)]
@@ -265,7 +275,7 @@ def test_published_configurations(multipliers: int) -> None:
 def test_published_layer_information() -> None:
     """Layer_Info.vmh: K 16, C 16, 3x3, 5x5 image, 32 multipliers, 3 virtual neurons of 9 (there with one filter and
     three channels at a time)."""
-    words = layer_words(MaeriConfig(32, 32, 32), OrderLayer(3, 3, 16, 16, 5, 5), Tile(3, 3))
+    words = layer_words(MaeriConfig(32, 32, 32), OrderLayer(3, 3, 16, 16, 5, 5), MultiplierTile(3, 3))
     text = "00100001 00000010 00100001 00000010 00030003 00000001 00030003 00000001 00050001 00000003 00050001 00000003"
     assert [f"{word:08X}" for word in words] == [*text.split(), "00200001", "00000009"]
 
@@ -287,4 +297,4 @@ def test_what_no_configuration_may_be(fields: dict[str, int]) -> None:
 
 def test_a_sum_too_large_without_folding() -> None:
     with pytest.raises(TargetError, match="folding is off"):
-        uniform_cycles(OrderLayer(3, 3, 16, 4, 8, 8), Tile(3, 3, 2), MaeriConfig(fold=False))
+        uniform_cycles(OrderLayer(3, 3, 16, 4, 8, 8), MultiplierTile(3, 3, 2), MaeriConfig(fold=False))

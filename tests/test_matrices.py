@@ -17,6 +17,8 @@ from dovetail.codegen.build.elf import code_ranges, load_image, symbols
 from dovetail.codegen.emit.project import MANIFEST, write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model
 from dovetail.errors import DovetailError
+from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
+from dovetail.guests.ptq.rivals import compare_with_runtime
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
@@ -27,11 +29,9 @@ from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import dense_as_convolution, products_of_bits, without_dilation
 from dovetail.quantize import quantize
 from dovetail.read import load_model
-from dovetail.run import Build, open_build, run_build
+from dovetail.run import ProjectBuild, open_build, run_build
 from dovetail.targets import load_target
 from dovetail.targets.ne16.packing import pack_weights
-from dovetail.tools.ptq import Samples, Settings, prepare, quantise_network
-from dovetail.tools.ptq.rivals import compare_with_runtime
 
 FIELD = Path(__file__).resolve().parents[2] / "shared" / "models" / "field" / "made"
 TOKENS, WIDTH, HEADS, HIDDEN = 12, 32, 2, 48
@@ -159,7 +159,7 @@ def test_the_engine_takes_dilated_layers(kind: str, kernel: tuple[int, int], tmp
     assert np.abs(steps).max() <= 2  # what the engine's own requantisation may move
 
 
-def built(compiled: Compiled, folder: Path) -> Build:
+def built(compiled: Compiled, folder: Path) -> ProjectBuild:
     """The project on disk."""
     write_project(compiled.project, folder / "build")
     return open_build(folder / "build", NE16)

@@ -13,15 +13,15 @@ import pytest
 import dovetail.target as dt
 from dovetail.compile import sample_inputs
 from dovetail.errors import PlanError, TargetError
+from dovetail.guests.mesh.choice import Objective
+from dovetail.guests.mesh.compiled import CompiledPieces, digest, share_on_engines, used_places, with_compiler
+from dovetail.guests.mesh.emit import MeshProject, emit_mesh
+from dovetail.guests.mesh.exact import ExactRun, run_exact
+from dovetail.guests.mesh.mapping import MeshMapping, execute, map_network, measure, piece_graph
+from dovetail.guests.mesh.own import read_mapping
+from dovetail.guests.mesh.topology import build_topology
 from dovetail.ir.graph import Graph, evaluate
-from dovetail.mesh.choice import Objective
-from dovetail.mesh.compiled import CompiledPieces, digest, share_on_engines, used_places, with_compiler
-from dovetail.mesh.emit import MeshProject, emit_mesh
-from dovetail.mesh.exact import ExactRun, run_exact
-from dovetail.mesh.mapping import Mapped, execute, map_network, measure, piece_graph
-from dovetail.mesh.own import read_mapping
-from dovetail.mesh.topology import build_topology
-from dovetail.program.ir import Launch
+from dovetail.program.ir import LaunchStatement
 from dovetail.schedule.partition import partition
 from dovetail.target.mesh import MacArray
 from dovetail.targets import load_target
@@ -72,7 +72,7 @@ def network(channels: int = 16) -> Graph:
     return net.finish(net.dense(net.convolution(value, 8, relu=True), 10))
 
 
-def mapped(target: dt.Target, graph: Graph, objective: Objective) -> Mapped:
+def mapped(target: dt.Target, graph: Graph, objective: Objective) -> MeshMapping:
     """The network on the target's mesh; its pieces in numpy equal the network."""
     assert target.mesh is not None
     found = map_network(graph, partition(graph, target), build_topology(target.mesh), objective)
@@ -82,7 +82,7 @@ def mapped(target: dt.Target, graph: Graph, objective: Objective) -> Mapped:
     return found
 
 
-def run(target: dt.Target, graph: Graph, project: MeshProject, found: Mapped) -> tuple[ExactRun, bool]:
+def run(target: dt.Target, graph: Graph, project: MeshProject, found: MeshMapping) -> tuple[ExactRun, bool]:
     """What the elements did with two inputs, and whether every output was right."""
     placed, tables = found.whole
     given = [sample_inputs(graph, seed) for seed in range(2)]
@@ -92,7 +92,7 @@ def run(target: dt.Target, graph: Graph, project: MeshProject, found: Mapped) ->
     return done, all(np.array_equal(e[name], outputs[name]) for e, outputs in pairs for name in graph.outputs)
 
 
-def check_times(found: Mapped, done: ExactRun, near: float = 0.1) -> None:
+def check_times(found: MeshMapping, done: ExactRun, near: float = 0.1) -> None:
     """The stream takes what the model says, with the cycles of the firmware."""
     modelled, executed = measure(found), measure(found, turns=done.turns)
     for what in ("interval", "latency"):
@@ -101,7 +101,7 @@ def check_times(found: Mapped, done: ExactRun, near: float = 0.1) -> None:
         assert charged == pytest.approx(taken, rel=near)
 
 
-def shares(target: dt.Target, found: Mapped) -> float:
+def shares(target: dt.Target, found: MeshMapping) -> float:
     """Of the multiply-accumulates of all pieces those on engines."""
     assert target.mesh is not None and isinstance(target.mesh.array, CompiledPieces)
     pieces = [(s, piece) for s in found.parts.sections[0].stages for piece in range(s.pieces)]
@@ -127,7 +127,7 @@ def test_the_engine_of_the_porting_page(wren: dt.Target, objective: Objective) -
     check_times(found, done)
     assert target.mesh is not None and isinstance(target.mesh.array, CompiledPieces)
     programs = [one.plan.program.statements for one in target.mesh.array.made.values()]
-    assert max(sum(isinstance(one, Launch) for one in statements) for statements in programs) > 1
+    assert max(sum(isinstance(one, LaunchStatement) for one in statements) for statements in programs) > 1
     if objective is Objective.LATENCY:  # the comparison finds a wrong weight
         last = project.elements[-1]
         data = bytearray(last.data)
@@ -160,7 +160,7 @@ def test_equal_pieces_are_compiled_once() -> None:
     assert pieces.planned(layer, layer.inputs) > pieces.planned(layer, ()) > 0 and pieces.grain(layer) == (1, 1, 8)
 
 
-def owned(target: dt.Target, text: str, folder: Path) -> Mapped:
+def owned(target: dt.Target, text: str, folder: Path) -> MeshMapping:
     """The network as a mapping file asks."""
     assert target.mesh is not None
     graph, file = network(), folder / "own.yaml"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import TargetError
-from dovetail.mesh.compiled import with_compiler
+from dovetail.guests.mesh.compiled import with_compiler
 from dovetail.targets import load_target
 from dovetail.targets.spinnaker2 import MESH
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from conftest import shared_dir
 from dovetail.cli.main import app, main
-from dovetail.mesh.files import mapping_json
-from dovetail.mesh.mapping import measure
-from dovetail.mesh.picture import covered, picture, time_spent
+from dovetail.guests.mesh.files import mapping_json
+from dovetail.guests.mesh.mapping import measure
+from dovetail.guests.mesh.picture import covered, picture, time_spent
 from dovetail.targets.spinnaker2 import MESH
 from test_mesh_mapping import mapped, tiny
 

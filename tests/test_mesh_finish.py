@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.guests.mesh.finish import ChannelLines, lines_of
 from dovetail.ir.operators.arithmetic import Requantize
 from dovetail.ir.types import Array
-from dovetail.mesh.finish import Lines, lines_of
 
 
-def computed(lines: Lines, sums: Array) -> Array:
+def computed(lines: ChannelLines, sums: Array) -> Array:
     """What `narrow_sums` gives, in whole numbers; every step must stay within its register."""
     raised = (sums << lines.raise_by) + lines.additions
     assert np.abs(raised).max() < 1 << 31
@@ -48,5 +48,7 @@ def test_lines_are_found_and_a_wrong_one_is_noticed() -> None:
         sums = np.arange(-200_000, 200_001)[:, None]
         wanted = np.clip(operator.evaluate([sums + folded, multiplier, shift]), -128, 127)
         assert np.array_equal(computed(lines, sums), wanted)
-        wrong = Lines(lines.additions + (1 << lines.raise_by), lines.factors, lines.gains, lines.raise_by, lines.centre)
+        wrong = ChannelLines(
+            lines.additions + (1 << lines.raise_by), lines.factors, lines.gains, lines.raise_by, lines.centre
+        )
         assert not np.array_equal(computed(wrong, sums), wanted)

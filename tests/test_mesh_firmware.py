@@ -14,12 +14,12 @@ import pytest
 from dovetail.compile import sample_inputs
 from dovetail.errors import DovetailError, PlanError, SimulationError
 from dovetail.farm import LOST
+from dovetail.guests.mesh.choice import Objective
+from dovetail.guests.mesh.emit import MeshProject, emit_mesh
+from dovetail.guests.mesh.exact import ExactRun, run_exact
+from dovetail.guests.mesh.mapping import MeshMapping, measure
+from dovetail.guests.mesh.workers import ElementJob, element_setup, run_wave
 from dovetail.ir.graph import Graph, evaluate
-from dovetail.mesh.choice import Objective
-from dovetail.mesh.emit import MeshProject, emit_mesh
-from dovetail.mesh.exact import ExactRun, run_exact
-from dovetail.mesh.mapping import Mapped, measure
-from dovetail.mesh.workers import Job, element_setup, run_wave
 from dovetail.target.mesh import CoreClocks, Grid, pack_weights
 from dovetail.targets.spinnaker2 import MESH, TARGET
 from networks import image_net
@@ -32,7 +32,7 @@ if find_spec("unicorn") is None or find_spec("ziglang") is None:
     pytest.skip("elements' firmware needs unicorn and ziglang", allow_module_level=True)
 
 
-def run(graph: Graph, found: Mapped, inputs: int = 3) -> tuple[MeshProject, ExactRun]:
+def run(graph: Graph, found: MeshMapping, inputs: int = 3) -> tuple[MeshProject, ExactRun]:
     """The project, and what its elements did; outputs are compared."""
     placed, tables = found.whole
     project = emit_mesh(found.parts, placed, tables, TARGET)
@@ -76,7 +76,7 @@ PACES = {"ic_resnet8": 12_000, "vww_mobilenetv1": 14_000, "kws_dscnn": 6_000, "a
 """Cycles for each input of the slowest of 152 elements, at most."""
 
 
-def ratios(found: Mapped, done: ExactRun) -> dict[str, list[float]]:
+def ratios(found: MeshMapping, done: ExactRun) -> dict[str, list[float]]:
     """What pieces are charged with, in relation to what they took, by who computes them."""
     known: dict[str, list[float]] = {}
     for stage in found.parts.sections[0].stages:
@@ -139,7 +139,7 @@ def test_an_element_that_ends_its_process_is_named() -> None:
         yield from ((number, LOST) for number, _ in enumerate(items))
 
     with pytest.raises(SimulationError, match="died") as caught:
-        run_wave(dying, element_setup(TARGET), {7: Job(b"", {}, ())})  # type: ignore[arg-type]
+        run_wave(dying, element_setup(TARGET), {7: ElementJob(b"", {}, ())})  # type: ignore[arg-type]
     assert caught.value.where == "element 7"
 
 

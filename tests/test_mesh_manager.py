@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from board_rig import FLAGS, Fault, Faults, Line, no_fault, process
-from dovetail.mesh.building import manager_files
-from dovetail.mesh.remote import RackSession
-from dovetail.sim.frames import ANSWER, REFUSED, Decoder, Frame, Kind, encode
+from dovetail.guests.mesh.building import manager_files
+from dovetail.guests.mesh.remote import RackSession
+from dovetail.sim.frames import ANSWER, REFUSED, Decoder, Frame, FrameKind, encode
 from dovetail.sim.line import open_link
-from dovetail.sim.rack import Rack, What
+from dovetail.sim.rack import LoadKind, Rack
 from test_agent import UNTOLD
 from test_rack import IMAGES, Adder, small
 
@@ -63,7 +63,7 @@ def loads(step: int) -> Iterator[tuple[int, bytes]]:
     """Everything there is to load, in parts of so many bytes."""
     for what, number, content in IMAGES:
         for at in range(0, len(content), step):
-            yield Kind.LOAD, struct.pack("<III", what, number, at) + content[at : at + step]
+            yield FrameKind.LOAD, struct.pack("<III", what, number, at) + content[at : at + step]
 
 
 def requests(seed: int) -> Iterator[tuple[int, bytes]]:
@@ -71,31 +71,31 @@ def requests(seed: int) -> Iterator[tuple[int, bytes]]:
     generator = random.Random(seed)
     digests = (bytes(16), b"\5" * 16, bytes(15) + b"\1")
     yield from loads(generator.choice([1012, 500, 100]))
-    yield Kind.START, digests[1]
+    yield FrameKind.START, digests[1]
     while True:
         number, place = generator.choice([0, 1, 2, 3]), generator.choice([0, 1, 24, 100, 190, 192, 1 << 31])
         content = generator.randbytes(generator.choice([0, 1, 24, 100, 192]))
         one: tuple[int, bytes] = generator.choice(
             [
-                (Kind.HELLO, struct.pack("<I", number)),
-                (Kind.SESSION, b""),
-                (Kind.RESET, b""),
-                (Kind.START, generator.choice(digests)),
-                (Kind.WRITE, struct.pack("<HHI", number // 3, 0, place) + content),
-                (Kind.RUN, struct.pack("<II", number, generator.choice([0, 1, 2, 8, 9, 1 << 31]))),
-                (Kind.READ, struct.pack("<HHI", number // 2, generator.choice([0, 1, 24, 192, 1025]), place)),
-                (Kind.CYCLES, struct.pack("<I", place)),
-                (Kind.LOAD, struct.pack("<III", What.DATA, 7, place) + content),
-                (Kind.LOAD, struct.pack("<III", generator.choice([6, 7, 1 << 31]), 0, 0) + content),
-                (generator.choice([*Kind, 0, 10, 127]), bytes(generator.choice([0, 1, 3, 5, 7]))),
+                (FrameKind.HELLO, struct.pack("<I", number)),
+                (FrameKind.SESSION, b""),
+                (FrameKind.RESET, b""),
+                (FrameKind.START, generator.choice(digests)),
+                (FrameKind.WRITE, struct.pack("<HHI", number // 3, 0, place) + content),
+                (FrameKind.RUN, struct.pack("<II", number, generator.choice([0, 1, 2, 8, 9, 1 << 31]))),
+                (FrameKind.READ, struct.pack("<HHI", number // 2, generator.choice([0, 1, 24, 192, 1025]), place)),
+                (FrameKind.CYCLES, struct.pack("<I", place)),
+                (FrameKind.LOAD, struct.pack("<III", LoadKind.DATA, 7, place) + content),
+                (FrameKind.LOAD, struct.pack("<III", generator.choice([6, 7, 1 << 31]), 0, 0) + content),
+                (generator.choice([*FrameKind, 0, 10, 127]), bytes(generator.choice([0, 1, 3, 5, 7]))),
             ]
         )
         yield from [one] * generator.choice([1, 1, 2])
         if generator.random() < 0.05:
-            yield Kind.LOAD, bytes(12)  # forget all
+            yield FrameKind.LOAD, bytes(12)  # forget all
             yield from loads(generator.choice([1012, 500, 100]))
         if generator.random() < 0.4:
-            yield Kind.START, digests[1]
+            yield FrameKind.START, digests[1]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -141,10 +141,10 @@ def test_small_frames_and_other_compilers(tmp_path: Path) -> None:
     results(tmp_path, short, no_fault, 9)
     with process(short) as line:
         ask = asked(line)
-        begin = [*loads(20), (Kind.START, b"\5" * 16), (Kind.RUN, struct.pack("<II", 1, 8))]
+        begin = [*loads(20), (FrameKind.START, b"\5" * 16), (FrameKind.RUN, struct.pack("<II", 1, 8))]
         assert all(ask(Frame(kind, 1, payload)).kind == kind | ANSWER for kind, payload in begin)
-        for bytes_, kind in ((32, Kind.READ | ANSWER), (33, REFUSED)):
-            assert ask(Frame(Kind.READ, 2, struct.pack("<HHI", 0, bytes_, 0))).kind == kind
+        for bytes_, kind in ((32, FrameKind.READ | ANSWER), (33, REFUSED)):
+            assert ask(Frame(FrameKind.READ, 2, struct.pack("<HHI", 0, bytes_, 0))).kind == kind
     if shutil.which("c++"):
         for source in sorted((tmp_path / "manager").glob("*.c")):
             words = [

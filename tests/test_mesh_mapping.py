@@ -13,12 +13,12 @@ import pytest
 from conftest import shared_dir
 from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import PlanError, TargetError
+from dovetail.guests.mesh.choice import Objective
+from dovetail.guests.mesh.mapping import MeshMapping, check_covered, execute, map_network, measure
+from dovetail.guests.mesh.placement import Router, SectionPlacement
+from dovetail.guests.mesh.simulate import simulate
+from dovetail.guests.mesh.topology import build_topology, random_faults
 from dovetail.ir.graph import Graph, evaluate
-from dovetail.mesh.choice import Objective
-from dovetail.mesh.mapping import Mapped, check_covered, execute, map_network, measure
-from dovetail.mesh.placement import Placed, Router
-from dovetail.mesh.simulate import simulate
-from dovetail.mesh.topology import build_topology, random_faults
 from dovetail.schedule.partition import partition
 from dovetail.target.mesh import Faults, Mesh
 from dovetail.targets import load_target
@@ -28,7 +28,7 @@ from networks import image_net, resnet50, single, vgg16
 OBJECTIVES = (Objective.LATENCY, Objective.THROUGHPUT)
 
 
-def dependencies(placed: Placed) -> list[tuple[int, int]]:
+def dependencies(placed: SectionPlacement) -> list[tuple[int, int]]:
     """(link, the link after it) of every message's tree. Links on a chip count twice, since what comes from other chips
     has a channel of its own there."""
     router = Router(placed)
@@ -64,7 +64,7 @@ def cyclic(pairs: list[tuple[int, int]]) -> bool:
     return any(waited.values())
 
 
-def mapped(graph: Graph, mesh: Mesh, objective: Objective = Objective.THROUGHPUT) -> Mapped:
+def mapped(graph: Graph, mesh: Mesh, objective: Objective = Objective.THROUGHPUT) -> MeshMapping:
     """A network on a mesh as a whole."""
     return map_network(graph, partition(graph, TARGET), build_topology(mesh), objective, whole=True)
 
@@ -76,7 +76,7 @@ def tiny(name: str) -> Graph:
     return prepare(file, load_target("spinnaker2"), Options())
 
 
-def check_exact(graph: Graph, found: Mapped) -> None:
+def check_exact(graph: Graph, found: MeshMapping) -> None:
     """The pieces together give the integer graph's outputs, which are not all alike."""
     given = sample_inputs(graph)
     expected, computed = evaluate(graph, given), execute(found.parts, given)
@@ -85,7 +85,7 @@ def check_exact(graph: Graph, found: Mapped) -> None:
         assert np.array_equal(expected[name], computed[name])
 
 
-def check_limits(found: Mapped) -> None:
+def check_limits(found: MeshMapping) -> None:
     """Every piece fits its element, no element has two, tables are within their limit, nothing can wait in a ring."""
     mesh, per = found.parts.mesh, found.parts.mesh.per_chip
     for section, placed, tables in zip(found.parts.sections, found.placed, found.tables, strict=True):
@@ -180,7 +180,7 @@ def test_faults(chips: int | None, share: float, seed: int) -> None:
     check_links_alive(found)
 
 
-def check_links_alive(found: Mapped) -> None:
+def check_links_alive(found: MeshMapping) -> None:
     """No byte goes over a dead link, between chips or on one."""
     placed, _ = found.whole
     topology, grid = found.topology, found.parts.mesh.grid

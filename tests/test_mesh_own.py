@@ -16,15 +16,15 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import DovetailError, PlanError
+from dovetail.guests.mesh.choice import Objective
+from dovetail.guests.mesh.files import mapping_json, mapping_yaml
+from dovetail.guests.mesh.layers import MeshLayer, layers_of
+from dovetail.guests.mesh.mapping import MeshMapping, check_covered, measure
+from dovetail.guests.mesh.marked import parse_marked
+from dovetail.guests.mesh.own import complete, read_mapping
+from dovetail.guests.mesh.topology import Topology, build_topology
+from dovetail.guests.mesh.wishes import wishes_of
 from dovetail.ir.graph import Graph
-from dovetail.mesh.choice import Objective
-from dovetail.mesh.files import mapping_json, mapping_yaml
-from dovetail.mesh.layers import MeshLayer, layers_of
-from dovetail.mesh.mapping import Mapped, check_covered, measure
-from dovetail.mesh.marked import parse_marked
-from dovetail.mesh.own import complete, read_mapping
-from dovetail.mesh.topology import Topology, build_topology
-from dovetail.mesh.wishes import wishes_of
 from dovetail.schedule.partition import Region, partition
 from dovetail.target.mesh import Grid, Mesh
 from dovetail.targets.spinnaker2 import MESH, TARGET
@@ -75,14 +75,14 @@ def topology(chips: int = 1) -> Topology:
     return build_topology(MESH.resized(chips=chips))
 
 
-def own(text: str, where: Topology | None = None, objective: Objective = Objective.THROUGHPUT) -> Mapped:
+def own(text: str, where: Topology | None = None, objective: Objective = Objective.THROUGHPUT) -> MeshMapping:
     """ResNet8 as a file asks."""
     return own_of(tiny("ic_resnet8"), text, where, objective)
 
 
 def own_of(
     graph: Graph, text: str, where: Topology | None = None, objective: Objective = Objective.THROUGHPUT
-) -> Mapped:
+) -> MeshMapping:
     """A network as a file asks."""
     known = {id(tiny("ic_resnet8")): "resnet8", id(small()): "small"}.get(id(graph))
     mesh, found = where or topology(), regions(known) if known else partition(graph, TARGET)
@@ -90,13 +90,13 @@ def own_of(
     return complete(wishes, graph, found, mesh, objective)
 
 
-def elements_of(found: Mapped, name: str) -> set[int]:
+def elements_of(found: MeshMapping, name: str) -> set[int]:
     """Elements on which pieces of a layer are."""
     stage = next(stage for stage in found.parts.sections[0].stages if stage.layer.name == name)
     return set(found.whole[0].element[stage.first : stage.first + stage.pieces].tolist())
 
 
-def check_own(found: Mapped) -> None:
+def check_own(found: MeshMapping) -> None:
     """Exact, everything is sent, nothing waits in a ring, and the model comes to an end."""
     placed, _ = found.whole
     check_exact(tiny("ic_resnet8"), found)
@@ -248,7 +248,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_faulty_elements_are_refused() -> None:
-    from dovetail.mesh.topology import random_faults
+    from dovetail.guests.mesh.topology import random_faults
 
     mesh: Mesh = random_faults(CHIP, 0.05, 1)
     dead = min(number for _, number in mesh.faults.elements)

@@ -17,14 +17,14 @@ from conftest import shared_dir
 from dovetail.cli.main import app
 from dovetail.compile import sample_inputs
 from dovetail.errors import DovetailError, ModelError, PlanError
+from dovetail.guests.mesh.choice import Objective
+from dovetail.guests.mesh.files import mapping_yaml
+from dovetail.guests.mesh.layers import image_of, layers_of
+from dovetail.guests.mesh.mapping import MeshMapping
+from dovetail.guests.mesh.own import read_mapping
+from dovetail.guests.mesh.parts import part_graphs, read_parts
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.onnx_file import graph_bytes, save_graph
-from dovetail.mesh.choice import Objective
-from dovetail.mesh.files import mapping_yaml
-from dovetail.mesh.layers import image_of, layers_of
-from dovetail.mesh.mapping import Mapped
-from dovetail.mesh.own import read_mapping
-from dovetail.mesh.parts import part_graphs, read_parts
 from dovetail.schedule.partition import partition
 from dovetail.targets.spinnaker2 import TARGET
 from networks import image_net
@@ -52,13 +52,13 @@ layers:
 """
 
 
-def read(folder: Path, graph: Graph, file: Path | None = None) -> Mapped:
+def read(folder: Path, graph: Graph, file: Path | None = None) -> MeshMapping:
     """A network as the parts in a folder say."""
     found = partition(graph, TARGET)
     return read_mapping(file, graph, found, topology(), Objective.THROUGHPUT, read_parts(folder, {}))
 
 
-def written(mapped: Mapped, folder: Path) -> list[str]:
+def written(mapped: MeshMapping, folder: Path) -> list[str]:
     """The parts of a mapping in a folder, in the order of their first pieces."""
     folder.mkdir()
     for name, part in part_graphs(mapped):

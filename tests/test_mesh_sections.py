@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dovetail.compile import sample_inputs
 from dovetail.errors import PlanError, SimulationError, TargetError
+from dovetail.guests.mesh.choice import Objective
+from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure
+from dovetail.guests.mesh.sections_emit import SectionsProject, emit_sections
+from dovetail.guests.mesh.sections_exact import SectionsRun, run_sections
+from dovetail.guests.mesh.topology import build_topology, random_faults
 from dovetail.ir.graph import Graph, evaluate
-from dovetail.mesh.choice import Objective
-from dovetail.mesh.mapping import Mapped, map_network, measure
-from dovetail.mesh.sections_emit import SectionsProject, emit_sections
-from dovetail.mesh.sections_exact import SectionsRun, run_sections
-from dovetail.mesh.topology import build_topology, random_faults
 from dovetail.schedule.partition import partition
 from dovetail.target.mesh import Grid, Mesh
 from dovetail.targets.spinnaker2 import MESH, TARGET
@@ -34,7 +34,7 @@ NEAR = 0.02
 """Of a latency: what the order of pieces on elements can make, of which two are measured."""
 
 
-def quick(graph: Graph, mesh: Mesh) -> Mapped:
+def quick(graph: Graph, mesh: Mesh) -> MeshMapping:
     """A network on a mesh, for latency."""
     return map_network(graph, partition(graph, TARGET), build_topology(mesh), Objective.LATENCY)
 
@@ -89,7 +89,7 @@ def test_sections_on_a_mesh_of_sixteen(name: str) -> None:
     assert quicker < 0.6 * before
 
 
-def run(graph: Graph, found: Mapped, inputs: int = 2) -> tuple[SectionsProject, SectionsRun]:
+def run(graph: Graph, found: MeshMapping, inputs: int = 2) -> tuple[SectionsProject, SectionsRun]:
     """What the elements did; outputs are compared, and the time with the model's."""
     project = emit_sections(found, TARGET)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]

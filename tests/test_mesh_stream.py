@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.mesh.mapping import Mapped
-from dovetail.mesh.simulate import Timing, simulate
-from dovetail.mesh.traffic import Floats
+from dovetail.guests.mesh.mapping import MeshMapping
+from dovetail.guests.mesh.simulate import StreamTiming, simulate
+from dovetail.guests.mesh.traffic import Floats
 from test_mesh_mapping import mapped
 from test_mesh_own import FEW, small
 
@@ -18,7 +18,7 @@ INPUTS = 8
 
 
 @lru_cache
-def found() -> Mapped:
+def found() -> MeshMapping:
     """A small network on two chips."""
     return mapped(small(), FEW)
 
@@ -30,7 +30,7 @@ def charged() -> Floats:
     return np.stack((ready, ready, clocks), axis=1)[None]
 
 
-def same(one: Timing, other: Timing) -> bool:
+def same(one: StreamTiming, other: StreamTiming) -> bool:
     """Whether two streams take the same times."""
     arrays = zip((one.start, one.finish, one.ready), (other.start, other.finish, other.ready), strict=True)
     return one.done == other.done and all(np.array_equal(a, b) for a, b in arrays)

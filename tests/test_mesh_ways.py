@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.errors import PlanError
-from dovetail.mesh.choice import stream_layer
-from dovetail.mesh.layers import MeshLayer, layers_of
-from dovetail.mesh.simulate import simulate_stream
-from dovetail.mesh.ways import Way, stream_clocks, tiling_of
+from dovetail.guests.mesh.choice import stream_layer
+from dovetail.guests.mesh.layers import MeshLayer, layers_of
+from dovetail.guests.mesh.simulate import simulate_stream
+from dovetail.guests.mesh.ways import MappingStrategy, stream_clocks, tiling_of
 from dovetail.schedule.partition import partition
 from dovetail.target.mesh import Mesh
 from dovetail.targets.spinnaker2 import SIMULATOR_CHIP, TARGET
@@ -43,7 +43,7 @@ PUBLISHED = {
     "CONV_11": (1409122, 1302970, 263877),
 }
 FLOORS = {"CONV_1": 9408, "CONV_5": 200704, "CONV_11": 114688}
-OUTSIDE = {("CONV_1", Way.FUSED)}
+OUTSIDE = {("CONV_1", MappingStrategy.FUSED)}
 """Explained by no mechanism found: 16 groups of channels read the image 16 times."""
 
 
@@ -63,15 +63,15 @@ def dense_of(inputs: int, outputs: int) -> MeshLayer:
 def clocks_of(name: str, mesh: Mesh = SIMULATOR_CHIP) -> list[float]:
     """By all ways."""
     *shape, pool = VGG[name]
-    return [stream_clocks(layer_of(*shape), mesh, way, pool, stored=name != "CONV_1") for way in Way]
+    return [stream_clocks(layer_of(*shape), mesh, way, pool, stored=name != "CONV_1") for way in MappingStrategy]
 
 
-def errors_on(mesh: Mesh) -> dict[tuple[str, Way], float]:
+def errors_on(mesh: Mesh) -> dict[tuple[str, MappingStrategy], float]:
     """How far off each published number is, as a share of it."""
     return {
         (name, way): abs(clocks / known - 1)
         for name, published in PUBLISHED.items()
-        for way, clocks, known in zip(Way, clocks_of(name, mesh), published, strict=True)
+        for way, clocks, known in zip(MappingStrategy, clocks_of(name, mesh), published, strict=True)
     }
 
 
@@ -117,7 +117,7 @@ def test_no_way_beats_its_floors(size: int, inputs: int, outputs: int, kernel: i
     assert tiling.rows * tiling.columns * tiling.tiles == height * width
     assert tiling.channels * tiling.groups >= channels
     taps = kernel * kernel * -(-width // 16) * height * inputs * -(-channels // 4)
-    for way in Way:
+    for way in MappingStrategy:
         clocks = stream_clocks(layer, SIMULATOR_CHIP, way)
         assert clocks >= taps / SIMULATOR_CHIP.per_chip
         assert clocks >= inputs * outputs * kernel * kernel / SIMULATOR_CHIP.rates.dram
@@ -125,13 +125,13 @@ def test_no_way_beats_its_floors(size: int, inputs: int, outputs: int, kernel: i
 
 def test_only_layers_of_the_array() -> None:
     with pytest.raises(PlanError, match="only convolutions"):
-        stream_clocks(replace(layer_of(7, 64, 64), kind="core"), SIMULATOR_CHIP, Way.ALONE)
+        stream_clocks(replace(layer_of(7, 64, 64), kind="core"), SIMULATOR_CHIP, MappingStrategy.ALONE)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(4096, 2048), (100, 1000)])
 def test_dense_layers_wait_for_their_weights(inputs: int, outputs: int) -> None:
     layer = dense_of(inputs, outputs)
-    alone, fused, shared = (stream_clocks(layer, SIMULATOR_CHIP, way) for way in Way)
+    alone, fused, shared = (stream_clocks(layer, SIMULATOR_CHIP, way) for way in MappingStrategy)
     weights = inputs * outputs / SIMULATOR_CHIP.rates.dram
     assert weights < fused == shared < alone
     if inputs > 1000:

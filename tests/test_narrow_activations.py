@@ -15,25 +15,25 @@ import pytest
 import dovetail.target as dt
 from conftest import shared_dir
 from dovetail import legalize
+from dovetail.arrays import built
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, sample_inputs
 from dovetail.compile import prepare as prepare_integers
 from dovetail.errors import DovetailError, ProgramError
+from dovetail.guests.ptq import Samples, Settings, named_activations, prepare, quantise_network
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Lookup, Offset, ScaleShift
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat, Pad, Relayout, Slice
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.program.ir import Call, Copy, Launch, Role
+from dovetail.program.ir import Call, Copy, LaunchStatement, Role
 from dovetail.program.verify import verify
+from dovetail.prove import prove
 from dovetail.read import load_model
 from dovetail.run import run_build
 from dovetail.schedule.layout.choose import choose
 from dovetail.schedule.partition import partition
 from dovetail.targets import load_target
-from dovetail.tools.arrays import built
-from dovetail.tools.prove import prove
-from dovetail.tools.ptq import Samples, Settings, named_activations, prepare, quantise_network
 from firmware import require_chip
 
 PORT = Path(__file__).parent / "rbe_port" / "rbe.py"
@@ -227,14 +227,14 @@ def test_the_verifier_knows_the_bytes(resnet8: Callable[[str], Path]) -> None:
     """A value that lies otherwise than who reads it takes it, or in bytes it cannot fill, is refused."""
     program = compile_model(resnet8("4"), rbe(), Options()).plan.program
     statements = list(program.statements)
-    for kind in (Launch, Call):
+    for kind in (LaunchStatement, Call):
         index = next(
             i
             for i, s in enumerate(statements)
             if isinstance(s, kind) and any(v.layout and v.layout.packed for v in s.operands.values())
         )
         found = statements[index]
-        assert isinstance(found, Launch | Call)
+        assert isinstance(found, LaunchStatement | Call)
         name = next(name for name, view in found.operands.items() if view.layout is not None)
         view = found.operands[name]
         assert view.layout is not None

@@ -19,7 +19,16 @@ from dovetail.errors import SimulationError
 from dovetail.sim.launch_queue import MOST_FINISHED
 from dovetail.targets.ne16.device import ACQUIRE, FINISHED, RUNNING_JOB, SOFT_CLEAR, STATUS, TASK, TRIGGER, Ne16Device
 from dovetail.targets.ne16.image import parse, walk_cycles
-from dovetail.targets.ne16.job import Job, Padding, Register, Requantise, job_cycles, layer_cycles, problem, registers
+from dovetail.targets.ne16.job import (
+    Ne16Job,
+    Ne16Padding,
+    Register,
+    Requantise,
+    job_cycles,
+    layer_cycles,
+    problem,
+    registers,
+)
 from dovetail.targets.ne16.packing import pack_linear_weights, pack_weights
 from ne16_oracle import ideal_macs_per_cycle, launches
 
@@ -57,7 +66,7 @@ class OneMemory:
         return address
 
 
-def run(device: Ne16Device, job: Job, now: int = 0) -> tuple[int, int]:
+def run(device: Ne16Device, job: Ne16Job, now: int = 0) -> tuple[int, int]:
     """Run all launches of a job as the driver would; returns (cycles, launches)."""
     start = now
     count = 0
@@ -78,7 +87,7 @@ def run(device: Ne16Device, job: Job, now: int = 0) -> tuple[int, int]:
     return now - start, count
 
 
-def load_output(bus: OneMemory, job: Job) -> np.ndarray[Any, Any]:
+def load_output(bus: OneMemory, job: Ne16Job) -> np.ndarray[Any, Any]:
     """The outputs of a job, read pixel by pixel."""
     dtype = "<i4" if job.out_bits == 32 else ("u1" if job.requantise and job.requantise.relu else "i1")
     result = np.zeros((job.out_height, job.out_width, job.out_channels), dtype)
@@ -99,7 +108,7 @@ def store_pixels(bus: OneMemory, pixels: np.ndarray[Any, Any], address: int, pix
 
 
 def reference(
-    job: Job,
+    job: Ne16Job,
     image: np.ndarray[Any, Any],
     weights: np.ndarray[Any, Any],
     before: np.ndarray[Any, Any] | None,
@@ -152,11 +161,11 @@ def test_the_thirty_public_jobs_are_exact() -> None:
     assert good and len(table) == 31, "\n".join(table)
 
 
-def measured_job(found: dict[str, Any]) -> Job:
+def measured_job(found: dict[str, Any]) -> Ne16Job:
     """A job of the file of cycles."""
     quant = found["requantise"]
-    given = {"padding": Padding(*found["padding"]), "requantise": quant and Requantise(**quant)}
-    return Job(**{**found, **given})
+    given = {"padding": Ne16Padding(*found["padding"]), "requantise": quant and Requantise(**quant)}
+    return Ne16Job(**{**found, **given})
 
 
 @has_facts
@@ -186,13 +195,15 @@ def test_a_cycle_more_in_any_state_is_found(monkeypatch: pytest.MonkeyPatch) -> 
             assert any(job_cycles(job) != cycles for job, cycles in jobs), name
 
 
-def vector_job(bus: OneMemory, vectors: Any, index: int, config: dict[str, Any]) -> tuple[Job, np.ndarray[Any, Any]]:
+def vector_job(
+    bus: OneMemory, vectors: Any, index: int, config: dict[str, Any]
+) -> tuple[Ne16Job, np.ndarray[Any, Any]]:
     """One job of the vectors with its operands in memory, and its outputs."""
     image, expected = vectors[f"{index}/x"], vectors[f"{index}/y"]
     scales = vectors[f"{index}/scale"].astype(np.uint8 if config["scale_bits"] == 8 else "<u4")
     height, width, channels = image.shape
     out_height, out_width, out_channels = expected.shape
-    job = Job(
+    job = Ne16Job(
         height,
         width,
         channels,
@@ -206,7 +217,7 @@ def vector_job(bus: OneMemory, vectors: Any, index: int, config: dict[str, Any])
         kernel=config["kernel"],
         depthwise=config["depthwise"],
         stride=config["stride"],
-        padding=Padding(*config["pad_tblr"]),
+        padding=Ne16Padding(*config["pad_tblr"]),
         weight_bits=config["weight_bits"],
         out_bits=8,
         requantise=Requantise(config["scale_bits"], config["bias"], config["relu"], config["shift"]),
@@ -220,13 +231,13 @@ def vector_job(bus: OneMemory, vectors: Any, index: int, config: dict[str, Any])
 
 
 @st.composite
-def jobs(draw: st.DrawFn, strides: tuple[int, ...] = (1, 1, 2)) -> Job:
+def jobs(draw: st.DrawFn, strides: tuple[int, ...] = (1, 1, 2)) -> Ne16Job:
     """A job the engine can do, pointers left at zero."""
     stride = draw(st.sampled_from(strides))
     kinds = ("3x3", "1x1", "depthwise") if stride == 2 else ("3x3", "3x3", "1x1", "depthwise", "linear")
     kind = draw(st.sampled_from(kinds))
     kernel, sides, sizes = (3 if kind in ("3x3", "depthwise") else 1), st.sampled_from((0, 1, 1, 2)), st.integers(1, 9)
-    padding = Padding(draw(sides), draw(sides), draw(sides), draw(sides)) if kernel == 3 else Padding()
+    padding = Ne16Padding(draw(sides), draw(sides), draw(sides), draw(sides)) if kernel == 3 else Ne16Padding()
     out_height, out_width, out_channels = draw(sizes), draw(sizes), draw(st.integers(1, 40))
     in_channels = out_channels if kind == "depthwise" else draw(st.integers(1, 40))
     if kind == "linear":
@@ -240,7 +251,7 @@ def jobs(draw: st.DrawFn, strides: tuple[int, ...] = (1, 1, 2)) -> Job:
     pixel_in = in_channels + draw(st.integers(0, 3))
     pixel_out = out_channels * out_bits // 8 + draw(st.integers(0, 3))
     pixel_out += pixel_out % stride
-    job = Job(
+    job = Ne16Job(
         height,
         width,
         in_channels,
@@ -270,7 +281,7 @@ def jobs(draw: st.DrawFn, strides: tuple[int, ...] = (1, 1, 2)) -> Job:
     return job
 
 
-def place_operands(bus: OneMemory, job: Job, seed: int) -> tuple[Job, np.ndarray[Any, Any]]:
+def place_operands(bus: OneMemory, job: Ne16Job, seed: int) -> tuple[Ne16Job, np.ndarray[Any, Any]]:
     """The job with random operands in memory, and the outputs the definition gives."""
     random = np.random.default_rng(seed)
     image = random.integers(0, 256, (job.in_height, job.in_width, job.in_channels)).astype(np.uint8)
@@ -304,7 +315,7 @@ def place_operands(bus: OneMemory, job: Job, seed: int) -> tuple[Job, np.ndarray
     return placed, reference(job, image, weights, before if job.stream_in else None, scale, bias, shift)
 
 
-def outputs_only_changed(before: np.ndarray[Any, Any], bus: OneMemory, job: Job) -> bool:
+def outputs_only_changed(before: np.ndarray[Any, Any], bus: OneMemory, job: Ne16Job) -> bool:
     """Whether nothing but the bytes of the outputs differs from `before`."""
     mask = np.ones(L1_SIZE, bool)
     for row in range(job.out_height):
@@ -316,7 +327,7 @@ def outputs_only_changed(before: np.ndarray[Any, Any], bus: OneMemory, job: Job)
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(jobs(), st.integers(0, 2**32 - 1))
-def test_random_jobs_match_the_definition_and_the_closed_form(job: Job, seed: int) -> None:
+def test_random_jobs_match_the_definition_and_the_closed_form(job: Ne16Job, seed: int) -> None:
     bus = OneMemory(1)
     job, expected = place_operands(bus, job, seed)
     before = bus.memory.copy()
@@ -339,7 +350,7 @@ def test_closed_form_takes_arrays() -> None:
         for i, j in ((0, 0), (1, 1), (6, 2), (18, 3)):
             out, depth = int(heights[i, 0]), int(channels[j])
             size = (out - 1) * stride + kernel
-            job = Job(
+            job = Ne16Job(
                 size,
                 size,
                 depth,
@@ -358,9 +369,9 @@ def test_closed_form_takes_arrays() -> None:
             assert table[i, j] == job_cycles(job)
 
 
-def small_job(bus: OneMemory, seed: int = 0, size: int = 3) -> tuple[Job, np.ndarray[Any, Any]]:
+def small_job(bus: OneMemory, seed: int = 0, size: int = 3) -> tuple[Ne16Job, np.ndarray[Any, Any]]:
     """A one-subtile-high 3x3 convolution with operands in memory."""
-    job = Job(
+    job = Ne16Job(
         size + 2,
         size + 2,
         16,
@@ -378,7 +389,7 @@ def small_job(bus: OneMemory, seed: int = 0, size: int = 3) -> tuple[Job, np.nda
     return place_operands(bus, job, seed)
 
 
-def submit(device: Ne16Device, job: Job, now: int) -> int:
+def submit(device: Ne16Device, job: Ne16Job, now: int) -> int:
     """Acquire, program and trigger one launch; its id."""
     identity = device.read(ACQUIRE, now)
     for index, word in enumerate(registers(job)):
@@ -424,7 +435,7 @@ def test_two_contexts_queue_and_interrupt() -> None:
     assert device.activities() == []
 
 
-def patched(job: Job, changes: dict[int, Callable[[int], int]]) -> list[int]:
+def patched(job: Ne16Job, changes: dict[int, Callable[[int], int]]) -> list[int]:
     """The registers of a job with some changed."""
     return [changes[index](word) if index in changes else word for index, word in enumerate(registers(job))]
 
@@ -501,13 +512,13 @@ def test_misuse_and_bad_addresses_are_named() -> None:
         ({"weight_bits": 1}, "1 bits"),
         ({"out_bits": 16}, "16 bits"),
         ({"depthwise": True}, "as many output"),
-        ({"padding": Padding(3, 0, 0, 0)}, "0 to 2"),
+        ({"padding": Ne16Padding(3, 0, 0, 0)}, "0 to 2"),
         ({"out_height": 4}, "more input pixels"),
         ({"stream_in": True}, "32-bit outputs"),
         ({"requantise": None}, "32 bits"),
         ({"requantise": Requantise(shift=32)}, "0 to 31"),
-        ({"out_height": 4, "padding": Padding(0, 1, 0, 0), "padding_value": 9}, "multiple of 3"),
-        ({"out_height": 4, "in_height": 4, "padding": Padding(0, 2, 0, 0)}, "beyond the last subtile"),
+        ({"out_height": 4, "padding": Ne16Padding(0, 1, 0, 0), "padding_value": 9}, "multiple of 3"),
+        ({"out_height": 4, "in_height": 4, "padding": Ne16Padding(0, 2, 0, 0)}, "beyond the last subtile"),
         ({"stride": 2, "out_height": 1, "out_width": 1, "out_pixel_stride": 33}, "even output pixel stride"),
         ({"weight_offset": -257}, "offset -257 is outside -256..255"),
         ({"weight_offset": 256}, "offset 256 is outside"),
@@ -524,7 +535,7 @@ def test_jobs_the_engine_cannot_do_are_named(change: dict[str, Any], message: st
 def test_linear_mode_has_no_padding_value() -> None:
     """The RTL's idle columns give the padding value instead of 0, and linear mode adds four columns."""
     bus = OneMemory()
-    job, _ = place_operands(bus, Job(1, 1, 64, 1, 1, 8, 64, 64, 32, 32, kernel=1, linear=True), 0)
+    job, _ = place_operands(bus, Ne16Job(1, 1, 64, 1, 1, 8, 64, 64, 32, 32, kernel=1, linear=True), 0)
     assert problem(job) == "" and "padding value of 0" in problem(replace(job, padding_value=3))
     device = Ne16Device(bus)
     device.read(ACQUIRE, 0)

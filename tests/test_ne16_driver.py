@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.targets.ne16 import DRIVER as DRIVER_TEXT
 from dovetail.targets.ne16.device import EVENT, Ne16Device
-from dovetail.targets.ne16.job import Job, task_words
+from dovetail.targets.ne16.job import Ne16Job, task_words
 from test_ne16_device import OneMemory, jobs, load_output, place_operands, small_job
 
 DRIVER = Path(__file__).resolve().parents[1] / "dovetail" / "targets" / "ne16" / "driver"
@@ -96,7 +96,7 @@ class Firmware:
         self.writes += address - BASE != EVENT
         self._access(lambda: self.device.write(address - BASE, value, self.now))
 
-    def start(self, job: Job) -> int:
+    def start(self, job: Ne16Job) -> int:
         words = task_words(job)
         return self._checked(self.c.ne16_start((ctypes.c_uint32 * len(words))(*words)))
 
@@ -136,7 +136,7 @@ def test_driver_tickets_wait_for_their_own_launch(library: Path) -> None:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(job=jobs(strides=(2,)), seed=st.integers(0, 2**32 - 1))
-def test_driver_walks_the_grid_of_stride_two_jobs(library: Path, job: Job, seed: int) -> None:
+def test_driver_walks_the_grid_of_stride_two_jobs(library: Path, job: Ne16Job, seed: int) -> None:
     bus = OneMemory()
     job, expected = place_operands(bus, job, seed)
     plain, plain_expected = small_job(bus, seed)

@@ -11,12 +11,12 @@ from dovetail.cli.main import main
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
 from dovetail.errors import TargetError
+from dovetail.guests.check.cases import Limits
+from dovetail.guests.check.suite import Order, check
+from dovetail.guests.newtarget import write_new_target
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from dovetail.tools.check.cases import Limits
-from dovetail.tools.check.suite import Order, check
-from dovetail.tools.newtarget import write_new_target
 
 
 def test_it_passes_check(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from dovetail.cli.main import main
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model
 from dovetail.errors import DovetailError, SimulationError, TargetError
+from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import GraphBuilder, evaluate
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Lookup
@@ -33,7 +34,6 @@ from dovetail.target import apply, constant, operand
 from dovetail.targets.opencl import TARGET, with_kernels
 from dovetail.targets.opencl.project import VARIABLE, environment
 from dovetail.targets.opencl.vendor import BinaryKernel
-from dovetail.tools.tune.measure import measured
 from opencl_networks import launches, moves, random_inputs, reads_all, require_device, run_equals_graph, side_by_side
 from test_end_to_end import network_file
 from test_state import by_hand, frames, ring_network, same

@@ -17,7 +17,18 @@ from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.program.interpret import check_program
-from dovetail.program.ir import Buffer, Call, Launch, Move, Role, Statement, View, element_places, reads, writes
+from dovetail.program.ir import (
+    Buffer,
+    Call,
+    LaunchStatement,
+    Move,
+    Role,
+    Statement,
+    View,
+    element_places,
+    reads,
+    writes,
+)
 from dovetail.program.synchronise import mirror
 from dovetail.targets.opencl import TARGET
 
@@ -39,7 +50,7 @@ def statements(draw: st.DrawFn) -> Statement:
     operands, result = {str(i): draw(views()) for i in range(draw(st.integers(0, 2)))}, draw(views())
     engine = draw(st.sampled_from(("", *ENGINES)))
     nothing = cast(Any, None)
-    return Launch(0, engine, nothing, operands, result) if engine else Call(0, nothing, operands, result)
+    return LaunchStatement(0, engine, nothing, operands, result) if engine else Call(0, nothing, operands, result)
 
 
 def places(view: View) -> Array:
@@ -82,7 +93,7 @@ def test_everyone_reads_what_was_written_last(
     for view in first:
         memories.write("", view)
     for index, statement in enumerate(listed):
-        here = statement.engine if isinstance(statement, Launch) else ""
+        here = statement.engine if isinstance(statement, LaunchStatement) else ""
         for move in found.get(index, ()):
             memories.move(move)
         for view in reads(statement):
@@ -111,5 +122,5 @@ def test_a_move_left_out_is_found() -> None:
 def test_engines_without_a_copy() -> None:
     """Nothing is moved."""
     view = View("a", TensorType((4,), DType.UINT8), (1,))
-    launch = Launch(0, "first", cast(Any, None), {"x": view}, view)
+    launch = LaunchStatement(0, "first", cast(Any, None), {"x": view}, view)
     assert mirror([launch], {"a": Buffer("a", "ram", BYTES, Role.VALUE)}, (), [view], [view]) == {}

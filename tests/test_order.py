@@ -9,35 +9,22 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "dovetail"
 ORDER = (
+    *("version", "errors", "files", "farm", "user_file", "ir", "operators", "read", "quantize", "target", "legalize"),
     *(
-        "version",
-        "errors",
-        "files",
-        "farm",
-        "user_file",
-        "ir",
-        "operators",
-        "read",
-        "quantize",
-        "target",
-        "legalize",
         "loops",
-    ),
-    *(
         "kernels",
         "program",
         "schedule",
         "codegen",
         "sim",
         "compile",
-        "mesh",
         "targets",
+        "fields",
         "run",
-        "tools",
-        "api",
-        "cli",
-        "__main__",
+        "arrays",
+        "prove",
     ),
+    *("explain", "guests", "api", "cli", "__main__"),
 )
 """Folders and files of the package in the order data flows; each imports only what stands before it."""
 WITHIN = {

@@ -12,6 +12,9 @@ import pytest
 
 from core_kernel_cases import Case, Maker, padded
 from dovetail.codegen.emit.unit import traits_for
+from dovetail.guests.tune.cost import END_CYCLES, START_CYCLES
+from dovetail.guests.tune.measure import measured
+from dovetail.guests.tune.search import region_alone
 from dovetail.ir.graph import evaluate
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
@@ -24,9 +27,6 @@ from dovetail.target.chip import PairBlock
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
 from dovetail.targets.cortex_m import M4, PAIRS, SMLAD, UNPACK
-from dovetail.tools.tune.cost import END_CYCLES, START_CYCLES
-from dovetail.tools.tune.measure import measured
-from dovetail.tools.tune.search import region_alone
 from firmware import require_chip
 from test_core_kernels import build, needs_compiler, run
 from test_scheduled_kernels import check, host_text

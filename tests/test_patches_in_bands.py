@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail import legalize
+from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
 from dovetail.ir.operators.linear import Conv2d
@@ -19,7 +20,6 @@ from dovetail.ir.operators.movement import Concat, Im2col, Pad, Slice
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.targets import load_target
-from dovetail.tools.tune.measure import measured
 from firmware import require_chip
 from networks import Net
 from test_glue import assert_alike, assert_names_stay, scaled, weights_of

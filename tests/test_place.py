@@ -15,19 +15,19 @@ from typer.testing import CliRunner
 from dovetail.cli.main import app
 from dovetail.compile import Options, compile_graph, prepare
 from dovetail.errors import DovetailError, PlaceError
+from dovetail.guests import zoo
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import blocked
 from dovetail.program.ir import Begin, Wait
 from dovetail.schedule.assign import MOST_BYTES, assign, first, parse_pins, read_pins, told
-from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, LayerOptions, Schedule, Step, Use, border
+from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, QueueUse, Schedule, border
 from dovetail.schedule.assign.timetable import _merit, heuristic, improve, in_order, lower_bound, settled
 from dovetail.schedule.layout import _waits_for
 from dovetail.schedule.partition import Region, Slot
 from dovetail.schedule.plan.lower import in_turn
-from dovetail.schedule.plan.lowered import Parts
+from dovetail.schedule.plan.lowered import LayerStatements
 from dovetail.target import Constraint, Memory, Target
 from dovetail.targets import load_target, ne16
-from dovetail.tools import zoo
 from two_engines.twins import machine
 
 TWINS = machine()
@@ -221,10 +221,12 @@ def sample(seed: int, region: Region) -> list[LayerOptions]:
             cycles = source.randint(1, 9) * (3 if queue == "core" else 1)
             if number == 0 or source.random() < 0.7:
                 fetch = source.randint(0, 3) if queue != "core" else 0
-                candidates.append(Candidate(queue, (Step(region, cycles, (Use(queue, 0, cycles),), fetch),)))
+                candidates.append(
+                    Candidate(queue, (CandidateStep(region, cycles, (QueueUse(queue, 0, cycles),), fetch),))
+                )
         if source.random() < 0.4:
-            both = (Use("a", 0, 3), Use("b", 0, 4))
-            candidates.append(Candidate("a+b", (Step(region, 4, both),)))
+            both = (QueueUse("a", 0, 3), QueueUse("b", 0, 4))
+            candidates.append(Candidate("a+b", (CandidateStep(region, 4, both),)))
         after = tuple(one for one in range(index) if source.random() < 0.4)
         delays = {(one, 0, 0): source.randint(1, 4) for one in after if source.random() < 0.5}
         found.append(LayerOptions(region, tuple(candidates), {}, after, delays))
@@ -301,7 +303,9 @@ def test_constants_wait_where_there_is_room(filled: int, finish: int, graph: Gra
     region = first(graph, TWINS)[0]
     layers = []
     for index, (cycles, fetch) in enumerate(((10, 0), (2, 1), (3, 8))):
-        own = Step(region, cycles, (Use("a", 0, cycles),), fetch, taken=cycles, engines=("a",), filled=(filled,))
+        own = CandidateStep(
+            region, cycles, (QueueUse("a", 0, cycles),), fetch, taken=cycles, engines=("a",), filled=(filled,)
+        )
         after = (index - 1,) if index else ()
         layers.append(LayerOptions(region, (Candidate("a", (own,)),), {}, after, {}))
     fast = heuristic(layers, "dma")
@@ -312,9 +316,9 @@ def test_constants_wait_where_there_is_room(filled: int, finish: int, graph: Gra
 def test_constants_and_a_relayout_take_turns(graph: Graph) -> None:
     """Both go by one queue before the layer begins: the quick schedule knows it too, else no solver finds any."""
     region = first(graph, TWINS)[0]
-    made = Step(region, 1, (Use("core", 0, 1),))
-    uses = (Use("a", 0, 10), Use("dma", -4, 4))
-    own = Step(region, 10, uses, 8, taken=10, engines=("a",), filled=(ALL_ROOM,))
+    made = CandidateStep(region, 1, (QueueUse("core", 0, 1),))
+    uses = (QueueUse("a", 0, 10), QueueUse("dma", -4, 4))
+    own = CandidateStep(region, 10, uses, 8, taken=10, engines=("a",), filled=(ALL_ROOM,))
     layers = [
         LayerOptions(region, (Candidate("core", (made,)),), {}, (), {}),
         LayerOptions(region, (Candidate("a", (own,)),), {}, (0,), {(0, 0, 0): 4}),
@@ -332,7 +336,9 @@ def test_every_quick_schedule_is_one_a_solver_knows(seed: int, graph: Graph) -> 
         candidates = list(layer.candidates)
         if layer.delays:
             (own,), lead = candidates[0].steps, max(layer.delays.values())
-            candidates[0] = replace(candidates[0], steps=(replace(own, uses=(*own.uses, Use("dma", -lead, lead))),))
+            candidates[0] = replace(
+                candidates[0], steps=(replace(own, uses=(*own.uses, QueueUse("dma", -lead, lead))),)
+            )
         layers.append(replace(layer, candidates=tuple(candidates)))
     fast = heuristic(layers, "dma")
     exact, proven = improve(layers, fast, lower_bound(layers, "dma"), "dma", 5.0)
@@ -348,8 +354,10 @@ def test_a_relayout_is_waited_for_where_the_wait_is_short_beside_what_is_issued(
 def test_tiles_of_layers_at_the_same_time_take_turns() -> None:
     """By their times; a layer without one comes right before the next; without any, one after the other."""
 
-    def tiles(layer: int, count: int) -> Parts:
-        return Parts(rest=[[Wait(layer, "x", number)] for number in range(count)], tail=[Wait(layer, "tail", 0)])
+    def tiles(layer: int, count: int) -> LayerStatements:
+        return LayerStatements(
+            rest=[[Wait(layer, "x", number)] for number in range(count)], tail=[Wait(layer, "tail", 0)]
+        )
 
     def text(slots: list[Slot | None]) -> str:
         made = in_turn(slots, [tiles(layer, 2) for layer in range(len(slots))])

@@ -21,7 +21,7 @@ from dovetail.ir.operators.movement import Pad, Reshape
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.program.interpret import check_program
-from dovetail.program.ir import Call, Copy, Launch, Role, overwritten
+from dovetail.program.ir import Call, Copy, LaunchStatement, Role, overwritten
 from dovetail.program.loops import print_program
 from dovetail.program.verify import verify
 from dovetail.schedule.layout import choose_layouts
@@ -29,7 +29,7 @@ from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import Plan, plan
 from dovetail.schedule.plan.allocate import Timeline
 from dovetail.schedule.plan.lower import lower
-from dovetail.schedule.plan.lowered import Lowered
+from dovetail.schedule.plan.lowered import LoweredNetwork
 from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.tile import packed_tile, packed_tiles, tile_boxes, tile_match
 from dovetail.target import Target
@@ -192,7 +192,7 @@ def test_random_networks(group: int, policy: str) -> None:
             found = attempt(seed, kib, policy)
             seen["fits" if found else f"does not fit {kib}"] += 1
             if found:
-                seen["launches"] += sum(isinstance(s, Launch) for s in found.program.statements)
+                seen["launches"] += sum(isinstance(s, LaunchStatement) for s in found.program.statements)
                 seen["cut"] += sum(len(tiling.tiles) > 1 for tiling in found.tilings.values())
                 seen["copies"] += sum(isinstance(s, Copy) for s in found.program.statements)
     print(dict(seen))
@@ -261,7 +261,7 @@ def test_rounds_remember_only_what_is_the_same(monkeypatch: pytest.MonkeyPatch) 
     kept = [outcome(number) for number in range(len(laid))]
     rounds.clear()
 
-    def forgetful(*given: Any) -> Lowered:
+    def forgetful(*given: Any) -> LoweredNetwork:
         rounds[-1] += 1
         return lower(*given[:-1])
 
@@ -302,7 +302,7 @@ def test_constants_that_arrive_in_time_cut_no_layer() -> None:
     made = plan(laid, target, {})
     verify(made.program, target)
     statements = made.program.statements
-    launches = Counter(one.layer for one in statements if isinstance(one, Launch))
+    launches = Counter(one.layer for one in statements if isinstance(one, LaunchStatement))
     first, second, third = sorted(launches)
     assert launches[first] > 1 and launches[second] == launches[third] == 1
     constants = {name for name, buffer in made.program.buffers.items() if buffer.role is Role.CONSTANT}

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from dovetail.guests.check.cases import QUICK, Limits
+from dovetail.guests.check.suite import Order, check
 from dovetail.targets import load_target
-from dovetail.tools.check.cases import QUICK, Limits
-from dovetail.tools.check.suite import Order, check
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "port_faults.py"
 STANDARD = 20

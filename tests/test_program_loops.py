@@ -18,14 +18,14 @@ from dovetail.codegen.emit.network import model_source
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, prepare
 from dovetail.errors import ProgramError
+from dovetail.guests import zoo
 from dovetail.kernels.kernel import declarations
-from dovetail.program.ir import Begin, Copy, Launch, Program, Wait
+from dovetail.program.ir import Begin, Copy, LaunchStatement, Program, Wait
 from dovetail.program.loops import carried_out, check_loops, numbers, rolled
-from dovetail.program.series import Loop, Number, Place, Series, series
+from dovetail.program.series import ByteAddress, Loop, Number, Series, series
 from dovetail.program.verify import verify
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools import zoo
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no host C compiler `cc`")
 
@@ -57,7 +57,7 @@ def tiled(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     lambda first, step, swing, count: [first + step * turn + swing * (turn % 2) for turn in range(count)],
     st.integers(0, 99), st.integers(-9, 9), st.sampled_from([0, 0, 5]), st.integers(1, 9)), st.booleans())  # fmt: skip
 def test_a_series_gives_back_its_numbers(values: list[int], places: bool) -> None:
-    made: list[Number] = [Place("l1", value) if places else value for value in values]
+    made: list[Number] = [ByteAddress("l1", value) if places else value for value in values]
     rule = series(made)
     assert [rule.at(turn) for turn in range(len(made))] == made
     steps = {after - before for before, after in pairwise(values)}
@@ -212,7 +212,7 @@ def _calls_alike(compiled: Compiled, folder: Path) -> None:
     looped, straight = _traces(compiled, source, folder)
     assert looped == straight
     statements = compiled.plan.program.statements
-    kinds = [sum(isinstance(one, kind) for one in statements) for kind in (Launch, Wait)]
+    kinds = [sum(isinstance(one, kind) for one in statements) for kind in (LaunchStatement, Wait)]
     assert [straight.count("start "), straight.count("_wait ")] == kinds
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail import prove, zoo
+from dovetail.arrays import built, seeded_inputs
 from dovetail.compile import Options, compile_model
 from dovetail.errors import BuildError, ModelError
 from dovetail.ir.graph import evaluate_all
 from dovetail.run import run_build
 from dovetail.targets import load_target
-from dovetail.tools import prove, zoo
-from dovetail.tools.arrays import built, seeded_inputs
 from networks import single
 from porting import port
 from test_check import PLANTS

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from dovetail.errors import DovetailError
+from dovetail.guests.ptq import Preprocessing, read_samples
+from dovetail.guests.ptq.data import check_labels
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.tools.ptq import Preprocessing, read_samples
-from dovetail.tools.ptq.data import check_labels
 
 SHAPE = (1, 4, 6, 3)
 

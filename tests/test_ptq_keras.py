@@ -9,11 +9,11 @@ import numpy as np
 from conftest import shared_dir
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
+from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
 from dovetail.ir.graph import evaluate
 from dovetail.read import load_model
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from dovetail.tools.ptq import Samples, Settings, prepare, quantise_network
 from firmware import require_chip
 
 IMAGES = 24

@@ -11,6 +11,13 @@ import pytest
 
 from dovetail.compile import Options, compile_model
 from dovetail.errors import ModelError, TargetError
+from dovetail.guests import zoo
+from dovetail.guests.ptq import Method, QuantisedNetwork, Samples, Settings, prepare, quantise_network
+from dovetail.guests.ptq.calibration import calibrate, choose_layers
+from dovetail.guests.ptq.execute import run
+from dovetail.guests.ptq.onnx_writer import plain_onnx
+from dovetail.guests.ptq.prepare import equalise, pairs
+from dovetail.guests.ptq.qdq import Scheme, qdq_graph
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.ir.rewrite import simplify
@@ -19,13 +26,6 @@ from dovetail.quantize import quantize
 from dovetail.read import load_model
 from dovetail.target import Quantisation
 from dovetail.targets import load_target
-from dovetail.tools import zoo
-from dovetail.tools.ptq import Method, Quantised, Samples, Settings, prepare, quantise_network
-from dovetail.tools.ptq.calibration import calibrate, choose_layers
-from dovetail.tools.ptq.execute import run
-from dovetail.tools.ptq.onnx_writer import plain_onnx
-from dovetail.tools.ptq.prepare import equalise, pairs
-from dovetail.tools.ptq.qdq import Scheme, qdq_graph
 from ptq_networks import digits, images, onnx_runtime, varied
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is the oracle here (dovetail[check])")
@@ -47,7 +47,7 @@ def reference() -> Array:
     return onnx_runtime(varied(), {"image": TEST})
 
 
-def quantised(graph: Graph, target: str = "riscv", **choices: object) -> Quantised:
+def quantised(graph: Graph, target: str = "riscv", **choices: object) -> QuantisedNetwork:
     settings = Settings(**choices)  # type: ignore[arg-type]
     return quantise_network(graph, Samples({"image": DATA}, None), load_target(target), settings)
 

@@ -10,11 +10,11 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from dovetail.compile import Options, compile_model
+from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
+from dovetail.guests.ptq.execute import run
 from dovetail.ir.types import Array
 from dovetail.read import load_model
 from dovetail.targets import load_target
-from dovetail.tools.ptq import Samples, Settings, prepare, quantise_network
-from dovetail.tools.ptq.execute import run
 from ptq_networks import onnx_runtime
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is the oracle here (dovetail[check])")

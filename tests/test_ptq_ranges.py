@@ -7,20 +7,20 @@ import itertools
 import numpy as np
 import pytest
 
-from dovetail.ir.operators.linear import FullyConnected
-from dovetail.ir.types import Array, DType
-from dovetail.tools.ptq.layers import (
+from dovetail.guests.ptq.layers import (
     WIDTHS,
     Evidence,
-    Form,
     LayerSettings,
+    WeightLimits,
     adapt_rounding,
     choose_weights,
     gather,
     loss,
     nearest,
 )
-from dovetail.tools.ptq.steps import BINS, Histogram, Method, Steps, choose, percentile, spanning
+from dovetail.guests.ptq.steps import BINS, Histogram, Method, TensorQuantisation, choose, percentile, spanning
+from dovetail.ir.operators.linear import FullyConnected
+from dovetail.ir.types import Array, DType
 
 
 def seen(values: Array) -> Histogram:
@@ -34,7 +34,7 @@ def skewed(count: int = 4000) -> Array:
     return np.concatenate([generator.normal(0.5, 1.0, count), [-9.0, 14.0, 15.0]])
 
 
-def mean_square(values: Array, steps: Steps) -> float:
+def mean_square(values: Array, steps: TensorQuantisation) -> float:
     return float(((values - steps.rounded(values)) ** 2).mean())
 
 
@@ -75,7 +75,7 @@ def test_least_square_error_is_close_to_the_best_of_all_ranges(symmetric: bool) 
     assert chosen < 0.8 * mean_square(values, choose(seen(values), Method.MINMAX, DType.INT4, symmetric))
 
 
-def kl(values: Array, steps: Steps, edges: Array) -> float:
+def kl(values: Array, steps: TensorQuantisation, edges: Array) -> float:
     """The divergence by its definition, one bin after the other."""
     counts = np.histogram(values, edges)[0]
     groups: dict[int, list[int]] = {}
@@ -108,12 +108,12 @@ def test_entropy_is_close_to_the_least_divergence_of_all_ranges() -> None:
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_nearest_weights_keep_their_type_and_are_the_nearest(bits: int) -> None:
     weights = np.random.default_rng(0).standard_normal((6, 40)).astype(np.float32)
-    found = nearest(FullyConnected(), weights, Form(WIDTHS[bits]), per_channel=True)
+    found = nearest(FullyConnected(), weights, WeightLimits(WIDTHS[bits]), per_channel=True)
     dtype = found.dtype
     assert found.integers.min() >= (-127 if bits == 8 else dtype.low) and found.integers.max() <= dtype.high
     inside = np.abs(weights / found.scale[:, None]) <= dtype.high
     assert np.abs(found.real - weights)[inside].max() <= found.scale.max() * 0.5001
-    assert nearest(FullyConnected(), weights, Form(WIDTHS[bits]), per_channel=False).scale.shape == (1,)
+    assert nearest(FullyConnected(), weights, WeightLimits(WIDTHS[bits]), per_channel=False).scale.shape == (1,)
 
 
 def test_adaptive_rounding_comes_near_what_trying_all_integers_finds() -> None:
@@ -123,7 +123,7 @@ def test_adaptive_rounding_comes_near_what_trying_all_integers_finds() -> None:
         x = generator.standard_normal((1, 200, 4)) @ generator.standard_normal((4, 4))
         weights = generator.standard_normal((1, 3, 4))
         evidence = gather(x, x @ weights.transpose(0, 2, 1), weights)
-        steps, scale = adapt_rounding(evidence, weights, Form(DType.INT2), per_channel=True)
+        steps, scale = adapt_rounding(evidence, weights, WeightLimits(DType.INT2), per_channel=True)
         constant = np.einsum("gpk,gpk->gp", weights @ evidence.products, weights)
         every = np.array(list(itertools.product(range(-2, 2), repeat=4)), np.float64)
         rounded = np.clip(np.rint(weights / scale[..., None]), -2, 1)

@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
 from dovetail.errors import ModelError
+from dovetail.guests.ptq import Samples, Settings, quantise_network
+from dovetail.guests.ptq.prepare import prepare
 from dovetail.ir.graph import Graph, evaluate, evaluate_all
 from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.operators.fixed import FixedStandard
@@ -26,8 +28,6 @@ from dovetail.quantize import quantize
 from dovetail.read.onnx import load_onnx
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from dovetail.tools.ptq import Samples, Settings, quantise_network
-from dovetail.tools.ptq.prepare import prepare
 
 STEPS, BATCH, DEPTH, HIDDEN = 6, 2, 5, 7
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

@@ -11,16 +11,10 @@ import onnx
 import pytest
 
 from dovetail.errors import DovetailError
-from dovetail.ir.graph import Graph, evaluate
-from dovetail.ir.rewrite import simplify
-from dovetail.legalize import adapt
-from dovetail.quantize import quantize
-from dovetail.read import load_model, own_rounding
-from dovetail.targets import load_target
-from dovetail.tools import zoo
-from dovetail.tools.ptq import Samples, Settings, prepare, quantise_network
-from dovetail.tools.ptq.accuracy import coded_inputs, compare, firmware_outputs
-from dovetail.tools.ptq.budget import (
+from dovetail.guests import zoo
+from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
+from dovetail.guests.ptq.accuracy import coded_inputs, compare, firmware_outputs
+from dovetail.guests.ptq.budget import (
     Budget,
     FrontierPoint,
     LayerCost,
@@ -32,8 +26,14 @@ from dovetail.tools.ptq.budget import (
     weight_bytes,
     within,
 )
-from dovetail.tools.ptq.layers import LayerSettings
-from dovetail.tools.ptq.search import frontier_svg
+from dovetail.guests.ptq.layers import LayerSettings
+from dovetail.guests.ptq.search import frontier_svg
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.rewrite import simplify
+from dovetail.legalize import adapt
+from dovetail.quantize import quantize
+from dovetail.read import load_model, own_rounding
+from dovetail.targets import load_target
 from ptq_networks import digits, images, varied
 from zoo_data import digits_accuracy
 
@@ -141,7 +141,7 @@ def test_a_budget_of_accuracy_is_kept_on_validation_data(network: Graph, budget:
 
 @needs_iss
 def test_a_budget_of_cycles_is_kept_on_the_simulated_chip(network: Graph) -> None:
-    from dovetail.tools.ptq.search import run_report
+    from dovetail.guests.ptq.search import run_report
 
     target, data = load_target("ne16"), Samples({"image": images(16)}, None)
     limit = CYCLES

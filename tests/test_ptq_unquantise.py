@@ -11,6 +11,10 @@ import pytest
 from command_line import dovetail
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
+from dovetail.guests import zoo
+from dovetail.guests.ptq import finds_two_bits, input_steps, prepare
+from dovetail.guests.ptq.steps import TensorQuantisation
+from dovetail.guests.ptq.unquantise import as_reals, is_quantised, unquantised
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
@@ -22,10 +26,6 @@ from dovetail.read import load_model
 from dovetail.run import open_build, run_build
 from dovetail.target import Policy
 from dovetail.targets import load_target
-from dovetail.tools import zoo
-from dovetail.tools.ptq import finds_two_bits, input_steps, prepare
-from dovetail.tools.ptq.steps import Steps
-from dovetail.tools.ptq.unquantise import as_reals, is_quantised, unquantised
 from firmware import require_chip
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models" / "mlperf_tiny"
@@ -45,7 +45,7 @@ def test_integers_become_the_numbers_they_stand_for() -> None:
     assert any(isinstance(node.operator, Clamp) for node in made.nodes), "the ReLU that was in the rounding"
 
 
-STEPS = Steps(DType.INT8, 0.25, -7)
+STEPS = TensorQuantisation(DType.INT8, 0.25, -7)
 
 
 def quantised() -> Graph:

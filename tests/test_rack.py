@@ -21,17 +21,17 @@ import pytest
 
 from command_line import dovetail, refused
 from dovetail.errors import BoardError, BuildError
+from dovetail.guests.agent import Agent, read_settings
+from dovetail.guests.mesh.compiled import with_compiler
+from dovetail.guests.mesh.manifest import MeshBuild, ResultPart, read_mesh
+from dovetail.guests.mesh.rack import EmulatedElements
+from dovetail.guests.mesh.remote import Images, RackSession, mesh_images
 from dovetail.ir.types import Array
-from dovetail.mesh.compiled import with_compiler
-from dovetail.mesh.manifest import MeshBuild, Part, read_mesh
-from dovetail.mesh.rack import EmulatedElements
-from dovetail.mesh.remote import Images, RackSession, mesh_images
 from dovetail.sim.board import opener
-from dovetail.sim.frames import ANSWER, MAXIMUM_PAYLOAD, REFUSED, Frame, Kind, encode
+from dovetail.sim.frames import ANSWER, MAXIMUM_PAYLOAD, REFUSED, Frame, FrameKind, encode
 from dovetail.sim.line import Board
-from dovetail.sim.rack import Loaded, Machine, Rack, Ran, RefusedError, What, rack_link
+from dovetail.sim.rack import LoadKind, Rack, RackBackend, RackContents, RackRun, RefusedError, rack_link
 from dovetail.targets import load_target
-from dovetail.tools.agent import Agent, read_settings
 from test_agent import SECRET, UNTOLD, Proxy
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="lines are POSIX")
@@ -125,15 +125,16 @@ def test_what_is_wrong_with_what_was_loaded_is_found(folder: Path) -> None:
     given = [{one["name"]: np.full(one["shape"], 3, np.int8) for one in build.inputs}]
     machine = EmulatedElements(target)
     right = run_on(machine, build, images, given)
-    routes = next(content for what, _, content in images if what is What.ROUTES)
+    routes = next(content for what, _, content in images if what is LoadKind.ROUTES)
     lost = routes[:8] + bytes([routes[8] ^ 1]) + routes[9:]
-    for what, said in ((What.ROUTES, "is lost|is to go|wait for"), (What.TABLE, "has no program")):
-        wrong = [(w, n, (lost if what is What.ROUTES else b"") if w is what else c) for w, n, c in images]
+    for what, said in ((LoadKind.ROUTES, "is lost|is to go|wait for"), (LoadKind.TABLE, "has no program")):
+        wrong = [(w, n, (lost if what is LoadKind.ROUTES else b"") if w is what else c) for w, n, c in images]
         with pytest.raises(BoardError, match=said):
             run_on(machine, build, wrong, given)
     # a weight of every element whose constants are weights: behind the header, before the transfers
     wrong = [
-        (w, n, c[:40] + bytes([c[40] ^ 0x55]) + c[41:] if w is What.DATA and len(c) > 600 else c) for w, n, c in images
+        (w, n, c[:40] + bytes([c[40] ^ 0x55]) + c[41:] if w is LoadKind.DATA and len(c) > 600 else c)
+        for w, n, c in images
     ]
     assert wrong != images
     found = run_on(machine, build, wrong, given)
@@ -141,7 +142,7 @@ def test_what_is_wrong_with_what_was_loaded_is_found(folder: Path) -> None:
 
 
 def run_on(
-    machine: Machine, build: MeshBuild, images: Images, given: Sequence[Mapping[str, Array]]
+    machine: RackBackend, build: MeshBuild, images: Images, given: Sequence[Mapping[str, Array]]
 ) -> Mapping[str, Array]:
     """The outputs of the first input, of a rack of this process."""
     rack = Rack(machine)
@@ -149,34 +150,34 @@ def run_on(
         return session.run(given).outputs[0]
 
 
-class Adder(Machine):
+class Adder(RackBackend):
     """In place of elements: adds up what it was loaded with and given."""
 
-    def check(self, loaded: Loaded) -> None:
+    def check(self, loaded: RackContents) -> None:
         if len(loaded.data.get(7, b"")) != 5000:
             raise RefusedError("the element's data are not whole")
 
-    def run(self, loaded: Loaded, inputs: Sequence[Mapping[int, bytes]]) -> Ran:
+    def run(self, loaded: RackContents, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
         found = [np.frombuffer(one[0], np.uint8) + sum(loaded.data[7]) % 256 for one in inputs]
-        return Ran([b"".join(one.astype(np.uint8).tobytes() for one in found)], [5] * 4 * len(inputs), 5)
+        return RackRun([b"".join(one.astype(np.uint8).tobytes() for one in found)], [5] * 4 * len(inputs), 5)
 
 
 IMAGES: Images = [
-    (What.DATA, 7, bytes(range(250)) * 20),
-    (What.TENSOR, 0, (24).to_bytes(4, "little")),
+    (LoadKind.DATA, 7, bytes(range(250)) * 20),
+    (LoadKind.TENSOR, 0, (24).to_bytes(4, "little")),
 ]
 
 
 def small(folder: Path) -> MeshBuild:
     """What fits `Adder`."""
     ports = [{"name": name, "shape": [24], "dtype": "uint8"} for name in ("x", "y")]
-    part = Part("y", 0, ((0, 24),), (24,))
+    part = ResultPart("y", 0, ((0, 24),), (24,))
     return MeshBuild(folder, "none", "5a" * 16, ports[:1], ports[1:], ["x"], {7: ("p", (0,))}, [part])
 
 
 def test_lines_that_are_cut_and_agents_that_end(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every input has its own result, once and in its place; racks that begin anew are loaded anew."""
-    monkeypatch.setattr("dovetail.tools.agent.line_to", lambda one: rack_link(Rack(Adder(), room=2), one.where))
+    monkeypatch.setattr("dovetail.guests.agent.line_to", lambda one: rack_link(Rack(Adder(), room=2), one.where))
     told, ended, kills = read_settings(bench(tmp_path)), threading.Event(), []
     generator = random.Random(5)
     first = Agent(told, "127.0.0.1", 0, UNTOLD.append)
@@ -231,20 +232,24 @@ def test_lines_that_are_cut_and_agents_that_end(secret: Path, tmp_path: Path, mo
 def test_a_request_that_comes_twice_changes_nothing() -> None:
     rack = Rack(Adder())
     load = [
-        Frame(Kind.LOAD, 1, w.to_bytes(4, "little") + n.to_bytes(4, "little") + bytes(4) + c[:1012])
+        Frame(FrameKind.LOAD, 1, w.to_bytes(4, "little") + n.to_bytes(4, "little") + bytes(4) + c[:1012])
         for w, n, c in IMAGES
     ]
     rest = [
         Frame(
-            Kind.LOAD,
+            FrameKind.LOAD,
             2,
-            bytes([What.DATA, 0, 0, 0, 7, 0, 0, 0]) + at.to_bytes(4, "little") + IMAGES[0][2][at : at + 1012],
+            bytes([LoadKind.DATA, 0, 0, 0, 7, 0, 0, 0]) + at.to_bytes(4, "little") + IMAGES[0][2][at : at + 1012],
         )
         for at in range(1012, 5000, 1012)
     ]
-    order = [Frame(Kind.HELLO, 0, b"\1\0\0\0"), *load, *rest, Frame(Kind.START, 3, b"\5" * 16)]
-    order += [Frame(Kind.WRITE, 4, bytes(8) + bytes(24)), Frame(Kind.RUN, 5, b"\1\0\0\0\1\0\0\0")]
-    order += [Frame(Kind.READ, 6, b"\0\0\x18\0\0\0\0\0"), Frame(Kind.CYCLES, 7, bytes(4)), Frame(Kind.SESSION, 8)]
+    order = [Frame(FrameKind.HELLO, 0, b"\1\0\0\0"), *load, *rest, Frame(FrameKind.START, 3, b"\5" * 16)]
+    order += [Frame(FrameKind.WRITE, 4, bytes(8) + bytes(24)), Frame(FrameKind.RUN, 5, b"\1\0\0\0\1\0\0\0")]
+    order += [
+        Frame(FrameKind.READ, 6, b"\0\0\x18\0\0\0\0\0"),
+        Frame(FrameKind.CYCLES, 7, bytes(4)),
+        Frame(FrameKind.SESSION, 8),
+    ]
     for frame in order:
         once, twice = rack.answer(frame), rack.answer(frame)
         assert once == twice and once.kind == frame.kind | ANSWER, frame
@@ -253,7 +258,7 @@ def test_a_request_that_comes_twice_changes_nothing() -> None:
 
 def test_the_frame_of_the_page() -> None:
     page = (Path(__file__).resolve().parents[1] / "docs" / "agent.md").read_text()
-    assert encode(Frame(Kind.RUN, 5, bytes([1, 0, 0, 0, 1, 0, 0, 0]))).hex(" ") in page
+    assert encode(Frame(FrameKind.RUN, 5, bytes([1, 0, 0, 0, 1, 0, 0, 0]))).hex(" ") in page
 
 
 def test_frames_that_are_none_are_refused() -> None:
@@ -261,7 +266,7 @@ def test_frames_that_are_none_are_refused() -> None:
     rack, generator = Rack(Adder()), random.Random(9)
     refused_ones = 0
     for turn in range(10_000):
-        kind = generator.choice([*Kind, 0, 10, 127, 255])
+        kind = generator.choice([*FrameKind, 0, 10, 127, 255])
         content = generator.randbytes(generator.choice([0, 1, 4, 8, 12, 16, 20, MAXIMUM_PAYLOAD]))
         if turn % 2:
             content = bytes(generator.choice([0, 1, 7, 255]) for _ in content)

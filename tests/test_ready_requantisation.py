@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.arrays import built
 from dovetail.compile import Options, compile_graph
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.onnx_file import check_graph
@@ -21,7 +22,6 @@ from dovetail.run import run_build
 from dovetail.target.layers import requantised
 from dovetail.target.pattern import Match, match_pattern
 from dovetail.targets import load_target
-from dovetail.tools.arrays import built
 
 NAMED = pytest.mark.parametrize("ready", READY, ids=[one.name for one in READY])
 

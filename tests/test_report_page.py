@@ -15,19 +15,19 @@ import pytest
 
 from browser import Browser, chromium
 from command_line import refused
+from dovetail.arrays import seeded_inputs
 from dovetail.codegen.emit.manifest import PLAN
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
+from dovetail.guests import zoo
+from dovetail.guests.report import make_report
+from dovetail.guests.report.bounds import core_product
+from dovetail.guests.report.detail import detail, trace_text
+from dovetail.guests.report.page import page
 from dovetail.kernels import Optimize
 from dovetail.run import RunResult, default_simulator, open_build, run_build
 from dovetail.targets import BUILT_IN, load_target
-from dovetail.tools import zoo
-from dovetail.tools.arrays import seeded_inputs
-from dovetail.tools.report import make_report
-from dovetail.tools.report.bounds import core_product
-from dovetail.tools.report.detail import detail, trace_text
-from dovetail.tools.report.page import page
 
 pytestmark = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
 

@@ -20,7 +20,7 @@ from dovetail.sim.verilator import find_verilator, verilator_error
 from dovetail.target import Rtl, RtlPort
 from dovetail.target.devices import JOB, JobRegisters, read_rtl
 from dovetail.targets.macarray import ENGINE
-from dovetail.targets.macarray.model import REGISTERS, Kind, cycles, macs
+from dovetail.targets.macarray.model import REGISTERS, JobKind, cycles, macs
 
 HERE = Path(__file__).parent / "rtl"
 MEMORY = MemoryRegion("L1", 0x10000000, 128 << 10)
@@ -45,21 +45,21 @@ def random_memory(rng: np.random.Generator) -> MemoryBus:
     return bus
 
 
-def random_job(rng: np.random.Generator, bus: MemoryBus, kind: Kind, aligned: bool) -> dict[str, int]:
+def random_job(rng: np.random.Generator, bus: MemoryBus, kind: JobKind, aligned: bool) -> dict[str, int]:
     """A job whose operands lie in the first 64 KiB and whose result lies behind; its parameters are put there."""
     rows, columns = (int(size) for size in rng.integers(1, 13, 2))
     inputs = int(rng.choice([8, 16, 24]) if aligned else rng.integers(1, 20))
     if not (aligned or rng.integers(8)):
         rows, columns, inputs = 1, 1, 1
-    outputs = int(rng.integers(1, 20)) if kind is Kind.CONVOLUTION else inputs
-    high, wide = (2, 1) if kind is Kind.SUM else (int(size) for size in rng.integers(1, 5, 2))
-    stride = 1 if kind is Kind.SUM else int(rng.integers(1, 3))
-    top, left = (0, 0) if kind is Kind.SUM else (int(rng.integers(0, size)) for size in (high, wide))
+    outputs = int(rng.integers(1, 20)) if kind is JobKind.CONVOLUTION else inputs
+    high, wide = (2, 1) if kind is JobKind.SUM else (int(size) for size in rng.integers(1, 5, 2))
+    stride = 1 if kind is JobKind.SUM else int(rng.integers(1, 3))
+    top, left = (0, 0) if kind is JobKind.SUM else (int(rng.integers(0, size)) for size in (high, wide))
     out = [
         max(1, (size + before + int(rng.integers(0, k)) - k) // stride + 1)
         for size, before, k in ((rows, top, high), (columns, left, wide))
     ]
-    out = [rows, columns] if kind is Kind.SUM else out
+    out = [rows, columns] if kind is JobKind.SUM else out
     pixel = inputs + (0 if aligned else int(rng.integers(0, 5)))
     row = columns * pixel + (8 if aligned else int(rng.integers(0, 9)))
     second_pixel = pixel + (16 if aligned else int(rng.integers(0, 9)))
@@ -70,12 +70,12 @@ def random_job(rng: np.random.Generator, bus: MemoryBus, kind: Kind, aligned: bo
     parameters[:, 0] = rng.integers(-20000, 20000, 24)
     parameters[:, 1] = rng.integers(1 << 30, 1 << 31, 24)
     parameters[:, 2] = rng.integers(-14, 3, 24)
-    if kind is Kind.SUM:
+    if kind is JobKind.SUM:
         parameters[0, 2] = rng.integers(-22, -12)
     groups = -(-inputs // 8)
     weights = bus.view(MEMORY.base + 0x8000, 24 * high * wide * groups * 8).reshape(-1, groups, 8, 8)
     weights[...] = rng.integers(0, 256, weights.shape, dtype=np.uint8)
-    if kind is Kind.CONVOLUTION:
+    if kind is JobKind.CONVOLUTION:
         weights[:, -1, :, inputs - 8 * (groups - 1) :] = 0  # of channels that are not there
     zero_in, zero_out, low, other = (int(value) for value in rng.integers(-128, 128, 4))
     bounds = np.array([zero_in, zero_out, low, rng.integers(low, 128)], np.int8).view("<u4")
@@ -126,7 +126,7 @@ def both(seed: int, aligned: bool, count: int, **changes: Any) -> tuple[int, int
     arguments = replace(rtl, **changes).device(0, 0x100).arguments
     model, verilog = JobDevice(bus, **ENGINE.device.arguments), VerilatedDevice(bus, **arguments)
     for number in range(count):
-        job = random_job(rng, bus, Kind(number % len(Kind)), aligned)
+        job = random_job(rng, bus, JobKind(number % len(JobKind)), aligned)
         before = bus.view(MEMORY.base, MEMORY.size).copy()
         run_job(model, job, now)
         expected = bus.view(MEMORY.base, MEMORY.size).copy()
@@ -138,7 +138,7 @@ def both(seed: int, aligned: bool, count: int, **changes: Any) -> tuple[int, int
         assert (expected != before).any()
         took = verilog.activities()[-1].end - verilog.activities()[-1].start
         if not changes:
-            assert took == cycles(job), (Kind(number % len(Kind)), took, cycles(job), job)
+            assert took == cycles(job), (JobKind(number % len(JobKind)), took, cycles(job), job)
         assert verilog.activities()[-1].macs == macs(job) == model.activities()[-1].macs
     return tuple(sum(one.end - one.start for one in each.activities()) for each in (model, verilog))  # type: ignore[return-value]
 

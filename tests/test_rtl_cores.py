@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 import core_v
+from dovetail import prove
+from dovetail.arrays import seeded_inputs
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, prepare, sample_inputs
 from dovetail.errors import DovetailError, MissingExtraError, SimulationError
+from dovetail.guests.zoo import build as zoo_model
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
-from dovetail.run import Build, RunResult, open_build, run_build
+from dovetail.run import ProjectBuild, RunResult, open_build, run_build
 from dovetail.sim.core_rtl import CORES, build_core, core_rtl
 from dovetail.sim.protocol import SimulationSetup
 from dovetail.sim.worker import simulate
 from dovetail.target import costs
 from dovetail.targets import load_target
-from dovetail.tools import prove
-from dovetail.tools.arrays import seeded_inputs
-from dovetail.tools.zoo import build as zoo_model
 from firmware import build, chip
 from oracles import references
 from test_rtl import needs_verilator
@@ -49,7 +49,9 @@ def require_core(core: str) -> None:
         pytest.skip(str(missing))
 
 
-def compiled(name: str, target: str, folder: Path, shared: Path | None, whole: bool = False) -> tuple[Graph, Build]:
+def compiled(
+    name: str, target: str, folder: Path, shared: Path | None, whole: bool = False
+) -> tuple[Graph, ProjectBuild]:
     """A network of the zoo, or of ../shared, as a build; `whole` with its dead channels."""
     path = folder / "digits.onnx"
     path.write_bytes(zoo_model("digits"))

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import DovetailError, SimulationError
+from dovetail.guests.zoo import build as zoo_model
 from dovetail.ir.graph import Graph, evaluate
-from dovetail.run import Build, RunResult, Waves, run_build
+from dovetail.run import ProjectBuild, RunResult, Waves, run_build
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools.zoo import build as zoo_model
 from oracles import references
 from rtl_networks import built, layer, million_cycles_per_second
 from test_rtl import broken, needs_verilator
@@ -31,7 +31,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Build]:
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, ProjectBuild]:
     """A small network of the zoo, compiled."""
     folder = tmp_path_factory.mktemp("digits")
     (folder / "digits.onnx").write_bytes(zoo_model("digits"))
@@ -80,7 +80,7 @@ def test_cosimulation_is_fast(shared: Path, tmp_path: Path, monkeypatch: pytest.
     assert speed >= 1.0, "3 and more where the processor does nothing else (docs/benchmarks.md)"
 
 
-def test_verilog_as_the_device_of_any_simulation(digits: tuple[Graph, Build], tmp_path: Path) -> None:
+def test_verilog_as_the_device_of_any_simulation(digits: tuple[Graph, ProjectBuild], tmp_path: Path) -> None:
     graph, build = digits
     engine = build.target.engines[0]
     assert engine.rtl is not None
@@ -119,7 +119,7 @@ def with_verilog(target: Target, folder: Path, old: str, new: str) -> Target:
     ],
 )
 def test_an_engine_that_hangs_beside_firmware(
-    digits: tuple[Graph, Build], tmp_path: Path, old: str, new: str, message: str
+    digits: tuple[Graph, ProjectBuild], tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     graph, build = digits
     before = children()
@@ -132,7 +132,7 @@ def test_an_engine_that_hangs_beside_firmware(
     assert children() == before
 
 
-def test_waves(digits: tuple[Graph, Build], tmp_path: Path) -> None:
+def test_waves(digits: tuple[Graph, ProjectBuild], tmp_path: Path) -> None:
     graph, build = digits
     plain = run_build(build, "rtl", [sample_inputs(graph)])
     result = run_build(build, "rtl", [sample_inputs(graph)], waves=Waves(tmp_path / "w.vcd", 500))
@@ -154,7 +154,7 @@ def test_waves(digits: tuple[Graph, Build], tmp_path: Path) -> None:
         run_build(build, "rtl", [sample_inputs(graph)], waves=Waves(tmp_path / "no" / "w.vcd"))
 
 
-def test_the_command_line(digits: tuple[Graph, Build], tmp_path: Path) -> None:
+def test_the_command_line(digits: tuple[Graph, ProjectBuild], tmp_path: Path) -> None:
     from dovetail.cli.main import app
 
     ran = CliRunner().invoke(app, ["run", str(digits[1].folder), "--sim", "rtl", "--json", str(tmp_path / "r.json")])

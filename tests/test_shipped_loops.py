@@ -13,10 +13,10 @@ import pytest
 
 from conftest import shared_dir
 from dovetail.compile import Compiled, Options, compile_graph, prepare
+from dovetail.guests import zoo
 from dovetail.kernels.scheduled import store, write
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
 from dovetail.targets import load_target
-from dovetail.tools import zoo
 from networks import single
 
 NETWORKS = ("ad_autoencoder_int8", "kws_dscnn_int8", "ic_resnet8_int8", "vww_mobilenetv1_int8")

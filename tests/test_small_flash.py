@@ -12,10 +12,10 @@ import pytest
 
 from dovetail.compile import Options, compile_model
 from dovetail.errors import PlanError
+from dovetail.guests import zoo
 from dovetail.target import Target
+from dovetail.target.parts import PARTS
 from dovetail.targets import BUILT_IN, load_target
-from dovetail.targets.parts import PARTS
-from dovetail.tools import zoo
 
 MOST_SECONDS = 2.0
 """Of the processor, from the model's file to the message."""

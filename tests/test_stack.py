@@ -13,10 +13,10 @@ from dovetail.codegen.build.toolchain import firmware_stack
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_model
 from dovetail.errors import PlanError
+from dovetail.guests import zoo
 from dovetail.program.interpret import sample_inputs
 from dovetail.run import open_build, run_build, with_stack
 from dovetail.targets import load_target
-from dovetail.tools import zoo
 from firmware import require_chip
 
 COMPILERS = [

@@ -12,6 +12,7 @@ import pytest
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.errors import ProgramError
+from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate_all, verify
 from dovetail.ir.onnx_file import check_graph, load_graph, save_graph
 from dovetail.ir.operators.arithmetic import Clip
@@ -20,12 +21,11 @@ from dovetail.ir.operators.movement import Concat, Slice
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.program.interpret import check_program
-from dovetail.program.ir import Copy, Kept, Program, Role
+from dovetail.program.ir import Copy, Program, Role, StateVariable
 from dovetail.program.verify import verify as verify_program
 from dovetail.quantize import quantize
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from dovetail.tools.tune.measure import measured
 from interpreted import interpret
 
 RANDOM = np.random.default_rng(4)
@@ -142,7 +142,7 @@ def test_they_share_memory_with_nothing(ring: Graph) -> None:
                 assert below or state.address + state.nbytes <= other.address, (state.name, other.name)
 
 
-def moved(program: Program, kept: Kept, to: int) -> Program:
+def moved(program: Program, kept: StateVariable, to: int) -> Program:
     """The program with the copy that replaces a state put elsewhere."""
     statements = [s for s in program.statements if not (isinstance(s, Copy) and s.destination == kept.view)]
     (copy,) = (s for s in program.statements if isinstance(s, Copy) and s.destination == kept.view)

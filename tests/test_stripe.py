@@ -28,7 +28,7 @@ from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
 from dovetail.schedule.plan.allocate import Placement
-from dovetail.schedule.stripe import Search, Striped, Striping, striped
+from dovetail.schedule.stripe import StripedNetwork, StripeSearch, Striping, striped
 from dovetail.targets import load_target
 from firmware import require_chip
 from interpreted import interpret
@@ -54,7 +54,7 @@ def macs(graph: Graph) -> int:
     return sum(node.operator.macs([graph.types[name] for name in node.inputs]) for node in graph.nodes)
 
 
-def some(frontier: list[Striped]) -> list[Striped]:
+def some(frontier: list[StripedNetwork]) -> list[StripedNetwork]:
     """The first with stripes, one in the middle and the last."""
     places = sorted({1, len(frontier) // 2, len(frontier) - 1})
     return [frontier[place] for place in places if 0 < place < len(frontier)]
@@ -178,7 +178,9 @@ def test_the_search_is_exact() -> None:
         search = striping._search
         ends = len(search.cuts) - 1
 
-        def ways(first: int, direction: int, search: Search = search, ends: int = ends) -> Iterator[tuple[int, int]]:
+        def ways(
+            first: int, direction: int, search: StripeSearch = search, ends: int = ends
+        ) -> Iterator[tuple[int, int]]:
             """Multiply-accumulates and peak of every choice from a cut on."""
             if first == ends:
                 yield 0, 0

@@ -14,11 +14,11 @@ from browser import chromium
 from command_line import dovetail, refused
 from dovetail import files
 from dovetail.errors import DovetailError, TargetError
+from dovetail.fields import axes_of, changed, fields_of, find, parse, points
+from dovetail.guests import zoo
+from dovetail.guests.sweep.page import sweep_page
+from dovetail.guests.sweep.run import SweepOutcome, SweepTask, kept, key_of, sweep, to_json
 from dovetail.targets import BUILT_IN, load_target
-from dovetail.targets.fields import axes_of, changed, fields_of, find, parse, points
-from dovetail.tools import zoo
-from dovetail.tools.sweep.page import sweep_page
-from dovetail.tools.sweep.run import Outcome, Task, kept, key_of, sweep, to_json
 from test_report_page import check_figures
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
@@ -57,12 +57,12 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def task(model: Path, target: str) -> Task:
+def task(model: Path, target: str) -> SweepTask:
     """A sweep of a model."""
-    return Task(str(model), target, None, False, "speed")
+    return SweepTask(str(model), target, None, False, "speed")
 
 
-def quiet(done: int, count: int, settings: Mapping[str, Any], outcome: Outcome) -> None:
+def quiet(done: int, count: int, settings: Mapping[str, Any], outcome: SweepOutcome) -> None:
     """Told of every point, to no purpose."""
 
 
@@ -173,7 +173,7 @@ def test_a_stopped_sweep_goes_on(digits: Path, tmp_path: Path) -> None:
     axes = axes_of(load_target("ne16"), ["l1.size=128,256"])
     made = []
 
-    def stop(done: int, count: int, settings: Mapping[str, Any], outcome: Outcome) -> None:
+    def stop(done: int, count: int, settings: Mapping[str, Any], outcome: SweepOutcome) -> None:
         """Ctrl-C after the first point."""
         made.append(settings["L1.size"])
         raise KeyboardInterrupt
@@ -188,13 +188,13 @@ def test_what_an_outcome_depends_on(digits: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.onnx"
     other.write_bytes(digits.read_bytes() + b"\0")
     (tmp_path / "fragile.py").write_text(FRAGILE)
-    own = Task(str(digits), str(tmp_path / "fragile.py"), None, False, "speed")
+    own = SweepTask(str(digits), str(tmp_path / "fragile.py"), None, False, "speed")
     keys = [
         key_of(task(digits, "ne16"), {"L1.size": 1}),
         key_of(task(digits, "ne16"), {"L1.size": 2}),
         key_of(task(other, "ne16"), {"L1.size": 1}),
         key_of(task(digits, "vta"), {"L1.size": 1}),
-        key_of(Task(str(digits), "ne16", "exact", False, "speed"), {"L1.size": 1}),
+        key_of(SweepTask(str(digits), "ne16", "exact", False, "speed"), {"L1.size": 1}),
         key_of(own, {"L1.size": 1}),
     ]
     (tmp_path / "beside.c").write_text("int driver;")
@@ -205,8 +205,8 @@ def test_what_an_outcome_depends_on(digits: Path, tmp_path: Path) -> None:
 
 def test_page_of_several_fields() -> None:
     axes = axes_of(load_target("ne16"), ["dma.bytes_per_cycle=4,8", "l1.size=1K,2K,4K"])
-    outcomes = [Outcome(cycles=100 + number, macs=50, macs_per_cycle=0.5, peaks={"L1": 9}) for number in range(5)]
-    data = to_json("m</script>", "ne16", "engine", axes, [*outcomes, Outcome(error="<b>too small</b>")])
+    outcomes = [SweepOutcome(cycles=100 + number, macs=50, macs_per_cycle=0.5, peaks={"L1": 9}) for number in range(5)]
+    data = to_json("m</script>", "ne16", "engine", axes, [*outcomes, SweepOutcome(error="<b>too small</b>")])
     page = sweep_page(data)
     assert page.count("</script>") == 2 and "<b>too" not in page and page == sweep_page(data)
     assert [point["by_best"] for point in data["points"]] == [1.0, 1.01, 1.02, 1.03, 1.04, None] and data["best"] == 0

@@ -16,12 +16,12 @@ import pytest
 
 from command_line import dovetail
 from dovetail.errors import DovetailError
+from dovetail.guests.tune.log import NETWORK, to_toml
+from dovetail.guests.tune.measure import TrialOutcome, make_task, measure, measured
+from dovetail.guests.tune.search import candidates, region_alone
+from dovetail.guests.tune.tuner import TuningRequest, settle, tune
 from dovetail.schedule.knobs import read_tuning
 from dovetail.targets import load_target
-from dovetail.tools.tune.log import NETWORK, to_toml
-from dovetail.tools.tune.measure import Outcome, make_task, measure, measured
-from dovetail.tools.tune.search import candidates, region_alone
-from dovetail.tools.tune.tuner import Request, settle, tune
 from firmware import require_chip
 from tuning_cases import digits_file, layer_graph, tunable
 
@@ -124,8 +124,8 @@ def test_on_the_chip_with_a_cluster_and_without(model: Path, tmp_path: Path) -> 
     """Two Dask workers on this machine, the cost model and one layer on the simulated chip: as one worker."""
     require_chip()
     distributed = pytest.importorskip("distributed", reason="--scheduler needs distributed (dovetail[tune])")
-    chip = Request(model, "ne16", tmp_path / "one", trials=4, layers=("dense_13",))
-    quick = Request(model, "ne16", tmp_path / "two", trials=18, layers=("conv_6", "depthwise_9"), measure="model")
+    chip = TuningRequest(model, "ne16", tmp_path / "one", trials=4, layers=("dense_13",))
+    quick = TuningRequest(model, "ne16", tmp_path / "two", trials=18, layers=("conv_6", "depthwise_9"), measure="model")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         address = cluster.scheduler_address
         for request in (chip, quick):
@@ -174,25 +174,28 @@ def test_the_cost_model_ranks_as_the_chip() -> None:
 
 
 def test_what_does_not_help_the_network_is_dropped(tmp_path: Path) -> None:
-    from dovetail.schedule.knobs import Entry
-    from dovetail.tools.tune.log import open_log
-    from dovetail.tools.tune.measure import Choices, Task
+    from dovetail.guests.tune.log import open_log
+    from dovetail.guests.tune.measure import Choices, MeasureTask
+    from dovetail.schedule.knobs import TuningEntry
 
     effect = {"a": -10, "b": 25, "c": -5, "d": None}
 
-    def run(task: Task, batch: list[Choices]):  # type: ignore[no-untyped-def]
+    def run(task: MeasureTask, batch: list[Choices]):  # type: ignore[no-untyped-def]
         for number, choices in enumerate(batch):
             changes = [effect[name] for name, choice in choices.items() if "tile_rows" in choice]
             late = sum(3 for choice in choices.values() if choice.get("early") == "no")
             broken = None in changes
-            yield number, Outcome(None, "no room") if broken else Outcome(100 + sum(c or 0 for c in changes) + late)
+            yield (
+                number,
+                TrialOutcome(None, "no room") if broken else TrialOutcome(100 + sum(c or 0 for c in changes) + late),
+            )
 
-    gains = {name: Entry(name, "s", 50, 50 - rank, {"tile_rows": 3}) for rank, name in enumerate(effect, 1)}
+    gains = {name: TuningEntry(name, "s", 50, 50 - rank, {"tile_rows": 3}) for rank, name in enumerate(effect, 1)}
     with open_log(tmp_path / "log", {"dovetail_tuning_log": 1}, print) as log:
-        kept = settle(log, run, Task(b"", "", None, "iss"), list(effect), gains, lambda *now: None)
+        kept = settle(log, run, MeasureTask(b"", "", None, "iss"), list(effect), gains, lambda *now: None)
         assert kept.choices == {"a": {"tile_rows": 3}, "c": {"tile_rows": 3}}
         assert (kept.default, kept.tuned) == (100, 85)
-        assert log.find(NETWORK, {"d": {"tile_rows": 3}}) == Outcome(None, "no room")
+        assert log.find(NETWORK, {"d": {"tile_rows": 3}}) == TrialOutcome(None, "no room")
 
 
 def test_wrong_arguments_are_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +220,7 @@ def test_wrong_arguments_are_refused(model: Path, tmp_path: Path, capsys: pytest
 
 
 def test_a_missing_package_names_the_extra(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dovetail.tools.tune.search.find_spec", lambda name: None)
+    monkeypatch.setattr("dovetail.guests.tune.search.find_spec", lambda name: None)
     with pytest.raises(DovetailError) as caught:
-        tune(Request(model, "ne16", tmp_path / "log"))
+        tune(TuningRequest(model, "ne16", tmp_path / "log"))
     assert "lightgbm" in caught.value.where and "dovetail[tune]" in caught.value.hint

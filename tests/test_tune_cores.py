@@ -9,6 +9,7 @@ import pytest
 
 from command_line import dovetail, refused
 from dovetail.compile import Options, compile_graph, prepare
+from dovetail.guests.tune.floor import core_floor
 from dovetail.ir.types import DType
 from dovetail.kernels import core_traits, generate
 from dovetail.schedule.assign.costs import core_cycles
@@ -16,7 +17,6 @@ from dovetail.schedule.knobs import choose, read_tuning, region_space
 from dovetail.schedule.partition import partition
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
-from dovetail.tools.tune.floor import core_floor
 from tuning_cases import adapted, digits_file, layer_graph
 
 pytest.importorskip("lightgbm", reason="tuning needs lightgbm (dovetail[tune])")

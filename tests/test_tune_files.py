@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from dovetail.compile import Options, compile_model, prepare
+from dovetail.guests.tune.log import NETWORK, LogError, may_be_written, open_log, to_toml
+from dovetail.guests.tune.measure import TrialOutcome
 from dovetail.schedule.knobs import (
-    Entry,
     Identity,
     Tuning,
+    TuningEntry,
     TuningError,
     choices_for,
     identity,
@@ -23,8 +25,6 @@ from dovetail.schedule.knobs import (
 )
 from dovetail.schedule.partition import partition
 from dovetail.targets import load_target
-from dovetail.tools.tune.log import NETWORK, LogError, may_be_written, open_log, to_toml
-from dovetail.tools.tune.measure import Outcome
 from tuning_cases import digits_file
 
 HEADER = {"dovetail_tuning_log": 1, "model_sha256": "ab", "target": "ne16", "seed": 0}
@@ -33,10 +33,10 @@ HEADER = {"dovetail_tuning_log": 1, "model_sha256": "ab", "target": "ne16", "see
 def write_log(path: Path) -> None:
     """A log of three trials and one of the network."""
     with open_log(path, HEADER, print) as log:
-        log.add("a-ff", {}, Outcome(100))
-        log.add("a-ff", {"tile_rows": 3, "order": "channels"}, Outcome(90))
-        log.add("a-ff", {"tile_rows": 2}, Outcome(None, "it broke"))
-        log.add(NETWORK, {"conv_0": {"tile_rows": 3}}, Outcome(1000))
+        log.add("a-ff", {}, TrialOutcome(100))
+        log.add("a-ff", {"tile_rows": 3, "order": "channels"}, TrialOutcome(90))
+        log.add("a-ff", {"tile_rows": 2}, TrialOutcome(None, "it broke"))
+        log.add(NETWORK, {"conv_0": {"tile_rows": 3}}, TrialOutcome(1000))
 
 
 def test_a_log_gives_back_its_trials(tmp_path: Path) -> None:
@@ -45,11 +45,11 @@ def test_a_log_gives_back_its_trials(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0] == HEADER and len(lines) == 5
     with open_log(path, HEADER, notes.append) as log:
-        assert log.find("a-ff", {"order": "channels", "tile_rows": 3}) == Outcome(90)
-        assert log.find("a-ff", {"tile_rows": 2}) == Outcome(None, "it broke")
-        assert log.find(NETWORK, {"conv_0": {"tile_rows": 3}}) == Outcome(1000)
+        assert log.find("a-ff", {"order": "channels", "tile_rows": 3}) == TrialOutcome(90)
+        assert log.find("a-ff", {"tile_rows": 2}) == TrialOutcome(None, "it broke")
+        assert log.find(NETWORK, {"conv_0": {"tile_rows": 3}}) == TrialOutcome(1000)
         assert log.find("b-ff", {}) is None and log.find("a-ff", {"tile_rows": 4}) is None
-        log.add("b-ff", {}, Outcome(5))
+        log.add("b-ff", {}, TrialOutcome(5))
         assert len(log.used) == 3, "what was added now is not counted as old"
     assert not notes and path.read_text().splitlines()[:5] == [json.dumps(line, sort_keys=True) for line in lines]
 
@@ -62,7 +62,7 @@ def test_a_cut_last_line_is_dropped_with_a_note(cut: int, tmp_path: Path) -> Non
     path.write_bytes(whole[:-cut])
     with open_log(path, HEADER, notes.append) as log:
         assert len(log.finished) == 3
-        log.add(NETWORK, {"conv_0": {"tile_rows": 3}}, Outcome(1000))
+        log.add(NETWORK, {"conv_0": {"tile_rows": 3}}, TrialOutcome(1000))
     assert len(notes) == 1 and "last line" in notes[0]
     assert path.read_bytes() == whole
 
@@ -137,7 +137,7 @@ def good(model: Path) -> Tuning:
     regions = {region.name: region for region in partition(graph, target)}
     of = identity(graph.name, model.read_bytes(), "ne16", "engine", "single")
     choices = {"conv_6": {"tile_rows": 2, "order": "channels"}, "dense_13": {"placement": "core"}}
-    entries = (Entry(name, signature(regions[name].graph), 10, 9, choice) for name, choice in choices.items())
+    entries = (TuningEntry(name, signature(regions[name].graph), 10, 9, choice) for name, choice in choices.items())
     return Tuning(of, "iss", 100, 99, tuple(entries))
 
 

@@ -9,13 +9,13 @@ from functools import cache
 import numpy as np
 import pytest
 
+from dovetail.guests.tune import cost
+from dovetail.guests.tune.measure import measured
+from dovetail.guests.tune.search import resolved_default
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import DType
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target, macarray
-from dovetail.tools.tune import cost
-from dovetail.tools.tune.measure import measured
-from dovetail.tools.tune.search import resolved_default
 from firmware import require_chip
 from tuning_cases import adapted, layer_graph
 

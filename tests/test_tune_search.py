@@ -11,6 +11,11 @@ import numpy as np
 import pytest
 
 from dovetail.compile import Options
+from dovetail.guests.tune import tuner
+from dovetail.guests.tune.cost import estimator
+from dovetail.guests.tune.floor import Floor, core_floor, network_floor
+from dovetail.guests.tune.measure import TrialOutcome, make_task, measure, measured
+from dovetail.guests.tune.search import Candidates, LayerKind, Trial, best_trial, candidates, region_alone, search
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.reduction import AveragePool2d
@@ -20,11 +25,6 @@ from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools.tune import tuner
-from dovetail.tools.tune.cost import estimator
-from dovetail.tools.tune.floor import Floor, core_floor, network_floor
-from dovetail.tools.tune.measure import Outcome, make_task, measure, measured
-from dovetail.tools.tune.search import Candidates, LayerKind, Trial, best_trial, candidates, region_alone, search
 from firmware import require_chip
 from networks import Net
 from tuning_cases import digits_file, layer_graph, tunable
@@ -32,7 +32,7 @@ from tuning_cases import digits_file, layer_graph, tunable
 pytest.importorskip("lightgbm", reason="the search needs lightgbm (dovetail[tune])")
 
 
-def searched(found: Candidates, trials: int, cost: Callable[[int], Outcome], seed: int = 0) -> tuple[Trial, ...]:
+def searched(found: Candidates, trials: int, cost: Callable[[int], TrialOutcome], seed: int = 0) -> tuple[Trial, ...]:
     """All trials of a search in which candidate i costs `cost(i)`."""
     index = {id(choice): number for number, choice in enumerate(found.choices)}
     steps = search(found, trials, seed, "layer")
@@ -58,7 +58,7 @@ def invented(count: int) -> tuple[Candidates, np.ndarray]:
 
 def test_the_search_learns_what_the_cost_model_misses() -> None:
     found, costs = invented(4000)
-    trials = searched(found, 200, lambda i: Outcome(int(costs[i])))
+    trials = searched(found, 200, lambda i: TrialOutcome(int(costs[i])))
     best = best_trial(trials)
     assert best is not None and trials[0].choice == {"number": 0} and len(trials) == 200
     chance = [min(costs[np.random.default_rng(seed).choice(4000, 200, replace=False)]) for seed in range(20)]
@@ -66,25 +66,25 @@ def test_the_search_learns_what_the_cost_model_misses() -> None:
     print(f"search {best.outcome.cycles} (rank {rank}), best {costs.min()}, chance {np.mean(chance):.0f}")
     assert rank <= 4 and best.outcome.cycles < np.mean(chance)
     assert len({str(trial.choice) for trial in trials}) == 200, "nothing is tried twice"
-    assert trials == searched(found, 200, lambda i: Outcome(int(costs[i])))
-    assert trials != searched(found, 200, lambda i: Outcome(int(costs[i])), seed=1)
+    assert trials == searched(found, 200, lambda i: TrialOutcome(int(costs[i])))
+    assert trials != searched(found, 200, lambda i: TrialOutcome(int(costs[i])), seed=1)
 
 
 def test_a_small_space_is_tried_whole_and_failures_are_never_chosen() -> None:
     found, costs = invented(40)
-    trials = searched(found, 500, lambda i: Outcome(None, "no") if i % 3 else Outcome(int(costs[i])))
+    trials = searched(found, 500, lambda i: TrialOutcome(None, "no") if i % 3 else TrialOutcome(int(costs[i])))
     best = best_trial(trials)
     assert len(trials) == 40 and best is not None
     assert best.outcome.cycles == min(costs[::3])
-    assert best_trial(searched(found, 10, lambda i: Outcome(None, "no"))) is None
-    ties = searched(found, 40, lambda i: Outcome(7))
+    assert best_trial(searched(found, 10, lambda i: TrialOutcome(None, "no"))) is None
+    ties = searched(found, 40, lambda i: TrialOutcome(7))
     assert best_trial(ties) == ties[0], "of equal ones the default"
 
 
 def test_failing_trials_do_not_stop_learning() -> None:
     found, costs = invented(1000)
     bad = np.arange(1000) % 5 == 0
-    trials = searched(found, 80, lambda i: Outcome(None, "no") if bad[i] else Outcome(int(costs[i])))
+    trials = searched(found, 80, lambda i: TrialOutcome(None, "no") if bad[i] else TrialOutcome(int(costs[i])))
     best = best_trial(trials)
     assert best is not None and (costs[~bad] < best.outcome.cycles).mean() < 0.02
 

@@ -53,34 +53,34 @@ def test_an_entry_is_taken_and_a_choice_goes_before_it(table: Path, layer: Graph
     before = planned(layer)
     assert before.shape != SIZE
     key = tunable(layer, NE16).key
-    shipped.add(NE16, key, shipped.Entry(SIZE, 3, False))
+    shipped.add(NE16, key, shipped.TilingEntry(SIZE, 3, False))
     found = planned(layer)
     assert (found.shape, found.buffers, found.channels_outer) == (SIZE, 3, False)
     assert planned(layer, choice={"tile_rows": before.shape[1]}).shape[1] == before.shape[1]
     small = replace(NE16, memories=tuple(replace(m, size=96 << 10) if m.name == "L1" else m for m in NE16.memories))
     assert shipped.description(small) != shipped.description(NE16)
     assert planned(layer, small).shape == before.shape, "of another description: void"
-    shipped.add(small, key, shipped.Entry(before.shape, 2, True))
+    shipped.add(small, key, shipped.TilingEntry(before.shape, 2, True))
     assert planned(layer).shape == before.shape, "what was made for the other description is gone"
 
 
 @pytest.mark.parametrize("size", [(1, 9, 12, 20, 1), (1, 0, 12, 40), (1, 9, 13, 40), (2, 9, 12, 40)])
 def test_an_entry_that_is_not_possible_is_passed_by(table: Path, layer: Graph, size: Shape) -> None:
     before = planned(layer)
-    shipped.add(NE16, tunable(layer, NE16).key, shipped.Entry(size, 2, True))
+    shipped.add(NE16, tunable(layer, NE16).key, shipped.TilingEntry(size, 2, True))
     assert planned(layer) == before
 
 
 def test_an_entry_that_does_not_fit_is_passed_by(table: Path) -> None:
     large = adapted(layer_graph((64, 64, 32), 64, 3), NE16)[0]
     before = planned(large)
-    shipped.add(NE16, tunable(large, NE16).key, shipped.Entry((1, 64, 64, 64), 2, True))
+    shipped.add(NE16, tunable(large, NE16).key, shipped.TilingEntry((1, 64, 64, 64), 2, True))
     assert planned(large) == before
 
 
 def test_a_table_that_is_not_as_it_was_written_says_nothing(table: Path, layer: Graph) -> None:
     before = planned(layer)
-    shipped.add(NE16, tunable(layer, NE16).key, shipped.Entry(SIZE, 2, True))
+    shipped.add(NE16, tunable(layer, NE16).key, shipped.TilingEntry(SIZE, 2, True))
     whole = table.read_text()
     for damaged in ("", "[]", "{", whole.replace("20", "24"), whole[: len(whole) // 2], '{"digest": 1, "tables": {}}'):
         table.write_text(damaged)

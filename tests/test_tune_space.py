@@ -10,10 +10,13 @@ import pytest
 
 from dovetail.compile import Options, compile_graph, prepare, reserved, sample_inputs
 from dovetail.errors import PlanError, TargetError
+from dovetail.guests import zoo
+from dovetail.guests.tune.cost import estimator
+from dovetail.guests.tune.search import candidates, distinct_layers, region_alone, resolved_default
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import DType
 from dovetail.program.interpret import check_program
-from dovetail.program.ir import Call, Launch
+from dovetail.program.ir import Call, LaunchStatement
 from dovetail.program.verify import verify
 from dovetail.schedule.knobs import canonical, choose, region_space, tile_classes
 from dovetail.schedule.layout import choose_layouts
@@ -22,9 +25,6 @@ from dovetail.schedule.plan import plan
 from dovetail.target import Knob, Space, Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
-from dovetail.tools import zoo
-from dovetail.tools.tune.cost import estimator
-from dovetail.tools.tune.search import candidates, distinct_layers, region_alone, resolved_default
 from tuning_cases import adapted, layer_graph, tunable
 
 NE16 = load_target("ne16")
@@ -56,7 +56,7 @@ def test_allowed_choices_are_planned_as_said(name: str) -> None:
     for index in random.choice(len(points), 4, replace=False):
         choice = canonical(points[index])
         statements = with_choice(graph, region, choice)
-        launches = [s for s in statements if isinstance(s, Launch)]
+        launches = [s for s in statements if isinstance(s, LaunchStatement)]
         if choice.get("placement") == "core":
             assert not launches and any(isinstance(s, Call) for s in statements)
             continue
@@ -139,7 +139,7 @@ def test_an_offloads_own_knob_reaches_its_commands() -> None:
     graph, region = adapted(CASES["dense"], NE16)
     files, launches = [], []
     for mode in ("linear", "pointwise"):
-        launches.append(next(s for s in with_choice(graph, region, {"mode": mode}) if isinstance(s, Launch)))
+        launches.append(next(s for s in with_choice(graph, region, {"mode": mode}) if isinstance(s, LaunchStatement)))
         compiled = compile_graph(graph, NE16, Options(), choices={region.name: {"mode": mode}})
         files.append("".join(compiled.project.files.values()))
     assert files[0] != files[1] and [launch.match.choice for launch in launches] == [

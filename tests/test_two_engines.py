@@ -14,14 +14,14 @@ import pytest
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_model, sample_inputs
 from dovetail.errors import PlanError
+from dovetail.guests import zoo
+from dovetail.guests.report import Report, ReportActivity, make_report
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
-from dovetail.schedule.layout import LaidOut
+from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.plan import Plan, plan
 from dovetail.target import Memory, Target
 from dovetail.targets import ne16
-from dovetail.tools import zoo
-from dovetail.tools.report import Activity, Report, make_report
 from firmware import require_chip
 from two_engines.inception import inception
 from two_engines.twins import machine
@@ -78,7 +78,7 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
     return min(sole.cycles, beside.cycles)
 
 
-def together(one: tuple[Activity, ...], other: tuple[Activity, ...]) -> int:
+def together(one: tuple[ReportActivity, ...], other: tuple[ReportActivity, ...]) -> int:
     """Cycles in which both are busy."""
     return sum(max(0, min(a.end, b.end) - max(a.start, b.start)) for a in one for b in other)
 
@@ -133,7 +133,7 @@ def test_engines_with_memories_of_their_own(tmp_path: Path) -> None:
 def test_little_memory_gives_up_what_is_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the plan has no room for layers at the same time they come one after the other, and the reader is told."""
 
-    def crowded(placed: LaidOut, *rest: Any) -> Plan:
+    def crowded(placed: LayoutPlan, *rest: Any) -> Plan:
         """The planner, with room for one layer at a time."""
         if any(region.slot for region in placed.regions):
             raise PlanError("there is no room")

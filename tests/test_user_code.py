@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli.main import main
-from dovetail.tools import zoo
+from dovetail.guests import zoo
 from porting import port_file
 
 WRONG = {

@@ -15,15 +15,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from command_line import dovetail, refused
 from dovetail import api as dovetail_api
+from dovetail.arrays import built, seeded_inputs
 from dovetail.compile import Options
 from dovetail.errors import DovetailError, ModelError
+from dovetail.guests.check.suite import check
 from dovetail.kernels import Optimize
 from dovetail.operators import BUNDLED, load_operators
 from dovetail.read.tflite.flexbuffers import read_map
 from dovetail.run import run_build
 from dovetail.targets import load_target
-from dovetail.tools.arrays import built, seeded_inputs
-from dovetail.tools.check.suite import check
 from porting import order
 from tflite_writer import ModelWriter
 from user_operators import compiled_from, run_everywhere
@@ -383,7 +383,7 @@ def test_python_programs_give_the_classes_themselves(tmp_path: Path) -> None:
 def test_an_unknown_build_says_which_file_is_missing(tmp_path: Path) -> None:
     own = Options(operators=load_operators(mine(tmp_path)))
     compiled = compiled_from(tflite_file(tmp_path).read_bytes(), tmp_path, "net.tflite", RISCV, own)
-    from dovetail.tools.prove import read_graph
+    from dovetail.prove import read_graph
 
     with built(compiled, RISCV) as build:
         with pytest.raises(DovetailError, match="RowDistance is an operator of a file"):

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from dovetail.errors import DovetailError
+from dovetail.guests import vectors
+from dovetail.guests.vectors import FORMATS, read_vectors, write_vectors
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.target import Engine, Offload, Target
 from dovetail.targets import load_target
-from dovetail.tools import vectors
-from dovetail.tools.vectors import FORMATS, read_vectors, write_vectors
 
 DRAWN: dict[tuple[str, str, str], Any] = {}
 
@@ -82,8 +82,8 @@ def test_hex_is_what_readmemh_takes(tmp_path: Path) -> None:
 
 
 def test_register_writes_seen_on_the_chip(tmp_path: Path) -> None:
-    from dovetail.tools.check.cases import Case, base
-    from dovetail.tools.vectors import vectors_of, writes_seen
+    from dovetail.guests.check.cases import Case, base
+    from dovetail.guests.vectors import vectors_of, writes_seen
 
     target = load_target("macarray")
     engine = target.engines[0]

@@ -11,6 +11,7 @@ import pytest
 
 from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import ProgramError
+from dovetail.guests import zoo
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.program.interpret import check_program
@@ -19,7 +20,7 @@ from dovetail.program.ir import (
     Buffer,
     Call,
     Copy,
-    Launch,
+    LaunchStatement,
     Program,
     Role,
     Statement,
@@ -33,7 +34,6 @@ from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools import zoo
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def overlaps(case: Case, index: int) -> bool:
 def test_the_program_has_everything_to_break(case: Case) -> None:
     verify(case.program, case.target)
     check_program(case.program, case.target, case.graph, case.inputs)
-    assert len(case.find(Launch)) > 60
+    assert len(case.find(LaunchStatement)) > 60
     assert len(case.find(Call)) >= 2
     assert {wait.queue for wait in case.program.statements if isinstance(wait, Wait)} == {"dma", "ne16"}
     assert case.find(Copy, lambda i, c: overlaps(case, i)), "no halo is copied"
@@ -147,22 +147,22 @@ def test_the_program_has_everything_to_break(case: Case) -> None:
 
 def test_address_outside_memory(case: Case) -> None:
     memory = case.target.memory("L1")
-    name = case.at(case.find(Launch)[0]).result.buffer
+    name = case.at(case.find(LaunchStatement)[0]).result.buffer
     case.refuses(case.buffer(name, address=memory.base + memory.size - 8), "are outside L1")
     case.refuses(case.buffer(name, address=memory.base - 8), "are outside L1")
 
 
 def test_misaligned_address(case: Case) -> None:
-    name = case.at(case.find(Launch)[0]).result.buffer
+    name = case.at(case.find(LaunchStatement)[0]).result.buffer
     case.refuses(case.buffer(name, address=case.of(name).address + 4), "not aligned to 8 bytes")
 
 
 def test_no_address(case: Case) -> None:
-    case.refuses(case.buffer(case.at(case.find(Launch)[0]).result.buffer, address=None), "has no address")
+    case.refuses(case.buffer(case.at(case.find(LaunchStatement)[0]).result.buffer, address=None), "has no address")
 
 
 def test_unknown_memory_and_buffer(case: Case) -> None:
-    index = case.find(Launch)[0]
+    index = case.find(LaunchStatement)[0]
     case.refuses(case.buffer(case.at(index).result.buffer, memory="L3"), "lies in L3, which ne16 does not have")
     case.refuses(case.change(index, result=replace(case.at(index).result, buffer="gone")), "unknown buffer gone")
 
@@ -184,7 +184,7 @@ def before(case: Case, queue: str, accept: Callable[[Statement], bool]) -> Itera
 
 
 def test_missing_wait_for_the_load_before_a_launch(case: Case) -> None:
-    index = next(before(case, "dma", lambda s: isinstance(s, Launch)))
+    index = next(before(case, "dma", lambda s: isinstance(s, LaunchStatement)))
     case.refuses(case.drop(index), "reads .* while dma may still be writing there .*: a wait is missing")
 
 
@@ -217,7 +217,9 @@ def test_every_wait_is_needed(case: Case, part: int) -> None:
 
 
 def test_wait_for_a_statement_too_early(case: Case) -> None:
-    position = next(i for i in before(case, "dma", lambda s: isinstance(s, Launch)) if case.at(i).statement > 20)
+    position = next(
+        i for i in before(case, "dma", lambda s: isinstance(s, LaunchStatement)) if case.at(i).statement > 20
+    )
     earlier = case.find(Copy, lambda i, c: i < case.at(position).statement)
     case.refuses(case.change(position, statement=earlier[0]), "a wait is missing")
 
@@ -267,7 +269,7 @@ def test_overlapping_lifetimes(case: Case) -> None:
     """Input and constants of a tile at one address: wherever that is, and where no transfer meets another before, the
     message says that lifetimes overlap."""
     found = []
-    for index in case.find(Launch):
+    for index in case.find(LaunchStatement):
         names = {view.buffer for view in case.at(index).operands.values()}
         tiles = sorted(name for name in names if case.of(name).role is Role.TILE)
         if len(tiles) == 2:
@@ -278,7 +280,7 @@ def test_overlapping_lifetimes(case: Case) -> None:
 
 def test_result_over_its_own_operand(case: Case) -> None:
     """A convolution that writes where it still reads."""
-    for kind in (Launch, Call):
+    for kind in (LaunchStatement, Call):
         index = case.find(kind)[-1]
         statement = case.at(index)
         operand = statement.operands[statement.graph.inputs[0]]
@@ -315,7 +317,7 @@ def test_view_beyond_its_buffer(case: Case) -> None:
 
 
 def test_swapped_statements(case: Case) -> None:
-    wait = next(before(case, "dma", lambda s: isinstance(s, Launch)))
+    wait = next(before(case, "dma", lambda s: isinstance(s, LaunchStatement)))
     case.refuses(case.put(wait, case.at(wait + 1), case.at(wait)), "a wait is missing")
 
 
@@ -328,7 +330,7 @@ def test_a_value_read_before_it_is_computed(case: Case) -> None:
 
 
 def test_wrong_shape(case: Case) -> None:
-    index = case.find(Launch, lambda i, s: len(s.result.type.shape) == 4 and s.result.type.shape[1] > 1)[0]
+    index = case.find(LaunchStatement, lambda i, s: len(s.result.type.shape) == 4 and s.result.type.shape[1] > 1)[0]
     launch = case.at(index)
     case.refuses(case.change(index, result=short(launch.result)), r"writes uint8\[.*\], computes uint8\[")
     name = launch.graph.inputs[0]
@@ -339,7 +341,7 @@ def test_wrong_shape(case: Case) -> None:
 
 
 def test_operand_in_the_wrong_memory(case: Case) -> None:
-    launch = case.at(case.find(Launch)[0])
+    launch = case.at(case.find(LaunchStatement)[0])
     far = case.target.memory("L2")
     program = case.buffer(launch.result.buffer, memory="L2", address=far.base + far.size // 2)
     case.refuses(program, "ne16 reaches L1 only; .* lies in L2")
@@ -352,7 +354,7 @@ def test_dropped_store(case: Case) -> None:
 
 def test_dropped_launch(case: Case) -> None:
     """Its result was never computed, or is that of an older tile."""
-    for index in (case.find(Launch)[1], case.find(Launch)[-1]):
+    for index in (case.find(LaunchStatement)[1], case.find(LaunchStatement)[-1]):
         with pytest.raises(ProgramError, match=r"never written|overwritten|differ from the graph"):
             program = case.drop(index)
             verify(program, case.target)

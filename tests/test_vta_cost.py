@@ -14,7 +14,7 @@ from dovetail.ir.types import Array
 from dovetail.schedule.partition import partition
 from dovetail.targets.vta import choice, cost, target
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.cost import Tiling
+from dovetail.targets.vta.cost import VtaTiling
 from dovetail.targets.vta.executor import estimate
 from dovetail.targets.vta.walk import walked
 from vta_layers import Layer, case_of, default_tiling, graph_of
@@ -46,13 +46,13 @@ def graph(name: str) -> Graph:
 
 
 @cache
-def measured(name: str, tiling: Tiling) -> int:
+def measured(name: str, tiling: VtaTiling) -> int:
     """Cycles of a tiling by the device model."""
     case = case_of(graph(name), tiling, CONFIG)
     return estimate(case.stream, CONFIG).cycles
 
 
-def drawn(name: str, count: int) -> list[Tiling]:
+def drawn(name: str, count: int) -> list[VtaTiling]:
     """Tilings drawn from all that fit, with any limit of slots; at most 200 tiles, more take long to lower."""
     shape, random = cost.shape(graph(name), CONFIG), np.random.default_rng(len(name))
     found = [replace(t, slots=int(random.choice((0, 0, 2, 3, 4, 8)))) for t in cost.tilings(shape, CONFIG)]
@@ -104,28 +104,28 @@ def test_default_is_near_the_best_of_all_tilings(name: str) -> None:
     [
         (
             VtaConfig(inp_bytes=2048),
-            Tiling(12, 12, 1, True),
+            VtaTiling(12, 12, 1, True),
             "a tile of 12x12x1 blocks needs 196 entries of INP, which has 128",
         ),
         (
             VtaConfig(wgt_bytes=8192),
-            Tiling(2, 2, 4, True),
+            VtaTiling(2, 2, 4, True),
             "a tile of 2x2x4 blocks needs 36 entries of WGT, which has 32",
         ),
         (
             VtaConfig(acc_bytes=4096),
-            Tiling(6, 6, 2, True),
+            VtaTiling(6, 6, 2, True),
             "a tile of 6x6x2 blocks needs 72 entries of ACC, which has 64",
         ),
     ],
 )
-def test_what_does_not_fit_is_said_and_not_lowered(config: VtaConfig, tiling: Tiling, message: str) -> None:
+def test_what_does_not_fit_is_said_and_not_lowered(config: VtaConfig, tiling: VtaTiling, message: str) -> None:
     shape = cost.shape(graph("3x3"), config)
     assert cost.problem(shape, tiling, config) == message
     memory = message.split(" entries of ")[1][:3]
     with pytest.raises(PlanError, match=f"entries of {memory}"):
         case_of(graph("3x3"), tiling, config)
-    assert cost.problem(shape, Tiling(1, 1, 1, True), config) == ""
+    assert cost.problem(shape, VtaTiling(1, 1, 1, True), config) == ""
 
 
 def test_what_a_bias_needs_is_counted() -> None:
@@ -134,10 +134,10 @@ def test_what_a_bias_needs_is_counted() -> None:
     layer = graph_of(Layer("conv", (4, 4), 16, 16, bias=200_000))
     shape = cost.shape(layer, config)
     assert (shape.digits, shape.alu, shape.parameters) == (1, 3, 0)
-    assert cost.problem(shape, Tiling(4, 2, 1, True), config) == (
+    assert cost.problem(shape, VtaTiling(4, 2, 1, True), config) == (
         "a tile of 4x2x1 blocks needs 9 entries of INP, which has 8"
     )
-    assert case_of(layer, Tiling(2, 3, 1, True), config).instructions
+    assert case_of(layer, VtaTiling(2, 3, 1, True), config).instructions
     large = cost.shape(graph_of(Layer("conv", (4, 4), 16, 16, bias=1_000_000)), config)
     assert (large.digits, large.alu, large.parameters) == (0, 4, 1)
 

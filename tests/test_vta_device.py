@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from dovetail.errors import SimulationError, TargetError
 from dovetail.targets.vta.checks import ALL_CHECKS, BufferRange, Pointers
 from dovetail.targets.vta.config import PRESETS, VtaConfig
-from dovetail.targets.vta.device import Register, VtaDevice
+from dovetail.targets.vta.device import VtaDevice, VtaRegister
 from dovetail.targets.vta.executor import estimate, execute
-from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Flags, Gemm, Instruction, Load, Memory, Store, Uop
+from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Flags, Gemm, Instruction, Load, Store, Uop, VtaMemory
 from dovetail.targets.vta.stream import Fault, StreamError, assemble, assemble_uops
 from vta_output import check_output
 
@@ -71,7 +71,7 @@ def run(ram: Ram, stream: Sequence[Instruction], uops: Sequence[Uop], config: Vt
     return execution
 
 
-def row(memory: Memory, sram: int, count: int, dram: int = 0, flags: Flags = NONE) -> Instruction:
+def row(memory: VtaMemory, sram: int, count: int, dram: int = 0, flags: Flags = NONE) -> Instruction:
     return Load(memory, sram, dram, 1, count, count, flags=flags)
 
 
@@ -84,12 +84,12 @@ def test_one_gemm() -> None:
         ram.read(p, s, t) for p, s, t in ((INPUT, (1, 16), "i1"), (WEIGHTS, (16, 16), "i1"), (SUMS, (1, 16), "<i4"))
     )
     stream = [
-        row(Memory.UOP, 0, 1),
-        row(Memory.ACC, 0, 1),
-        row(Memory.INP, 0, 1),
-        row(Memory.WGT, 0, 1, flags=PUSH),
+        row(VtaMemory.UOP, 0, 1),
+        row(VtaMemory.ACC, 0, 1),
+        row(VtaMemory.INP, 0, 1),
+        row(VtaMemory.WGT, 0, 1, flags=PUSH),
         Gemm(False, 0, 1, 1, 1, flags=Flags(pop_prev=True, push_next=True)),
-        Store(Memory.OUT, 0, 0, 1, 1, 1, STORED),
+        Store(VtaMemory.OUT, 0, 0, 1, 1, 1, STORED),
         END,
     ]
     before = ram.bytes.copy()
@@ -102,30 +102,30 @@ def test_one_gemm() -> None:
     assert np.array_equal(ram.bytes, before)
     assert (execution.gemm_tiles, execution.reset_tiles, execution.alu_operations) == (1, 0, 0)
     assert execution.stored == 16
-    assert execution.loaded == {Memory.UOP: 4, Memory.WGT: 256, Memory.INP: 16, Memory.ACC: 64}
+    assert execution.loaded == {VtaMemory.UOP: 4, VtaMemory.WGT: 256, VtaMemory.INP: 16, VtaMemory.ACC: 64}
 
 
 def tiny_convolution() -> tuple[list[Instruction], list[Uop]]:
     """3x3, padding 1, 32 -> 32 channels on 5x6 pixels, bias, shift by 9, clip, one row of output stored at a time."""
     height, width, wide = 5, 6, 8
     uops = [Uop(w, w, 0) for w in range(width)]
-    stream = [row(Memory.UOP, 0, width)]
-    stream += [Load(Memory.ACC, 30 * block + p, block, 1, 1, 1) for block in range(2) for p in range(30)]
-    stream += [Load(Memory.INP, 56 * block, 30 * block, height, width, width, (1, 1), (1, 1)) for block in range(2)]
-    stream.append(row(Memory.WGT, 0, 36, flags=PUSH))
+    stream = [row(VtaMemory.UOP, 0, width)]
+    stream += [Load(VtaMemory.ACC, 30 * block + p, block, 1, 1, 1) for block in range(2) for p in range(30)]
+    stream += [Load(VtaMemory.INP, 56 * block, 30 * block, height, width, width, (1, 1), (1, 1)) for block in range(2)]
+    stream.append(row(VtaMemory.WGT, 0, 36, flags=PUSH))
     for first, (o, i, ky, kx) in enumerate(np.ndindex(2, 2, 3, 3)):
         flags = POP if first == 0 else Flags()
         uop = [Uop(30 * o + w, 56 * i + ky * wide + kx + w, (o * 2 + i) * 9 + ky * 3 + kx) for w in range(width)]
         begin = len(uops)
         uops += uop
         stream.append(Gemm(False, begin, begin + width, height, 1, (width, 0), (wide, 0), (0, 0), flags))
-    stream[0] = row(Memory.UOP, 0, len(uops))
+    stream[0] = row(VtaMemory.UOP, 0, len(uops))
     last = 0
     for opcode, imm in ((AluOpcode.SHR, 9), (AluOpcode.MAX, -128), (AluOpcode.MIN, 127)):
         last = len(stream)
         stream.append(Alu(opcode, True, imm, 0, 6, 10, 1, (6, 0)))
     stream[last] = but(stream[last], flags=PUSH)
-    stream.append(Store(Memory.OUT, 0, 0, 2, 30, 40, STORED))
+    stream.append(Store(VtaMemory.OUT, 0, 0, 2, 30, 40, STORED))
     return [*stream, END], uops
 
 
@@ -189,7 +189,7 @@ def all_bytes(count: int, zero: int) -> list[Instruction]:
         if byte:
             flags = Flags(pop_next=True, push_next=True)
             stream.append(Alu(AluOpcode.SHR, True, 8, zero, zero + 1, count, 1, (1, 0), flags=flags))
-        stream.append(Store(Memory.OUT, 0, byte * count, 1, count, count, STORED))
+        stream.append(Store(VtaMemory.OUT, 0, byte * count, 1, count, count, STORED))
     return [*stream, END]
 
 
@@ -221,8 +221,8 @@ def test_alu_operations(preset: str, opcode: AluOpcode, imm: int | None) -> None
     values = ram.read(SUMS, (32, 16), "<i4")
     operation = Alu(opcode, imm is not None, imm or 0, 0, 1, 16, 1, (1, 0), (1, 0))
     stream = [
-        row(Memory.UOP, 0, 2),
-        row(Memory.ACC, 0, 32),
+        row(VtaMemory.UOP, 0, 2),
+        row(VtaMemory.ACC, 0, 32),
         Alu(AluOpcode.ADD, True, 0, 1, 2, 32, 1, (1, 0)),
         operation,
         *all_bytes(32, 1),
@@ -242,8 +242,8 @@ def test_padding_of_loads() -> None:
     source = ram.read(SUMS, (40, 16), "<i4")
     rows = np.stack([source[3 + 7 * y : 3 + 7 * y + 4] for y in range(3)]).astype(np.int32)
     stream = [
-        row(Memory.UOP, 0, 1),
-        Load(Memory.ACC, 0, 3, 3, 4, 7, (1, 2), (2, 1)),
+        row(VtaMemory.UOP, 0, 1),
+        Load(VtaMemory.ACC, 0, 3, 3, 4, 7, (1, 2), (2, 1)),
         Alu(AluOpcode.ADD, True, 0, 0, 1, 42, 1, (1, 0)),
         *all_bytes(42, 0),
     ]
@@ -258,7 +258,7 @@ def test_shifts_beyond_the_field_are_found() -> None:
     ram.place(SUMS, np.full((2, 16), 16, "<i4"))
     shifts = (Alu(AluOpcode.SHR, False, 0, 0, 1, 1, 1), Alu(AluOpcode.SHR, True, 17, 0, 1, 1, 1))
     for shift in shifts:
-        stream = [row(Memory.UOP, 0, 2), row(Memory.ACC, 0, 2), shift, Finish()]
+        stream = [row(VtaMemory.UOP, 0, 2), row(VtaMemory.ACC, 0, 2), shift, Finish()]
         image = assemble([stream[0], stream[1], but(shift, imm=1), stream[3]], CONFIG)
         if shift.use_imm:
             image = image[:46] + bytes([17, 0]) + image[48:]  # what no assembler gives
@@ -323,10 +323,10 @@ def test_random_loops_match_the_definition(case: tuple[Gemm | Alu, list[Uop]], s
     naive(operation, uops, inp, wgt, acc)
     given_uops = [*uops, *[Uop(0)] * (16 - len(uops))]
     stream = [
-        row(Memory.UOP, 0, 16),
-        row(Memory.ACC, 0, 32),
-        row(Memory.INP, 0, 32),
-        row(Memory.WGT, 0, 16, flags=PUSH),
+        row(VtaMemory.UOP, 0, 16),
+        row(VtaMemory.ACC, 0, 32),
+        row(VtaMemory.INP, 0, 32),
+        row(VtaMemory.WGT, 0, 16, flags=PUSH),
         Alu(AluOpcode.ADD, True, 0, 15, 16, 32, 1, (1, 0)),
         but(operation, flags=POP),
         *all_bytes(32, 15),
@@ -346,9 +346,9 @@ def test_long_loops_are_cut_without_a_seam() -> None:
     uops = [Uop(0), Uop(1)]
     big = Gemm(False, 0, 2, 3, 16000, (0, 0), (0, 0), (0, 0), POP)
     stream = [
-        row(Memory.UOP, 0, 2),
-        row(Memory.INP, 0, 2, flags=PUSH),
-        row(Memory.WGT, 0, 1, flags=PUSH),
+        row(VtaMemory.UOP, 0, 2),
+        row(VtaMemory.INP, 0, 2, flags=PUSH),
+        row(VtaMemory.WGT, 0, 1, flags=PUSH),
         Gemm(True, 0, 2, 1, 1, flags=POP),
         big,
         Alu(AluOpcode.ADD, True, 3, 0, 2, 5, 16001),
@@ -361,12 +361,12 @@ def test_long_loops_are_cut_without_a_seam() -> None:
 
 def test_a_large_layer_takes_seconds_at_most() -> None:
     uops = [Uop(h * 14 + w, h * 16 + w) for h in range(14) for w in range(14)]
-    stream = [row(Memory.UOP, 0, 196), row(Memory.INP, 0, 1024), row(Memory.WGT, 0, 128, flags=PUSH)]
+    stream = [row(VtaMemory.UOP, 0, 196), row(VtaMemory.INP, 0, 1024), row(VtaMemory.WGT, 0, 128, flags=PUSH)]
     stream.append(Gemm(True, 0, 196, 4, 1, (196, 0), flags=POP))
     stream += [Gemm(False, 0, 196, 4, 9, (196, 0), (0, 1), (9, 1)) for _ in range(64)]
     stream[-1] = but(stream[-1], flags=PUSH)
     started = time.process_time()
-    execution = run(Ram(), [*stream, Store(Memory.OUT, 0, 0, 1, 784, 784, STORED), END], uops)
+    execution = run(Ram(), [*stream, Store(VtaMemory.OUT, 0, 0, 1, 784, 784, STORED), END], uops)
     assert execution.gemm_tiles == 451584 and time.process_time() - started < 5
 
 
@@ -377,16 +377,16 @@ def pipeline() -> list[Instruction]:
     """Two tiles of 16 pixels: the second is loaded while the first is computed, and computed while that is stored."""
     done = Flags(pop_prev=True, push_next=True)
     return [
-        row(Memory.UOP, 0, 2),
-        row(Memory.WGT, 0, 1),
-        row(Memory.INP, 0, 16, 0, PUSH),
-        row(Memory.INP, 16, 16, 16, PUSH),
+        row(VtaMemory.UOP, 0, 2),
+        row(VtaMemory.WGT, 0, 1),
+        row(VtaMemory.INP, 0, 16, 0, PUSH),
+        row(VtaMemory.INP, 16, 16, 16, PUSH),
         Gemm(True, 0, 1, 16, 1, (1, 0)),
         Gemm(False, 0, 1, 16, 1, (1, 0), (1, 0), flags=done),
-        Store(Memory.OUT, 0, 0, 1, 16, 16, POP),
+        Store(VtaMemory.OUT, 0, 0, 1, 16, 16, POP),
         Gemm(True, 1, 2, 16, 1, (1, 0)),
         Gemm(False, 1, 2, 16, 1, (1, 0), (1, 0), flags=done),
-        Store(Memory.OUT, 16, 16, 1, 16, 16, STORED),
+        Store(VtaMemory.OUT, 16, 16, 1, 16, 16, STORED),
         END,
     ]
 
@@ -429,15 +429,15 @@ def test_padding_alu_and_ties_take_the_cycles_counted_by_hand() -> None:
     1: bus 69-71.   2: bus 71-72.   3: bus 88-96.
     """
     stream = [
-        Load(Memory.INP, 0, 0, 1, 1, 1, (1, 0), (15, 1), PUSH),
-        row(Memory.INP, 34, 1, flags=PUSH),
-        row(Memory.UOP, 0, 1, flags=POP),
-        row(Memory.ACC, 0, 1, flags=POP),
+        Load(VtaMemory.INP, 0, 0, 1, 1, 1, (1, 0), (15, 1), PUSH),
+        row(VtaMemory.INP, 34, 1, flags=PUSH),
+        row(VtaMemory.UOP, 0, 1, flags=POP),
+        row(VtaMemory.ACC, 0, 1, flags=POP),
         Finish(),
     ]
     spans = {s.index: (s.start, s.end) for s in run(Ram(), stream, [Uop(0)]).timeline}
     assert spans == {0: (2, 53), 1: (53, 71), 2: (53, 72), 3: (72, 96), 4: (96, 97)}
-    alu = [row(Memory.UOP, 0, 1), row(Memory.ACC, 0, 1), Alu(AluOpcode.ADD, True, 1, 0, 1, 1, 3), Finish()]
+    alu = [row(VtaMemory.UOP, 0, 1), row(VtaMemory.ACC, 0, 1), Alu(AluOpcode.ADD, True, 1, 0, 1, 1, 3), Finish()]
     spans = {s.index: (s.start, s.end) for s in run(Ram(), alu, [Uop(0)]).timeline}
     assert spans == {0: (2, 19), 1: (19, 43), 2: (43, 55), 3: (55, 56)}
     slow = replace(CONFIG, bus_bytes=4, bus_latency=3, pipeline_cycles=10, alu_interval=5)
@@ -447,7 +447,7 @@ def test_padding_alu_and_ties_take_the_cycles_counted_by_hand() -> None:
 
 def test_the_fetch_waits_for_places_in_the_queues() -> None:
     """With one place per queue the second LOAD is delivered when the first ends, and the UOPs behind it too."""
-    stream = [row(Memory.INP, 0, 1), row(Memory.INP, 1, 1), row(Memory.UOP, 0, 1), Finish()]
+    stream = [row(VtaMemory.INP, 0, 1), row(VtaMemory.INP, 1, 1), row(VtaMemory.UOP, 0, 1), Finish()]
     spans = {s.index: (s.start, s.end) for s in run(Ram(), stream, [Uop(0)]).timeline}
     assert spans == {0: (2, 20), 1: (20, 38), 2: (6, 23), 3: (23, 24)}
     spans = {s.index: (s.start, s.end) for s in run(Ram(), stream, [Uop(0)], replace(CONFIG, queue_depth=1)).timeline}
@@ -457,7 +457,13 @@ def test_the_fetch_waits_for_places_in_the_queues() -> None:
 # -- the device
 
 
-REGISTERS = {Register.UOP: UOPS, Register.INP: INPUT, Register.WGT: WEIGHTS, Register.ACC: SUMS, Register.OUT: RESULT}
+REGISTERS = {
+    VtaRegister.UOP: UOPS,
+    VtaRegister.INP: INPUT,
+    VtaRegister.WGT: WEIGHTS,
+    VtaRegister.ACC: SUMS,
+    VtaRegister.OUT: RESULT,
+}
 STREAM = BASE + 0x2000
 
 
@@ -465,7 +471,7 @@ def prepare(device: VtaDevice, ram: Ram, stream: Sequence[Instruction]) -> None:
     """Set all registers for a stream; nothing starts."""
     ram.place(UOPS, assemble_uops(PIPELINE_UOPS, CONFIG))
     ram.place(STREAM, assemble(stream, CONFIG))
-    registers = {**REGISTERS, Register.INSN_COUNT: len(stream), Register.INSN_ADDR: STREAM}
+    registers = {**REGISTERS, VtaRegister.INSN_COUNT: len(stream), VtaRegister.INSN_ADDR: STREAM}
     for register, value in registers.items():
         device.write(register, value, 0)
         assert device.read(register, 0) == value
@@ -480,29 +486,41 @@ def test_device_holds_two_launches_with_their_own_registers() -> None:
     ram = Ram(6)
     device = VtaDevice(ram)
     prepare(device, ram, pipeline())
-    assert (device.read(Register.CONTROL, 0), device.read(Register.ROOM, 0), device.next_event()) == (2, 2, None)
-    device.write(Register.CONTROL, 1, 1000)
-    device.write(Register.INP, INPUT + 512, 1010)
-    device.write(Register.OUT, RESULT + 512, 1010)
-    device.write(Register.CONTROL, 1, 1020)
+    assert (device.read(VtaRegister.CONTROL, 0), device.read(VtaRegister.ROOM, 0), device.next_event()) == (2, 2, None)
+    device.write(VtaRegister.CONTROL, 1, 1000)
+    device.write(VtaRegister.INP, INPUT + 512, 1010)
+    device.write(VtaRegister.OUT, RESULT + 512, 1010)
+    device.write(VtaRegister.CONTROL, 1, 1020)
     ram.bytes[STREAM - BASE : STREAM - BASE + 16] = 0xFF  # both have their instructions
-    assert (device.read(Register.CONTROL, 1020), device.read(Register.ROOM, 1020), device.next_event()) == (1, 0, 1229)
+    assert (device.read(VtaRegister.CONTROL, 1020), device.read(VtaRegister.ROOM, 1020), device.next_event()) == (
+        1,
+        0,
+        1229,
+    )
     with pytest.raises(SimulationError, match="launch 3 was started with all 2 places taken"):
-        device.write(Register.CONTROL, 1, 1030)
+        device.write(VtaRegister.CONTROL, 1, 1030)
     before = ram.bytes.copy()
     device.advance(1228)
     assert np.array_equal(ram.bytes, before) and not device.interrupt()
     device.advance(1229)
     assert np.array_equal(ram.read(RESULT, (32, 16), "i1"), pipeline_result(ram)) and device.interrupt()
-    assert (device.read(Register.CYCLES, 1229), device.read(Register.ROOM, 1229), device.next_event()) == (229, 1, 1458)
-    assert device.read(Register.FINISHED, 1229) == 1 and not device.interrupt()
+    assert (device.read(VtaRegister.CYCLES, 1229), device.read(VtaRegister.ROOM, 1229), device.next_event()) == (
+        229,
+        1,
+        1458,
+    )
+    assert device.read(VtaRegister.FINISHED, 1229) == 1 and not device.interrupt()
     device.advance(5000)
     assert np.array_equal(ram.read(RESULT + 512, (32, 16), "i1"), pipeline_result(ram, INPUT + 512))
-    assert device.interrupt() and device.read(Register.FINISHED, 5000) == 2 and device.read(Register.CONTROL, 5000) == 2
+    assert (
+        device.interrupt()
+        and device.read(VtaRegister.FINISHED, 5000) == 2
+        and device.read(VtaRegister.CONTROL, 5000) == 2
+    )
     bars = [(bar.start, bar.end, bar.label, bar.macs) for bar in device.activities()]
     assert bars == [(1000, 1229, "32 tiles", 8192), (1229, 1458, "32 tiles", 8192)]
     device.reset()
-    assert device.activities() == [] and device.read(Register.FINISHED, 0) == 0 and not device.interrupt()
+    assert device.activities() == [] and device.read(VtaRegister.FINISHED, 0) == 0 and not device.interrupt()
 
 
 def test_device_names_misuse() -> None:
@@ -512,24 +530,24 @@ def test_device_names_misuse() -> None:
     for offset in (0x2C, 0x01):
         with pytest.raises(SimulationError, match="vta0: there is no register at offset"):
             device.read(offset, 0)
-    for register in (Register.CYCLES, Register.FINISHED, Register.ROOM):
+    for register in (VtaRegister.CYCLES, VtaRegister.FINISHED, VtaRegister.ROOM):
         with pytest.raises(SimulationError, match=f"{register.name} is read-only"):
             device.write(register, 0, 0)
     with pytest.raises(SimulationError, match="CONTROL was written 2"):
-        device.write(Register.CONTROL, 2, 0)
-    device.write(Register.INSN_COUNT, 10, 0)
+        device.write(VtaRegister.CONTROL, 2, 0)
+    device.write(VtaRegister.INSN_COUNT, 10, 0)
     with pytest.raises(SimulationError, match="vta0 launch 1: UNFINISHED"):
-        device.write(Register.CONTROL, 1, 0)
-    device.write(Register.INSN_ADDR, STREAM + 2, 0)
+        device.write(VtaRegister.CONTROL, 1, 0)
+    device.write(VtaRegister.INSN_ADDR, STREAM + 2, 0)
     with pytest.raises(SimulationError, match="not a multiple of 4"):
-        device.write(Register.CONTROL, 1, 0)
-    device.write(Register.INSN_ADDR, BASE - 64, 0)
+        device.write(VtaRegister.CONTROL, 1, 0)
+    device.write(VtaRegister.INSN_ADDR, BASE - 64, 0)
     with pytest.raises(SimulationError, match="no memory at 0x7fffffc0"):
-        device.write(Register.CONTROL, 1, 0)
+        device.write(VtaRegister.CONTROL, 1, 0)
     hazard = pipeline()
     hazard[5] = but(hazard[5], dst=(0, 0))
     prepare(device, ram, hazard)
-    device.write(Register.CONTROL, 1, 0)
+    device.write(VtaRegister.CONTROL, 1, 0)
     with pytest.raises(SimulationError, match=r"vta0 launch 1: HAZARD: instruction 5 \(GEMM"):
         device.advance(229)
     with pytest.raises(TargetError, match="block must be a power of two"):

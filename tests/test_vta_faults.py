@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from dovetail.targets.vta.config import PRESETS, VtaConfig
-from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Gemm, Instruction, Load, Memory, Store, queue_of
-from dovetail.targets.vta.lower import Tiling
+from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Gemm, Instruction, Load, Store, VtaMemory, queue_of
+from dovetail.targets.vta.lower import VtaTiling
 from dovetail.targets.vta.stream import Fault, StreamError, explain
 from vta_layers import Case, Layer, case_of, graph_of
 
@@ -27,20 +27,20 @@ TINY = VtaConfig(uop_bytes=32, inp_bytes=1024, wgt_bytes=16 * 1024, acc_bytes=40
 LAYERS = {
     "convolution": (
         Layer("conv", (9, 10), 32, 48, (3, 3), (1, 1), (1, 1, 1, 1), "channel", "channel", 5000),
-        Tiling(3, 5, 2, False),
+        VtaTiling(3, 5, 2, False),
         PRESETS["fsim"],
     ),
     "depthwise": (
         Layer("depthwise", (10, 10), 48, 0, (3, 3), (2, 2), (1, 0, 1, 0), "none", "uniform", 300_000),
-        Tiling(2, 5, 2, True, 2),
+        VtaTiling(2, 5, 2, True, 2),
         VtaConfig(),
     ),
     "streaming": (
         Layer("conv", (6, 6), 64, 48, (3, 3), (1, 1), (1, 1, 1, 1), bias=2000, rounds=True),
-        Tiling(3, 4, 1, True, 1),
+        VtaTiling(3, 4, 1, True, 1),
         TINY,
     ),
-    "pool": (Layer("pool", (7, 8), 32, 0, (3, 2), (2, 2)), Tiling(2, 2, 1, False), VtaConfig()),
+    "pool": (Layer("pool", (7, 8), 32, 0, (3, 2), (2, 2)), VtaTiling(2, 2, 1, False), VtaConfig()),
 }
 """Layers without lanes to spare, so that every byte of the result is known."""
 
@@ -144,7 +144,9 @@ def shortened(good: Case) -> Iterator[Mutant]:
         for field in ("x_size", "y_size"):
             if getattr(load, field) == 1:
                 continue  # a LOAD of no element has no encoding
-            if load.memory is Memory.UOP and holds_already(good, number, load.x_size - 1 if field == "x_size" else 0):
+            if load.memory is VtaMemory.UOP and holds_already(
+                good, number, load.x_size - 1 if field == "x_size" else 0
+            ):
                 continue
             yield changed(good, number, f"{field} - 1", **{field: getattr(load, field) - 1})
 
@@ -153,7 +155,7 @@ def holds_already(good: Case, number: int, first: int) -> bool:
     """Whether the micro-operations a load brings, from its `first` on, are in the memory before it."""
     held: dict[int, object] = {}
     for i in good.instructions[:number]:
-        if isinstance(i, Load) and i.memory is Memory.UOP:
+        if isinstance(i, Load) and i.memory is VtaMemory.UOP:
             held.update({i.sram + n: good.uops[i.dram + n] for n in range(i.x_size)})
     load = good.instructions[number]
     assert isinstance(load, Load)
@@ -162,11 +164,11 @@ def holds_already(good: Case, number: int, first: int) -> bool:
 
 def collisions(good: Case) -> Iterator[Mutant]:
     """The second micro-operation of a GEMM writes where the first does; or the inner loop stands still."""
-    segments = [i for i in good.instructions if isinstance(i, Load) and i.memory is Memory.UOP]
+    segments = [i for i in good.instructions if isinstance(i, Load) and i.memory is VtaMemory.UOP]
     current = -1
     done: set[int] = set()
     for number, i in enumerate(good.instructions):
-        if isinstance(i, Load) and i.memory is Memory.UOP:
+        if isinstance(i, Load) and i.memory is VtaMemory.UOP:
             current += 1
         if not isinstance(i, Gemm) or number % 3:
             continue
@@ -183,7 +185,7 @@ def collisions(good: Case) -> Iterator[Mutant]:
 
 
 def no_uop_load(good: Case) -> Iterator[Mutant]:
-    numbers = [n for n, i in enumerate(good.instructions) if isinstance(i, Load) and i.memory is Memory.UOP]
+    numbers = [n for n, i in enumerate(good.instructions) if isinstance(i, Load) and i.memory is VtaMemory.UOP]
     yield from (without(good, number) for number in numbers)
 
 
@@ -282,7 +284,7 @@ def touches(good: Case) -> list[Touch]:
     for i in good.instructions:
         if isinstance(i, Load):
             memory = i.memory.name
-            if i.memory is Memory.UOP:
+            if i.memory is VtaMemory.UOP:
                 words = good.uops[i.dram : i.dram + i.x_size]
                 uops.update({i.sram + n: (u.dst, u.src, u.wgt) for n, u in enumerate(words)})
             found.append(Touch(0, bits(memory, set(range(i.sram, i.sram + i.entries))), 0, ""))
@@ -387,7 +389,7 @@ def assert_named(mutant: Mutant, error: StreamError) -> None:
     named = {n for n in map(int, re.findall(r"instruction (\d+) \(", text)) if f"{n} ({explain(stream[n])})" in text}
     assert named, text
     if error.kind in (Fault.BOUNDS, Fault.REWRITTEN) and isinstance(stream[mutant.number], Load | Store):
-        changes_micro = getattr(stream[mutant.number], "memory", None) is Memory.UOP
+        changes_micro = getattr(stream[mutant.number], "memory", None) is VtaMemory.UOP
         assert mutant.number in named or changes_micro, text
 
 

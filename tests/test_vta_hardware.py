@@ -16,6 +16,7 @@ import pytest
 
 from dovetail.codegen.emit.dump import dump
 from dovetail.compile import Options, compile_model, sample_inputs
+from dovetail.guests import zoo
 from dovetail.sim.device import MemoryBus, MemoryRegion
 from dovetail.target import Target
 from dovetail.targets.vta import target
@@ -24,7 +25,6 @@ from dovetail.targets.vta.config import PRESETS, VtaConfig
 from dovetail.targets.vta.executor import execute
 from dovetail.targets.vta.isa import Alu, AluOpcode
 from dovetail.targets.vta.stream import StreamError, assemble, disassemble
-from dovetail.tools import zoo
 from test_end_to_end import network_file
 
 HARDWARE = Path(__file__).resolve().parents[2] / "shared" / "hardware"

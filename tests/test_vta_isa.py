@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import TargetError
-from dovetail.targets.vta.checks import Rows, merged
+from dovetail.targets.vta.checks import DramRows, merged
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.executor import BufferRange, estimate, execute
 from dovetail.targets.vta.isa import (
@@ -22,9 +22,9 @@ from dovetail.targets.vta.isa import (
     Gemm,
     Instruction,
     Load,
-    Memory,
     Store,
     Uop,
+    VtaMemory,
     decode,
     decode_uop,
     encode,
@@ -140,7 +140,7 @@ def bits(table: list[tuple[str, int]], **values: int) -> tuple[int, ...]:
 
 
 def test_bits_are_those_of_the_field_table() -> None:
-    load = Load(Memory.INP, 0x123, 0x89ABCDEF, 7, 9, 300, (1, 2), (3, 4), Flags(pop_next=True, push_next=True))
+    load = Load(VtaMemory.INP, 0x123, 0x89ABCDEF, 7, 9, 300, (1, 2), (3, 4), Flags(pop_next=True, push_next=True))
     assert encode(load, CONFIG) == bits(
         MEM,
         opcode=0,
@@ -157,7 +157,7 @@ def test_bits_are_those_of_the_field_table() -> None:
         x_pad_0=3,
         x_pad_1=4,
     )
-    store = Store(Memory.OUT, 5, 6, 7, 8, 9, Flags(pop_prev=True, push_prev=True))
+    store = Store(VtaMemory.OUT, 5, 6, 7, 8, 9, Flags(pop_prev=True, push_prev=True))
     assert encode(store, CONFIG) == bits(
         MEM, opcode=1, pop_prev=1, push_prev=1, memory_type=4, sram_base=5, dram_base=6, y_size=7, x_size=8, x_stride=9
     )
@@ -228,12 +228,12 @@ def instructions(draw: st.DrawFn, config: VtaConfig) -> Instruction:
         return Finish(flags)
     sram, dram, y, x, stride = (draw(st.integers(0, limit)) for limit in (65535, 2**32 - 1, 65535, 65535, 65535))
     if kind == "store":
-        return Store(Memory.OUT, sram, dram, y, x, stride, Flags(pop_prev=flags.pop_prev, push_prev=flags.push_prev))
-    memory = draw(st.sampled_from([m for m in Memory if m is not Memory.OUT]))
-    if memory in (Memory.INP, Memory.WGT):
+        return Store(VtaMemory.OUT, sram, dram, y, x, stride, Flags(pop_prev=flags.pop_prev, push_prev=flags.push_prev))
+    memory = draw(st.sampled_from([m for m in VtaMemory if m is not VtaMemory.OUT]))
+    if memory in (VtaMemory.INP, VtaMemory.WGT):
         flags = Flags(pop_next=flags.pop_next, push_next=flags.push_next)
-    y, x = (1 if memory is Memory.UOP else max(1, y)), max(1, x)
-    pads = [draw(pairs(15)) if memory in (Memory.INP, Memory.ACC) else (0, 0) for _ in "yx"]
+    y, x = (1 if memory is VtaMemory.UOP else max(1, y)), max(1, x)
+    pads = [draw(pairs(15)) if memory in (VtaMemory.INP, VtaMemory.ACC) else (0, 0) for _ in "yx"]
     return Load(memory, sram, dram, y, x, stride, pads[0], pads[1], flags)
 
 
@@ -251,10 +251,10 @@ def test_decoding_undoes_encoding(data: st.DataObject, config: VtaConfig) -> Non
 @pytest.mark.parametrize(
     ("instruction", "message"),
     [
-        (Load(Memory.INP, 65536, 0, 1, 1, 1), "field sram_base must be 0 to 65535, is 65536"),
-        (Load(Memory.INP, 0, 1 << 32, 1, 1, 1), "field dram_base must be 0 to 4294967295, is 4294967296"),
-        (Load(Memory.INP, 0, 0, 1, 1, 1, x_pad=(0, 16)), "field x_pad_1 must be 0 to 15, is 16"),
-        (Store(Memory.OUT, 0, 0, 1, 65536, 1), "field x_size must be 0 to 65535, is 65536"),
+        (Load(VtaMemory.INP, 65536, 0, 1, 1, 1), "field sram_base must be 0 to 65535, is 65536"),
+        (Load(VtaMemory.INP, 0, 1 << 32, 1, 1, 1), "field dram_base must be 0 to 4294967295, is 4294967296"),
+        (Load(VtaMemory.INP, 0, 0, 1, 1, 1, x_pad=(0, 16)), "field x_pad_1 must be 0 to 15, is 16"),
+        (Store(VtaMemory.OUT, 0, 0, 1, 65536, 1), "field x_size must be 0 to 65535, is 65536"),
         (Gemm(False, 8192, 8192, 1, 1), "field uop_bgn must be 0 to 8191, is 8192"),
         (Gemm(False, 0, 1, 16384, 1), "field iter_out must be 0 to 16383, is 16384"),
         (Gemm(False, 0, 1, 1, 1, dst=(2048, 0)), "field dst_out must be 0 to 2047, is 2048"),
@@ -265,13 +265,13 @@ def test_decoding_undoes_encoding(data: st.DataObject, config: VtaConfig) -> Non
         (Alu(AluOpcode.MUL, True, 0, 0, 1, 1, 1), "this ALU has no MUL"),
         (Alu(AluOpcode.SHL, True, 0, 0, 1, 1, 1), "this ALU has no SHL"),
         (Alu(AluOpcode.SHR, True, 16, 0, 1, 1, 1), "SHR must be by -16 to 15, is by 16"),
-        (Load(Memory.INP, 0, 0, 0, 1, 1), "a LOAD of no element"),
-        (Load(Memory.WGT, 0, 0, 1, 1, 1, x_pad=(0, 1)), "WGT cannot be padded"),
-        (Load(Memory.UOP, 0, 0, 2, 1, 1), "UOP is loaded in one row, not 2"),
-        (Load(Memory.OUT, 0, 0, 1, 1, 1), "OUT cannot be loaded"),
-        (Store(Memory.ACC, 0, 0, 1, 1, 1), "only OUT can be stored, not ACC"),
-        (Load(Memory.WGT, 0, 0, 1, 1, 1, flags=Flags(pop_prev=True)), "no previous queue"),
-        (Store(Memory.OUT, 0, 0, 1, 1, 1, Flags(push_next=True)), "no next queue"),
+        (Load(VtaMemory.INP, 0, 0, 0, 1, 1), "a LOAD of no element"),
+        (Load(VtaMemory.WGT, 0, 0, 1, 1, 1, x_pad=(0, 1)), "WGT cannot be padded"),
+        (Load(VtaMemory.UOP, 0, 0, 2, 1, 1), "UOP is loaded in one row, not 2"),
+        (Load(VtaMemory.OUT, 0, 0, 1, 1, 1), "OUT cannot be loaded"),
+        (Store(VtaMemory.ACC, 0, 0, 1, 1, 1), "only OUT can be stored, not ACC"),
+        (Load(VtaMemory.WGT, 0, 0, 1, 1, 1, flags=Flags(pop_prev=True)), "no previous queue"),
+        (Store(VtaMemory.OUT, 0, 0, 1, 1, 1, Flags(push_next=True)), "no next queue"),
     ],
 )
 def test_what_has_no_encoding_is_named(instruction: Instruction, message: str) -> None:
@@ -318,14 +318,14 @@ def test_a_stream_has_whole_instructions() -> None:
 
 def test_queues_and_printed_forms() -> None:
     stream: list[Instruction] = [
-        Load(Memory.INP, 3, 40, 2, 5, 7, (1, 0), (0, 2), Flags(push_next=True)),
-        Load(Memory.WGT, 0, 0, 1, 1, 1),
-        Load(Memory.UOP, 0, 0, 1, 1, 1),
-        Load(Memory.ACC, 0, 0, 1, 1, 1),
+        Load(VtaMemory.INP, 3, 40, 2, 5, 7, (1, 0), (0, 2), Flags(push_next=True)),
+        Load(VtaMemory.WGT, 0, 0, 1, 1, 1),
+        Load(VtaMemory.UOP, 0, 0, 1, 1, 1),
+        Load(VtaMemory.ACC, 0, 0, 1, 1, 1),
         Gemm(False, 0, 2, 3, 4, (5, 6), (7, 8), (9, 10), Flags(pop_prev=True)),
         Alu(AluOpcode.MAX, True, -7, 0, 1, 2, 3),
         Alu(AluOpcode.MUL, False, 0, 0, 1, 2, 3),
-        Store(Memory.OUT, 1, 2, 3, 4, 5),
+        Store(VtaMemory.OUT, 1, 2, 3, 4, 5),
         Finish(),
     ]
     assert [queue_of(i) for i in stream] == ["load", "load", *["compute"] * 5, "store", "compute"]
@@ -393,7 +393,7 @@ FAULTS: list[tuple[Fault, list[Instruction], str]] = [
     # 0x7000 elements after the input begins the result
     (
         Fault.RACE,
-        [*pipeline()[:7], row(Memory.INP, 40, 1, 0x7003), *pipeline()[7:]],
+        [*pipeline()[:7], row(VtaMemory.INP, 40, 1, 0x7003), *pipeline()[7:]],
         r"address 0x80080030, which instruction \d \((STORE|LOAD) ",
     ),
     (
@@ -478,8 +478,8 @@ def test_faults_are_found_and_named(kind: Fault, stream: list[Instruction], mess
     assert caught.value.kind is kind
 
 
-@given(st.lists(st.builds(Rows, *(st.integers(low, 12) for low in (0, 1, 1, 0)))))
-def test_followed_bytes_are_those_stored(rows: list[Rows]) -> None:
+@given(st.lists(st.builds(DramRows, *(st.integers(low, 12) for low in (0, 1, 1, 0)))))
+def test_followed_bytes_are_those_stored(rows: list[DramRows]) -> None:
     starts, ends = merged(rows)
     covered = [address for start, end in zip(starts, ends, strict=True) for address in range(start, end)]
     assert covered == sorted({int(address) for r in rows for address in r.bytes()})
@@ -489,16 +489,16 @@ def test_followed_bytes_are_those_stored(rows: list[Rows]) -> None:
 def test_the_order_tokens_give_reaches_memory() -> None:
     """A LOAD of what a STORE has written is no race once store, compute and load have passed a token on."""
     relay = Alu(AluOpcode.ADD, True, 0, 0, 1, 0, 1, flags=Flags(pop_next=True, push_prev=True))
-    again = row(Memory.INP, 0, 1, 0x7003, Flags(pop_next=True, push_next=True))
+    again = row(VtaMemory.INP, 0, 1, 0x7003, Flags(pop_next=True, push_next=True))
     use = Gemm(True, 0, 1, 1, 1, flags=POP)
     run(Ram(), [*pipeline()[:-1], relay, again, use, Finish()], PIPELINE_UOPS, buffers=BUFFERS)
 
 
 def test_a_fetch_that_waits_is_part_of_a_deadlock() -> None:
     stream: list[Instruction] = [
-        row(Memory.INP, 0, 1, flags=Flags(pop_next=True)),
-        row(Memory.INP, 1, 1),
-        row(Memory.ACC, 0, 1, flags=Flags(push_prev=True)),
+        row(VtaMemory.INP, 0, 1, flags=Flags(pop_next=True)),
+        row(VtaMemory.INP, 1, 1),
+        row(VtaMemory.ACC, 0, 1, flags=Flags(push_prev=True)),
         Finish(),
     ]
     assert estimate(assemble(stream, CONFIG), CONFIG).cycles > 0
@@ -528,11 +528,11 @@ def test_estimates_are_fast() -> None:
     stream: list[Instruction] = []
     for k in range(400):
         stream += [
-            row(Memory.INP, 0, 64, flags=Flags(pop_next=k > 0, push_next=True)),
-            row(Memory.ACC, 0, 256),
+            row(VtaMemory.INP, 0, 64, flags=Flags(pop_next=k > 0, push_next=True)),
+            row(VtaMemory.ACC, 0, 256),
             Gemm(False, 0, 16, 4, 1, (196, 0), flags=POP),
             Alu(AluOpcode.SHR, True, 3, 0, 16, 1, 1, flags=Flags(push_prev=k < 399, push_next=True, pop_next=k > 0)),
-            Store(Memory.OUT, 0, 64 * k, 1, 16, 16, STORED),
+            Store(VtaMemory.OUT, 0, 64 * k, 1, 16, 16, STORED),
         ]
     image, times = assemble([*stream, END], CONFIG), []
     for _ in range(5):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dovetail.errors import PlanError
 from dovetail.targets.vta import choice, cost
 from dovetail.targets.vta.config import PRESETS, VtaConfig
-from dovetail.targets.vta.cost import Tiling
+from dovetail.targets.vta.cost import VtaTiling
 from dovetail.targets.vta.executor import estimate
 from dovetail.targets.vta.stream import listing
 from vta_layers import RESNET, Layer, case_of, default_tiling, graph_of
@@ -81,7 +81,7 @@ def test_the_page_has_these_numbers(section: str) -> None:
 
 def test_the_page_lists_a_real_stream() -> None:
     graph = graph_of(Layer("conv", (6, 10), 16, 16, (3, 3), (1, 1), (1, 1, 1, 1)))
-    lines = listing(case_of(graph, Tiling(3, 5, 1, False), VtaConfig()).stream, VtaConfig()).splitlines()[:11]
+    lines = listing(case_of(graph, VtaTiling(3, 5, 1, False), VtaConfig()).stream, VtaConfig()).splitlines()[:11]
     page = (REPOSITORY / "docs" / "vta.md").read_text(encoding="utf-8")
     assert "```text\n" + "\n".join(lines) + "\n" in page
 
@@ -155,10 +155,10 @@ def layers(draw: st.DrawFn, kind: dict[str, Any], config: VtaConfig) -> tuple[La
 
 
 @st.composite
-def tilings(draw: st.DrawFn, shape: cost.RegionShape) -> Tiling:
+def tilings(draw: st.DrawFn, shape: cost.RegionShape) -> VtaTiling:
     """Any tiling, whether it fits or not."""
     rows, columns, blocks = (draw(st.integers(1, n)) for n in (shape.rows, shape.columns, shape.out_blocks))
-    return Tiling(rows, columns, blocks, draw(st.booleans()), draw(st.sampled_from((0, 1, 2, 3, 4, 8))))
+    return VtaTiling(rows, columns, blocks, draw(st.booleans()), draw(st.sampled_from((0, 1, 2, 3, 4, 8))))
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

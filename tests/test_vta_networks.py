@@ -11,6 +11,7 @@ import pytest
 from dovetail.codegen.emit import write_project
 from dovetail.codegen.emit.project import defines
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, sample_inputs
+from dovetail.guests import zoo
 from dovetail.ir.graph import Graph, Node, evaluate
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array
@@ -18,7 +19,6 @@ from dovetail.program.ir import Copy
 from dovetail.run import RunResult, open_build, run_build
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tools import zoo
 from firmware import require_chip
 from oracles import derived_file
 from test_end_to_end import integer_graph, network_file, output_step, run, stored

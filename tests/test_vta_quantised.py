@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
 from dovetail.ir.graph import Graph, Node, evaluate
 from dovetail.ir.operators.arithmetic import Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.linear import Linear
@@ -17,7 +18,6 @@ from dovetail.legalize import adapt
 from dovetail.quantize import quantize
 from dovetail.read import load_model
 from dovetail.targets import load_target
-from dovetail.tools.ptq import Samples, Settings, prepare, quantise_network
 from test_end_to_end import network_file, references
 
 INPUTS = 12

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from command_line import dovetail, refused
 from dovetail.codegen.emit import weights as writing
 from dovetail.codegen.emit import write_project
-from dovetail.codegen.emit.stored import Order, find_weights, order_of
-from dovetail.codegen.emit.weights import LEAST, Held, Weights, as_bytes, weights_files
+from dovetail.codegen.emit.stored import WeightOrder, find_weights, order_of
+from dovetail.codegen.emit.weights import LEAST, BinaryArray, Weights, as_bytes, weights_files
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.ir.graph import GraphBuilder, evaluate
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
@@ -65,7 +65,7 @@ def test_the_assembler_makes_the_arrays_of_the_text(
     arrays: Sequence[Array], alignment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any elements in any order of bytes: equal to what the C compiler makes of them as text."""
-    held = {f"bytes_{n}": Held(array, alignment, f".rodata.bytes_{n}") for n, array in enumerate(arrays)}
+    held = {f"bytes_{n}": BinaryArray(array, alignment, f".rodata.bytes_{n}") for n, array in enumerate(arrays)}
     source, content = weights_files("some", held)
     (tmp_path / "some_weights.S").write_text(source)
     (tmp_path / "some_weights.bin").write_bytes(b"".join(part.tobytes() for part in content))
@@ -226,7 +226,7 @@ def test_where_weights_lie(data: st.DataObject, depthwise: bool, engine: str) ->
     assert stored.weights(packed[:0]) is None
     for lanes in (1, 2, 4, outputs):
         if shape[0] % lanes == 0:
-            held = Order(lanes).of(flat).astype(np.int8)
+            held = WeightOrder(lanes).of(flat).astype(np.int8)
             assert order_of(held, stored, packed) is not None
             held[data.draw(st.integers(0, held.size - 1))] ^= 1
             assert order_of(held, stored, packed) is None
@@ -239,7 +239,7 @@ def test_weights_that_lie_otherwise(spoilt: str) -> None:
     told = find_weights(lambda match: in_blocks(match.graph.constants["w"], spoilt), a_match(weights, False))
     packed = in_blocks(weights, spoilt)["weights"]
     flat = weights.reshape(20, 9, 12)
-    assert told is None or order_of(Order(4).of(flat).astype(np.int8), told[1], packed) is None
+    assert told is None or order_of(WeightOrder(4).of(flat).astype(np.int8), told[1], packed) is None
 
 
 @needs_compiler

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.guests import zoo
 from dovetail.targets import BUILT_IN
-from dovetail.tools import zoo
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

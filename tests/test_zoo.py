@@ -21,10 +21,10 @@ import onnx
 import pytest
 
 from dovetail.errors import ModelError
-from dovetail.tools import zoo
-from dovetail.tools.zoo import networks
-from dovetail.tools.zoo.networks import Network, same_padding
-from dovetail.tools.zoo.weights import forward, random_parameters, stored, synthetic_inputs
+from dovetail.guests import zoo
+from dovetail.guests.zoo import networks
+from dovetail.guests.zoo.networks import ZooNetwork, same_padding
+from dovetail.guests.zoo.weights import forward, random_parameters, stored, synthetic_inputs
 from zoo_data import digits_accuracy, digits_samples, inputs
 
 ort = pytest.importorskip("onnxruntime")
@@ -38,7 +38,7 @@ ORIGINALS = {
     "autoencoder": "mlperf_tiny/ad_autoencoder_int8.tflite",
 }
 MACS = {"resnet8": 12501632, "ds_cnn": 2656768, "mobilenet_v1": 7489664, "autoencoder": 264192, "digits": 54848}
-NETWORKS: dict[str, Callable[[], Network]] = {
+NETWORKS: dict[str, Callable[[], ZooNetwork]] = {
     "resnet8": networks.resnet8,
     "ds_cnn": networks.ds_cnn,
     "mobilenet_v1": networks.mobilenet_v1,
@@ -166,7 +166,7 @@ def test_padding_is_tensorflows() -> None:
 
 def test_same_bytes_in_other_processes_and_thread_counts() -> None:
     code = (
-        "import hashlib\nfrom dovetail.tools import zoo\n"
+        "import hashlib\nfrom dovetail.guests import zoo\n"
         "for n in zoo.names(): print(hashlib.sha256(zoo.build(n)).hexdigest())"
     )
     here = [hashlib.sha256(built(name)).hexdigest() for name in zoo.names()]
@@ -243,7 +243,7 @@ def test_only_numpy_and_onnx_are_needed() -> None:
     code = (
         "import sys\n"
         "for n in ('onnxruntime', 'sklearn', 'scipy', 'tflite'): sys.modules[n] = None\n"
-        "from dovetail.tools import zoo\nassert 'onnx' not in sys.modules and 'numpy' not in sys.modules\n"
+        "from dovetail.guests import zoo\nassert 'onnx' not in sys.modules and 'numpy' not in sys.modules\n"
         "for n in zoo.names(): zoo.build(n)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

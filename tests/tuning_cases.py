@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dovetail.compile import reserved
+from dovetail.guests import zoo
+from dovetail.guests.tune.search import LayerKind, distinct_layers
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import DType
 from dovetail.legalize import adapt
@@ -13,8 +15,6 @@ from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region, partition
 from dovetail.schedule.plan import plan
 from dovetail.target import Target
-from dovetail.tools import zoo
-from dovetail.tools.tune.search import LayerKind, distinct_layers
 from networks import Net
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dovetail.arrays import built
 from dovetail.compile import Compiled, Options, compile_model
 from dovetail.ir.graph import evaluate_all
 from dovetail.ir.types import Array
 from dovetail.run import run_build
 from dovetail.target import Target
-from dovetail.tools.arrays import built
 
 Feeds = Sequence[Mapping[str, Array]]
 

@@ -18,7 +18,7 @@ from dovetail.target import Operand
 from dovetail.targets.vta import choice, cost
 from dovetail.targets.vta.checks import BufferRange, Pointers
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.cost import Tiling
+from dovetail.targets.vta.cost import VtaTiling
 from dovetail.targets.vta.executor import Execution, execute
 from dovetail.targets.vta.isa import Instruction, Uop
 from dovetail.targets.vta.lower import lower
@@ -166,7 +166,7 @@ class Case:
         check_output(self.stream, memory, self.pointers, self.config, wanted, self.buffers)
 
 
-def case_of(graph: Graph, tiling: Tiling, config: VtaConfig, seed: int = 0) -> Case:
+def case_of(graph: Graph, tiling: VtaTiling, config: VtaConfig, seed: int = 0) -> Case:
     """Lower a layer and lay out DRAM around it; noise between the buffers and in the lanes to spare."""
     random = np.random.default_rng(seed)
     (x_name,), (y_name,) = graph.inputs, graph.outputs
@@ -205,7 +205,7 @@ def case_of(graph: Graph, tiling: Tiling, config: VtaConfig, seed: int = 0) -> C
     return Case(graph, config, made.instructions, made.uops, image, pointers, buffers, expected)
 
 
-def default_tiling(graph: Graph, config: VtaConfig) -> Tiling:
+def default_tiling(graph: Graph, config: VtaConfig) -> VtaTiling:
     """The schedule taken when nobody has tuned."""
     found = choice.best(cost.shape(graph, config), config)
     assert found is not None

@@ -17,7 +17,7 @@ import pytest
 from dovetail import farm
 from warm_workers import sensitive
 
-IMPORTED = ("dovetail.mesh.workers", "dovetail.run", "dovetail.targets.fields", "dovetail.tools.report")
+IMPORTED = ("dovetail.guests.mesh.workers", "dovetail.run", "dovetail.fields", "dovetail.guests.report")
 """What tasks of farms import."""
 POOL = farm.ProcessPoolExecutor
 """As users' processes are started."""

@@ -29,7 +29,7 @@ IMPORTED = (
     "dovetail.sim.machine",
     "dovetail.sim.dma",
     "dovetail.run",
-    "dovetail.targets.fields",
+    "dovetail.fields",
     "unicorn.arm_const",
     "unicorn.riscv_const",
     "elftools.elf.elffile",

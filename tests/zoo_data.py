@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.tools.zoo import networks
-from dovetail.tools.zoo.models import Quantisation
-from dovetail.tools.zoo.weights import Floats, stored, synthetic_inputs
+from dovetail.guests.zoo import networks
+from dovetail.guests.zoo.models import ZooQuantisation
+from dovetail.guests.zoo.weights import Floats, stored, synthetic_inputs
 
 
-def quantise(x: Floats, quantisation: Quantisation) -> npt.NDArray[np.int8]:
+def quantise(x: Floats, quantisation: ZooQuantisation) -> npt.NDArray[np.int8]:
     """The nearest integers, ties to even (QuantizeLinear's rule), saturated."""
     steps = np.rint(x / float(quantisation.scale)) + quantisation.zero_point
     integers: npt.NDArray[np.int8] = np.clip(steps, -128, 127).astype(np.int8)
@@ -22,8 +22,8 @@ def inputs(name: str, count: int, seed: int = 1) -> npt.NDArray[np.int8]:
 
     They are of the kind the model was calibrated with; `seed` 0 gives the very calibration inputs of `build(name)`.
     """
-    network: networks.Network = getattr(networks, name)()
-    return quantise(synthetic_inputs(network, count, seed), Quantisation.spanning(*network.input_range))
+    network: networks.ZooNetwork = getattr(networks, name)()
+    return quantise(synthetic_inputs(network, count, seed), ZooQuantisation.spanning(*network.input_range))
 
 
 def digits_samples(count: int = 64) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64]]:
@@ -36,7 +36,7 @@ def digits_samples(count: int = 64) -> tuple[npt.NDArray[np.int8], npt.NDArray[n
         Images, int8 [count, 1, 8, 8] in the model's own input form, and labels 0 to 9, int64 [count].
     """
     content = stored()
-    quantisation = Quantisation.spanning(*networks.digits().input_range)
+    quantisation = ZooQuantisation.spanning(*networks.digits().input_range)
     return quantise(content.images[:count], quantisation), content.labels[:count]
 
 

@@ -18,9 +18,9 @@ from dovetail.errors import BuildError, DovetailError, ModelError
 
 if TYPE_CHECKING:
     from dovetail.compile import Compiled
-    from dovetail.schedule.stripe import Striped
+    from dovetail.guests.tune.tuner import LayerResult, Progress, TuningResult
+    from dovetail.schedule.stripe import StripedNetwork
     from dovetail.target import Target
-    from dovetail.tools.tune.tuner import LayerResult, Progress, Tuned
 
 
 def compile_model(
@@ -179,7 +179,7 @@ def _summary(compiled: Compiled) -> str:
     return "; ".join(parts)
 
 
-def stripes_sentence(striped: Striped, macs: int) -> str:
+def stripes_sentence(striped: StripedNetwork, macs: int) -> str:
     """The layers in stripes and their cost, in words; `macs` are those of the whole network, with stripes."""
     before = macs - striped.extra_macs
     return f"for the memory budget {striped.describe()} ({100 * striped.extra_macs / max(before, 1):.2f} %)"
@@ -213,7 +213,7 @@ def target_of(name: str, cores: int | None) -> Target:
 
 def target_with(name: str, cores: int | None, texts: list[str] | None) -> tuple[Target, dict[str, Any]]:
     """The target of a name or file with numbers changed, and these; raises DovetailError."""
-    from dovetail.targets.fields import changed, settings_of
+    from dovetail.fields import changed, settings_of
 
     target = target_of(name, cores)
     settings = settings_of(target, texts or ())
@@ -254,8 +254,8 @@ def explain(
     Example: dovetail explain net.tflite --target ne16
     """
     with progress("starting") as report:
+        from dovetail import explain as explaining
         from dovetail.compile import Options
-        from dovetail.tools import explain as explaining
 
         known, _ = target_with(target, cores, set_)
         options = Options(
@@ -350,15 +350,15 @@ def tune(
     stem = f"{model.stem}.{Path(target).stem}"
     file, log = output or Path(f"{stem}.toml"), log or Path(f"{stem}.jsonl")
     with progress("starting") as show:
+        from dovetail.arrays import write_file
         from dovetail.compile import Options
+        from dovetail.guests.tune import tuner
+        from dovetail.guests.tune.log import may_be_written, to_toml
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
-        from dovetail.tools.arrays import write_file
-        from dovetail.tools.tune import tuner
-        from dovetail.tools.tune.log import may_be_written, to_toml
 
         may_be_written(file)
         try:
-            request = tuner.Request(
+            request = tuner.TuningRequest(
                 model=model,
                 target=target,
                 log=log,
@@ -425,7 +425,7 @@ def _percent(before: int, after: int) -> str:
     return f"{100 * (before - after) / before:.1f} %" if before else "0.0 %"
 
 
-def _sentence(tuned: Tuned) -> str:
+def _sentence(tuned: TuningResult) -> str:
     tuning = tuned.tuning
     star = "; * does not help in the network and is left out" if tuned.dropped else ""
     floor = f"; its floor is {tuned.floor:,}" if tuned.floor else ""

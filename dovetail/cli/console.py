@@ -52,7 +52,7 @@ def beside_json(path: Path | None, data: Any) -> Iterator[None]:
     text = json.dumps(data, indent=2) + "\n"
     if path is None or str(path) != "-":
         if path is not None:
-            from dovetail.tools.arrays import write_file
+            from dovetail.arrays import write_file
 
             write_file(path, text.encode())
         yield

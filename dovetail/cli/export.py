@@ -34,9 +34,9 @@ def export(
 
     Example: dovetail export build/net --to arduino -o ~/Arduino/libraries/net
     """
+    from dovetail.guests.export import export as write
     from dovetail.run import open_build
     from dovetail.targets import load_target
-    from dovetail.tools.export import export as write
 
     files = write(open_build(build, load_target(target) if target else None), to, folder, force, rtos is not None)
     say(f"{folder}: {len(files)} files; README.md says how to use them")

@@ -14,11 +14,11 @@ from dovetail.cli.options import option
 from dovetail.errors import DovetailError, TargetError
 
 if TYPE_CHECKING:
+    from dovetail.guests.mesh.layers import Ints
+    from dovetail.guests.mesh.mapping import MeshMapping, Performance
+    from dovetail.guests.mesh.topology import Topology
     from dovetail.ir.graph import Graph
     from dovetail.ir.types import Array
-    from dovetail.mesh.layers import Ints
-    from dovetail.mesh.mapping import Mapped, Performance
-    from dovetail.mesh.topology import Topology
     from dovetail.target.description import Target
 
 
@@ -119,18 +119,18 @@ def mesh(
     """
     from dovetail.codegen.emit.project import write_files
     from dovetail.compile import Options, prepare
+    from dovetail.guests.mesh.building import manager_files
+    from dovetail.guests.mesh.choice import Objective
+    from dovetail.guests.mesh.compiled import with_compiler
+    from dovetail.guests.mesh.emit import emit_mesh
+    from dovetail.guests.mesh.files import mapping_json, mapping_yaml, sentence
+    from dovetail.guests.mesh.manifest import mesh_manifest
+    from dovetail.guests.mesh.mapping import map_network, measure
+    from dovetail.guests.mesh.own import read_mapping
+    from dovetail.guests.mesh.parts import part_graphs, read_parts
+    from dovetail.guests.mesh.picture import picture
+    from dovetail.guests.mesh.sections_emit import emit_sections
     from dovetail.ir.onnx_file import graph_bytes
-    from dovetail.mesh.building import manager_files
-    from dovetail.mesh.choice import Objective
-    from dovetail.mesh.compiled import with_compiler
-    from dovetail.mesh.emit import emit_mesh
-    from dovetail.mesh.files import mapping_json, mapping_yaml, sentence
-    from dovetail.mesh.manifest import mesh_manifest
-    from dovetail.mesh.mapping import map_network, measure
-    from dovetail.mesh.own import read_mapping
-    from dovetail.mesh.parts import part_graphs, read_parts
-    from dovetail.mesh.picture import picture
-    from dovetail.mesh.sections_emit import emit_sections
     from dovetail.operators import known_operators
     from dovetail.schedule.partition import partition
     from dovetail.targets import advice, load_target
@@ -182,7 +182,7 @@ def mesh(
 
 
 def _topology(target: Target, boards: int | None, chips: int | None, faults: float, seed: int) -> Topology:
-    from dovetail.mesh.topology import build_topology, random_faults
+    from dovetail.guests.mesh.topology import build_topology, random_faults
 
     assert target.mesh is not None, "was looked at before"
     try:
@@ -200,13 +200,13 @@ def _require_numbers(faults: float, inputs: int, jobs: int) -> None:
         raise TargetError(f"the least is 1, were given {inputs} and {jobs}", where="--inputs, --jobs", hint=hint)
 
 
-def _check_pieces(graph: Graph, mapped: Mapped) -> None:
+def _check_pieces(graph: Graph, mapped: MeshMapping) -> None:
     """The pieces together against the integer graph."""
     import numpy as np
 
     from dovetail.compile import sample_inputs
+    from dovetail.guests.mesh.mapping import execute
     from dovetail.ir.graph import evaluate
-    from dovetail.mesh.mapping import execute
 
     given = sample_inputs(graph)
     expected, found = evaluate(graph, given), execute(mapped.parts, given)
@@ -220,7 +220,7 @@ def _check_pieces(graph: Graph, mapped: Mapped) -> None:
 def _run_exactly(
     target: Target,
     graph: Graph,
-    mapped: Mapped,
+    mapped: MeshMapping,
     inputs: int,
     jobs: int,
     scheduler: str | None,
@@ -228,8 +228,8 @@ def _run_exactly(
 ) -> Ints:
     """Every element's firmware on several inputs, against the integer graph; returns `ExactRun.turns`."""
     from dovetail.compile import sample_inputs
-    from dovetail.mesh.emit import emit_mesh
-    from dovetail.mesh.exact import run_exact
+    from dovetail.guests.mesh.emit import emit_mesh
+    from dovetail.guests.mesh.exact import run_exact
 
     if not mapped.parts.resident:
         what = "the network is not on the mesh as a whole, so that no programs are written"
@@ -266,11 +266,11 @@ def _check_outputs(graph: Graph, given: Sequence[Mapping[str, Array]], found: Se
             raise DovetailError(what, where=graph.name, hint=hint)
 
 
-def _run_sections(target: Target, graph: Graph, mapped: Mapped, inputs: int, modelled: Performance) -> None:
+def _run_sections(target: Target, graph: Graph, mapped: MeshMapping, inputs: int, modelled: Performance) -> None:
     """Every element's firmware, section after section, on several inputs, against the integer graph."""
     from dovetail.compile import sample_inputs
-    from dovetail.mesh.sections_emit import emit_sections
-    from dovetail.mesh.sections_exact import run_sections
+    from dovetail.guests.mesh.sections_emit import emit_sections
+    from dovetail.guests.mesh.sections_exact import run_sections
 
     project = emit_sections(mapped, target)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]
@@ -290,9 +290,9 @@ def _print_executed(modelled: Performance, executed: Performance) -> None:
     say(f"the stream with the cycles of the firmware: {interval}, {latency}; {beside}")
 
 
-def _print_stages(mapped: Mapped) -> None:
-    from dovetail.mesh.compiled import CompiledPieces, share_on_engines, used_places
-    from dovetail.mesh.mapping import piece_graph
+def _print_stages(mapped: MeshMapping) -> None:
+    from dovetail.guests.mesh.compiled import CompiledPieces, share_on_engines, used_places
+    from dovetail.guests.mesh.mapping import piece_graph
 
     pieces = mapped.parts.mesh.pieces
     shares: list[tuple[int, int]] = []

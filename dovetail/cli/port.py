@@ -27,7 +27,7 @@ def new_target(
 
     Example: dovetail new-target mine -o port
     """
-    from dovetail.tools.newtarget import write_new_target
+    from dovetail.guests.newtarget import write_new_target
 
     paths = write_new_target(name, folder, force)
     say(f"{', '.join(str(path) for path in paths)}: try dovetail check {paths[0]}")
@@ -62,9 +62,9 @@ def check(
         if path is not None:
             _write(path, "")  # a file that cannot be written is told before the work, not after it
     with progress("reading the target") as report:
+        from dovetail.guests.check import findings, suite
+        from dovetail.guests.check.cases import FULL, QUICK
         from dovetail.targets import load_target
-        from dovetail.tools.check import findings, suite
-        from dovetail.tools.check.cases import FULL, QUICK
 
         order = suite.Order(FULL if full else QUICK, tuple(sim or ()), tuple(only or ()), timeout, first)
         found = suite.check(load_target(target), order, report, name=target, jobs=jobs, scheduler=scheduler)
@@ -98,8 +98,8 @@ def vectors(
     Example: dovetail vectors macarray --format hex -o vectors
     """
     with progress("making vectors"):
+        from dovetail.guests.vectors import write_vectors
         from dovetail.targets import load_target
-        from dovetail.tools.vectors import write_vectors
 
         count, without = write_vectors(load_target(target), form, output, force)
     if without:
@@ -114,8 +114,8 @@ def targets(
 
     Example: dovetail targets --parts
     """
+    from dovetail.target.parts import PARTS
     from dovetail.targets import BUILT_IN, load_target
-    from dovetail.targets.parts import PARTS
 
     if parts:
         width = max(map(len, PARTS))
@@ -141,8 +141,8 @@ def zoo(
 
     Example: dovetail zoo digits -o digits.onnx
     """
-    from dovetail.tools import zoo as models
-    from dovetail.tools.arrays import write_file, write_outputs
+    from dovetail.arrays import write_file, write_outputs
+    from dovetail.guests import zoo as models
 
     if name is None:
         for known in models.names():

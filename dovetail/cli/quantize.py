@@ -17,12 +17,12 @@ from dovetail.errors import DovetailError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dovetail.guests.ptq import QuantisedNetwork, Samples
+    from dovetail.guests.ptq.accuracy import Accuracy, Column
+    from dovetail.guests.ptq.budget import FrontierPoint
+    from dovetail.guests.ptq.execute import Told
+    from dovetail.guests.ptq.search import WidthSearchResult
     from dovetail.target import Target
-    from dovetail.tools.ptq import Quantised, Samples
-    from dovetail.tools.ptq.accuracy import Accuracy, Column
-    from dovetail.tools.ptq.budget import FrontierPoint
-    from dovetail.tools.ptq.execute import Told
-    from dovetail.tools.ptq.search import Search
 
 WORST = 5
 """Layers named as the worst."""
@@ -108,12 +108,12 @@ def quantize(
     _check_together(mixed, budget, {"--plot": plot, "--validation": None if compare else validation})
     result = _result_of(output, model, weights)
     with progress("starting") as report:
+        from dovetail.arrays import write_file
+        from dovetail.guests import ptq
+        from dovetail.guests.ptq.budget import parse_budget
         from dovetail.operators import combined
         from dovetail.read import load_model
         from dovetail.targets import load_target
-        from dovetail.tools import ptq
-        from dovetail.tools.arrays import write_file
-        from dovetail.tools.ptq.budget import parse_budget
 
         settings = ptq.Settings(
             method=ptq.Method(method),
@@ -169,18 +169,18 @@ def _result_of(output: Path | None, model: Path, weights: str) -> Path:
     return result
 
 
-def _plot(search: Search, title: str, file: Path) -> None:
+def _plot(search: WidthSearchResult, title: str, file: Path) -> None:
     """Write the frontier of a search as SVG."""
-    from dovetail.tools.arrays import write_file
-    from dovetail.tools.ptq.search import frontier_svg
+    from dovetail.arrays import write_file
+    from dovetail.guests.ptq.search import frontier_svg
 
     write_file(file, frontier_svg(search, title).encode())
 
 
-def _print_widths(found: Quantised, target: Target) -> None:
+def _print_widths(found: QuantisedNetwork, target: Target) -> None:
     """What a search found, narrow activations, and what narrow weights cost on the target."""
-    from dovetail.tools import ptq
-    from dovetail.tools.ptq.budget import decibel
+    from dovetail.guests import ptq
+    from dovetail.guests.ptq.budget import decibel
 
     wants = target.quantisation
     if found.search is not None:
@@ -197,10 +197,10 @@ def _print_widths(found: Quantised, target: Target) -> None:
 
 
 def _compared(
-    model: Path, found: Quantised, given: Samples, measured: Samples, report: Told
+    model: Path, found: QuantisedNetwork, given: Samples, measured: Samples, report: Told
 ) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     """What `compare_with_runtime` gives, the network's integer ends taken for the floats they stand for."""
-    from dovetail.tools.ptq.rivals import compare_with_runtime
+    from dovetail.guests.ptq.rivals import compare_with_runtime
 
     if any(found.graph.types[name].dtype.is_integer for name in (*found.graph.inputs, *found.graph.outputs)):
         hint = "leave --integer-ends out for the comparison"
@@ -222,9 +222,9 @@ def _check_together(mixed: bool, budget: str | None, mixed_only: dict[str, Path 
             raise DovetailError("this option is for mixed widths only", where=name, hint=hint)
 
 
-def _print_search(found: Search) -> None:
-    from dovetail.tools.ptq.budget import decibel
-    from dovetail.tools.ptq.search import thinned
+def _print_search(found: WidthSearchResult) -> None:
+    from dovetail.guests.ptq.budget import decibel
+    from dovetail.guests.ptq.search import thinned
 
     parts = {"layer": (found.layers, found.widths), "activation": (found.values, found.activation_widths)}
     for noun, (members, chosen) in parts.items():
@@ -245,7 +245,7 @@ def _print_search(found: Search) -> None:
     show_table(headings, [_point(point, found, widths) for point in points], left=("",))
 
 
-def _point(point: FrontierPoint, found: Search, widths: list[int]) -> tuple[str, ...]:
+def _point(point: FrontierPoint, found: WidthSearchResult, widths: list[int]) -> tuple[str, ...]:
     counts = "/".join(str(point.widths.count(bits)) for bits in widths)
     low, high = found.points[0].sqnr, found.points[-1].sqnr
     bar = "#" * round(40 * (point.sqnr - low) / max(high - low, 1e-9))
@@ -276,8 +276,8 @@ def accuracy(
     Example: dovetail accuracy net_int4.onnx --data test.npz --target ne16 --float-model net.onnx
     """
     with progress("starting") as report:
-        from dovetail.tools.ptq.accuracy import accuracy_of
-        from dovetail.tools.ptq.data import Preprocessing
+        from dovetail.guests.ptq.accuracy import accuracy_of
+        from dovetail.guests.ptq.data import Preprocessing
 
         how = Preprocessing(scale, offset, resize, samples)
         found = accuracy_of(model, data, how, target, float_model, sim, report, opt.operators_of(operators))

@@ -10,9 +10,9 @@ from dovetail.cli.console import beside_json, note, progress, say
 from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
+    from dovetail.guests.mesh.manifest import MeshBuild
+    from dovetail.guests.mesh.remote import MeshRun
     from dovetail.ir.types import Array
-    from dovetail.mesh.manifest import MeshBuild
-    from dovetail.mesh.remote import MeshRun
     from dovetail.operators import UserOperator
     from dovetail.sim.line import Board, Link
     from dovetail.target.description import Target
@@ -55,12 +55,12 @@ def run_mesh(
     if board is not None:
         board.check()
     with progress("starting") as show:
-        from dovetail.mesh.compiled import with_compiler
-        from dovetail.mesh.manifest import read_mesh
-        from dovetail.mesh.remote import RackSession, mesh_images
+        from dovetail.arrays import read_inputs, seeded_inputs, write_outputs
+        from dovetail.guests.mesh.compiled import with_compiler
+        from dovetail.guests.mesh.manifest import read_mesh
+        from dovetail.guests.mesh.remote import RackSession, mesh_images
         from dovetail.operators import combined
         from dovetail.targets import load_target
-        from dovetail.tools.arrays import read_inputs, seeded_inputs, write_outputs
 
         build = read_mesh(folder)
         known = with_compiler(load_target(target or build.target))
@@ -85,7 +85,7 @@ def _opener(target: Target, board: Board | None) -> Callable[[], Link]:
     """What opens the line to the rack."""
     from functools import partial
 
-    from dovetail.mesh.rack import EmulatedElements
+    from dovetail.guests.mesh.rack import EmulatedElements
     from dovetail.sim.board import opener
     from dovetail.sim.rack import Rack, rack_link
 
@@ -126,9 +126,9 @@ def _compare(
     """The outputs against the integer graph in the folder, which may have operators of the user's own."""
     import numpy as np
 
+    from dovetail.guests.mesh.manifest import GRAPH
     from dovetail.ir.graph import evaluate
     from dovetail.ir.onnx_file import load_graph
-    from dovetail.mesh.manifest import GRAPH
     from dovetail.operators import known_operators
 
     graph = load_graph(build.folder / GRAPH, known_operators(operators))

@@ -19,8 +19,8 @@ from dovetail.errors import BuildError, DovetailError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from dovetail.guests.sweep.run import SweepOutcome
     from dovetail.target import Target
-    from dovetail.tools.sweep.run import Outcome
 
 _NEEDED = (
     *("dovetail", "entry", "inputs", "layers", "memory", "model", "model_prefix", "outputs", "policy", "sources"),
@@ -83,11 +83,11 @@ def run(
         run_mesh(build, board, input_file, output_file, json_file, target, check, own, others)
         return
     with progress("starting") as show:
+        from dovetail import prove
+        from dovetail.arrays import read_inputs, seeded_inputs, write_outputs
+        from dovetail.guests.report import make_report, print_report
         from dovetail.run import Waves, default_simulator, open_build, run_build
         from dovetail.targets import load_target
-        from dovetail.tools import prove
-        from dovetail.tools.arrays import read_inputs, seeded_inputs, write_outputs
-        from dovetail.tools.report import make_report, print_report
 
         opened = open_build(build, load_target(target) if target else None)
         missing = [key for key in _NEEDED if key not in opened.manifest]
@@ -138,7 +138,7 @@ def report(
 
     Example: dovetail report build/net -o net.html --json net.json
     """
-    from dovetail.tools.arrays import write_file
+    from dovetail.arrays import write_file
 
     with progress("starting") as show:
         data = _detailed(build, sim, input_file, target, show, operators)
@@ -147,8 +147,8 @@ def report(
                 "a trace has times, and on the host there are none", where="--trace", hint="leave --trace out"
             )
         show("drawing")
-        from dovetail.tools.report import page as drawing
-        from dovetail.tools.report.detail import trace_text
+        from dovetail.guests.report import page as drawing
+        from dovetail.guests.report.detail import trace_text
 
         text = drawing.page(data)
     write_file(page, text.encode())
@@ -163,7 +163,7 @@ def report(
 
 
 def _print_bound(data: dict[str, Any]) -> None:
-    from dovetail.tools.report import near
+    from dovetail.guests.report import near
 
     if data["cycles"]["total"] is None:
         raise DovetailError(
@@ -185,11 +185,11 @@ def _detailed(
     operators: Path | None = None,
 ) -> dict[str, Any]:
     """Everything known of a build and one run of it; raises DovetailError."""
+    from dovetail import prove
+    from dovetail.arrays import read_inputs, seeded_inputs
+    from dovetail.guests.report.detail import detail, read_plan
     from dovetail.run import default_simulator, open_build, run_build
     from dovetail.targets import load_target
-    from dovetail.tools import prove
-    from dovetail.tools.arrays import read_inputs, seeded_inputs
-    from dovetail.tools.report.detail import detail, read_plan
 
     build = open_build(folder, load_target(target_name) if target_name else None)
     read_plan(build)
@@ -229,8 +229,8 @@ def compare(
 
     Example: dovetail compare build/engine build/exact -o compare.html
     """
-    from dovetail.tools.arrays import write_file
-    from dovetail.tools.report import compare as comparison
+    from dovetail.arrays import write_file
+    from dovetail.guests.report import compare as comparison
 
     def read(path: Path) -> dict[str, Any]:
         if path.is_file():
@@ -311,12 +311,13 @@ def sweep(
 
     Example: dovetail sweep net.tflite --target ne16 --set l1.size=64K,128K --set dma.bytes_per_cycle=4,8
     """
+    from dovetail import fields
+    from dovetail.arrays import write_file
     from dovetail.files import default_cache
-    from dovetail.targets import fields, load_target
-    from dovetail.tools.arrays import write_file
-    from dovetail.tools.sweep import page as drawing
-    from dovetail.tools.sweep import run as sweeping
-    from dovetail.tools.sweep.run import Task
+    from dovetail.guests.sweep import page as drawing
+    from dovetail.guests.sweep import run as sweeping
+    from dovetail.guests.sweep.run import SweepTask
+    from dovetail.targets import load_target
 
     known = load_target(target)
     if not settings:
@@ -325,10 +326,10 @@ def sweep(
         return
     axes = fields.axes_of(known, settings)
     _check_sweep(model, known, requant)
-    task = Task(str(model.resolve()), target, requant, allow_float, optimize)
+    task = SweepTask(str(model.resolve()), target, requant, allow_float, optimize)
     with progress("starting") as show:
 
-        def told(done: int, count: int, point: Mapping[str, Any], outcome: Outcome) -> None:
+        def told(done: int, count: int, point: Mapping[str, Any], outcome: SweepOutcome) -> None:
             note(f"{done} of {count}: {_settings_text(point)}: {outcome.error or f'{outcome.cycles:,} cycles'}")
             show(f"{done} of {count} points")
 

@@ -18,7 +18,7 @@ from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, box_slic
 
 
 @dataclass(frozen=True)
-class Part:
+class NodeCrop:
     """A node cut to a box of its result."""
 
     node: Node
@@ -35,10 +35,10 @@ class Part:
         return self.operator.macs([TensorType(box_shape(box), graph.types[name].dtype) for name, box in reads])
 
 
-def cut_node(graph: Graph, node: Node, box: Box) -> Part:
+def cut_node(graph: Graph, node: Node, box: Box) -> NodeCrop:
     """The part of a node that computes a box of its result; raises ValueError where its rule does."""
     operator, reads = node.operator.crop(box, [graph.types[name] for name in node.inputs])
-    return Part(node, operator, box, reads)
+    return NodeCrop(node, operator, box, reads)
 
 
 def hull(_: str, a: Box, b: Box) -> Box:
@@ -49,9 +49,9 @@ def hull(_: str, a: Box, b: Box) -> Box:
 def parts(
     graph: Graph,
     wanted: Mapping[str, Box],
-    cut: Callable[[Graph, Node, Box], Part] = cut_node,
+    cut: Callable[[Graph, Node, Box], NodeCrop] = cut_node,
     join: Callable[[str, Box, Box], Box] = hull,
-) -> tuple[dict[str, Part], dict[str, Box]]:
+) -> tuple[dict[str, NodeCrop], dict[str, Box]]:
     """Follow boxes of values up to everything they are computed from: the one propagation of what is read.
 
     Args:
@@ -252,7 +252,7 @@ def _cut(graph: Graph, wanted: Mapping[str, Box], exact: bool) -> Graph:
     """The graph with every value shrunk to what is read of it; `exact` refuses an operator that must compute more."""
     fixed = {*graph.inputs, *graph.outputs}
 
-    def cheapest(graph: Graph, node: Node, box: Box) -> Part:
+    def cheapest(graph: Graph, node: Node, box: Box) -> NodeCrop:
         choices = [_crop(graph, node, box)] if exact else list(_choices(graph, node, box))
         return min(choices, key=lambda choice: _cost(graph, choice, fixed))
 
@@ -262,20 +262,20 @@ def _cut(graph: Graph, wanted: Mapping[str, Box], exact: bool) -> Graph:
     return _rebuild(graph, wanted, parts(graph, wanted, cheapest, join)[0])
 
 
-def _crop(graph: Graph, node: Node, box: Box) -> Part:
+def _crop(graph: Graph, node: Node, box: Box) -> NodeCrop:
     """The node cut to a box of its result, but for a whole result of what cannot be cut; raises ValueError."""
     try:
         found = cut_node(graph, node, box)
     except ValueError:
         if box != full_box(graph.types[node.output].shape):
             raise
-        return Part(node, node.operator, box, tuple(full_box(graph.types[name].shape) for name in node.inputs))
+        return NodeCrop(node, node.operator, box, tuple(full_box(graph.types[name].shape) for name in node.inputs))
     if any(start >= stop for span in found.reads for start, stop in span):
         raise ValueError(f"a part of '{node.output}' reads nothing of an operand")
     return found
 
 
-def _choices(graph: Graph, node: Node, box: Box) -> Iterator[Part]:
+def _choices(graph: Graph, node: Node, box: Box) -> Iterator[NodeCrop]:
     """The node cut along the axes of a box, along some of them, and not at all. A result wider than a stored activation
     is cut along all, if it can be: it is part of a larger kernel, where nothing is sliced in between."""
     whole = full_box(graph.types[node.output].shape)
@@ -294,7 +294,7 @@ def _choices(graph: Graph, node: Node, box: Box) -> Iterator[Part]:
             continue
 
 
-def _cost(graph: Graph, choice: Part, fixed: set[str]) -> int:
+def _cost(graph: Graph, choice: NodeCrop, fixed: set[str]) -> int:
     """Work of a node cut in some way, slices of operands that stay whole included."""
     total = choice.macs(graph) + prod(box_shape(choice.box))
     for name, box in zip(choice.node.inputs, choice.reads, strict=True):
@@ -305,7 +305,7 @@ def _cost(graph: Graph, choice: Part, fixed: set[str]) -> int:
 
 
 @dataclass
-class _New:
+class _CropBuilder:
     """The graph that is made."""
 
     graph: Graph
@@ -366,8 +366,8 @@ def _slice_to(box: Box, step: Shape) -> Slice:
     return Slice(tuple(start for start, _ in box), tuple(stop for _, stop in box), step)
 
 
-def _rebuild(graph: Graph, wanted: Mapping[str, Box], cropped: Mapping[str, Part]) -> Graph:
-    new = _New(graph, {name: full_box(graph.types[name].shape) for name in graph.inputs})
+def _rebuild(graph: Graph, wanted: Mapping[str, Box], cropped: Mapping[str, NodeCrop]) -> Graph:
+    new = _CropBuilder(graph, {name: full_box(graph.types[name].shape) for name in graph.inputs})
     new.types.update({name: graph.types[name] for name in graph.inputs})
     for node in graph.nodes:
         choice = cropped.get(node.output)
@@ -387,11 +387,11 @@ def _rebuild(graph: Graph, wanted: Mapping[str, Box], cropped: Mapping[str, Part
     return prune(replace(graph, nodes=tuple(new.nodes), types=new.types, constants=new.constants))
 
 
-def _all_whole(new: _New, node: Node, boxes: Sequence[Box]) -> bool:
+def _all_whole(new: _CropBuilder, node: Node, boxes: Sequence[Box]) -> bool:
     return all(box == full_box(new.graph.types[name].shape) for name, box in zip(node.inputs, boxes, strict=True))
 
 
-def _as_they_are(new: _New, node: Node, choice: Part) -> tuple[Box, ...] | None:
+def _as_they_are(new: _CropBuilder, node: Node, choice: NodeCrop) -> tuple[Box, ...] | None:
     """What there is of the operands, where the node computes the same from it as from what it needs; of the first one
     perhaps only along all axes but one, so that slices keep whole rows."""
     boxes = tuple(new.boxes.get(name, box) for name, box in zip(node.inputs, choice.reads, strict=True))
@@ -406,7 +406,7 @@ def _as_they_are(new: _New, node: Node, choice: Part) -> tuple[Box, ...] | None:
     return None
 
 
-def _same_from(new: _New, node: Node, choice: Part, boxes: tuple[Box, ...]) -> bool:
+def _same_from(new: _CropBuilder, node: Node, choice: NodeCrop, boxes: tuple[Box, ...]) -> bool:
     """True when the node computes the same from these boxes, which hold what it needs, as from what it needs."""
     kinds = [TensorType(box_shape(b), new.graph.types[n].dtype) for n, b in zip(node.inputs, boxes, strict=True)]
     shape = box_shape(choice.box)
@@ -418,7 +418,7 @@ def _same_from(new: _New, node: Node, choice: Part, boxes: tuple[Box, ...]) -> b
         return False
 
 
-def _slice(new: _New, node: Node, choice: Part, is_output: bool) -> None:
+def _slice(new: _CropBuilder, node: Node, choice: NodeCrop, is_output: bool) -> None:
     """A slice of what is left of its operand; nothing where that is all of it."""
     (source,), operator = node.inputs, node.operator
     assert isinstance(operator, Slice)

@@ -236,7 +236,7 @@ def _cut(graph: Graph, kept: Mapping[str, Array]) -> Graph:
 
 
 @dataclass(frozen=True)
-class _Fixed:
+class _ConstantChannels:
     """What is known of a value's channels whatever the input is."""
 
     known: Array
@@ -247,7 +247,7 @@ class _Fixed:
 
 def _fold_fixed(graph: Graph) -> Graph:
     """The graph with what layers make of constant channels in their biases, and zeros for the weights of these."""
-    found: dict[str, _Fixed] = {}
+    found: dict[str, _ConstantChannels] = {}
     constants, types, nodes = dict(graph.constants), dict(graph.types), []
     for node in graph.nodes:
         fixed = _fixed(graph, node, found)
@@ -271,7 +271,7 @@ def _is_integer_layer(graph: Graph, node: Node) -> bool:
     return isinstance(node.operator, Linear) and known and graph.types[node.output].dtype is not DType.FLOAT32
 
 
-def _folded(graph: Graph, node: Node, x: _Fixed | None) -> tuple[Array, Array] | None:
+def _folded(graph: Graph, node: Node, x: _ConstantChannels | None) -> tuple[Array, Array] | None:
     """Weights and bias of an integer layer with what its operand's constant channels add in the bias; None without."""
     weights = _weights(graph, node) if _is_integer_layer(graph, node) else None
     if x is None or weights is None or not _counts(node, weights[..., x.known]).any():
@@ -285,7 +285,7 @@ def _folded(graph: Graph, node: Node, x: _Fixed | None) -> tuple[Array, Array] |
     return kept, (bias.astype(np.int64) + added).astype(held)
 
 
-def _sums(weights: Array, x: _Fixed, operator: Linear) -> Array:
+def _sums(weights: Array, x: _ConstantChannels, operator: Linear) -> Array:
     """What the constant channels add to each sum: int64 [O]."""
     numbers = np.where(x.known, x.numbers.astype(np.int64) - operator.input_zero_point, 0)
     found = np.empty(len(weights), np.int64)
@@ -295,7 +295,7 @@ def _sums(weights: Array, x: _Fixed, operator: Linear) -> Array:
     return found
 
 
-def _fixed(graph: Graph, node: Node, found: Mapping[str, _Fixed]) -> _Fixed | None:
+def _fixed(graph: Graph, node: Node, found: Mapping[str, _ConstantChannels]) -> _ConstantChannels | None:
     """What is known of a node's result."""
     if _is_integer_layer(graph, node):
         return _fixed_sums(graph, node, found.get(node.inputs[0]))
@@ -306,14 +306,14 @@ def _fixed(graph: Graph, node: Node, found: Mapping[str, _Fixed]) -> _Fixed | No
     if isinstance(node.operator, MaxPool2d):
         return x
     if isinstance(node.operator, Pad):
-        return _Fixed(x.known & (x.numbers == x.numbers.dtype.type(node.operator.value)), x.numbers)
+        return _ConstantChannels(x.known & (x.numbers == x.numbers.dtype.type(node.operator.value)), x.numbers)
     return _fixed_pointwise(graph, node, operands) if node.operator.pointwise else None
 
 
-def _fixed_sums(graph: Graph, node: Node, x: _Fixed | None) -> _Fixed:
+def _fixed_sums(graph: Graph, node: Node, x: _ConstantChannels | None) -> _ConstantChannels:
     """Sums in which nothing changes: all that is multiplied with is zero, or all that is multiplied is known."""
     channels = graph.types[node.inputs[0]].shape[-1]
-    x = x or _Fixed(np.zeros(channels, bool), np.zeros(channels, graph.types[node.inputs[0]].dtype.numpy))
+    x = x or _ConstantChannels(np.zeros(channels, bool), np.zeros(channels, graph.types[node.inputs[0]].dtype.numpy))
     held, operator = graph.types[node.output].dtype.numpy, node.operator
     outputs = graph.types[node.output].shape[-1]
     bias = graph.constants[node.inputs[2]].astype(np.int64) if len(node.inputs) > 2 else np.zeros(outputs, np.int64)
@@ -321,16 +321,16 @@ def _fixed_sums(graph: Graph, node: Node, x: _Fixed | None) -> _Fixed:
     weights = _weights(graph, node)
     if weights is not None:
         moved = np.asarray(_counts(node, weights[..., ~x.known]).reshape(outputs, -1).any(axis=1))
-        return _Fixed(~moved, (bias + _sums(weights, x, operator)).astype(held))
+        return _ConstantChannels(~moved, (bias + _sums(weights, x, operator)).astype(held))
     if not isinstance(operator, DepthwiseConv2d) or outputs != channels:
-        return _Fixed(np.zeros(outputs, bool), np.zeros(outputs, held))
+        return _ConstantChannels(np.zeros(outputs, bool), np.zeros(outputs, held))
     taps = graph.constants[node.inputs[1]].astype(np.int64) - operator.weight_zero_point
     numbers = np.where(x.known, x.numbers.astype(np.int64) - operator.input_zero_point, 0)
     known = x.known | ~(taps != 0).any(axis=(0, 1, 2))
-    return _Fixed(known, (bias + taps.sum(axis=(0, 1, 2)) * numbers).astype(held))
+    return _ConstantChannels(known, (bias + taps.sum(axis=(0, 1, 2)) * numbers).astype(held))
 
 
-def _fixed_pointwise(graph: Graph, node: Node, operands: list[_Fixed | None]) -> _Fixed | None:
+def _fixed_pointwise(graph: Graph, node: Node, operands: list[_ConstantChannels | None]) -> _ConstantChannels | None:
     """What a pointwise operator makes of what is known of its operands."""
     shape = graph.types[node.output].shape
     known, arrays = np.ones(shape[-1:], bool), []
@@ -341,4 +341,4 @@ def _fixed_pointwise(graph: Graph, node: Node, operands: list[_Fixed | None]) ->
         if array is None or prod(array.shape[:-1]) > 1:
             return None
         arrays.append(array)
-    return _Fixed(known, np.asarray(node.operator.evaluate(arrays)).reshape(-1))
+    return _ConstantChannels(known, np.asarray(node.operator.evaluate(arrays)).reshape(-1))

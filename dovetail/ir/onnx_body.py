@@ -177,7 +177,7 @@ class OnnxBody:
             inputs: names of its operands, of any integer type.
             dtype: of the result.
         """
-        found = meaning(*(Traced(self, self.cast(name, DType.INT64)) for name in inputs))
+        found = meaning(*(Int64Expression(self, self.cast(name, DType.INT64)) for name in inputs))
         return self.cast(found.name, dtype)
 
     def products(
@@ -239,7 +239,7 @@ class OnnxBody:
         return name
 
 
-class Traced(NDArrayOperatorsMixin):
+class Int64Expression(NDArrayOperatorsMixin):
     """An int64 value of `body` that numpy functions may be applied to; a comparison gives 0 or 1.
 
     numpy's functions come here by its protocols (__array_ufunc__ and __array_function__), and each becomes nodes.
@@ -249,25 +249,27 @@ class Traced(NDArrayOperatorsMixin):
         self.body = body
         self.name = name
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Traced:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Int64Expression:
         if method != "__call__" or ufunc not in _UFUNCS:
             raise TypeError(f"{ufunc.__name__} has no ONNX form here")
         name = _UFUNCS[ufunc](self.body, [self._name(value) for value in inputs])
-        return Traced(self.body, name if ufunc not in _RELATIONS else self.body.cast(name, DType.INT64))
+        return Int64Expression(self.body, name if ufunc not in _RELATIONS else self.body.cast(name, DType.INT64))
 
     def __array_function__(
         self, function: Callable[..., Any], _: object, inputs: Sequence[Any], named: Mapping[str, Any]
-    ) -> Traced:
+    ) -> Int64Expression:
         if function not in _FUNCTIONS:
             raise TypeError(f"{function.__name__} has no ONNX form here")
-        return Traced(self.body, _FUNCTIONS[function](self.body, [self._name(value) for value in inputs], dict(named)))
+        return Int64Expression(
+            self.body, _FUNCTIONS[function](self.body, [self._name(value) for value in inputs], dict(named))
+        )
 
-    def taken_from(self, table: Array) -> Traced:
+    def taken_from(self, table: Array) -> Int64Expression:
         """table[this value]."""
-        return Traced(self.body, self.body.add("Gather", [self._name(table), self.name]))
+        return Int64Expression(self.body, self.body.add("Gather", [self._name(table), self.name]))
 
     def _name(self, value: Any) -> str:
-        if isinstance(value, Traced):
+        if isinstance(value, Int64Expression):
             return value.name
         return self.body.tensor(np.asarray(value).astype(np.int64))
 

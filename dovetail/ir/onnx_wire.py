@@ -23,7 +23,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True)
-class _Field:
+class _MessageField:
     """A field of a message, by places in its bytes."""
 
     number: int
@@ -59,7 +59,7 @@ def _slim(data: bytes, found: dict[str, Array]) -> Iterator[bytes]:
             yield data[field.begin : field.end]
 
 
-def _slim_graph(data: bytes, graph: _Field, found: dict[str, Array]) -> Iterator[bytes]:
+def _slim_graph(data: bytes, graph: _MessageField, found: dict[str, Array]) -> Iterator[bytes]:
     for field in _fields(data, graph.at, graph.end):
         held = None
         if field.number == _INITIALIZER and field.wire == _BYTES and field.value >= _LARGE:
@@ -71,7 +71,7 @@ def _slim_graph(data: bytes, graph: _Field, found: dict[str, Array]) -> Iterator
             yield _tagged(_INITIALIZER, len(held[2])) + held[2]
 
 
-def _tensor(data: bytes, tensor: _Field) -> tuple[str, Array, bytes] | None:
+def _tensor(data: bytes, tensor: _MessageField) -> tuple[str, Array, bytes] | None:
     """Name and elements of a tensor, and the message of an empty one in its place; None of one that must stay."""
     fields = list(_fields(data, tensor.at, tensor.end))
     single = {field.number: field for field in fields}
@@ -109,7 +109,7 @@ def with_large(data: bytes, large: Mapping[int, Array]) -> list[bytes | Array]:
     return parts
 
 
-def _large_graph(data: bytes, graph: _Field, large: Mapping[int, Array]) -> Iterator[bytes | Array]:
+def _large_graph(data: bytes, graph: _MessageField, large: Mapping[int, Array]) -> Iterator[bytes | Array]:
     place = 0
     for field in _fields(data, graph.at, graph.end):
         array = None
@@ -133,7 +133,7 @@ def _size(part: bytes | Array) -> int:
     return len(part)
 
 
-def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
+def _fields(data: bytes, at: int, end: int) -> Iterator[_MessageField]:
     """The fields of a message between two places; raises IndexError or ValueError for what is none."""
     while at < end:
         begin = at
@@ -144,11 +144,11 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
         after = at if tag & 7 == _VARINT else at + value
         if tag & 7 not in (_VARINT, _FIXED64, _BYTES, _FIXED32) or after > end:
             raise ValueError("not a message")
-        yield _Field(tag >> 3, tag & 7, begin, at, after, value)
+        yield _MessageField(tag >> 3, tag & 7, begin, at, after, value)
         at = after
 
 
-def _numbers(data: bytes, field: _Field) -> Sequence[int]:
+def _numbers(data: bytes, field: _MessageField) -> Sequence[int]:
     """The numbers of a repeated field: one, or packed."""
     if field.wire == _VARINT:
         return [field.value]

@@ -30,7 +30,7 @@ _LONGEST = 4
 
 
 @dataclass(frozen=True)
-class Redundant:
+class DeduplicatedGraph:
     """A graph without what is computed twice or changes nothing."""
 
     graph: Graph
@@ -40,14 +40,14 @@ class Redundant:
     """Operators left out because they change nothing."""
 
 
-def without_redundant(graph: Graph) -> Redundant:
+def without_redundant(graph: Graph) -> DeduplicatedGraph:
     """The same network, of the same inputs, outputs and results, with every computation once and none that is idle."""
     first = run(graph, (_pass_by,))
     second = _once(first)
     count = [len(each.nodes) for each in (graph, first, second)]
     if count[0] == count[2]:
-        return Redundant(graph, 0, 0)
-    return Redundant(second, count[1] - count[2], count[0] - count[1])
+        return DeduplicatedGraph(graph, 0, 0)
+    return DeduplicatedGraph(second, count[1] - count[2], count[0] - count[1])
 
 
 def _once(graph: Graph) -> Graph:

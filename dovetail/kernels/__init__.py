@@ -19,7 +19,7 @@ from dovetail.kernels.core import generate, generate_all, may_overwrite, support
 from dovetail.kernels.kernel import (
     BLOCK,
     HELPERS,
-    Block,
+    ConstantBlock,
     CoreKernel,
     CoreTraits,
     Optimize,
@@ -34,7 +34,7 @@ from dovetail.kernels.turns import turns
 __all__ = [
     "BLOCK",
     "HELPERS",
-    "Block",
+    "ConstantBlock",
     "CoreKernel",
     "CoreTraits",
     "Optimize",

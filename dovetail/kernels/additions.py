@@ -9,9 +9,9 @@ import numpy as np
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.types import DType
 from dovetail.kernels.c import total
-from dovetail.kernels.kernel import Scope
-from dovetail.kernels.linear_sum import Summed, summed
-from dovetail.kernels.region import Region
+from dovetail.kernels.kernel import KernelScope
+from dovetail.kernels.linear_sum import SumChain, summed
+from dovetail.kernels.region import RegionParts
 
 ADD_BYTES = "add_bytes"
 """The loop of cores that compute it in their own way."""
@@ -22,7 +22,7 @@ _MOST_PLACES = 2048
 """Most entries of a table of limited results."""
 
 
-def _line_of(region: Region, scope: Scope) -> Summed | None:
+def _line_of(region: RegionParts, scope: KernelScope) -> SumChain | None:
     """The line a region is, where it adds two arrays of int8 of the result's shape."""
     graph, result = region.graph, region.graph.types[region.graph.outputs[0]]
     if region.anchor is not None or scope.layouts or result.dtype is not DType.INT8:
@@ -33,7 +33,7 @@ def _line_of(region: Region, scope: Scope) -> Summed | None:
     return line if all(graph.types[name] == result and name in graph.inputs for name in line.operands) else None
 
 
-def addition_lines(region: Region, scope: Scope) -> list[str] | None:
+def addition_lines(region: RegionParts, scope: KernelScope) -> list[str] | None:
     """The statements of a region that only adds two arrays; None for others.
 
     Cores without a loop of their own limit the sums by a table, which takes as long for every sum.

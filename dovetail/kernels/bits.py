@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
 from dovetail.kernels.c import block, function, loop
 from dovetail.kernels.elements import operand, place_in, write_elements
-from dovetail.kernels.kernel import Expression, Scope, Unsupported, Writer, declarations
-from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.kernel import Expression, KernelScope, KernelWriter, UnsupportedRegion, declarations
+from dovetail.kernels.region import RegionParts, kernel
 
 
 @kernel(ToBitPlanes)
-def _apart(region: Region, scope: Scope, operator: ToBitPlanes) -> Writer:
+def _apart(region: RegionParts, scope: KernelScope, operator: ToBitPlanes) -> KernelWriter:
     if region.tree:
-        raise Unsupported(f"{type(region.tree[0].operator).__name__} behind bits taken apart is not fused.")
+        raise UnsupportedRegion(f"{type(region.tree[0].operator).__name__} behind bits taken apart is not fused.")
     rows, depth = region.type(0).shape
     group, row = operator.group, region.result.elements // rows
     each, whole, rest = group // 8, depth // 8, depth % 8
@@ -33,16 +33,16 @@ def _apart(region: Region, scope: Scope, operator: ToBitPlanes) -> Writer:
         lines = block(f"for (int32_t row = 0; row < {rows}; ++row)", lines)
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return Writer(write, lambda: None)
+    return KernelWriter(write, lambda: None)
 
 
 @kernel(BitProduct)
-def _product(region: Region, scope: Scope, operator: BitProduct) -> Writer:
+def _product(region: RegionParts, scope: KernelScope, operator: BitProduct) -> KernelWriter:
     shape, (_, groups, _, each) = region.type(0).shape, region.type(1).shape
     group, depth = 8 * each, shape[-1]
     reach = depth * 255 * 255
     if reach >= 1 << 31:
-        raise Unsupported(f"sums of up to {reach} do not fit 32 bits.")
+        raise UnsupportedRegion(f"sums of up to {reach} do not fit 32 bits.")
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
         x, planes = operand(region, scope, 0, "input"), operand(region, scope, 1, "planes")

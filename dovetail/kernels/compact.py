@@ -12,9 +12,9 @@ from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.kernels.c import atom, c_type, channel_lanes, function, integer, loop, times, total, without_unused, words
 from dovetail.kernels.convolution import blocked_nest
 from dovetail.kernels.depthwise import border_share
-from dovetail.kernels.kernel import BLOCK, Expression, Scope, Unsupported, declarations
-from dovetail.kernels.region import BORDERS, COMPACT, Region, Write, kernel
-from dovetail.kernels.sums import Products, Sums, blocked, padded, products_of, sums_of
+from dovetail.kernels.kernel import BLOCK, Expression, KernelScope, UnsupportedRegion, declarations
+from dovetail.kernels.region import BORDERS, COMPACT, RegionParts, Write, kernel
+from dovetail.kernels.sums import Products, SumConstants, blocked, padded, products_of, sums_of
 from dovetail.kernels.window import ONE_PIXEL, Nest, Number, Pool, pool_nest, window_of
 
 _LANES = 8
@@ -73,33 +73,33 @@ class _CompactNest(Nest):
         return [f"/* {comment} */", *function(f"static void {name}", arguments, lines)]
 
 
-def _whole_bytes(sums: Sums) -> Sums:
+def _whole_bytes(sums: SumConstants) -> SumConstants:
     """The sums; raises Unsupported where several weights share a byte."""
     if sums.bits < 8:
-        raise Unsupported("weights of less than a byte have no compact form.")
+        raise UnsupportedRegion("weights of less than a byte have no compact form.")
     return sums
 
 
 @kernel(Conv2d, FullyConnected, table=COMPACT)
-def _compact_sums(region: Region, scope: Scope, operator: Operator) -> Write:
+def _compact_sums(region: RegionParts, scope: KernelScope, operator: Operator) -> Write:
     lanes = _LANES if scope.accumulators >= 2 * _LANES else _LANES // 2
     return _write_sums(region, scope, products_of(region, scope), lanes, one=False)
 
 
 @kernel(Conv2d, table=BORDERS)
-def _border_of_sums(region: Region, scope: Scope, operator: Conv2d) -> Write:
+def _border_of_sums(region: RegionParts, scope: KernelScope, operator: Conv2d) -> Write:
     """The writer of one pixel of a Conv2d some of whose pixels, not all, are computed in blocks of their own."""
     products = products_of(region, scope)
     whole = blocked_nest(region, scope, products, sums_of(region, products))
     if not whole.has_border:
-        raise Unsupported("no pixels are computed one by one, or all.")
+        raise UnsupportedRegion("no pixels are computed one by one, or all.")
     return _write_sums(region, scope, products, whole.lanes, one=True)
 
 
-def _write_sums(region: Region, scope: Scope, products: Products, lanes: int, one: bool) -> Write:
+def _write_sums(region: RegionParts, scope: KernelScope, products: Products, lanes: int, one: bool) -> Write:
     """The writer of sums over all channels: `lanes` outputs at a time, one pixel after the other, or the one told."""
     if products.groups > 1:
-        raise Unsupported("a convolution of groups has no compact form.")
+        raise UnsupportedRegion("a convolution of groups has no compact form.")
     sums, nest = _whole_bytes(sums_of(region, products)), _CompactNest(region, scope, products.window, one)
     names = [f"sum_{lane}" for lane in range(lanes)]
 
@@ -115,7 +115,7 @@ def _write_sums(region: Region, scope: Scope, products: Products, lanes: int, on
     return write
 
 
-def _sum_loops(nest: _CompactNest, sums: Sums, lanes: int) -> list[str]:
+def _sum_loops(nest: _CompactNest, sums: SumConstants, lanes: int) -> list[str]:
     window = nest.window
     weights = nest.scope.constant("sums", "weights", blocked(sums.weights, lanes).reshape(-1))
     depth = nest.number("channels", window.channels)
@@ -159,10 +159,12 @@ def _write_channels(
 
 
 @kernel(DepthwiseConv2d, table=COMPACT)
-def write_compact_depthwise(region: Region, scope: Scope, operator: DepthwiseConv2d, one: bool = False) -> Write:
+def write_compact_depthwise(
+    region: RegionParts, scope: KernelScope, operator: DepthwiseConv2d, one: bool = False
+) -> Write:
     products = products_of(region, scope, merged=False)
     if not products.channelwise:
-        raise Unsupported("a depthwise convolution with a multiplier has no compact form.")
+        raise UnsupportedRegion("a depthwise convolution with a multiplier has no compact form.")
     sums, nest = _whole_bytes(sums_of(region, products)), _CompactNest(region, scope, products.window, one)
 
     def taps(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -183,17 +185,17 @@ def write_compact_depthwise(region: Region, scope: Scope, operator: DepthwiseCon
 
 
 @kernel(DepthwiseConv2d, table=BORDERS)
-def _border_of_depthwise(region: Region, scope: Scope, operator: DepthwiseConv2d) -> Write:
+def _border_of_depthwise(region: RegionParts, scope: KernelScope, operator: DepthwiseConv2d) -> Write:
     """The writer of one pixel of a DepthwiseConv2d most of whose pixels are computed in groups of columns."""
     shape = region.type(1).shape
     window = window_of(region, (shape[1], shape[2]), operator.stride, operator.dilation)
     if not 0 < border_share(window, scope.accumulators) <= _MOST_BORDER:
-        raise Unsupported("the border is none, or much of the image.")
+        raise UnsupportedRegion("the border is none, or much of the image.")
     return write_compact_depthwise(region, scope, operator, one=True)
 
 
 @kernel(MaxPool2d, AveragePool2d, SumPool2d, table=COMPACT)
-def _compact_pool(region: Region, scope: Scope, operator: Pool) -> Write:
+def _compact_pool(region: RegionParts, scope: KernelScope, operator: Pool) -> Write:
     pool = pool_nest(region, scope, operator)
     first = integer(region.source_dtype.low if pool.largest else 0)
     nest = _CompactNest(region, scope, pool.window)

@@ -18,18 +18,18 @@ from dovetail.kernels.kernel import (
     UNROLL,
     CoreTraits,
     Expression,
-    Offered,
-    Scope,
-    Unsupported,
-    Writer,
+    KernelChoices,
+    KernelScope,
+    KernelWriter,
+    UnsupportedRegion,
     accumulate_type,
     loads_per_product,
 )
-from dovetail.kernels.region import FLOAT_FAMILIES, OFFERED, Region, kernel
+from dovetail.kernels.region import FLOAT_FAMILIES, OFFERED, RegionParts, kernel
 from dovetail.kernels.sums import (
     Products,
+    SumConstants,
     SumNest,
-    Sums,
     blocked,
     looked_up,
     packed,
@@ -38,7 +38,17 @@ from dovetail.kernels.sums import (
     sums_of,
     unpacked,
 )
-from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, Part, Window, pixel_functions, pixel_loops, window_of
+from dovetail.kernels.window import (
+    COLUMN,
+    ONE_PIXEL,
+    ROW,
+    Nest,
+    PixelFunction,
+    WindowGeometry,
+    pixel_functions,
+    pixel_loops,
+    window_of,
+)
 from dovetail.target.pattern import Choice, Knob, Space
 
 _IN_ORDER = 4
@@ -62,7 +72,7 @@ def _made(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Convolution(SumNest):
+class _ConvolutionKernel(SumNest):
     """One convolution kernel being written."""
 
     groups: int
@@ -183,26 +193,26 @@ class _Convolution(SumNest):
     def write(self, name: str) -> list[str]:
         parts = {}
         if self.scope.border is None:
-            parts["pixel"] = Part(ONE_PIXEL, self.body(1, clamped=True))
+            parts["pixel"] = PixelFunction(ONE_PIXEL, self.body(1, clamped=True))
         if self.has_several:
             comment = f"{self.pixels} neighbouring output columns, all taps inside the image."
-            parts["pixels"] = Part(comment, self.body(self.pixels, clamped=False))
+            parts["pixels"] = PixelFunction(comment, self.body(self.pixels, clamped=False))
         window = self.window
         return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, self.pixels))
 
 
 @kernel(Conv2d, windowed=True, packed=True)
 @kernel(FullyConnected, packed=True)
-def write_sums(region: Region, scope: Scope, operator: Operator) -> Writer:
+def write_sums(region: RegionParts, scope: KernelScope, operator: Operator) -> KernelWriter:
     products = products_of(region, scope)
     sums = sums_of(region, products)
-    return Writer(
+    return KernelWriter(
         lambda name: blocked_nest(region, scope, products, sums).write(name),
         lambda: Nest(region, scope, products.window).finish(sums.value("sum"), "0"),
     )
 
 
-def blocked_nest(region: Region, scope: Scope, products: Products, sums: Sums) -> _Convolution:
+def blocked_nest(region: RegionParts, scope: KernelScope, products: Products, sums: SumConstants) -> _ConvolutionKernel:
     """The kernel, the register block chosen; raises Unsupported for a bias that is not constant."""
     share = len(products.weights) // products.groups
     registers = max(scope.accumulators // (2 if sums.kind == "int64_t" else 1), 1)
@@ -210,14 +220,14 @@ def blocked_nest(region: Region, scope: Scope, products: Products, sums: Sums) -
     multiple = fields if min(share, registers) >= fields and (products.groups == 1 or share % fields == 0) else 1
     pixels, scope.lanes = register_block(products, registers, multiple, scope.lanes, scope.choice)
     unroll = int(scope.choice.get(UNROLL, 0))
-    return _Convolution(region, scope, products.window, sums, products.groups, scope.lanes, pixels, unroll)
+    return _ConvolutionKernel(region, scope, products.window, sums, products.groups, scope.lanes, pixels, unroll)
 
 
 @kernel(Conv2d, FullyConnected, table=OFFERED)
-def _offered(region: Region, core: CoreTraits) -> Offered | None:
+def _offered(region: RegionParts, core: CoreTraits) -> KernelChoices | None:
     """Blocks of as many sums as there are registers for, or a few more, and how far the innermost loop is unrolled; but
     none of more channels than as many blocks need."""
-    products = products_of(region, Scope(region.graph))
+    products = products_of(region, KernelScope(region.graph))
     sums = sums_of(region, products)
     if sums.bits < 8 or sums.kind != "int32_t":
         return None
@@ -249,7 +259,7 @@ def _offered(region: Region, core: CoreTraits) -> Offered | None:
         return _useless(products, (int(block[0]), int(block[1])), int(taken), first)
 
     most = (*min(blocks, key=loads_per_product), 1)
-    return Offered(Space(knobs, problem), {PIXELS: default[0], CHANNELS: default[1], UNROLL: unroll}, most)
+    return KernelChoices(Space(knobs, problem), {PIXELS: default[0], CHANNELS: default[1], UNROLL: unroll}, most)
 
 
 def _useless(products: Products, block: tuple[int, int], unroll: int, first: tuple[int, ...]) -> str | None:
@@ -279,12 +289,12 @@ def _instructions(pixels: int, lanes: int) -> float:
     return (pixels + lanes + 2 * pixels * lanes + _LOOP) / (pixels * lanes)
 
 
-def one_run(window: Window, groups: int) -> bool:
+def one_run(window: WindowGeometry, groups: int) -> bool:
     """Whether the taps of a kernel row lie behind one another, so that one loop takes them all."""
     return window.kernel[COLUMN] == 1 or (window.contiguous_columns and groups == 1)
 
 
-def clamped_run(window: Window, groups: int) -> bool:
+def clamped_run(window: WindowGeometry, groups: int) -> bool:
     """Whether the loop over the taps of a kernel row is as long as there are some inside the image, where single pixels
     are computed: a turn then takes one element."""
     return one_run(window, groups) and window.padded(COLUMN)
@@ -371,7 +381,7 @@ def register_block(
     return min([block for block in blocks if block[1] == lanes] or blocks, key=cost)
 
 
-def _weight(region: Region, scope: Scope, start: str, offset: str) -> str:
+def _weight(region: RegionParts, scope: KernelScope, start: str, offset: str) -> str:
     """The weight `offset` after the place `start`: a float, or an integer whose sum is scaled afterwards."""
     place, dtype = total(start, offset), region.type(1).dtype
     if dtype.bits >= 8:
@@ -381,16 +391,16 @@ def _weight(region: Region, scope: Scope, start: str, offset: str) -> str:
     return f"(float){looked_up(scope.constant(region.node.output, 'weights', array), dtype.bits, place)}"
 
 
-def _bias(region: Region, scope: Scope, channel: str) -> str:
+def _bias(region: RegionParts, scope: KernelScope, channel: str) -> str:
     biased = len(region.node.inputs) > 2
     return f"float sum = {operand(region, scope, 2, 'bias') + f'[{channel}]' if biased else '0.0f'};"
 
 
 @kernel(Conv2d, DepthwiseConv2d, table=FLOAT_FAMILIES)
-def _float_convolution(region: Region, scope: Scope, operator: Conv2d | DepthwiseConv2d) -> Writer:
+def _float_convolution(region: RegionParts, scope: KernelScope, operator: Conv2d | DepthwiseConv2d) -> KernelWriter:
     """The writer of a float Conv2d or DepthwiseConv2d; a Pad with zeros before it is folded in."""
     if region.pad_value != 0:
-        raise Unsupported("only a Pad with zeros is fused into a float convolution.")
+        raise UnsupportedRegion("only a Pad with zeros is fused into a float convolution.")
     (_, rows, columns, depth), outputs = region.type(1).shape, region.result.shape[3]
     nest = Nest(region, scope, window_of(region, (rows, columns), operator.stride, operator.dilation))
     channels, depthwise = nest.window.channels, isinstance(operator, DepthwiseConv2d)
@@ -422,7 +432,7 @@ def _float_convolution(region: Region, scope: Scope, operator: Conv2d | Depthwis
 
 
 @kernel(FullyConnected, table=FLOAT_FAMILIES)
-def _float_dense(region: Region, scope: Scope, operator: FullyConnected) -> Writer:
+def _float_dense(region: RegionParts, scope: KernelScope, operator: FullyConnected) -> KernelWriter:
     shape = region.type(0).shape
     depth = shape[-1]
 
@@ -442,7 +452,7 @@ def _float_dense(region: Region, scope: Scope, operator: FullyConnected) -> Writ
 
 
 @kernel(MatrixProduct)
-def _matrix_product(region: Region, scope: Scope, operator: MatrixProduct) -> Writer:
+def _matrix_product(region: RegionParts, scope: KernelScope, operator: MatrixProduct) -> KernelWriter:
     a_kind, b_kind = region.type(0), region.type(1)
     left, right, depth = a_kind.shape, b_kind.shape, a_kind.shape[-1]
     real = a_kind.dtype is DType.FLOAT32

@@ -18,13 +18,13 @@ from dovetail.kernels.elements import write_pointwise
 from dovetail.kernels.kernel import (
     BLOCK,
     SMALL,
-    Block,
     Border,
+    ConstantBlock,
     CoreKernel,
     CoreTraits,
+    KernelScope,
     Parameter,
-    Scope,
-    Unsupported,
+    UnsupportedRegion,
     needed_helpers,
 )
 from dovetail.kernels.patches import write_patches
@@ -38,10 +38,10 @@ from dovetail.kernels.region import (
     WINDOWED,
     Compact,
     Family,
-    Region,
+    RegionParts,
     split,
 )
-from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
+from dovetail.kernels.scheduled.write import ScheduledKernel, write_scheduled
 from dovetail.kernels.sums import products_of
 from dovetail.target.pattern import Choice
 
@@ -66,35 +66,37 @@ def _write(
     notes: tuple[str, ...] = ()
     family, operator = _family(region)
     if core.instructions and isinstance(operator, DepthwiseConv2d):
-        scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
+        scope = KernelScope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
         try:
             found = write_planes(region, scope, products_of(region, scope, merged=False), core.instructions)
-        except Unsupported:  # as ever, then
+        except UnsupportedRegion:  # as ever, then
             pass
         else:
             assert found.write is not None
             return _kernel(name, scope, found.write, found)
     if core.instructions and family is write_sums:
-        scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions, choice=choice)
+        scope = KernelScope(
+            graph, core.accumulators, overwritten, room=core.room, functions=core.functions, choice=choice
+        )
         products = products_of(region, scope)
         try:
             found = write_patches(region, scope, products, core)
-        except Unsupported:
-            scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
+        except UnsupportedRegion:
+            scope = KernelScope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
         else:
             assert found.write is not None
             return _kernel(name, scope, found.write, found)
         try:
             if any(region.type(operand).dtype.bits < 8 for operand in (0, 1)):
-                raise Unsupported("its operands are bytes, several of these elements share one.")
+                raise UnsupportedRegion("its operands are bytes, several of these elements share one.")
             found = write_scheduled(region, scope, products, core.instructions, core.streams)
-        except Unsupported as refusal:
+        except UnsupportedRegion as refusal:
             notes = tuple(f"{instruction.name}: {refusal}" for instruction in core.instructions)
         else:
             if found.write is not None:
                 return _kernel(name, scope, found.write, found)
             notes = found.notes
-    scope = Scope(
+    scope = KernelScope(
         graph,
         core.accumulators,
         overwritten,
@@ -106,20 +108,20 @@ def _write(
     )
     shared = [value for value, layout in layouts.items() if layout.packed]
     if shared and (sentence := takes_packed(graph, shared)):
-        raise Unsupported(sentence)
+        raise UnsupportedRegion(sentence)
     writer = family(region, scope, operator)
-    made = _kernel(name, scope, writer.write, Scheduled(None, writer.declarations, (), notes))
+    made = _kernel(name, scope, writer.write, ScheduledKernel(None, writer.declarations, (), notes))
     return replace(made, foreign=bool(writer.declarations))
 
 
-def _family(region: Region) -> tuple[Family, Operator | None]:
+def _family(region: RegionParts) -> tuple[Family, Operator | None]:
     """What writes kernels of the region's anchor, and its operator; raises Unsupported where nothing does."""
     if region.anchor is None:
         return write_pointwise, None
     kinds = type(region.anchor.operator).__mro__
     kind = next((kind for kind in kinds if kind in FAMILIES), None)
     if kind is None:
-        raise Unsupported(f"there is no core kernel for {kinds[0].__name__}.")
+        raise UnsupportedRegion(f"there is no core kernel for {kinds[0].__name__}.")
     real = region.type(0).dtype is DType.FLOAT32
     if kind not in WINDOWED:
         region.without_pad()
@@ -138,7 +140,7 @@ def _source_and_key(name: str, write: Callable[[str], list[str]]) -> tuple[str, 
     return text.replace(_LETTER * len(name), name), key
 
 
-def _kernel(name: str, scope: Scope, write: Callable[[str], list[str]], loops: Scheduled) -> CoreKernel:
+def _kernel(name: str, scope: KernelScope, write: Callable[[str], list[str]], loops: ScheduledKernel) -> CoreKernel:
     source, key = _source_and_key(name, write)
     return CoreKernel(
         name,
@@ -160,8 +162,8 @@ def supports(graph: Graph) -> str | None:
     try:
         region = split(graph)
         family, operator = _family(region)
-        family(region, Scope(graph), operator).check()
-    except Unsupported as refusal:
+        family(region, KernelScope(graph), operator).check()
+    except UnsupportedRegion as refusal:
         return str(refusal)
     return None
 
@@ -188,7 +190,7 @@ def unused_instructions(graph: Graph, core: CoreTraits) -> tuple[str, ...]:
     use them in. Arguments as of `generate`."""
     try:
         return _write(graph, "kernel", core).notes
-    except Unsupported:
+    except UnsupportedRegion:
         return ()
 
 
@@ -220,7 +222,7 @@ def generate(
     """
     try:
         return _write(graph, name, core, border, overwritten, lanes, layouts, choice)
-    except Unsupported as refusal:
+    except UnsupportedRegion as refusal:
         hint = "split the region, or write a kernel for its anchor in dovetail/kernels"
         raise DovetailError(f"no core kernel computes this region: {refusal}", where=graph.name, hint=hint) from None
 
@@ -231,7 +233,7 @@ LayoutsOf = Mapping[int, Layouts]
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _KernelRequest:
     """What `generate_all` is asked for."""
 
     graphs: Sequence[Graph]
@@ -242,15 +244,15 @@ class _Wanted:
     layouts: LayoutsOf
     choices: Mapping[int, Choice]
 
-    def scope(self, index: int) -> Scope:
+    def scope(self, index: int) -> KernelScope:
         graph, over, lanes = self.graphs[index], self.overwritten.get(index), self.lanes.get(index)
         layouts, choice = self.layouts.get(index, _NONE), self.choices.get(index, _NO_CHOICE)
         functions, sums = self.core.functions, self.core.accumulators
-        return Scope(graph, sums, over, lanes, functions=functions, layouts=layouts, choice=choice)
+        return KernelScope(graph, sums, over, lanes, functions=functions, layouts=layouts, choice=choice)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class _SharedFunction:
     """A function of compact text, as one layer sees it."""
 
     name: str
@@ -258,7 +260,7 @@ class _Shared:
     key: str
     """The text without the name, and the types of the constants: layers of equal keys can share the function."""
     parameters: tuple[Parameter, ...]
-    block: Block | None
+    block: ConstantBlock | None
 
 
 def generate_all(
@@ -290,7 +292,7 @@ def generate_all(
     Raises:
         DovetailError: no core kernel computes a region.
     """
-    wanted = _Wanted(graphs, names, core, overwritten or {}, lanes or {}, layouts, choices)
+    wanted = _KernelRequest(graphs, names, core, overwritten or {}, lanes or {}, layouts, choices)
     compact = _shared(wanted, little, COMPACT, "")
     borders = _shared(wanted, set(range(len(graphs))) - set(little), BORDERS, "_pixel")
     found = []
@@ -311,7 +313,7 @@ def generate_all(
     return found
 
 
-def _with_border(wanted: _Wanted, index: int, function: _Shared | None) -> CoreKernel:
+def _with_border(wanted: _KernelRequest, index: int, function: _SharedFunction | None) -> CoreKernel:
     """A layer's kernel, which calls the shared function of its border if there is one and it has such pixels."""
     graph, name, over = wanted.graphs[index], wanted.names[index], wanted.overwritten.get(index)
     border = Border(function.name, function.block) if function else None
@@ -322,7 +324,7 @@ def _with_border(wanted: _Wanted, index: int, function: _Shared | None) -> CoreK
     return replace(kernel, shared=function.source, helpers=needed_helpers(function.source + kernel.source))
 
 
-def _shared(wanted: _Wanted, layers: Collection[int], families: Table, end: str) -> dict[int, _Shared]:
+def _shared(wanted: _KernelRequest, layers: Collection[int], families: Table, end: str) -> dict[int, _SharedFunction]:
     """The compact functions of the layers that have one; layers with the same texts have the same function.
 
     Requantisation takes a form for the very shifts of a layer, or where functions are saved by it, one for all shifts;
@@ -345,7 +347,7 @@ def _shared(wanted: _Wanted, layers: Collection[int], families: Table, end: str)
 
 
 def _drafts(
-    wanted: _Wanted, layers: Collection[int], families: Table, any_shift: bool
+    wanted: _KernelRequest, layers: Collection[int], families: Table, any_shift: bool
 ) -> list[dict[int, Mapping[str, int]]]:
     """For each function, the numbers of the layers that share it, by the layer's index."""
     groups: dict[str, dict[int, Mapping[str, int]]] = {}
@@ -357,7 +359,7 @@ def _drafts(
     return list(groups.values())
 
 
-def _written(name: str, scope: Scope, families: Table) -> _Shared | None:
+def _written(name: str, scope: KernelScope, families: Table) -> _SharedFunction | None:
     """The function of the scope's region, None where there is no compact form."""
     try:
         region = split(scope.graph)
@@ -368,14 +370,14 @@ def _written(name: str, scope: Scope, families: Table) -> _Shared | None:
             return None
         writer = families[type(operator)](region, scope, operator)
         source, key = _source_and_key(name, writer)
-    except Unsupported:
+    except UnsupportedRegion:
         return None
     read = set(re.findall(rf"\b{BLOCK}->(\w+)", source))
     numbers = {stem: value for stem, value in scope.numbers.items() if stem in read}
     plain, members = (tuple(p for p in scope.parameters() if p.is_constant is which) for which in (False, True))
-    block = Block(f"struct {name}_{BLOCK}", members, scope.constants, numbers) if read else None
+    block = ConstantBlock(f"struct {name}_{BLOCK}", members, scope.constants, numbers) if read else None
     types = " ".join(member.c_type for member in members)
-    return _Shared(name, source, f"{key}{types}", plain, block)
+    return _SharedFunction(name, source, f"{key}{types}", plain, block)
 
 
 def _small(source: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dovetail.ir.operators.fixed import sigmoid_table
 from dovetail.ir.types import Array
-from dovetail.kernels.kernel import Scope
+from dovetail.kernels.kernel import KernelScope
 
 _SIGMOIDS, _TANGENTS = 192, 256
 """Segments on each side of 0: all that three times an int16 reaches in steps of 512, and in steps of 256 all before the
@@ -35,7 +35,7 @@ def segments() -> Mapping[str, Array]:
 class Curves:
     """C of both, by a kernel's constants."""
 
-    def __init__(self, scope: Scope, owner: str) -> None:
+    def __init__(self, scope: KernelScope, owner: str) -> None:
         self._names = {stem: scope.constant(owner, stem, array) for stem, array in segments().items()}
 
     def sigmoid(self, gate: str) -> str:

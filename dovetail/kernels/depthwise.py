@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.kernels.c import block, channel_lanes, loop, product, total, variable
 from dovetail.kernels.convolution import write_sums
-from dovetail.kernels.kernel import Scope, Writer
-from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.kernel import KernelScope, KernelWriter
+from dovetail.kernels.region import RegionParts, kernel
 from dovetail.kernels.sums import Added, SumNest, looked_up, products_of, sums_of
-from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Part, Window, pixel_functions, pixel_loops
+from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, PixelFunction, WindowGeometry, pixel_functions, pixel_loops
 
 _PIXELS = 5
 """Most output columns computed together."""
@@ -22,7 +22,7 @@ _MOST_PRODUCTS = 40
 
 
 @dataclass(frozen=True)
-class Group:
+class ColumnGroup:
     """Output columns computed together."""
 
     start: int
@@ -37,7 +37,7 @@ class Group:
     def name(self) -> str:
         return "middle" if self.inside else f"column_{self.start}"
 
-    def products(self, window: Window, added: Added) -> list[tuple[int, list[str]]]:
+    def products(self, window: WindowGeometry, added: Added) -> list[tuple[int, list[str]]]:
         """Per input column, counted from the first tap's, the products its element takes part in, as `added` has them
         written."""
         reads: dict[int, list[str]] = {}
@@ -48,7 +48,7 @@ class Group:
         return sorted(reads.items())
 
 
-def column_groups(window: Window, accumulators: int) -> list[Group]:
+def column_groups(window: WindowGeometry, accumulators: int) -> list[ColumnGroup]:
     """The output columns in groups of one size, the last drawn back to end with the image; none for wide kernels."""
     columns, taps = window.outputs[COLUMN], window.kernel[COLUMN]
     most = min(_PIXELS, accumulators, columns, _MOST_PRODUCTS // taps)
@@ -62,11 +62,11 @@ def column_groups(window: Window, accumulators: int) -> list[Group]:
             tuple(tap for tap in range(taps) if 0 <= _column(window, start + pixel, tap) < window.size[COLUMN])
             for pixel in range(pixels)
         )
-        groups.append(Group(start, pixels, inside, all(len(some) == taps for some in inside)))
+        groups.append(ColumnGroup(start, pixels, inside, all(len(some) == taps for some in inside)))
     return groups if all(any(group.taps) for group in groups) else []
 
 
-def inner_group(window: Window, accumulators: int) -> Group:
+def inner_group(window: WindowGeometry, accumulators: int) -> ColumnGroup:
     """Columns computed together where all their taps are inside and every other pixel is computed by itself."""
     (first, end), taps = window.inside(COLUMN), window.kernel[COLUMN]
     columns = end - first
@@ -77,10 +77,10 @@ def inner_group(window: Window, accumulators: int) -> Group:
         return groups * (pixels * (taps + 2) + taps) + rest * _ALONE * taps
 
     pixels = min(range(1, most + 1), key=lambda size: (cost(size), size))
-    return Group(first, pixels, (tuple(range(taps)),) * pixels, True)
+    return ColumnGroup(first, pixels, (tuple(range(taps)),) * pixels, True)
 
 
-def border_share(window: Window, accumulators: int) -> float:
+def border_share(window: WindowGeometry, accumulators: int) -> float:
     """The part of the pixels that are computed by themselves beside those of `inner_group`."""
     (first, end), (top, bottom) = window.inside(COLUMN), window.inside(ROW)
     pixels = inner_group(window, accumulators).pixels
@@ -88,11 +88,11 @@ def border_share(window: Window, accumulators: int) -> float:
     return 1 - inner / (window.outputs[ROW] * window.outputs[COLUMN])
 
 
-def _column(window: Window, output: int, tap: int) -> int:
+def _column(window: WindowGeometry, output: int, tap: int) -> int:
     return output * window.stride[COLUMN] - window.before[COLUMN] + tap * window.dilation[COLUMN]
 
 
-def group_loops(window: Window, groups: list[Group], calls: Mapping[str, str]) -> list[str]:
+def group_loops(window: WindowGeometry, groups: list[ColumnGroup], calls: Mapping[str, str]) -> list[str]:
     """Loops over all pixels, group by group."""
     lines: list[str] = []
     middle = [group for group in groups if group.inside]
@@ -111,14 +111,14 @@ def group_loops(window: Window, groups: list[Group], calls: Mapping[str, str]) -
     return loop("image", window.batch, loop("row", rows, lines))
 
 
-def _stretch(first: Group, stop: int, last: int | None, statement: str) -> list[str]:
+def _stretch(first: ColumnGroup, stop: int, last: int | None, statement: str) -> list[str]:
     """The calls for groups whose taps are all inside: at even distances, and one that was drawn back."""
     lines = loop("column", stop, [statement], start=first.start, step=first.pixels)
     return lines if last is None else [*lines, *loop("column", last + 1, [statement], start=last)]
 
 
 @dataclass(frozen=True)
-class _Depthwise(SumNest):
+class _DepthwiseKernel(SumNest):
     """One depthwise kernel being written."""
 
     def pointers(self, columns: tuple[str, str]) -> list[str]:
@@ -161,7 +161,7 @@ class _Depthwise(SumNest):
         lines = [*sums, *lines, *self.store(self.sums.kind, names, self.sums.value, channel)]
         return [*self.clamps(), self.place(channels), *loop("channel", channels, lines, step=len(names))]
 
-    def several(self, group: Group, clamped: bool) -> list[str]:
+    def several(self, group: ColumnGroup, clamped: bool) -> list[str]:
         """Neighbouring pixels: each input element is loaded once for all of them. Taps left and right of the image are
         left out of the text; `clamped` says whether kernel rows may be outside too."""
         channels, channel = self.outputs, variable("channel", self.outputs)
@@ -188,31 +188,35 @@ class _Depthwise(SumNest):
         window = self.window
         groups = column_groups(window, self.scope.accumulators)
         if not groups:
-            parts = {"pixel": Part(ONE_PIXEL, self.one())}
+            parts = {"pixel": PixelFunction(ONE_PIXEL, self.one())}
             return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, 1))
         clamped, parts = window.padded(ROW), {}
         count = f"{groups[0].pixels} columns" if groups[0].pixels > 1 else "One column"
         if self.scope.border is not None:
             group = inner_group(window, self.scope.accumulators)
             several = group.pixels
-            parts["pixels"] = Part(f"{several} columns, all taps inside the image.", self.several(group, False))
+            parts["pixels"] = PixelFunction(
+                f"{several} columns, all taps inside the image.", self.several(group, False)
+            )
             return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, several))
         for group in groups:
             if group.inside:
-                parts["middle"] = Part(f"{count}, all taps inside the image.", self.several(group, False))
+                parts["middle"] = PixelFunction(f"{count}, all taps inside the image.", self.several(group, False))
                 if clamped:
-                    parts["middle_edge"] = Part(f"{count}, some taps outside the image.", self.several(group, True))
+                    parts["middle_edge"] = PixelFunction(
+                        f"{count}, some taps outside the image.", self.several(group, True)
+                    )
             else:
                 comment = f"{count} from column {group.start}, some taps outside the image."
-                parts[group.name] = Part(comment, self.several(group, clamped))
+                parts[group.name] = PixelFunction(comment, self.several(group, clamped))
         return pixel_functions(name, self.scope, window, parts, lambda calls: group_loops(window, groups, calls))
 
 
 @kernel(DepthwiseConv2d, windowed=True, packed=True)
-def _depthwise(region: Region, scope: Scope, operator: DepthwiseConv2d) -> Writer:
+def _depthwise(region: RegionParts, scope: KernelScope, operator: DepthwiseConv2d) -> KernelWriter:
     """The writer of a DepthwiseConv2d kernel; one with a channel multiplier is a grouped convolution."""
     products = products_of(region, scope, merged=False)
     if not products.channelwise:
         return write_sums(region, scope, operator)
-    nest = _Depthwise(region, scope, products.window, sums_of(region, products))
-    return Writer(nest.write, lambda: nest.finish(nest.sums.value("sum"), "0"))
+    nest = _DepthwiseKernel(region, scope, products.window, sums_of(region, products))
+    return KernelWriter(nest.write, lambda: nest.finish(nest.sums.value("sum"), "0"))

@@ -22,10 +22,10 @@ from dovetail.kernels.c import (
     wrapped,
 )
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, Index, Scope, Writer, declarations
+from dovetail.kernels.kernel import Expression, Index, KernelScope, KernelWriter, declarations
 from dovetail.kernels.quantising import quantising_lines
 from dovetail.kernels.rectified import is_rectified, rectified_lines
-from dovetail.kernels.region import Region
+from dovetail.kernels.region import RegionParts
 
 _TURN = 4
 """Elements per turn of the innermost loop."""
@@ -138,7 +138,7 @@ def place_in(shape: Shape, places: Sequence[str]) -> str:
     return total(*(product(wrapped(place), stride) for size, stride, place in terms if size > 1))
 
 
-def operand(region: Region, scope: Scope, position: int, name: str) -> str:
+def operand(region: RegionParts, scope: KernelScope, position: int, name: str) -> str:
     """The C identifier of an operand of the anchor, computed or constant."""
     value = region.node.inputs[position]
     if value in region.graph.constants:
@@ -147,8 +147,8 @@ def operand(region: Region, scope: Scope, position: int, name: str) -> str:
 
 
 def write_elements(
-    region: Region, scope: Scope, element: Element, names: Sequence[str] = (), row: Row | None = None
-) -> Writer:
+    region: RegionParts, scope: KernelScope, element: Element, names: Sequence[str] = (), row: Row | None = None
+) -> KernelWriter:
     """The writer of a kernel with a loop for every axis of the result.
 
     Args:
@@ -177,7 +177,7 @@ def write_elements(
         scope.keep(words(lines))
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return Writer(write, one)
+    return KernelWriter(write, one)
 
 
 _BYTES = (DType.INT8, DType.UINT8)
@@ -187,7 +187,7 @@ _FLIPS = 4
 """Calls of it in one turn, where there are several such turns."""
 
 
-def _flips_sign(region: Region) -> bool:
+def _flips_sign(region: RegionParts) -> bool:
     """True for int8 + 128 as uint8 and back: each byte with its top bit inverted."""
     if len(region.tree) != 1 or not isinstance(region.tree[0].operator, Offset):
         return False
@@ -196,7 +196,7 @@ def _flips_sign(region: Region) -> bool:
     return kinds == set(_BYTES) and node.inputs[0] not in region.graph.constants
 
 
-def _flip(region: Region, scope: Scope) -> list[str]:
+def _flip(region: RegionParts, scope: KernelScope) -> list[str]:
     """The sign flip: XOR of whole words, which 8-byte aligned arrays load and store in one instruction each."""
     node = region.tree[0]
     name = scope.input(node.inputs[0])
@@ -220,7 +220,7 @@ def _flip(region: Region, scope: Scope) -> list[str]:
     return lines
 
 
-def _by_bytes(region: Region, scope: Scope) -> list[str] | None:
+def _by_bytes(region: RegionParts, scope: KernelScope) -> list[str] | None:
     """The loop over whole bytes of what shares them, where all operands are of the result's shape or one element: each
     byte is read and written once. None for other regions."""
     count = prod(region.output_shape)
@@ -250,7 +250,7 @@ def _by_bytes(region: Region, scope: Scope) -> list[str] | None:
     return loop("index", count, lines, step=step)
 
 
-def write_pointwise(region: Region, scope: Scope, operator: None) -> Writer:
+def write_pointwise(region: RegionParts, scope: KernelScope, operator: None) -> KernelWriter:
     """The writer of a region without an anchor."""
 
     def write(name: str) -> list[str]:
@@ -269,4 +269,4 @@ def write_pointwise(region: Region, scope: Scope, operator: None) -> Writer:
             lines = nest(region.output_shape, whole, lambda index, _: finish(scope, region.tree, index, None))
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return Writer(write, lambda: finish(scope, region.tree, lambda shape: "0", None))
+    return KernelWriter(write, lambda: finish(scope, region.tree, lambda shape: "0", None))

@@ -25,16 +25,16 @@ from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, Compa
 from dovetail.ir.operators.fixed import FixedDivide, Sigmoid16, sigmoid_table
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import atom, c_type, integer, product, real, summand, times, total
-from dovetail.kernels.kernel import INT32, RULES, Expression, Index, Scope, Unsupported, expression_of, rule
-from dovetail.kernels.linear_sum import Summed, summed
+from dovetail.kernels.kernel import INT32, RULES, Expression, Index, KernelScope, UnsupportedRegion, expression_of, rule
+from dovetail.kernels.linear_sum import SumChain, summed
 
 
 def _require_integer(node: Node, operand: Expression) -> None:
     if operand.c_type == "float":
-        raise Unsupported(f"{type(node.operator).__name__} of float32 is not computed on the core.")
+        raise UnsupportedRegion(f"{type(node.operator).__name__} of float32 is not computed on the core.")
 
 
-def _raised_by_members(scope: Scope, node: Node, operator: Requantize, x: Expression) -> Expression | None:
+def _raised_by_members(scope: KernelScope, node: Node, operator: Requantize, x: Expression) -> Expression | None:
     """As `_raised`, with both numbers members of a compact kernel's block; None where that has no such form."""
     low, high = ((bound - operator.input_zero_point) << operator.left_shift for bound in (x.low, x.high))
     if not scope.compact or operator.rounding is Rounding.WIDE or low < INT32[0] or high > INT32[1]:
@@ -75,9 +75,9 @@ def _fixed_point_call(
     wide = operator.rounding is Rounding.WIDE
     low, high = (-47, 14) if wide else (-31, 30 if operator.rounding is not Rounding.FLOAT32 else 127)
     if shift.min() < low or shift.max() > high:
-        raise Unsupported(f"a shift of {int(shift.min())}..{int(shift.max())} is outside {low}..{high}.")
+        raise UnsupportedRegion(f"a shift of {int(shift.min())}..{int(shift.max())} is outside {low}..{high}.")
     if multiplier.min() < 0 and wide:
-        raise Unsupported(f"a multiplier of {int(multiplier.min())} is negative.")
+        raise UnsupportedRegion(f"a multiplier of {int(multiplier.min())} is negative.")
     doubled = (multiplier.astype(np.int64) * 2).astype(np.uint32)
     if wide:
         reduced = np.where(multiplier < 0x7FFF0000, (multiplier.astype(np.int64) + (1 << 15)) >> 16, 0x7FFF)
@@ -112,7 +112,7 @@ _SHIFTED_LAST = ("requantize_double", "requantize_single")
 """Helpers that add the zero point themselves, as where the last shift by one is not made yet."""
 
 
-def _is_rectified(scope: Scope, node: Node, zero_point: int) -> bool:
+def _is_rectified(scope: KernelScope, node: Node, zero_point: int) -> bool:
     """Whether nothing below the zero point comes through; not asked of functions that layers share."""
     users = scope.graph.users()[node.output]
     limits = [user.operator.low for user in users if isinstance(user.operator, Clip)]
@@ -120,7 +120,7 @@ def _is_rectified(scope: Scope, node: Node, zero_point: int) -> bool:
 
 
 @rule(Requantize)
-def _requantize(scope: Scope, node: Node, operator: Requantize, x: Expression) -> Expression:
+def _requantize(scope: KernelScope, node: Node, operator: Requantize, x: Expression) -> Expression:
     multiplier, shift = (scope.known(name) for name in node.inputs[1:])
     _require_integer(node, x)
     raised = _raised_by_members(scope, node, operator, x) or _raised(operator, x)
@@ -148,11 +148,11 @@ def _requantize(scope: Scope, node: Node, operator: Requantize, x: Expression) -
 
 
 @rule(ScaleShift)
-def _scale_shift(scope: Scope, node: Node, operator: ScaleShift, x: Expression) -> Expression:
+def _scale_shift(scope: KernelScope, node: Node, operator: ScaleShift, x: Expression) -> Expression:
     _require_integer(node, x)
     scale, offset, shift = (scope.known(name) for name in node.inputs[1:])
     if shift.min() < 0 or shift.max() > 31:
-        raise Unsupported(f"a shift of {int(shift.min())}..{int(shift.max())} is outside 0..31.")
+        raise UnsupportedRegion(f"a shift of {int(shift.min())}..{int(shift.max())} is outside 0..31.")
     names = ("scale", "offset", "shift")
     arrays = (scale, offset, shift.astype(np.int8))
     places = [scope.parameter(node.output, name, array) for name, array in zip(names, arrays, strict=True)]
@@ -167,10 +167,10 @@ def _scale_shift(scope: Scope, node: Node, operator: ScaleShift, x: Expression) 
 
 
 @rule(Clip)
-def _clip(scope: Scope, node: Node, operator: Clip, x: Expression) -> Expression:
+def _clip(scope: KernelScope, node: Node, operator: Clip, x: Expression) -> Expression:
     _require_integer(node, x)
     if operator.dtype in (DType.INT64, DType.UINT32):
-        raise Unsupported(f"Clip to {operator.dtype.text} is not computed on the core.")
+        raise UnsupportedRegion(f"Clip to {operator.dtype.text} is not computed on the core.")
     if operator.low <= x.low and x.high <= operator.high and not scope.compact:
         return x
     function = "clip_wide" if x.c_type == "int64_t" else "clip"
@@ -183,16 +183,16 @@ def _clip(scope: Scope, node: Node, operator: Clip, x: Expression) -> Expression
 
 
 @rule(Offset)
-def _offset(scope: Scope, node: Node, operator: Offset, x: Expression) -> Expression:
+def _offset(scope: KernelScope, node: Node, operator: Offset, x: Expression) -> Expression:
     _require_integer(node, x)
     low, high = x.low + operator.offset, x.high + operator.offset
     if x.c_type != "int32_t" or low < INT32[0] or high > INT32[1]:
-        raise Unsupported(f"Offset of values up to {x.reach} is not computed on the core.")
+        raise UnsupportedRegion(f"Offset of values up to {x.reach} is not computed on the core.")
     return Expression(total(x.text, operator.offset), "int32_t", low, high)
 
 
 @rule(Add, 2)
-def _add(scope: Scope, node: Node, operator: Add, a: Expression, b: Expression) -> Expression:
+def _add(scope: KernelScope, node: Node, operator: Add, a: Expression, b: Expression) -> Expression:
     if a.c_type == "float":
         return Expression(scope.define("term", "float", f"{summand(a.text)} + {atom(b.text)}"), "float")
     low, high = a.low + b.low, a.high + b.high
@@ -202,14 +202,14 @@ def _add(scope: Scope, node: Node, operator: Add, a: Expression, b: Expression) 
 
 
 @rule(Lookup)
-def _lookup(scope: Scope, node: Node, operator: Lookup, x: Expression) -> Expression:
+def _lookup(scope: KernelScope, node: Node, operator: Lookup, x: Expression) -> Expression:
     _require_integer(node, x)
     kind = scope.graph.types[node.inputs[0]].dtype
     table = scope.constant(node.output, "table", scope.known(node.inputs[1]))
     return expression_of(f"{table}[{total(x.text, -kind.low)}]", scope.graph.types[node.output].dtype)
 
 
-def _parameters_along(scope: Scope, node: Node, axis: int) -> tuple[str, str, Array]:
+def _parameters_along(scope: KernelScope, node: Node, axis: int) -> tuple[str, str, Array]:
     """Scale and zero point of a Quantize or Dequantize at the present place, and the zero points."""
     rank = len(scope.graph.types[node.inputs[0]].shape)
     scale, zero_point = (scope.known(name) for name in node.inputs[1:])
@@ -222,24 +222,24 @@ def _parameters_along(scope: Scope, node: Node, axis: int) -> tuple[str, str, Ar
 
 
 @rule(Dequantize)
-def _dequantize(scope: Scope, node: Node, operator: Dequantize, x: Expression) -> Expression:
+def _dequantize(scope: KernelScope, node: Node, operator: Dequantize, x: Expression) -> Expression:
     scale, place, zero_point = _parameters_along(scope, node, operator.axis)
     low, high = x.low - int(zero_point.max()), x.high - int(zero_point.min())
     if low < INT32[0] or high > INT32[1]:
         if zero_point.any() and x.reach > 1 << 62:
-            raise Unsupported("Dequantize of int64 is not computed on the core.")
+            raise UnsupportedRegion("Dequantize of int64 is not computed on the core.")
         x = Expression(f"(int64_t){atom(x.text)}", "int64_t")
     text = f"(float)({summand(x.text)} - {place}) * {scale}" if zero_point.any() else f"(float){atom(x.text)} * {scale}"
     return Expression(scope.define("real", "float", text), "float")
 
 
 @rule(Quantize)
-def _quantize(scope: Scope, node: Node, operator: Quantize, x: Expression) -> Expression:
+def _quantize(scope: KernelScope, node: Node, operator: Quantize, x: Expression) -> Expression:
     if operator.dtype.bits > 16:
-        raise Unsupported(f"Quantize to {operator.dtype.text} is not computed on the core.")
+        raise UnsupportedRegion(f"Quantize to {operator.dtype.text} is not computed on the core.")
     scale, place, zero_point = _parameters_along(scope, node, operator.axis)
     if np.abs(zero_point.astype(np.int64)).max() > 1 << 20:
-        raise Unsupported(f"a zero point of {int(np.abs(zero_point).max())} is beyond {1 << 20}.")
+        raise UnsupportedRegion(f"a zero point of {int(np.abs(zero_point).max())} is beyond {1 << 20}.")
     low, high = operator.dtype.low, operator.dtype.high
     text = f"round_even({atom(x.text)} / {scale}, {low} - {place}, {high} - {place}) + {place}"
     return Expression(scope.define("steps", "int32_t", text), "int32_t", low, high)
@@ -248,7 +248,7 @@ def _quantize(scope: Scope, node: Node, operator: Quantize, x: Expression) -> Ex
 _MOST_SHIFT = 24
 
 
-def _as_line(graph: Graph, line: Summed, operands: Sequence[Expression]) -> Expression | None:
+def _as_line(graph: Graph, line: SumChain, operands: Sequence[Expression]) -> Expression | None:
     """The sum of a line before it is limited; None where no line computes it."""
     found = line.linear(graph, [(x.low, x.high) for x in operands], _MOST_SHIFT)
     if found is None or any(x.c_type != "int32_t" for x in operands):
@@ -257,7 +257,7 @@ def _as_line(graph: Graph, line: Summed, operands: Sequence[Expression]) -> Expr
     return Expression(f"({total(*terms, found.offset)}) >> {found.shift}", "int32_t", found.low, found.high)
 
 
-def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, Expression] | None) -> list[str]:
+def finish(scope: KernelScope, tree: Sequence[Node], index: Index, anchor: tuple[str, Expression] | None) -> list[str]:
     """The statements that compute one element of the result and store it.
 
     Args:
@@ -351,13 +351,13 @@ _INTEGER_CALLS = {
 }
 
 
-def named(scope: Scope, operand: Expression, stem: str) -> str:
+def named(scope: KernelScope, operand: Expression, stem: str) -> str:
     """An identifier for an operand that is read more than once."""
     return operand.text if operand.text.isidentifier() else scope.define(stem, operand.c_type, operand.text)
 
 
 @rule(Clamp)
-def _clamp(scope: Scope, node: Node, operator: Clamp, x: Expression) -> Expression:
+def _clamp(scope: KernelScope, node: Node, operator: Clamp, x: Expression) -> Expression:
     text = x.text
     text = f"larger({text}, {real(operator.low)})" if operator.low > -inf else text
     text = f"smaller({text}, {real(operator.high)})" if operator.high < inf else text
@@ -365,14 +365,14 @@ def _clamp(scope: Scope, node: Node, operator: Clamp, x: Expression) -> Expressi
 
 
 @rule(Unary)
-def _unary(scope: Scope, node: Node, operator: Unary, x: Expression) -> Expression:
+def _unary(scope: KernelScope, node: Node, operator: Unary, x: Expression) -> Expression:
     name = named(scope, x, "operand")
     text = CALLS[operator.kind].format(x=name, alpha=real(operator.alpha))
     return Expression(scope.define("function", "float", text), "float")
 
 
 @rule(Binary, 2)
-def _binary(scope: Scope, node: Node, operator: Binary, a: Expression, b: Expression) -> Expression:
+def _binary(scope: KernelScope, node: Node, operator: Binary, a: Expression, b: Expression) -> Expression:
     if a.c_type != "float":
         return _integers(scope, node, operator.kind, a, b)
     if operator.kind in _ARITHMETIC:
@@ -390,7 +390,7 @@ def _binary(scope: Scope, node: Node, operator: Binary, a: Expression, b: Expres
     return Expression(scope.define("term", "float", text), "float")
 
 
-def _integers(scope: Scope, node: Node, kind: BinaryKind, a: Expression, b: Expression) -> Expression:
+def _integers(scope: KernelScope, node: Node, kind: BinaryKind, a: Expression, b: Expression) -> Expression:
     dtype = scope.graph.types[node.output].dtype
     wide = "int64_t" if dtype.bits > 32 else "int32_t"
     held = "int64_t" if "int64_t" in (a.c_type, b.c_type) else "int32_t"
@@ -407,7 +407,7 @@ def _integers(scope: Scope, node: Node, kind: BinaryKind, a: Expression, b: Expr
     elif kind in _ARITHMETIC:
         text = f"({stored})((u{wide}){atom(a.text)} {_ARITHMETIC[kind]} (u{wide}){atom(b.text)})"
     else:
-        raise Unsupported(f"{kind.value} of {dtype.text} is not computed on the core.")
+        raise UnsupportedRegion(f"{kind.value} of {dtype.text} is not computed on the core.")
     return Expression(scope.define("term", held, text), held, dtype.low, dtype.high)
 
 
@@ -415,14 +415,14 @@ _COMPARISONS = {CompareKind.EQUAL: "==", CompareKind.LESS: "<", CompareKind.LESS
 
 
 @rule(Compare, 2)
-def _compare(scope: Scope, node: Node, operator: Compare, a: Expression, b: Expression) -> Expression:
+def _compare(scope: KernelScope, node: Node, operator: Compare, a: Expression, b: Expression) -> Expression:
     text = f"{atom(a.text)} {_COMPARISONS[operator.kind]} {atom(b.text)}"
     return Expression(scope.define("holds", "int32_t", text), "int32_t", 0, 1)
 
 
 @rule(Select, 3)
 def _select(
-    scope: Scope, node: Node, operator: Select, condition: Expression, a: Expression, b: Expression
+    scope: KernelScope, node: Node, operator: Select, condition: Expression, a: Expression, b: Expression
 ) -> Expression:
     held = "int64_t" if "int64_t" in (a.c_type, b.c_type) else a.c_type
     text = f"{atom(condition.text)} ? {atom(a.text)} : {atom(b.text)}"
@@ -430,7 +430,7 @@ def _select(
 
 
 @rule(Convert)
-def _convert(scope: Scope, node: Node, operator: Convert, x: Expression) -> Expression:
+def _convert(scope: KernelScope, node: Node, operator: Convert, x: Expression) -> Expression:
     dtype = operator.dtype
     if dtype is DType.BOOL:
         zero = "0.0f" if x.c_type == "float" else "0"
@@ -451,7 +451,7 @@ def _convert(scope: Scope, node: Node, operator: Convert, x: Expression) -> Expr
 
 
 @rule(FixedDivide, 2)
-def _divide(scope: Scope, node: Node, operator: FixedDivide, a: Expression, b: Expression) -> Expression:
+def _divide(scope: KernelScope, node: Node, operator: FixedDivide, a: Expression, b: Expression) -> Expression:
     left = total(a.text, -operator.left_zero_point)
     right = total(b.text, -operator.right_zero_point)
     text = f"divide_fixed({left}, {right}, {operator.multiplier}, {operator.shift})"
@@ -460,7 +460,7 @@ def _divide(scope: Scope, node: Node, operator: FixedDivide, a: Expression, b: E
 
 
 @rule(Sigmoid16)
-def _sigmoid(scope: Scope, node: Node, operator: Sigmoid16, x: Expression) -> Expression:
+def _sigmoid(scope: KernelScope, node: Node, operator: Sigmoid16, x: Expression) -> Expression:
     table = scope.constant(node.output, "sigmoids", sigmoid_table())
     scaled = total(product(atom(x.text), operator.multiplier), (1 << operator.shift) >> 1)
     scaled = f"({scaled}) >> {operator.shift}" if operator.shift else scaled

@@ -12,13 +12,13 @@ from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.kernels.c import block, c_type, function, total
 from dovetail.kernels.curves import Curves
 from dovetail.kernels.elements import operand
-from dovetail.kernels.kernel import Scope, Unsupported, Writer, declarations
+from dovetail.kernels.kernel import KernelScope, KernelWriter, UnsupportedRegion, declarations
 from dovetail.kernels.recurrent import limited, scaled_once, turns, unfused
-from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.region import RegionParts, kernel
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _GatedLayer:
     operator: FixedRecurrent
     names: Mapping[str, str]
     """C names of the operands and constants."""
@@ -52,12 +52,12 @@ class _Layer:
 
 
 @kernel(FixedRecurrent)
-def _fixed_recurrent(region: Region, scope: Scope, operator: FixedRecurrent) -> Writer:
+def _fixed_recurrent(region: RegionParts, scope: KernelScope, operator: FixedRecurrent) -> KernelWriter:
     (steps, batch, depth) = unfused(region)
     hidden = region.output_shape[2]
     for _, shift in (*operator.input_scaling, *operator.hidden_scaling):
         if not -31 <= shift <= 30:
-            raise Unsupported(f"a shift of {shift} is outside -31..30.")
+            raise UnsupportedRegion(f"a shift of {shift} is outside -31..30.")
     weights, recurrent, bias = (scope.known(name) for name in region.node.inputs[1:4])
     of_x, of_hidden = np.split(bias, 2)
     # The sum where all of x is its zero point, modulo 2**32.
@@ -69,7 +69,7 @@ def _fixed_recurrent(region: Region, scope: Scope, operator: FixedRecurrent) -> 
 
     def write(name: str) -> list[str]:
         x, memory = operand(region, scope, 0, "input"), operand(region, scope, 4, "memory")
-        layer = _Layer(operator, names, curves, hidden, depth)
+        layer = _GatedLayer(operator, names, curves, hidden, depth)
         lines = [
             f"const {c_type(region.source_dtype)} *from = {x} + (step * {batch} + sequence) * {depth};",
             f"int16_t *after = output + (step * {batch} + sequence) * {hidden};",
@@ -81,10 +81,10 @@ def _fixed_recurrent(region: Region, scope: Scope, operator: FixedRecurrent) -> 
             lines = [f"static int16_t kept[{hidden}]; /* hidden values times their reset gates */", *lines]
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return Writer(write, lambda: None)
+    return KernelWriter(write, lambda: None)
 
 
-def _gru(layer: _Layer) -> list[str]:
+def _gru(layer: _GatedLayer) -> list[str]:
     first, reset, source = list[str](), layer.gate("reset", 1), "before"
     inner = "((reset * again + 16384) >> 15)"
     if not layer.operator.reset_after:
@@ -101,6 +101,6 @@ def _gru(layer: _Layer) -> list[str]:
     return [*first, *block(turns("unit", layer.hidden), lines)]
 
 
-def _rnn(layer: _Layer) -> list[str]:
+def _rnn(layer: _GatedLayer) -> list[str]:
     lines = [*layer.sum("given", 0, "from", False), *layer.sum("again", 0, "before", True)]
     return block(turns("unit", layer.hidden), [*lines, f"after[unit] = (int16_t){layer.tangent('given + again')};"])

@@ -38,7 +38,7 @@ class Optimize(enum.StrEnum):
     """Little code: one function for all layers of a kind."""
 
 
-class Unsupported(ValueError):
+class UnsupportedRegion(ValueError):
     """A region no core kernel computes; the message is one sentence that says why."""
 
 
@@ -65,7 +65,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ConstantBlock:
     """What tells a function shared by layers which layer it computes: a const struct for each of them."""
 
     c_type: str
@@ -120,7 +120,7 @@ class CoreKernel:
     """Names of the core's own instructions in it."""
     notes: tuple[str, ...] = ()
     """Why instructions of the core are not used in it, one sentence each."""
-    block: Block | None = None
+    block: ConstantBlock | None = None
     """What the parameter `layer` points to, where the function, or one it calls, is shared by layers."""
     lanes: int | None = None
     """Output channels a sum-of-products kernel computes together, which is the order of its weights; else None."""
@@ -141,7 +141,7 @@ class CoreKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class KernelWriter:
     """What writes one region's kernel."""
 
     write: Callable[[str], list[str]]
@@ -163,7 +163,7 @@ def accumulate_type(low: int, high: int) -> str:
         return "int32_t"
     if low >= -(1 << 63) and high < 1 << 63:
         return "int64_t"
-    raise Unsupported(f"a sum may reach {max(-low, high)}, beyond 64 bits.")
+    raise UnsupportedRegion(f"a sum may reach {max(-low, high)}, beyond 64 bits.")
 
 
 INT32 = (-(1 << 31), (1 << 31) - 1)
@@ -226,7 +226,7 @@ PIXELS, CHANNELS, UNROLL = "pixels", "channels", "unroll"
 
 
 @dataclass(frozen=True)
-class Offered:
+class KernelChoices:
     """What may be chosen about a kernel."""
 
     space: Space
@@ -268,7 +268,7 @@ class Border:
     """A function shared by layers that computes one output pixel."""
 
     name: str
-    block: Block | None
+    block: ConstantBlock | None
 
     def call(self, arguments: Sequence[str], place: Sequence[str]) -> str:
         """The statement for the pixel at `place`; `arguments` are the result and the inputs."""
@@ -276,7 +276,7 @@ class Border:
 
 
 @dataclass
-class Scope:
+class KernelScope:
     """The parameters of one kernel while its text is written, and the statements of the present place."""
 
     graph: Graph
@@ -367,7 +367,7 @@ class Scope:
     def known(self, value: str) -> Array:
         """The array of an operand that must be constant."""
         if value not in self.graph.constants:
-            raise Unsupported(f"{value!r} is computed at run time, a core kernel needs it at compile time.")
+            raise UnsupportedRegion(f"{value!r} is computed at run time, a core kernel needs it at compile time.")
         return self.graph.constants[value]
 
     def define(self, stem: str, kind: str, text: str) -> str:

@@ -47,7 +47,7 @@ class LinearSum:
 
 
 @dataclass(frozen=True)
-class Summed:
+class SumChain:
     """Nodes that are one line together."""
 
     nodes: tuple[Node, ...]
@@ -73,7 +73,7 @@ class Summed:
         return _found(tuple(steps), tuple(ranges), self.slopes, (operator.low, operator.high), most)
 
 
-def summed(graph: Graph, tree: Sequence[Node]) -> Mapping[str, Summed]:
+def summed(graph: Graph, tree: Sequence[Node]) -> Mapping[str, SumChain]:
     """What is one line of a tree of pointwise nodes, by the value it computes."""
     inside, users = {node.output: node for node in tree}, graph.users()
     own = {
@@ -84,14 +84,14 @@ def summed(graph: Graph, tree: Sequence[Node]) -> Mapping[str, Summed]:
     found = {}
     for clip in tree:
         if isinstance(clip.operator, Clip) and clip.operator.dtype.bits <= 8 and clip.inputs[0] in own:
-            walk = _Walk(graph, own)
+            walk = _SumTracer(graph, own)
             if walk.visit(clip.inputs[0], 1.0) and len(walk.slopes) <= 2:
-                found[clip.output] = Summed(tuple(walk.nodes), clip, tuple(walk.slopes), tuple(walk.slopes.values()))
+                found[clip.output] = SumChain(tuple(walk.nodes), clip, tuple(walk.slopes), tuple(walk.slopes.values()))
     return found
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _SumTracer:
     """From a sum back to its operands."""
 
     graph: Graph

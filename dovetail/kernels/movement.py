@@ -38,19 +38,26 @@ from dovetail.kernels.elements import (
     write_elements,
 )
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, Scope, Unsupported, Writer, declarations, expression_of
-from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.kernel import (
+    Expression,
+    KernelScope,
+    KernelWriter,
+    UnsupportedRegion,
+    declarations,
+    expression_of,
+)
+from dovetail.kernels.region import RegionParts, kernel
 from dovetail.kernels.window import COLUMN, ROW, Nest, anchored, window_of
 
 SHORT = 8
 """Runs below this many bytes are copied element by element: a call costs more."""
 
 
-def _copy(region: Region, scope: Scope, result: Shape, box: Box, position: int, source: Walk) -> list[str]:
+def _copy(region: RegionParts, scope: KernelScope, result: Shape, box: Box, position: int, source: Walk) -> list[str]:
     """The loops that fill `box` of the result from an operand of the anchor, the pointwise tree applied."""
     kind = region.type(position).dtype
     if kind.bits < 8 and region.node.inputs[position] in region.graph.constants:
-        raise Unsupported(f"a constant of {kind.text} is not moved on the core.")
+        raise UnsupportedRegion(f"a constant of {kind.text} is not moved on the core.")
     name = operand(region, scope, position, "other" if position else "input")
     if not region.tree:
         walks = [broadcast_walk(result, result, box), source]
@@ -68,14 +75,19 @@ def _copy(region: Region, scope: Scope, result: Shape, box: Box, position: int, 
 
 
 def _computed(
-    region: Region, scope: Scope, result: Shape, box: Box, value: Callable[[str], Expression], source: Walk | None
+    region: RegionParts,
+    scope: KernelScope,
+    result: Shape,
+    box: Box,
+    value: Callable[[str], Expression],
+    source: Walk | None,
 ) -> list[str]:
     """The loops that fill `box` with the pointwise tree of `value` at the source's index."""
     name, tree = region.node.output, region.tree
     return nest(result, box, lambda index, text: finish(scope, tree, index, (name, value(text))), source)
 
 
-def _pieces(region: Region, scope: Scope, operator: Operator) -> list[str]:
+def _pieces(region: RegionParts, scope: KernelScope, operator: Operator) -> list[str]:
     """The strided copies that compute a movement."""
     types, lines = region.graph.types, list[str]()
     for piece in operator.pieces([types[value] for value in region.node.inputs]) or ():
@@ -86,7 +98,7 @@ def _pieces(region: Region, scope: Scope, operator: Operator) -> list[str]:
     return lines
 
 
-def _fill(region: Region, scope: Scope, result: Shape, kind: TensorType, number: float) -> list[str]:
+def _fill(region: RegionParts, scope: KernelScope, result: Shape, kind: TensorType, number: float) -> list[str]:
     """The whole result set to what the pointwise tree makes of one value."""
     if kind.dtype is DType.FLOAT32:
         return _computed(region, scope, result, full_box(result), lambda _: Expression(real(number), "float"), None)
@@ -97,17 +109,17 @@ def _fill(region: Region, scope: Scope, result: Shape, kind: TensorType, number:
     return _computed(region, scope, result, full_box(result), lambda _: constant, None)
 
 
-def _pad(region: Region, scope: Scope, operator: Pad) -> list[str]:
+def _pad(region: RegionParts, scope: KernelScope, operator: Pad) -> list[str]:
     value = region.node.inputs[0]
     shape, kind = region.output_shape, region.graph.types[value]
     if kind.dtype.bits > 32:
-        raise Unsupported(f"Pad of {kind} is not computed on the core.")
+        raise UnsupportedRegion(f"Pad of {kind} is not computed on the core.")
     box = tuple((lead, lead + size) for lead, size in zip(operator.before, kind.shape, strict=True))
     filled = _fill(region, scope, shape, kind, operator.value)
     return [*filled, *_copy(region, scope, shape, box, 0, Walk(row_major(kind.shape)))]
 
 
-def _run(region: Region, scope: Scope, length: int, channel_base: str, source: str) -> list[str]:
+def _run(region: RegionParts, scope: KernelScope, length: int, channel_base: str, source: str) -> list[str]:
     """Statements that take `length` neighbouring elements, behind a pointer or all the same number (`source`), to the
     result from flat index `place` on, which is at `channel_base` along its last axis."""
     kind = region.source_dtype
@@ -123,7 +135,7 @@ def _run(region: Region, scope: Scope, length: int, channel_base: str, source: s
     return [*head, *block(f"for (int32_t channel = 0; channel < {length}; ++channel)", lines)]
 
 
-def _im2col(region: Region, scope: Scope, operator: Im2col) -> list[str]:
+def _im2col(region: RegionParts, scope: KernelScope, operator: Im2col) -> list[str]:
     taps = Nest(region, scope, window_of(region, operator.kernel, operator.stride, operator.dilation))
     window, (rows, columns) = taps.window, taps.window.kernel
     whole_rows = not window.any_padded and window.contiguous_columns
@@ -149,7 +161,7 @@ def _im2col(region: Region, scope: Scope, operator: Im2col) -> list[str]:
     return lines
 
 
-_MOVES: Mapping[type[Operator], Callable[[Region, Scope, Any], list[str]]] = {
+_MOVES: Mapping[type[Operator], Callable[[RegionParts, KernelScope, Any], list[str]]] = {
     **dict.fromkeys((Transpose, Reshape, Slice, Concat), _pieces),
     Pad: _pad,
     Im2col: _im2col,
@@ -158,7 +170,7 @@ _MOVES: Mapping[type[Operator], Callable[[Region, Scope, Any], list[str]]] = {
 
 @kernel(Im2col, windowed=True)
 @kernel(*_MOVES)
-def _movement(region: Region, scope: Scope, operator: Operator) -> Writer:
+def _movement(region: RegionParts, scope: KernelScope, operator: Operator) -> KernelWriter:
     def body() -> list[str]:
         return _MOVES[type(operator)](region, scope, operator)
 
@@ -166,10 +178,10 @@ def _movement(region: Region, scope: Scope, operator: Operator) -> Writer:
         lines = without_unused(body())
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return Writer(write, body)
+    return KernelWriter(write, body)
 
 
-def _picked(scope: Scope, owner: str, axis: int, places: Sequence[int], at: str) -> str:
+def _picked(scope: KernelScope, owner: str, axis: int, places: Sequence[int], at: str) -> str:
     """C text of where an element at `at` comes from: a formula where the places rise evenly, else a table."""
     steps = {b - a for a, b in pairwise(places)}
     if len(steps) <= 1:
@@ -182,7 +194,7 @@ def _picked(scope: Scope, owner: str, axis: int, places: Sequence[int], at: str)
 
 
 @kernel(Pick)
-def _pick(region: Region, scope: Scope, operator: Pick) -> Writer:
+def _pick(region: RegionParts, scope: KernelScope, operator: Pick) -> KernelWriter:
     kind = region.type(0)
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
@@ -197,7 +209,7 @@ def _pick(region: Region, scope: Scope, operator: Pick) -> Writer:
 
 
 @kernel(Gather)
-def _gather(region: Region, scope: Scope, operator: Gather) -> Writer:
+def _gather(region: RegionParts, scope: KernelScope, operator: Gather) -> KernelWriter:
     axis = operator.axis
     kind, indices = (region.graph.types[value] for value in region.node.inputs)
     middle = axis + len(indices.shape)
@@ -217,14 +229,14 @@ def _gather(region: Region, scope: Scope, operator: Gather) -> Writer:
 
 
 @kernel(Resample)
-def _resample(region: Region, scope: Scope, operator: Resample) -> Writer:
+def _resample(region: RegionParts, scope: KernelScope, operator: Resample) -> KernelWriter:
     axes, kind = operator.axes, region.type(0)
     taps = [scope.known(value) for value in region.node.inputs[1:]]
     real = kind.dtype is DType.FLOAT32
     share = 1 if real else prod(int(np.abs(weights).sum(axis=1).max(initial=0)) for weights in taps[1::2])
     reach = 0 if real else share * max(-kind.dtype.low, kind.dtype.high)
     if reach >= 1 << 31:
-        raise Unsupported(f"sums of up to {reach} do not fit 32 bits.")
+        raise UnsupportedRegion(f"sums of up to {reach} do not fit 32 bits.")
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
         x = operand(region, scope, 0, "input")

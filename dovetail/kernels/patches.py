@@ -21,19 +21,19 @@ from dovetail.kernels.kernel import (
     PIXELS,
     UNROLL,
     CoreTraits,
-    Offered,
-    Scope,
-    Unsupported,
+    KernelChoices,
+    KernelScope,
+    UnsupportedRegion,
     declarations,
     loads_per_product,
 )
 from dovetail.kernels.planes import Pairs, pairs_of
 from dovetail.kernels.raised import RaisedNest, raised_end
-from dovetail.kernels.region import Region
+from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scheduled.algorithms import Extra
-from dovetail.kernels.scheduled.write import Scheduled, epilogue
+from dovetail.kernels.scheduled.write import ScheduledKernel, epilogue
 from dovetail.kernels.sums import Products, padded, sums_of
-from dovetail.kernels.window import COLUMN, ROW, Window
+from dovetail.kernels.window import COLUMN, ROW, WindowGeometry
 from dovetail.target.chip import PairBlock, PairBlocks
 from dovetail.target.pattern import Choice, Knob, Space
 
@@ -51,7 +51,7 @@ _WRITTEN_OUT, _WRITTEN_OUT_RAISED = 8, 12
 where a product and a shift requantise them, so that there is less to write out for each."""
 
 
-def write_patches(region: Region, scope: Scope, products: Products, core: CoreTraits) -> Scheduled:
+def write_patches(region: RegionParts, scope: KernelScope, products: Products, core: CoreTraits) -> ScheduledKernel:
     """A kernel of sums of products with the core's blocks of pairs; raises Unsupported as `patches_of`."""
     nest = patches_of(region, scope, products, core)
     scope.input(region.source(), "input")
@@ -64,10 +64,10 @@ def write_patches(region: Region, scope: Scope, products: Products, core: CoreTr
     texts = [core.pairs.write(nest.block(pixels)) for pixels in nest.blocks] if core.pairs else []
     loads = [nest.single.load] if nest.by_words else []
     used = (*(one.name for one in loads), nest.single.product.name)
-    return Scheduled(lambda name: nest.write(name, *made), (*texts, *(i.declarations for i in loads)), used, ())
+    return ScheduledKernel(lambda name: nest.write(name, *made), (*texts, *(i.declarations for i in loads)), used, ())
 
 
-def _of_channels(extra: Extra, scope: Scope) -> bool:
+def _of_channels(extra: Extra, scope: KernelScope) -> bool:
     """Whether what an epilogue reads is a constant of 32 bits at most per channel."""
     array = scope.constants.get(extra.name)
     return extra.kind == "channel" and array is not None and array.dtype.kind in "iu" and array.dtype.itemsize <= 4
@@ -78,7 +78,7 @@ def _words(array: Array) -> Array:
     return array.reshape(-1).astype(np.int64).astype(np.uint32).view(np.int32)
 
 
-def patches_of(region: Region, scope: Scope, products: Products, core: CoreTraits) -> Patches:
+def patches_of(region: RegionParts, scope: KernelScope, products: Products, core: CoreTraits) -> Patches:
     """The loops of such a kernel, with what `scope.choice` says of its block.
 
     Raises:
@@ -86,14 +86,14 @@ def patches_of(region: Region, scope: Scope, products: Products, core: CoreTrait
     """
     taken = pairs_of(core.instructions)
     if core.pairs is None or taken is None:
-        raise Unsupported("the core multiplies no blocks of pairs.")
+        raise UnsupportedRegion("the core multiplies no blocks of pairs.")
     sums, window = sums_of(region, products), products.window
     if region.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
-        raise Unsupported("pairs are of int8, and their sums of int32.")
+        raise UnsupportedRegion("pairs are of int8, and their sums of int32.")
     if window.batch > 1 or window.channels != sums.weights.shape[3] or sums.bits < 8:
-        raise Unsupported("blocks of pairs are of one image without groups.")
+        raise UnsupportedRegion("blocks of pairs are of one image without groups.")
     if window.dilation[COLUMN] > 1 and window.kernel[COLUMN] > 1:
-        raise Unsupported("the columns of a patch are neighbours.")
+        raise UnsupportedRegion("the columns of a patch are neighbours.")
     found = offered(window, len(sums.weights), core.pairs, core.room)
     wanted = {name: value for name, value in scope.choice.items() if name in found.default}
     chosen = {**found.default, **(wanted if found.space.refusal(wanted) is None else {})}
@@ -102,7 +102,7 @@ def patches_of(region: Region, scope: Scope, products: Products, core: CoreTrait
     return Patches(region, scope, window, sums, raised, core.pairs, taken, found, *shape, int(chosen[UNROLL]))
 
 
-def offered(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Offered:
+def offered(window: WindowGeometry, outputs: int, pairs: PairBlocks, room: int) -> KernelChoices:
     """The blocks there are for a layer of so many outputs; raises Unsupported where there are none."""
     layout = Columns(window)
     most = min(window.outputs[COLUMN], room // (_WORD * layout.words))
@@ -114,7 +114,7 @@ def offered(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Offer
     least = min(channels for _, channels in pairs.shapes)
     shapes = [(p, c) for p, c in pairs.shapes if p <= most and c <= max(outputs, least) and reached(p)]
     if not shapes:
-        raise Unsupported(f"the columns of one pixel take more than {room} bytes of stack, or lie too far apart.")
+        raise UnsupportedRegion(f"the columns of one pixel take more than {room} bytes of stack, or lie too far apart.")
     pixels, channels = (tuple(dict.fromkeys(sizes)) for sizes in zip(*shapes, strict=True))
     knobs = (
         Knob(PIXELS, pixels, "neighbouring pixels of a block of sums in registers"),
@@ -129,10 +129,10 @@ def offered(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Offer
         return f"there are no registers for {pair[0]} pixels x {pair[1]} channels"
 
     space = Space(knobs, problem)
-    return Offered(space, _default(space, window, outputs), (*min(shapes, key=loads_per_product), 2))
+    return KernelChoices(space, _default(space, window, outputs), (*min(shapes, key=loads_per_product), 2))
 
 
-def _default(space: Space, window: Window, outputs: int) -> Choice:
+def _default(space: Space, window: WindowGeometry, outputs: int) -> Choice:
     """The block with the fewest loads and products of the whole layer, and the longest turn there is."""
     by_name = {knob.name: knob.values for knob in space.knobs}
 
@@ -161,7 +161,7 @@ def unrollings(steps: int) -> tuple[int, ...]:
 class Columns:
     """How the columns of a patch lie."""
 
-    window: Window
+    window: WindowGeometry
 
     @property
     def spread(self) -> int:
@@ -211,7 +211,7 @@ class Patches(RaisedNest):
     pairs: PairBlocks
     single: Pairs
     """Brings four elements to two registers, 0 and 2, 1 and 3; and what the blocks are made of."""
-    offered: Offered
+    offered: KernelChoices
     """What may be chosen."""
     pixels: int
     channels: int

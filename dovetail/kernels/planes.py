@@ -19,11 +19,11 @@ import numpy as np
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import block, c_type, function, loop, product, total, words
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Scope, Unsupported, declarations
+from dovetail.kernels.kernel import KernelScope, UnsupportedRegion, declarations
 from dovetail.kernels.raised import RaisedNest, raised_end
-from dovetail.kernels.region import Region
+from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scheduled.knobs import is_product, operands, staging_of
-from dovetail.kernels.scheduled.write import Scheduled, extents
+from dovetail.kernels.scheduled.write import ScheduledKernel, extents
 from dovetail.kernels.sums import Products, sums_of
 from dovetail.kernels.window import COLUMN, ROW, anchored
 from dovetail.target.chip import CoreInstruction
@@ -64,15 +64,17 @@ def pairs_of(instructions: Sequence[CoreInstruction]) -> Pairs | None:
 
 
 def write_planes(
-    region: Region, scope: Scope, products: Products, instructions: Sequence[CoreInstruction]
-) -> Scheduled:
+    region: RegionParts, scope: KernelScope, products: Products, instructions: Sequence[CoreInstruction]
+) -> ScheduledKernel:
     """A depthwise kernel with the core's products of pairs; raises Unsupported as `planes_of`."""
     nest = planes_of(region, scope, products, instructions)
     used = (nest.pairs.load, nest.pairs.product)
-    return Scheduled(nest.write, tuple(i.declarations for i in used), tuple(i.name for i in used), ())
+    return ScheduledKernel(nest.write, tuple(i.declarations for i in used), tuple(i.name for i in used), ())
 
 
-def planes_of(region: Region, scope: Scope, products: Products, instructions: Sequence[CoreInstruction]) -> Planes:
+def planes_of(
+    region: RegionParts, scope: KernelScope, products: Products, instructions: Sequence[CoreInstruction]
+) -> Planes:
     """The loops of such a kernel.
 
     Raises:
@@ -80,19 +82,19 @@ def planes_of(region: Region, scope: Scope, products: Products, instructions: Se
     """
     pairs = pairs_of(instructions)
     if pairs is None:
-        raise Unsupported("the core multiplies no pairs.")
+        raise UnsupportedRegion("the core multiplies no pairs.")
     sums, window = sums_of(region, products), products.window
     if region.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
-        raise Unsupported("pairs are of int8, and their sums of int32.")
+        raise UnsupportedRegion("pairs are of int8, and their sums of int32.")
     if window.batch > 1 or window.channels % _CHANNELS or not products.channelwise:
-        raise Unsupported(f"planes are of one image and {_CHANNELS} channels.")
+        raise UnsupportedRegion(f"planes are of one image and {_CHANNELS} channels.")
     if window.dilation[COLUMN] > 1 or window.stride[COLUMN] > 2:
-        raise Unsupported("pairs are of neighbouring columns, and begin at every or every second one.")
+        raise UnsupportedRegion("pairs are of neighbouring columns, and begin at every or every second one.")
     if prod(window.kernel) > _MOST_TAPS:
-        raise Unsupported(f"the products of at most {_MOST_TAPS} taps are written out.")
+        raise UnsupportedRegion(f"the products of at most {_MOST_TAPS} taps are written out.")
     nest = Planes(region, scope, window, sums, raised_end(region, sums), pairs)
     if nest.band == 0:
-        raise Unsupported(f"the rows of one output take more than {scope.room} bytes of stack.")
+        raise UnsupportedRegion(f"the rows of one output take more than {scope.room} bytes of stack.")
     return nest
 
 

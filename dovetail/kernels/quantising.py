@@ -15,8 +15,8 @@ import numpy as np
 
 from dovetail.ir.operators.arithmetic import Quantize
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.kernel import Scope
-from dovetail.kernels.region import Region
+from dovetail.kernels.kernel import KernelScope
+from dovetail.kernels.region import RegionParts
 
 _LEAST = 256
 """Elements from which tables of 10 to 20 KiB pay."""
@@ -27,7 +27,7 @@ _BITS = (7, 8)
 
 
 @dataclass(frozen=True)
-class Steps:
+class QuantisationTable:
     """The tables."""
 
     starts: Array
@@ -38,7 +38,7 @@ class Steps:
     """Mantissa bits behind those."""
 
 
-def steps_of(scale: float, zero_point: int, dtype: DType) -> Steps | None:
+def steps_of(scale: float, zero_point: int, dtype: DType) -> QuantisationTable | None:
     """The tables of a scale and a zero point; None where floats that share a word give more than two values."""
     if not 0.0 < scale < float("inf"):
         return None
@@ -59,7 +59,9 @@ def steps_of(scale: float, zero_point: int, dtype: DType) -> Steps | None:
     kept: dict[bytes, int] = {}
     starts = [kept.setdefault(row.tobytes(), len(kept)) << bits for row in words]
     rows = [np.frombuffer(row, np.uint32) for row in kept]
-    return Steps((np.array(starts) - (np.arange(512) << bits)).astype(np.int32), np.concatenate(rows), _MANTISSA - bits)
+    return QuantisationTable(
+        (np.array(starts) - (np.arange(512) << bits)).astype(np.int32), np.concatenate(rows), _MANTISSA - bits
+    )
 
 
 def _words(quantised: Callable[[Array], Array], bits: int) -> Array | None:
@@ -82,7 +84,7 @@ def _words(quantised: Callable[[Array], Array], bits: int) -> Array | None:
     return ((value + carried - known) & ((256 << rest) - 1)).astype(np.uint32).reshape(512, -1)
 
 
-def quantising_lines(region: Region, scope: Scope) -> list[str] | None:
+def quantising_lines(region: RegionParts, scope: KernelScope) -> list[str] | None:
     """The statements of a region that only quantises an array to 8 bits by one scale; None for others."""
     graph = region.graph
     if region.anchor is not None or len(region.tree) != 1 or scope.layouts:

@@ -16,9 +16,9 @@ import numpy as np
 from dovetail.ir.graph import Node
 from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding, fixed_point
 from dovetail.ir.types import Array, blocks
-from dovetail.kernels.kernel import Expression, Index, Scope
-from dovetail.kernels.region import Region
-from dovetail.kernels.sums import SumNest, Sums
+from dovetail.kernels.kernel import Expression, Index, KernelScope
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.sums import SumConstants, SumNest
 
 _MOST_RAISED = 8
 """Bits by which an int8 may be raised within 16."""
@@ -31,7 +31,7 @@ _EXACT = 1 << 30
 
 
 @dataclass(frozen=True)
-class Raised:
+class SumRequantisation:
     """The end of the sums of a layer, of channels or of all alike: arrays of one element or one per channel."""
 
     node: Node
@@ -45,7 +45,7 @@ class Raised:
     reach: int
     """No element is larger than this before it is limited."""
 
-    def value(self, scope: Scope, text: str) -> Expression:
+    def value(self, scope: KernelScope, text: str) -> Expression:
         """The element of a raised sum, less the operators behind its requantisation."""
         multiplier = scope.parameter(self.node.output, "multiplier", self.multiplier)
         offset = scope.parameter(self.node.output, "offset", self.offset)
@@ -53,7 +53,7 @@ class Raised:
         return Expression(text, "int32_t", -self.reach, self.reach)
 
 
-def _requantisation(region: Region) -> tuple[Node, Requantize, Clip] | None:
+def _requantisation(region: RegionParts) -> tuple[Node, Requantize, Clip] | None:
     """What the end of a region's sums begins with; None where that has no form for raised sums."""
     node, graph = next(iter(region.tree), None), region.graph
     if node is None or not isinstance(node.operator, Requantize) or node.inputs[0] != region.node.output:
@@ -70,7 +70,7 @@ def _requantisation(region: Region) -> tuple[Node, Requantize, Clip] | None:
     return node, operator, clip
 
 
-def raised_end(region: Region, sums: Sums) -> Raised | None:
+def raised_end(region: RegionParts, sums: SumConstants) -> SumRequantisation | None:
     """How the sums of a layer of int8 are raised; None where that is not exact or they do not begin their end so.
 
     With r the shift to the right, m the multiplier and z the zero point, a sum v >= 0 rounded twice is
@@ -107,10 +107,10 @@ def raised_end(region: Region, sums: Sums) -> Raised | None:
     if farthest >= _EXACT:
         return None
     factors = np.where(still, 0, multiplier).astype(np.int32)
-    return Raised(node, powers, factors, offset.astype(np.int32), total, ((_EXACT + farthest) >> total) + 1)
+    return SumRequantisation(node, powers, factors, offset.astype(np.int32), total, ((_EXACT + farthest) >> total) + 1)
 
 
-def _bounds(sums: Sums, count: int) -> tuple[Array, Array, Array]:
+def _bounds(sums: SumConstants, count: int) -> tuple[Array, Array, Array]:
     """The least and the largest value of the sums, and what no partial sum is larger than; of each channel, or of all
     where `count` is 1."""
     above, below = np.empty((2, len(sums.weights)), np.int64)
@@ -131,7 +131,7 @@ def _bounds(sums: Sums, count: int) -> tuple[Array, Array, Array]:
 class RaisedNest(SumNest):
     """The nest of a sum of products of which the weights lie as 16 bits."""
 
-    raised: Raised | None
+    raised: SumRequantisation | None
     """None for sums that end as ever."""
 
     def powers(self, array: Array) -> Array:

@@ -11,15 +11,15 @@ import numpy as np
 from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding, fixed_point
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import channel_lanes, loop, total
-from dovetail.kernels.kernel import INT32, Scope
-from dovetail.kernels.region import Region
+from dovetail.kernels.kernel import INT32, KernelScope
+from dovetail.kernels.region import RegionParts
 
 _LEAST_ROWS = 8
 """Rows from which walking down a channel pays."""
 _TURN = 4
 
 
-def is_rectified(region: Region) -> bool:
+def is_rectified(region: RegionParts) -> bool:
     """Whether a region is a requantisation of int32 in memory with its result cut off at the zero point."""
     operators = [node.operator for node in region.tree]
     if region.anchor is not None or [type(one) for one in operators] != [Requantize, Clip]:
@@ -39,7 +39,7 @@ def is_rectified(region: Region) -> bool:
     return plain and bool(fits) and narrow and kind.elements >= _LEAST_ROWS * kind.shape[-1]
 
 
-def _scales(region: Region) -> tuple[Array, Array]:
+def _scales(region: RegionParts) -> tuple[Array, Array]:
     """Multipliers and shifts; a multiplier of 0 gives 0 with any."""
     multiplier, shift = (region.graph.constants[name].astype(np.int64) for name in region.tree[0].inputs[1:])
     return multiplier, np.where(multiplier == 0, -1, shift)
@@ -55,7 +55,7 @@ def _limits(multiplier: Array, shift: Array, most: int) -> Array:
     return low.astype(np.int32)
 
 
-def rectified_lines(region: Region, scope: Scope) -> list[str]:
+def rectified_lines(region: RegionParts, scope: KernelScope) -> list[str]:
     """The statements of such a region.
 
     For a sum of at least 0 both roundings of `Rounding.DOUBLE` are one: halves go up twice, and a floor of a floor is

@@ -12,12 +12,12 @@ from dovetail.ir.types import DType, Shape
 from dovetail.kernels.c import block, function, loop, total
 from dovetail.kernels.curves import Curves
 from dovetail.kernels.elements import operand, place_in, write_elements
-from dovetail.kernels.kernel import INT32, Expression, Scope, Unsupported, Writer, declarations
-from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.kernel import INT32, Expression, KernelScope, KernelWriter, UnsupportedRegion, declarations
+from dovetail.kernels.region import RegionParts, kernel
 
 
 @kernel(RowProducts)
-def _row_products(region: Region, scope: Scope, operator: RowProducts) -> Writer:
+def _row_products(region: RegionParts, scope: KernelScope, operator: RowProducts) -> KernelWriter:
     """The writer of a RowProducts; sums of integers are modulo 2**32."""
     types = region.graph.types
     shape, real = region.type(0).shape, types[region.node.output].dtype is DType.FLOAT32
@@ -36,10 +36,10 @@ def _row_products(region: Region, scope: Scope, operator: RowProducts) -> Writer
     return write_elements(region, scope, element)
 
 
-def unfused(region: Region) -> Shape:
+def unfused(region: RegionParts) -> Shape:
     """The shape of x; raises Unsupported for anything fused with a recurrent layer."""
     if region.tree:
-        raise Unsupported(f"{type(region.tree[0].operator).__name__} behind a recurrent layer is not fused.")
+        raise UnsupportedRegion(f"{type(region.tree[0].operator).__name__} behind a recurrent layer is not fused.")
     return region.type(0).shape
 
 
@@ -57,14 +57,14 @@ def limited(value: str) -> str:
 
 
 @kernel(FixedLstm)
-def _fixed_lstm(region: Region, scope: Scope, operator: FixedLstm) -> Writer:
+def _fixed_lstm(region: RegionParts, scope: KernelScope, operator: FixedLstm) -> KernelWriter:
     """The writer of a FixedLstm; zero points are folded into the biases."""
     (steps, batch, depth) = unfused(region)
     hidden = region.output_shape[2]
     scalings = (*operator.input_scaling, *operator.hidden_scaling, operator.forget_scaling, operator.update_scaling)
     for _, shift in (*scalings, operator.output_scaling):
         if not -31 <= shift <= 30:
-            raise Unsupported(f"a shift of {shift} is outside -31..30.")
+            raise UnsupportedRegion(f"a shift of {shift} is outside -31..30.")
     names = _fixed_constants(scope, region, operator)
     curves = Curves(scope, region.node.output)
     own, again = (-(-size // _FOUR) for size in (depth, hidden))
@@ -95,7 +95,7 @@ def _fixed_lstm(region: Region, scope: Scope, operator: FixedLstm) -> Writer:
         lines = [kept, *_cells(memory, steps, batch * hidden), *lines]
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return Writer(write, lambda: None)
+    return KernelWriter(write, lambda: None)
 
 
 _FOUR = 4
@@ -137,7 +137,7 @@ def _fixed_update(operator: FixedLstm, curves: Curves) -> list[str]:
     ]
 
 
-def _fixed_constants(scope: Scope, region: Region, operator: FixedLstm) -> dict[str, str]:
+def _fixed_constants(scope: KernelScope, region: RegionParts, operator: FixedLstm) -> dict[str, str]:
     weights, recurrent, bias = (scope.known(name) for name in region.node.inputs[1:4])
     arrays, offsets = {}, []
     given = ("given", weights, operator.input_zero_point, bias.astype(np.int64))
@@ -190,7 +190,7 @@ class _FloatLayer:
 
 
 @kernel(Recurrent)
-def _recurrent(region: Region, scope: Scope, operator: Recurrent) -> Writer:
+def _recurrent(region: RegionParts, scope: KernelScope, operator: Recurrent) -> KernelWriter:
     (steps, batch, depth) = unfused(region)
     hidden, size = region.output_shape[2], batch * region.output_shape[2]
     update = {RecurrentKind.LSTM: _lstm, RecurrentKind.GRU: _gru, RecurrentKind.RNN: _rnn}[operator.kind]
@@ -215,7 +215,7 @@ def _recurrent(region: Region, scope: Scope, operator: Recurrent) -> Writer:
         lines = block(turns("step", steps), block(turns("sequence", batch), lines))
         return function(f"static void {name}", declarations(scope.parameters()), [*head, *lines])
 
-    return Writer(write, lambda: None)
+    return KernelWriter(write, lambda: None)
 
 
 def _lstm(layer: _FloatLayer) -> list[str]:

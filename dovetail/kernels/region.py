@@ -10,11 +10,18 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import DType, Shape, TensorType
-from dovetail.kernels.kernel import CoreTraits, Offered, Scope, Unsupported, Writer, is_pointwise
+from dovetail.kernels.kernel import (
+    CoreTraits,
+    KernelChoices,
+    KernelScope,
+    KernelWriter,
+    UnsupportedRegion,
+    is_pointwise,
+)
 
 
 @dataclass(frozen=True)
-class Region:
+class RegionParts:
     """The parts of a region graph."""
 
     graph: Graph
@@ -61,28 +68,28 @@ class Region:
     def without_pad(self) -> None:
         """Raise Unsupported for a Pad before the anchor."""
         if self.pad is not None:
-            raise Unsupported(f"a Pad before {type(self.node.operator).__name__} is not fused.")
+            raise UnsupportedRegion(f"a Pad before {type(self.node.operator).__name__} is not fused.")
 
     def require(self, allowed: tuple[DType, ...]) -> DType:
         """The dtype of `source`, raising Unsupported when it is not one of `allowed`."""
         if self.source_dtype not in allowed:
             names, kind = ", ".join(dtype.text for dtype in allowed), self.graph.types[self.source()]
-            raise Unsupported(f"{type(self.node.operator).__name__} reads {kind}, expected {names}.")
+            raise UnsupportedRegion(f"{type(self.node.operator).__name__} reads {kind}, expected {names}.")
         return self.source_dtype
 
 
 def _check_values(graph: Graph) -> None:
     """Raise Unsupported for region inputs or results a core cannot address."""
     if len(graph.outputs) != 1:
-        raise Unsupported(f"a core kernel gives one result, the region {len(graph.outputs)}.")
+        raise UnsupportedRegion(f"a core kernel gives one result, the region {len(graph.outputs)}.")
     if not graph.nodes:
-        raise Unsupported("the region has no operator.")
+        raise UnsupportedRegion("the region has no operator.")
     for name in (*graph.inputs, *graph.outputs):
         kind = graph.types[name]
         if kind.elements == 0:
-            raise Unsupported(f"{name!r} is {kind}: it has no elements.")
+            raise UnsupportedRegion(f"{name!r} is {kind}: it has no elements.")
         if kind.elements * kind.dtype.bits // 8 >= 1 << 31:
-            raise Unsupported(f"{name!r} is {kind}: larger than 2 GB.")
+            raise UnsupportedRegion(f"{name!r} is {kind}: larger than 2 GB.")
 
 
 def _tree(graph: Graph) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
@@ -107,35 +114,35 @@ def _anchor(graph: Graph, before: tuple[Node, ...]) -> tuple[Node | None, Node |
     fused = len(rest) == 1 and isinstance(rest[0].operator, Pad) and anchor.inputs[0] == rest[0].output
     if not fused or rest[0].output in anchor.inputs[1:]:
         names = ", ".join(type(node.operator).__name__ for node in before)
-        raise Unsupported(f"only a Pad may come before the one operator that is not pointwise; found {names}.")
+        raise UnsupportedRegion(f"only a Pad may come before the one operator that is not pointwise; found {names}.")
     return rest[0], anchor
 
 
-def split(graph: Graph) -> Region:
+def split(graph: Graph) -> RegionParts:
     """Take a region apart; raises Unsupported when it is not of the one form core kernels have."""
     _check_values(graph)
     tree, before = _tree(graph)
     pad, anchor = _anchor(graph, before)
-    region = Region(graph, pad, anchor, tree)
+    region = RegionParts(graph, pad, anchor, tree)
     users = graph.users()
     if pad is not None and any(user is not anchor for user in users[pad.output]):
-        raise Unsupported("the padded value is used outside the window.")
+        raise UnsupportedRegion("the padded value is used outside the window.")
     if anchor is not None:
         first = {value for node in (pad, anchor) if node is not None for value in node.inputs}
         early = sorted(first.intersection(node.output for node in tree))
         if early:
-            raise Unsupported(f"{early[0]!r} is read by {type(anchor.operator).__name__} and computed pointwise.")
+            raise UnsupportedRegion(f"{early[0]!r} is read by {type(anchor.operator).__name__} and computed pointwise.")
         shape = graph.types[anchor.output].shape
         if shape != region.output_shape:
-            raise Unsupported(f"the result {list(shape)} is broadcast to {list(region.output_shape)} afterwards.")
+            raise UnsupportedRegion(f"the result {list(shape)} is broadcast to {list(region.output_shape)} afterwards.")
     return region
 
 
 Write = Callable[[str], list[str]]
 """Writes a kernel's C under a function name."""
-Family = Callable[[Region, Scope, Any], Writer]
+Family = Callable[[RegionParts, KernelScope, Any], KernelWriter]
 """From a region, its kernel's parameters and the anchor's operator; raises Unsupported where there is no kernel."""
-Compact = Callable[[Region, Scope, Any], Write]
+Compact = Callable[[RegionParts, KernelScope, Any], Write]
 """As `Family`, for a function whose sizes are members of a layer's block."""
 FAMILIES: dict[type[Operator], Family] = {}
 """What writes the kernel of each anchor."""
@@ -149,7 +156,7 @@ PACKED: set[type[Operator]] = set()
 """Anchors whose kernels take operands that share bytes; those of pointwise operators alone do too."""
 SHARING = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
 """Elements that may share bytes; without, kernels find each in a byte of its own."""
-OFFERED: dict[type[Operator], Callable[[Region, CoreTraits], Offered | None]] = {}
+OFFERED: dict[type[Operator], Callable[[RegionParts, CoreTraits], KernelChoices | None]] = {}
 """What may be chosen about the kernel of an anchor that is written out; None or absent for nothing."""
 BORDERS: dict[type[Operator], Compact] = {}
 """What writes the function of single pixels for an anchor whose other pixels are computed together."""

@@ -9,8 +9,8 @@ from dovetail.ir.layout import Layout, row_major, stored_shape
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Shape, dense_steps
 from dovetail.kernels.c import c_type, function, loop, product, total, variable
-from dovetail.kernels.kernel import Scope, Writer, declarations
-from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.kernel import KernelScope, KernelWriter, declarations
+from dovetail.kernels.region import RegionParts, kernel
 
 
 def index_text(layout: Layout, dimension: tuple[int, int], places: Sequence[str]) -> str:
@@ -41,7 +41,7 @@ def element_text(layout: Layout, shape: Shape, places: Sequence[str]) -> str:
 
 
 @kernel(Relayout, packed=True)
-def _relayout(region: Region, scope: Scope, operator: Relayout) -> Writer:
+def _relayout(region: RegionParts, scope: KernelScope, operator: Relayout) -> KernelWriter:
     (source,), shape = region.node.inputs, region.output_shape
     places = tuple(variable(f"axis_{axis}", size) for axis, size in enumerate(shape))
     kind = c_type(region.result.dtype)
@@ -60,4 +60,4 @@ def _relayout(region: Region, scope: Scope, operator: Relayout) -> Writer:
             lines = loop(f"axis_{axis}", shape[axis], lines)
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return Writer(write, one)
+    return KernelWriter(write, one)

@@ -12,13 +12,13 @@ from dovetail.ir.types import DType, Shape
 from dovetail.kernels.c import atom, block, c_type, function, loop, product, real, total, variable
 from dovetail.kernels.elements import operand, place_in, write_elements
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, Scope, Unsupported, Writer, declarations
-from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.kernel import Expression, KernelScope, KernelWriter, UnsupportedRegion, declarations
+from dovetail.kernels.region import RegionParts, kernel
 from dovetail.kernels.window import anchored
 
 
 @kernel(Reduce)
-def _reduction(region: Region, scope: Scope, operator: Reduce) -> Writer:
+def _reduction(region: RegionParts, scope: KernelScope, operator: Reduce) -> KernelWriter:
     kind = region.type(0)
     extreme = operator.kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)
     held = c_type(kind.dtype) if extreme else "float" if kind.dtype is DType.FLOAT32 else "int32_t"
@@ -62,7 +62,7 @@ def _result(operator: Reduce, dtype: DType, held: str, count: int) -> Expression
 
 
 @kernel(ArgExtreme)
-def _arg_extreme(region: Region, scope: Scope, operator: ArgExtreme) -> Writer:
+def _arg_extreme(region: RegionParts, scope: KernelScope, operator: ArgExtreme) -> KernelWriter:
     kind = region.type(0)
     size = kind.shape[operator.axis]
     sign = (">" if operator.largest else "<") + ("=" if operator.last else "")
@@ -82,7 +82,7 @@ def _arg_extreme(region: Region, scope: Scope, operator: ArgExtreme) -> Writer:
     return write_elements(region, scope, element)
 
 
-def _row_pointer(region: Region, scope: Scope, places: Sequence[str]) -> str:
+def _row_pointer(region: RegionParts, scope: KernelScope, places: Sequence[str]) -> str:
     """The statement that points at the first element of a row of the operand."""
     kind = region.type(0)
     start = total(operand(region, scope, 0, "input"), place_in(kind.shape, (*places, "0")))
@@ -96,7 +96,7 @@ def _largest(along: str, size: int) -> list[str]:
 
 
 @kernel(Softmax, LogSoftmax, Normalise)
-def _row_function(region: Region, scope: Scope, operator: Softmax | LogSoftmax | Normalise) -> Writer:
+def _row_function(region: RegionParts, scope: KernelScope, operator: Softmax | LogSoftmax | Normalise) -> KernelWriter:
     shape = region.output_shape
     size = shape[-1]
 
@@ -138,7 +138,7 @@ def _spread(operator: Normalise, size: int) -> list[str]:
     return [*lines, f"const float spread = square_root(squares / {size}.0f + {real(operator.epsilon)});"]
 
 
-def _softmax_row(region: Region, scope: Scope, operator: FixedSoftmax, size: int) -> list[str]:
+def _softmax_row(region: RegionParts, scope: KernelScope, operator: FixedSoftmax, size: int) -> list[str]:
     table = scope.constant(region.node.output, "exponentials", operator.table())
     low, high = operator.dtype.low, operator.dtype.high
     channel = variable("channel", size)
@@ -167,9 +167,9 @@ def _softmax_row(region: Region, scope: Scope, operator: FixedSoftmax, size: int
 
 
 @kernel(FixedSoftmax)
-def _softmax(region: Region, scope: Scope, operator: FixedSoftmax) -> Writer:
+def _softmax(region: RegionParts, scope: KernelScope, operator: FixedSoftmax) -> KernelWriter:
     if operator.diff_min > 0:
-        raise Unsupported(f"diff_min is {operator.diff_min}, it must not be positive.")
+        raise UnsupportedRegion(f"diff_min is {operator.diff_min}, it must not be positive.")
     kind = region.type(0)
     size, rows = kind.shape[-1], prod(kind.shape[:-1])
 
@@ -180,11 +180,11 @@ def _softmax(region: Region, scope: Scope, operator: FixedSoftmax) -> Writer:
         lines = [*head, f"const {c_type(kind.dtype)} *from = {start};", *_softmax_row(region, scope, operator, size)]
         return function(f"static void {name}", declarations(scope.parameters()), loop("row", rows, lines))
 
-    return Writer(write, lambda: _softmax_row(region, scope, operator, size))
+    return KernelWriter(write, lambda: _softmax_row(region, scope, operator, size))
 
 
 @kernel(FixedLogSoftmax)
-def _log_softmax(region: Region, scope: Scope, operator: FixedLogSoftmax) -> Writer:
+def _log_softmax(region: RegionParts, scope: KernelScope, operator: FixedLogSoftmax) -> KernelWriter:
     shape = region.type(0).shape
     scaled, powers = operator.tables()
     back = f"{operator.back_multiplier}, {operator.back_shift}"
@@ -214,7 +214,7 @@ def _log_softmax(region: Region, scope: Scope, operator: FixedLogSoftmax) -> Wri
 
 
 @kernel(FixedSoftmax16)
-def _softmax_16(region: Region, scope: Scope, operator: FixedSoftmax16) -> Writer:
+def _softmax_16(region: RegionParts, scope: KernelScope, operator: FixedSoftmax16) -> KernelWriter:
     """The writer of a FixedSoftmax16; exponentials are computed for the sum, and again for each element."""
     shape = region.type(0).shape
     tables = dict(zip(("exponentials", "reciprocals"), operator.tables(), strict=True))
@@ -246,7 +246,7 @@ def _softmax_16(region: Region, scope: Scope, operator: FixedSoftmax16) -> Write
 
 
 @kernel(FixedNormalise)
-def _normalisation(region: Region, scope: Scope, operator: FixedNormalise) -> Writer:
+def _normalisation(region: RegionParts, scope: KernelScope, operator: FixedNormalise) -> KernelWriter:
     shape, offset = region.type(0).shape, -operator.zero_point
 
     def row(places: Sequence[str]) -> list[str]:
@@ -267,7 +267,7 @@ def _normalisation(region: Region, scope: Scope, operator: FixedNormalise) -> Wr
 
 
 @kernel(FixedStandard)
-def _standard(region: Region, scope: Scope, operator: FixedStandard) -> Writer:
+def _standard(region: RegionParts, scope: KernelScope, operator: FixedStandard) -> KernelWriter:
     """The writer of a FixedStandard; the sum of squares is of elements of which n fit 32 bits."""
     offset, size = -operator.zero_point, operator.size
     wide = region.type(0).dtype.bits > 8

@@ -18,9 +18,9 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, accumulator_type
 from dovetail.ir.types import Array, DType, blocks
 from dovetail.kernels.c import c_type
-from dovetail.kernels.kernel import Expression, Index, Scope, accumulate_type
-from dovetail.kernels.region import SHARING, Region, kernel
-from dovetail.kernels.window import Nest, Window, window_of
+from dovetail.kernels.kernel import Expression, Index, KernelScope, accumulate_type
+from dovetail.kernels.region import SHARING, RegionParts, kernel
+from dovetail.kernels.window import Nest, WindowGeometry, window_of
 
 ACTIVATIONS = (*SHARING, DType.INT8, DType.UINT8, DType.INT16)
 MULTIPLY_ADD = "multiply_add"
@@ -29,7 +29,7 @@ Added = Callable[[str, str, str], str]
 """`SumNest.added`."""
 Ended = Callable[[str, Index], tuple[Sequence[Node], tuple[str, Expression]]]
 """From the C text of a sum and where it is: the operators behind, and the value they begin with, by its name."""
-PRODUCTS: dict[type[Operator], Callable[[Region, Scope, bool], Products]] = {}
+PRODUCTS: dict[type[Operator], Callable[[RegionParts, KernelScope, bool], Products]] = {}
 """What an anchor multiplies."""
 
 
@@ -37,7 +37,7 @@ PRODUCTS: dict[type[Operator], Callable[[Region, Scope, bool], Products]] = {}
 class Products:
     """What a layer of sums of products multiplies."""
 
-    window: Window
+    window: WindowGeometry
     weights: Array
     """[outputs, KH, KW, depth]; depth 1 where each output reads a channel of its own."""
     zero_points: tuple[int, int]
@@ -54,7 +54,7 @@ class Products:
         return self.weights.shape[3] == 1 and len(self.weights) == self.window.channels
 
 
-def products_of(region: Region, scope: Scope, merged: bool = True) -> Products:
+def products_of(region: RegionParts, scope: KernelScope, merged: bool = True) -> Products:
     """Those of the region's anchor; raises Unsupported where its operands are of other types or not constant.
 
     Args:
@@ -69,7 +69,7 @@ def products_of(region: Region, scope: Scope, merged: bool = True) -> Products:
 
 
 @kernel(Conv2d, DepthwiseConv2d, table=PRODUCTS)
-def _convolution(region: Region, scope: Scope, merged: bool) -> Products:
+def _convolution(region: RegionParts, scope: KernelScope, merged: bool) -> Products:
     operator = region.node.operator
     assert isinstance(operator, Conv2d | DepthwiseConv2d)
     region.require(ACTIVATIONS)
@@ -83,7 +83,7 @@ def _convolution(region: Region, scope: Scope, merged: bool) -> Products:
 
 
 @kernel(FullyConnected, table=PRODUCTS)
-def _dense(region: Region, scope: Scope, merged: bool) -> Products:
+def _dense(region: RegionParts, scope: KernelScope, merged: bool) -> Products:
     """Of a FullyConnected: a 1x1 convolution of an image one row high."""
     operator = region.node.operator
     assert isinstance(operator, FullyConnected)
@@ -93,13 +93,13 @@ def _dense(region: Region, scope: Scope, merged: bool) -> Products:
     return Products(_pixels(prod(shape[:-1]), shape[-1]), weights[:, None, None, :], operator.zero_points)
 
 
-def _pixels(count: int, channels: int) -> Window:
+def _pixels(count: int, channels: int) -> WindowGeometry:
     """A window of one tap over a row of pixels."""
-    return Window(1, (1, count), channels, (1, count), (1, 1), (1, 1), (1, 1), (0, 0))
+    return WindowGeometry(1, (1, count), channels, (1, count), (1, 1), (1, 1), (1, 1), (0, 0))
 
 
 @dataclass(frozen=True)
-class Sums:
+class SumConstants:
     """The numbers of a sum of products: what the kernel's constants hold."""
 
     weights: Array
@@ -131,7 +131,7 @@ class Sums:
         return Expression(text, self.kind, -self.reach, self.reach)
 
 
-def sums_of(region: Region, products: Products) -> Sums:
+def sums_of(region: RegionParts, products: Products) -> SumConstants:
     """Fold zero points and the pad value into the constants, exactly.
 
     With v the pad value: sum((x - zx) * w) over all taps = sum(x * w) + (bias - zx * sum(w)), and as padded
@@ -160,14 +160,14 @@ def sums_of(region: Region, products: Products) -> Sums:
     bits = region.type(1).dtype.bits
     bits = bits if bits in WIDTHS and low >= -(1 << (bits - 1)) and high < 1 << (bits - 1) else 8
     wraps = kind == "int64_t" and accumulator_type(x) is DType.INT32
-    return Sums(stored, inside.astype(start), border.astype(start), pad_value, kind, reach, wraps, bits)
+    return SumConstants(stored, inside.astype(start), border.astype(start), pad_value, kind, reach, wraps, bits)
 
 
 @dataclass(frozen=True)
 class SumNest(Nest):
     """The nest of a sum of products."""
 
-    sums: Sums
+    sums: SumConstants
 
     @property
     def outputs(self) -> int:

@@ -29,19 +29,19 @@ from dovetail.kernels.convolution import (
     turn_elements,
     written_out,
 )
-from dovetail.kernels.depthwise import Group, column_groups
+from dovetail.kernels.depthwise import ColumnGroup, column_groups
 from dovetail.kernels.elements import Walk, broadcast_walk, merge, row_major
-from dovetail.kernels.kernel import UNROLL, CoreTraits, Scope, Unsupported
+from dovetail.kernels.kernel import UNROLL, CoreTraits, KernelScope, UnsupportedRegion
 from dovetail.kernels.linear_sum import summed
 from dovetail.kernels.movement import SHORT
 from dovetail.kernels.patches import Patches, patches_of
 from dovetail.kernels.planes import Planes, planes_of
 from dovetail.kernels.raised import RaisedNest
-from dovetail.kernels.region import Region, kernel, split
+from dovetail.kernels.region import RegionParts, kernel, split
 from dovetail.kernels.scheduled.knobs import turns_of
 from dovetail.kernels.scheduled.write import knobs_of
 from dovetail.kernels.sums import Products, products_of
-from dovetail.kernels.window import COLUMN, ROW, Window, window_of
+from dovetail.kernels.window import COLUMN, ROW, WindowGeometry, window_of
 from dovetail.target.pattern import Choice
 
 Turns = Mapping[str, float]
@@ -49,7 +49,7 @@ Turns = Mapping[str, float]
 itself "end.operator"."""
 _RAISED = "end.raised"
 """The part that stands for the requantisation of `Raised` sums."""
-TURNS: dict[type[Operator], Callable[[Region, CoreTraits, Choice], Turns]] = {}
+TURNS: dict[type[Operator], Callable[[RegionParts, CoreTraits, Choice], Turns]] = {}
 """What counts the loops of each anchor; others are counted by the elements they read and make."""
 
 
@@ -58,7 +58,7 @@ def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({}))
     found: dict[str, float] = defaultdict(float)
     try:
         region = split(graph)
-    except Unsupported:  # there is no such kernel; its operators then count one by one
+    except UnsupportedRegion:  # there is no such kernel; its operators then count one by one
         for node in graph.nodes:
             _add(found, {f"{type(node.operator).__name__}.element": graph.types[node.output].elements})
         return found
@@ -71,7 +71,7 @@ def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({}))
         count = next((TURNS[kind] for kind in kinds if kind in TURNS), _by_elements)
         try:
             _add(found, count(region, core, choice))
-        except Unsupported:
+        except UnsupportedRegion:
             _add(found, _by_elements(region, core, choice))
     for node in region.tree[1:] if _RAISED in found else region.tree:
         _add(found, {_ending(graph, node): graph.types[node.output].elements})
@@ -113,7 +113,7 @@ def _ending(graph: Graph, node: Node) -> str:
     return f"end.{wide}{operator.rounding.value}_{kind}{'_rectified' if rectified else ''}"
 
 
-def _by_elements(region: Region, core: CoreTraits, choice: Choice) -> Turns:
+def _by_elements(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
     """Of kernels without a count of their own: elements read and made, by the width of what is read."""
     name = f"{type(region.node.operator).__name__}{region.source_dtype.bits if region.node.inputs else ''}"
     kinds = [region.graph.types[value] for value in region.node.inputs]
@@ -122,7 +122,7 @@ def _by_elements(region: Region, core: CoreTraits, choice: Choice) -> Turns:
     return {f"{name}.{part}": float(count) for part, count in found.items()}
 
 
-def _inside(window: Window, axis: int) -> list[int]:
+def _inside(window: WindowGeometry, axis: int) -> list[int]:
     """The taps inside the image, for each output along an axis."""
     stride, dilation, before = window.stride[axis], window.dilation[axis], window.before[axis]
     starts = [place * stride - before for place in range(window.outputs[axis])]
@@ -132,17 +132,17 @@ def _inside(window: Window, axis: int) -> list[int]:
 
 
 @kernel(Conv2d, FullyConnected, table=TURNS)
-def _sums(region: Region, core: CoreTraits, choice: Choice) -> Turns:
-    products = products_of(region, Scope(region.graph))
+def _sums(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
+    products = products_of(region, KernelScope(region.graph))
     if core.instructions:
-        scope = Scope(region.graph, room=core.room, choice=choice)
+        scope = KernelScope(region.graph, room=core.room, choice=choice)
         try:
             return _in_patches(patches_of(region, scope, products, core))
-        except Unsupported:
+        except UnsupportedRegion:
             pass
         try:
             return _scheduled(region, products, core)
-        except Unsupported:
+        except UnsupportedRegion:
             pass
     return _blocked(products, core, choice)
 
@@ -248,7 +248,7 @@ def _turns_of_joined(turns: int, instructions: int, most: int, unknown: bool) ->
     return turns // count + turns % count
 
 
-def _scheduled(region: Region, products: Products, core: CoreTraits) -> Turns:
+def _scheduled(region: RegionParts, products: Products, core: CoreTraits) -> Turns:
     """Sums of products with an instruction of the core; raises Unsupported where none does."""
     sizes, inside, knobs = knobs_of(region, products, core)
     found, several = turns_of(knobs, sizes, inside), -(-sizes.taps // knobs.vector) > knobs.unroll
@@ -287,18 +287,18 @@ def _in_patches(nest: Patches) -> Turns:
 
 
 @kernel(DepthwiseConv2d, table=TURNS)
-def _depthwise(region: Region, core: CoreTraits, choice: Choice) -> Turns:
-    products = products_of(region, Scope(region.graph), merged=False)
+def _depthwise(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
+    products = products_of(region, KernelScope(region.graph), merged=False)
     if core.instructions:
         try:
-            return _in_planes(planes_of(region, Scope(region.graph, room=core.room), products, core.instructions))
-        except Unsupported:
+            return _in_planes(planes_of(region, KernelScope(region.graph, room=core.room), products, core.instructions))
+        except UnsupportedRegion:
             pass
     groups = column_groups(products.window, core.accumulators) if products.channelwise else []
     return _by_groups(products.window, groups) if groups else _blocked(products, core)
 
 
-def _by_groups(window: Window, groups: list[Group]) -> Turns:
+def _by_groups(window: WindowGeometry, groups: list[ColumnGroup]) -> Turns:
     """Depthwise: neighbouring columns together, channel by channel."""
     inside, channels = _inside(window, ROW), window.channels * window.batch
     (top, bottom), rows = window.inside(ROW), sum(inside)
@@ -349,7 +349,7 @@ def _raised(nest: RaisedNest) -> Turns:
 
 
 @kernel(MaxPool2d, AveragePool2d, SumPool2d, table=TURNS)
-def _pool(region: Region, core: CoreTraits, choice: Choice) -> Turns:
+def _pool(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
     operator = region.node.operator
     assert isinstance(operator, MaxPool2d | AveragePool2d | SumPool2d)
     window = window_of(region, operator.kernel, operator.stride, own=operator.padding)
@@ -372,7 +372,7 @@ def _pool(region: Region, core: CoreTraits, choice: Choice) -> Turns:
 
 
 @kernel(Concat, Pad, Slice, Transpose, table=TURNS)
-def _moved(region: Region, core: CoreTraits, choice: Choice) -> Turns:
+def _moved(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
     """Runs of neighbouring bytes, word by word where all begin with one; short ones, and what is computed from, element
     by element."""
     result, size, found = region.result, region.result.dtype.numpy.itemsize, defaultdict[str, float](float)
@@ -407,7 +407,7 @@ def _alike(distances: Sequence[int]) -> float:
     return step / 4 if distances[0] % step == 0 else 0.0
 
 
-def _pieces(region: Region) -> Iterator[tuple[Box, Walk]]:
+def _pieces(region: RegionParts) -> Iterator[tuple[Box, Walk]]:
     """The boxes of a moved result, and how each one's operand is walked."""
     operator, kinds = region.node.operator, [region.graph.types[name] for name in region.node.inputs]
     if isinstance(operator, Pad):

@@ -9,18 +9,20 @@ from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import DType, TensorType
 from dovetail.kernels.c import c_type, function, integer, real, total
 from dovetail.kernels.elements import operand
-from dovetail.kernels.kernel import HELPERS, Scope, Unsupported, Writer, declarations
-from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.kernel import HELPERS, KernelScope, KernelWriter, UnsupportedRegion, declarations
+from dovetail.kernels.region import RegionParts, kernel
 
 _DEFINITION = re.compile(r"\b(\w+)\s*\([^;{}()]*\)\s*\{")
 
 
 @kernel(UserOperator)
-def _user(region: Region, scope: Scope, operator: UserOperator) -> Writer:
+def _user(region: RegionParts, scope: KernelScope, operator: UserOperator) -> KernelWriter:
     if region.tree:
-        raise Unsupported(f"{type(region.tree[0].operator).__name__} behind an operator of one's own is not fused.")
+        raise UnsupportedRegion(
+            f"{type(region.tree[0].operator).__name__} behind an operator of one's own is not fused."
+        )
     if not operator.texts:
-        raise Unsupported(f"{type(operator).__name__} has no C for the core.")
+        raise UnsupportedRegion(f"{type(operator).__name__} has no C for the core.")
     _check(operator)
     kinds = [region.type(position) for position in range(len(region.node.inputs))]
     places, results = operator.parts(kinds)
@@ -45,7 +47,7 @@ def _user(region: Region, scope: Scope, operator: UserOperator) -> Writer:
         lines = [*kept, f"{operator.function}({', '.join(arguments)});"]
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return Writer(write, lambda: None, operator.texts)
+    return KernelWriter(write, lambda: None, operator.texts)
 
 
 def _number(operator: UserOperator, value: int | float) -> str:

@@ -26,8 +26,8 @@ from dovetail.kernels.c import (
 )
 from dovetail.kernels.elements import PIXEL, write_elements
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, Index, Scope, Unsupported, Writer, declarations
-from dovetail.kernels.region import FLOAT_FAMILIES, SHARING, Region, kernel
+from dovetail.kernels.kernel import Expression, Index, KernelScope, KernelWriter, UnsupportedRegion, declarations
+from dovetail.kernels.region import FLOAT_FAMILIES, SHARING, RegionParts, kernel
 
 Pair = tuple[int, int]
 Number = int | str
@@ -38,7 +38,7 @@ ONE_PIXEL = "One output pixel, from the taps inside the image."
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowGeometry:
     """How the outputs of a convolution or pool lie over their input."""
 
     batch: int
@@ -85,9 +85,9 @@ class Nest:
     is 0 or 1 in some layers only.
     """
 
-    region: Region
-    scope: Scope
-    window: Window
+    region: RegionParts
+    scope: KernelScope
+    window: WindowGeometry
 
     def number(self, stem: str, value: int) -> Number:
         """A number of the window."""
@@ -259,14 +259,14 @@ def anchored(shape: Shape, position: str, channel: str) -> Index:
             return position
         if operand[-1] == shape[-1] == prod(operand):
             return channel
-        raise Unsupported(f"an operand {list(operand)} is broadcast over the result {list(shape)} of an anchor.")
+        raise UnsupportedRegion(f"an operand {list(operand)} is broadcast over the result {list(shape)} of an anchor.")
 
     return index
 
 
 def window_of(
-    region: Region, kernel: Pair, stride: Pair, dilation: Pair = (1, 1), own: tuple[Pair, Pair] = ((0, 0), (0, 0))
-) -> Window:
+    region: RegionParts, kernel: Pair, stride: Pair, dilation: Pair = (1, 1), own: tuple[Pair, Pair] = ((0, 0), (0, 0))
+) -> WindowGeometry:
     """The window of the region's anchor over what stands before its Pad; `own` is padding of the anchor itself."""
     (batch, height, width, channels), shape = region.graph.types[region.source()].shape, region.result.shape
     before = (own[0][0], own[1][0])
@@ -274,16 +274,16 @@ def window_of(
         pad = region.pad.operator
         assert isinstance(pad, Pad)
         if any(pad.before[axis] or pad.after[axis] for axis in (0, 3)):
-            raise Unsupported("the Pad before a window pads more than rows and columns.")
+            raise UnsupportedRegion("the Pad before a window pads more than rows and columns.")
         before = (pad.before[1], pad.before[2])
         spans = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
         most = [max(pad.before[1 + axis], pad.after[1 + axis]) for axis in (0, 1)]
         if any(wide > span for wide, span in zip(most, spans, strict=True)):
-            raise Unsupported(f"the padding {most} is wider than the window {list(kernel)} reaches.")
-    return Window(batch, (height, width), channels, (shape[1], shape[2]), kernel, stride, dilation, before)
+            raise UnsupportedRegion(f"the padding {most} is wider than the window {list(kernel)} reaches.")
+    return WindowGeometry(batch, (height, width), channels, (shape[1], shape[2]), kernel, stride, dilation, before)
 
 
-def pixel_loops(window: Window, calls: Mapping[str, str], pixels: int) -> list[str]:
+def pixel_loops(window: WindowGeometry, calls: Mapping[str, str], pixels: int) -> list[str]:
     """Loops over all output pixels.
 
     Args:
@@ -315,7 +315,7 @@ def _loop_on(name: str, stop: int, body: list[str], step: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Part:
+class PixelFunction:
     """One way to compute output pixels, as a C function of its own."""
 
     comment: str
@@ -326,9 +326,9 @@ class Part:
 
 def pixel_functions(
     name: str,
-    scope: Scope,
-    window: Window,
-    parts: Mapping[str, Part],
+    scope: KernelScope,
+    window: WindowGeometry,
+    parts: Mapping[str, PixelFunction],
     loops_over: Callable[[Mapping[str, str]], list[str]],
 ) -> list[str]:
     """A kernel as one function per way to compute output pixels, and the function that calls them.
@@ -400,7 +400,7 @@ class PoolNest(Nest):
             centred = self.centred(text, operator.input_zero_point) if operator.input_zero_point else text
             return Expression(f"divide_rounded({centred}, {'count' if self.counted else taps})", "int32_t", low, high)
         if min(taps * low, 0) < -(1 << 31) or max(taps * high, 0) >= 1 << 31:
-            raise Unsupported(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
+            raise UnsupportedRegion(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
         least, most = (min(taps * low, 0), max(taps * high, 0)) if self.counted else (taps * low, taps * high)
         return Expression(self.centred(text, operator.input_zero_point), "int32_t", least, most)
 
@@ -478,30 +478,30 @@ class PoolNest(Nest):
         return [f"{name} += {self.taken(lane)};" for lane, name in enumerate(names)]
 
     def write(self, name: str) -> list[str]:
-        parts = {"pixel": Part(ONE_PIXEL, self.one())}
+        parts = {"pixel": PixelFunction(ONE_PIXEL, self.one())}
         return pixel_functions(name, self.scope, self.window, parts, lambda calls: pixel_loops(self.window, calls, 1))
 
 
-def pool_nest(region: Region, scope: Scope, operator: Pool) -> PoolNest:
+def pool_nest(region: RegionParts, scope: KernelScope, operator: Pool) -> PoolNest:
     """The nest of a region's pool; raises Unsupported where its sums may be too large."""
     if region.pad is not None:
-        raise Unsupported("a Pad before a pool is not fused; the pool's own padding is.")
+        raise UnsupportedRegion("a Pad before a pool is not fused; the pool's own padding is.")
     kind = region.require((*_NARROW, DType.INT32) if isinstance(operator, MaxPool2d) else _NARROW)
     taps = prod(operator.kernel)
     if taps * max(-kind.low, kind.high) >= 1 << 31 and not isinstance(operator, MaxPool2d):
-        raise Unsupported(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
+        raise UnsupportedRegion(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
     window = window_of(region, operator.kernel, operator.stride, own=operator.padding)
     return PoolNest(region, scope, window, operator)
 
 
 @kernel(MaxPool2d, AveragePool2d, SumPool2d, windowed=True, packed=True)
-def _pooling(region: Region, scope: Scope, operator: Pool) -> Writer:
+def _pooling(region: RegionParts, scope: KernelScope, operator: Pool) -> KernelWriter:
     nest = pool_nest(region, scope, operator)
-    return Writer(nest.write, lambda: nest.finish(nest.value("sum"), "0"))
+    return KernelWriter(nest.write, lambda: nest.finish(nest.value("sum"), "0"))
 
 
 @kernel(MaxPool2d, AveragePool2d, table=FLOAT_FAMILIES)
-def _float_pooling(region: Region, scope: Scope, operator: MaxPool2d | AveragePool2d) -> Writer:
+def _float_pooling(region: RegionParts, scope: KernelScope, operator: MaxPool2d | AveragePool2d) -> KernelWriter:
     region.without_pad()
     nest = Nest(region, scope, window_of(region, operator.kernel, operator.stride, own=operator.padding))
     largest = isinstance(operator, MaxPool2d)

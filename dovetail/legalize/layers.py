@@ -193,7 +193,7 @@ def unsigned_activations(graph: Graph) -> Graph:
 
     Every int8 value v is stored as v + 128, and every zero point moves with it.
     """
-    draft = _Raised(graph, GraphBuilder(graph.name))
+    draft = _UnsignedRewriter(graph, GraphBuilder(graph.name))
     for name in graph.inputs:
         draft.builder.input(name, graph.types[name])
         draft.signed[name] = name
@@ -205,7 +205,7 @@ def unsigned_activations(graph: Graph) -> Graph:
 
 
 @dataclass
-class _Raised:
+class _UnsignedRewriter:
     graph: Graph
     builder: GraphBuilder
     signed: dict[str, str] = field(default_factory=dict)

@@ -147,7 +147,7 @@ def _matrices(draft: Draft, node: Node, value: str, lead: Shape) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Packed:
+class _RightMatrix:
     """A right matrix as an engine reads it."""
 
     rows: str
@@ -155,15 +155,15 @@ class _Packed:
     planes: str
 
 
-def _packed(draft: Draft, node: Node, value: str, packs: int) -> _Packed:
+def _packed(draft: Draft, node: Node, value: str, packs: int) -> _RightMatrix:
     """The bits of a matrix, whose columns become rows."""
     _, depth, columns = draft.types[value].shape
     turned = draft.add(Transpose((0, 2, 1)), [value], node, value)
     rows = draft.add(Reshape((columns, depth)), [turned], node, value)
-    return _Packed(rows, draft.add(ToBitPlanes(packs), [rows], node, value))
+    return _RightMatrix(rows, draft.add(ToBitPlanes(packs), [rows], node, value))
 
 
-def _product(draft: Draft, node: Node, pair: tuple[str, _Packed], term: _Term) -> str:
+def _product(draft: Draft, node: Node, pair: tuple[str, _RightMatrix], term: _Term) -> str:
     """One matrix less its zero point times another, int32 [1, rows, 1, columns]."""
     assert isinstance(node.operator, MatrixProduct)
     value, other = pair

@@ -25,7 +25,7 @@ def narrow_activations(widths: Collection[int] = (4, 2)) -> Callable[[Graph], Gr
     """
 
     def rewrite(graph: Graph) -> Graph:
-        draft = _Draft(graph, GraphBuilder(graph.name), [kind for kind in _NARROW if kind.bits in widths])
+        draft = _GraphNarrower(graph, GraphBuilder(graph.name), [kind for kind in _NARROW if kind.bits in widths])
         for name in graph.inputs:
             draft.builder.input(name, graph.types[name])
             draft.same[name] = name
@@ -37,7 +37,7 @@ def narrow_activations(widths: Collection[int] = (4, 2)) -> Callable[[Graph], Gr
 
 
 @dataclass
-class _Draft:
+class _GraphNarrower:
     """The graph that is made."""
 
     graph: Graph

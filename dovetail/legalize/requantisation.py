@@ -15,7 +15,7 @@ from dovetail.ir.operators.linear import Conv2d, FullyConnected, Linear
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.legalize.scales import RequantisationLimits, Sums, with_product, without_product
+from dovetail.legalize.scales import RequantisationLimits, SumOffsets, with_product, without_product
 
 Accepts = Callable[[Mapping[str, TensorType], Node], bool]
 """Whether the engine computes a linear node; told the types of all values."""
@@ -64,7 +64,7 @@ def engine_requantisation(
             np.broadcast_to(draft.constants[v].astype(np.float64), channels) for v in scaled.inputs[1:]
         )
         factor = multiplier * 2.0 ** (shift - 31)
-        sums = Sums(operator.input_zero_point, bias, requantize.output_zero_point)
+        sums = SumOffsets(operator.input_zero_point, bias, requantize.output_zero_point)
         if limits.multiplies:
             if limits.bias_first:
                 idle = factor * np.abs(weights).sum(axis=1) * max(-least, most) < 0.5

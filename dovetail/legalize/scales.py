@@ -148,7 +148,7 @@ def scale_of_digits(
 
 
 @dataclass(frozen=True)
-class Sums:
+class SumOffsets:
     """What is added to a sum of products on its way to the result."""
 
     zero_point: int
@@ -164,7 +164,7 @@ def edges(weights: Array, limits: RequantisationLimits) -> tuple[NDArray[np.floa
 
 
 def with_product(
-    real: NDArray[np.float64], weights: Array, sums: Sums, limits: RequantisationLimits
+    real: NDArray[np.float64], weights: Array, sums: SumOffsets, limits: RequantisationLimits
 ) -> Parameters | None:
     """The parameters of a layer whose weights [C, taps] stay as they are; None as `scale_and_shift`."""
     correction = -float(sums.zero_point) * weights.sum(axis=1)
@@ -173,7 +173,7 @@ def with_product(
 
 
 def without_product(
-    real: NDArray[np.float64], weights: Array, sums: Sums, limits: RequantisationLimits, digits_pay: bool
+    real: NDArray[np.float64], weights: Array, sums: SumOffsets, limits: RequantisationLimits, digits_pay: bool
 ) -> tuple[Parameters | None, Array]:
     """The parameters of a layer and its weights: the factor in these, or where that loses much a scale of digits."""
     found, made = _shifted(real, weights, sums, limits)
@@ -191,7 +191,7 @@ def _lost(real: NDArray[np.float64], weights: Array, made: Array, shift: Array) 
 
 
 def _by_digits(
-    real: NDArray[np.float64], weights: Array, sums: Sums, limits: RequantisationLimits
+    real: NDArray[np.float64], weights: Array, sums: SumOffsets, limits: RequantisationLimits
 ) -> Parameters | None:
     """The parameters of a layer whose weights [C, taps] stay as they are, its scale one of few digits; None where a sum
     would leave int32, or the scale misses a factor by more than 1 part in 44."""
@@ -212,7 +212,7 @@ def _by_digits(
 
 
 def _shifted(
-    real: NDArray[np.float64], weights: Array, sums: Sums, limits: RequantisationLimits
+    real: NDArray[np.float64], weights: Array, sums: SumOffsets, limits: RequantisationLimits
 ) -> tuple[Parameters | None, Array]:
     """The parameters of a layer, of scale 1, and the weights [C, taps] that make it so; None where there are none."""
     found = folded(real, weights, limits.most_shift)

@@ -113,7 +113,7 @@ class Algorithm:
 
 
 @dataclass(frozen=True)
-class _Image:
+class _ArrayExtents:
     """An array and its extents, as Exo expressions."""
 
     array: str
@@ -123,11 +123,11 @@ class _Image:
 
 
 @dataclass
-class _Builder:
+class _AlgorithmBuilder:
     graph: Graph
     lanes: Lanes
     constants: Mapping[str, Array]
-    image: _Image
+    image: _ArrayExtents
     operand: tuple[str, ...]
     """Extents of x."""
     depth: int = 1
@@ -181,7 +181,7 @@ def algorithm(
     x, y = graph.types[graph.inputs[0]], graph.types[graph.outputs[0]]
     known = graph.constants if constants is None else constants
     blocked = ("ICB", "IH", "IW", str(lanes.batch), str(lanes.block))
-    builder = _Builder(graph, lanes, known, _Image("x", "ICB", "IH", "IW"), blocked)
+    builder = _AlgorithmBuilder(graph, lanes, known, _ArrayExtents("x", "ICB", "IH", "IW"), blocked)
     builder.depth, builder.most_shift, builder.multiplies = depth, most_shift, multiplies
     builder.sizes.update(ICB=lanes.blocks(x.shape[-1]) // depth, IH=_rows(x) * depth, IW=_columns(x))
     for node in graph.nodes:
@@ -206,7 +206,7 @@ def _columns(kind: TensorType) -> int:
     return kind.shape[2] if len(kind.shape) == 4 else 1
 
 
-def _relayout(builder: _Builder, node: Node) -> None:
+def _relayout(builder: _AlgorithmBuilder, node: Node) -> None:
     """Blocks of a row-major operand."""
     lanes, kind = builder.lanes, builder.graph.types[node.output]
     where = f"relayout of '{node.inputs[0]}'"
@@ -220,17 +220,17 @@ def _relayout(builder: _Builder, node: Node) -> None:
             raise TargetError(f"the loops need {wanted} {what}, found {kind.shape[axis]}", where=where, hint=hint)
     builder.operand = (str(lanes.batch), "IH", "IW", f"{lanes.block} * ICB")
     builder.declare("blocked", "i8", builder.full("ICB", "IH", "IW"))
-    builder.image = _Image("blocked", "ICB", "IH", "IW")
+    builder.image = _ArrayExtents("blocked", "ICB", "IH", "IW")
     builder.nest("k", "ICB", f"blocked[kb, kh, kw, kn, ko] = x[kn, kh, kw, {lanes.block} * kb + ko]")
 
 
-def _pad(builder: _Builder, node: Node) -> None:
+def _pad(builder: _AlgorithmBuilder, node: Node) -> None:
     operator, image = node.operator, builder.image
     assert isinstance(operator, Pad)
     sides = (operator.before[1], operator.after[1], operator.before[2], operator.after[2])
     builder.sizes.update(zip(("T", "B", "L", "R"), sides, strict=True))
     builder.offsets.update("TBLR")
-    padded = _Image("padded", image.channels, f"T + {image.height} + B", f"L + {image.width} + R")
+    padded = _ArrayExtents("padded", image.channels, f"T + {image.height} + B", f"L + {image.width} + R")
     builder.declare("padded", "i8", builder.full(padded.channels, padded.height, padded.width))
     builder.image = padded
     inside = f"ph >= T and ph < T + {image.height} and pw >= L and pw < L + {image.width}"
@@ -244,7 +244,9 @@ def _pad(builder: _Builder, node: Node) -> None:
     )
 
 
-def _window(builder: _Builder, node: Node, kernel: tuple[int, int], stride: tuple[int, int]) -> tuple[str, str]:
+def _window(
+    builder: _AlgorithmBuilder, node: Node, kernel: tuple[int, int], stride: tuple[int, int]
+) -> tuple[str, str]:
     """Declare the result's rows and columns and the kernel's, and that the operand holds every window."""
     result, image = builder.graph.types[node.output], builder.image
     builder.sizes.update(OH=_rows(result), OW=_columns(result), KH=kernel[0], KW=kernel[1])
@@ -253,16 +255,16 @@ def _window(builder: _Builder, node: Node, kernel: tuple[int, int], stride: tupl
     return f"{stride[0]} * sh + kh", f"{stride[1]} * sw + kw"
 
 
-def _begin_sum(builder: _Builder, channels: str) -> _Image:
+def _begin_sum(builder: _AlgorithmBuilder, channels: str) -> _ArrayExtents:
     """A sum of zeros as large as the result."""
-    image = _Image("total", channels, "OH", "OW")
+    image = _ArrayExtents("total", channels, "OH", "OW")
     builder.declare("total", "i32", builder.full(channels, "OH", "OW"))
     builder.image = image
     builder.nest("z", channels, "total[zb, zh, zw, zn, zo] = 0.0")
     return image
 
 
-def _linear(builder: _Builder, node: Node) -> None:
+def _linear(builder: _AlgorithmBuilder, node: Node) -> None:
     operator, lanes, source = node.operator, builder.lanes, builder.image
     weights = builder.graph.types[node.inputs[1]].shape
     assert isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected)
@@ -282,7 +284,7 @@ def _linear(builder: _Builder, node: Node) -> None:
     builder.nest("s", channels, f"total[sb, sh, sw, sn, so] += {product}", inner)
 
 
-def _scale_shift(builder: _Builder, node: Node) -> None:
+def _scale_shift(builder: _AlgorithmBuilder, node: Node) -> None:
     """((sum + bias) * scale) >> shift, what does nothing left out; a small bias as products of `one` and `digits`."""
     scale, offset, shift = (builder.constants[name] for name in node.inputs[1:])
     channels, lanes = builder.image.channels, builder.lanes
@@ -309,7 +311,7 @@ def _scale_shift(builder: _Builder, node: Node) -> None:
         builder.nest(prefix, channels, f"{here} = shift_right({here}, {amount})")
 
 
-def _doublings(builder: _Builder, scale: Array) -> None:
+def _doublings(builder: _AlgorithmBuilder, scale: Array) -> None:
     """Multiply by a scale of few digits: total += total << n, once per digit, on a copy."""
     channels, lanes = builder.image.channels, builder.lanes
     for number in range(len(scale_digits(scale) or ())):
@@ -329,7 +331,7 @@ def _doublings(builder: _Builder, scale: Array) -> None:
         step("a", "total", f"total{{here}} + {part}{{here}}")
 
 
-def _parameter(builder: _Builder, name: str, prefix: str, values: Array) -> str:
+def _parameter(builder: _AlgorithmBuilder, name: str, prefix: str, values: Array) -> str:
     """Declare a parameter, one number or one per channel; returns how the nest reads it."""
     if (values == values.flat[0]).all():
         builder.arguments.append(f"{name}: i32 @ DRAM")
@@ -339,7 +341,7 @@ def _parameter(builder: _Builder, name: str, prefix: str, values: Array) -> str:
     return f"{name}[{prefix}b, {prefix}n, {prefix}o]"
 
 
-def _clip(builder: _Builder, node: Node) -> None:
+def _clip(builder: _AlgorithmBuilder, node: Node) -> None:
     channels = builder.image.channels
     for prefix, function, limit in (("l", "most", "low"), ("h", "least", "high")):
         builder.arguments.append(f"{limit}: i32 @ DRAM")
@@ -347,14 +349,14 @@ def _clip(builder: _Builder, node: Node) -> None:
         builder.nest(prefix, channels, f"{value} = {function}({value}, {limit})")
 
 
-def _max_pool(builder: _Builder, node: Node) -> None:
+def _max_pool(builder: _AlgorithmBuilder, node: Node) -> None:
     """The largest of each window, on int32 copies of the operand (products with ones on a diagonal), starting below
     every int8."""
     operator, source = node.operator, builder.image
     assert isinstance(operator, MaxPool2d)
     row, column = _window(builder, node, operator.kernel, operator.stride)
     builder.arguments.append("least_value: i32 @ DRAM")
-    wide = _Image("wide", source.channels, source.height, source.width)
+    wide = _ArrayExtents("wide", source.channels, source.height, source.width)
     builder.declare("wide", "i32", builder.full(wide.channels, wide.height, wide.width))
     block = builder.lanes.block
     builder.arguments.append(f"identity: [i8][{block}, {block}] @ DRAM")
@@ -369,7 +371,7 @@ def _max_pool(builder: _Builder, node: Node) -> None:
     builder.nest("s", source.channels, f"{total.format('s')} = {largest}", [("kh", "KH"), ("kw", "KW")])
 
 
-_STEPS: Mapping[type[Operator], Callable[[_Builder, Node], None]] = {
+_STEPS: Mapping[type[Operator], Callable[[_AlgorithmBuilder, Node], None]] = {
     Relayout: _relayout,
     Pad: _pad,
     Conv2d: _linear,

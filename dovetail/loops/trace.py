@@ -65,10 +65,10 @@ def trace(scheduled: Procedure, sizes: Mapping[str, int], instructions: Sequence
         TargetError: a statement that is no instruction is left over; names the nearest of the instructions given.
             Or an instruction's own conditions do not hold for its operands.
     """
-    return tuple(_Walker(scheduled, instructions, dict(sizes)).block(scheduled.body()))
+    return tuple(_TraceWalker(scheduled, instructions, dict(sizes)).block(scheduled.body()))
 
 
-class _Walker:
+class _TraceWalker:
     """Values of the size arguments and loop variables, and the buffers alive."""
 
     def __init__(self, scheduled: Procedure, instructions: Sequence[Procedure], values: dict[str, int]) -> None:

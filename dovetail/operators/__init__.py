@@ -13,12 +13,12 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 from dovetail.errors import ModelError
+from dovetail.guests.operators.detection import DetectionPostProcess, NonMaxSuppression
+from dovetail.guests.operators.signal import SIGNAL
 from dovetail.ir.operators import OPERATORS
 from dovetail.ir.operators.base import require
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.operators.detection import DetectionPostProcess, NonMaxSuppression
-from dovetail.operators.signal import SIGNAL
 from dovetail.user_file import import_file
 
 __all__ = [

@@ -13,7 +13,7 @@ from dovetail.ir.types import Array, DType
 from dovetail.program.ir import (
     Call,
     Copy,
-    Launch,
+    LaunchStatement,
     Program,
     Role,
     Statement,
@@ -40,7 +40,7 @@ def check_program(program: Program, target: Target, graph: Graph, inputs: Mappin
     Raises:
         ProgramError: names the first layer whose value differs.
     """
-    machine, held = Machine(program, target), dict(inputs)
+    machine, held = ProgramInterpreter(program, target), dict(inputs)
     for kept, (name, _, _) in zip(program.states, graph.kept, strict=True):
         machine.write(kept.view, inputs[name])
     for _ in range(2 if graph.states else 1):
@@ -48,7 +48,7 @@ def check_program(program: Program, target: Target, graph: Graph, inputs: Mappin
         held |= {read: expected[written] for read, written, _ in graph.kept}
 
 
-def _compare(machine: Machine, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _compare(machine: ProgramInterpreter, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """One inference of `check_program`; returns the values of the graph."""
     program, written = machine.program, {node.output for node in graph.nodes}
     kept = [name for name in program.values if name in written]
@@ -79,33 +79,33 @@ def _require_equal(where: str, name: str, actual: Array, expected: Array) -> Non
 
 
 @dataclass(frozen=True)
-class Observed:
+class LaunchRecord:
     """One launch as it happened."""
 
     index: int
     """Of the statement."""
-    launch: Launch
+    launch: LaunchStatement
     before: Mapping[str, Array]
     """Every memory as the launch found it, uint8."""
     result: Array
     """What it computed: the logical array."""
 
 
-def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> Iterator[Observed]:
+def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> Iterator[LaunchRecord]:
     """Every launch of one inference, the first, in order."""
-    machine = Machine(program, target)
+    machine = ProgramInterpreter(program, target)
     for name, view in program.inputs.items():
         machine.write(view, inputs[name])
-    held: list[tuple[int, Launch]] = []
+    held: list[tuple[int, LaunchStatement]] = []
     for index, statement in enumerate(program.statements):
-        if not isinstance(statement, Launch):
+        if not isinstance(statement, LaunchStatement):
             machine.step(index, statement)
             continue
         held.append((index, statement))
         before = {name: memory.copy() for name, memory in machine.memories.items()}
         machine.step(index, statement)
         for number, launch in held if not statement.held else ():
-            yield Observed(number, launch, before, machine.read(launch.result, machine.place(launch)))
+            yield LaunchRecord(number, launch, before, machine.read(launch.result, machine.place(launch)))
         held = held if statement.held else []
 
 
@@ -120,7 +120,7 @@ def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:
     last: dict[str, int] = {}
     together = side_by_side(program.statements)
     for index, statement in enumerate(program.statements):
-        if isinstance(statement, Launch | Call):
+        if isinstance(statement, LaunchStatement | Call):
             before = last.get(statement.result.buffer, 0)
             last[statement.result.buffer] = max(before, together.get(index, (index,))[-1])
         elif isinstance(statement, Copy):
@@ -132,7 +132,7 @@ def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:
     return found
 
 
-class Machine:
+class ProgramInterpreter:
     """The memories of the machine and what each statement does to them."""
 
     def __init__(self, program: Program, target: Target) -> None:
@@ -141,7 +141,7 @@ class Machine:
         self.bases = {memory.name: memory.base for memory in target.memories}
         self.copies = {engine.name: self._copy_of(engine.memory) for engine in target.engines if engine.mirror}
         """Engine -> its own copy of the memory it works in."""
-        self.held: dict[str, list[Launch]] = {}
+        self.held: dict[str, list[LaunchStatement]] = {}
         """By engine the launches that wait for the one that starts them."""
         for kept in program.states:
             self.write(kept.view, kept.first)
@@ -154,7 +154,7 @@ class Machine:
 
     def place(self, statement: Statement) -> str:
         """The engine in whose copy of the memory a statement is carried out; empty for the memory itself."""
-        return statement.engine if isinstance(statement, Launch) and statement.engine in self.copies else ""
+        return statement.engine if isinstance(statement, LaunchStatement) and statement.engine in self.copies else ""
 
     def read(self, view: View, place: str = "") -> Array:
         """The logical array that lies in `view`, in the memory or an engine's copy; of constants, their bytes."""
@@ -184,8 +184,8 @@ class Machine:
         self.bring(index)
         if isinstance(statement, Copy):
             self._copy(statement)
-        elif isinstance(statement, Launch | Call):
-            for name, array in statement.packed.items() if isinstance(statement, Launch) else ():
+        elif isinstance(statement, LaunchStatement | Call):
+            for name, array in statement.packed.items() if isinstance(statement, LaunchStatement) else ():
                 if not np.array_equal(self.read(statement.operands[name]), array.reshape(-1).view(np.uint8)):
                     line = print_statement(self.program, index).strip()
                     raise ProgramError(
@@ -194,10 +194,10 @@ class Machine:
                         hint="look at the offload's constants: they must not depend on more than the match and "
                         "the tile",
                     )
-            if isinstance(statement, Launch) and statement.held:
+            if isinstance(statement, LaunchStatement) and statement.held:
                 self.held.setdefault(statement.engine, []).append(statement)
                 return
-            own = self.held.pop(statement.engine, []) if isinstance(statement, Launch) else []
+            own = self.held.pop(statement.engine, []) if isinstance(statement, LaunchStatement) else []
             self._compute([*own, statement])
 
     def _copy(self, copy: Copy) -> None:
@@ -210,7 +210,7 @@ class Machine:
             source = padded
         self.write(copy.destination, source)
 
-    def _compute(self, together: Sequence[Launch | Call]) -> None:
+    def _compute(self, together: Sequence[LaunchStatement | Call]) -> None:
         """Launches that begin together find what is there before any of them has a result."""
         results = []
         for statement in together:

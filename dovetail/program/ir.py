@@ -237,7 +237,7 @@ def around(inner: Box, shape: Shape) -> Iterator[Box]:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchStatement:
     """A start of an engine on one tile."""
 
     layer: int
@@ -291,11 +291,11 @@ class Wait:
     """Engine whose list it is a command of; empty where the core waits."""
 
 
-Statement: TypeAlias = Begin | Copy | Launch | Call | Wait
+Statement: TypeAlias = Begin | Copy | LaunchStatement | Call | Wait
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateVariable:
     """A state: read before the one statement that replaces it, never shared with other buffers."""
 
     view: View
@@ -321,7 +321,7 @@ class Program:
     """Where each intermediate value lies when it has been computed, for checks."""
     dma: str = "dma"
     """Name of the queue that copies run on: `CORE` where there is no DMA."""
-    states: tuple[Kept, ...] = ()
+    states: tuple[StateVariable, ...] = ()
     moves: Mapping[int, tuple[Move, ...]] = field(default_factory=dict)
     """What is brought where before a statement, by its index; the number of statements stands for the end."""
     loops: tuple[Loop, ...] = ()
@@ -344,7 +344,7 @@ def queue_of(statement: Statement, dma: str) -> str:
         return statement.queue or dma
     if isinstance(statement, Call) and statement.core:
         return core_queue(statement.core)
-    return statement.queue or statement.engine if isinstance(statement, Launch) else CORE
+    return statement.queue or statement.engine if isinstance(statement, LaunchStatement) else CORE
 
 
 def stream_of(statement: Statement) -> str:
@@ -374,7 +374,7 @@ def side_by_side(statements: Sequence[Statement]) -> dict[int, tuple[int, ...]]:
     waiting: dict[str, list[int]] = {}
     found: dict[int, tuple[int, ...]] = {}
     for index, statement in enumerate(statements):
-        if not isinstance(statement, Launch):
+        if not isinstance(statement, LaunchStatement):
             continue
         own = waiting.setdefault(statement.engine, [])
         own.append(index)
@@ -393,7 +393,7 @@ def reads(statement: Statement) -> tuple[View, ...]:
     """Every view a statement reads."""
     if isinstance(statement, Copy):
         return () if statement.strips else (statement.source,)
-    if isinstance(statement, Launch):
+    if isinstance(statement, LaunchStatement):
         return tuple(view for name, view in statement.operands.items() if name != "scratch")
     return tuple(statement.operands.values()) if isinstance(statement, Call) else ()
 
@@ -402,7 +402,7 @@ def writes(statement: Statement) -> tuple[View, ...]:
     """Every view a statement writes."""
     if isinstance(statement, Copy):
         return statement.strips or (statement.destination,)
-    if isinstance(statement, Launch):
+    if isinstance(statement, LaunchStatement):
         scratch = statement.operands.get("scratch")
         return (statement.result, scratch) if scratch else (statement.result,)
     return (statement.result,) if isinstance(statement, Call) else ()
@@ -501,11 +501,11 @@ def _body(program: Program, statement: Statement) -> str:
             fill = f"{list(statement.before)} around {statement.source.type} with {statement.fill}"
             return f"{queue}: fill the border of {print_view(statement.destination)} from {fill}"
         return f"{queue}: copy {print_view(statement.source)} to {print_view(statement.destination)}{padding}"
-    if isinstance(statement, Launch | Call):
-        who = statement.engine if isinstance(statement, Launch) else core_queue(statement.core)
+    if isinstance(statement, LaunchStatement | Call):
+        who = statement.engine if isinstance(statement, LaunchStatement) else core_queue(statement.core)
         kinds = "+".join(type(node.operator).__name__ for node in statement.graph.nodes)
         operands = ", ".join(map(print_view, statement.operands.values()))
-        held = ", held for the next" if isinstance(statement, Launch) and statement.held else ""
+        held = ", held for the next" if isinstance(statement, LaunchStatement) and statement.held else ""
         return f"{who}: {kinds} of {operands} into {print_view(statement.result)}{held}"
     if isinstance(statement, Wait):
         who = f"{statement.stream}: " if statement.stream else ""

@@ -21,7 +21,7 @@ from dovetail.program.ir import (
     Begin,
     Call,
     Copy,
-    Launch,
+    LaunchStatement,
     Program,
     Role,
     Statement,
@@ -32,7 +32,7 @@ from dovetail.program.ir import (
     queue_of,
     stream_of,
 )
-from dovetail.program.series import Loop, Number, Place, Series, alike, series
+from dovetail.program.series import ByteAddress, Loop, Number, Series, alike, series
 from dovetail.program.transfers import Transfer, transfers
 
 MOST_LAG = 3
@@ -62,18 +62,18 @@ def numbers(program: Program, statement: Statement) -> tuple[Number, ...]:
     return statement.layer, *places, *sizes, statement.fill
 
 
-def _views(statement: Copy | Launch | Call) -> tuple[View, ...]:
+def _views(statement: Copy | LaunchStatement | Call) -> tuple[View, ...]:
     if isinstance(statement, Copy):
         return statement.source, statement.destination
     return *statement.operands.values(), statement.result
 
 
-def place_of(program: Program, view: View) -> Place:
+def place_of(program: Program, view: View) -> ByteAddress:
     """Where a view begins."""
     buffer = program.buffers[view.buffer]
     if buffer.address is None:
-        return Place(buffer.name, view.offset)
-    return Place(buffer.memory, buffer.address + view.offset)
+        return ByteAddress(buffer.name, view.offset)
+    return ByteAddress(buffer.memory, buffer.address + view.offset)
 
 
 def turn_of(program: Program, loop: Loop, index: int) -> Statement:
@@ -89,7 +89,7 @@ def turn_of(program: Program, loop: Loop, index: int) -> Statement:
     if isinstance(body, Copy):
         return _copy_in(program, body, layer, given)
     own = program.statements[index]
-    if not isinstance(own, Launch | Call) or len(own.operands) + 2 != len(given):
+    if not isinstance(own, LaunchStatement | Call) or len(own.operands) + 2 != len(given):
         where = f"statement {print_statement(program, index).strip()}"
         raise ProgramError("a loop repeats something else than the program does", where=where, hint=_REPORT)
     views = [_at(program, view, place) for view, place in zip(_views(own), given[1:], strict=True)]
@@ -115,7 +115,7 @@ def _taken(sizes: list[int], count: int) -> tuple[int, ...]:
 
 def _at(program: Program, view: View, number: Number) -> View:
     """The view from another byte on, in its own buffer or beyond its ends."""
-    assert isinstance(number, Place)
+    assert isinstance(number, ByteAddress)
     address = program.buffers[view.buffer].address
     if address is None:
         return replace(view, buffer=number.base, offset=number.offset)
@@ -160,8 +160,8 @@ def print_program(program: Program) -> str:
 def _changes(own: Sequence[Series]) -> str:
     """What becomes of the places in a statement from turn to turn, results last."""
     rules = ["a table" if one.table else f"{one.step:+d}" if one.step else f"{one.swing:+d} in turns" for one in own]
-    found = [rule for one, rule in zip(own, rules, strict=True) if isinstance(one.first, Place)]
-    moving = any(not one.is_constant for one in own if isinstance(one.first, Place))
+    found = [rule for one, rule in zip(own, rules, strict=True) if isinstance(one.first, ByteAddress)]
+    moving = any(not one.is_constant for one in own if isinstance(one.first, ByteAddress))
     return f" [{', '.join(rule.replace('+0 in turns', '-') for rule in found)}]" if moving else ""
 
 
@@ -196,7 +196,7 @@ def rolled(program: Program) -> Program:
     ]
     waits = [one.statement if isinstance(one, Wait) else -1 for one in program.statements]
     last = _last_waits(program)
-    return replace(program, loops=tuple(_Search(program, np.array(forms), waits, last).between(0, len(forms))))
+    return replace(program, loops=tuple(_LoopSearch(program, np.array(forms), waits, last).between(0, len(forms))))
 
 
 def _last_waits(program: Program) -> dict[int, int]:
@@ -215,7 +215,7 @@ def _form(program: Program, statement: Statement, index: int) -> Hashable:
     views = _views(statement)
     where = tuple(_memory(program, view) for view in views)
     kinds = tuple((view.type.dtype, len(view.type.shape), view.layout) for view in views)
-    if isinstance(statement, Launch):
+    if isinstance(statement, LaunchStatement):
         return "launch", statement.engine, statement.queue, statement.held, tuple(statement.packed), where, kinds
     if isinstance(statement, Copy):
         made = tuple(
@@ -247,7 +247,7 @@ def _meaning(graph: Graph) -> Hashable:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _LoopSearch:
     """The search for loops."""
 
     program: Program
@@ -374,7 +374,7 @@ class _Search:
         found, tasks = set[tuple[Number, ...]](), set[Series]()
         for number, own in enumerate(loop.numbers):
             first = loop.first + number
-            if isinstance(self.program.statements[first], Launch) and not own[0].is_constant:
+            if isinstance(self.program.statements[first], LaunchStatement) and not own[0].is_constant:
                 tasks.add(own[0])
             shown = zip(*(self._shown(index) for index in range(first, loop.stop, loop.period)), strict=True)
             found |= {alike(one.table) for one in map(series, shown) if one.table}

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True)
-class Place:
+class ByteAddress:
     """A byte in a memory, or in a constant that the linker places."""
 
     base: str
@@ -18,7 +18,7 @@ class Place:
     """Address, or bytes from the start of the constant."""
 
 
-Number: TypeAlias = int | Place
+Number: TypeAlias = int | ByteAddress
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,18 @@ def series(values: Sequence[Number]) -> Series:
 
 def alike(table: Sequence[Number]) -> tuple[Number, ...]:
     """Numbers as they are behind the first: tables of which these are equal can be one, with something added."""
-    start = table[0].offset if isinstance(table[0], Place) else table[0]
+    start = table[0].offset if isinstance(table[0], ByteAddress) else table[0]
     return tuple(_moved(number, -start) for number in table)
 
 
 def _distance(one: Number, other: Number) -> int | None:
-    if isinstance(one, Place) and isinstance(other, Place):
+    if isinstance(one, ByteAddress) and isinstance(other, ByteAddress):
         return other.offset - one.offset if one.base == other.base else None
     return other - one if isinstance(one, int) and isinstance(other, int) else None
 
 
 def _moved(number: Number, by: int) -> Number:
-    return replace(number, offset=number.offset + by) if isinstance(number, Place) else number + by
+    return replace(number, offset=number.offset + by) if isinstance(number, ByteAddress) else number + by
 
 
 @dataclass(frozen=True)

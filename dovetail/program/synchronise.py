@@ -19,7 +19,7 @@ from dovetail.program.ir import (
     Begin,
     Buffer,
     Copy,
-    Launch,
+    LaunchStatement,
     Move,
     Role,
     Statement,
@@ -36,7 +36,7 @@ from dovetail.program.ir import (
 
 
 @dataclass
-class _Access:
+class _ViewAccess:
     index: int
     """Of the statement, or of the launch that starts it."""
     queue: str
@@ -46,14 +46,14 @@ class _Access:
 
 
 @dataclass
-class _Finished:
+class _CompletionState:
     """Up to which statement queues are known to have finished: to everybody where core 0 has waited, to an engine's
     list where that has."""
 
     upto: dict[tuple[str, str], int] = field(default_factory=dict)
     """Who waited (empty: core 0), and for which queue, or of lists as a whole engine -> index of a statement."""
 
-    def knows(self, stream: str, access: _Access) -> bool:
+    def knows(self, stream: str, access: _ViewAccess) -> bool:
         """Whether who issues the commands of a stream (empty: core 0) knows that an access is over."""
         own = self.upto.get((stream, access.queue), -1)
         return max(own, self.upto.get(("", access.stream or access.queue), -1)) >= access.index
@@ -79,10 +79,10 @@ def synchronise(
     memories, so that only waits remain which that placement needs.
     """
     result: list[Statement] = []
-    accesses: dict[str, list[_Access]] = {}
-    finished, running = _Finished(), _Running()
+    accesses: dict[str, list[_ViewAccess]] = {}
+    finished, running = _CompletionState(), _QueueState()
     launches: dict[str, list[int]] = {}
-    held: dict[str, list[_Access]] = {}
+    held: dict[str, list[_ViewAccess]] = {}
 
     def issue(statement: Statement) -> None:
         """Put a statement behind the others."""
@@ -105,11 +105,11 @@ def synchronise(
         for (waiter, what), (index, other) in sorted(needed.items()):
             issue(Wait(statement.layer, other, index, waiter))
             finished.upto[waiter, what] = index
-        is_launch = isinstance(statement, Launch)
-        is_held = isinstance(statement, Launch) and statement.held
+        is_launch = isinstance(statement, LaunchStatement)
+        is_held = isinstance(statement, LaunchStatement) and statement.held
         for view, is_write in touched if queue != CORE else ():  # what the core does is over when the next begins
             record = _still_running(accesses, view, is_write, None if held else finished)
-            record.append(_Access(len(result), queue, stream, view, is_write))
+            record.append(_ViewAccess(len(result), queue, stream, view, is_write))
             if is_held:
                 held.setdefault(queue, []).append(record[-1])
         if is_launch and not is_held:
@@ -126,8 +126,8 @@ _MANY = 32
 
 
 def _still_running(
-    accesses: dict[str, list[_Access]], view: View, is_write: bool, finished: _Finished | None
-) -> list[_Access]:
+    accesses: dict[str, list[_ViewAccess]], view: View, is_write: bool, finished: _CompletionState | None
+) -> list[_ViewAccess]:
     """The accesses to a view's buffer that somebody may still have to wait for: not those whose bytes are written now,
     and now and then not those that everybody knows are over."""
     record = accesses.setdefault(view.buffer, [])
@@ -155,10 +155,10 @@ def _placed(view: View, placed: Mapping[str, tuple[str, int]]) -> View:
 
 def _needed(
     touched: Sequence[tuple[View, bool]],
-    accesses: Mapping[str, list[_Access]],
+    accesses: Mapping[str, list[_ViewAccess]],
     queue: str,
     stream: str,
-    finished: _Finished,
+    finished: _CompletionState,
 ) -> dict[tuple[str, str], tuple[int, str]]:
     """Who must wait (empty: core 0) for which queue, or for an engine's list -> index of the statement that must have
     finished before these views may be touched, and its queue. An engine waits for its own queues only."""
@@ -176,7 +176,7 @@ def _needed(
 
 
 @dataclass
-class _Running:
+class _QueueState:
     """What queues still run, as core 0 knows, or as an engine's list does."""
 
     stream: str = ""
@@ -212,7 +212,7 @@ class _Running:
 
 def _left(statements: Sequence[Statement], dma: str, stream: str) -> list[Wait]:
     """The waits of an engine's list for what it still runs."""
-    running = _Running(stream)
+    running = _QueueState(stream)
     for index, statement in enumerate(statements):
         running.issued(statements, index, queue_of(statement, dma))
     return running.waits()
@@ -243,11 +243,11 @@ def mirror(
     found: dict[int, tuple[Move, ...]] = {}
     if not engines:
         return found
-    state = _State(buffers, {_HOST: {}, **{name: {} for name in sorted(engines)}})
+    state = _CoherenceState(buffers, {_HOST: {}, **{name: {} for name in sorted(engines)}})
     for view in first:
         state.written(_HOST, view)
     for index, statement in enumerate(statements):
-        here = statement.engine if isinstance(statement, Launch) and statement.engine in engines else _HOST
+        here = statement.engine if isinstance(statement, LaunchStatement) and statement.engine in engines else _HOST
         made = [move for view in reads(statement) for move in state.needed(here, view)]
         if made:
             found[index] = tuple(made)
@@ -258,7 +258,7 @@ def mirror(
 
 
 @dataclass
-class _State:
+class _CoherenceState:
     """Who holds the present contents of each byte."""
 
     buffers: Mapping[str, Buffer]

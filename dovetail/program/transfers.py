@@ -63,19 +63,19 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class _CopyAxis:
     size: int
     source: int
     destination: int
 
 
 @dataclass(frozen=True)
-class _Nest:
+class _CopyNest:
     """Axes to walk, outermost first, from a first byte on either side."""
 
     source: int
     destination: int
-    axes: tuple[_Axis, ...]
+    axes: tuple[_CopyAxis, ...]
 
 
 def transfers(copy: Copy) -> tuple[Transfer, ...]:
@@ -161,19 +161,19 @@ def strips(transfer: Transfer) -> tuple[Transfer, ...]:
     )
 
 
-def _nests(copy: Copy) -> Iterator[_Nest]:
+def _nests(copy: Copy) -> Iterator[_CopyNest]:
     source, destination = copy.source, copy.destination
     if source.layout == destination.layout:
         strides = zip(source.physical, source.strides, destination.strides, strict=True)
-        yield _Nest(source.offset, destination.offset, tuple(_Axis(*triple) for triple in strides))
+        yield _CopyNest(source.offset, destination.offset, tuple(_CopyAxis(*triple) for triple in strides))
         return
-    ways = [_Way(view) for view in (source, destination)]
+    ways = [_ViewStrides(view) for view in (source, destination)]
     parts = [_segments(size, _steps(ways, axis, size)) for axis, size in enumerate(source.type.shape)]
     for combination in product(*parts):
         first = [start for start, _ in combination]
         digits = [(axis, count, step) for axis, (_, counts) in enumerate(combination) for count, step in counts]
         axes = [
-            (axis, step, _Axis(n, *(way.apart(axis, first[axis], step) for way in ways)))
+            (axis, step, _CopyAxis(n, *(way.apart(axis, first[axis], step) for way in ways)))
             for axis, n, step in digits
             if n > 1
         ]
@@ -184,10 +184,10 @@ def _nests(copy: Copy) -> Iterator[_Nest]:
             for (axis, step, _), index in zip(single, chosen, strict=True):
                 place[axis] += step * index
             starts = [way.view.offset + sum(way.at(axis, start) for axis, start in enumerate(place)) for way in ways]
-            yield _Nest(starts[0], starts[1], tuple(sorted(walked, key=lambda along: -along.destination)))
+            yield _CopyNest(starts[0], starts[1], tuple(sorted(walked, key=lambda along: -along.destination)))
 
 
-class _Way:
+class _ViewStrides:
     """How far apart the elements of a view lie."""
 
     def __init__(self, view: View) -> None:
@@ -204,7 +204,7 @@ class _Way:
         return self.at(axis, index + step) - self.at(axis, index)
 
 
-def _steps(ways: list[_Way], axis: int, size: int) -> tuple[int, ...]:
+def _steps(ways: list[_ViewStrides], axis: int, size: int) -> tuple[int, ...]:
     """The steps of both layouts, coarsest first, without those that lead where finer ones do on both sides."""
     steps = sorted({step for way in ways for step in way.layout.steps(axis)}, reverse=True)
     if any(coarse % fine for coarse, fine in pairwise(steps)):
@@ -228,25 +228,25 @@ def _segments(size: int, steps: tuple[int, ...]) -> list[tuple[int, list[tuple[i
     return found
 
 
-def _merged(axes: tuple[_Axis, ...], size: int) -> list[_Axis]:
+def _merged(axes: tuple[_CopyAxis, ...], size: int) -> list[_CopyAxis]:
     """The bytes of an element and the axes, innermost first, joined where they follow each other on both sides."""
-    found = [_Axis(size, 1, 1)]
+    found = [_CopyAxis(size, 1, 1)]
     for axis in reversed([axis for axis in axes if axis.size != 1]):
         inner = found[-1]
         spans = (inner.size * inner.source, inner.size * inner.destination)
         if (axis.source, axis.destination) == spans:
-            found[-1] = _Axis(axis.size * inner.size, inner.source, inner.destination)
+            found[-1] = _CopyAxis(axis.size * inner.size, inner.source, inner.destination)
         else:
             found.append(axis)
     return found
 
 
-def _split(nest: _Nest, axes: list[_Axis]) -> Iterator[Transfer]:
+def _split(nest: _CopyNest, axes: list[_CopyAxis]) -> Iterator[Transfer]:
     """Axes beyond rows and planes become transfers of their own: the shortest, for the fewest transfers."""
     longest = sorted(range(1, len(axes)), key=lambda place: -axes[place].size)[: _MOST_AXES - 1]
     inner = [axes[place] for place in (0, *sorted(longest))]
     outer = [axis for place, axis in enumerate(axes) if place and place not in longest]
-    row, plane = (*inner[1:], _Axis(1, 0, 0), _Axis(1, 0, 0))[:2]
+    row, plane = (*inner[1:], _CopyAxis(1, 0, 0), _CopyAxis(1, 0, 0))[:2]
     for steps in product(*(range(axis.size) for axis in reversed(outer))):
         pairs = list(zip(reversed(outer), steps, strict=True))
         source = nest.source + sum(axis.source * step for axis, step in pairs)
@@ -280,11 +280,11 @@ def _padded(copy: Copy, border: bool) -> Iterator[Transfer]:
     if source.strides[column:] != destination.strides[column:]:
         raise ValueError("a padded copy needs whole pixels side by side")
     pixel = destination.strides[column]
-    outer = [_Axis(*triple) for triple in zip(source.physical, source.strides, destination.strides, strict=True)]
+    outer = [_CopyAxis(*triple) for triple in zip(source.physical, source.strides, destination.strides, strict=True)]
     planes = [axis for axis in reversed(outer[: column - 1]) if axis.size != 1]
-    row = _Axis(prod(source.physical[column:]) * source.type.dtype.numpy.itemsize, 1, 1)
+    row = _CopyAxis(prod(source.physical[column:]) * source.type.dtype.numpy.itemsize, 1, 1)
     image = [row, outer[column - 1], *planes]
-    for transfer in _split(_Nest(source.offset, destination.offset, ()), image):
+    for transfer in _split(_CopyNest(source.offset, destination.offset, ()), image):
         yield replace(
             transfer,
             pad_rows=pads[1],

@@ -20,7 +20,7 @@ from dovetail.program.ir import (
     Buffer,
     Call,
     Copy,
-    Launch,
+    LaunchStatement,
     Program,
     Role,
     Statement,
@@ -45,7 +45,7 @@ _LAYOUT = "look at the layouts the target's Offload declares for its operands an
 
 
 @dataclass(frozen=True)
-class _Running:
+class _InFlightAccess:
     """A statement issued to a queue and not known to have finished."""
 
     index: int
@@ -59,13 +59,13 @@ class _Running:
 
 
 @dataclass
-class _State:
+class _VerifierState:
     program: Program
     target: Target
     identity: dict[str, int]
     owner: dict[str, Array]
-    running: list[_Running] = field(default_factory=list)
-    behind: dict[str, list[_Running]] = field(default_factory=dict)
+    running: list[_InFlightAccess] = field(default_factory=list)
+    behind: dict[str, list[_InFlightAccess]] = field(default_factory=dict)
     """By engine what its list has waited for: for everybody else it may still be running."""
     held: dict[str, list[int]] = field(default_factory=dict)
     """By engine the launches that wait for the one that starts them."""
@@ -84,7 +84,7 @@ def verify(program: Program, target: Target) -> None:
             _check_buffer(buffer, target)
     identity = {name: number + 1 for number, name in enumerate(sorted(program.buffers))}
     owner = {memory.name: np.zeros(memory.size, dtype=np.int32) for memory in target.memories}
-    state = _State(program, target, identity, owner)
+    state = _VerifierState(program, target, identity, owner)
     for view in (*program.inputs.values(), *(kept.view for kept in program.states)):
         _mark(state, view)
     for index, statement in enumerate(program.statements):
@@ -107,7 +107,7 @@ def _at(where: str) -> Iterator[None]:
         raise ProgramError(error.what, where=where, hint=error.hint or _REPORT) from None
 
 
-def _check_end(state: _State) -> None:
+def _check_end(state: _VerifierState) -> None:
     for engine, waiting in state.held.items():
         if waiting:
             raise ProgramError(f"ends while {engine} holds the launch {waiting[0]}, which none starts")
@@ -142,7 +142,7 @@ def _check_buffer(buffer: Buffer, target: Target) -> None:
         raise ProgramError(f"its address 0x{buffer.address:x} is not aligned to {memory.alignment} bytes")
 
 
-def _step(state: _State, index: int, statement: Statement) -> None:
+def _step(state: _VerifierState, index: int, statement: Statement) -> None:
     if isinstance(statement, Begin):
         return
     if isinstance(statement, Wait):
@@ -169,14 +169,14 @@ def _step(state: _State, index: int, statement: Statement) -> None:
         buffer = state.program.buffers[view.buffer]
         if buffer.address is not None:
             span = _absolute(buffer, view)
-            state.running.append(_Running(index, queue, buffer.memory, span, view, is_write, stream))
-    if isinstance(statement, Launch):
+            state.running.append(_InFlightAccess(index, queue, buffer.memory, span, view, is_write, stream))
+    if isinstance(statement, LaunchStatement):
         state.held[queue] = [*beside, index] if statement.held else []
 
 
-def _beside(state: _State, statement: Statement) -> Sequence[int]:
+def _beside(state: _VerifierState, statement: Statement) -> Sequence[int]:
     """The launches a launch works beside, of those before it; raises where there are more than the engine takes."""
-    if not isinstance(statement, Launch):
+    if not isinstance(statement, LaunchStatement):
         return ()
     own, joint = state.held.get(statement.engine, []), state.target.engine(statement.engine).joint
     if (statement.held or own) and (joint is None or len(own) + 1 + statement.held > joint.most):
@@ -185,12 +185,12 @@ def _beside(state: _State, statement: Statement) -> Sequence[int]:
     return own
 
 
-def _wait(state: _State, wait: Wait) -> None:
+def _wait(state: _VerifierState, wait: Wait) -> None:
     """What may still be running after a wait: core 0 waits for the whole list a statement is in, and everybody knows; a
     list knows by itself what it has waited for."""
     whole = "" if wait.stream else stream_of(state.program.statements[wait.statement])
 
-    def over(one: _Running) -> bool:
+    def over(one: _InFlightAccess) -> bool:
         mine = one.queue == wait.queue or bool(whole and one.stream == whole)
         return one.index <= wait.statement and mine
 
@@ -201,7 +201,7 @@ def _wait(state: _State, wait: Wait) -> None:
     state.running = [one for one in state.running if not over(one)]
 
 
-def _check_reach(state: _State, statement: Statement) -> None:
+def _check_reach(state: _VerifierState, statement: Statement) -> None:
     """Whoever carries a statement out reaches the memories it touches."""
     queue = queue_of(statement, state.program.dma)
     who = CORE if isinstance(statement, Call) else queue
@@ -212,13 +212,13 @@ def _check_reach(state: _State, statement: Statement) -> None:
             raise ProgramError(f"{who} does not reach {memory.name}, where {view.buffer} lies", hint=hint)
 
 
-def _check_wait(state: _State, index: int, wait: Wait) -> None:
+def _check_wait(state: _VerifierState, index: int, wait: Wait) -> None:
     if not 0 <= wait.statement < index:
         raise ProgramError(f"waits for statement {wait.statement}, which has not been issued")
     waited = state.program.statements[wait.statement]
     if isinstance(waited, Begin | Wait) or queue_of(waited, state.program.dma) != wait.queue:
         raise ProgramError(f"waits for statement {wait.statement}, which does not run on {wait.queue}")
-    if isinstance(waited, Launch) and waited.held:
+    if isinstance(waited, LaunchStatement) and waited.held:
         raise ProgramError(f"waits for statement {wait.statement}, which another launch starts")
     if wait.stream and stream_of(waited) != wait.stream:
         raise ProgramError(
@@ -226,7 +226,7 @@ def _check_wait(state: _State, index: int, wait: Wait) -> None:
         )
 
 
-def _check_view(state: _State, view: View) -> None:
+def _check_view(state: _VerifierState, view: View) -> None:
     buffer = state.program.buffers.get(view.buffer)
     if buffer is None:
         raise ProgramError(f"names the unknown buffer {view.buffer}")
@@ -235,7 +235,7 @@ def _check_view(state: _State, view: View) -> None:
         raise ProgramError(f"touches bytes {start} to {stop} of {view.buffer}, which has {buffer.nbytes}")
 
 
-def _check_shapes(state: _State, statement: Statement) -> None:
+def _check_shapes(state: _VerifierState, statement: Statement) -> None:
     if isinstance(statement, Copy):
         inner, outer = statement.source.type.shape, statement.destination.type.shape
         before = statement.before or (0,) * len(inner)
@@ -249,7 +249,7 @@ def _check_shapes(state: _State, statement: Statement) -> None:
         transfers(statement)
         _check_streamed_copy(state, statement)
         return
-    if isinstance(statement, Launch):
+    if isinstance(statement, LaunchStatement):
         engine = state.target.engine(statement.engine)
         for name, view in (*statement.operands.items(), ("result", statement.result)):
             memory = state.program.buffers[view.buffer].memory
@@ -270,7 +270,7 @@ def _check_shapes(state: _State, statement: Statement) -> None:
                     f"constant {name} has {statement.operands[name].type.nbytes} of {array.nbytes} bytes",
                     hint="look at the Offload's constants: they must have the bytes of their declared type",
                 )
-    if isinstance(statement, Launch | Call):
+    if isinstance(statement, LaunchStatement | Call):
         graph = statement.graph
         for name in graph.inputs:
             if statement.operands[name].type != graph.types[name]:
@@ -280,7 +280,7 @@ def _check_shapes(state: _State, statement: Statement) -> None:
             raise ProgramError(f"writes {statement.result.type}, computes {graph.types[graph.outputs[0]]}")
 
 
-def _check_streamed_copy(state: _State, copy: Copy) -> None:
+def _check_streamed_copy(state: _VerifierState, copy: Copy) -> None:
     """An engine's own DMA copies in the engine's list, from or to the engine's memory, and fills nothing."""
     if not copy.queue and not copy.stream:
         return
@@ -292,7 +292,7 @@ def _check_streamed_copy(state: _State, copy: Copy) -> None:
         raise ProgramError(f"{copy.queue} copies to and from {engine.memory} only, and fills nothing")
 
 
-def _check_layouts(statement: Launch | Call) -> None:
+def _check_layouts(statement: LaunchStatement | Call) -> None:
     """An engine finds each value in the layout it takes; the core finds the elements of all in one order, densely, and
     converts between two of which one shares bytes."""
     graph = statement.graph
@@ -312,7 +312,7 @@ def _check_layouts(statement: Launch | Call) -> None:
             raise ProgramError(f"the core does not take '{name}' with strides {list(view.strides)}")
 
 
-def _check_apart(state: _State, statement: Statement) -> None:
+def _check_apart(state: _VerifierState, statement: Statement) -> None:
     """What a statement writes may not lie over what it reads, but for an operand of the core that is read only at the
     place of each element. (What a copy does within one buffer, `transfers` checks.)"""
     named = statement.operands if isinstance(statement, Call) else dict(enumerate(reads(statement)))
@@ -333,7 +333,7 @@ def _check_apart(state: _State, statement: Statement) -> None:
         raise ProgramError(f"writes its result over '{over}', which it reads at other places too: lifetimes overlap")
 
 
-def _check_states(state: _State, statement: Statement) -> None:
+def _check_states(state: _VerifierState, statement: Statement) -> None:
     """A state is read before it is replaced, and replaced once, as a whole."""
     for view in reads(statement):
         if view.buffer in state.replaced:
@@ -347,7 +347,9 @@ def _check_states(state: _State, statement: Statement) -> None:
         state.replaced.add(view.buffer)
 
 
-def _check_free(state: _State, view: View, queue: str, stream: str, beside: Sequence[int], is_write: bool) -> None:
+def _check_free(
+    state: _VerifierState, view: View, queue: str, stream: str, beside: Sequence[int], is_write: bool
+) -> None:
     """No other queue may still be using these bytes, nor launches beside this one (reading together is fine; one queue
     works in order)."""
     buffer = state.program.buffers[view.buffer]
@@ -370,7 +372,7 @@ def _check_free(state: _State, view: View, queue: str, stream: str, beside: Sequ
             )
 
 
-def _bytes(state: _State, view: View) -> Array:
+def _bytes(state: _VerifierState, view: View) -> Array:
     """The address of every byte of the blocks of a view."""
     address = state.program.buffers[view.buffer].address
     assert address is not None
@@ -380,7 +382,7 @@ def _bytes(state: _State, view: View) -> Array:
     return places
 
 
-def _check_resident(state: _State, view: View, name: str) -> None:
+def _check_resident(state: _VerifierState, view: View, name: str) -> None:
     buffer = state.program.buffers[view.buffer]
     if buffer.role is Role.CONSTANT:
         return
@@ -397,7 +399,7 @@ def _check_resident(state: _State, view: View, name: str) -> None:
     )
 
 
-def _mark(state: _State, view: View) -> None:
+def _mark(state: _VerifierState, view: View) -> None:
     """Whole blocks are written, what pads them too: an engine knows no smaller unit."""
     buffer = state.program.buffers[view.buffer]
     owner = state.owner[buffer.memory]
@@ -408,7 +410,7 @@ def _mark(state: _State, view: View) -> None:
     np.lib.stride_tricks.as_strided(owner[start:], shape, strides)[...] = state.identity[view.buffer]
 
 
-def _owners(state: _State, view: View) -> Array:
+def _owners(state: _VerifierState, view: View) -> Array:
     """The owner of every byte of the elements of a view; what pads blocks need not have been written."""
     buffer = state.program.buffers[view.buffer]
     assert buffer.address is not None

@@ -24,7 +24,7 @@ from dovetail.ir.operators.reduction import ArgExtreme, Normalise
 from dovetail.ir.rewrite import run
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.cells import reads_cells
-from dovetail.quantize.context import Bounds, Emitter, Quantised, QuantParameters, Request
+from dovetail.quantize.context import Bounds, Emitter, QuantisationRequest, QuantisedValue, QuantParameters
 from dovetail.quantize.factors import factor_into_softmax
 from dovetail.quantize.linear import fold_into_scales, moved_constant, scaled_afterwards
 from dovetail.quantize.rules import RULES, compare, requantize, standardise
@@ -87,7 +87,7 @@ class _Lowering:
         self.producers = self.graph.producers()
         self.names: dict[str, str] = {}
         """New name of each integer value, and of the graph's inputs."""
-        self.views: dict[str, Quantised | None] = {}
+        self.views: dict[str, QuantisedValue | None] = {}
         self.answers: dict[tuple[str, QuantParameters, Bounds], str] = {}
         self.reals: dict[str, str] = {}
         """New name of each float value that is computed as such."""
@@ -115,7 +115,7 @@ class _Lowering:
         values = [view for view in views if view is not None and view.per_tensor]
         if len(values) == len(views):
             self.names[node.output] = compare(
-                Request(self.emitter, operator, values, values[0].form, Bounds(), node.output)
+                QuantisationRequest(self.emitter, operator, values, values[0].form, Bounds(), node.output)
             )
         return len(values) == len(views)
 
@@ -177,7 +177,7 @@ class _Lowering:
         named = bounds.open and self._source(value) == target
         view = self._view(value, stem if named else "")
         if view is not None:
-            return requantize(Request(self.emitter, Requantize(), [view], target, bounds, stem))
+            return requantize(QuantisationRequest(self.emitter, Requantize(), [view], target, bounds, stem))
         self.emitter.origin = node.origin
         if node.operator.chosen_from(node.inputs):
             parts = [self._part(name, target, bounds, stem) for name in node.inputs]
@@ -205,7 +205,7 @@ class _Lowering:
                 return self._border(self._real(node.output), target, bounds, stem)
             raise self._float_between(node)
         try:
-            return rule(Request(self.emitter, node.operator, found, target, bounds, stem))
+            return rule(QuantisationRequest(self.emitter, node.operator, found, target, bounds, stem))
         except (ModelError, ValueError) as error:  # a type rule may refuse what a rule makes: rows too long, say
             if self.allow_float:
                 return self._border(self._real(node.output), target, bounds, stem)
@@ -256,7 +256,7 @@ class _Lowering:
         if found is None or x is None or not x.per_tensor:
             return None
         shape = self.graph.types[node.output].shape
-        ask = Request(self.emitter, found[1], [x], target, bounds, stem)
+        ask = QuantisationRequest(self.emitter, found[1], [x], target, bounds, stem)
         if x.kind.shape == shape:
             return standardise(ask, *found[2:])
         rows = standardise(replace(ask, stem=self.emitter.fresh(f"{stem}_rows")), *found[2:])
@@ -271,7 +271,7 @@ class _Lowering:
             terms += self._terms(inner) if sum_of_sums and inner is not None else [name]
         return terms
 
-    def _operand(self, name: str) -> Quantised | Array | None:
+    def _operand(self, name: str) -> QuantisedValue | Array | None:
         """An operand as quantised integers or as a float constant; None when it is a float of run time."""
         view = self._view(name, "")
         return view if view is not None else self.graph.constants.get(name)
@@ -285,7 +285,7 @@ class _Lowering:
         ]
         if bounds.open:
             return self.emitter.add(Quantize(target.dtype), operands, stem)
-        ask = Request(self.emitter, Quantize(target.dtype), (), target, bounds, stem)
+        ask = QuantisationRequest(self.emitter, Quantize(target.dtype), (), target, bounds, stem)
         return ask.clip(ask.add(ask.operator, operands, "unlimited"))
 
     def _integer_operand(self, node: Node, name: str) -> str:
@@ -338,7 +338,7 @@ class _Lowering:
             return self.emitter.add(node.operator, operands, node.output)
         return scaled_afterwards(self.emitter, node.operator, operands, weights, node.output)
 
-    def _integer_weights(self, node: Node) -> Quantised | None:
+    def _integer_weights(self, node: Node) -> QuantisedValue | None:
         """The integers that a float layer's constant weights stand for, where its sums can be scaled instead."""
         axis = node.operator.weight_axis
         if axis is None:
@@ -348,7 +348,7 @@ class _Lowering:
             return None
         return view if view.per_tensor or view.axis == axis else None
 
-    def _view(self, value: str, stem: str) -> Quantised | None:
+    def _view(self, value: str, stem: str) -> QuantisedValue | None:
         """The integers a float value stands for without any arithmetic, None if there are none."""
         if value not in self.views:
             node = self.producers.get(value)
@@ -365,7 +365,7 @@ class _Lowering:
         view = self._dequantized(node, node.operator)
         return view.form if view.per_tensor else None
 
-    def _find_view(self, node: Node, stem: str) -> Quantised | None:
+    def _find_view(self, node: Node, stem: str) -> QuantisedValue | None:
         operator = node.operator
         if isinstance(operator, Dequantize):
             return self._dequantized(node, operator)
@@ -388,14 +388,14 @@ class _Lowering:
         kind, array = self.emitter.builder.type_of(result), self.emitter.builder.constant_of(result)
         return replace(first, name=result, kind=kind, axis=axis, array=array)
 
-    def _dequantized(self, node: Node, operator: Dequantize) -> Quantised:
+    def _dequantized(self, node: Node, operator: Dequantize) -> QuantisedValue:
         source = node.inputs[0]
         scale, zero_point = (self._parameter(node, name) for name in node.inputs[1:])
         kind = self.graph.types[source]
         name = self._integer(source)
         axis = operator.axis % max(len(kind.shape), 1)
         array = self.emitter.builder.constant_of(name)
-        return Quantised(name, kind, scale.reshape(-1), zero_point.reshape(-1).astype(np.int64), axis, array)
+        return QuantisedValue(name, kind, scale.reshape(-1), zero_point.reshape(-1).astype(np.int64), axis, array)
 
     def _on_integers(self, operator: Operator, target: QuantParameters, bounds: Bounds) -> Operator:
         """A movement operator with its pad value as an integer."""

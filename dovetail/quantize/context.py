@@ -71,7 +71,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Quantised:
+class QuantisedValue:
     """Integers of the new graph that stand for floats: (q - zero_point) * scale."""
 
     name: str
@@ -94,7 +94,7 @@ class Quantised:
         """The quantisation of a per-tensor value."""
         return QuantParameters(self.kind.dtype, float(self.scale[0]), int(self.zero_point[0]))
 
-    def same_steps(self, other: Quantised) -> bool:
+    def same_steps(self, other: QuantisedValue) -> bool:
         """True when equal integers stand for equal floats."""
         return (
             self.kind.dtype is other.kind.dtype
@@ -104,7 +104,7 @@ class Quantised:
         )
 
 
-Operand = Quantised | Array
+Operand = QuantisedValue | Array
 """A quantised value, or a float constant."""
 
 
@@ -141,7 +141,7 @@ class Emitter:
 
 
 @dataclass(frozen=True)
-class Request(Generic[O]):
+class QuantisationRequest(Generic[O]):
     """An operator's result that is wanted as integers: all that a rule is told, and how it answers.
 
     Names of what is made on the way begin with `stem` and end in a word that says what it is.
@@ -157,16 +157,16 @@ class Request(Generic[O]):
     stem: str
     """Name of the result."""
 
-    def activations(self, operands: Sequence[Operand] | None = None) -> list[Quantised]:
+    def activations(self, operands: Sequence[Operand] | None = None) -> list[QuantisedValue]:
         """The operands as values with one scale each; raises ModelError for others."""
         wanted = self.operands if operands is None else operands
-        found = [operand for operand in wanted if isinstance(operand, Quantised) and operand.per_tensor]
+        found = [operand for operand in wanted if isinstance(operand, QuantisedValue) and operand.per_tensor]
         if len(found) != len(wanted):
             what = f"an operand of {type(self.operator).__name__} is a float constant or quantised per channel"
             raise ModelError(what, hint="quantise all operands per tensor")
         return found
 
-    def refuse(self, x: Quantised) -> ModelError:
+    def refuse(self, x: QuantisedValue) -> ModelError:
         """The error for integers the operator has no form for."""
         kind = getattr(self.operator, "kind", None)
         name = kind.value if kind is not None else type(self.operator).__name__
@@ -221,7 +221,7 @@ class Request(Generic[O]):
         """The result: integers with this zero point and scale factors * target.scale, requantised and clipped."""
         return self.clip(self.scaled(x, factors, zero_points=(zero_point, self.target.zero_point)))
 
-    def native(self, operator: Operator, x: Quantised, native: QuantParameters, word: str = "native") -> str:
+    def native(self, operator: Operator, x: QuantisedValue, native: QuantParameters, word: str = "native") -> str:
         """The result of an operator that gives a quantisation of its own, requantised where another one is wanted."""
         if self.target == native and self.bounds.open:
             return self.emitter.add(operator, [x.name], self.stem)

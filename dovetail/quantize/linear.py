@@ -20,17 +20,17 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.rewrite import Draft
 from dovetail.ir.types import Array, DType
-from dovetail.quantize.context import Emitter, Quantised, Request
+from dovetail.quantize.context import Emitter, QuantisationRequest, QuantisedValue
 
 _SAME_SCALE = 1e-3
 """Relative difference below which a bias counts as quantised with input scale * weight scale, as TFLite does."""
 _WIDER = {DType.INT2: DType.INT4, DType.INT4: DType.INT8}
 
 
-def linear(ask: Request[Linear]) -> str:
+def linear(ask: QuantisationRequest[Linear]) -> str:
     """Sums of products without padding, bias, requantisation, clip."""
     (x,), weights, operator = ask.activations(ask.operands[:1]), ask.operands[1], ask.operator
-    if not isinstance(weights, Quantised):
+    if not isinstance(weights, QuantisedValue):
         raise ModelError(f"the weights of {type(operator).__name__} are float", hint="quantise the weights too")
     bias, axis = ask.operands[2] if len(ask.operands) > 2 else None, operator.weight_axis
     if not weights.per_tensor and weights.axis != axis:
@@ -53,7 +53,7 @@ def linear(ask: Request[Linear]) -> str:
     products = [float(x.scale[0] * scale) if old else x.form.scale * float(scale) for scale in weights.scale]
     factors = [product / ask.target.scale for product in products]
     # WIDE where TFLite sums in 64 bits: int16 activations, unless the bias has 32 bits.
-    narrow = isinstance(bias, Quantised) and bias.kind.dtype is DType.INT32
+    narrow = isinstance(bias, QuantisedValue) and bias.kind.dtype is DType.INT32
     rounding = Rounding.WIDE if x.kind.dtype is DType.INT16 and not narrow else None
     return ask.clip(ask.scaled(total, factors, zero_points=(0, ask.target.zero_point), rounding=rounding))
 
@@ -63,11 +63,15 @@ _COARSE = 1 / 64
 
 
 def _with_fine_bias(
-    ask: Request[Linear], x: Quantised, weights: Quantised, bias: Quantised | Array, operator: Linear
+    ask: QuantisationRequest[Linear],
+    x: QuantisedValue,
+    weights: QuantisedValue,
+    bias: QuantisedValue | Array,
+    operator: Linear,
 ) -> str | None:
     """The layer with its bias added behind the scale, in fractions of a sum: where operands have few bits, a sum is a
     large step. None where a bias of whole sums is fine enough, or scaled sums would leave 32 bits."""
-    if isinstance(bias, Quantised) or weights.array is None or x.kind.dtype.bits > 8:
+    if isinstance(bias, QuantisedValue) or weights.array is None or x.kind.dtype.bits > 8:
         return None
     axis, target = ask.operator.weight_axis or 0, ask.target
     count = weights.kind.shape[axis]
@@ -90,7 +94,7 @@ def _with_fine_bias(
     return ask.clip(ask.add(ScaleShift(), [total, *parameters], "scaled"))
 
 
-def _without_zero_point(emitter: Emitter, operator: Linear, weights: Quantised) -> Quantised:
+def _without_zero_point(emitter: Emitter, operator: Linear, weights: QuantisedValue) -> QuantisedValue:
     """The weights with their zero points taken off where the result fits int8."""
     if not weights.zero_point.any():
         return weights
@@ -117,19 +121,19 @@ def _without_zero_point(emitter: Emitter, operator: Linear, weights: Quantised) 
     )
 
 
-def _bias_constant(ask: Request[Linear], bias: Quantised | Array, array: Array) -> str:
+def _bias_constant(ask: QuantisationRequest[Linear], bias: QuantisedValue | Array, array: Array) -> str:
     """The bias of the model where it can stay as it is, else a new constant."""
-    stem = bias.name if isinstance(bias, Quantised) else f"{ask.stem}_bias"
-    if isinstance(bias, Quantised) and bias.array is not None:
+    stem = bias.name if isinstance(bias, QuantisedValue) else f"{ask.stem}_bias"
+    if isinstance(bias, QuantisedValue) and bias.array is not None:
         if bias.array.dtype == array.dtype and np.array_equal(bias.array, array):
             return bias.name
         stem = f"{stem}_rescaled"
     return ask.emitter.constant(stem, array)
 
 
-def _integer_bias(bias: Quantised | Array, scale: Array, channels: int, dtype: DType) -> Array:
+def _integer_bias(bias: QuantisedValue | Array, scale: Array, channels: int, dtype: DType) -> Array:
     """The bias [channels] in steps of input scale * weight scale, as the accumulator's type."""
-    if isinstance(bias, Quantised):
+    if isinstance(bias, QuantisedValue):
         if bias.array is None:
             raise ModelError(f"the bias {bias.name} is computed at run time", hint="give the layer a constant bias")
         same = np.all(np.abs(bias.scale - scale) <= _SAME_SCALE * scale) and not bias.zero_point.any()
@@ -143,7 +147,7 @@ def _integer_bias(bias: Quantised | Array, scale: Array, channels: int, dtype: D
     return np.asarray(np.clip(steps, -limit, limit).astype(dtype.numpy))
 
 
-def moved_constant(emitter: Emitter, operator: Operator, weights: Quantised, stem: str) -> Quantised | None:
+def moved_constant(emitter: Emitter, operator: Operator, weights: QuantisedValue, stem: str) -> QuantisedValue | None:
     """Constant weights quantised per channel after a movement, whose scales are moved alike; None where these then run
     along no axis."""
     assert weights.array is not None
@@ -160,12 +164,12 @@ def moved_constant(emitter: Emitter, operator: Operator, weights: Quantised, ste
             name = emitter.constant(stem or f"{weights.name}_moved", array, weights.kind.dtype)
             zeros = np.zeros(array.shape[axis], np.int64)
             kind = emitter.builder.type_of(name)
-            return Quantised(name, kind, largest.reshape(-1).astype(np.float32), zeros, axis, array)
+            return QuantisedValue(name, kind, largest.reshape(-1).astype(np.float32), zeros, axis, array)
     return None
 
 
 def scaled_afterwards(
-    emitter: Emitter, operator: Operator, operands: Sequence[str], weights: Quantised, stem: str
+    emitter: Emitter, operator: Operator, operands: Sequence[str], weights: QuantisedValue, stem: str
 ) -> str:
     """A float layer on integer weights, which stay as small as they are: the sums times the scales, then the bias.
 

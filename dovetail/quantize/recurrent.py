@@ -17,7 +17,7 @@ from dovetail.ir.operators.gated import FixedRecurrent
 from dovetail.ir.operators.movement import Pick
 from dovetail.ir.operators.recurrent import DEFAULT_CURVES, FixedLstm, Recurrent, RecurrentKind, Scaling
 from dovetail.ir.types import Array, DType
-from dovetail.quantize.context import Operand, Quantised, QuantParameters, Request
+from dovetail.quantize.context import Operand, QuantisationRequest, QuantisedValue, QuantParameters
 
 _GATE = 2.0**-12
 """Step of what gates are made of."""
@@ -31,7 +31,7 @@ _LSTM_ORDER = (0, 2, 3, 1)
 """Where `FixedLstm`'s gates (input, forget, candidate, output) stand in `Recurrent`'s order."""
 
 
-def recurrent(ask: Request[Recurrent]) -> str:
+def recurrent(ask: QuantisationRequest[Recurrent]) -> str:
     """The hidden values as integers; raises ModelError for layers without an integer form."""
     operator, (given, *others) = ask.operator, ask.operands
     (x,) = ask.activations([given])
@@ -55,7 +55,9 @@ _Parts = tuple[tuple[Array, Array], tuple[Array, Array]]
 """Weights and recurrent weights, each with the scale of every gate."""
 
 
-def _lstm(ask: Request[Recurrent], x: str, form: tuple[float, int], parts: _Parts, rest: tuple[Array, Array]) -> str:
+def _lstm(
+    ask: QuantisationRequest[Recurrent], x: str, form: tuple[float, int], parts: _Parts, rest: tuple[Array, Array]
+) -> str:
     hidden = ask.target if ask.target.dtype is DType.INT8 else _HIDDEN
     (scale, zero_point), (bias, memory) = form, rest
     arrays, scales = [], []
@@ -90,7 +92,9 @@ def _lstm(ask: Request[Recurrent], x: str, form: tuple[float, int], parts: _Part
     return ask.finish(narrow, [hidden.scale / ask.target.scale], hidden.zero_point)
 
 
-def _gated(ask: Request[Recurrent], x: str, form: tuple[float, int], parts: _Parts, rest: tuple[Array, Array]) -> str:
+def _gated(
+    ask: QuantisationRequest[Recurrent], x: str, form: tuple[float, int], parts: _Parts, rest: tuple[Array, Array]
+) -> str:
     operator, wide = ask.operator, ask.emitter.builder.type_of(x).dtype is DType.INT16
     ((weights, scales), (again, scales_again)), (scale, zero_point), (bias, memory) = parts, form, rest
     gates = operator.kind.gates
@@ -117,7 +121,7 @@ def _gated(ask: Request[Recurrent], x: str, form: tuple[float, int], parts: _Par
     return ask.finish(found, [_UNIT / ask.target.scale])
 
 
-def _constants(ask: Request[Recurrent], weights: Sequence[Array], bias: Array) -> list[str]:
+def _constants(ask: QuantisationRequest[Recurrent], weights: Sequence[Array], bias: Array) -> list[str]:
     names = zip(("weights", "recurrent_weights", "bias"), (*weights, bias), strict=True)
     return [ask.constant(stem, np.ascontiguousarray(array)) for stem, array in names]
 
@@ -144,7 +148,7 @@ def _reversed(shape: Sequence[int], steps: int) -> tuple[tuple[int, ...], ...]:
 def _weights(operator: Recurrent, given: Operand) -> tuple[Array, Array]:
     """int8 weights [G*H, K], and the scale of each gate."""
     gates = operator.kind.gates
-    if not isinstance(given, Quantised) or given.array is None or given.zero_point.any():
+    if not isinstance(given, QuantisedValue) or given.array is None or given.zero_point.any():
         raise _refused(operator, "has weights that are not constant integers around 0")
     rows = given.array.shape[0]
     if given.kind.dtype.bits > 8 or not given.kind.dtype.signed or not (given.per_tensor or given.axis == 0):
@@ -157,7 +161,7 @@ def _weights(operator: Recurrent, given: Operand) -> tuple[Array, Array]:
 
 def _real(given: Operand) -> Array:
     """A constant as float64."""
-    if not isinstance(given, Quantised):
+    if not isinstance(given, QuantisedValue):
         return given.astype(np.float64)
     if given.array is None:
         raise ModelError(f"{given.name} of a recurrent layer is computed", hint="begin sequences with constants")

@@ -30,7 +30,7 @@ from dovetail.ir.operators.movement import Resample
 from dovetail.ir.operators.recurrent import Recurrent
 from dovetail.ir.operators.reduction import AveragePool2d, Normalise, Reduce, ReduceKind, SumPool2d
 from dovetail.ir.types import Array, DType
-from dovetail.quantize.context import Quantised, QuantParameters, Request
+from dovetail.quantize.context import QuantisationRequest, QuantisedValue, QuantParameters
 from dovetail.quantize.linear import linear
 from dovetail.quantize.recurrent import recurrent
 from dovetail.quantize.tables import unary_table
@@ -38,7 +38,7 @@ from dovetail.quantize.tables import unary_table
 BYTES = (DType.INT8, DType.UINT8)
 _Q15 = QuantParameters(DType.INT16, 2.0**-15, 0)
 
-Rule = Callable[[Request[Any]], str]
+Rule = Callable[[QuantisationRequest[Any]], str]
 """Gives the name of the integers; raises ModelError for operands it has no integer form for."""
 
 RULES: dict[type[Operator], Rule] = dict.fromkeys((Conv2d, DepthwiseConv2d, FullyConnected), linear)
@@ -65,7 +65,7 @@ def _rule(*kinds: type[Operator] | BinaryKind) -> Callable[[Rule], Rule]:
 
 
 @_rule(Add, BinaryKind.SUBTRACT)
-def _add(ask: Request[Operator]) -> str:
+def _add(ask: QuantisationRequest[Operator]) -> str:
     """Both operands raised, scaled to twice the larger scale, added, requantised (micro/kernels/add_common.cc).
 
     A difference is computed alike (sub_common.cc).
@@ -79,7 +79,9 @@ def _add(ask: Request[Operator]) -> str:
     return ask.finish(total, [twice_larger / ((1 << left_shift) * ask.target.scale)])
 
 
-def _with_one_scale(ask: Request[Any], values: list[Quantised], left_shift: int) -> tuple[list[str], float]:
+def _with_one_scale(
+    ask: QuantisationRequest[Any], values: list[QuantisedValue], left_shift: int
+) -> tuple[list[str], float]:
     """The values without zero points, raised by some bits, in steps of twice the larger scale; and that scale."""
     twice_larger = 2.0 * max(value.form.scale for value in values)
     sides = ("left", "right", *map(str, range(2, len(values))))
@@ -91,7 +93,7 @@ def _with_one_scale(ask: Request[Any], values: list[Quantised], left_shift: int)
 
 
 @_rule(Binary)
-def _binary(ask: Request[Binary]) -> str:
+def _binary(ask: QuantisationRequest[Binary]) -> str:
     """A product of the centred integers, scaled once (micro/kernels/mul_common.cc); others have rules of their own."""
     if ask.operator.kind in _BINARY:
         return _BINARY[ask.operator.kind](ask)
@@ -106,13 +108,13 @@ def _binary(ask: Request[Binary]) -> str:
     return ask.finish(product, [values[0].form.scale * values[1].form.scale / ask.target.scale])
 
 
-def _centred(ask: Request[Any], x: Quantised, word: str) -> str:
+def _centred(ask: QuantisationRequest[Any], x: QuantisedValue, word: str) -> str:
     """x less its zero point, int32."""
     return ask.add(Offset(-x.form.zero_point, DType.INT32), [x.name], word)
 
 
 @_rule(BinaryKind.DIVIDE)
-def _divide(ask: Request[Binary]) -> str:
+def _divide(ask: QuantisationRequest[Binary]) -> str:
     """A quotient of 8-bit values (micro/kernels/div.cc: the factor in float32)."""
     a, b = ask.activations()
     if any(value.kind.dtype not in BYTES for value in (a, b)):
@@ -125,7 +127,7 @@ def _divide(ask: Request[Binary]) -> str:
 
 
 @_rule(BinaryKind.SQUARED_DIFFERENCE)
-def _squared_difference(ask: Request[Binary]) -> str:
+def _squared_difference(ask: QuantisationRequest[Binary]) -> str:
     """Both operands scaled to twice the larger scale, 7 bits of head-room (micro/kernels/squared_difference.cc)."""
     values = ask.activations()
     if any(value.kind.dtype.bits > 16 for value in values):
@@ -137,11 +139,11 @@ def _squared_difference(ask: Request[Binary]) -> str:
 
 
 @_rule(BinaryKind.PRELU)
-def _slope_per_channel(ask: Request[Binary]) -> str:
+def _slope_per_channel(ask: QuantisationRequest[Binary]) -> str:
     """PRelu (micro/kernels/prelu_common.cc): one product for each sign. A float slope is taken in 8 bits."""
     (x,) = ask.activations(ask.operands[:1])
     given = ask.operands[1]
-    (slope,) = ask.activations([given if isinstance(given, Quantised) else _quantised_slope(ask, given)])
+    (slope,) = ask.activations([given if isinstance(given, QuantisedValue) else _quantised_slope(ask, given)])
     if x.kind.dtype.bits > 16 or slope.kind.dtype.bits > 8:
         raise ask.refuse(x)
     terms = [_negative_part(ask, x), _centred(ask, slope, "slope")]
@@ -150,21 +152,21 @@ def _slope_per_channel(ask: Request[Binary]) -> str:
     return _two_slopes(ask, x, falling, (scale / ask.target.scale, scale * slope.form.scale / ask.target.scale))
 
 
-def _quantised_slope(ask: Request[Any], slope: Array) -> Quantised:
+def _quantised_slope(ask: QuantisationRequest[Any], slope: Array) -> QuantisedValue:
     """Float slopes as int8 without a zero point."""
     scale = np.array([max(float(np.abs(slope).max()), 1e-6) / 127], np.float32)
     name = ask.constant("slopes", np.rint(slope / scale[0]).astype(np.int8))
-    return Quantised(name, ask.emitter.builder.type_of(name), scale, np.zeros(1, np.int64), 0, None)
+    return QuantisedValue(name, ask.emitter.builder.type_of(name), scale, np.zeros(1, np.int64), 0, None)
 
 
-def _negative_part(ask: Request[Any], x: Quantised) -> str:
+def _negative_part(ask: QuantisationRequest[Any], x: QuantisedValue) -> str:
     """x less its zero point where that is negative, else 0."""
     zero = ask.constant("none", np.zeros(1, np.int32))
     terms = [_centred(ask, x, "lowered"), zero]
     return ask.emitter.add(Binary(BinaryKind.MINIMUM), terms, f"{ask.stem}_falling")
 
 
-def _two_slopes(ask: Request[Any], x: Quantised, falling: str, factors: tuple[float, float]) -> str:
+def _two_slopes(ask: QuantisationRequest[Any], x: QuantisedValue, falling: str, factors: tuple[float, float]) -> str:
     """Positive values scaled by the first factor, plus `falling`, which is 0 where they are positive, by the second."""
     zero = ask.constant("zero", np.zeros(1, np.int32))
     terms = [_centred(ask, x, "centred"), zero]
@@ -175,7 +177,7 @@ def _two_slopes(ask: Request[Any], x: Quantised, falling: str, factors: tuple[fl
 
 
 @_rule(Reduce)
-def _reduce(ask: Request[Reduce]) -> str:
+def _reduce(ask: QuantisationRequest[Reduce]) -> str:
     """The sum of the centred integers, scaled once; a mean's count is part of the factor, as for an average pool."""
     (x,), operator = ask.activations(), ask.operator
     if operator.kind not in (ReduceKind.SUM, ReduceKind.MEAN) or x.kind.dtype not in (*BYTES, DType.INT16):
@@ -201,7 +203,7 @@ def _mean_multiplier(real: float, count: int) -> tuple[Array, Array]:
 
 
 @_rule(AveragePool2d)
-def _average_pool(ask: Request[AveragePool2d]) -> str:
+def _average_pool(ask: QuantisationRequest[AveragePool2d]) -> str:
     """Equal quantisation: TFLite's integer average. Else its MEAN: the sum, scaled by the scales and 1/count."""
     (x,), operator = ask.activations(), ask.operator
     inner = ask.fresh("accumulator")
@@ -224,7 +226,7 @@ def softmax_parameters(scale: float, beta: float) -> tuple[int, int, int]:
 
 
 @_rule(Softmax)
-def _softmax(ask: Request[Softmax]) -> str:
+def _softmax(ask: QuantisationRequest[Softmax]) -> str:
     """TFLite's fixed-point softmax (of int16 micro/kernels/softmax_common.cc), requantised where the result has another
     scale than its 1/256."""
     (x,), target = ask.activations(), ask.target
@@ -242,7 +244,7 @@ def _softmax(ask: Request[Softmax]) -> str:
 
 
 @_rule(LogSoftmax)
-def _log_softmax(ask: Request[LogSoftmax]) -> str:
+def _log_softmax(ask: QuantisationRequest[LogSoftmax]) -> str:
     """TFLite's fixed-point log-softmax, requantised where the result has another scale than its 1/16."""
     (x,) = ask.activations()
     if x.kind.dtype is not DType.INT8:
@@ -257,7 +259,7 @@ def _log_softmax(ask: Request[LogSoftmax]) -> str:
 
 
 @_rule(Normalise)
-def _normalise(ask: Request[Normalise]) -> str:
+def _normalise(ask: QuantisationRequest[Normalise]) -> str:
     """TFLite's rows of length 1 (reference/integer_ops/l2normalization.h), requantised where not in steps of 1/128; of
     layer normalisation the rows in finer steps."""
     (x,) = ask.activations()
@@ -272,7 +274,7 @@ _FINER = 8
 """Bits of fraction to which a normalised value is scaled before its offset is added."""
 
 
-def standardise(ask: Request[Normalise], factor: Array, offset: Array) -> str:
+def standardise(ask: QuantisationRequest[Normalise], factor: Array, offset: Array) -> str:
     """Rows with mean 0 and deviation 1, times a factor and plus an offset, [1] or [C] each; the last rounding is the
     result's."""
     (x,), operator = ask.activations(), ask.operator
@@ -295,7 +297,7 @@ def standardise(ask: Request[Normalise], factor: Array, offset: Array) -> str:
 
 
 @_rule(Unary)
-def _unary(ask: Request[Unary]) -> str:
+def _unary(ask: QuantisationRequest[Unary]) -> str:
     """A table of the 256 results; of 16 bits what TFLite Micro has."""
     (x,), kind = ask.activations(), ask.operator.kind
     if x.kind.dtype is DType.INT16 and kind in (UnaryKind.SIGMOID, UnaryKind.TANH):
@@ -310,7 +312,7 @@ def _unary(ask: Request[Unary]) -> str:
     return ask.emitter.add(Lookup(), [x.name, ask.constant("table", limited, ask.target.dtype)], ask.stem)
 
 
-def _bent(ask: Request[Unary], x: Quantised) -> str:
+def _bent(ask: QuantisationRequest[Unary], x: QuantisedValue) -> str:
     """One line for each sign, its factor in double (micro/kernels/leaky_relu_common.cc, Abs of elementwise.cc)."""
     above = x.form.scale / ask.target.scale
     falling = _negative_part(ask, x)
@@ -321,7 +323,7 @@ def _bent(ask: Request[Unary], x: Quantised) -> str:
     return _two_slopes(ask, x, rising, (above, above))
 
 
-def _sigmoid_of_16_bits(ask: Request[Unary], x: Quantised, tangent: bool) -> str:
+def _sigmoid_of_16_bits(ask: QuantisationRequest[Unary], x: QuantisedValue, tangent: bool) -> str:
     """Sigmoid and tanh of int16 (micro/kernels/{logistic_common,tanh}.cc): a factor to steps of 1/12288."""
     power = int(np.rint(np.log2(x.form.scale)))
     shift = power + 12
@@ -339,7 +341,7 @@ def _sigmoid_of_16_bits(ask: Request[Unary], x: Quantised, tangent: bool) -> str
 
 
 @_rule(MatrixProduct)
-def _matrix_product(ask: Request[MatrixProduct]) -> str:
+def _matrix_product(ask: QuantisationRequest[MatrixProduct]) -> str:
     """Sums of products of two activations (micro/kernels/batch_matmul.cc); of a constant matrix as a dense layer."""
     a, b = ask.activations()
     if any(value.kind.dtype not in (*BYTES, DType.INT16) for value in (a, b)):
@@ -363,7 +365,7 @@ _WEIGHT_BITS = 10
 
 
 @_rule(Resample)
-def _resample(ask: Request[Resample]) -> str:
+def _resample(ask: QuantisationRequest[Resample]) -> str:
     """Weights in steps of 1/1024, the sum of products rounded once, halves away from zero."""
     (x,), axes = ask.activations(ask.operands[:1]), ask.operator.axes
     if x.kind.dtype not in BYTES or len(axes) > 2:
@@ -382,7 +384,7 @@ def _resample(ask: Request[Resample]) -> str:
     return ask.finish(total, [x.form.scale / ask.target.scale / (1 << bits)], x.form.zero_point << bits)
 
 
-def compare(ask: Request[Compare]) -> str:
+def compare(ask: QuantisationRequest[Compare]) -> str:
     """A comparison of quantised values, as exact as TFLite Micro's (micro/kernels/comparisons.cc): both in steps of
     1/256 of a unit, scaled by their own scales. The result is bool."""
     terms = []
@@ -393,7 +395,7 @@ def compare(ask: Request[Compare]) -> str:
     return ask.emitter.add(ask.operator, terms, ask.stem)
 
 
-def requantize(ask: Request[Operator]) -> str:
+def requantize(ask: QuantisationRequest[Operator]) -> str:
     """The one operand in another quantisation (micro/kernels/quantize_common.cc: the quotient of the scales in
     double)."""
     (x,), target = ask.activations(), ask.target

@@ -39,7 +39,7 @@ def spans(taps: Shape, dilation: Shape) -> Pair:
 
 
 @dataclass(frozen=True)
-class Transposed:
+class TransposedAxis:
     """The geometry of a transposed convolution along one image axis."""
 
     size: int
@@ -70,7 +70,9 @@ class Transposed:
         return self.taps - 1 - self.first, self.first + self.blocks - self.size
 
 
-def transposed_convolution(v: Values, operands: Sequence[str], axes: tuple[Transposed, Transposed], groups: int) -> str:
+def transposed_convolution(
+    v: Values, operands: Sequence[str], axes: tuple[TransposedAxis, TransposedAxis], groups: int
+) -> str:
     """A transposed convolution of x NHWC, constant weights OHWI (I = channels / groups), and a bias or none: one that
     gives all phases, and the movement of these."""
     x, w, *bias = operands
@@ -87,7 +89,7 @@ def transposed_convolution(v: Values, operands: Sequence[str], axes: tuple[Trans
     return result
 
 
-def _phase_weights(v: Values, w: str, axes: Sequence[Transposed], groups: int) -> str:
+def _phase_weights(v: Values, w: str, axes: Sequence[TransposedAxis], groups: int) -> str:
     """Weights OHWI as those of the phases: output channels (group, row phase, column phase, output)."""
     outputs, rows, columns, depth = v.shape(w)
     strides, taps = [axis.stride for axis in axes], [axis.taps for axis in axes]
@@ -102,7 +104,7 @@ def _phase_weights(v: Values, w: str, axes: Sequence[Transposed], groups: int) -
     return v.add(Reshape((outputs * prod(strides), taps[0], taps[1], depth)), [moved], "ohwi")
 
 
-def _phases(axes: Sequence[Transposed], batch: int, outputs: int, groups: int) -> list[Operator]:
+def _phases(axes: Sequence[TransposedAxis], batch: int, outputs: int, groups: int) -> list[Operator]:
     """The movement that puts the phases' results in their places, and cuts what the result loses."""
     rows, columns = axes
     strides = (rows.stride, columns.stride)
@@ -154,7 +156,7 @@ def broadcast(shape: Shape, wanted: Shape) -> tuple[Reshape, Pick]:
 
 
 @dataclass(frozen=True)
-class Resized:
+class ResizeAxis:
     """How one axis is resized."""
 
     size: int

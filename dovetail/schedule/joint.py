@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby
 
-from dovetail.schedule.layout import LaidOut
-from dovetail.schedule.layout.choose import Inside
+from dovetail.schedule.layout import LayoutPlan
+from dovetail.schedule.layout.choose import ValueSlice
 from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles.tile import tile_match
 from dovetail.target.description import Target
@@ -31,7 +31,7 @@ _Turn = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Way:
+class _TurnSequence:
     """Turns one after the other, and when they end."""
 
     turns: tuple[_Turn, ...]
@@ -51,16 +51,16 @@ class _Way:
         return max(self.core, self.ends[-2] if len(self.ends) > 1 else 0)
 
 
-def _undominated(ways: Sequence[_Way]) -> list[_Way]:
+def _undominated(ways: Sequence[_TurnSequence]) -> list[_TurnSequence]:
     """Those of the same regions than which none ends sooner and leaves the core free as soon; one of equals."""
-    kept: list[_Way] = []
+    kept: list[_TurnSequence] = []
     for way in sorted(ways, key=lambda way: way.rank):
         if all(way.free < other.free for other in kept):
             kept.append(way)
     return kept
 
 
-def side_by_side(laid: LaidOut, target: Target) -> LaidOut:
+def side_by_side(laid: LayoutPlan, target: Target) -> LayoutPlan:
     """The network with regions that are computed side by side one behind the other, all but the last of them held.
 
     Args:
@@ -71,7 +71,7 @@ def side_by_side(laid: LaidOut, target: Target) -> LaidOut:
     engine = target.engines[0] if len(target.engines) == 1 else None
     if engine is None or engine.joint is None or not target.works_in_place(engine):
         return laid
-    search = _Search(regions, engine, engine.joint, laid.inside)
+    search = _TurnSearch(regions, engine, engine.joint, laid.inside)
     mine = [index for index, region in enumerate(regions) if region.engine is not None and not region.shares]
     turns: list[_Turn] = []
     for _, run in groupby(mine, key=lambda index: (search.kin(index), sum(n < index for n in search.others))):
@@ -80,7 +80,7 @@ def side_by_side(laid: LaidOut, target: Target) -> LaidOut:
 
 
 def _in_turn(
-    regions: Sequence[Region], turns: Sequence[_Turn], mine: Sequence[int], search: _Search
+    regions: Sequence[Region], turns: Sequence[_Turn], mine: Sequence[int], search: _TurnSearch
 ) -> tuple[Region, ...]:
     """The regions, the engine's (`mine`) turn after turn at the places they had, later only where operands are
     missing."""
@@ -98,13 +98,13 @@ def _in_turn(
 
 
 @dataclass
-class _Search:
+class _TurnSearch:
     """What is known of a network while turns are looked for."""
 
     regions: Sequence[Region]
     engine: Engine
     joint: Joint
-    inside: Mapping[str, Inside]
+    inside: Mapping[str, ValueSlice]
     """The values that lie inside others: where they are joined, nothing is done for them."""
     cycles: dict[_Turn, int | None] = field(default_factory=dict)
     """Of sets of regions the engine was asked about."""
@@ -146,14 +146,14 @@ class _Search:
 
     def turns(self, run: _Turn) -> tuple[_Turn, ...]:
         """The turns of regions that may change places that end first; one at a time where nothing is better."""
-        alone = _Way((), (), 0)
+        alone = _TurnSequence((), (), 0)
         for index in run:
             following = self.then(alone, (index,))
             if following is None:
                 return tuple((one,) for one in run)
             alone = following
-        ways: list[dict[frozenset[int], list[_Way]]] = [{} for _ in range(len(run) + 1)]
-        ways[0][frozenset()] = [_Way((), (), 0)]
+        ways: list[dict[frozenset[int], list[_TurnSequence]]] = [{} for _ in range(len(run) + 1)]
+        ways[0][frozenset()] = [_TurnSequence((), (), 0)]
         for count in range(len(run)):
             every = ((way, done) for done, some in ways[count].items() for way in some)
             for way, done in sorted(every, key=lambda each: (each[0].rank, sorted(each[1])))[:_KEPT]:
@@ -171,14 +171,14 @@ class _Search:
         for size in range(1, min(self.joint.most, len(ready)) + 1):
             yield from combinations(ready, size)
 
-    def then(self, way: _Way, turn: _Turn) -> _Way | None:
+    def then(self, way: _TurnSequence, turn: _Turn) -> _TurnSequence | None:
         """A way with a turn more; None where the engine cannot."""
         cycles = self.asked_for(turn)
         if cycles is None:
             return None
         core = way.free + self.joint.handing * len(turn)
         begin = max(core, way.ends[-1] if way.ends else 0)
-        return _Way((*way.turns, turn), (*way.ends, begin + cycles), core)
+        return _TurnSequence((*way.turns, turn), (*way.ends, begin + cycles), core)
 
     def asked_for(self, turn: _Turn) -> int | None:
         """The engine's cycles for regions side by side."""

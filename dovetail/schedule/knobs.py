@@ -16,7 +16,7 @@ from dovetail.ir.types import Box
 from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.shipped import signature
 from dovetail.schedule.tiles.tile import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, cuts, tile_classes, tile_match
-from dovetail.schedule.tiles.tiling import Known, Tiling, evaluate
+from dovetail.schedule.tiles.tiling import TileCache, Tiling, evaluate
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Knob, Space, Value
 from dovetail.version import __version__
@@ -135,7 +135,7 @@ def _channels(region: Region, target: Target) -> tuple[int, ...]:
     )
     laid = replace(region, layouts={**engine_layouts(region), **region.layouts})
     in_place = frozenset({""} if target.reads_constants(region.engine) else ())
-    found = evaluate(laid, target, least, in_place, 1, Known())
+    found = evaluate(laid, target, least, in_place, 1, TileCache())
     fits = isinstance(found, Tiling) and found.nbytes <= target.memory(region.engine.memory).size
     return whole if fits else _sizes(total, step)
 
@@ -220,7 +220,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TuningEntry:
     """One layer."""
 
     name: str
@@ -244,7 +244,7 @@ class Tuning:
     """Of the whole network, nothing chosen."""
     tuned_cycles: int
     """Of the whole network, with all choices; never more."""
-    layers: tuple[Entry, ...]
+    layers: tuple[TuningEntry, ...]
     """Those for which something is chosen."""
 
 
@@ -283,7 +283,7 @@ def read_tuning(path: Path) -> Tuning:
     return Tuning(of, _field(table, "measure", str, str(path)), default, tuned, entries)
 
 
-def _entry(layer: Any, where: str) -> Entry:
+def _entry(layer: Any, where: str) -> TuningEntry:
     if not isinstance(layer, dict):
         raise TuningError("a layer must be a table", where=where, hint="tune again")
     name = _field(layer, "name", str, where)
@@ -295,7 +295,7 @@ def _entry(layer: Any, where: str) -> Entry:
                 f"{knob} = {value!r} is neither a whole number nor a string", where=where, hint="tune again"
             )
     default, tuned = (_field(layer, key, int, where) for key in ("default_cycles", "tuned_cycles"))
-    return Entry(name, _field(layer, "signature", str, where), default, tuned, choice)
+    return TuningEntry(name, _field(layer, "signature", str, where), default, tuned, choice)
 
 
 def _field(table: Mapping[str, Any], name: str, kind: type, where: str) -> Any:

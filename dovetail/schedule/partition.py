@@ -144,7 +144,7 @@ def beside(regions: Sequence[Region]) -> dict[str, tuple[str, ...]]:
 
 
 @dataclass
-class Tried:
+class PartitionCache:
     """What was asked of one graph, whoever computes the rest of it."""
 
     offloads: dict[tuple[str, int], Match | Mismatch] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Tried:
 
 
 def partition(
-    graph: Graph, target: Target, declined: Mapping[str, str] | None = None, tried: Tried | None = None
+    graph: Graph, target: Target, declined: Mapping[str, str] | None = None, tried: PartitionCache | None = None
 ) -> tuple[Region, ...]:
     """Regions in an order that computes every value before it is read.
 
@@ -167,7 +167,7 @@ def partition(
     Raises:
         ModelError: an operator that neither an engine nor the core can compute.
     """
-    tried = tried or Tried()
+    tried = tried or PartitionCache()
     found = _Partition(graph, target, declined=declined, tried=tried).regions()
     offered = target.dma is not None and any(engine.offloads for engine in target.engines)
     if not offered or any(region.engine is not None for region in found):
@@ -220,11 +220,11 @@ class _Partition:
         padding: bool = False,
         declined: Mapping[str, str] | None = None,
         apart: bool = False,
-        tried: Tried | None = None,
+        tried: PartitionCache | None = None,
     ) -> None:
         """`padding`: whether the core's kernels pad, as those of a core alone do, although a DMA could; `declined`: as
         `partition`, as `tried`; `apart`: whether no value lies in another."""
-        self._known = tried or Tried()
+        self._known = tried or PartitionCache()
         self._apart = apart
         self._graph, self._target, self._padding = graph, target, padding or not target.dmas
         self._producers, self._users = graph.producers(), graph.users()

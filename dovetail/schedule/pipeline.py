@@ -26,7 +26,7 @@ from dovetail.schedule.partition import Region, partition
 from dovetail.target.description import Target
 
 
-class Builder:
+class PipelineBuilder:
     """Collects the nodes of each stage, in the order of the network, and gives one step of the pipeline.
 
     Args:
@@ -174,7 +174,7 @@ def pipelined(graph: Graph, target: Target) -> Pipeline:
     regions, speeds = partition(graph, target), [core.speed for core in target.cores]
     ends = list(accumulate(map(_work, regions), initial=0.0))
     cuts = [ends[-1] * reached / sum(speeds) for reached in accumulate(speeds[:-1])]
-    builder = Builder(graph, len(speeds))
+    builder = PipelineBuilder(graph, len(speeds))
     for region, span in zip(regions, pairwise(ends), strict=True):
         _deal(builder, region, span, cuts)
     step, cores = builder.finish()
@@ -208,7 +208,7 @@ def _work(region: Region) -> float:
     return 0.0 if region.is_view or region.still else work(region.graph)
 
 
-def _deal(builder: Builder, region: Region, span: tuple[float, float], cuts: Sequence[float]) -> None:
+def _deal(builder: PipelineBuilder, region: Region, span: tuple[float, float], cuts: Sequence[float]) -> None:
     """Put a region, whose work lies in a span of all of it, into the stages between the cuts."""
     start, stop = span
     first, last = bisect_right(cuts, start), bisect_left(cuts, stop)

@@ -24,7 +24,7 @@ TABLE = Path(__file__).with_name("tilings.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TilingEntry:
     """How a layer is cut."""
 
     shape: Shape
@@ -56,13 +56,13 @@ def key_of(graph: Graph, near: frozenset[str]) -> str:
     return f"{signature(graph)}-{''.join('n' if end in near else 'f' for end in (*graph.inputs, *graph.outputs))}"
 
 
-def found(target: Target, graph: Graph, near: frozenset[str]) -> Entry | None:
+def found(target: Target, graph: Graph, near: frozenset[str]) -> TilingEntry | None:
     """The entry for a layer whose ends `near` lie in the engine's memory; None where there is none."""
     table = _read().get(target.name)
     if not table or table["description"] != description(target):
         return None
     entry = table["tiles"].get(key_of(graph, near))
-    return Entry(tuple(entry[0]), entry[1], entry[2]) if entry else None
+    return TilingEntry(tuple(entry[0]), entry[1], entry[2]) if entry else None
 
 
 def description(target: Target) -> str:
@@ -75,7 +75,7 @@ def description(target: Target) -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
-def add(target: Target, key: str, entry: Entry) -> None:
+def add(target: Target, key: str, entry: TilingEntry) -> None:
     """Write an entry into the table; those made for another description of the target go."""
     tables = dict(_read())
     mark = description(target)

@@ -49,12 +49,12 @@ _LOADING_SECONDS = 660.0
 _LENGTH = struct.Struct(">I")
 
 
-class Malformed(ValueError):
+class MessageError(ValueError):
     """A message that is none."""
 
 
 @dataclass(frozen=True)
-class Request:
+class AgentRequest:
     """What a client asks an agent for."""
 
     board: str
@@ -87,7 +87,7 @@ def proof(secret: bytes, who: str, *parts: str) -> str:
     return hmac.new(secret, json.dumps([who, *parts]).encode(), hashlib.sha256).hexdigest()
 
 
-def client_proof(secret: bytes, nonce: str, request: Request) -> str:
+def client_proof(secret: bytes, nonce: str, request: AgentRequest) -> str:
     """The proof of a client, for a nonce of the agent's."""
     parts = (nonce, request.nonce, request.board, request.job, str(request.image), request.digest)
     return proof(secret, "client", *parts)
@@ -103,7 +103,7 @@ def receive(line: socket.socket) -> dict[str, Any]:
     """The next message; raises Malformed where it is none or too long, OSError where the line ends."""
     (length,) = _LENGTH.unpack(exactly(line, _LENGTH.size))
     if not 2 <= length <= MOST_MESSAGE:
-        raise Malformed(f"a message of {length} bytes")
+        raise MessageError(f"a message of {length} bytes")
     return parsed(exactly(line, length))
 
 
@@ -112,27 +112,27 @@ def parsed(content: bytes) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
-        raise Malformed("no JSON") from None
+        raise MessageError("no JSON") from None
     if not isinstance(found, dict):
-        raise Malformed("no object")
+        raise MessageError("no object")
     return found
 
 
-def request_of(message: Mapping[str, Any]) -> Request:
+def request_of(message: Mapping[str, Any]) -> AgentRequest:
     """The request a message is; raises Malformed."""
     texts = {name: message.get(name) for name in ("board", "job", "nonce", "digest", "proof")}
     image = message.get("image")
     if not all(isinstance(text, str) for text in texts.values()) or type(image) is not int:
-        raise Malformed("a field is missing, or of another type")
-    request = Request(image=image, **{name: str(text) for name, text in texts.items()})
+        raise MessageError("a field is missing, or of another type")
+    request = AgentRequest(image=image, **{name: str(text) for name, text in texts.items()})
     if not 0 <= request.image <= MOST_IMAGE:
-        raise Malformed(f"{request.image} bytes of firmware; the most are {MOST_IMAGE}")
+        raise MessageError(f"{request.image} bytes of firmware; the most are {MOST_IMAGE}")
     if not all(_is_hexadecimal(text, 32) for text in (request.job, request.nonce)):
-        raise Malformed("job and nonce are 32 hexadecimal digits")
+        raise MessageError("job and nonce are 32 hexadecimal digits")
     if not _is_hexadecimal(request.proof, 64) or not (request.digest == "" or _is_hexadecimal(request.digest, 64)):
-        raise Malformed("proof and digest are 64 hexadecimal digits")
+        raise MessageError("proof and digest are 64 hexadecimal digits")
     if not request.board.isascii() or not request.board.isprintable():
-        raise Malformed("a name of a board that is none")
+        raise MessageError("a name of a board that is none")
     return request
 
 
@@ -176,22 +176,26 @@ def open_agent(board: Board, job: str, image: bytes = b"") -> Link:
         with socket.create_connection((host, port), GREETING_SECONDS) as line:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _greet(
-                line, secret, Request(name, job, secrets.token_hex(16), len(image), _digest(image), ""), image, board
+                line,
+                secret,
+                AgentRequest(name, job, secrets.token_hex(16), len(image), _digest(image), ""),
+                image,
+                board,
             )
             line.setblocking(False)
             return Link(line.detach(), board.where)
     except (OSError, UnicodeError) as error:
         hint = "see that dovetail agent runs there, and that this computer may reach it"
         raise BoardError(f"the agent does not answer: {error}", where=board.where, hint=hint) from None
-    except Malformed as error:
+    except MessageError as error:
         what = f"what answers there is no agent: it sends {error}"
         raise BoardError(what, where=board.where, hint="look at host and port") from None
 
 
-def _greet(line: socket.socket, secret: bytes, request: Request, image: bytes, board: Board) -> None:
+def _greet(line: socket.socket, secret: bytes, request: AgentRequest, image: bytes, board: Board) -> None:
     greeting = receive(line)
     if greeting.get("dovetail_agent") != VERSION or not isinstance(nonce := greeting.get("nonce"), str):
-        raise Malformed("another greeting")
+        raise MessageError("another greeting")
     send(line, {**vars(request), "proof": client_proof(secret, nonce, request)})
     line.settimeout(_LOADING_SECONDS)
     with contextlib.suppress(OSError):  # it may have refused already, and says so

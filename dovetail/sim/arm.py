@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.codegen.build.elf import code_ranges
 from dovetail.errors import SimulationError
-from dovetail.sim.core import Architecture, BlockCost, Core, CoreSetup, Instruction, Pause
+from dovetail.sim.core import Architecture, BlockCost, CoreSetup, EmulatedCore, Instruction, Pause
 from dovetail.sim.device import Device, read_number
 
 _SYSTEM_CONTROL = 0xE000E000
@@ -248,7 +248,7 @@ class SystemControl(Device):
         return SimulationError(f"there is no register at offset {offset:#x}", where=self.name, hint=hint)
 
 
-class ArmCore(Core):
+class ArmCore(EmulatedCore):
     """Thumb-2 of the M profile."""
 
     def __init__(self, setup: CoreSetup) -> None:

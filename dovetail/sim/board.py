@@ -16,7 +16,7 @@ from typing import Any
 
 from dovetail.errors import BoardError
 from dovetail.sim.agent import open_agent
-from dovetail.sim.frames import Kind, Talk, read_all, read_cycles, write_all
+from dovetail.sim.frames import FrameConversation, FrameKind, read_all, read_cycles, write_all
 from dovetail.sim.gdb import GdbSession, server_of
 from dovetail.sim.line import Board, BoardSession, Link, open_link
 
@@ -34,14 +34,16 @@ class FrameSession(BoardSession):
     ) -> None:
         """`again` opens the line once more; as the link's name says, if not given."""
         super().__init__(link)
-        self.talk = Talk(link, timeout, again, "make the firmware again from this build: make board BOARD_IO=file.c")
+        self.talk = FrameConversation(
+            link, timeout, again, "make the firmware again from this build: make board BOARD_IO=file.c"
+        )
         found = self.talk.hello()
         self._check_digest(found.digest, digest)
         if found.payload < _LEAST_PAYLOAD or found.count != max(1, layers):
             what = f"it takes {found.payload} bytes in a frame and has {found.count} layers, the build {layers}"
             raise self.talk.wrong(what)
         self._most, self._layers, self._number = found.payload, found.count, 0
-        self.talk.ask(Kind.RESET)
+        self.talk.ask(FrameKind.RESET)
 
     def write(self, port: int, content: bytes) -> None:
         write_all(self.talk, port, content, self._most)
@@ -49,7 +51,7 @@ class FrameSession(BoardSession):
     def infer(self) -> tuple[int, Sequence[int]]:
         self._number += 1
         request = struct.pack("<I", self._number)
-        (total,) = struct.unpack("<Q", self.talk.sized(self.talk.ask(Kind.RUN, request, 8), 8))
+        (total,) = struct.unpack("<Q", self.talk.sized(self.talk.ask(FrameKind.RUN, request, 8), 8))
         return total, read_cycles(self.talk, self._layers, self._most)
 
     def read(self, port: int, nbytes: int) -> bytes:

@@ -103,7 +103,7 @@ class CoreSetup:
     """Whether the compiled block hook is used where there is one."""
 
 
-class Core(Protocol):
+class EmulatedCore(Protocol):
     """A core in the emulator."""
 
     emulator: Any
@@ -156,7 +156,7 @@ class Architecture:
     """The machine of its ELF files, as pyelftools names it."""
     costs: Callable[..., Any]
     """The frozen dataclass of cycles per class of instruction; its defaults are a stated core's."""
-    make: Callable[[CoreSetup], Core]
+    make: Callable[[CoreSetup], EmulatedCore]
     """Makes a core; imports the emulator."""
     product: Callable[[Any], int]
     """Fewest cycles of a multiply-accumulate by its instructions for one number at a time."""
@@ -227,7 +227,7 @@ class HookState(ctypes.Structure):
 class BlockHook:
     """Counts instructions and cycles of a core at the beginning of each block, and stops it before one: in Python."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EmulatedCore) -> None:
         self.state = HookState(deadline=NEVER, instruction_limit=NEVER)
         self.failure: SimulationError | None = None
         """Why a block could not be counted; the core has then stopped."""
@@ -293,7 +293,7 @@ class BlockHook:
 class NativeBlockHook(BlockHook):
     """The same steps in C: block_hook.c as a shared library."""
 
-    def __init__(self, core: Core, library: Path) -> None:
+    def __init__(self, core: EmulatedCore, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
         super().__init__(core)
 
@@ -330,7 +330,7 @@ class NativeBlockHook(BlockHook):
         out[0] = _BlockEntry(address, size, *astuple(cost))
 
 
-def block_hook(core: Core, native: bool) -> BlockHook:
+def block_hook(core: EmulatedCore, native: bool) -> BlockHook:
     """The hook of a core, installed: compiled if `native` is asked for and there is a compiler."""
     source = Path(__file__).with_name("block_hook.c")
     try:

@@ -16,8 +16,8 @@ from typing import Any
 from dovetail.codegen.build.elf import describe_address
 from dovetail.errors import DovetailError, MissingExtraError, SimulationError
 from dovetail.sim.core import RUNNING, CoreSetup
-from dovetail.sim.device import Window
-from dovetail.sim.processor import Answer, Registers
+from dovetail.sim.device import AddressWindow
+from dovetail.sim.processor import Answer, DeviceAccess
 from dovetail.sim.riscv_costs import BlockCounter
 from dovetail.sim.verilator import Design, build_design
 
@@ -128,13 +128,13 @@ def build_core(name: str, cache: Path | None = None) -> Path:
     return build_design(core_rtl(name).design(), cache)
 
 
-class _Memory(ctypes.Structure):
+class _CoreRtlMemory(ctypes.Structure):
     """Mirrors `struct Memory` of core_host.cpp."""
 
     _fields_ = (("base", ctypes.c_uint64), ("size", ctypes.c_uint64), ("data", ctypes.c_void_p))
 
 
-class _State(ctypes.Structure):
+class _CoreRtlState(ctypes.Structure):
     """Mirrors `struct State` of core_host.cpp."""
 
     _fields_ = (
@@ -163,7 +163,7 @@ class _Wires:
     wake = 0
     """It takes that time by itself."""
 
-    def __init__(self, state: _State) -> None:
+    def __init__(self, state: _CoreRtlState) -> None:
         self._state = state
 
     def pc(self) -> int:
@@ -188,22 +188,24 @@ class RtlProcessor:
         core: its name. library: what `build_core` made.
     """
 
-    def __init__(self, setup: CoreSetup, windows: Sequence[Window], access: Answer, core: str, library: Path) -> None:
+    def __init__(
+        self, setup: CoreSetup, windows: Sequence[AddressWindow], access: Answer, core: str, library: Path
+    ) -> None:
         self._symbols, self._counter = setup.symbols, BlockCounter(setup.costs, setup.bus)
         self._late = CORES[core].counts_late
         self._calls = _load(library)
-        self._memories = (_Memory * len(setup.bus.regions))()
+        self._memories = (_CoreRtlMemory * len(setup.bus.regions))()
         for memory, region in zip(self._memories, setup.bus.regions, strict=True):
             memory.base, memory.size = region.base, region.size
             memory.data = setup.bus.view(region.base, region.size).ctypes.data
         self._answer = _ANSWER(self._access)
         self._model = self._calls.dovetail_core_new(self._memories, len(self._memories), self._answer)
-        self.state: _State = self._calls.dovetail_core_state(self._model).contents
+        self.state: _CoreRtlState = self._calls.dovetail_core_state(self._model).contents
         trap = self._symbols.get("dovetail_trap")
         self.state.trap = trap.address if trap else 0xFFFFFFFF
         self.core = _Wires(self.state)
         self.asleep_at: int | None = None
-        self._registers = Registers(
+        self._registers = DeviceAccess(
             windows,
             access,
             now=lambda: self.state.cycles,
@@ -267,7 +269,7 @@ def _load(path: Path) -> ctypes.CDLL:
     types: dict[str, tuple[list[Any], Any]] = {
         "new": ([pointer, number, _ANSWER], pointer),
         "delete": ([pointer], None),
-        "state": ([pointer], ctypes.POINTER(_State)),
+        "state": ([pointer], ctypes.POINTER(_CoreRtlState)),
         "reset": ([pointer, number], None),
         "run": ([pointer], None),
     }

@@ -319,7 +319,7 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class AddressWindow:
     """`size` bytes of addresses from `base`, answered by `device`."""
 
     base: int
@@ -331,7 +331,7 @@ class AddressMap:
     """Finds the window of an address; raises SimulationError where two overlap, one is misaligned, or two devices have
     one name."""
 
-    def __init__(self, windows: Sequence[Window]) -> None:
+    def __init__(self, windows: Sequence[AddressWindow]) -> None:
         self.windows = tuple(sorted(windows, key=lambda window: window.base))
         self._bases = [window.base for window in self.windows]
         names = [window.device.name for window in self.windows]
@@ -351,7 +351,7 @@ class AddressMap:
                 hint = "move one of the two in the target"
                 raise SimulationError(what, where=f"device '{upper.device.name}'", hint=hint)
 
-    def find(self, address: int) -> Window:
+    def find(self, address: int) -> AddressWindow:
         """The window an address lies in; raises SimulationError where that is between windows."""
         index = bisect_right(self._bases, address) - 1
         if index >= 0 and address < self.windows[index].base + self.windows[index].size:

@@ -25,7 +25,7 @@ DEFAULT_BYTES_PER_CYCLE = 8
 DEFAULT_SETUP_CYCLES = 16
 
 
-class Register(IntEnum):
+class DmaRegister(IntEnum):
     """Byte offsets of the registers. Strides are byte distances between the starts of rows or planes."""
 
     SRC = 0x00
@@ -141,23 +141,23 @@ class DmaDevice(QueueDevice[DmaJob]):
         bytes_per_cycle: int = DEFAULT_BYTES_PER_CYCLE,
         setup_cycles: int = DEFAULT_SETUP_CYCLES,
     ) -> None:
-        super().__init__(bus, name, tuple(Register), QUEUE)
+        super().__init__(bus, name, tuple(DmaRegister), QUEUE)
         self._bytes_per_cycle, self._setup_cycles = bytes_per_cycle, setup_cycles
 
     def read(self, offset: int, now: int) -> int:
         self.check_register(offset, "the DMA's header")
-        if offset == Register.START:
+        if offset == DmaRegister.START:
             return self.queue.next_number - 1 & MASK32
-        if offset == Register.DONE:
+        if offset == DmaRegister.DONE:
             return self.queue.collect()
-        return self.queue.room if offset == Register.STATUS else self.registers[offset]
+        return self.queue.room if offset == DmaRegister.STATUS else self.registers[offset]
 
     def write(self, offset: int, value: int, now: int) -> None:
         self.check_register(offset, "the DMA's header")
-        if offset in (Register.DONE, Register.STATUS):
+        if offset in (DmaRegister.DONE, DmaRegister.STATUS):
             hint = "look at the driver: write SRC, DST, the sizes and START only"
-            raise SimulationError(f"register {Register(offset).name} is read-only", where=self.name, hint=hint)
-        if offset == Register.START:
+            raise SimulationError(f"register {DmaRegister(offset).name} is read-only", where=self.name, hint=hint)
+        if offset == DmaRegister.START:
             self._start(value, now)
         else:
             self.registers[offset] = value
@@ -178,7 +178,7 @@ class DmaDevice(QueueDevice[DmaJob]):
         if mode not in (1, 2, 3, 4):
             hint = "look at the driver: write the number of dimensions of the copy"
             raise SimulationError(f"START was written {mode}; it takes 1 to 4", where=self.name, hint=hint)
-        r = Register
+        r = DmaRegister
         given = [*itemgetter(r.SRC, r.DST, r.ROW_BYTES)(self.registers)]
         if mode > 1:
             given += itemgetter(r.ROWS, r.SRC_ROW_STRIDE, r.DST_ROW_STRIDE)(self.registers)

@@ -34,7 +34,7 @@ _GONE_SECONDS = 30.0
 _PAUSE_SECONDS = 0.2
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """What a request asks for."""
 
     HELLO = 1
@@ -114,7 +114,7 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class Introduced:
+class BoardGreeting:
     """What a board says of itself."""
 
     payload: int
@@ -125,11 +125,11 @@ class Introduced:
     """Of the build it has, 32 hexadecimal digits."""
 
 
-class BeganAnew(BoardError):
+class BoardRestart(BoardError):
     """The board began anew while its line was gone."""
 
 
-class Talk:
+class FrameConversation:
     """A conversation with a board, of which every request is carried out once however often it is sent.
 
     Args:
@@ -153,20 +153,20 @@ class Talk:
         """Open the line again, whatever became of the board; raises BoardError."""
         self.link, self._decoder = self._again(), Decoder()
 
-    def hello(self) -> Introduced:
+    def hello(self) -> BoardGreeting:
         """Begin a session. Raises BoardError where the board does not answer, or speaks otherwise."""
         name = secrets.randbelow((1 << 32) - 1) + 1
         self._session = 0
-        answer = self.ask(Kind.HELLO, struct.pack("<I", name), answer=24)
+        answer = self.ask(FrameKind.HELLO, struct.pack("<I", name), answer=24)
         if len(answer) != 24:
             raise self.wrong(f"it introduces itself with {len(answer)} bytes, not 24")
         version, payload, count = struct.unpack_from("<HHI", answer)
         if version != VERSION:
             raise self.wrong(f"it speaks version {version} of the protocol, this is version {VERSION}")
         self._session = name
-        return Introduced(min(payload, MAXIMUM_PAYLOAD), count, answer[8:].hex())
+        return BoardGreeting(min(payload, MAXIMUM_PAYLOAD), count, answer[8:].hex())
 
-    def ask(self, kind: Kind, payload: bytes = b"", answer: int = 0) -> bytes:
+    def ask(self, kind: FrameKind, payload: bytes = b"", answer: int = 0) -> bytes:
         """The answer to a request, of so many bytes if all is well; the request is sent again when none comes. Raises
         BoardError where the board refuses, stays silent or is gone, of it BeganAnew."""
         self.asked += 1
@@ -174,7 +174,7 @@ class Talk:
         request = encode(Frame(kind, self._sequence, payload))
         patience = min(_ANSWER_SECONDS, self._timeout / ATTEMPTS)
         patience += (2 * len(request) + answer) * self.link.seconds_per_byte
-        attempts = max(ATTEMPTS, math.ceil(self._timeout / patience)) if kind is Kind.RUN else ATTEMPTS
+        attempts = max(ATTEMPTS, math.ceil(self._timeout / patience)) if kind is FrameKind.RUN else ATTEMPTS
         for attempt in range(attempts):
             self.repeated += attempt > 0
             try:
@@ -210,7 +210,7 @@ class Talk:
         again, or the board has begun anew; `gone` where there was no session yet."""
         if not self._session:
             raise gone
-        request = encode(Frame(Kind.SESSION, (self._sequence + 128) % 256))
+        request = encode(Frame(FrameKind.SESSION, (self._sequence + 128) % 256))
         deadline = time.monotonic() + max(_GONE_SECONDS, self._timeout)
         while time.monotonic() < deadline:
             self.link.close()
@@ -224,11 +224,11 @@ class Talk:
                 continue
             if frame.kind == REFUSED or self.sized(frame.payload, 4) != struct.pack("<I", self._session):
                 what = "the board began anew while the line was gone: what it was given and what it kept are lost"
-                raise BeganAnew(what, where=self.link.where, hint="see whether it has lost power, and run again")
+                raise BoardRestart(what, where=self.link.where, hint="see whether it has lost power, and run again")
             return
         raise gone
 
-    def _silent(self, kind: Kind, attempts: int, seconds: float) -> BoardError:
+    def _silent(self, kind: FrameKind, attempts: int, seconds: float) -> BoardError:
         """The error for a board that did not answer."""
         what = f"the board does not answer: {kind.name} was sent {attempts} times in {seconds:.1f} s"
         if self._heard:
@@ -236,7 +236,7 @@ class Talk:
             hint = "see that both ends have the same speed, and that nothing else writes to the line"
         else:
             hint = "see that it runs the firmware of make board, and that its line is this one at this speed"
-        if kind is Kind.RUN:
+        if kind is FrameKind.RUN:
             hint = "give a longer --timeout if the inference takes longer; else it may have stopped in a fault"
         return BoardError(what, where=self.link.where, hint=hint)
 
@@ -253,28 +253,28 @@ class Talk:
         )
 
 
-def write_all(talk: Talk, port: int, content: bytes, most: int) -> None:
+def write_all(talk: FrameConversation, port: int, content: bytes, most: int) -> None:
     """Set an input by its number, with payloads of at most so many bytes; raises BoardError, as all here do."""
     step = most - 8
     for offset in range(0, len(content), step):
         request = struct.pack("<HHI", port, 0, offset) + content[offset : offset + step]
-        talk.sized(talk.ask(Kind.WRITE, request), 0)
+        talk.sized(talk.ask(FrameKind.WRITE, request), 0)
 
 
-def read_all(talk: Talk, port: int, nbytes: int, most: int) -> bytes:
+def read_all(talk: FrameConversation, port: int, nbytes: int, most: int) -> bytes:
     """An output by its number, of so many bytes."""
     found = bytearray()
     while len(found) < nbytes:
         count = min(nbytes - len(found), most)
-        found += talk.sized(talk.ask(Kind.READ, struct.pack("<HHI", port, count, len(found)), count), count)
+        found += talk.sized(talk.ask(FrameKind.READ, struct.pack("<HHI", port, count, len(found)), count), count)
     return bytes(found)
 
 
-def read_cycles(talk: Talk, count: int, most: int) -> list[int]:
+def read_cycles(talk: FrameConversation, count: int, most: int) -> list[int]:
     """So many counts of cycles, from the first."""
     found: list[int] = []
     while len(found) < count:
         part = min(count - len(found), most // 8)
-        answer = talk.sized(talk.ask(Kind.CYCLES, struct.pack("<I", len(found)), 8 * part), 8 * part)
+        answer = talk.sized(talk.ask(FrameKind.CYCLES, struct.pack("<I", len(found)), 8 * part), 8 * part)
         found += struct.unpack(f"<{part}Q", answer)
     return found

@@ -11,7 +11,7 @@ from dovetail.codegen.build.elf import load_image, symbols
 from dovetail.errors import SimulationError
 from dovetail.sim.architecture import architecture_of, core_costs
 from dovetail.sim.core import NEVER, STOP_LIMIT, CoreSetup
-from dovetail.sim.device import INITIAL_BYTE, Activity, Bytes, Device, MemoryBus, Window, access, make_device
+from dovetail.sim.device import INITIAL_BYTE, Activity, AddressWindow, Bytes, Device, MemoryBus, access, make_device
 from dovetail.sim.mailbox import SIZE as MAILBOX_SIZE
 from dovetail.sim.mailbox import Mailbox, Worker
 from dovetail.sim.processor import Processor
@@ -34,7 +34,7 @@ _END_OF_LAYERS = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class CounterReading:
     """A reading of the counters: time, instructions executed, and cycles slept, all since the reset."""
 
     cycle: int = 0
@@ -123,12 +123,12 @@ class Harness(Device):
     name = "the simulator's control registers"
     _exit_argument = _latched = _status = 0
     _ready = False
-    _start: Clock | None = None
-    _layer: tuple[int, Clock] | None = None
+    _start: CounterReading | None = None
+    _layer: tuple[int, CounterReading] | None = None
     exit_code: int | None = None
     stop = False
 
-    def __init__(self, clock: Callable[[], Clock], firmware: Firmware, devices: Sequence[Device]) -> None:
+    def __init__(self, clock: Callable[[], CounterReading], firmware: Firmware, devices: Sequence[Device]) -> None:
         self._clock, self._firmware, self._devices = clock, firmware, tuple(devices)
         self._request, self._waiting = RunRequest((), {}), list[Buffers]()
         self._seen: list[int] = []
@@ -189,7 +189,7 @@ class Harness(Device):
         self._seen = [len(device.activities()) for device in self._devices]
 
     def _mark(self, layer: int) -> None:
-        now, start = self._clock(), self._start or Clock()
+        now, start = self._clock(), self._start or CounterReading()
         if self._layer is not None:
             index, begin = self._layer
             cycles = (begin.cycle - start.cycle, now.cycle - start.cycle)
@@ -242,11 +242,13 @@ class Machine:
         own, *others = [CoreSetup(setup.isa, table, *parts) for table in tables]
         self._workers = [Worker(number, core, setup.mailbox) for number, core in enumerate(others, 1)]
         self._harness = Harness(self._clock, self.firmware, [*self.devices, *self._workers])
-        windows = [Window(spec.base, spec.size, one) for spec, one in zip(setup.devices, self.devices, strict=True)]
+        windows = [
+            AddressWindow(spec.base, spec.size, one) for spec, one in zip(setup.devices, self.devices, strict=True)
+        ]
         if self._workers:
             self.devices.append(Mailbox(self._workers))
-            windows.append(Window(setup.mailbox, MAILBOX_SIZE, self.devices[-1]))
-        windows.append(Window(setup.sim_control, 4096, self._harness))
+            windows.append(AddressWindow(setup.mailbox, MAILBOX_SIZE, self.devices[-1]))
+        windows.append(AddressWindow(setup.sim_control, 4096, self._harness))
         self._idle = 0
         self._cpu = self._processor(setup, own, windows)
         self._core, self._state = self._cpu.core, self._cpu.state
@@ -258,7 +260,9 @@ class Machine:
         for device in self.devices:
             device.reset()
 
-    def _processor(self, setup: SimulationSetup, own: CoreSetup, windows: list[Window]) -> Processor | RtlProcessor:
+    def _processor(
+        self, setup: SimulationSetup, own: CoreSetup, windows: list[AddressWindow]
+    ) -> Processor | RtlProcessor:
         """Core 0: in the emulator, or in Verilog where the setup says so."""
         if not setup.core_rtl:
             return Processor(own, windows, self._access)
@@ -347,8 +351,8 @@ class Machine:
             self._state.deadline = 0  # a new interrupt may be due at the next block
         return value
 
-    def _clock(self) -> Clock:
-        return Clock(*self._cpu.clock(), self._idle)
+    def _clock(self) -> CounterReading:
+        return CounterReading(*self._cpu.clock(), self._idle)
 
 
 def load(content: Content) -> Runner:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dovetail.codegen.build.elf import describe_address
 from dovetail.errors import SimulationError
 from dovetail.sim.core import NEVER, STOP_LIMIT, CoreSetup
-from dovetail.sim.device import Activity, Device, Window, access
+from dovetail.sim.device import Activity, AddressWindow, Device, access
 from dovetail.sim.processor import Processor
 
 SIZE = 4096
@@ -42,7 +42,7 @@ class Worker(Device):
     def __init__(self, number: int, setup: CoreSetup, base: int) -> None:
         self.number, self.name = number, f"core{number}"
         self._symbols = setup.symbols
-        self._processor = Processor(setup, [Window(base, SIZE, self)], self._access)
+        self._processor = Processor(setup, [AddressWindow(base, SIZE, self)], self._access)
         self._queue: deque[tuple[int, int]] = deque()
         self._next = 0
         self._ended: int | None = None

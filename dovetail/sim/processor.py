@@ -11,7 +11,7 @@ from dovetail.codegen.build.elf import describe_address
 from dovetail.errors import SimulationError
 from dovetail.sim.architecture import architecture_of
 from dovetail.sim.core import RUNNING, CoreSetup, block_hook
-from dovetail.sim.device import AddressMap, Device, Window
+from dovetail.sim.device import AddressMap, AddressWindow, Device
 
 _NOWHERE = 0xFFFFFFFE  # an address no code reaches: the emulator wants one to stop at
 
@@ -20,7 +20,7 @@ Answer = Callable[[str, Device, int, int], int]
 value."""
 
 
-class Registers:
+class DeviceAccess:
     """The devices a core reaches. What goes wrong is kept, as no error can cross the simulator's C.
 
     Args:
@@ -33,7 +33,7 @@ class Registers:
 
     def __init__(
         self,
-        windows: Sequence[Window],
+        windows: Sequence[AddressWindow],
         answer: Answer,
         now: Callable[[], int],
         place: Callable[[], str],
@@ -76,7 +76,7 @@ class Processor:
     """A core with its own clock over memories that it may share with others; `access` answers its accesses to devices.
     Raises SimulationError where memories or devices overlap or are misaligned."""
 
-    def __init__(self, setup: CoreSetup, windows: Sequence[Window], access: Answer) -> None:
+    def __init__(self, setup: CoreSetup, windows: Sequence[AddressWindow], access: Answer) -> None:
         # Unicorn's own annotations are incomplete, so it is used as Any; only the worker process comes here.
         self._unicorn: Any = importlib.import_module("unicorn")
         self._bus, self._symbols = setup.bus, setup.symbols
@@ -84,8 +84,10 @@ class Processor:
         """Address of the wfi it sleeps in; None while it is awake."""
         self.core = architecture_of(setup.isa).make(setup)
         self._emulator = self.core.emulator
-        own = [] if self.core.registers is None else [Window(self.core.registers[0], 4096, self.core.registers[1])]
-        self._registers = Registers(
+        own = (
+            [] if self.core.registers is None else [AddressWindow(self.core.registers[0], 4096, self.core.registers[1])]
+        )
+        self._registers = DeviceAccess(
             [*windows, *own],
             access,
             now=lambda: self.state.cycles,

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dovetail.errors import DovetailError
-from dovetail.sim.frames import ANSWER, MAXIMUM_PAYLOAD, REFUSED, VERSION, Decoder, Frame, Kind, encode
+from dovetail.sim.frames import ANSWER, MAXIMUM_PAYLOAD, REFUSED, VERSION, Decoder, Frame, FrameKind, encode
 from dovetail.sim.line import Link
 
 ROOM = 8
@@ -25,7 +25,7 @@ MOST_LOADED = 256 << 20
 """Bytes that may be loaded into a rack, and given to it as inputs."""
 
 
-class What(enum.IntEnum):
+class LoadKind(enum.IntEnum):
     """What LOAD brings."""
 
     NOTHING = 0
@@ -47,7 +47,7 @@ class RefusedError(Exception):
 
 
 @dataclass
-class Loaded:
+class RackContents:
     """What a rack was given: by number, or by the word of an element or chip."""
 
     programs: dict[int, bytearray] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Loaded:
 
     def add(self, what: int, number: int, offset: int, content: bytes) -> None:
         """Carry out LOAD; raises RefusedError."""
-        if not 0 < what <= What.TENSOR:
+        if not 0 < what <= LoadKind.TENSOR:
             raise RefusedError(f"nothing is loaded as {what}")
         into = (self.programs, self.data, self.tables, self.routes, self.tensors)[what - 1]
         known = into.get(number, bytearray())
@@ -74,7 +74,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Ran:
+class RackRun:
     """What came of some inputs."""
 
     results: Sequence[bytes]
@@ -85,31 +85,31 @@ class Ran:
     """Of the element that took most."""
 
 
-class Machine(ABC):
+class RackBackend(ABC):
     """What computes."""
 
     @abstractmethod
-    def check(self, loaded: Loaded) -> None:
+    def check(self, loaded: RackContents) -> None:
         """Look at what was loaded; raises RefusedError or DovetailError where it cannot run."""
 
     @abstractmethod
-    def run(self, loaded: Loaded, inputs: Sequence[Mapping[int, bytes]]) -> Ran:
+    def run(self, loaded: RackContents, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
         """Compute some inputs, of each the tensors by number; raises as `check`."""
 
 
 class Rack:
     """Answers frames. Whoever drives it may go and come again: it stays what it is."""
 
-    def __init__(self, machine: Machine, room: int = ROOM) -> None:
+    def __init__(self, machine: RackBackend, room: int = ROOM) -> None:
         self._machine, self._room = machine, room
-        self.loaded = Loaded()
+        self.loaded = RackContents()
         self.digest = bytes(16)
         """Of the build it has; zeros for none."""
         self.runs = 0
         """How often inputs were computed."""
         self._session = self._last = 0
         self._tensors: dict[int, bytearray] = {}
-        self._ran = Ran((), (), 0)
+        self._ran = RackRun((), (), 0)
 
     def answer(self, frame: Frame) -> Frame:
         """The answer to a request."""
@@ -128,25 +128,25 @@ class Rack:
 
     def _carried_out(self, kind: int, payload: bytes) -> bytes:
         try:
-            if kind == Kind.HELLO:
+            if kind == FrameKind.HELLO:
                 return self._hello(*struct.unpack("<I", payload))
-            if kind == Kind.SESSION and not payload:
+            if kind == FrameKind.SESSION and not payload:
                 return struct.pack("<I", self._session)
-            if kind == Kind.RESET and not payload:
+            if kind == FrameKind.RESET and not payload:
                 return b""
-            if kind == Kind.LOAD:
+            if kind == FrameKind.LOAD:
                 what, number, offset = struct.unpack_from("<III", payload)
                 return self._load(what, number, offset, payload[12:])
-            if kind == Kind.START and len(payload) == 16:
+            if kind == FrameKind.START and len(payload) == 16:
                 return self._start(payload)
-            if kind == Kind.WRITE:
+            if kind == FrameKind.WRITE:
                 number, _, offset = struct.unpack_from("<HHI", payload)
                 return self._write(number, offset, payload[8:])
-            if kind == Kind.RUN:
+            if kind == FrameKind.RUN:
                 return self._run(*struct.unpack("<II", payload))
-            if kind == Kind.READ:
+            if kind == FrameKind.READ:
                 return self._read(*struct.unpack("<HHI", payload))
-            if kind == Kind.CYCLES:
+            if kind == FrameKind.CYCLES:
                 (first,) = struct.unpack("<I", payload)
                 some = self._ran.clocks[first : first + MAXIMUM_PAYLOAD // 8]
                 return struct.pack(f"<{len(some)}Q", *some)
@@ -160,8 +160,8 @@ class Rack:
 
     def _load(self, what: int, number: int, offset: int, content: bytes) -> bytes:
         self.digest = bytes(16)
-        if what == What.NOTHING:
-            self.loaded, self._tensors, self._ran = Loaded(), {}, Ran((), (), 0)
+        if what == LoadKind.NOTHING:
+            self.loaded, self._tensors, self._ran = RackContents(), {}, RackRun((), (), 0)
         else:
             self.loaded.add(what, number, offset, content)
         return b""

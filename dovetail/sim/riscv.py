@@ -20,8 +20,8 @@ from dovetail.errors import DovetailError, SimulationError
 from dovetail.sim.core import (
     Architecture,
     BlockCost,
-    Core,
     CoreSetup,
+    EmulatedCore,
     HookState,
     Pause,
     add_native_hook,
@@ -36,7 +36,7 @@ _ILLEGAL = 2  # ibid.
 _MSTATUS_MIE, _MSTATUS_MPIE, _MSTATUS_MPP = 1 << 3, 1 << 7, 3 << 11  # ibid., mstatus
 
 
-class RiscvCore(Core):
+class RiscvCore(EmulatedCore):
     """RV32, or RV64 below 4 GiB."""
 
     def __init__(self, setup: CoreSetup) -> None:
@@ -131,7 +131,7 @@ Execute = Callable[[int, Registers], bool]
 """Executes the instruction of a word; False when it is none of the core's own."""
 
 
-class _Own(ctypes.Structure):
+class _RiscvState(ctypes.Structure):
     """Mirrors `struct dovetail_core` of riscv_own.c."""
 
     _fields_ = (
@@ -175,7 +175,7 @@ class _NativeInstructions:
         functions = (calls.uc_reg_read, calls.uc_reg_write, calls.uc_mem_read, calls.uc_mem_write, calls.uc_emu_stop)
         self._count, self._cost = _COUNT(self._counted), cost
         places = [ctypes.cast(function, ctypes.c_void_p).value for function in (*functions, self._count)]
-        self._own = _Own(*places, x0=x0, pc=pc)
+        self._own = _RiscvState(*places, x0=x0, pc=pc)
         add_native_hook(emulator, unicorn.UC_HOOK_INTR, self._library.dovetail_own_instruction, self._own, 1, 0)
 
     def count_into(self, state: HookState) -> None:

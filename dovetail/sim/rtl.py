@@ -106,13 +106,13 @@ _FAULTS = {1: "outside the memories", 2: "at no multiple of that"}
 _SILENT = -2
 
 
-class _Memory(ctypes.Structure):
+class _RtlMemory(ctypes.Structure):
     """Mirrors `struct Memory` of rtl_host.cpp."""
 
     _fields_ = (("base", ctypes.c_uint64), ("size", ctypes.c_uint64), ("data", ctypes.c_void_p))
 
 
-class _State(ctypes.Structure):
+class _RtlState(ctypes.Structure):
     """Mirrors `struct State` of rtl_host.cpp."""
 
     _fields_ = (
@@ -159,7 +159,7 @@ class VerilatedDevice(Device):
         self._rtl = read_rtl(rtl)
         self._library = _load(Path(library) if library else build_rtl(self._rtl, traced=bool(waves)))
         self._waves, self._wave_cycles = waves.encode(), wave_cycles if waves else 0
-        self._memories = (_Memory * len(bus.regions))()
+        self._memories = (_RtlMemory * len(bus.regions))()
         for memory, region in zip(self._memories, bus.regions, strict=True):
             memory.base, memory.size = region.base, region.size
             memory.data = bus.view(region.base, region.size).ctypes.data
@@ -173,7 +173,7 @@ class VerilatedDevice(Device):
         self._model = self._library.dovetail_rtl_new(
             self._memories, len(self._memories), self._waves, self._wave_cycles, INITIAL[self._rtl.initial]
         )
-        self._state: _State = self._library.dovetail_rtl_state(self._model).contents
+        self._state: _RtlState = self._library.dovetail_rtl_state(self._model).contents
         self._state.stall = self._rtl.stall
         self._library.dovetail_rtl_reset(self._model)
         self._time = 0
@@ -290,7 +290,7 @@ def _load(path: Path) -> ctypes.CDLL:
     types: dict[str, tuple[list[Any], Any]] = {
         "new": ([pointer, number, ctypes.c_char_p, ctypes.c_uint64, number], pointer),
         "delete": ([pointer], None),
-        "state": ([pointer], ctypes.POINTER(_State)),
+        "state": ([pointer], ctypes.POINTER(_RtlState)),
         "reset": ([pointer], None),
         "access": ([pointer, number, number, ctypes.POINTER(number), ctypes.c_int32], ctypes.c_int32),
         "run": ([pointer, ctypes.c_uint64], None),

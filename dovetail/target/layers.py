@@ -53,7 +53,7 @@ requantisation), add, requantize, clip."""
 
 
 @dataclass(frozen=True)
-class Window:
+class LayerWindow:
     """How a layer walks over its operand, rows and columns in all pairs; a dense layer is a convolution of 1x1."""
 
     kernel: tuple[int, int]
@@ -68,12 +68,12 @@ class Window:
     """What padding holds, as an element of the operand; without padding the operand's zero point."""
 
 
-PIXEL = Window((1, 1), (1, 1), (1, 1), (0, 0), (0, 0), 0)
+PIXEL = LayerWindow((1, 1), (1, 1), (1, 1), (0, 0), (0, 0), 0)
 """The window of what is computed pixel by pixel."""
 
 
 @dataclass(frozen=True)
-class Layer(Window):
+class Layer(LayerWindow):
     """A layer `requantised` matched; a dense layer is a convolution of 1x1 over an image of one column."""
 
     weights: Array
@@ -107,16 +107,16 @@ def padding_of(match: Match) -> Pad:
     return match.operator("pad", Pad) if match.has("pad") else nothing
 
 
-def window_of(match: Match) -> Window:
+def window_of(match: Match) -> LayerWindow:
     """How a matched layer, requantised or not, walks over its operand."""
     linear, pad, weights = linear_of(match), padding_of(match), match.type("weights").shape
     walk = ((1, 1), (1, 1), (1, 1))
     if not isinstance(linear, FullyConnected):
         walk = ((weights[1], weights[2]), linear.stride, linear.dilation)
-    return Window(*walk, (pad.before[1], pad.before[2]), (pad.after[1], pad.after[2]), int(pad.value))
+    return LayerWindow(*walk, (pad.before[1], pad.before[2]), (pad.after[1], pad.after[2]), int(pad.value))
 
 
-def taps_inside(window: Window, x: Shape, y: Shape) -> int:
+def taps_inside(window: LayerWindow, x: Shape, y: Shape) -> int:
     """Pairs of a pixel of a result and a tap of its window that lies in the image; shapes of operand and result."""
     found = 1
     axes = zip(sizes_of(x), sizes_of(y), window.kernel, window.stride, window.dilation, window.before, strict=False)

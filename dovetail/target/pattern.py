@@ -277,11 +277,11 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str, inside: bool = True
         root: the outermost value.
         inside: False where inner values may be read elsewhere too, or be outputs.
     """
-    return _Search(pattern, graph, root, inside).found()
+    return _PatternSearch(pattern, graph, root, inside).found()
 
 
 @dataclass
-class _Search:
+class _PatternSearch:
     """A pattern while it is looked for: methods, since functions that call each other are a circle, which stays in
     memory until it is looked for, and there is one for every offload and node."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dovetail.errors import TargetError
 from dovetail.target import Target
-from dovetail.targets.parts import PARTS, part_of
+from dovetail.target.parts import PARTS, part_of
 from dovetail.user_file import import_file
 
 BUILT_IN = {

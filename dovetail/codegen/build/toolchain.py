@@ -203,14 +203,14 @@ def _firmware(
     flags: Sequence[str],
     compiler: Compiler | None,
     cache: Path | None,
-) -> _Work:
+) -> _CompileContext:
     """What compiles the sources of firmware."""
     compiler = compiler or find_compiler(isa)
     common = "-ffreestanding -O2 -fomit-frame-pointer -ffunction-sections -fdata-sections -fno-unwind-tables"
     frames = "-fstack-usage" if compiler.kind == "gcc" else "-fstack-size-section"
     machine = _machine(instruction_set(isa), compiler)
     given = (*machine, *common.split(), "-fno-asynchronous-unwind-tables", "-g0", frames, *flags)
-    return _Work(compiler, directory, given, include, defines, cache)
+    return _CompileContext(compiler, directory, given, include, defines, cache)
 
 
 def compile_host(
@@ -225,7 +225,7 @@ def compile_host(
 ) -> Path:
     """Compile C for this computer into a shared library, linked with `libraries` ("-ldl"); other arguments, result and
     errors as `compile_firmware`."""
-    work = _Work(find_compiler("host"), project_dir, ("-fPIC", "-std=c99", *flags), include, defines, cache)
+    work = _CompileContext(find_compiler("host"), project_dir, ("-fPIC", "-std=c99", *flags), include, defines, cache)
     return work.link_shared(work.compile(sources), libraries)
 
 
@@ -243,17 +243,19 @@ def compile_cpp(
     directory: Path, sources: Sequence[Path], *, include: Sequence[Path], flags: Sequence[str], cache: Path
 ) -> list[Path]:
     """Compile C++ for this computer into objects for `link_shared`; arguments and errors as `compile_firmware`."""
-    return _Work(cpp_compiler(), directory, ("-fPIC", "-std=c++17", *flags), include, None, cache).compile(sources)
+    return _CompileContext(cpp_compiler(), directory, ("-fPIC", "-std=c++17", *flags), include, None, cache).compile(
+        sources
+    )
 
 
 def link_shared(directory: Path, objects: Sequence[Path], out: Path) -> Path:
     """Link what `compile_cpp` gave to a shared library beside its objects; errors as `compile_firmware`."""
-    made = _Work(cpp_compiler(), directory, (), (), None, out.parent).link_shared(objects)
+    made = _CompileContext(cpp_compiler(), directory, (), (), None, out.parent).link_shared(objects)
     replace_file(out, made.read_bytes())
     return out
 
 
-class _Work:
+class _CompileContext:
     """What all files of one build share: a compiler and its flags, a folder, a cache, a digest of what may be included;
     raises BuildError where the cache folder cannot be written."""
 

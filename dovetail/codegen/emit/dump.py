@@ -23,7 +23,7 @@ from dovetail.codegen.emit.unit import Unit, addressed_operands
 from dovetail.errors import TargetError
 from dovetail.ir.layout import row_major
 from dovetail.ir.types import Array
-from dovetail.program.interpret import Observed, observe
+from dovetail.program.interpret import LaunchRecord, observe
 from dovetail.program.ir import View, store
 from dovetail.target.offload import Command
 from dovetail.version import __version__
@@ -66,13 +66,13 @@ def dump(unit: Unit, inputs: Mapping[str, Array], folder: Path) -> int:
     return len(launches)
 
 
-def _launch(unit: Unit, observed: Observed, stem: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+def _launch(unit: Unit, observed: LaunchRecord, stem: str) -> tuple[dict[str, bytes], dict[str, Any]]:
     """The files of a launch and its entry in the index."""
     launch, target = observed.launch, unit.target
     engine = target.engine(launch.engine)
     packed = [array.tobytes() for array in launch.packed.values()]
     constants = b"".join(content + bytes(-len(content) % 64) for content in packed)
-    image = _Image(unit, observed)
+    image = _MemoryImage(unit, observed)
     blob = image.append(constants)
     commands = []
     files: dict[str, bytes] = {}
@@ -106,10 +106,10 @@ def _launch(unit: Unit, observed: Observed, stem: str) -> tuple[dict[str, bytes]
     return files, {**entry, "constants": {"address": blob, "bytes": len(constants)}, "commands": commands}
 
 
-class _Image:
+class _MemoryImage:
     """The memories an engine sees as one stretch of bytes, with room behind what the program uses."""
 
-    def __init__(self, unit: Unit, observed: Observed) -> None:
+    def __init__(self, unit: Unit, observed: LaunchRecord) -> None:
         target, program = unit.target, unit.program
         engine = target.engine(observed.launch.engine)
         memories = sorted({engine.memory, *engine.raw.contents}, key=lambda name: target.memory(name).base)

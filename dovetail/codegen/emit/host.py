@@ -11,7 +11,7 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C
 from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.codegen.emit.lines import text_of
 from dovetail.codegen.emit.lists import dma_rows
-from dovetail.codegen.emit.stored import Order, StoredWeights, find_weights, order_of, reading
+from dovetail.codegen.emit.stored import StoredWeights, WeightOrder, find_weights, order_of, reading
 from dovetail.codegen.emit.unit import Unit, offload_of
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
@@ -19,7 +19,7 @@ from dovetail.ir.types import Array
 from dovetail.kernels import CoreKernel
 from dovetail.kernels.c import array_definition, c_type, elements, one_line
 from dovetail.kernels.relayout import field_text, index_text
-from dovetail.program.ir import Copy, Launch, Role, View, reads
+from dovetail.program.ir import Copy, LaunchStatement, Role, View, reads
 from dovetail.program.loops import digest
 from dovetail.program.transfers import Transfer
 from dovetail.schedule.partition import Region, as_kernels
@@ -40,7 +40,7 @@ def host_source(unit: Unit) -> str | None:
     listed = {index for one in unit.lists for index in one.statements}
     for index, commands in unit.commands.items():
         launch = unit.program.statements[index]
-        assert isinstance(launch, Launch)
+        assert isinstance(launch, LaunchStatement)
         steps = [(name, command) for name, command in commands if isinstance(command, Command)]
         if not steps:
             continue
@@ -92,7 +92,7 @@ def _host_lists(unit: Unit, engines: Sequence[Engine]) -> Iterator[str]:
         lines = []
         for index in one.statements:
             statement = unit.program.statements[index]
-            if isinstance(statement, Launch):
+            if isinstance(statement, LaunchStatement):
                 lines.append(f"    run_{unit.commands[index][-1][0]}();")
             elif isinstance(statement, Copy):
                 lines += [_host_rows(unit, statement, rows) for rows in dma_rows(statement)]
@@ -146,7 +146,7 @@ class _Arrays:
                     found.setdefault(statement.layer, {})[buffer.name] = view
         self.of_layer = {layer: tuple(views.values()) for layer, views in found.items()}
 
-    def expression(self, launch: Launch, c_type: str, array: Array) -> str:
+    def expression(self, launch: LaunchStatement, c_type: str, array: Array) -> str:
         """C for the first element of an array that a launch's kernel reads."""
         key = c_type, digest(array)
         if key not in self.known:
@@ -154,7 +154,7 @@ class _Arrays:
             self.known[key] = found or self._new(c_type, array)
         return self.known[key]
 
-    def _from_engine(self, launch: Launch, c_type: str, array: Array) -> str | None:
+    def _from_engine(self, launch: LaunchStatement, c_type: str, array: Array) -> str | None:
         """The same, taken bit by bit from what the engine reads, where its weights are found there."""
         if array.nbytes < _LEAST_SHARED or not launch.packed or (told := self._where(launch, array)) is None:
             return None
@@ -165,7 +165,7 @@ class _Arrays:
         self.definitions.append(reading(name, place, c_type, order, stored))
         return f"{name}()"
 
-    def _where(self, launch: Launch, array: Array) -> tuple[str, StoredWeights, Order] | None:
+    def _where(self, launch: LaunchStatement, array: Array) -> tuple[str, StoredWeights, WeightOrder] | None:
         """In which packed constant the weights of a launch lie, where, and in which order they are an array; asked once
         for tiles and layers alike, and again for a layer whose weights do not lie as those of one like it."""
         offload = offload_of(self.unit.regions[launch.layer], launch)
@@ -243,7 +243,7 @@ def _in_steps(graph: Graph, target: Target) -> tuple[Region, ...]:
         raise TargetError(what, where=graph.name, hint="give the offload a limit that keeps it out") from None
 
 
-def _host_task(unit: Unit, launch: Launch, name: str, made: _Kernels, held: _Arrays) -> str:
+def _host_task(unit: Unit, launch: LaunchStatement, name: str, made: _Kernels, held: _Arrays) -> str:
     """A function that gathers strided operands, computes, and scatters the result; `made` gains the kernels that are
     new, `held` their constants."""
     steps = made.of(launch.graph, f"compute_{name}")
@@ -258,7 +258,9 @@ def _host_task(unit: Unit, launch: Launch, name: str, made: _Kernels, held: _Arr
 _ALIGNED = "__attribute__((aligned(16)))"
 
 
-def _several_calls(unit: Unit, launch: Launch, steps: Sequence[_Step], helpers: list[str], held: _Arrays) -> list[str]:
+def _several_calls(
+    unit: Unit, launch: LaunchStatement, steps: Sequence[_Step], helpers: list[str], held: _Arrays
+) -> list[str]:
     """Operands gathered, one kernel after the other, each value dense in an array of its own, the result scattered."""
     graph, lines, arrays = launch.graph, list[str](), dict[str, str]()
     for number, value in enumerate(graph.inputs):
@@ -283,7 +285,9 @@ def _several_calls(unit: Unit, launch: Launch, steps: Sequence[_Step], helpers: 
     return [*lines, _strided_loop(unit, launch.result, arrays[graph.outputs[0]], element, True, helpers)]
 
 
-def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, helpers: list[str], held: _Arrays) -> list[str]:
+def _host_kernel_call(
+    unit: Unit, launch: LaunchStatement, kernel: CoreKernel, helpers: list[str], held: _Arrays
+) -> list[str]:
     lines: list[str] = []
     arguments: list[str] = []
     after: list[str] = []

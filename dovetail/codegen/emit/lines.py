@@ -10,8 +10,8 @@ from dovetail import kernels
 from dovetail.codegen.emit.lists import CommandList, dma_transfers
 from dovetail.codegen.emit.unit import Unit
 from dovetail.kernels.c import integer
-from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Statement, View, Wait, stream_of
-from dovetail.program.series import Number, Place, Series
+from dovetail.program.ir import CORE, Begin, Call, Copy, LaunchStatement, Statement, View, Wait, stream_of
+from dovetail.program.series import ByteAddress, Number, Series
 from dovetail.program.transfers import Transfer, ends_in_padding, transfers
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Command, CValue, LibraryCall, Pointer, Struct
@@ -60,7 +60,7 @@ class Line:
 
 def text_of(number: Number) -> str:
     """A number, or the address of a place, as C."""
-    if isinstance(number, Place):
+    if isinstance(number, ByteAddress):
         return f"{number.base} + {number.offset}" if number.offset else number.base
     return str(number)
 
@@ -104,7 +104,7 @@ def _lines(unit: Unit, index: int, statement: Statement) -> Iterator[Line]:
         yield Line((f"core_start({statement.core}u, {job_name(unit, statement)});",), starts=True)
     elif isinstance(statement, Call):
         yield Line(kernel_call(unit, index, statement))
-    elif isinstance(statement, Launch):
+    elif isinstance(statement, LaunchStatement):
         yield from _launched(unit, index, statement)
     elif unit.program.dma == CORE:
         for transfer in transfers(statement):
@@ -117,7 +117,7 @@ def _lines(unit: Unit, index: int, statement: Statement) -> Iterator[Line]:
             yield Line(parts if last else ("(void)", *parts), starts=last)
 
 
-def _launched(unit: Unit, index: int, launch: Launch) -> Iterator[Line]:
+def _launched(unit: Unit, index: int, launch: LaunchStatement) -> Iterator[Line]:
     engine, layer = unit.target.engine(launch.engine), unit.program.layers[launch.layer]
     made = [_started(unit, launch, name, command) for name, command in unit.commands[index]]
     for lines, _ in made:
@@ -179,7 +179,7 @@ def kernel_call(unit: Unit, index: int, call: Call) -> Parts:
     return (*called(kernel.name, *arguments), ";")
 
 
-def _started(unit: Unit, launch: Launch, name: str, command: Command | LibraryCall) -> tuple[list[str], Parts]:
+def _started(unit: Unit, launch: LaunchStatement, name: str, command: Command | LibraryCall) -> tuple[list[str], Parts]:
     """What a command needs declared, and the call that gives it."""
     if isinstance(command, LibraryCall):
         lines, text = library_call(command, name, lambda operand: unit.first_byte(_operand(launch, operand)))
@@ -196,7 +196,7 @@ def _checked(engine: Engine, call: Parts, layer: str) -> Parts:
     return ("dovetail_check(", *call, f', {engine.success}, "{function} of {engine.name} in {layer}");')
 
 
-def _operand(launch: Launch, name: str) -> View:
+def _operand(launch: LaunchStatement, name: str) -> View:
     """Where a launch finds what a command names."""
     if name == "result":
         return launch.result
@@ -204,7 +204,7 @@ def _operand(launch: Launch, name: str) -> View:
     return launch.operands[name if own else launch.match.values[name]]
 
 
-def _blob(unit: Unit, launch: Launch) -> Part:
+def _blob(unit: Unit, launch: LaunchStatement) -> Part:
     """The place of a launch's packed constants; a null pointer when it has none."""
     views = [launch.operands[name] for name in launch.packed]
     if not views:

@@ -22,7 +22,7 @@ from dovetail.program.ir import (
     Begin,
     Call,
     Copy,
-    Launch,
+    LaunchStatement,
     Move,
     Program,
     Role,
@@ -34,12 +34,12 @@ from dovetail.program.ir import (
 )
 from dovetail.program.transfers import transfers
 from dovetail.schedule.assign import Assignment
-from dovetail.schedule.layout import LaidOut
+from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.partition import Region, beside
 from dovetail.schedule.pipeline import Pipeline
 from dovetail.schedule.plan import Plan
-from dovetail.schedule.plan.allocate import Order, pieces, touches
-from dovetail.schedule.stripe import Striped
+from dovetail.schedule.plan.allocate import StatementOrder, pieces, touches
+from dovetail.schedule.stripe import StripedNetwork
 from dovetail.target.description import Target
 from dovetail.version import __version__
 
@@ -60,10 +60,10 @@ def manifest(
     target: Target,
     asked: Mapping[str, Any],
     assignment: Assignment,
-    laid: LaidOut,
+    laid: LayoutPlan,
     planned: Plan,
     pins: Mapping[str, str],
-    striped: Striped | None = None,
+    striped: StripedNetwork | None = None,
     pipeline: Pipeline | None = None,
 ) -> dict[str, Any]:
     """Fields of the build's description; the project adds its sources, sizes and entry point.
@@ -175,7 +175,7 @@ def _work(unit: Unit) -> list[dict[str, Any]]:
             by_dma = queue_of(statement, unit.program.dma) != CORE
             found[statement.layer]["transfers"] += _transfers(statement) if by_dma else len(moves)
             found[statement.layer]["bytes"] += sum(move.nbytes for move in moves)
-        if isinstance(statement, Launch):
+        if isinstance(statement, LaunchStatement):
             types, own = statement.graph.types, found[statement.layer]
             macs = sum(n.operator.macs([types[name] for name in n.inputs]) for n in statement.graph.nodes)
             own["launches"] += 1
@@ -287,13 +287,13 @@ def _layer(region: Region, own: Sequence[Statement]) -> dict[str, Any]:
             }
             for name in constants
         ],
-        "launches": sum(isinstance(s, Launch) for s in own),
-        "modelled": sum(_modelled(region, s) for s in own if isinstance(s, Launch)),
+        "launches": sum(isinstance(s, LaunchStatement) for s in own),
+        "modelled": sum(_modelled(region, s) for s in own if isinstance(s, LaunchStatement)),
         "calls": sum(isinstance(s, Call) for s in own),
     }
 
 
-def _modelled(region: Region, launch: Launch) -> int:
+def _modelled(region: Region, launch: LaunchStatement) -> int:
     """Cycles of a launch as the offload's cost model has them."""
     mine = region.offload is not None and region.engine is not None and region.engine.name == launch.engine
     return region.offload.cycles(launch.match) if mine and region.offload is not None else 0
@@ -354,7 +354,7 @@ def _memories(program: Program, planned: Plan, target: Target) -> dict[str, Any]
     statement that touches it and one past the last, and the one by which the core knows that all have finished."""
     touched, users = touches(program.statements, program.buffers, program.dma), _users(program)
     end = len(program.statements)
-    order = Order(program.statements, program.dma)
+    order = StatementOrder(program.statements, program.dma)
     found: dict[str, Any] = {}
     for placement in planned.placements:
         memory = target.memory(placement.memory)

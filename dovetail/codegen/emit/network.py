@@ -13,7 +13,7 @@ from dovetail.codegen.emit.repeat import Repeat, is_repeat, loop_lines
 from dovetail.codegen.emit.tickets import tickets
 from dovetail.codegen.emit.unit import Unit
 from dovetail.kernels.c import identifier, one_line
-from dovetail.program.ir import Begin, Call, Launch, Statement, Wait
+from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, Wait
 from dovetail.program.loops import carried_out
 from dovetail.program.series import Loop
 from dovetail.schedule.partition import Region
@@ -38,7 +38,7 @@ def model_source(unit: Unit) -> str:
     lines += _reset_function(unit) if unit.program.states else []
     lines += [f"void {unit.model}_run(void)", "{"]
     lines += ["    if (has_states == 0u) {", f"        {unit.model}_reset();", "    }"] if unit.program.states else []
-    used = {one.engine for one in unit.program.statements if isinstance(one, Launch)}
+    used = {one.engine for one in unit.program.statements if isinstance(one, LaunchStatement)}
     lines += [f"    {one.prepare}();" for one in unit.target.engines if one.prepare and one.name in used]
     lines += [f"    {name}();" for name, _ in functions]
     lines += [f"    {move}" for move in moves(unit, len(unit.program.statements))]
@@ -59,7 +59,7 @@ def _reset_function(unit: Unit) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _StatementGroup:
     """Statements of one layer that follow one another."""
 
     begin: int
@@ -70,7 +70,7 @@ class _Stretch:
 
 
 @dataclass(frozen=True)
-class _Text:
+class _FunctionWriter:
     """What the functions are written from."""
 
     unit: Unit
@@ -99,26 +99,26 @@ def _functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
     stretches = [one for one in _stretches(said, inside) if one.members]
     issued = [index for one in stretches for index in (one.begin, *one.members)]
     lines = {index: statement_lines(unit, index, said[index]) for index in issued}
-    text = _Text(unit, lines, [loop for loop in unit.program.loops if is_repeat(loop, lines)])
+    text = _FunctionWriter(unit, lines, [loop for loop in unit.program.loops if is_repeat(loop, lines)])
     for group in _groups(text, stretches):
         layers = list(dict.fromkeys(one.layer for one in group))
         name = "_to_".join(dict.fromkeys(unit.regions[layer].name for layer in (min(layers), max(layers))))
         yield name, [*_jobs(unit, group), *_function(text, name, group), ""]
 
 
-def _stretches(said: Mapping[int, Statement], inside: set[int]) -> list[_Stretch]:
-    found: list[_Stretch] = []
+def _stretches(said: Mapping[int, Statement], inside: set[int]) -> list[_StatementGroup]:
+    found: list[_StatementGroup] = []
     members: list[int] = []
     for index, statement in said.items():
         if isinstance(statement, Begin):
             members = []
-            found.append(_Stretch(index, statement.layer, members))
+            found.append(_StatementGroup(index, statement.layer, members))
         elif index not in inside:
             members.append(index)
     return found
 
 
-def _groups(text: _Text, stretches: Sequence[_Stretch]) -> Iterator[list[_Stretch]]:
+def _groups(text: _FunctionWriter, stretches: Sequence[_StatementGroup]) -> Iterator[list[_StatementGroup]]:
     """The stretches in groups: those between the first and the last of a layer belong together, between a start and
     the wait for it, and those of a loop."""
     at = {index: place for place, one in enumerate(stretches) for index in (one.begin, *one.members)}
@@ -132,7 +132,7 @@ def _groups(text: _Text, stretches: Sequence[_Stretch]) -> Iterator[list[_Stretc
     for loop in text.loops:
         own = [at[index] for index in range(loop.first, loop.stop) if index in at]
         ends[own[0]] = max(ends[own[0]], own[-1])
-    group: list[_Stretch] = []
+    group: list[_StatementGroup] = []
     end = 0
     for place, stretch in enumerate(stretches):
         group.append(stretch)
@@ -142,7 +142,7 @@ def _groups(text: _Text, stretches: Sequence[_Stretch]) -> Iterator[list[_Stretc
             group, end = [], place + 1
 
 
-def _jobs(unit: Unit, group: Sequence[_Stretch]) -> Iterator[str]:
+def _jobs(unit: Unit, group: Sequence[_StatementGroup]) -> Iterator[str]:
     """The functions that other cores are started with."""
     for index in (index for one in group for index in one.members):
         call = unit.program.statements[index]
@@ -156,7 +156,7 @@ def _plain(part: Hole | Ticket) -> str:
     return text_of(part.number)
 
 
-def _function(text: _Text, name: str, group: Sequence[_Stretch]) -> Iterator[str]:
+def _function(text: _FunctionWriter, name: str, group: Sequence[_StatementGroup]) -> Iterator[str]:
     """A function, each of its layers under a comment."""
     unit, layers = text.unit, list(dict.fromkeys(one.layer for one in group))
     alone = len(layers) == 1
@@ -191,7 +191,7 @@ def _function(text: _Text, name: str, group: Sequence[_Stretch]) -> Iterator[str
 
 
 def _new(
-    unit: Unit, group: Sequence[_Stretch], indices: Sequence[int], described: set[int]
+    unit: Unit, group: Sequence[_StatementGroup], indices: Sequence[int], described: set[int]
 ) -> list[tuple[int, list[int]]]:
     """The layers that begin here and have not been described: one for all that are computed at the same place, of the
     same operator; `described` gains them."""
@@ -205,7 +205,7 @@ def _new(
     return [(same[0], same[1:]) for same in found.values()]
 
 
-def _comment(unit: Unit, group: Sequence[_Stretch], layers: Sequence[int]) -> str:
+def _comment(unit: Unit, group: Sequence[_StatementGroup], layers: Sequence[int]) -> str:
     """Which layers, and who computes them."""
     region = unit.regions[layers[0]]
     where = _where(unit, region, [index for one in group if one.layer == layers[0] for index in one.members])

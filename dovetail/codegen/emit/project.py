@@ -33,7 +33,7 @@ from dovetail.ir.onnx_file import graph_parts
 from dovetail.ir.types import Array
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import guard
-from dovetail.program.ir import Launch, View
+from dovetail.program.ir import LaunchStatement, View
 from dovetail.target.description import Target
 from dovetail.target.engine import Deployed, Engine, Launched
 from dovetail.version import __version__
@@ -158,7 +158,7 @@ def driver_texts(engine: Engine) -> dict[str, str]:
 
 def _deployed(unit: Unit, engine: Engine) -> Deployed:
     """The network as an engine sees it."""
-    launches = [s for s in unit.program.statements if isinstance(s, Launch) and s.engine == engine.name]
+    launches = [s for s in unit.program.statements if isinstance(s, LaunchStatement) and s.engine == engine.name]
     offloads = [unit.regions[launch.layer].offload for launch in launches]
     listed = [Launched(o.name, launch.match) for o, launch in zip(offloads, launches, strict=True) if o is not None]
     nbytes = unit.arenas().get(engine.memory, 0)

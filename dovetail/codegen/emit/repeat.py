@@ -10,7 +10,7 @@ from dovetail.codegen.emit.lines import Hole, Line, rule_text, text_of
 from dovetail.codegen.emit.tickets import Site, Tickets
 from dovetail.codegen.emit.unit import Unit
 from dovetail.kernels.c import array_definition
-from dovetail.program.series import Loop, Number, Place, Series, alike, series
+from dovetail.program.series import ByteAddress, Loop, Number, Series, alike, series
 
 _TURN = "i"
 """The variable of the turn."""
@@ -59,7 +59,7 @@ class Repeat:
         """A number without a rule, from the table's entry of the turn."""
         name, held = self.fields[alike(one.table)]
         entry = f"{self.table}[{_TURN}]" + (f".{name}" if len(self.fields) > 1 else "")
-        start, own = (table[0].offset if isinstance(table[0], Place) else table[0] for table in (held, one.table))
+        start, own = (table[0].offset if isinstance(table[0], ByteAddress) else table[0] for table in (held, one.table))
         bases = _bases(one.table)
         parts = [*(bases if len(bases) == 1 else ()), entry, *([str(own - start)] if own > start else ())]
         return " + ".join(parts) + (f" - {start - own}" if own < start else "")
@@ -83,13 +83,13 @@ class Repeat:
 
 def _entry_text(table: tuple[Number, ...], turn: int) -> str:
     one = table[turn]
-    if isinstance(one, Place) and len(_bases(table)) == 1:
+    if isinstance(one, ByteAddress) and len(_bases(table)) == 1:
         return str(one.offset)
     return text_of(one)
 
 
 def _bases(table: tuple[Number, ...]) -> set[str]:
-    return {one.base for one in table if isinstance(one, Place)}
+    return {one.base for one in table if isinstance(one, ByteAddress)}
 
 
 def _c_type(unit: Unit, table: tuple[Number, ...]) -> str:

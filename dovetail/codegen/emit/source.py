@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dovetail import kernels
 from dovetail.codegen.emit.firmware import FIXED
 from dovetail.codegen.emit.unit import StackNeed, Unit, read_in_place
-from dovetail.codegen.emit.weights import Held, weights_files
+from dovetail.codegen.emit.weights import BinaryArray, weights_files
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array
 from dovetail.kernels.c import (
@@ -180,12 +180,12 @@ def weights_source(unit: Unit) -> tuple[str, list[Array]] | None:
     """Assembler source of the constants that are written as bytes, and the arrays of their file; None without any."""
     blobs = _blobs(unit)
     held = {
-        name: Held(array, _alignment(name, blobs), f".rodata.{name}")
+        name: BinaryArray(array, _alignment(name, blobs), f".rodata.{name}")
         for name, (_, array) in unit.constants.items()
         if name in unit.as_bytes
     }
     for name, (_, array) in unit.fixed_array().items():
-        held |= {name: Held(array, IN_PLACE_ALIGNMENT, FIXED)} if name in unit.as_bytes else {}
+        held |= {name: BinaryArray(array, IN_PLACE_ALIGNMENT, FIXED)} if name in unit.as_bytes else {}
     return weights_files(unit.model, held) if held else None
 
 

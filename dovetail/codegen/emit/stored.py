@@ -21,7 +21,7 @@ _LANES = (1, 2, 3, 4, 5, 6, 8, 16)
 
 
 @dataclass(frozen=True)
-class Along:
+class BitRun:
     """How far bits go along an axis of weights, in blocks of neighbours."""
 
     block: int
@@ -51,9 +51,9 @@ class StoredWeights:
     """Bits of a weight."""
     step: int
     """Bits from one bit of a weight to the next."""
-    outputs: Along
-    taps: Along
-    channels: Along
+    outputs: BitRun
+    taps: BitRun
+    channels: BitRun
     signed: bool = False
     """Whether the highest bit counts as in two's complement; else the number is unsigned, and half of the numbers are
     taken off: zero is 2**(width - 1)."""
@@ -142,7 +142,7 @@ def _stored(shape: tuple[int, int, int], places: list[Array | None], zero: Array
     return StoredWeights(shape, width, step, outputs, taps, channels, signed=not zero[order[-1]], first=first)
 
 
-def _along(places: Array, count: int) -> Along | None:
+def _along(places: Array, count: int) -> BitRun | None:
     """How bits at these places go along an axis of so many indices, the first first; None where they do not."""
     if len(places) != count:
         return None
@@ -150,14 +150,14 @@ def _along(places: Array, count: int) -> Along | None:
     inner = int(far[1]) if count > 1 else 0
     straight = far == np.arange(count) * inner
     if straight.all():
-        return Along(1, inner)
+        return BitRun(1, inner)
     block = int(np.argmin(straight))
-    along = Along(block, int(far[block]), inner)
+    along = BitRun(block, int(far[block]), inner)
     return along if np.array_equal(along.bits(count), far) else None
 
 
 @dataclass(frozen=True)
-class Order:
+class WeightOrder:
     """How a kernel has its weights: loops over outputs, taps and channels."""
 
     lanes: int
@@ -169,17 +169,19 @@ class Order:
         return blocked(weights[:, :, None], lanes).reshape(-1)
 
 
-def order_of(array: Array, stored: StoredWeights, held: Array) -> Order | None:
+def order_of(array: Array, stored: StoredWeights, held: Array) -> WeightOrder | None:
     """The order in which an array is the weights that the engine's array holds; None where it is in none."""
     weights = stored.weights(held) if prod(stored.shape) == array.size else None
     if weights is None:
         return None
     narrow = weights.astype(array.dtype)
     lanes = [lanes for lanes in (*_LANES, 0) if lanes == 0 or len(weights) % lanes == 0]
-    return next((Order(each) for each in lanes if np.array_equal(Order(each).of(narrow), array.reshape(-1))), None)
+    return next(
+        (WeightOrder(each) for each in lanes if np.array_equal(WeightOrder(each).of(narrow), array.reshape(-1))), None
+    )
 
 
-def reading(name: str, place: str, c_type: str, order: Order, stored: StoredWeights) -> str:
+def reading(name: str, place: str, c_type: str, order: WeightOrder, stored: StoredWeights) -> str:
     """C of the function `name`, which gives the weights in an order, taken from `place` when it is called first."""
     outputs, taps, channels = stored.shape
     lanes = order.lanes or outputs
@@ -218,7 +220,7 @@ def reading(name: str, place: str, c_type: str, order: Order, stored: StoredWeig
     )
 
 
-def _far(along: Along, index: str, count: int) -> str:
+def _far(along: BitRun, index: str, count: int) -> str:
     """C for the bits an index goes."""
     if count <= 1:
         return "0"

@@ -69,7 +69,7 @@ def tickets(unit: Unit, indices: Sequence[int], loops: Sequence[Loop]) -> Ticket
         if isinstance(one, Wait):
             waits.setdefault(unit.starts.get(one.statement, one.statement), []).append(index)
     within = {index: loop for loop in loops for index in range(loop.first, loop.stop)}
-    naming = _Naming(unit)
+    naming = _VariableNames(unit)
     found = Tickets()
     for loop in loops:
         found.sites[loop.first] = dict(_sites(unit, loop, waits, naming, found.straight_names))
@@ -80,7 +80,7 @@ def tickets(unit: Unit, indices: Sequence[int], loops: Sequence[Loop]) -> Ticket
 
 
 def _sites(
-    unit: Unit, loop: Loop, waits: Mapping[int, Sequence[int]], naming: _Naming, names: dict[int, str]
+    unit: Unit, loop: Loop, waits: Mapping[int, Sequence[int]], naming: _VariableNames, names: dict[int, str]
 ) -> Iterator[tuple[int, Site]]:
     """What is kept of a loop; `names` gains the variables of statements before it and of its last turns."""
     lags: dict[int, int] = {}
@@ -111,7 +111,7 @@ def _sites(
 
 
 @dataclass
-class _Naming:
+class _VariableNames:
     """Gives out names of variables."""
 
     unit: Unit

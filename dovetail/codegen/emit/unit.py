@@ -30,7 +30,7 @@ from dovetail.program.ir import (
     CORE,
     Call,
     Copy,
-    Launch,
+    LaunchStatement,
     Program,
     Role,
     View,
@@ -40,7 +40,7 @@ from dovetail.program.ir import (
     side_by_side,
 )
 from dovetail.program.loops import digest
-from dovetail.program.series import Place
+from dovetail.program.series import ByteAddress
 from dovetail.schedule.partition import Region, beside
 from dovetail.target.description import Target
 from dovetail.target.engine import Launched
@@ -185,12 +185,12 @@ class Unit:
         return {index: one.statements[0] for one in self.lists for index in one.statements}
 
     @cached_property
-    def tasks(self) -> dict[str, Place]:
+    def tasks(self) -> dict[str, ByteAddress]:
         """C name of a command that is started by itself -> where its words are: those of a layer lie side by side."""
-        found: dict[str, Place] = {}
+        found: dict[str, ByteAddress] = {}
         ends: dict[str, int] = {}
         for array, name, words in self._words():
-            found[name] = Place(array, ends.get(array, 0))
+            found[name] = ByteAddress(array, ends.get(array, 0))
             ends[array] = found[name].offset + len(words)
         return found
 
@@ -234,7 +234,7 @@ class Unit:
         place = self.place(view)
         return f"{place.base} + {place.offset}" if place.offset else place.base
 
-    def place(self, view: View) -> Place:
+    def place(self, view: View) -> ByteAddress:
         """Where a view begins, in an array of C."""
         buffer, offset = self.program.buffers[view.buffer], view.offset
         if buffer.role is Role.CONSTANT and buffer.address is not None:
@@ -245,7 +245,7 @@ class Unit:
             assert buffer.address is not None
             base = self.arena_name(buffer.memory)
             offset += buffer.address - self.target.memory(buffer.memory).base
-        return Place(base, offset)
+        return ByteAddress(base, offset)
 
     def driver_headers(self) -> list[str]:
         """The headers of the engines' drivers, by bare name."""
@@ -267,7 +267,7 @@ def make_unit(
         if len(set(content.tolist())) > 1:
             constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
     calls, functions, blocks = kernel_calls(program, regions, target, model, optimize, constants)
-    launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, Launch)]
+    launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, LaunchStatement)]
     joint = _joint_commands(program, target, regions)
     stems = _stems(program, model, launches)
     commands = {
@@ -281,7 +281,7 @@ def make_unit(
     return Unit(program, regions, target, model, *known, optimize, delay)
 
 
-def offload_of(region: Region, launch: Launch) -> Offload:
+def offload_of(region: Region, launch: LaunchStatement) -> Offload:
     """What a launch of a region's asks its engine for."""
     offload = next(part.offload for part in region.parts if part.engine and part.engine.name == launch.engine)
     assert offload is not None
@@ -292,7 +292,7 @@ def _joint_commands(program: Program, target: Target, regions: Sequence[Region])
     """The commands of launches that begin together, by the index of each."""
     found: dict[int, tuple[Command, ...]] = {}
     for together in dict.fromkeys(side_by_side(program.statements).values()):
-        launches = [one for index in together if isinstance(one := program.statements[index], Launch)]
+        launches = [one for index in together if isinstance(one := program.statements[index], LaunchStatement)]
         engine, own = target.engine(launches[0].engine), [regions[launch.layer] for launch in launches]
         assert engine.joint is not None
         asked = [
@@ -304,7 +304,7 @@ def _joint_commands(program: Program, target: Target, regions: Sequence[Region])
     return found
 
 
-def _stems(program: Program, model: str, launches: Sequence[tuple[int, Launch]]) -> dict[int, str]:
+def _stems(program: Program, model: str, launches: Sequence[tuple[int, LaunchStatement]]) -> dict[int, str]:
     """How the names of each launch's commands begin, by its index: with a number where its layer has several."""
     several, numbers = Counter(launch.layer for _, launch in launches), Counter[int]()
     found = {}
@@ -320,7 +320,7 @@ def _commands(
     target: Target,
     regions: Sequence[Region],
     stem: str,
-    launch: Launch,
+    launch: LaunchStatement,
     joint: tuple[Command, ...] | None,
 ) -> tuple[tuple[str, Command | LibraryCall], ...]:
     region = regions[launch.layer]
@@ -338,7 +338,7 @@ def _commands(
     return tuple((f"{stem}_step_{step}", command) for step, command in enumerate(made))
 
 
-def addressed_operands(program: Program, launch: Launch) -> dict[str, Operand]:
+def addressed_operands(program: Program, launch: LaunchStatement) -> dict[str, Operand]:
     """Addresses and strides of a launch's operands by value or constant name, the result as "result"; the address of
     constants that are read where they lie is their place in the launch's blob."""
     views = {**launch.operands, "result": launch.result}
@@ -352,13 +352,13 @@ def addressed_operands(program: Program, launch: Launch) -> dict[str, Operand]:
 
 def read_in_place(program: Program) -> frozenset[str]:
     """The constants an engine reads where they lie."""
-    launches = (s for s in program.statements if isinstance(s, Launch) and not s.stream)
+    launches = (s for s in program.statements if isinstance(s, LaunchStatement) and not s.stream)
     views = [view for launch in launches for view in launch.operands.values()]
     return frozenset(view.buffer for view in views if program.buffers[view.buffer].role is Role.CONSTANT)
 
 
 @dataclass
-class _Names:
+class _ConstantNames:
     """C names of constants and blocks, equal contents under one name."""
 
     constants: dict[str, tuple[str, Array]]
@@ -425,7 +425,7 @@ def kernel_calls(
     made = kernels.generate_all(graphs, functions, little, core, over, lanes, layouts, choices)
     found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
-    names = _Names(constants)
+    names = _ConstantNames(constants)
     for index, stem, kernel in zip(calls, stems, made, strict=True):
         own = f"\ncore {calls[index].core}" if kernel.has_storage else ""
         text = f"{kernel.block.c_type if kernel.block else ''}\n{kernel.key}{own}"  # what one function has in common

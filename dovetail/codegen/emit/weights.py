@@ -38,7 +38,7 @@ _TYPES = {f"{kind}{bits}_t" for kind in ("int", "uint") for bits in (8, 16, 32, 
 
 
 @dataclass(frozen=True)
-class Held:
+class BinaryArray:
     """An array whose bytes are in the file."""
 
     array: Array
@@ -63,7 +63,7 @@ def _is_plain(kind: str, array: Array) -> bool:
     return kind in _TYPES and array.dtype == np.dtype("float32" if kind == "float" else kind.removesuffix("_t"))
 
 
-def weights_files(model: str, held: Mapping[str, Held]) -> tuple[str, list[Array]]:
+def weights_files(model: str, held: Mapping[str, BinaryArray]) -> tuple[str, list[Array]]:
     """The assembler file that makes arrays of a file of bytes, and the arrays that file consists of."""
     content, state, lines, offset = list[Array](), hashlib.sha256(), list[str](), 0
     for name, one in held.items():

@@ -134,7 +134,7 @@ def multiplier_arrays(reals: Iterable[float]) -> tuple[Array, Array]:
     return np.array([m for m, _ in pairs], np.int32), np.array([s for _, s in pairs], np.int32)
 
 
-class _Scaling(Pointwise):
+class _ChannelScaling(Pointwise):
     """A value scaled by the operands behind it, one or one per channel each."""
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
@@ -146,7 +146,7 @@ class _Scaling(Pointwise):
 
 
 @dataclass(frozen=True)
-class Requantize(_Scaling):
+class Requantize(_ChannelScaling):
     """Fixed-point scaling. Operands: x, multiplier int32 [1 or C], shift int32 [1 or C].
 
     y = fixed_point((x - input_zero_point) * 2**left_shift, multiplier, shift) + output_zero_point, as int32;
@@ -178,7 +178,7 @@ class Requantize(_Scaling):
 
 
 @dataclass(frozen=True)
-class ScaleShift(_Scaling):
+class ScaleShift(_ChannelScaling):
     """The requantisation of simple engines. Operands: x, then scale, offset and shift, int32 [1 or C] each.
 
     y = (x * scale + offset) >> shift, rounded down, as int32. The product must stay within int32.

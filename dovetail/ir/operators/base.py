@@ -43,7 +43,7 @@ Padding2d = tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """A window that moves over rows and columns of an NHWC image; all pairs are (rows, columns)."""
 
     kernel: tuple[int, int]
@@ -162,7 +162,7 @@ class Operator:
         differs from place to place: the operator may then be computed in whatever order the elements lie."""
         return False
 
-    def window(self, inputs: Sequence[TensorType]) -> Window | None:
+    def window(self, inputs: Sequence[TensorType]) -> SlidingWindow | None:
         """The window that moves over the first operand; None where there is none."""
         return None
 

@@ -24,7 +24,7 @@ BYTES = (DType.INT8, DType.UINT8)
 
 
 @dataclass(frozen=True)
-class _Meant(Operator):
+class _Int64Operator(Operator):
     """An operator whose meaning is one function of int64 arrays."""
 
     result: ClassVar[DType] = DType.INT8
@@ -42,7 +42,7 @@ class _Meant(Operator):
 
 
 @dataclass(frozen=True)
-class FixedDivide(_Meant, Pointwise):
+class FixedDivide(_Int64Operator, Pointwise):
     """Quotient of two 8-bit values, int32: (a - left) / (b - right) * multiplier * 2**(shift - 31) + output, rounded
     three times as TFLite Micro does. A divisor of 0 counts as 1."""
 
@@ -73,7 +73,7 @@ class FixedDivide(_Meant, Pointwise):
 
 
 @dataclass(frozen=True)
-class FixedLogSoftmax(_Meant, Rowwise):
+class FixedLogSoftmax(_Int64Operator, Rowwise):
     """Log-softmax over the last axis of int8 values; int8 with scale 1/16 and zero point 127."""
 
     multiplier: int
@@ -109,7 +109,7 @@ class FixedLogSoftmax(_Meant, Rowwise):
 
 
 @dataclass(frozen=True)
-class FixedNormalise(_Meant, Rowwise):
+class FixedNormalise(_Int64Operator, Rowwise):
     """Rows of int8 values along the last axis divided by their length, int8 with scale 1/128 and no zero point."""
 
     noun = "a normalisation"
@@ -130,7 +130,7 @@ class FixedNormalise(_Meant, Rowwise):
 
 
 @dataclass(frozen=True)
-class FixedStandard(_Meant, Rowwise):
+class FixedStandard(_Int64Operator, Rowwise):
     """Rows of integers along the last axis with mean 0 and deviation 1, or with a mean square of 1; int16 without zero
     point, in steps of `scale`.
 
@@ -199,7 +199,7 @@ def table_of_16(function: Callable[[Array], Array], scales: tuple[float, float],
 
 
 @dataclass(frozen=True)
-class FixedSoftmax16(_Meant, Rowwise):
+class FixedSoftmax16(_Int64Operator, Rowwise):
     """Softmax over the last axis of int16 values in Q0.15: exponential and reciprocal lie between table points."""
 
     result = DType.INT16
@@ -269,7 +269,7 @@ def between_sigmoids(scaled: Array, tangent: bool) -> Array:
 
 
 @dataclass(frozen=True)
-class Sigmoid16(_Meant, Pointwise):
+class Sigmoid16(_Int64Operator, Pointwise):
     """Sigmoid or hyperbolic tangent of int16 values in Q0.15, between 256 points; the operand times
     multiplier / 2**shift counts in steps of 1 / 12288."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from dovetail.ir.operators.base import Operator, Window, broadcast_box, require
+from dovetail.ir.operators.base import Operator, SlidingWindow, broadcast_box, require
 from dovetail.ir.types import Array, Box, DType, TensorType, blocks
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class Convolution(Linear):
     input_zero_point: int = 0
     weight_zero_point: int = 0
 
-    def window(self, inputs: Sequence[TensorType]) -> Window:
-        return Window((inputs[1].shape[1], inputs[1].shape[2]), self.stride, self.dilation)
+    def window(self, inputs: Sequence[TensorType]) -> SlidingWindow:
+        return SlidingWindow((inputs[1].shape[1], inputs[1].shape[2]), self.stride, self.dilation)
 
     def _image(self, x: TensorType, w: TensorType, channels: int, bias: Sequence[TensorType]) -> TensorType:
         require(len(x.shape) == 4 and len(w.shape) == 4, f"expects NHWC and OHWI, got {x} and {w}")
@@ -104,7 +104,7 @@ class Conv2d(Convolution):
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         x, w, *bias = inputs
         groups = x.shape[3] // w.shape[3]
-        window = Window((w.shape[1], w.shape[2]), self.stride, self.dilation)
+        window = SlidingWindow((w.shape[1], w.shape[2]), self.stride, self.dilation)
         windows = window.view(_wide(x, self.input_zero_point))
         weights = _wide(w, self.weight_zero_point)
         depth, outputs = w.shape[3], w.shape[0] // groups
@@ -156,7 +156,7 @@ class DepthwiseConv2d(Convolution):
         x, w, *bias = inputs
         image = np.repeat(_wide(x, self.input_zero_point), w.shape[3] // x.shape[3], axis=3)
         weights = _wide(w, self.weight_zero_point)[0]
-        windows = Window((w.shape[1], w.shape[2]), self.stride, self.dilation).view(image)
+        windows = SlidingWindow((w.shape[1], w.shape[2]), self.stride, self.dilation).view(image)
         total = np.zeros(windows.shape[:4])
         for row in range(w.shape[1]):
             for column in range(w.shape[2]):

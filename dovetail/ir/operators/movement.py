@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dovetail.ir.operators.base import Mover, Operator, Piece, T, Window, require
+from dovetail.ir.operators.base import Mover, Operator, Piece, SlidingWindow, T, require
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ class Im2col(Mover):
         """Part of what tuning files know a layer by."""
         return f"Patches(kernel={self.kernel}, stride={self.stride}, dilation={self.dilation})"
 
-    def window(self, inputs: Sequence[TensorType]) -> Window:
-        return Window(self.kernel, self.stride, self.dilation)
+    def window(self, inputs: Sequence[TensorType]) -> SlidingWindow:
+        return SlidingWindow(self.kernel, self.stride, self.dilation)
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         x = inputs[0]

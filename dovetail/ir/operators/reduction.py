@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dovetail.ir.operators.base import Operator, Rowwise, T, Window, require
+from dovetail.ir.operators.base import Operator, Rowwise, SlidingWindow, T, require
 from dovetail.ir.operators.base import Padding2d as Padding2d
 from dovetail.ir.types import Array, Box, DType, TensorType
 
@@ -32,8 +32,8 @@ class Pool2d(Operator):
     """Rows and columns from one window to the next."""
     padding: Padding2d = ((0, 0), (0, 0))
 
-    def window(self, inputs: Sequence[TensorType]) -> Window:
-        return Window(self.kernel, self.stride, padding=self.padding)
+    def window(self, inputs: Sequence[TensorType]) -> SlidingWindow:
+        return SlidingWindow(self.kernel, self.stride, padding=self.padding)
 
     def _result(self, x: TensorType, dtype: DType) -> TensorType:
         require(len(x.shape) == 4, f"expects NHWC, got {x}")

@@ -36,7 +36,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ConvolutionSizes:
     """Of a convolution; a fully connected layer is one row of pixels without a kernel."""
 
     image: tuple[int, int, int]
@@ -105,14 +105,14 @@ class Knobs:
 
 
 @dataclass(frozen=True)
-class Inside:
+class InteriorPixels:
     """The pixels whose taps are all in the image: half-open ranges of rows and columns."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
 
 
-def conv2d(sizes: Sizes, packing: Packing, extras: Sequence[Extra]) -> str:
+def conv2d(sizes: ConvolutionSizes, packing: Packing, extras: Sequence[Extra]) -> str:
     """A convolution over rows, columns and channels, requantised."""
     (height, width, channels), (rows, columns, _) = sizes.image, sizes.result
     row = f"{sizes.stride[0]} * oy + {sizes.dilation[0]} * ky - {sizes.before[0]}"
@@ -132,7 +132,7 @@ def conv2d(sizes: Sizes, packing: Packing, extras: Sequence[Extra]) -> str:
     return _nest(sizes, packing, extras, [("oy", rows), ("ox", columns)], f"{height}, {width}, ", taps, read, tap)
 
 
-def fully_connected(sizes: Sizes, packing: Packing, extras: Sequence[Extra]) -> str:
+def fully_connected(sizes: ConvolutionSizes, packing: Packing, extras: Sequence[Extra]) -> str:
     """Every output of a pixel from every channel of it, requantised."""
     (_, pixels, channels) = sizes.image
     read = ["value = input[ox, c]"]
@@ -140,7 +140,7 @@ def fully_connected(sizes: Sizes, packing: Packing, extras: Sequence[Extra]) -> 
 
 
 def _nest(
-    sizes: Sizes,
+    sizes: ConvolutionSizes,
     packing: Packing,
     extras: Sequence[Extra],
     pixels: Sequence[tuple[str, int]],

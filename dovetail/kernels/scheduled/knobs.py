@@ -8,8 +8,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
-from dovetail.kernels.kernel import Unsupported
-from dovetail.kernels.scheduled.algorithms import Inside, Knobs, Sizes, Staging
+from dovetail.kernels.kernel import UnsupportedRegion
+from dovetail.kernels.scheduled.algorithms import ConvolutionSizes, InteriorPixels, Knobs, Staging
 from dovetail.target.chip import CoreInstruction
 
 _MOST_PIXELS = 5
@@ -34,8 +34,8 @@ _CALL = 40
 
 
 def choose_knobs(
-    sizes: Sizes,
-    inside: Inside,
+    sizes: ConvolutionSizes,
+    inside: InteriorPixels,
     vector: int,
     group: int,
     accumulators: int,
@@ -73,11 +73,11 @@ def choose_knobs(
         if pixels * needed <= room and block in (None, (pixels, lanes))
     ]
     if not candidates:
-        raise Unsupported(f"the {sizes.taps} taps of a pixel need {needed} bytes of stack, there are {room}.")
+        raise UnsupportedRegion(f"the {sizes.taps} taps of a pixel need {needed} bytes of stack, there are {room}.")
     return min(candidates, key=lambda knobs: (_cost(knobs, sizes, inside), knobs.pixels * knobs.lanes))
 
 
-def _unroll(sizes: Sizes, vector: int, gathered: bool, staging: Staging | None) -> int:
+def _unroll(sizes: ConvolutionSizes, vector: int, gathered: bool, staging: Staging | None) -> int:
     """The most turns up to `_UNROLL` that divide the loop; of staged operands, whose taps are one loop, two remain."""
     count = (sizes.taps if gathered or staging else sizes.image[2]) // vector
     most = min(_UNROLL, count // 2) if staging else _UNROLL
@@ -90,11 +90,11 @@ def _sums(accumulators: int, staging: Staging | None) -> int:
     return accumulators * 2 // 3 if staging else accumulators * 5 // 4
 
 
-def _all_inside(sizes: Sizes, inside: Inside) -> bool:
+def _all_inside(sizes: ConvolutionSizes, inside: InteriorPixels) -> bool:
     return (inside.rows, inside.columns) == ((0, sizes.result[0]), (0, sizes.result[1]))
 
 
-def _bytes(sizes: Sizes, gathered: bool, staging: Staging | None) -> int:
+def _bytes(sizes: ConvolutionSizes, gathered: bool, staging: Staging | None) -> int:
     """Bytes of stack for the taps of a pixel: as they are, where some are gathered, and as registers hold them."""
     wide = -(-sizes.taps // staging.vector) * staging.parts * _WORD if staging else 0
     return wide + (-(-sizes.taps // 8) * 8 if gathered else 0)
@@ -107,12 +107,12 @@ _INSTRUCTIONS = {
 """Of each part in `turns_of`; others are not compared."""
 
 
-def _cost(knobs: Knobs, sizes: Sizes, inside: Inside) -> float:
+def _cost(knobs: Knobs, sizes: ConvolutionSizes, inside: InteriorPixels) -> float:
     """Instructions of the whole image, without requantisation."""
     return sum(_INSTRUCTIONS.get(part, 0) * count for part, count in turns_of(knobs, sizes, inside).items())
 
 
-def turns_of(knobs: Knobs, sizes: Sizes, inside: Inside) -> dict[str, float]:
+def turns_of(knobs: Knobs, sizes: ConvolutionSizes, inside: InteriorPixels) -> dict[str, float]:
     """How often each part of the loops over an image runs."""
     (top, bottom), (left, right) = inside.rows, inside.columns
     rows, columns = sizes.result[:2]
@@ -130,7 +130,7 @@ def turns_of(knobs: Knobs, sizes: Sizes, inside: Inside) -> dict[str, float]:
     return found
 
 
-def _block(knobs: Knobs, sizes: Sizes, pixels: int, gathered: bool) -> dict[str, float]:
+def _block(knobs: Knobs, sizes: ConvolutionSizes, pixels: int, gathered: bool) -> dict[str, float]:
     """How often each part runs for one block of pixels, all channels."""
     blocks = -(-sizes.result[2] // knobs.lanes)
     vectors = -(-sizes.taps // knobs.vector) * blocks

@@ -43,7 +43,7 @@ from exo.stdlib.scheduling import (
     unroll_loop,
 )
 
-from dovetail.kernels.scheduled.algorithms import Inside, Knobs, Sizes, Staging
+from dovetail.kernels.scheduled.algorithms import ConvolutionSizes, InteriorPixels, Knobs, Staging
 from dovetail.kernels.scheduled.select import register_memory, scope
 from dovetail.loops.matching import LoopMismatch, replace_first
 from dovetail.loops.procedures import Procedure, is_a, procedure, statements
@@ -55,7 +55,9 @@ Select = Callable[[Procedure], Procedure]
 """Replaces what the core has instructions for."""
 
 
-def schedule_conv2d(p: Procedure, sizes: Sizes, inside: Inside, knobs: Knobs, select: Select) -> Procedure:
+def schedule_conv2d(
+    p: Procedure, sizes: ConvolutionSizes, inside: InteriorPixels, knobs: Knobs, select: Select
+) -> Procedure:
     """Blocks of neighbouring pixels: those that read padding from gathered taps, the others without a branch."""
     p = divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True)
     p, parts = _columns(p, p.find_loop("ox"), sizes.result[1], knobs)
@@ -110,7 +112,7 @@ def _inside_blocks(
     return p, several
 
 
-def schedule_fully_connected(p: Procedure, sizes: Sizes, knobs: Knobs, select: Select) -> Procedure:
+def schedule_fully_connected(p: Procedure, sizes: ConvolutionSizes, knobs: Knobs, select: Select) -> Procedure:
     """Blocks of pixels and channels."""
     p = divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True)
     p, parts = _columns(p, p.find_loop("ox"), sizes.image[1], knobs)
@@ -134,7 +136,7 @@ def _cut(p: Procedure, loop: Any, first: int, end: int) -> tuple[Procedure, Any]
     return p, loop
 
 
-def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select) -> Procedure:
+def block(q: Procedure, sizes: ConvolutionSizes, knobs: Knobs, inside: bool, select: Select) -> Procedure:
     """One block: start its sums, add up the products with as many instructions as there are, finish them.
 
     Args:
@@ -183,7 +185,7 @@ def _read_in_place(q: Procedure) -> Procedure:
     return delete_buffer(inline_assign(q, q.find("value = _")), "value")
 
 
-def _gather(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
+def _gather(q: Procedure, sizes: ConvolutionSizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
     """Copy the taps of each pixel side by side, once for all channels; sum over them in one loop. Gives that loop."""
     room = -(-sizes.taps // 8) * 8
     row = sizes.kernel[1] * sizes.image[2]
@@ -215,7 +217,7 @@ def _guard_rows(q: Procedure) -> Procedure:
     return lift_scope(q, q.find_loop("c").body()[0])
 
 
-def _copy_channels(q: Procedure, sizes: Sizes) -> Procedure:
+def _copy_channels(q: Procedure, sizes: ConvolutionSizes) -> Procedure:
     """Copy the channels of a tap as words where they are some."""
     found = replace_first(q, copy(sizes.image[2])) if sizes.image[2] % _WORD == 0 else q
     return q if isinstance(found, LoopMismatch) else found
@@ -231,7 +233,9 @@ def copy(count: int) -> Procedure:
     return procedure(text, scope(), instruction=f"__builtin_memcpy({', '.join(ends)}, {count});")
 
 
-def _divide_taps(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str], list[str]]:
+def _divide_taps(
+    q: Procedure, sizes: ConvolutionSizes, taps: list[str], knobs: Knobs
+) -> tuple[Procedure, list[str], list[str]]:
     """Vectors of taps, and what fills none as a loop of its own; the loops of both."""
     inner = taps[-1]
     loop = q.find_loop(inner, many=True)[-1]

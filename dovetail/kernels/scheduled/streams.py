@@ -35,7 +35,7 @@ _FIRMWARE = "#if defined(__riscv) && !defined(DOVETAIL_HOST)"
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ArrayElement:
     """An element: the array, and its index as a sum of multiples of variables."""
 
     array: str
@@ -67,16 +67,16 @@ class _Product:
 
     number: int
     """Of the sum it adds to."""
-    held: _Place
-    streamed: _Place
+    held: _ArrayElement
+    streamed: _ArrayElement
 
 
 @dataclass(frozen=True)
-class _Nest:
+class _SumLoops:
     """Sums, what each begins with, and the products added to them."""
 
     sums: str
-    starts: Mapping[int, _Place]
+    starts: Mapping[int, _ArrayElement]
     loops: tuple[tuple[str, int], ...]
     """Variables and turns, the outermost first."""
     products: tuple[_Product, ...]
@@ -89,7 +89,7 @@ class _Nest:
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _PointerPath:
     """The way of a pointer through a turn."""
 
     offsets: tuple[int, ...]
@@ -105,7 +105,7 @@ class _Walk:
 
 
 @dataclass(frozen=True)
-class _Text:
+class _CStatements:
     """C statements."""
 
     before: list[str]
@@ -159,22 +159,22 @@ def _end(lines: Sequence[str], first: int) -> int:
     return first
 
 
-def _nest(sums: str, lines: Sequence[str], instruction: CoreInstruction) -> _Nest | None:
+def _nest(sums: str, lines: Sequence[str], instruction: CoreInstruction) -> _SumLoops | None:
     """Starts, loops and products; None where anything else is there, or a sum has no start or several products."""
     call = re.compile(re.sub(r"\\\{\w+\\\}", lambda _: _PLACE, re.escape(instruction.c)).replace(r"\ ", " "))
     names = re.findall(r"\{(\w+)\}", instruction.c)
-    starts: dict[int, _Place] = {}
+    starts: dict[int, _ArrayElement] = {}
     loops: list[tuple[str, int]] = []
     products: list[_Product] = []
     for line in lines:
         start, loop, found = _START.fullmatch(line), _LOOP.fullmatch(line), call.fullmatch(line.strip())
         if start and start[1] == sums and not loops:
-            starts[_index(start[2]).get("", 0)] = _Place(start[3], _index(start[4]))
+            starts[_index(start[2]).get("", 0)] = _ArrayElement(start[3], _index(start[4]))
         elif loop and not products:
             loops.append((loop[1], int(loop[2])))
         elif found and loops:
             parts = zip(names, found.groups()[::2], found.groups()[1::2], strict=True)
-            places = {name: _Place(array, _index(index)) for name, array, index in parts}
+            places = {name: _ArrayElement(array, _index(index)) for name, array, index in parts}
             total, held, streamed = (places[name] for name in operands_of(instruction))
             if total.array != sums or set(total.index) > {""}:
                 return None
@@ -183,14 +183,14 @@ def _nest(sums: str, lines: Sequence[str], instruction: CoreInstruction) -> _Nes
             return None
     if not products or sorted(p.number for p in products) != sorted(starts):
         return None
-    return _merged(_Nest(sums, starts, tuple(loops), tuple(products)))
+    return _merged(_SumLoops(sums, starts, tuple(loops), tuple(products)))
 
 
 def _index(text: str) -> Linear:
     return linear(ast.parse(text, mode="eval").body)
 
 
-def _merged(nest: _Nest) -> _Nest | None:
+def _merged(nest: _SumLoops) -> _SumLoops | None:
     """Loops of one turn dropped, and an inner loop taken into the one around it where every operand walks on evenly;
     None where the places of an operand differ by more than constants."""
     loops = [loop for loop in nest.loops if loop[1] > 1]
@@ -202,7 +202,7 @@ def _merged(nest: _Nest) -> _Nest | None:
         loops[-2:] = [(inner, count * turns)]
     gone = {name for name, _ in nest.loops} - {name for name, _ in loops}
 
-    def left(place: _Place) -> _Place:
+    def left(place: _ArrayElement) -> _ArrayElement:
         return replace(place, index={n: factor for n, factor in place.index.items() if n not in gone})
 
     products = tuple(_Product(one.number, left(one.held), left(one.streamed)) for one in nest.products)
@@ -210,14 +210,14 @@ def _merged(nest: _Nest) -> _Nest | None:
     return replace(nest, loops=tuple(loops), products=products) if even else None
 
 
-def _text(nest: _Nest, instruction: CoreInstruction, streams: Streams, around: str) -> _Text | None:
+def _text(nest: _SumLoops, instruction: CoreInstruction, streams: Streams, around: str) -> _CStatements | None:
     """The C with the assembly; None where it does not fit. `around` is the variable of the loop around the block."""
     held, streamed = nest.products[0].held, nest.products[0].streamed
     start = min(nest.starts.values(), key=lambda place: place.offset)
     name = nest.loops[-1][0] if nest.loops else ""
     walks = (
-        _Walk(tuple(dict.fromkeys(one.held.offset for one in nest.products)), held.factor(name)),
-        _Walk(tuple(dict.fromkeys(one.streamed.offset for one in nest.products)), streamed.factor(name)),
+        _PointerPath(tuple(dict.fromkeys(one.held.offset for one in nest.products)), held.factor(name)),
+        _PointerPath(tuple(dict.fromkeys(one.streamed.offset for one in nest.products)), streamed.factor(name)),
     )
     spare = min(_SPARE, len(walks[1].offsets))
     registers = [*(f"h{n}" for n in range(len(walks[0].offsets))), *(f"t{n}" for n in range(spare))]
@@ -232,10 +232,10 @@ def _text(nest: _Nest, instruction: CoreInstruction, streams: Streams, around: s
     inner = {name for name, _ in nest.loops}
     gone = {around, *inner}
     before = [start.pointer("start", "int32_t", gone), streamed.pointer("streamed", "int8_t", gone)]
-    return _Text(before, _statements(nest, held.pointer("held", "int8_t", inner), registers, text))
+    return _CStatements(before, _statements(nest, held.pointer("held", "int8_t", inner), registers, text))
 
 
-def _starts(nest: _Nest, first: int) -> Iterator[str]:
+def _starts(nest: _SumLoops, first: int) -> Iterator[str]:
     """Load what the sums begin with, once for all that begin with the same."""
     loaded: dict[int, int] = {}
     for number, place in nest.starts.items():
@@ -246,7 +246,9 @@ def _starts(nest: _Nest, first: int) -> Iterator[str]:
             loaded[place.offset] = number
 
 
-def _body(nest: _Nest, instruction: CoreInstruction, streams: Streams, walks: tuple[_Walk, _Walk]) -> list[str]:
+def _body(
+    nest: _SumLoops, instruction: CoreInstruction, streams: Streams, walks: tuple[_PointerPath, _PointerPath]
+) -> list[str]:
     """A turn: all of the held operand, then the streamed one a product ahead."""
 
     def load(register: str, pointer: str, step: int) -> str:
@@ -266,7 +268,9 @@ def _body(nest: _Nest, instruction: CoreInstruction, streams: Streams, walks: tu
     return lines
 
 
-def _loops(nest: _Nest, streams: Streams, body: Sequence[str], walks: tuple[_Walk, _Walk]) -> Iterator[str]:
+def _loops(
+    nest: _SumLoops, streams: Streams, body: Sequence[str], walks: tuple[_PointerPath, _PointerPath]
+) -> Iterator[str]:
     """The innermost loop, once for every turn of those around it, and between them what moves the pointers on."""
     turns = nest.loops[-1][1] if nest.loops else 1
     pointers = (("held", nest.products[0].held, walks[0]), ("streamed", nest.products[0].streamed, walks[1]))
@@ -290,7 +294,7 @@ def _add(pointer: str, step: int) -> list[str]:
     return [f"li %[h0], {step}", f"add %[{pointer}], %[{pointer}], %[h0]"]
 
 
-def _statements(nest: _Nest, pointer: str, registers: Sequence[str], text: Sequence[str]) -> list[str]:
+def _statements(nest: _SumLoops, pointer: str, registers: Sequence[str], text: Sequence[str]) -> list[str]:
     """The asm statement, with the registers it uses besides those of the sums."""
     results = [f'[s{number}] "=&r"({nest.sums}[{number}])' for number in sorted(nest.starts)]
     results += [f'[{name}] "=&r"({name})' for name in registers]

@@ -12,15 +12,24 @@ import numpy as np
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import c_type, function
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import CoreTraits, Scope, Unsupported
-from dovetail.kernels.region import Region
-from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Inside, Knobs, Packing, Sizes, conv2d, fully_connected
+from dovetail.kernels.kernel import CoreTraits, KernelScope, UnsupportedRegion
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.scheduled.algorithms import (
+    ENTRY,
+    ConvolutionSizes,
+    Extra,
+    InteriorPixels,
+    Knobs,
+    Packing,
+    conv2d,
+    fully_connected,
+)
 from dovetail.kernels.scheduled.knobs import block_of, choose_knobs, is_product, staging_of
 from dovetail.kernels.scheduled.printed import c_functions, write_functions
 from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
 from dovetail.kernels.scheduled.streams import with_streams
-from dovetail.kernels.sums import MULTIPLY_ADD, Ended, Products, Sums, sums_of
-from dovetail.kernels.window import COLUMN, ROW, Window, anchored
+from dovetail.kernels.sums import MULTIPLY_ADD, Ended, Products, SumConstants, sums_of
+from dovetail.kernels.window import COLUMN, ROW, WindowGeometry, anchored
 from dovetail.target.chip import CoreInstruction, Streams
 
 _PRODUCT = re.compile(r"( *)(sum\[\w+\]) \+= \(int32_t\)\((\w+\[[^\[\]]*\]) \* (\w+\[[^\[\]]*\])\);")
@@ -30,7 +39,7 @@ _KINDS = {_POSITION: "position", _CHANNEL: "channel", "0": "one"}
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class ScheduledKernel:
     """A kernel's text and what it rests on."""
 
     write: Callable[[str], list[str]] | None
@@ -44,12 +53,12 @@ class Scheduled:
 
 
 def write_scheduled(
-    region: Region,
-    scope: Scope,
+    region: RegionParts,
+    scope: KernelScope,
     products: Products,
     instructions: Sequence[CoreInstruction],
     streams: Streams | None = None,
-) -> Scheduled:
+) -> ScheduledKernel:
     """A kernel of sums of products with the core's own instructions.
 
     Args:
@@ -68,7 +77,7 @@ def write_scheduled(
     result, lines, extras = epilogue(region, scope, sums)
     loops, knobs = _best(sizes, inside, extras, instructions, scope, streams is not None)
     if not loops.used:
-        return Scheduled(None, (), (), loops.notes)
+        return ScheduledKernel(None, (), (), loops.notes)
     arrays = {"weights": packed(sums.weights, Packing(knobs.lanes, knobs.vector)), "bias": sums.inside}
     arrays["bias"] = np.pad(arrays["bias"], (0, -len(sums.inside) % knobs.lanes))
     scope.constants = {**arrays, **scope.constants}
@@ -90,10 +99,12 @@ def write_scheduled(
         return [*head, "", *write_functions(functions, name, types, ENTRY, declared, knobs.staging is not None)]
 
     declared = tuple(i.declarations for i in instructions if i.name in loops.used and i.declarations)
-    return Scheduled(write, declared, loops.used, loops.notes)
+    return ScheduledKernel(write, declared, loops.used, loops.notes)
 
 
-def knobs_of(region: Region, products: Products, core: CoreTraits) -> tuple[Sizes, Inside, Knobs]:
+def knobs_of(
+    region: RegionParts, products: Products, core: CoreTraits
+) -> tuple[ConvolutionSizes, InteriorPixels, Knobs]:
     """What the loops of a layer are on a core: their sizes, the pixels inside the image, the block; as if the first
     instruction that fits were found in them.
 
@@ -102,18 +113,18 @@ def knobs_of(region: Region, products: Products, core: CoreTraits) -> tuple[Size
     """
     sums = sums_of(region, products)
     sizes, inside = _sized(region, products, sums)
-    scope = Scope(region.graph, core.accumulators, room=core.room, functions=core.functions)
+    scope = KernelScope(region.graph, core.accumulators, room=core.room, functions=core.functions)
     scope.input(region.source(), "input")
     epilogue(region, scope, sums)
     for _, knobs in _offered(sizes, inside, core.instructions, scope, core.streams is not None):
         return sizes, inside, knobs
-    raise Unsupported("no instruction of the core is a product that fits.")
+    raise UnsupportedRegion("no instruction of the core is a product that fits.")
 
 
-def _sized(region: Region, products: Products, sums: Sums) -> tuple[Sizes, Inside]:
+def _sized(region: RegionParts, products: Products, sums: SumConstants) -> tuple[ConvolutionSizes, InteriorPixels]:
     window = products.window
     _check(region, window, sums)
-    sizes = Sizes(
+    sizes = ConvolutionSizes(
         (*window.size, window.channels),
         (*window.outputs, len(products.weights)),
         window.kernel,
@@ -122,7 +133,7 @@ def _sized(region: Region, products: Products, sums: Sums) -> tuple[Sizes, Insid
         window.before,
         sums.pad_value,
     )
-    return sizes, Inside(window.inside(ROW), window.inside(COLUMN))
+    return sizes, InteriorPixels(window.inside(ROW), window.inside(COLUMN))
 
 
 def _added(line: str) -> str:
@@ -130,16 +141,16 @@ def _added(line: str) -> str:
     return _PRODUCT.sub(rf"\1\2 = {MULTIPLY_ADD}(\2, \3, \4);", line)
 
 
-def _check(region: Region, window: Window, sums: Sums) -> None:
+def _check(region: RegionParts, window: WindowGeometry, sums: SumConstants) -> None:
     source = region.graph.types[region.source()]
     if source.dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
-        raise Unsupported(f"scheduled kernels multiply int8 by int8 into int32, found {source}.")
+        raise UnsupportedRegion(f"scheduled kernels multiply int8 by int8 into int32, found {source}.")
     if window.batch > 1 or window.channels != sums.weights.shape[3]:
-        raise Unsupported("scheduled kernels compute one image without groups.")
+        raise UnsupportedRegion("scheduled kernels compute one image without groups.")
 
 
 def epilogue(
-    region: Region, scope: Scope, sums: Sums, ended: Ended | None = None
+    region: RegionParts, scope: KernelScope, sums: SumConstants, ended: Ended | None = None
 ) -> tuple[str, list[str], list[Extra]]:
     """The pointwise tree as a function of a sum and single elements: type, statements, what it reads; `ended` says what
     of the tree is left behind what stands for a sum."""
@@ -153,12 +164,12 @@ def epilogue(
     def read(match: re.Match[str]) -> str:
         extra = Extra(match[1], _KINDS[match[2]])
         if extras.setdefault(extra.name, extra) != extra:
-            raise Unsupported(f"{extra.name} is read in two ways.")
+            raise UnsupportedRegion(f"{extra.name} is read in two ways.")
         return extra.name
 
     lines = [_READ.sub(read, line) for line in lines]
     if any("[" in line for line in lines):
-        raise Unsupported("scheduled kernels look nothing up in tables.")
+        raise UnsupportedRegion("scheduled kernels look nothing up in tables.")
     return c_type(region.graph.types[region.graph.outputs[0]].dtype), lines, list(extras.values())
 
 
@@ -174,11 +185,11 @@ def packed(weights: Array, packing: Packing) -> Array:
 
 
 def _best(
-    sizes: Sizes,
-    inside: Inside,
+    sizes: ConvolutionSizes,
+    inside: InteriorPixels,
     extras: Sequence[Extra],
     instructions: Sequence[CoreInstruction],
-    scope: Scope,
+    scope: KernelScope,
     streams: bool,
 ) -> tuple[Loops, Knobs]:
     """The loops for the first instruction that applies; for the last one where none does."""
@@ -193,7 +204,11 @@ def _best(
 
 
 def _offered(
-    sizes: Sizes, inside: Inside, instructions: Sequence[CoreInstruction], scope: Scope, streams: bool
+    sizes: ConvolutionSizes,
+    inside: InteriorPixels,
+    instructions: Sequence[CoreInstruction],
+    scope: KernelScope,
+    streams: bool,
 ) -> Iterator[tuple[CoreInstruction, Knobs]]:
     """The products that fit, the preferred first, and the block for each."""
     for instruction in filter(is_product, instructions):
@@ -214,7 +229,11 @@ def extents(meaning: str) -> tuple[int, int]:
 
 
 def _loops(
-    sizes: Sizes, inside: Inside, knobs: Knobs, extras: Sequence[Extra], instructions: Sequence[CoreInstruction]
+    sizes: ConvolutionSizes,
+    inside: InteriorPixels,
+    knobs: Knobs,
+    extras: Sequence[Extra],
+    instructions: Sequence[CoreInstruction],
 ) -> Loops:
     """The scheduled loops; none, with the reason, where they were not made before and Exo is not installed."""
     packing = Packing(knobs.lanes, knobs.vector)

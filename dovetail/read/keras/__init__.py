@@ -15,7 +15,16 @@ from dovetail.ir.types import DType, TensorType
 from dovetail.read.keras import layers
 from dovetail.read.keras.archive import read_keras
 from dovetail.read.keras.config import FLOATS, parse, replaced
-from dovetail.read.keras.layer import AGAIN, SMALLER, Call, Layer, Network, Reference, Tensor, Weights
+from dovetail.read.keras.layer import (
+    AGAIN,
+    SMALLER,
+    KerasCall,
+    KerasLayer,
+    KerasNetwork,
+    KerasTensor,
+    KerasWeights,
+    Reference,
+)
 from dovetail.read.keras.operations import ACTIVATION_LAYERS, OPERATIONS, Function, tensorflow_operation
 from dovetail.read.keras.sequences import SEQUENCES
 from dovetail.read.keras.values import Importer, KerasValues, fold_normalisations
@@ -87,7 +96,7 @@ def load_keras(file_name: str, data: bytes, name: str) -> Graph:
     file = read_keras(file_name, data)
     model = parse(file)
     assert model.network is not None
-    v = KerasValues(name, Weights(file, model)).again(layer=model)
+    v = KerasValues(name, KerasWeights(file, model)).again(layer=model)
     arguments = [v.builder.input(v.builder.fresh(entry), kind) for entry, kind in _inputs(model.network)]
     outputs: list[str] = []
     for value in _run_network(v, arguments):
@@ -113,7 +122,7 @@ def _renamed(graph: Graph, wanted: Sequence[str]) -> Graph:
     return replace(graph, outputs=tuple(map(new, graph.outputs)), nodes=tuple(nodes), types=types)
 
 
-def _inputs(network: Network) -> list[tuple[str, TensorType]]:
+def _inputs(network: KerasNetwork) -> list[tuple[str, TensorType]]:
     """Names and types of a model's inputs. One that is only looked up in embeddings is of integers."""
     entries = {layer.name: layer for layer in network.layers}
     readers: dict[str, set[str]] = {}
@@ -137,7 +146,7 @@ def _inputs(network: Network) -> list[tuple[str, TensorType]]:
     return found
 
 
-def _input_type(layer: Layer) -> TensorType:
+def _input_type(layer: KerasLayer) -> TensorType:
     """The type of a network's input, its batch of any size as 1."""
     dtype, shape = layer.get("dtype", "float32"), layer.get("batch_shape", layer.get("batch_input_shape"))
     if isinstance(dtype, dict):
@@ -177,7 +186,7 @@ def _run_network(v: KerasValues, arguments: Sequence[str]) -> list[str]:
     heads = {ref.layer for ref in network.inputs}
     layers = [layer for layer in network.layers if layer.name not in heads]
     ready = [(layer, index) for layer in layers for index in range(len(network.calls[layer.name]))][::-1]
-    waiting: dict[tuple[str, int], list[tuple[Layer, int]]] = {}
+    waiting: dict[tuple[str, int], list[tuple[KerasLayer, int]]] = {}
     while ready:
         layer, index = ready.pop()
         call = network.calls[layer.name][index]
@@ -194,12 +203,12 @@ def _run_network(v: KerasValues, arguments: Sequence[str]) -> list[str]:
     return [_tensor(v.layer, values, ref).name for ref in network.outputs]
 
 
-def _tensor(layer: Layer, values: Mapping[tuple[str, int, int], str], ref: Reference) -> Tensor:
+def _tensor(layer: KerasLayer, values: Mapping[tuple[str, int, int], str], ref: Reference) -> KerasTensor:
     """The graph value a reference names."""
     found = values.get((ref.layer, ref.call, ref.result))
     if found is None:
         raise layer.refuse(f"result {ref.result} of call {ref.call} of {ref.layer[:80]!r} is never computed", AGAIN)
-    return Tensor(found)
+    return KerasTensor(found)
 
 
 def _import_call(v: KerasValues) -> tuple[str, ...]:
@@ -233,7 +242,7 @@ def _over_time(v: KerasValues) -> str:
     if inner is None or len(shape) < 3:
         raise v.refuse(f"needs a layer and a sequence of vectors or images, its operand is {v.type_of(x)}", AGAIN)
     flat = v.reshape(x, (shape[0] * shape[1], *shape[2:]), "steps")
-    results = _import_call(v.again(layer=inner, call=Call((Tensor(flat),))))
+    results = _import_call(v.again(layer=inner, call=KerasCall((KerasTensor(flat),))))
     if len(results) != 1:
         raise v.refuse(f"the layer inside gives {len(results)} values, expected 1", AGAIN)
     layer.read.add("layer")

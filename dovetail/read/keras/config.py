@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.errors import ModelError
 from dovetail.read.keras.archive import KerasFile
-from dovetail.read.keras.layer import AGAIN, SMALLER, Call, Layer, Network, Reference
+from dovetail.read.keras.layer import AGAIN, SMALLER, KerasCall, KerasLayer, KerasNetwork, Reference
 
 MODELS = ("Sequential", "Functional")
 """Kinds of layers that are networks."""
@@ -34,7 +34,7 @@ FLOATS = ("float32", "float16", "bfloat16", "float64", "mixed_float16", "mixed_b
 INTEGER_LAYERS = ("InputLayer", "Embedding", "Cast", "Reshape", "Flatten", "RepeatVector", "Permute", "Concatenate")
 
 
-def parse(file: KerasFile) -> Layer:
+def parse(file: KerasFile) -> KerasLayer:
     """The model as a layer with a network.
 
     Raises:
@@ -51,7 +51,7 @@ def _refuse(file: KerasFile, place: str, what: str) -> ModelError:
     return ModelError(f"the configuration is damaged: {what}", where=f"{file.name}, {place}", hint=hint)
 
 
-def _layer(file: KerasFile, entry: Any, place: str, depth: int) -> Layer:
+def _layer(file: KerasFile, entry: Any, place: str, depth: int) -> KerasLayer:
     """One serialised layer."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
         raise _refuse(file, place, "expected a layer with a class_name")
@@ -68,7 +68,7 @@ def _layer(file: KerasFile, entry: Any, place: str, depth: int) -> Layer:
     bare = module is None and file.version >= 3 and "trainable" not in config and kind not in (*MODELS, "InputLayer")
     operation = (module or "").startswith("keras.src.ops") or bare
     shared = str(entry.get("shared_object_id", ""))
-    layer = Layer(file.name, kind[:200], name, place, file.version, config, operation, shared)
+    layer = KerasLayer(file.name, kind[:200], name, place, file.version, config, operation, shared)
     _refuse_code(layer, module)
     _check_type(layer)
     if depth > MAX_NESTED:
@@ -83,7 +83,7 @@ def _is_layer(entry: Any) -> bool:
     return isinstance(entry, Mapping) and "class_name" in entry
 
 
-def _refuse_code(layer: Layer, module: str | None) -> None:
+def _refuse_code(layer: KerasLayer, module: str | None) -> None:
     """Nothing that is code, or needs code of the user's, is accepted."""
     hint = "say it with standard layers, and save again"
     if layer.kind == "Lambda":
@@ -93,7 +93,7 @@ def _refuse_code(layer: Layer, module: str | None) -> None:
         raise layer.refuse(f"{what}, and no code is executed", hint)
 
 
-def _check_type(layer: Layer) -> None:
+def _check_type(layer: KerasLayer) -> None:
     """Refuse layers quantised by Keras; all floats are read as float32."""
     if layer.config.get("quantization_config") is not None or layer.config.get("quantization_mode") is not None:
         raise layer.refuse(QUANTISED, "save the float model")
@@ -109,7 +109,7 @@ def _check_type(layer: Layer) -> None:
         raise layer.refuse(f"computes in {str(policy)[:80]}; only floats are supported")
 
 
-def _network(file: KerasFile, model: Layer, depth: int) -> Network:
+def _network(file: KerasFile, model: KerasLayer, depth: int) -> KerasNetwork:
     """The layers of a model and how they are called."""
     entries = model.config.get("layers")
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_LAYERS:
@@ -137,10 +137,10 @@ def _network(file: KerasFile, model: Layer, depth: int) -> Network:
     ends = [tuple(_ends(model, key)) for key in ("input_layers", "output_layers")]
     kinds = {layer.name: layer for layer in renamed}
     outputs = tuple(_shifted(ref, _end_shift(kinds.get(ref.layer), calls, ends[1], first)) for ref in ends[1])
-    return Network(tuple(renamed), counted, ends[0], outputs)
+    return KerasNetwork(tuple(renamed), counted, ends[0], outputs)
 
 
-def _check_names(layers: Sequence[Layer]) -> None:
+def _check_names(layers: Sequence[KerasLayer]) -> None:
     seen = set()
     for layer in layers:
         if layer.name in seen:
@@ -148,34 +148,34 @@ def _check_names(layers: Sequence[Layer]) -> None:
         seen.add(layer.name)
 
 
-def _chain(model: Layer, layers: list[Layer]) -> Network:
+def _chain(model: KerasLayer, layers: list[KerasLayer]) -> KerasNetwork:
     """A sequential model: each layer called with what the one before gives."""
     if layers[0].kind != "InputLayer":
         shape = layers[0].config.get("batch_input_shape", model.config.get("build_input_shape"))
         head = {"batch_shape": shape, "dtype": layers[0].config.get("dtype", "float32")}
         name = f"{layers[0].name}_input"
-        layers = [Layer(model.file, "InputLayer", name, layers[0].place, model.version, head), *layers]
+        layers = [KerasLayer(model.file, "InputLayer", name, layers[0].place, model.version, head), *layers]
     _check_names(layers)
     calls = {layers[0].name: ()} | {
-        layer.name: (Call((Reference(before.name, 0, 0),)),) for before, layer in pairwise(layers)
+        layer.name: (KerasCall((Reference(before.name, 0, 0),)),) for before, layer in pairwise(layers)
     }
-    return Network(tuple(layers), calls, (Reference(layers[0].name, 0, 0),), (Reference(layers[-1].name, 0, 0),))
+    return KerasNetwork(tuple(layers), calls, (Reference(layers[0].name, 0, 0),), (Reference(layers[-1].name, 0, 0),))
 
 
-def _nodes(layer: Layer, entry: Mapping[str, Any]) -> list[Any]:
+def _nodes(layer: KerasLayer, entry: Mapping[str, Any]) -> list[Any]:
     nodes = entry.get("inbound_nodes", [])
     if not isinstance(nodes, list) or len(nodes) > MAX_LAYERS:
         raise layer.refuse(f"inbound_nodes must be a list of at most {MAX_LAYERS}", SMALLER)
     return nodes
 
 
-def _call(layer: Layer, node: Any) -> Call:
+def _call(layer: KerasLayer, node: Any) -> KerasCall:
     """One call of a layer. Keras 3: {"args", "kwargs"}; before: a list of [layer, call, result, arguments]."""
     if isinstance(node, Mapping) and "args" in node:
         arguments, named = _plain(layer, node["args"]), _plain(layer, node.get("kwargs", {}))
         if not isinstance(arguments, list) or not isinstance(named, Mapping):
             raise layer.refuse("a call's args and kwargs must be a list and an object", AGAIN)
-        return Call(tuple(arguments), named)
+        return KerasCall(tuple(arguments), named)
     found, named = list[Any](), dict[str, Any]()
     if isinstance(node, Mapping):
         node = list(node.values())
@@ -186,7 +186,7 @@ def _call(layer: Layer, node: Any) -> Call:
         found.append(entry[2] if entry[0] == "_CONSTANT_VALUE" else Reference(*entry[:3]))
         if len(entry) > 3 and isinstance(entry[3], Mapping):
             named |= {key: _old_plain(value) for key, value in entry[3].items()}
-    return Call((found,) if len(found) > 1 else tuple(found), named)
+    return KerasCall((found,) if len(found) > 1 else tuple(found), named)
 
 
 def _is_old_reference(value: Any) -> bool:
@@ -216,7 +216,7 @@ def _slice(config: Mapping[str, Any]) -> Any:
     return slice(*bounds) if whole else None
 
 
-def _plain(layer: Layer, value: Any) -> Any:
+def _plain(layer: KerasLayer, value: Any) -> Any:
     """A serialised argument: lists, mappings, numbers, slices and references."""
     if isinstance(value, list):
         return [_plain(layer, part) for part in value]
@@ -238,7 +238,7 @@ def _plain(layer: Layer, value: Any) -> Any:
     raise layer.refuse(f"a call's argument of the kind {str(kind)[:80]} is not supported")
 
 
-def replaced(call: Call, change: Callable[[Reference], Any]) -> Call:
+def replaced(call: KerasCall, change: Callable[[Reference], Any]) -> KerasCall:
     """A call with every reference replaced by what `change` gives for it."""
 
     def mapped(value: Any) -> Any:
@@ -249,14 +249,14 @@ def replaced(call: Call, change: Callable[[Reference], Any]) -> Call:
             return type(value)(mapped(part) for part in value)
         return change(value) if isinstance(value, Reference) else value
 
-    return Call(mapped(call.arguments), mapped(call.named))
+    return KerasCall(mapped(call.arguments), mapped(call.named))
 
 
 def _shifted(ref: Reference, shift: int) -> Reference:
     return Reference(ref.layer, ref.call - shift, ref.result)
 
 
-def _first_calls(layers: Sequence[Layer], calls: Mapping[str, tuple[Call, ...]]) -> dict[str, int]:
+def _first_calls(layers: Sequence[KerasLayer], calls: Mapping[str, tuple[KerasCall, ...]]) -> dict[str, int]:
     """How the calls of models are counted in arguments: from 0 (Keras 3), or from 1 (before), since a model once
     counted its own definition as its first call."""
     used: dict[str, set[int]] = {}
@@ -272,7 +272,10 @@ def _first_calls(layers: Sequence[Layer], calls: Mapping[str, tuple[Call, ...]])
 
 
 def _end_shift(
-    layer: Layer | None, calls: Mapping[str, tuple[Call, ...]], ends: Sequence[Reference], first: Mapping[str, int]
+    layer: KerasLayer | None,
+    calls: Mapping[str, tuple[KerasCall, ...]],
+    ends: Sequence[Reference],
+    first: Mapping[str, int],
 ) -> int:
     """How the calls of a layer are counted among a model's outputs: those of functional models from 1 even by
     Keras 3."""
@@ -286,7 +289,7 @@ def _end_shift(
     return first[layer.name]
 
 
-def _ends(model: Layer, key: str) -> list[Reference]:
+def _ends(model: KerasLayer, key: str) -> list[Reference]:
     """A model's inputs or outputs: one, a list or a mapping of [layer, call, result]."""
 
     def flat(value: Any) -> list[Reference]:

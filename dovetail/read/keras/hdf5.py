@@ -170,7 +170,7 @@ class _Refusal(Exception):
     """Something that is not read: the fault, and what to do."""
 
 
-class Reader:
+class Hdf5Reader:
     """One pass over a file."""
 
     def __init__(self, data: bytes) -> None:
@@ -282,4 +282,4 @@ def main() -> None:
     """The worker: reads a file on standard input, writes its `Contents` to standard output."""
     data = sys.stdin.buffer.read()
     _limit_memory(len(data))
-    sys.stdout.buffer.write(encoded(Reader(data).read("")))
+    sys.stdout.buffer.write(encoded(Hdf5Reader(data).read("")))

@@ -50,15 +50,15 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class KerasTensor:
     """A value of the graph among the arguments of a call."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Call:
-    """What a layer is called with: constants, lists, slices, and `Reference`s or, once computed, `Tensor`s."""
+class KerasCall:
+    """What a layer is called with: constants, lists, slices, and `Reference`s or, once computed, `KerasTensor`s."""
 
     arguments: tuple[Any, ...]
     named: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Call:
 
     def tensors(self) -> list[str]:
         """Names of the graph's values among the arguments, in order."""
-        return [leaf.name for leaf in leaves((self.arguments, self.named)) if isinstance(leaf, Tensor)]
+        return [leaf.name for leaf in leaves((self.arguments, self.named)) if isinstance(leaf, KerasTensor)]
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -84,18 +84,18 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class Network:
+class KerasNetwork:
     """Layers and how they are called."""
 
-    layers: tuple[Layer, ...]
-    calls: Mapping[str, tuple[Call, ...]]
+    layers: tuple[KerasLayer, ...]
+    calls: Mapping[str, tuple[KerasCall, ...]]
     """The calls of each layer, by its name."""
     inputs: tuple[Reference, ...]
     outputs: tuple[Reference, ...]
 
 
 @dataclass(frozen=True)
-class Layer:
+class KerasLayer:
     """One layer, or one operation of `keras.ops`."""
 
     file: str
@@ -111,9 +111,9 @@ class Layer:
     is_operation: bool = False
     shared: str = ""
     """What the file knows a layer by that stands in several places; empty for one that does not."""
-    parts: Mapping[str, Layer] = field(default_factory=dict)
+    parts: Mapping[str, KerasLayer] = field(default_factory=dict)
     """Layers it holds, by the name of the attribute."""
-    network: Network | None = None
+    network: KerasNetwork | None = None
     """Of a model: what it is made of."""
     read: set[str] = field(default_factory=set)
     """Settings its importer has honoured."""
@@ -215,24 +215,24 @@ RANDOM = ("StateVar", "seed_generator_state")
 Names = tuple[str, ...]
 
 
-def _if(layer: Layer, key: str, name: str, default: bool = True) -> Names:
+def _if(layer: KerasLayer, key: str, name: str, default: bool = True) -> Names:
     return (name,) if layer.flag(key, default) else ()
 
 
-def _biased(*kernels: str) -> Callable[[Layer], Names]:
+def _biased(*kernels: str) -> Callable[[KerasLayer], Names]:
     return lambda layer: (*kernels, *_if(layer, "use_bias", "bias"))
 
 
-def _scaled(layer: Layer) -> Names:
+def _scaled(layer: KerasLayer) -> Names:
     return (*_if(layer, "scale", "gamma"), *_if(layer, "center", "beta"))
 
 
-def _attention(layer: Layer) -> Names:
+def _attention(layer: KerasLayer) -> Names:
     score = () if layer.get("score_mode", "dot") == "dot" else ("concat_score_weight",)
     return (*_if(layer, "use_scale", "scale", default=False), *score)
 
 
-VARIABLES: Mapping[str, Callable[[Layer], Names]] = {
+VARIABLES: Mapping[str, Callable[[KerasLayer], Names]] = {
     **dict.fromkeys(("Dense", "Conv1D", "Conv2D", "Conv1DTranspose", "Conv2DTranspose"), _biased("kernel")),
     **dict.fromkeys(("DepthwiseConv1D", "DepthwiseConv2D", "Projection"), _biased("kernel")),
     **dict.fromkeys(("SeparableConv1D", "SeparableConv2D"), _biased("depthwise_kernel", "pointwise_kernel")),
@@ -252,7 +252,7 @@ PROJECTIONS = ("query_dense", "key_dense", "value_dense", "output_dense")
 """What a MultiHeadAttention holds."""
 
 
-def children(layer: Layer) -> list[tuple[str, Layer]]:
+def children(layer: KerasLayer) -> list[tuple[str, KerasLayer]]:
     """The layers inside a layer by the attribute that holds them, in the order of definition."""
     if layer.network is not None:
         counts: Counter[str] = Counter()
@@ -272,7 +272,7 @@ def children(layer: Layer) -> list[tuple[str, Layer]]:
     return list(layer.parts.items())
 
 
-def backward(layer: Layer) -> Layer:
+def backward(layer: KerasLayer) -> KerasLayer:
     """The layer of a Bidirectional that reads from the end: its own, or the other one turned round."""
     given = layer.parts.get("backward_layer")
     if given is not None:
@@ -289,10 +289,10 @@ def snake_case(name: str) -> str:
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-class Weights:
+class KerasWeights:
     """The weights of every layer of a file, found by the layer's place."""
 
-    def __init__(self, file: KerasFile, model: Layer) -> None:
+    def __init__(self, file: KerasFile, model: KerasLayer) -> None:
         """Find them, unread; raises ModelError where an `.h5` file lists other weights than its layers have."""
         self._file = file
         self._stored: dict[str, tuple[str, ...]] = {}
@@ -305,7 +305,7 @@ class Weights:
         else:
             self._lists(model)
 
-    def of(self, layer: Layer) -> dict[str, Array]:
+    def of(self, layer: KerasLayer) -> dict[str, Array]:
         """The layer's own weights, float32, by name; raises ModelError where they are missing or not finite."""
         names, stored = _names(layer), self._stored.get(layer.place, ())
         if len(names) != len(stored):
@@ -315,7 +315,7 @@ class Weights:
         # The count of a Normalization is how many samples it has seen.
         return {name: self._file.weights.array(path) for name, path in pairs if name != "count"}
 
-    def _walk(self, layer: Layer, path: str, layers: str) -> None:
+    def _walk(self, layer: KerasLayer, path: str, layers: str) -> None:
         """Note the groups of a layer and of all inside it."""
         path = self._shared.setdefault(layer.shared, path) if layer.shared else path
         names = _names(layer)
@@ -330,7 +330,7 @@ class Weights:
                 below = f"{path}/_{attribute}"  # Keras 2 kept some parts in private attributes
             self._walk(inner, below, layers)
 
-    def _lists(self, model: Layer) -> None:
+    def _lists(self, model: KerasLayer) -> None:
         """Deal out the lists of an `.h5` file."""
         assert model.network is not None
         if self._file.weights.names("model_weights/top_level_model_weights", "weight_names"):
@@ -350,15 +350,15 @@ class Weights:
                 self._stored[inner.place] = tuple(found[inner.place][name] for name in _names(inner))
 
 
-def _names(layer: Layer) -> Names:
+def _names(layer: KerasLayer) -> Names:
     return VARIABLES[layer.kind](layer) if layer.kind in VARIABLES and not layer.is_operation else ()
 
 
-def _trainable(layer: Layer) -> bool:
+def _trainable(layer: KerasLayer) -> bool:
     return layer.config.get("trainable", True) is not False
 
 
-def _trained(layer: Layer) -> Iterator[tuple[Layer, str]]:
+def _trained(layer: KerasLayer) -> Iterator[tuple[KerasLayer, str]]:
     """Weights of a layer and all inside it that are trained, as (layer, name)."""
     if _trainable(layer):
         yield from ((layer, name) for name in _names(layer) if name not in FIXED)
@@ -366,7 +366,7 @@ def _trained(layer: Layer) -> Iterator[tuple[Layer, str]]:
             yield from _trained(inner)
 
 
-def _untrained(layer: Layer) -> Iterator[tuple[Layer, str]]:
+def _untrained(layer: KerasLayer) -> Iterator[tuple[KerasLayer, str]]:
     """The others; of a frozen layer all."""
     frozen = not _trainable(layer)
     yield from ((layer, name) for name in _names(layer) if frozen or name in FIXED)
@@ -376,7 +376,7 @@ def _untrained(layer: Layer) -> Iterator[tuple[Layer, str]]:
         yield from _untrained(inner)
 
 
-def _check_name(layer: Layer, name: str, path: str) -> None:
+def _check_name(layer: KerasLayer, name: str, path: str) -> None:
     """Refuse a list whose order is not understood: where a stored name is a role's, it must be this one's."""
     last = path.split("/")[-1].split(":")[0]
     roles = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance", "recurrent_kernel", "alpha")

@@ -14,8 +14,8 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Gather, Resample
 from dovetail.ir.operators.reduction import Normalise, Reduce, ReduceKind
 from dovetail.ir.types import Array, DType, Shape
-from dovetail.read.geometry import Pair, Resized, same_border, spans
-from dovetail.read.keras.layer import AGAIN, SMALLER, Layer
+from dovetail.read.geometry import Pair, ResizeAxis, same_border, spans
+from dovetail.read.keras.layer import AGAIN, SMALLER, KerasLayer
 from dovetail.read.keras.operations import activated
 from dovetail.read.keras.values import Importer, KerasValues
 from dovetail.read.values import MAX_PLACES
@@ -24,13 +24,13 @@ EPSILON = 1e-12
 """Smallest length UnitNormalization divides by."""
 
 
-def _pair(layer: Layer, key: str, rank: int, default: int = 1) -> Pair:
+def _pair(layer: KerasLayer, key: str, rank: int, default: int = 1) -> Pair:
     """A setting of one positive number per image axis, as rows and columns."""
     found = layer.wholes(key, rank, default, low=1)
     return (1, found[0]) if rank == 1 else (found[0], found[1])
 
 
-def _padding(layer: Layer, sizes: Shape, span: Shape, stride: Shape, causal: bool = False) -> Padding2d:
+def _padding(layer: KerasLayer, sizes: Shape, span: Shape, stride: Shape, causal: bool = False) -> Padding2d:
     """What the setting `padding` adds around rows and columns `sizes`."""
     mode = layer.choice("padding", "valid", ("valid", "same", "causal") if causal else ("valid", "same"))
     if mode == "valid":
@@ -61,12 +61,12 @@ def _ohwi(kernel: Array) -> Array:
     return (kernel[None] if kernel.ndim == 3 else kernel).transpose(3, 0, 1, 2)
 
 
-def _rank(layer: Layer) -> int:
+def _rank(layer: KerasLayer) -> int:
     """How many image axes a layer works on, as its name says."""
     return 1 if "1D" in layer.kind else 2
 
 
-def _windows(layer: Layer, rank: int) -> list[Pair]:
+def _windows(layer: KerasLayer, rank: int) -> list[Pair]:
     """Taps, stride and dilation."""
     return [_pair(layer, key, rank) for key in ("kernel_size", "strides", "dilation_rate")]
 
@@ -126,7 +126,7 @@ def separable(v: KerasValues) -> str:
     return _convolved(v, Conv2d(), [deep, *weights], rank)
 
 
-def _transposed_border(layer: Layer, span: int, stride: int, extra: int | None) -> Pair:
+def _transposed_border(layer: KerasLayer, span: int, stride: int, extra: int | None) -> Pair:
     """Zeros before and after a stretched axis, so that a window of `span` gives the transposed convolution
     (keras/src/backend/common/backend_utils.py)."""
     if layer.choice("padding", "valid", ("valid", "same")) == "valid":
@@ -266,7 +266,7 @@ def repeat_vector(v: KerasValues) -> str:
     return v.pick(row, [range(shape[0]), [0] * min(count, MAX_PLACES + 1), range(shape[1])], "repeated")
 
 
-def _sides(layer: Layer, key: str, rank: int) -> Padding2d:
+def _sides(layer: KerasLayer, key: str, rank: int) -> Padding2d:
     """A border: one number, one for each axis, or two for each axis."""
     found = layer.get(key, 1)
     listed = list(found) if isinstance(found, list | tuple) else [found] * rank
@@ -324,7 +324,9 @@ def _resized(v: KerasValues, image: str, sizes: Pair, mode: str) -> str:
     if max(sizes) > MAX_PLACES:
         raise v.refuse(f"gives {max(sizes)} rows or columns; the limit is {MAX_PLACES}", SMALLER)
     v.check_shape((batch, *sizes, channels))
-    axes = [Resized(have, want, want / have, "half_pixel") for have, want in zip((height, width), sizes, strict=True)]
+    axes = [
+        ResizeAxis(have, want, want / have, "half_pixel") for have, want in zip((height, width), sizes, strict=True)
+    ]
     if mode == "nearest":
         rows, columns = (axis.nearest("round_prefer_ceil") for axis in axes)
         return v.pick(image, [range(batch), rows, columns, range(channels)], "resized")

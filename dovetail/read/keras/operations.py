@@ -11,7 +11,7 @@ from dovetail.ir.operators.elementwise import BinaryKind
 from dovetail.ir.operators.linear import MatrixProduct
 from dovetail.ir.operators.movement import Slice
 from dovetail.ir.operators.reduction import ReduceKind
-from dovetail.read.keras.layer import AGAIN, FOLD, Call, Layer, Tensor, snake_case
+from dovetail.read.keras.layer import AGAIN, FOLD, KerasCall, KerasLayer, KerasTensor, snake_case
 from dovetail.read.keras.values import Importer, KerasValues
 from dovetail.read.values import unary
 
@@ -89,7 +89,7 @@ def _activation(v: KerasValues, setting: Any) -> Function:
             setting = f"{setting.get('module')}.{config}" if custom else config
         elif isinstance(config, Mapping) and name in ACTIVATION_LAYERS and name != "PReLU":
             outer, build = v.layer, ACTIVATION_LAYERS[str(name)]
-            inner = Layer(outer.file, str(name), outer.name, f"{outer.place}.activation", outer.version, config)
+            inner = KerasLayer(outer.file, str(name), outer.name, f"{outer.place}.activation", outer.version, config)
             return lambda v, x: _checked(build(v.again(layer=inner), x), inner)
         else:
             setting = config if name == "Activation" else name
@@ -102,7 +102,7 @@ def _activation(v: KerasValues, setting: Any) -> Function:
     return ACTIVATIONS[setting]
 
 
-def _checked(value: str, layer: Layer) -> str:
+def _checked(value: str, layer: KerasLayer) -> str:
     layer.check_settings()
     return value
 
@@ -113,7 +113,7 @@ def _relu_layer(v: KerasValues, x: str) -> str:
     return v.relu(x, slope, high, v.layer.number("threshold", v.layer.number("theta", 0.0)))
 
 
-def _slope(layer: Layer, default: float) -> float:
+def _slope(layer: KerasLayer, default: float) -> float:
     return layer.number("negative_slope", layer.number("alpha", default))
 
 
@@ -150,7 +150,7 @@ def _argument(v: KerasValues, place: int, *names: str, default: Any = None) -> A
 
 def _value(v: KerasValues, argument: Any) -> str:
     """A computed value as float, or a constant."""
-    if isinstance(argument, Tensor):
+    if isinstance(argument, KerasTensor):
         return v.real(argument.name)
     return v.constant(v.numbers(argument), "argument")
 
@@ -160,7 +160,7 @@ def _operand(v: KerasValues) -> str:
     found = _argument(v, 0, "x", "inputs", "input", "input_tensor", "tensor", "features", "a")
     if isinstance(found, list) and len(found) == 1:
         found = found[0]
-    if not isinstance(found, Tensor):
+    if not isinstance(found, KerasTensor):
         raise v.refuse("works on a value that is not computed", AGAIN)
     return found.name
 
@@ -200,7 +200,7 @@ def _function(function: Callable[[KerasValues, str], str]) -> Importer:
 def _only(v: KerasValues, *known: str) -> None:
     """Refuse settings and further arguments that mean something."""
     for key, value in {**v.layer.config, **v.call.named}.items():
-        harmless = value in (None, False) or isinstance(value, Tensor)
+        harmless = value in (None, False) or isinstance(value, KerasTensor)
         if key not in ("name", "dtype", "function", "trainable", *known) and not harmless:
             raise v.refuse(f"the argument {key} = {str(value)[:80]} is not supported")
 
@@ -403,4 +403,4 @@ def tensorflow_operation(v: KerasValues) -> Any:
         known = ", ".join(sorted(TENSORFLOW))
         raise v.refuse(f"TensorFlow's function {name[:80]} is not supported", f"supported are {known}")
     named = {key: value for key, value in v.call.named.items() if value is not None and key != "name"}
-    return OPERATIONS[TENSORFLOW[name]](v.again(call=Call(v.call.arguments, named)))
+    return OPERATIONS[TENSORFLOW[name]](v.again(call=KerasCall(v.call.arguments, named)))

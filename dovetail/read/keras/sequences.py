@@ -12,7 +12,7 @@ from dovetail.ir.operators.elementwise import BinaryKind
 from dovetail.ir.operators.linear import MatrixProduct
 from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Curve, Recurrent, RecurrentKind
 from dovetail.ir.types import Array
-from dovetail.read.keras.layer import AGAIN, Layer, Tensor, children
+from dovetail.read.keras.layer import AGAIN, KerasLayer, KerasTensor, children
 from dovetail.read.keras.layers import unit_length
 from dovetail.read.keras.operations import activated
 from dovetail.read.keras.values import Importer, KerasValues
@@ -66,8 +66,10 @@ def _operands(v: KerasValues, names: tuple[str, ...] = ("query", "value", "key")
     """The values of an attention's call by the names of their parameters."""
     call = v.call
     listed = list(call.arguments[0]) if call.arguments and isinstance(call.arguments[0], list) else call.arguments
-    found = {name: value.name for name, value in zip(names, listed, strict=False) if isinstance(value, Tensor)}
-    found |= {name: value.name for name, value in call.named.items() if name in names and isinstance(value, Tensor)}
+    found = {name: value.name for name, value in zip(names, listed, strict=False) if isinstance(value, KerasTensor)}
+    found |= {
+        name: value.name for name, value in call.named.items() if name in names and isinstance(value, KerasTensor)
+    }
     if len(found) != len(call.tensors()) or "query" not in found or "value" not in found:
         raise v.refuse("is called with other values than query, value and key; masks are not supported")
     v.check_named((*names, "use_causal_mask"))
@@ -148,7 +150,7 @@ def dot(v: KerasValues) -> str:
     return v.reshape(found, (v.shape(found)[0], *((*first, *second) or (1,))), "shaped")
 
 
-def _curves(cell: Layer, kind: RecurrentKind) -> tuple[Curve, ...]:
+def _curves(cell: KerasLayer, kind: RecurrentKind) -> tuple[Curve, ...]:
     """The activations of a cell; () for ONNX's defaults."""
     outer = cell.get("activation", "tanh")
     inner = cell.get("recurrent_activation", "sigmoid" if cell.version >= 2 else "hard_sigmoid")

@@ -19,7 +19,16 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.rewrite import Draft, drop_identity, merge_movement, run
 from dovetail.ir.types import Array, DType, Shape
-from dovetail.read.keras.layer import AGAIN, OTHERWISE, SMALLER, Call, Layer, Tensor, Weights, leaves
+from dovetail.read.keras.layer import (
+    AGAIN,
+    OTHERWISE,
+    SMALLER,
+    KerasCall,
+    KerasLayer,
+    KerasTensor,
+    KerasWeights,
+    leaves,
+)
 from dovetail.read.values import MAX_ELEMENTS, MAX_PLACES, Values
 
 MAX_CALLS = 10_000
@@ -29,12 +38,12 @@ MAX_CALLS = 10_000
 class KerasValues(Values):
     """The import in progress, as one call of a layer sees it. Values keep Keras's own axis order, mostly NHWC."""
 
-    layer: Layer
+    layer: KerasLayer
     """The layer being read."""
-    call: Call
+    call: KerasCall
     """What it is called with."""
 
-    def __init__(self, name: str, weights: Weights) -> None:
+    def __init__(self, name: str, weights: KerasWeights) -> None:
         self.builder = GraphBuilder(name)
         self.weights = weights
         self._calls = count(1)
@@ -129,7 +138,7 @@ class KerasValues(Values):
         """Refuse arguments by name that mean something."""
         for key, value in self.call.named.items():
             ignored = key in ("training", "name", *known)
-            set_ = any(isinstance(leaf, Tensor) or leaf not in (None, False) for leaf in leaves(value))
+            set_ = any(isinstance(leaf, KerasTensor) or leaf not in (None, False) for leaf in leaves(value))
             if set_ and not ignored:
                 raise self.refuse(f"is called with {key}, which is not supported")
 

@@ -13,7 +13,7 @@ from dovetail.ir.operators.movement import Concat, Reshape, Transpose
 from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Curve, Recurrent, RecurrentKind
 from dovetail.ir.operators.reduction import Reduce, ReduceKind
 from dovetail.ir.types import DType, Shape
-from dovetail.read.geometry import Pair, Transposed, spans, transposed_convolution
+from dovetail.read.geometry import Pair, TransposedAxis, spans, transposed_convolution
 from dovetail.read.onnx.values import AGAIN, FOLD, SMALLER, TO_NCHW, TO_NHWC, OnnxValues
 
 DEPTHWISE_ORDER = (1, 2, 3, 0)
@@ -111,7 +111,9 @@ def _numbers(v: OnnxValues, name: str, rank: int, default: int) -> Pair:
     return (default, found[0]) if rank == 1 else (found[0], found[1])
 
 
-def _transposed_axes(v: OnnxValues, sizes: Shape, span: Pair, stride: Pair, rank: int) -> tuple[Transposed, Transposed]:
+def _transposed_axes(
+    v: OnnxValues, sizes: Shape, span: Pair, stride: Pair, rank: int
+) -> tuple[TransposedAxis, TransposedAxis]:
     """Rows and columns: what the uncut result loses, and how long it is then."""
     extra = _numbers(v, "output_padding", rank, 0)
     mode = v.attribute("auto_pad", "NOTSET")
@@ -119,7 +121,7 @@ def _transposed_axes(v: OnnxValues, sizes: Shape, span: Pair, stride: Pair, rank
     pads = (0, pads[0], 0, pads[1]) if rank == 1 else pads
     wanted = v.attribute("output_shape", None)
 
-    def along(axis: int) -> Transposed:
+    def along(axis: int) -> TransposedAxis:
         lead, trail = (0, 0) if mode == "VALID" else (pads[axis], pads[2 + axis])
         whole = (sizes[axis] - 1) * stride[axis] + span[axis] + extra[axis]
         result = whole - lead - trail
@@ -129,7 +131,7 @@ def _transposed_axes(v: OnnxValues, sizes: Shape, span: Pair, stride: Pair, rank
             lead = (whole - result + (mode != "SAME_UPPER")) // 2
         if result < 1:
             raise v.refuse(f"the result has {result} elements along an image axis", SMALLER)
-        return Transposed(sizes[axis], span[axis], stride[axis], lead, result)
+        return TransposedAxis(sizes[axis], span[axis], stride[axis], lead, result)
 
     return along(0), along(1)
 
@@ -241,7 +243,7 @@ def gemm(v: OnnxValues) -> str:
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
-class _Sizes(NamedTuple):
+class _RecurrentSizes(NamedTuple):
     """The sizes of a recurrent layer; whether each direction is reversed, and the attribute layout."""
 
     steps: int
@@ -278,7 +280,7 @@ def recurrent(kind: RecurrentKind) -> Callable[[OnnxValues], None]:
     return build
 
 
-def _sizes(v: OnnxValues) -> _Sizes:
+def _sizes(v: OnnxValues) -> _RecurrentSizes:
     x, r = v.shape(v.value(0)), v.shape(v.value(2))
     direction, layout = v.attribute("direction", "forward"), int(v.attribute("layout", 0))
     directions = _DIRECTIONS.get(direction, ())
@@ -291,7 +293,7 @@ def _sizes(v: OnnxValues) -> _Sizes:
     steps, batch = (x[1], x[0]) if layout else (x[0], x[1])
     if v.has(4) and set(v.integers(4, "sequence lengths")) != {steps}:
         raise v.refuse(f"sequences shorter than the {steps} steps of the input are not supported")
-    return _Sizes(steps, batch, r[2], directions, layout == 1)
+    return _RecurrentSizes(steps, batch, r[2], directions, layout == 1)
 
 
 def _curves(v: OnnxValues, kind: RecurrentKind, directions: int) -> list[tuple[Curve, ...]]:
@@ -307,7 +309,7 @@ def _curves(v: OnnxValues, kind: RecurrentKind, directions: int) -> list[tuple[C
     return [() if part == default else part for part in parts]
 
 
-def _memory(v: OnnxValues, kind: RecurrentKind, sizes: _Sizes) -> str:
+def _memory(v: OnnxValues, kind: RecurrentKind, sizes: _RecurrentSizes) -> str:
     """Hidden values, and cells, before the first step: [directions, kept, batch, hidden]."""
     found, count = [], len(sizes.directions)
     lead = (sizes.batch, count) if sizes.batch_first else (count, sizes.batch)
@@ -336,7 +338,7 @@ def _direction(v: OnnxValues, value: str, place: int) -> str:
     return v.add(Reshape(shape[1:]), [value], name=f"{value}_one")
 
 
-def _results(v: OnnxValues, sizes: _Sizes, found: list[str]) -> None:
+def _results(v: OnnxValues, sizes: _RecurrentSizes, found: list[str]) -> None:
     """Y, Y_h and Y_c from what each direction gives."""
     steps, (batch, hidden) = sizes.steps, (sizes.batch, sizes.hidden)
     last = [0 if reverse else steps - 1 for reverse in sizes.directions]

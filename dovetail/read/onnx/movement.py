@@ -10,7 +10,7 @@ import numpy as np
 from dovetail.ir.operators.elementwise import Select
 from dovetail.ir.operators.movement import Concat, Gather, Pad, Pick, Resample, Reshape, Slice, Transpose
 from dovetail.ir.types import Array, Shape
-from dovetail.read.geometry import Resized, broadcast, mirrored, repeated
+from dovetail.read.geometry import ResizeAxis, broadcast, mirrored, repeated
 from dovetail.read.onnx.values import AGAIN, SMALLER, OnnxValues
 
 _HALF_PIXEL = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
@@ -238,7 +238,7 @@ def space_to_depth(v: OnnxValues) -> str:
     return v.add(Reshape((batch, channels * size**2, rows, columns)), [v.add(Transpose(order), [apart], "moved")])
 
 
-def _resized(v: OnnxValues, shape: Shape) -> list[Resized]:
+def _resized(v: OnnxValues, shape: Shape) -> list[ResizeAxis]:
     """What Resize does to each axis, from the operands scales or sizes (opset 10: only scales, operand 1)."""
     mode = v.attribute("coordinate_transformation_mode", "half_pixel" if v.opset > 10 else "asymmetric")
     if mode not in _COORDINATES:
@@ -270,7 +270,7 @@ def _resized(v: OnnxValues, shape: Shape) -> list[Resized]:
             raise v.refuse(f"{what}; it must have a start and an end for each axis", AGAIN)
         for axis, start, end in zip(axes, *region.reshape(2, -1).tolist(), strict=True):
             regions[axis] = (start, end)
-    return [Resized(n, r, s, mode, span) for n, r, s, span in zip(shape, result, scales, regions, strict=True)]
+    return [ResizeAxis(n, r, s, mode, span) for n, r, s, span in zip(shape, result, scales, regions, strict=True)]
 
 
 def resize(v: OnnxValues) -> str:
@@ -297,7 +297,7 @@ def resize(v: OnnxValues) -> str:
     return v.add(Select(), [v.constant(outside, "outside"), v.number(beyond), value], "bordered")
 
 
-def _outside(axes: list[Resized]) -> Array | None:
+def _outside(axes: list[ResizeAxis]) -> Array | None:
     """Where the result of tf_crop_and_resize lies beyond the operand, bool of the result's shape; None if nowhere."""
     if axes and axes[0].mode != "tf_crop_and_resize":
         return None

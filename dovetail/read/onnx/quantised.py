@@ -21,7 +21,7 @@ from dovetail.ir.types import Array, DType
 from dovetail.read.onnx.file import Constant, element_type
 from dovetail.read.onnx.linear import convolved, matrix, with_rows
 from dovetail.read.onnx.microsoft import FLOATS, dequantized_blocks
-from dovetail.read.onnx.values import AGAIN, ALIKE, Importer, OnnxValues, Scaling
+from dovetail.read.onnx.values import AGAIN, ALIKE, Importer, OnnxQuantisation, OnnxValues
 from dovetail.read.onnx.windows import average, softmax_of, whole
 
 QUANTISED_TYPES = (DType.INT4, DType.UINT4, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
@@ -98,7 +98,7 @@ def _quantised_at_run_time(v: OnnxValues, default: DType) -> str:
     return _stepped(v, x, scale, v.add(Convert(DType.FLOAT32), [offset], "offset"), dtype)
 
 
-def _integer_bias(v: OnnxValues, position: int, source: Scaling, kernel: Scaling) -> list[str]:
+def _integer_bias(v: OnnxValues, position: int, source: OnnxQuantisation, kernel: OnnxQuantisation) -> list[str]:
     """An optional int32 bias in float: it is counted in units of input scale * weight scale."""
     if not v.has(position):
         return []

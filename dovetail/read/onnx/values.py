@@ -31,7 +31,7 @@ TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
-class Scaling:
+class OnnxQuantisation:
     """The parameters of one quantisation, as constants of the graph."""
 
     scale: str
@@ -239,7 +239,7 @@ class OnnxValues(Values):
 
     def scaling(
         self, scale: int, zero_point: int, axis: int = -1, default: DType = DType.UINT8, rank: int = -1
-    ) -> Scaling:
+    ) -> OnnxQuantisation:
         """Scale and zero point from constant operands at these positions; without the second, 0 of the type `default`.
 
         Parameters of more than one element run along `axis` of the quantised operand's `rank` axes (-1: not checked).
@@ -259,15 +259,15 @@ class OnnxValues(Values):
             raise self.refuse(f"the axis {axis} is outside the {rank} axes of the operand", AGAIN)
         return self.scaling_of(stem, steps, offsets, axis % rank if rank > 0 else axis, dtype)
 
-    def scaling_of(self, stem: str, steps: Array, offsets: Array, axis: int, dtype: DType) -> Scaling:
+    def scaling_of(self, stem: str, steps: Array, offsets: Array, axis: int, dtype: DType) -> OnnxQuantisation:
         """A quantisation of given elements."""
         stem = stem.removesuffix("_scale")
         scale = self.builder.constant(f"{stem}_scale", steps.astype(np.float32))
         zero_point = self.builder.constant(f"{stem}_zero_point", offsets.astype(np.int32))
         self.static |= {scale, zero_point}
-        return Scaling(scale, zero_point, axis if len(steps) > 1 else -1, dtype, steps)
+        return OnnxQuantisation(scale, zero_point, axis if len(steps) > 1 else -1, dtype, steps)
 
-    def dequantized(self, value: str, scaling: Scaling, name: str = "") -> str:
+    def dequantized(self, value: str, scaling: OnnxQuantisation, name: str = "") -> str:
         """The float meaning of an integer value."""
         kind = self.type_of(value).dtype
         if kind is not scaling.dtype:
@@ -279,7 +279,7 @@ class OnnxValues(Values):
         """The float meaning of an operand that its scale and zero point follow."""
         return self.dequantized(self.value(position), self.scaling(position + 1, position + 2))
 
-    def quantized(self, value: str, scaling: Scaling, suffix: str = "") -> str:
+    def quantized(self, value: str, scaling: OnnxQuantisation, suffix: str = "") -> str:
         """A float value as integers."""
         return self.add(Quantize(scaling.dtype, scaling.axis), [value, scaling.scale, scaling.zero_point], suffix)
 

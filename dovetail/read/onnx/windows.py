@@ -10,7 +10,7 @@ from math import inf, prod
 import numpy as np
 
 from dovetail.ir.operators.activation import UnaryKind
-from dovetail.ir.operators.base import Padding2d, Window
+from dovetail.ir.operators.base import Padding2d, SlidingWindow
 from dovetail.ir.operators.elementwise import BinaryKind
 from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.ir.operators.movement import Reshape, Slice
@@ -32,19 +32,19 @@ def _ceiling(size: int, span: int, stride: int, padding: Pair) -> Pair:
     return padding[0], max((windows - 1) * stride + span - size - padding[0], padding[1])
 
 
-def _windows(v: OnnxValues, image: str) -> tuple[Window, Padding2d]:
+def _windows(v: OnnxValues, image: str) -> tuple[SlidingWindow, Padding2d]:
     """The windows of a pool over an NHWC image, and their padding without what ceil_mode adds to it."""
     sizes = v.shape(image)[1:3]
     kernel, stride, dilation = v.pair("kernel_shape", ()), v.pair("strides"), v.pair("dilations")
     span = spans(kernel, dilation)
     padding = v.padding(sizes, span, stride)
     if not v.attribute("ceil_mode", 0):
-        return Window(kernel, stride, dilation, padding), padding
+        return SlidingWindow(kernel, stride, dilation, padding), padding
     rows, columns = map(_ceiling, sizes, span, stride, padding)
-    return Window(kernel, stride, dilation, (rows, columns)), padding
+    return SlidingWindow(kernel, stride, dilation, (rows, columns)), padding
 
 
-def _taps(v: OnnxValues, image: str, window: Window, filler: float) -> list[str]:
+def _taps(v: OnnxValues, image: str, window: SlidingWindow, filler: float) -> list[str]:
     """For each tap of the window the elements it takes, over all windows: slices of the image with its border."""
     kind = v.type_of(image)
     image = v.bordered(image, window.padding, filler, "bordered")

@@ -20,7 +20,7 @@ from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, Normalise
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import DType, TensorType
 from dovetail.read.tflite import control, linear, movement, recurrent
-from dovetail.read.tflite.file import AGAIN, ALIKE, OperatorEntry, Tensor, TfliteFile, read_tflite
+from dovetail.read.tflite.file import AGAIN, ALIKE, OperatorEntry, TfliteFile, TfliteTensor, read_tflite
 from dovetail.read.tflite.flexbuffers import read_map
 from dovetail.read.tflite.values import ACTIVATION_TYPES, SHAPE_TYPES, TfliteValues, same_quantisation
 from dovetail.read.user import ADVICE, add_user, by_custom_code
@@ -135,12 +135,12 @@ def _import_custom(v: TfliteValues) -> None:
         raise v.refuse(str(error)) from error
 
 
-def _said(v: TfliteValues, tensor: Tensor | None) -> SaidOperand | None:
+def _said(v: TfliteValues, tensor: TfliteTensor | None) -> SaidOperand | None:
     """What the file says of an operand."""
     return None if tensor is None else replace(_stated(tensor), array=v.known_of(tensor))
 
 
-def _stated(tensor: Tensor) -> SaidOperand:
+def _stated(tensor: TfliteTensor) -> SaidOperand:
     """A tensor's type and quantisation."""
     held = tensor.quantisation
     parameters = (tuple(held.scale.tolist()), tuple(held.zero_point.tolist())) if held is not None else ((), ())

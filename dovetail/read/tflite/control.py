@@ -15,7 +15,7 @@ from dovetail.ir.graph import GraphBuilder, evaluate
 from dovetail.ir.operators.elementwise import Select
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.types import Array, DType
-from dovetail.read.tflite.file import AGAIN, Tensor, TfliteFile
+from dovetail.read.tflite.file import AGAIN, TfliteFile, TfliteTensor
 from dovetail.read.tflite.values import SHAPE_TYPES, TfliteValues, same_quantisation
 
 MOST_TURNS = 512
@@ -30,10 +30,10 @@ Walk = Callable[[TfliteValues], None]
 
 
 @dataclass(frozen=True)
-class Carried:
+class SubgraphPort:
     """What goes into a subgraph or comes out of it."""
 
-    tensor: Tensor
+    tensor: TfliteTensor
     """As whoever has it there declares it."""
     value: str
     known: Array | None = None
@@ -71,7 +71,7 @@ def branch(v: TfliteValues, walk: Walk) -> None:
         if one.tensor.shape != other.tensor.shape or not same_quantisation(one.tensor, other.tensor):
             raise v.refuse(f"gives {one.tensor} or {other.tensor}, which differ")
         flag = v.add(Reshape((1,) * len(one.tensor.shape)), [chosen.value], "condition")
-        found.append(Carried(one.tensor, v.add(Select(), [flag, one.value, other.value], "chosen")))
+        found.append(SubgraphPort(one.tensor, v.add(Select(), [flag, one.value, other.value], "chosen")))
     _bind(v, found)
 
 
@@ -82,13 +82,13 @@ def _subgraph(v: TfliteValues, number: int) -> TfliteFile:
     return replace(found, further=v.file.further)
 
 
-def _given(v: TfliteValues, tensor: Tensor) -> Carried:
+def _given(v: TfliteValues, tensor: TfliteTensor) -> SubgraphPort:
     """An operand: its value, and its elements where they are known."""
     known = v.known_of(tensor)
-    return Carried(tensor, v.value(tensor) if known is None else v.builder.constant(tensor.name, known), known)
+    return SubgraphPort(tensor, v.value(tensor) if known is None else v.builder.constant(tensor.name, known), known)
 
 
-def _inner(v: TfliteValues, file: TfliteFile, given: Sequence[Carried]) -> TfliteValues:
+def _inner(v: TfliteValues, file: TfliteFile, given: Sequence[SubgraphPort]) -> TfliteValues:
     """An import of a subgraph that knows its inputs."""
     if v.depth >= _DEEPEST:
         raise v.refuse(f"is nested more than {_DEEPEST} deep", "call fewer subgraphs within each other")
@@ -103,14 +103,14 @@ def _inner(v: TfliteValues, file: TfliteFile, given: Sequence[Carried]) -> Tflit
     return inner
 
 
-def _called(v: TfliteValues, file: TfliteFile, given: Sequence[Carried], walk: Walk) -> list[Carried]:
+def _called(v: TfliteValues, file: TfliteFile, given: Sequence[SubgraphPort], walk: Walk) -> list[SubgraphPort]:
     """What a subgraph makes of values, in the graph being built."""
     inner = _inner(v, file, given)
     walk(inner)
     return [_given(inner, file.tensors[index]) for index in file.outputs]
 
 
-def _holds(v: TfliteValues, file: TfliteFile, given: Sequence[Carried], walk: Walk) -> bool:
+def _holds(v: TfliteValues, file: TfliteFile, given: Sequence[SubgraphPort], walk: Walk) -> bool:
     """The condition of a loop, from what is known alone."""
     alone = v.again(builder=GraphBuilder("condition"), variables=replace(v.variables, current={}, states={}))
     held = []
@@ -135,7 +135,7 @@ def _holds(v: TfliteValues, file: TfliteFile, given: Sequence[Carried], walk: Wa
     )
 
 
-def _bind(v: TfliteValues, found: Sequence[Carried]) -> None:
+def _bind(v: TfliteValues, found: Sequence[SubgraphPort]) -> None:
     """Make what a subgraph gave the operator's results."""
     results = v.results(len(found))
     for one, result in zip(found, results, strict=True):

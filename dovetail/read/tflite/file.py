@@ -49,7 +49,7 @@ the audio operators have, stay below 2^63."""
 
 
 @dataclass(frozen=True)
-class Quantisation:
+class TfliteQuantisation:
     """real = scale * (q - zero_point)."""
 
     scale: Array
@@ -59,14 +59,14 @@ class Quantisation:
     axis: int
     """The axis the parameters run along; 0 and without meaning for [1]."""
 
-    def same_as(self, other: Quantisation) -> bool:
+    def same_as(self, other: TfliteQuantisation) -> bool:
         """True when both give every integer the same real value."""
         equal = np.array_equal(self.scale, other.scale) and np.array_equal(self.zero_point, other.zero_point)
         return equal and (len(self.scale) == 1 or self.axis == other.axis)
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TfliteTensor:
     """A tensor of the file, checked."""
 
     index: int
@@ -75,7 +75,7 @@ class Tensor:
     dtype: DType
     data: Array | None
     """uint8 bytes of a constant as stored, of exactly the tensor's size; None for a computed value."""
-    quantisation: Quantisation | None
+    quantisation: TfliteQuantisation | None
     is_variable: bool = False
     """True for what an operator keeps from one inference to the next."""
 
@@ -128,7 +128,7 @@ class TfliteFile:
 
     name: str
     """File name, for messages."""
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TfliteTensor, ...]
     operators: tuple[OperatorEntry, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -151,14 +151,14 @@ def read_tflite(name: str, data: bytes) -> TfliteFile:
         ModelError: the file is damaged, or holds something outside the limits above.
     """
     try:
-        return _Reader(name, data).read()
+        return _TfliteReader(name, data).read()
     except (struct.error, IndexError, TypeError, ValueError, OverflowError, UnicodeDecodeError) as error:
         # All of these come out of the flatbuffers accessors when an offset in the file points nowhere.
         hint = "copy or convert the model again"
         raise ModelError(f"the TFLite file is damaged: {error}", where=name, hint=hint) from error
 
 
-class _Reader:
+class _TfliteReader:
     """Decodes one file; every method raises ModelError or one of the errors a damaged flatbuffer gives, and `what` is
     how a tensor is called in messages."""
 
@@ -218,7 +218,7 @@ class _Reader:
                 raise self.fail(f"{what} name tensor {index}; the model has {tensors} tensors")
         return found
 
-    def tensor(self, model: Any, raw: Any, index: int) -> Tensor:
+    def tensor(self, model: Any, raw: Any, index: int) -> TfliteTensor:
         encoded = raw.Name() or b""
         if len(encoded) > MAX_NAME:
             raise self.fail(f"the name of tensor {index} has {len(encoded)} bytes; the limit is {MAX_NAME}", SMALLER)
@@ -231,7 +231,7 @@ class _Reader:
         shape, dtype = self.shape(raw, what), DTYPES[type_name]
         data = self.content(model, raw.Buffer(), shape, dtype, what)
         quantisation = self.quantisation(raw.Quantization(), shape, dtype, what)
-        return Tensor(index, name, shape, dtype, data, quantisation, bool(raw.IsVariable()))
+        return TfliteTensor(index, name, shape, dtype, data, quantisation, bool(raw.IsVariable()))
 
     def shape(self, raw: Any, what: str) -> Shape:
         self.count(raw.ShapeLength(), f"axes of {what}", MAX_RANK)
@@ -272,7 +272,7 @@ class _Reader:
         found: Array = buffer.DataAsNumpy()
         return found
 
-    def quantisation(self, raw: Any, shape: Shape, dtype: DType, what: str) -> Quantisation | None:
+    def quantisation(self, raw: Any, shape: Shape, dtype: DType, what: str) -> TfliteQuantisation | None:
         """Scales and zero points that fit the type and the shape; None where there are none."""
         if raw is None or raw.ScaleLength() == 0:
             return None
@@ -294,7 +294,7 @@ class _Reader:
         low, high = (dtype.low, dtype.high) if dtype.bits <= 32 and dtype.is_integer else (0, 0)
         if wide.min() < low or wide.max() > high:
             raise self.fail(f"{what} has zero points from {wide.min()} to {wide.max()}, outside {low} to {high}", ALIKE)
-        return Quantisation(scale, wide.astype(np.int32), axis if count != 1 else 0)
+        return TfliteQuantisation(scale, wide.astype(np.int32), axis if count != 1 else 0)
 
     def operator(self, model: Any, raw: Any, index: int, tensors: int) -> OperatorEntry:
         number = raw.OpcodeIndex()

@@ -28,13 +28,13 @@ def read_map(data: bytes) -> Mapping[str, Any]:
     """
     if len(data) < 3:
         raise ValueError("the custom options are no flexbuffer")
-    found = _Reader(data).value(len(data) - 2 - data[-1], data[-1], data[-2], 0)
+    found = _FlexbufferReader(data).value(len(data) - 2 - data[-1], data[-1], data[-2], 0)
     if not isinstance(found, dict):
         raise ValueError("the custom options are no map")
     return found
 
 
-class _Reader:
+class _FlexbufferReader:
     def __init__(self, data: bytes) -> None:
         self.data, self.left = data, MOST_VALUES
 

@@ -12,8 +12,8 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Resample, Reshape
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
 from dovetail.ir.types import Array, DType, Shape
-from dovetail.read.geometry import Pair, Transposed, same_border, spans, transposed_convolution
-from dovetail.read.tflite.file import AGAIN, ALIKE, FOLD, Tensor
+from dovetail.read.geometry import Pair, TransposedAxis, same_border, spans, transposed_convolution
+from dovetail.read.tflite.file import AGAIN, ALIKE, FOLD, TfliteTensor
 from dovetail.read.tflite.values import TfliteValues, bias_scale
 
 SAME, VALID = 0, 1
@@ -49,7 +49,7 @@ def _border(v: TfliteValues, shape: Shape, span: Pair, stride: Pair) -> Padding2
     return same_border(shape[1], span[0], stride[0]), same_border(shape[2], span[1], stride[1])
 
 
-def _weights(v: TfliteValues, x: Tensor, rank: int, axis: int) -> Tensor:
+def _weights(v: TfliteValues, x: TfliteTensor, rank: int, axis: int) -> TfliteTensor:
     """The weight operand: constant, of a type that fits x, quantised per tensor or along `axis`."""
     w = v.input(1)
     if not w.is_constant or len(w.shape) != rank:
@@ -61,7 +61,7 @@ def _weights(v: TfliteValues, x: Tensor, rank: int, axis: int) -> Tensor:
     return w
 
 
-def _bias(v: TfliteValues, x: Tensor, w: Tensor, position: int = 2) -> list[str]:
+def _bias(v: TfliteValues, x: TfliteTensor, w: TfliteTensor, position: int = 2) -> list[str]:
     """The bias in float: none, as it is, or counted in units of input scale * weight scale."""
     bias = v.optional(position)
     if bias is None:
@@ -114,7 +114,7 @@ def depthwise(v: TfliteValues) -> str:
     return _convolve(v, x, w, DepthwiseConv2d)
 
 
-def _convolve(v: TfliteValues, x: Tensor, w: Tensor, kind: type[Conv2d] | type[DepthwiseConv2d]) -> str:
+def _convolve(v: TfliteValues, x: TfliteTensor, w: TfliteTensor, kind: type[Conv2d] | type[DepthwiseConv2d]) -> str:
 
     v.same_type(x, v.output)
     stride = _pair(v, "StrideH", "StrideW", "stride")
@@ -134,11 +134,11 @@ def transpose_conv(v: TfliteValues) -> str:
     if not fits or w.shape[3] != x.shape[3] or w.shape[0] != result.shape[3]:
         raise v.refuse(f"{x}, the weights {w}, stride {list(stride)} and padding {padding} do not fit {result}", AGAIN)
 
-    def axis(place: int) -> Transposed:
+    def axis(place: int) -> TransposedAxis:
         """One image axis: the padding is that of the convolution this one transposes (kernels/padding.h)."""
         size, step = result.shape[place], stride[place - 1]
         lead = same_border(size, w.shape[place], step)[0] if padding == SAME else 0
-        return Transposed(x.shape[place], w.shape[place], step, lead, size)
+        return TransposedAxis(x.shape[place], w.shape[place], step, lead, size)
 
     operands = [v.real(x), v.real(w), *_bias(v, x, w, position=3)]
     return v.finish_real(transposed_convolution(v, operands, (axis(1), axis(2)), 1), v.activation)
@@ -187,7 +187,7 @@ def _pool(v: TfliteValues) -> tuple[Pair, Pair, Padding2d]:
     return kernel, stride, _border(v, x.shape, kernel, stride)
 
 
-def _same_scale(v: TfliteValues) -> Tensor:
+def _same_scale(v: TfliteValues) -> TfliteTensor:
     """The first operand; TFLite's pools copy the raw values, so both sides must be quantised alike."""
     x = v.input(0)
     v.same_type(x, v.output)

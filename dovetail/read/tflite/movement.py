@@ -10,7 +10,7 @@ import numpy as np
 from dovetail.ir.operators.movement import Concat, Gather, Pad, Pick, Reshape, Slice, Transpose
 from dovetail.ir.types import Shape, TensorType
 from dovetail.read.geometry import broadcast, mirrored, repeated
-from dovetail.read.tflite.file import AGAIN, ALIKE, Tensor
+from dovetail.read.tflite.file import AGAIN, ALIKE, TfliteTensor
 from dovetail.read.tflite.values import SHAPE_TYPES, TfliteValues, same_quantisation
 
 COPIES = "copies elements, but the quantisation of"
@@ -71,7 +71,7 @@ def pad(v: TfliteValues) -> str | None:
     return v.moved(Pad(pads[0::2], pads[1::2], _border(v, x, v.optional(2))))
 
 
-def _border(v: TfliteValues, x: Tensor, value: Tensor | None) -> float:
+def _border(v: TfliteValues, x: TfliteTensor, value: TfliteTensor | None) -> float:
     """The element a padding of x writes, as stored: `value`, or 0."""
     if value is None:
         return int(x.quantisation.zero_point[0]) if x.quantisation else 0
@@ -149,7 +149,7 @@ def strided_slice(v: TfliteValues) -> str | None:
     return v.moved(operator, *([Reshape(tuple(shape))] if tuple(shape) != part else []))
 
 
-def _cut(v: TfliteValues, x: Tensor, axis: int, sizes: Sequence[int], drop: bool) -> None:
+def _cut(v: TfliteValues, x: TfliteTensor, axis: int, sizes: Sequence[int], drop: bool) -> None:
     """The operator's results: parts of x along an axis, which they lose where `drop` says so."""
     results = v.results(len(sizes))
     if sum(sizes) != x.shape[axis] or min(sizes) < 1:
@@ -201,7 +201,7 @@ def gather(v: TfliteValues) -> str | None:
     return _gathered(v, x, v.input(1), axis)
 
 
-def _gathered(v: TfliteValues, x: Tensor, indices: Tensor, axis: int) -> str | None:
+def _gathered(v: TfliteValues, x: TfliteTensor, indices: TfliteTensor, axis: int) -> str | None:
     known, places = v.known_of(x), v.known_of(indices)
     if known is not None and places is not None and x.dtype in SHAPE_TYPES:
         v.bind_known(np.take(known, places, axis))
@@ -306,7 +306,7 @@ def space_to_depth(v: TfliteValues) -> str | None:
     return v.moved(Reshape(apart), Transpose((0, 1, 3, 2, 4, 5)), Reshape(whole))
 
 
-def _blocks(v: TfliteValues, what: str) -> tuple[Tensor, Shape, Shape]:
+def _blocks(v: TfliteValues, what: str) -> tuple[TfliteTensor, Shape, Shape]:
     """The operand, its blocks, and what is added or cut on both sides of each axis that has blocks."""
     x, blocks, sides = v.input(0), v.integers(1, "block shape"), v.integers(2, what)
     fits = len(sides) == 2 * len(blocks) and len(blocks) < len(x.shape)

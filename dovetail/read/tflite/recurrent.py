@@ -18,7 +18,7 @@ from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.movement import Concat, Reshape, Transpose
 from dovetail.ir.operators.recurrent import FixedLstm, Recurrent, RecurrentKind, RowProducts
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.read.tflite.file import AGAIN, ALIKE, FOLD, OperatorEntry, Tensor, TfliteFile
+from dovetail.read.tflite.file import AGAIN, ALIKE, FOLD, OperatorEntry, TfliteFile, TfliteTensor
 from dovetail.read.tflite.values import ACTIVATION_TYPES, Key, TfliteValues, same_quantisation
 from dovetail.read.values import GATE_ORDER
 
@@ -90,14 +90,14 @@ def call_once(v: TfliteValues) -> None:
         v.variables.first[key] = tensor.array()
 
 
-def _cleared(tensor: Tensor) -> Array:
+def _cleared(tensor: TfliteTensor) -> Array:
     """First contents of a variable nothing is said of, as TFLite Micro has them: int8 at its zero point, else 0."""
     at_zero = tensor.dtype is DType.INT8 and tensor.quantisation is not None
     value = int(tensor.quantisation.zero_point[0]) if at_zero and tensor.quantisation else 0
     return np.full(tensor.shape, value, tensor.dtype.numpy)
 
 
-def _own_variable(v: TfliteValues, position: int, kind: TensorType) -> Tensor:
+def _own_variable(v: TfliteValues, position: int, kind: TensorType) -> TfliteTensor:
     """The variable tensor an operator keeps by itself; it must be of a type."""
     tensor = v.input(position)
     if not tensor.is_variable or tensor.is_constant or tensor.index in v.variables.taken:
@@ -152,7 +152,7 @@ def svdf(v: TfliteValues) -> str:
     return v.add(Clip(-128, 127, DType.INT8), [_requantized(v, total, _zero_point(v, v.output), factor)])
 
 
-def _in_state(v: TfliteValues, scaled: str, state: Tensor) -> str:
+def _in_state(v: TfliteValues, scaled: str, state: TfliteTensor) -> str:
     """What an integer SVDF puts into its state: limited first, then the zero point added modulo 256."""
     newest = v.add(Clip(state.dtype.low, state.dtype.high, state.dtype), [scaled], "newest")
     zero_point = _zero_point(v, state)
@@ -215,7 +215,12 @@ def lstm(v: TfliteValues) -> str:
 
 
 def _fixed_lstm(
-    v: TfliteValues, x: Tensor, weights: Sequence[Tensor], again: Sequence[Tensor], shown: Tensor, cell: Tensor
+    v: TfliteValues,
+    x: TfliteTensor,
+    weights: Sequence[TfliteTensor],
+    again: Sequence[TfliteTensor],
+    shown: TfliteTensor,
+    cell: TfliteTensor,
 ) -> FixedLstm:
     """The layer on integers, with its factors."""
     cell_clip = float(v.op.options["CellClip"])
@@ -241,7 +246,7 @@ def _requantized(v: TfliteValues, value: str, zero_point: int, factor: float) ->
     return v.add(Requantize(output_zero_point=zero_point), [value, *parameters], "scaled")
 
 
-def _weights(v: TfliteValues, position: int, dtype: DType) -> Tensor:
+def _weights(v: TfliteValues, position: int, dtype: DType) -> TfliteTensor:
     """Constant weights of a type; int8 ones are quantised per tensor around 0."""
     w = v.input(position)
     around = dtype is DType.FLOAT32 or (w.dtype is dtype and not _zero_point(v, w))
@@ -260,7 +265,7 @@ def _bias(v: TfliteValues, position: int, size: int, dtype: DType) -> str:
     return v.value(bias)
 
 
-def _step(v: TfliteValues, tensor: Tensor) -> float:
+def _step(v: TfliteValues, tensor: TfliteTensor) -> float:
     v.parameters(tensor)
     assert tensor.quantisation is not None
     if len(tensor.quantisation.scale) != 1:
@@ -268,7 +273,7 @@ def _step(v: TfliteValues, tensor: Tensor) -> float:
     return float(tensor.quantisation.scale[0])
 
 
-def _zero_point(v: TfliteValues, tensor: Tensor) -> int:
+def _zero_point(v: TfliteValues, tensor: TfliteTensor) -> int:
     _step(v, tensor)
     assert tensor.quantisation is not None
     return int(tensor.quantisation.zero_point[0])

@@ -16,7 +16,16 @@ from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.read.tflite.file import AGAIN, ALIKE, FOLD, OTHERWISE, OperatorEntry, Tensor, TfliteFile, default_options
+from dovetail.read.tflite.file import (
+    AGAIN,
+    ALIKE,
+    FOLD,
+    OTHERWISE,
+    OperatorEntry,
+    TfliteFile,
+    TfliteTensor,
+    default_options,
+)
 from dovetail.read.values import Values
 
 ACTIVATIONS: Mapping[int, tuple[float, float] | None] = {0: None, 1: (0.0, inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
@@ -73,7 +82,7 @@ class TfliteValues(Values):
         own: dict[str, object] = {"_values": {}, "_known": {}, "_parameters": {}}
         return self.again(file=file, depth=self.depth + 1, variables=variables, **own)
 
-    def give(self, tensor: Tensor, value: str, known: Array | None) -> None:
+    def give(self, tensor: TfliteTensor, value: str, known: Array | None) -> None:
         """Let a tensor have a value, and elements where they are known."""
         self._values[tensor.index] = value
         if known is not None:
@@ -106,12 +115,12 @@ class TfliteValues(Values):
         """The number of the activation that the operator's options fuse with it."""
         return int(self.op.options["FusedActivationFunction"])
 
-    def optional(self, position: int) -> Tensor | None:
+    def optional(self, position: int) -> TfliteTensor | None:
         """An operand that may be absent, or without elements, which means the same."""
         found = self._given(position)
         return None if found is not None and found.is_empty else found
 
-    def _given(self, position: int) -> Tensor | None:
+    def _given(self, position: int) -> TfliteTensor | None:
         """An operand as the file has it."""
         index = self.op.inputs[position] if position < len(self.op.inputs) else -1
         return self.file.tensors[index] if index >= 0 else None
@@ -120,7 +129,7 @@ class TfliteValues(Values):
         """True when the file has an operand, be it one without elements."""
         return self._given(position) is not None
 
-    def input(self, position: int) -> Tensor:
+    def input(self, position: int) -> TfliteTensor:
         """An operand that must be there."""
         found = self.optional(position)
         if found is None:
@@ -128,22 +137,22 @@ class TfliteValues(Values):
         return found
 
     @property
-    def inputs(self) -> list[Tensor]:
+    def inputs(self) -> list[TfliteTensor]:
         """All operands, none of which may be absent."""
         return [self.input(position) for position in range(len(self.op.inputs))]
 
     @property
-    def output(self) -> Tensor:
+    def output(self) -> TfliteTensor:
         """The operator's one result."""
         return self.results(1)[0]
 
-    def results(self, count: int) -> list[Tensor]:
+    def results(self, count: int) -> list[TfliteTensor]:
         """The operator's results."""
         if len(self.op.outputs) != count or any(index < 0 for index in self.op.outputs):
             raise self.refuse(f"has {len(self.op.outputs)} results, expected {count}", AGAIN)
         return [self.file.tensors[index] for index in self.op.outputs]
 
-    def image(self) -> Tensor:
+    def image(self) -> TfliteTensor:
         """The first operand, which must be an NHWC image."""
         x = self.input(0)
         if len(x.shape) != 4:
@@ -166,7 +175,7 @@ class TfliteValues(Values):
             raise self.refuse(f"axis {axis} is outside the {rank} axes", AGAIN)
         return axis % rank
 
-    def array(self, tensor: Tensor, what: str) -> Array:
+    def array(self, tensor: TfliteTensor, what: str) -> Array:
         """The elements of an operand that must be constant."""
         if not tensor.is_constant:
             raise self.refuse(f"the {what} {tensor} must be constant", FOLD)
@@ -177,13 +186,13 @@ class TfliteValues(Values):
         if tuple(shape) != self.output.shape:
             raise self.refuse(f"gives the shape {list(shape)}, the model declares {self.output}", AGAIN)
 
-    def same_type(self, *tensors: Tensor) -> None:
+    def same_type(self, *tensors: TfliteTensor) -> None:
         """Refuse unless all tensors are activations of one element type."""
         for tensor in tensors:
             if tensor.dtype is not tensors[0].dtype or tensor.dtype not in ACTIVATION_TYPES:
                 raise self.refuse(f"mixes or has unsupported element types: {', '.join(map(str, tensors))}")
 
-    def keeps(self, *tensors: Tensor, what: str) -> None:
+    def keeps(self, *tensors: TfliteTensor, what: str) -> None:
         """Refuse unless elements of all tensors can be copied to the last one; `what` begins the message."""
         if not all(same_quantisation(tensor, tensors[-1]) for tensor in tensors):
             listed = ", ".join(map(str, tensors[:-1]))
@@ -191,7 +200,7 @@ class TfliteValues(Values):
 
     # Known and computed tensors
 
-    def known_of(self, tensor: Tensor) -> Array | None:
+    def known_of(self, tensor: TfliteTensor) -> Array | None:
         """The elements of a constant, or of a tensor computed from shapes alone; None for any other."""
         return tensor.array() if tensor.is_constant else self._known.get(tensor.index)
 
@@ -202,7 +211,7 @@ class TfliteValues(Values):
             raise self.refuse(f"computes {list(array.shape)} integers, the model declares {tensor}", AGAIN)
         self._known[tensor.index] = array.astype(tensor.dtype.numpy)
 
-    def bind(self, value: str, result: Tensor | None = None) -> None:
+    def bind(self, value: str, result: TfliteTensor | None = None) -> None:
         """Make `value` the operator's result (one of several); it must have the type the model declares."""
         tensor = result or self.output
         if tensor.index in self._values or tensor.is_constant or tensor.is_variable:
@@ -212,7 +221,7 @@ class TfliteValues(Values):
             raise self.refuse(f"computes {found}, the model declares {tensor}", AGAIN)
         self._values[tensor.index] = value
 
-    def bind_open(self, value: str, tensor: Tensor) -> None:
+    def bind_open(self, value: str, tensor: TfliteTensor) -> None:
         """As `bind`, for a result whose shape the model may leave open: without axes, or with sizes of 0."""
         found = self.type_of(value)
         if tensor.dtype is found.dtype and (not tensor.shape or tensor.is_empty):
@@ -228,7 +237,7 @@ class TfliteValues(Values):
         name = self.builder.fresh(tensor.name)
         self._values[index] = self.builder.input(name, TensorType(tensor.shape, tensor.dtype))
 
-    def value(self, tensor: Tensor, where: str = "") -> str:
+    def value(self, tensor: TfliteTensor, where: str = "") -> str:
         """The value of a tensor as stored: an integer for a quantised one."""
         if tensor.index not in self._values:
             where = where or f"{self.file.name}, {self.origin}"
@@ -243,7 +252,7 @@ class TfliteValues(Values):
             self._values[tensor.index] = self.builder.constant(tensor.name, tensor.array(), tensor.dtype)
         return self._values[tensor.index]
 
-    def real(self, tensor: Tensor) -> str:
+    def real(self, tensor: TfliteTensor) -> str:
         """The float meaning of a tensor: itself, or a Dequantize of it."""
         value = self.value(tensor)
         if tensor.dtype is DType.FLOAT32:
@@ -256,7 +265,7 @@ class TfliteValues(Values):
         """A Dequantize node."""
         return self.add(Dequantize(axis), [value, scale, zero_point], name=f"{value}_real")
 
-    def parameters(self, tensor: Tensor) -> tuple[str, str]:
+    def parameters(self, tensor: TfliteTensor) -> tuple[str, str]:
         """The scale and zero-point constants of a quantised tensor."""
         if tensor.quantisation is None:
             raise self.refuse(f"tensor {tensor} has no quantisation", "quantise the whole model")
@@ -314,14 +323,14 @@ class TfliteValues(Values):
         return value
 
 
-def same_quantisation(a: Tensor, b: Tensor) -> bool:
+def same_quantisation(a: TfliteTensor, b: TfliteTensor) -> bool:
     """True when elements of `a` can be copied to `b`."""
     if a.quantisation is None or b.quantisation is None:
         return a.dtype is b.dtype and a.quantisation is b.quantisation
     return a.dtype is b.dtype and a.quantisation.same_as(b.quantisation)
 
 
-def bias_scale(x: Tensor, w: Tensor) -> Array:
+def bias_scale(x: TfliteTensor, w: TfliteTensor) -> Array:
     """Scale of a product of two quantised tensors, float32 [1 or C]: the unit TFLite's kernels count a bias in."""
     if x.quantisation is None or w.quantisation is None:
         raise ValueError("a product of values without quantisation has no scale")

@@ -28,23 +28,31 @@ from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import layers
 from dovetail.schedule.assign.candidates import pinned_core as pinned_core
 from dovetail.schedule.assign.cheaper import cheaper
-from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, LayerOptions, Schedule, Step, Told, without_offloads
+from dovetail.schedule.assign.costs import (
+    ALL_ROOM,
+    Candidate,
+    CandidateStep,
+    LayerOptions,
+    PlacementReason,
+    Schedule,
+    without_offloads,
+)
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, settled, slots
 from dovetail.schedule.partition import Region, partition
-from dovetail.schedule.tiles.tiling import Known
+from dovetail.schedule.tiles.tiling import TileCache
 from dovetail.target.description import Target
 
 
-def told(layers: tuple[LayerOptions, ...], schedule: Schedule) -> dict[str, Told]:
+def told(layers: tuple[LayerOptions, ...], schedule: Schedule) -> dict[str, PlacementReason]:
     """Region name -> what there is to say; nothing for what nobody computes."""
-    found: dict[str, Told] = {}
+    found: dict[str, PlacementReason] = {}
     for layer, pick in zip(layers, schedule.picks, strict=True):
         picked = layer.candidates[pick]
         known = (*layer.candidates, *layer.passed_over)
         if len(known) > 1 or layer.refused or layer.pinned:
             costs = tuple((one.place, one.cycles) for one in known)
             found |= dict.fromkeys(
-                (step.region.name for step in picked.steps), Told(costs, layer.refused, why(layer, picked))
+                (step.region.name for step in picked.steps), PlacementReason(costs, layer.refused, why(layer, picked))
             )
     return found
 
@@ -223,9 +231,9 @@ class Assignment:
     schedule: Schedule | None = None
     bound: int = 0
     """Cycles, by the same estimate, that no placement can be below."""
-    compared: Mapping[str, Told] = field(default_factory=dict)
+    compared: Mapping[str, PlacementReason] = field(default_factory=dict)
     """Region name -> what there is to say of a layer that was compared by itself, with one engine."""
-    tiles: Known = field(default_factory=Known, compare=False)
+    tiles: TileCache = field(default_factory=TileCache, compare=False)
     """What is known of tiles of regions, by their names, where their values lie row-major."""
     note: str = ""
     """A sentence about what was given up for want of memory; empty for nothing."""
@@ -264,7 +272,7 @@ def assign(
     """
     wishes = resolve(pins, regions, target)
     if len(target.engines) < 2 and not wishes:
-        tiles = Known()
+        tiles = TileCache()
         chosen, compared = cheaper(graph, regions, target, held, tiles)
         before = {region.name: region.offload for region in regions}
         same = {region.name for region in chosen if region.offload is before.get(region.name)}
@@ -312,7 +320,7 @@ def _one_ahead(layer: LayerOptions) -> LayerOptions:
     """The layer with constants that take all the room there is for those that wait: with several engines a schedule
     with as many waiting as fit is hardly ever proven to be the best, and is a worse one."""
 
-    def filled(step: Step) -> Step:
+    def filled(step: CandidateStep) -> CandidateStep:
         return replace(step, filled=tuple(ALL_ROOM for _ in step.engines))
 
     candidates = (replace(one, steps=tuple(map(filled, one.steps))) for one in layer.candidates)

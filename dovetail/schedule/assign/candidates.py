@@ -10,10 +10,10 @@ from dovetail.errors import ModelError, PlaceError, PlanError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, full_box
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.costs import Candidate, LayerOptions, Use, border, step, without_offloads
-from dovetail.schedule.partition import Region, Share, Tried, engine_layouts, explain_mismatch, partition
+from dovetail.schedule.assign.costs import Candidate, LayerOptions, QueueUse, border, step, without_offloads
+from dovetail.schedule.partition import PartitionCache, Region, Share, engine_layouts, explain_mismatch, partition
 from dovetail.schedule.tiles.tile import tile_match
-from dovetail.schedule.tiles.tiling import Known
+from dovetail.schedule.tiles.tiling import TileCache
 from dovetail.target.description import Target
 
 _MOST_ENGINES = 4
@@ -184,7 +184,7 @@ _MOST_WAYS = 4
 
 
 def others(
-    graph: Graph, parts: Sequence[Region], target: Target, tried: Tried | None = None
+    graph: Graph, parts: Sequence[Region], target: Target, tried: PartitionCache | None = None
 ) -> Iterator[tuple[Region, ...]]:
     """The same layer by other offloads of its engines: each time without those used before.
 
@@ -194,7 +194,7 @@ def others(
         target: the machine, with the offloads that may be used.
         tried: as `partition`.
     """
-    left, tried = target, tried or Tried()
+    left, tried = target, tried or PartitionCache()
     for _ in range(_MOST_WAYS):
         used = {(part.engine.name, part.offload.name) for part in parts if part.engine and part.offload}
         if not used or any(part.offload.prefer for part in parts if part.offload):
@@ -214,7 +214,7 @@ def others(
 
 
 def as_regions(
-    region: Region, parts: Sequence[Region], graph: Graph, target: Target, known: Known | None = None
+    region: Region, parts: Sequence[Region], graph: Graph, target: Target, known: TileCache | None = None
 ) -> Candidate:
     """A layer computed as some regions, which get its name; `known` as of `step`."""
     names = [region.name] if len(parts) == 1 else [f"{region.name}_{number}" for number in range(len(parts))]
@@ -239,7 +239,7 @@ def on_core(
     graph: Graph,
     target: Target,
     refused: dict[str, str],
-    tried: Tried | None = None,
+    tried: PartitionCache | None = None,
     doubt: float = _DOUBT,
 ) -> Iterator[Candidate]:
     """The layer on the core, beside hardware so many times its cycles, for they are an estimate and the engine's a
@@ -303,7 +303,7 @@ def _brought(
     for own, candidate in enumerate(candidates):
         least = (min(delays.get((maker, one, own), 0) for one in range(count)) for maker, count in makers.items())
         first, length = candidate.steps[0], sum(least)
-        uses = (*first.uses, Use(dma, -length, length)) if length else first.uses
+        uses = (*first.uses, QueueUse(dma, -length, length)) if length else first.uses
         found.append(replace(candidate, steps=(replace(first, uses=uses), *candidate.steps[1:])))
     return tuple(found)
 

@@ -13,9 +13,9 @@ from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import as_regions, on_core, others
-from dovetail.schedule.assign.costs import Candidate, Told, border, core_cycles, step, without_offloads
-from dovetail.schedule.partition import Region, Tried, named, partition
-from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, Known, dma_cycles
+from dovetail.schedule.assign.costs import Candidate, PlacementReason, border, core_cycles, step, without_offloads
+from dovetail.schedule.partition import PartitionCache, Region, named, partition
+from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, TileCache, dma_cycles
 from dovetail.target.description import Target
 from dovetail.user_file import asking
 
@@ -26,8 +26,8 @@ _FAR = 4
 
 
 def cheaper(
-    graph: Graph, regions: Sequence[Region], target: Target, held: Collection[str], tiles: Known
-) -> tuple[tuple[Region, ...], dict[str, Told]]:
+    graph: Graph, regions: Sequence[Region], target: Target, held: Collection[str], tiles: TileCache
+) -> tuple[tuple[Region, ...], dict[str, PlacementReason]]:
     """The regions, each as it takes the fewest cycles, and what there is to say of those that were compared.
 
     Args:
@@ -45,7 +45,7 @@ def cheaper(
         for value in region.graph.inputs:
             readers.setdefault(value, []).append(region)
     found: list[Region] = []
-    said: dict[str, Told] = {}
+    said: dict[str, PlacementReason] = {}
     declined: dict[str, str] = {}
     for region in regions:
 
@@ -69,8 +69,12 @@ def cheaper(
 
 
 def _as_one(
-    found: Sequence[Region], said: Mapping[str, Told], graph: Graph, target: Target, declined: Mapping[str, str]
-) -> tuple[tuple[Region, ...], dict[str, Told]]:
+    found: Sequence[Region],
+    said: Mapping[str, PlacementReason],
+    graph: Graph,
+    target: Target,
+    declined: Mapping[str, str],
+) -> tuple[tuple[Region, ...], dict[str, PlacementReason]]:
     """The regions with neighbours on the core as one kernel where they are one on a core alone, and what is said of
     them; as they are where the engine's offloads are not those of the partition."""
     known = {region.output: region for region in found}
@@ -92,7 +96,7 @@ def _as_one(
     return tuple(made), telling
 
 
-def _told(known: Sequence[Candidate], costs: Sequence[int], best: int) -> Told | None:
+def _told(known: Sequence[Candidate], costs: Sequence[int], best: int) -> PlacementReason | None:
     """What there is to say of the ways that are not far slower than the best, and of the first if it is not that; None
     where there are no others."""
     names = [_label(one) for one in known]
@@ -102,18 +106,18 @@ def _told(known: Sequence[Candidate], costs: Sequence[int], best: int) -> Told |
         return None
     other = min((at for at in near if at != best), key=lambda at: (costs[at], at))
     why = f"fastest there: {costs[best]:,} cycles, {costs[other]:,} on {names[other]}"
-    return Told(tuple((names[at], costs[at]) for at in near), {}, why)
+    return PlacementReason(tuple((names[at], costs[at]) for at in near), {}, why)
 
 
 def _candidates(
-    region: Region, graph: Graph, target: Target, cost: Callable[[Candidate], int], tiles: Known
+    region: Region, graph: Graph, target: Target, cost: Callable[[Candidate], int], tiles: TileCache
 ) -> Iterator[Candidate]:
     """The layer as it is, by other offloads, and on the core; nothing where it is clear which. What takes far longer by
     the core's part alone is left out: nothing would be said of it."""
     if region.engine is None or region.offload is None or region.offload.prefer:
         return
     lossless = without_offloads(target, {engine.name: False for engine in target.engines})
-    tried = Tried()
+    tried = PartitionCache()
     ways = list(others(region.graph, [region], lossless, tried))
     if not ways and core_cycles(region.graph, target) >= _FAR * _about(region, target):
         return

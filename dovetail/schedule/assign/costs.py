@@ -24,14 +24,14 @@ from dovetail.program.transfers import same_packing, transfers
 from dovetail.schedule.cores import START_CYCLES, copies, split
 from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.tiles import choose_tiling
-from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, Known, Tiling, dma_cycles, first_tile
+from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, TileCache, Tiling, dma_cycles, first_tile
 from dovetail.target.costs import kernel_cycles
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class QueueUse:
     """A stretch of time in which a step keeps a queue busy."""
 
     queue: str
@@ -46,13 +46,13 @@ ALL_ROOM = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CandidateStep:
     """One region as a candidate computes it."""
 
     region: Region
     cycles: int
     """From its beginning to its end."""
-    uses: tuple[Use, ...]
+    uses: tuple[QueueUse, ...]
     fetch: int = 0
     """Cycles the DMA fetches constants before, when there is room for them."""
     launch: int = 0
@@ -73,7 +73,7 @@ class Candidate:
 
     place: str
     """Who computes it: an engine, several joined by "+", "core", or who follows whom."""
-    steps: tuple[Step, ...]
+    steps: tuple[CandidateStep, ...]
     """One after the other."""
 
     @property
@@ -107,7 +107,7 @@ class LayerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PlacementReason:
     """Why one layer is where it is, and its costs elsewhere."""
 
     candidates: tuple[tuple[str, int], ...]
@@ -139,7 +139,7 @@ _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
 
 
-def step(region: Region, graph: Graph, target: Target, known: Known | None = None) -> Step:
+def step(region: Region, graph: Graph, target: Target, known: TileCache | None = None) -> CandidateStep:
     """The cost of computing a region.
 
     Args:
@@ -154,11 +154,11 @@ def step(region: Region, graph: Graph, target: Target, known: Known | None = Non
     if region.engine is not None:
         return _on_engines(region, graph, target, known)
     if region.is_view or region.still:
-        return Step(region, 0, ())
+        return CandidateStep(region, 0, ())
     if region.mover:
         return _moved(region, target)
     cycles = cores_cycles(region.graph, target, region.choice)
-    return Step(region, cycles, (Use(CORE, 0, cycles),))
+    return CandidateStep(region, cycles, (QueueUse(CORE, 0, cycles),))
 
 
 def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
@@ -215,38 +215,38 @@ def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType(
     return round(sum(rate(part, rates) * count for part, count in counts.items()))
 
 
-def _on_engines(region: Region, graph: Graph, target: Target, known: Known | None) -> Step:
+def _on_engines(region: Region, graph: Graph, target: Target, known: TileCache | None) -> CandidateStep:
     """Every part at the same time, as far as the core can start them; the DMA brings operands as the step begins."""
     parts = region.parts
     tilings = [_tiling(part, parts[0], graph, target, len(parts), known) for part in parts]
-    uses: list[Use] = []
+    uses: list[QueueUse] = []
     engines: list[str] = []
     filled: list[int] = []
     held = launches = 0
     for part, tiling in zip(parts, tilings, strict=True):
         assert part.engine is not None
         if not part.engine.wait:
-            uses.append(Use(CORE, 0, tiling.ready_cycles))
+            uses.append(QueueUse(CORE, 0, tiling.ready_cycles))
             continue
         engines.append(part.engine.name)
         tiles = prod(-(-(end - begin) // size) for (begin, end), size in zip(part.extent, tiling.shape, strict=True))
         filled.append(_filled(part, tiling, tiles, target))
-        uses.append(Use(part.engine.name, held // tiles, max(tiling.ready_cycles, tiling.starting)))
+        uses.append(QueueUse(part.engine.name, held // tiles, max(tiling.ready_cycles, tiling.starting)))
         held += tiling.starting
         launches = max(launches, tiles)
     cycles = max(use.offset + use.length for use in uses)
     moving = sum(tiling.moving for tiling in tilings)
     if target.dma and moving:
-        uses.append(Use(target.dma.name, 0, moving))
+        uses.append(QueueUse(target.dma.name, 0, moving))
         cycles = max(cycles, moving)
     fetch, launch = _fetching(parts, tilings), LAUNCH_CYCLES * len(parts) if launches else 0
     most = min(launches, _MOST_LAUNCHES)
-    rest = [Use(CORE, number * cycles // most, LAUNCH_CYCLES * len(parts)) for number in range(1, most)]
+    rest = [QueueUse(CORE, number * cycles // most, LAUNCH_CYCLES * len(parts)) for number in range(1, most)]
     if held:
-        rest = [Use(CORE, number * cycles // most, min(held, cycles) // most) for number in range(most)]
+        rest = [QueueUse(CORE, number * cycles // most, min(held, cycles) // most) for number in range(most)]
     issuing = (launches - 1) * cycles // launches if launches else 0
     taken = cycles if any(part.engine is not None and part.engine.queue == 1 for part in parts) else issuing
-    return Step(region, cycles, (*uses, *rest), fetch, launch, issuing, taken, tuple(engines), tuple(filled))
+    return CandidateStep(region, cycles, (*uses, *rest), fetch, launch, issuing, taken, tuple(engines), tuple(filled))
 
 
 def _filled(part: Region, tiling: Tiling, tiles: int, target: Target) -> int:
@@ -273,7 +273,9 @@ def _fetching(parts: tuple[Region, ...], tilings: list[Tiling]) -> int:
     return sum(found.values())
 
 
-def _tiling(part: Region, leader: Region, graph: Graph, target: Target, sharers: int, known: Known | None) -> Tiling:
+def _tiling(
+    part: Region, leader: Region, graph: Graph, target: Target, sharers: int, known: TileCache | None
+) -> Tiling:
     """The tiling the planner would choose with the values in the leader's memory, of which each sharer has its part."""
     assert part.engine is not None and leader.engine is not None
     ends = {*graph.inputs, *graph.outputs}
@@ -282,18 +284,18 @@ def _tiling(part: Region, leader: Region, graph: Graph, target: Target, sharers:
     return choose_tiling(part, target, homes, target.memory(part.engine.memory).size // sharers, known)
 
 
-def _moved(region: Region, target: Target) -> Step:
+def _moved(region: Region, target: Target) -> CandidateStep:
     """Copies of values that lie densely; nothing for a joint, whose operands lie inside it as a rule."""
     if isinstance(region.graph.nodes[0].operator, Concat):
-        return Step(region, 0, ())
+        return CandidateStep(region, 0, ())
     types = region.graph.types
     views = {name: dense_view(name, types[name]) for name in (*region.graph.inputs, region.output)}
     operands = {name: views[name] for name in region.graph.inputs}
     made = copies(0, region.graph, operands, views[region.output]) or ()
     count, cycles = copied(made, target)
     if target.dma is None:
-        return Step(region, cycles, (Use(CORE, 0, cycles),))
-    return Step(region, cycles, (Use(target.dma.name, 0, cycles),), launch=COPY_CYCLES * count)
+        return CandidateStep(region, cycles, (QueueUse(CORE, 0, cycles),))
+    return CandidateStep(region, cycles, (QueueUse(target.dma.name, 0, cycles),), launch=COPY_CYCLES * count)
 
 
 def copied(made: Sequence[Copy], target: Target) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, LayerOptions, Schedule, Step, Use
+from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, QueueUse, Schedule
 from dovetail.schedule.partition import Slot
 from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES
 
@@ -131,7 +131,7 @@ def load(candidate: Candidate, dma: str) -> dict[str, int]:
     """Cycles a candidate keeps each queue busy."""
     found: dict[str, int] = {}
     for step in candidate.steps:
-        for use in (*step.uses, Use(dma, 0, step.fetch), Use(CORE, 0, step.launch)):
+        for use in (*step.uses, QueueUse(dma, 0, step.fetch), QueueUse(CORE, 0, step.launch)):
             found[use.queue] = found.get(use.queue, 0) + use.length
     return found
 
@@ -197,33 +197,33 @@ class _Queues:
         self._filled: dict[str, list[tuple[int, int]]] = {}
         """Engine -> until when the constants of each step so far wait, and how much of the room they take."""
 
-    def times(self, steps: Sequence[Step], ready: int) -> list[_Times]:
+    def times(self, steps: Sequence[CandidateStep], ready: int) -> list[_Times]:
         """When each of some steps can begin, one after the other, none started before `ready`."""
         found: list[_Times] = []
         for step in steps:
-            fetch = self._first((Use(self._dma, 0, step.fetch),), self._room(step) if step.fetch else 0)
+            fetch = self._first((QueueUse(self._dma, 0, step.fetch),), self._room(step) if step.fetch else 0)
             taken = max((self._issued.get(engine, 0) for engine in step.engines), default=0)
-            launch = self._first((Use(CORE, 0, step.launch),), max(ready, taken))
+            launch = self._first((QueueUse(CORE, 0, step.launch),), max(ready, taken))
             fetched = fetch + step.fetch + self._lead(step) if step.fetch else 0
             start = self._first(step.uses, max(launch + step.launch, fetched))
             found.append(_Times(fetch, launch if step.launch else start, start))
             ready = start + step.cycles
         return found
 
-    def _lead(self, step: Step) -> int:
+    def _lead(self, step: CandidateStep) -> int:
         """How long before it begins a step wants the queue its constants come by."""
         return max([0, *(-use.offset for use in step.uses if use.queue == self._dma)])
 
-    def book(self, steps: Sequence[Step], times: Sequence[_Times]) -> None:
+    def book(self, steps: Sequence[CandidateStep], times: Sequence[_Times]) -> None:
         for step, when in zip(steps, times, strict=True):
-            self._take((Use(self._dma, 0, step.fetch),), when.fetch)
-            self._take((Use(CORE, 0, step.launch),), when.launch)
+            self._take((QueueUse(self._dma, 0, step.fetch),), when.fetch)
+            self._take((QueueUse(CORE, 0, step.launch),), when.launch)
             self._take(step.uses, when.start)
             self._issued |= dict.fromkeys(step.engines, when.start + step.taken)
             for engine, filled in zip(step.engines, step.filled, strict=True):
                 self._filled.setdefault(engine, []).append((when.start, filled))
 
-    def _room(self, step: Step) -> int:
+    def _room(self, step: CandidateStep) -> int:
         """From when on a step's engines have room for its constants."""
         found = 0
         for engine, own in zip(step.engines, step.filled, strict=True):
@@ -238,15 +238,15 @@ class _Queues:
         while start > 0 and (ahead := [b for b, e in busy if b < start + length and start < e]):
             start = min(ahead) - length
         start = max(start, 0)
-        self._take((Use(self._dma, 0, length),), start)
+        self._take((QueueUse(self._dma, 0, length),), start)
         return start
 
-    def _take(self, uses: Sequence[Use], start: int) -> None:
+    def _take(self, uses: Sequence[QueueUse], start: int) -> None:
         for use in uses:
             if use.length:
                 insort(self._busy.setdefault(use.queue, []), (start + use.offset, start + use.offset + use.length))
 
-    def _first(self, uses: Sequence[Use], start: int) -> int:
+    def _first(self, uses: Sequence[QueueUse], start: int) -> int:
         """The first time from `start` on at which nothing is in the way."""
         wanted, moved = [use for use in uses if use.length], True
         while moved:
@@ -264,7 +264,7 @@ def slots(layers: Sequence[LayerOptions], found: Schedule, dma: str) -> Mapping[
     late = _Queues(dma)
     chosen = zip(layers, found.picks, found.starts, found.launches, strict=True)
     some = (zip(*times, layer.candidates[pick].steps, strict=True) for layer, pick, *times in chosen)
-    steps: list[tuple[int, int, Step]] = [step for several in some for step in several]
+    steps: list[tuple[int, int, CandidateStep]] = [step for several in some for step in several]
     for begin, _, step in steps:
         late.book([replace(step, fetch=0)], [_Times(0, 0, begin)])
     for begin, issue, step in sorted(steps, key=lambda one: -one[0]):
@@ -297,7 +297,7 @@ def improve(
     except ImportError:
         return start, bound
     model = cp_model.CpModel()
-    draft = _Draft(model, layers, start, dma)
+    draft = _TimetableModel(model, layers, start, dma)
     finish = model.new_int_var(bound, start.finish, "finish")
     for end in draft.ends:
         model.add(end <= finish)
@@ -333,7 +333,7 @@ def improve(
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _OptionalInterval:
     """A stretch in which a queue is busy if a candidate is chosen."""
 
     interval: Any
@@ -344,12 +344,12 @@ class _Held:
     """True for what may be done before the layer's operands are there."""
 
 
-class _Draft:
+class _TimetableModel:
     """The model's variables: which candidate of each layer, when its steps begin, and what keeps each queue busy."""
 
     def __init__(self, model: Any, layers: Sequence[LayerOptions], start: Schedule, dma: str) -> None:
         self._model, self._dma, self._horizon = model, dma, start.finish
-        self.queues: dict[str, list[_Held]] = {}
+        self.queues: dict[str, list[_OptionalInterval]] = {}
         self.waiting: dict[str, list[Any]] = {}
         self.filled: dict[str, list[tuple[Any, int]]] = {}
         self.picks: list[list[Any]] = []
@@ -394,7 +394,7 @@ class _Draft:
                 model.add(launches[pick][0] >= self.ends[one] + delay).only_enforce_if(both)
         model.add(self.ends[index] >= begins[pick][-1] + steps[-1].cycles).only_enforce_if(here)
 
-    def _book(self, step: Step, index: int, begin: Any, launch: Any, here: Any) -> None:
+    def _book(self, step: CandidateStep, index: int, begin: Any, launch: Any, here: Any) -> None:
         model = self._model
         for use in step.uses:
             self._keep(use.queue, begin + use.offset, use.length, here, index)
@@ -418,4 +418,4 @@ class _Draft:
     def _keep(self, queue: str, begin: Any, length: int, here: Any, layer: int, is_early: bool = False) -> None:
         if length:
             interval = self._model.new_optional_fixed_size_interval_var(begin, length, here, "")
-            self.queues.setdefault(queue, []).append(_Held(interval, here, length, layer, is_early))
+            self.queues.setdefault(queue, []).append(_OptionalInterval(interval, here, length, layer, is_early))

@@ -19,14 +19,14 @@ from dovetail.ir.types import TensorType
 from dovetail.program.ir import Copy, dense_view
 from dovetail.program.transfers import same_packing
 from dovetail.schedule.assign.costs import copied, cores_cycles
-from dovetail.schedule.layout.choose import Inside, choose, inside, others
+from dovetail.schedule.layout.choose import ValueSlice, choose, inside, others
 from dovetail.schedule.partition import Region, Slot
 from dovetail.target.description import Target
 from dovetail.target.pattern import Match, match_pattern
 
 
 @dataclass
-class _Draft:
+class _RelayoutBuilder:
     """Values, layouts and relayouts that are added to the network."""
 
     types: dict[str, TensorType]
@@ -63,7 +63,7 @@ def insert(
     the value has been computed. Ends of the network that are `native` lie as their maker gives them or their first
     reader takes them.
     """
-    draft = _Draft(dict(graph.types))
+    draft = _RelayoutBuilder(dict(graph.types))
     makers = {region.output: index for index, region in enumerate(regions)}
     readers: dict[str, list[int]] = {}
     for index, region in enumerate(regions):
@@ -80,7 +80,7 @@ def insert(
 
 
 def _relay(
-    draft: _Draft,
+    draft: _RelayoutBuilder,
     graph: Graph,
     regions: Sequence[Region],
     value: str,
@@ -153,7 +153,7 @@ def _renamed(region: Region, names: Mapping[str, str], types: Mapping[str, Tenso
     return replace(region, graph=graph, match=match, layouts=layouts)
 
 
-def _ordered(graph: Graph, regions: Sequence[Region], draft: _Draft, target: Target) -> tuple[Region, ...]:
+def _ordered(graph: Graph, regions: Sequence[Region], draft: _RelayoutBuilder, target: Target) -> tuple[Region, ...]:
     before: dict[int, list[Region]] = {}
     after: dict[int, list[Region]] = {}
     for number, node in enumerate(draft.made):
@@ -213,7 +213,7 @@ def _in_time(relayout: Region, made: int, reader: int, regions: Sequence[Region]
     return next(later, reader)
 
 
-def _relayout(node: Node, number: int, draft: _Draft, target: Target) -> Region:
+def _relayout(node: Node, number: int, draft: _RelayoutBuilder, target: Target) -> Region:
     (source,), result, name = node.inputs, node.output, f"relayout_{number}"
     types = {value: draft.types[value] for value in (source, result)}
     layouts = {value: draft.layouts[value] for value in (source, result) if value in draft.layouts}
@@ -257,7 +257,7 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class LayoutPlan:
     """The network with the layout of every value."""
 
     graph: Graph
@@ -266,7 +266,7 @@ class LaidOut:
     """In execution order; each knows the layouts of its values."""
     layouts: Mapping[str, Layout]
     """The values that do not lie row-major."""
-    inside: Mapping[str, Inside]
+    inside: Mapping[str, ValueSlice]
     """The values that do not lie by themselves."""
 
     def nbytes(self, value: str) -> int:
@@ -288,7 +288,7 @@ class LaidOut:
         return tuple(found)
 
 
-def choose_layouts(graph: Graph, regions: Sequence[Region], target: Target, native: Collection[str] = ()) -> LaidOut:
+def choose_layouts(graph: Graph, regions: Sequence[Region], target: Target, native: Collection[str] = ()) -> LayoutPlan:
     """Give every value its layout.
 
     Args:
@@ -305,4 +305,4 @@ def choose_layouts(graph: Graph, regions: Sequence[Region], target: Target, nati
     chosen = choose(graph, regions, target.core.packs)
     placed, known, layouts = insert(graph, chosen, target, {*native, *narrow})
     known = tuple(_converted(region, layouts) for region in known)
-    return LaidOut(placed, known, layouts, inside(placed, known))
+    return LayoutPlan(placed, known, layouts, inside(placed, known))

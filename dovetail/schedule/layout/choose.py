@@ -25,7 +25,7 @@ from dovetail.schedule.partition import Region, engine_layouts
 
 
 @dataclass(frozen=True)
-class Inside:
+class ValueSlice:
     """A value that lies as a part of another one."""
 
     outer: str
@@ -34,7 +34,7 @@ class Inside:
     """The part."""
 
 
-def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
+def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, ValueSlice]:
     """Put the operands of concatenations and pads inside the result, the one that saves most bytes first.
 
     A value can lie inside another of the same layout when whatever writes or reads it takes strides (an engine or a
@@ -47,7 +47,7 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
         for name in dict.fromkeys((region.output, *region.graph.inputs)):
             users.setdefault(name, []).append(region)
     candidates = [
-        (graph.types[value].nbytes, position, value, Inside(region.output, box))
+        (graph.types[value].nbytes, position, value, ValueSlice(region.output, box))
         for position, region in enumerate(regions)
         if region.mover and region.output not in graph.outputs
         for value, box in _parts(region, users[region.output])
@@ -66,34 +66,36 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
     return chosen
 
 
-def _within(part: Inside, whole: Inside, graph: Graph, layouts: Mapping[str, Layout | None]) -> Inside | None:
+def _within(
+    part: ValueSlice, whole: ValueSlice, graph: Graph, layouts: Mapping[str, Layout | None]
+) -> ValueSlice | None:
     """Where a part of a value lies that lies inside another one; None where that is no whole blocks."""
     box = tuple((at + start, at + stop) for (start, stop), (at, _) in zip(part.box, whole.box, strict=True))
     try:
         check_part(layouts.get(whole.outer), box, graph.types[whole.outer].shape)
     except (ValueError, KeyError):
         return None
-    return Inside(whole.outer, box)
+    return ValueSlice(whole.outer, box)
 
 
-def _cut_from_input(graph: Graph, region: Region, users: Sequence[Region]) -> Iterator[Inside]:
+def _cut_from_input(graph: Graph, region: Region, users: Sequence[Region]) -> Iterator[ValueSlice]:
     """Where a slice of an input lies that lies as that does and is only copied."""
     node = region.graph.nodes[0]
     if isinstance(node.operator, Slice) and set(node.operator.step) == {1} and node.inputs[0] in graph.inputs:
         readers = [reader for reader in users if region.output in reader.graph.inputs]
         alike = all(reader.layouts.get(region.output) is None for reader in (region, *readers))
         if alike and not region.layouts and readers and all(reader.mover for reader in readers):
-            yield Inside(node.inputs[0], sliced_box(node))
+            yield ValueSlice(node.inputs[0], sliced_box(node))
 
 
-def _still(graph: Graph, region: Region) -> Iterator[tuple[str, Inside]]:
+def _still(graph: Graph, region: Region) -> Iterator[tuple[str, ValueSlice]]:
     """Values that lie inside others where the core does nothing: a slice in its operand, operands in their joint."""
     (node,) = region.graph.nodes
     if isinstance(node.operator, Slice):
-        yield node.output, Inside(node.inputs[0], sliced_box(node))
+        yield node.output, ValueSlice(node.inputs[0], sliced_box(node))
     else:
         boxes = joined_boxes(graph, node)
-        yield from ((value, Inside(node.output, box)) for value, box in zip(node.inputs, boxes, strict=True))
+        yield from ((value, ValueSlice(node.output, box)) for value, box in zip(node.inputs, boxes, strict=True))
 
 
 def _parts(region: Region, users: Sequence[Region]) -> Iterator[tuple[str, Box]]:
@@ -297,7 +299,9 @@ def _decide(
     uses = []
     for value in values:
         maker = next((index for index, region in enumerate(regions) if region.output == value), None)
-        uses.append(_Use(value, maker, tuple(i for i, region in enumerate(regions) if value in region.graph.inputs)))
+        uses.append(
+            _ValueUse(value, maker, tuple(i for i, region in enumerate(regions) if value in region.graph.inputs))
+        )
 
     def put(assignment: tuple[Layouts, ...]) -> tuple[int, ...]:
         """Put an assignment in place; returns what it costs."""
@@ -311,7 +315,7 @@ def _decide(
 
 
 @dataclass(frozen=True)
-class _Use:
+class _ValueUse:
     """Who makes a value and who reads it, as places in the list of regions."""
 
     value: str
@@ -320,7 +324,7 @@ class _Use:
     readers: tuple[int, ...]
 
 
-def _moved(graph: Graph, regions: Sequence[Region], use: _Use) -> tuple[int, int]:
+def _moved(graph: Graph, regions: Sequence[Region], use: _ValueUse) -> tuple[int, int]:
     """Bytes read and written to bring a value into every layout it is wanted in; and how many readers take it in
     another layout than it is given in, be it with the same bytes."""
     kind = graph.types[use.value]
@@ -333,7 +337,7 @@ def _moved(graph: Graph, regions: Sequence[Region], use: _Use) -> tuple[int, int
     return sum(nbytes(lies, kind) + nbytes(layout, kind) for layout in further), changes
 
 
-def _held(graph: Graph, regions: Sequence[Region], use: _Use) -> int:
+def _held(graph: Graph, regions: Sequence[Region], use: _ValueUse) -> int:
     """Bytes of a value as it is made."""
     at = use.maker if use.maker is not None else next(iter(use.readers), None)
     return nbytes(None if at is None else regions[at].layouts.get(use.value), graph.types[use.value])

@@ -6,18 +6,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.errors import PlanError
-from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement, Wait, reads, stream_of
+from dovetail.program.ir import CORE, Buffer, Program, Role, Statement, StateVariable, Wait, reads, stream_of
 from dovetail.program.synchronise import mirror, synchronise
-from dovetail.schedule.layout import LaidOut
+from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.partition import Region
 from dovetail.schedule.plan.allocate import Placement, Timeline, allocate, overwrites
 from dovetail.schedule.plan.lower import lower
-from dovetail.schedule.plan.lowered import Known as KnownParts
-from dovetail.schedule.plan.lowered import Lowered
+from dovetail.schedule.plan.lowered import LoweredNetwork, LoweringCache
 from dovetail.schedule.tiles import choose_tiling
-from dovetail.schedule.tiles.chain import Link, link, quickest, ways
+from dovetail.schedule.tiles.chain import ChainLink, link, quickest, ways
 from dovetail.schedule.tiles.tile import EARLY
-from dovetail.schedule.tiles.tiling import Known, Tiling, complete
+from dovetail.schedule.tiles.tiling import TileCache, Tiling, complete
 from dovetail.target.description import Target
 from dovetail.target.engine import IN_PLACE_ALIGNMENT
 
@@ -36,13 +35,13 @@ class Plan:
 
 
 def plan(
-    laid: LaidOut,
+    laid: LayoutPlan,
     target: Target,
     reserved: Mapping[str, int],
     near: Collection[str] = (),
     cores: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda text: None,
-    sized: Known | None = None,
+    sized: TileCache | None = None,
 ) -> Plan:
     """Place, tile, order and allocate.
 
@@ -63,12 +62,12 @@ def plan(
     """
     check_reserved(laid.regions, target, reserved)
     early = (r.name for r in laid.regions if r.engine is not None and r.choice.get(EARLY, "yes") == "yes")
-    choice = _Choice(_first_homes(laid, target, near), frozenset(early))
+    choice = _PlanningRound(_first_homes(laid, target, near), frozenset(early))
     dma = target.dma.name if target.dma else CORE
-    cut: _Choice | None = None
+    cut: _PlanningRound | None = None
     tilings: dict[str, Tiling] = {}
     plain = {region.name for region in laid.regions if not (region.layouts or region.converted)}
-    known, parts = (sized or Known()).of(plain, progress), KnownParts()
+    known, parts = (sized or TileCache()).of(plain, progress), LoweringCache()
     while True:
         if (
             cut is None or replace(cut, settle=choice.settle, paced=choice.paced) != choice
@@ -118,7 +117,7 @@ def check_reserved(regions: Sequence[Region], target: Target, reserved: Mapping[
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _PlanningRound:
     """Where values lie and how close layers follow each other; each round gives up one thing, so planning ends."""
 
     homes: Mapping[str, str]
@@ -132,13 +131,13 @@ class _Choice:
     withheld: int = 0
     """Bytes of the engines' memory that tiles may not use, because neighbouring tiles could not be laid together."""
 
-    def moved(self, values: Collection[str], memory: str) -> _Choice:
+    def moved(self, values: Collection[str], memory: str) -> _PlanningRound:
         """The choice with some values in another memory."""
         homes = {name: memory if name in values else home for name, home in self.homes.items()}
         return replace(self, homes=homes)
 
 
-def _first_homes(laid: LaidOut, target: Target, near_ends: Collection[str]) -> dict[str, str]:
+def _first_homes(laid: LayoutPlan, target: Target, near_ends: Collection[str]) -> dict[str, str]:
     """Inputs and outputs in the memory of values; the rest, and the ends given, in the engines' memory."""
     graph, regions = laid.graph, laid.regions
     users: dict[str, list[int]] = {}
@@ -169,7 +168,7 @@ def _is_of_engine(region: Region, target: Target) -> bool:
     return any(engine.dma and engine.dma.name == region.mover for engine in target.engines)
 
 
-def _whole(name: str, laid: LaidOut) -> set[str]:
+def _whole(name: str, laid: LayoutPlan) -> set[str]:
     """Every value that lies with a value: other names for it, what it lies in, and what else lies in that."""
     views = {region.output: region.graph.inputs[0] for region in laid.regions if region.is_view}
     while name in views:
@@ -197,17 +196,17 @@ def _near(value: str, regions: Sequence[Region], users: Mapping[str, Sequence[in
 
 
 def _cut(
-    laid: LaidOut,
+    laid: LayoutPlan,
     target: Target,
-    choice: _Choice,
+    choice: _PlanningRound,
     reserved: Mapping[str, int],
-    known: Known,
+    known: TileCache,
     tilings: dict[str, Tiling],
 ) -> tuple[Region, PlanError] | None:
     """Write the tilings of all regions, by name, over those of the round before; the first region there is no room
     for."""
-    lives = _Lives.of(laid)
-    chain: list[tuple[Region, list[Link]]] = []
+    lives = _ValueLifetimes.of(laid)
+    chain: list[tuple[Region, list[ChainLink]]] = []
     for position, region in enumerate(laid.regions):
         taken: dict[str, int] = {}
         for part in region.parts if region.engine is not None else ():
@@ -235,7 +234,7 @@ def _cut(
 
 
 def _complete(
-    chain: Sequence[tuple[Region, Sequence[Link]]], tilings: dict[str, Tiling]
+    chain: Sequence[tuple[Region, Sequence[ChainLink]]], tilings: dict[str, Tiling]
 ) -> tuple[Region, PlanError] | None:
     """Write the tilings of regions one behind the other, cut so that all of them end first."""
     for (region, options), chosen in zip(chain, quickest([options for _, options in chain]), strict=True):
@@ -250,14 +249,16 @@ def _complete(
     return None
 
 
-def _spill_for(stuck: tuple[Region, PlanError], laid: LaidOut, target: Target, choice: _Choice) -> _Choice:
+def _spill_for(
+    stuck: tuple[Region, PlanError], laid: LayoutPlan, target: Target, choice: _PlanningRound
+) -> _PlanningRound:
     """Move the largest value that is in the way of a region (or part) out of its engine's memory; raises its error
     when none is."""
     region, error = stuck
     assert region.engine is not None
     regions, inside = laid.regions, laid.inside
     position = next(index for index, r in enumerate(regions) if r.output == region.output)
-    resident = _resident_regions(position, region.engine.memory, _Lives.of(laid), choice.homes)
+    resident = _resident_regions(position, region.engine.memory, _ValueLifetimes.of(laid), choice.homes)
     values = [(laid.nbytes(r.output), r.output) for r in resident]
     if not values or region.engine.memory == target.values:
         raise error
@@ -277,7 +278,7 @@ def _sharing(value: str, regions: Sequence[Region]) -> set[str]:
 
 
 @dataclass(frozen=True)
-class _Lives:
+class _ValueLifetimes:
     """Until when regions' results, and the network's inputs, are read."""
 
     results: tuple[tuple[Region, ...], ...]
@@ -287,7 +288,7 @@ class _Lives:
     """Of every value no region computes, the last place that reads it."""
 
     @classmethod
-    def of(cls, laid: LaidOut) -> _Lives:
+    def of(cls, laid: LayoutPlan) -> _ValueLifetimes:
         """Those of a network's regions."""
         named: dict[str, str] = {}
         last: dict[str, int] = {}
@@ -304,14 +305,14 @@ class _Lives:
         return cls(tuple(map(tuple, alive)), {name: index for name, index in read.items() if name not in named})
 
 
-def _resident(position: int, memory: str, laid: LaidOut, lives: _Lives, homes: Mapping[str, str]) -> int:
+def _resident(position: int, memory: str, laid: LayoutPlan, lives: _ValueLifetimes, homes: Mapping[str, str]) -> int:
     """Bytes of an engine's memory that values hold while the region at a position runs."""
     ends = [name for name, last in lives.ends.items() if last >= position and homes[name] == memory]
     held = [region.output for region in _resident_regions(position, memory, lives, homes)]
     return sum(laid.nbytes(name) for name in (*held, *ends))
 
 
-def _resident_regions(position: int, memory: str, lives: _Lives, homes: Mapping[str, str]) -> list[Region]:
+def _resident_regions(position: int, memory: str, lives: _ValueLifetimes, homes: Mapping[str, str]) -> list[Region]:
     """The regions whose results lie in a memory while the region at a position runs, its own included."""
     return [region for region in lives.results[position] if homes[region.output] == memory]
 
@@ -323,7 +324,11 @@ def _placements(target: Target, timeline: Timeline) -> tuple[Placement, ...]:
 
 
 def _as_placed(
-    placements: Sequence[Placement], lowered: Lowered, dma: str, choice: _Choice, paced: Sequence[Statement]
+    placements: Sequence[Placement],
+    lowered: LoweredNetwork,
+    dma: str,
+    choice: _PlanningRound,
+    paced: Sequence[Statement],
 ) -> tuple[tuple[Placement, ...], tuple[Statement, ...]]:
     """The placements, and the statements with no more waits than these need."""
     placed = {name: (place.memory, address) for place in placements for name, address in place.addresses.items()}
@@ -359,7 +364,9 @@ def _alive(crowded: Placement, timeline: Timeline, room: int) -> list[Buffer]:
     ]
 
 
-def _relieve(alive: Sequence[Buffer], lowered: Lowered, choice: _Choice, target: Target) -> _Choice | None:
+def _relieve(
+    alive: Sequence[Buffer], lowered: LoweredNetwork, choice: _PlanningRound, target: Target
+) -> _PlanningRound | None:
     """Give up the largest early fetch that is in the way, else move the largest value away; None when there is none."""
     for buffer in alive:
         if lowered.fetches.get(buffer.name) in choice.early:
@@ -370,14 +377,16 @@ def _relieve(alive: Sequence[Buffer], lowered: Lowered, choice: _Choice, target:
     return None
 
 
-def _program(lowered: Lowered, statements: Sequence[Statement], placements: Sequence[Placement], dma: str) -> Program:
+def _program(
+    lowered: LoweredNetwork, statements: Sequence[Statement], placements: Sequence[Placement], dma: str
+) -> Program:
     laid, values = lowered.laid, lowered.values
     addresses = {name: address for placement in placements for name, address in placement.addresses.items()}
     addresses |= _constant_addresses(lowered, statements)
     buffers = {name: replace(buffer, address=addresses.get(name)) for name, buffer in lowered.buffers.items()}
     inputs = {name: values[name] for name in laid.graph.given}
     outputs = {name: values[name] for name in laid.graph.results}
-    states = tuple(Kept(values[read], first) for read, _, first in laid.graph.kept)
+    states = tuple(StateVariable(values[read], first) for read, _, first in laid.graph.kept)
     kept = [state.view for state in states]
     copying = [engine.name for engine in lowered.target.engines if engine.mirror]
     return Program(
@@ -395,7 +404,7 @@ def _program(lowered: Lowered, statements: Sequence[Statement], placements: Sequ
     )
 
 
-def _constant_addresses(lowered: Lowered, statements: Sequence[Statement]) -> dict[str, int]:
+def _constant_addresses(lowered: LoweredNetwork, statements: Sequence[Statement]) -> dict[str, int]:
     """Where the constants lie that lists read: their words hold addresses, so these are at the end of the memory of the
     code, where no other is."""
     read = [view.buffer for s in statements if stream_of(s) for view in reads(s)]

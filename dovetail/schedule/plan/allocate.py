@@ -52,7 +52,7 @@ class Lifetime:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BufferFragment:
     """A stretch of a buffer all of which is in use at the same times."""
 
     start: int
@@ -61,7 +61,7 @@ class Piece:
     span: Lifetime
 
 
-Pair = tuple[Piece, Piece]
+Pair = tuple[BufferFragment, BufferFragment]
 """A piece of one buffer and one of another that must not share bytes."""
 
 
@@ -107,7 +107,7 @@ class Timeline:
         """The statements in issue order, with their waits; the buffers they touch; the queue of copies."""
         self.statements, self.buffers = statements, buffers
         self.touches = touches(statements, buffers, dma)
-        self.order = Order(statements, dma)
+        self.order = StatementOrder(statements, dma)
         self.spans = {name: _lifetime(buffers[name].role, some, len(statements)) for name, some in self.touches.items()}
         """The lifetime of every buffer some statement touches; inputs live from the start, outputs to the end, states
         from start to end."""
@@ -140,7 +140,7 @@ Used = tuple[Buffer, Sequence[Touch]]
 """A buffer and what touches it, in order."""
 
 
-def pieces(used: Sequence[Used], end: int, alignment: int) -> tuple[Piece, ...]:
+def pieces(used: Sequence[Used], end: int, alignment: int) -> tuple[BufferFragment, ...]:
     """One buffer, or several of one size that lie at one place in turn, cut where the lifetime changes.
 
     Args:
@@ -150,13 +150,13 @@ def pieces(used: Sequence[Used], end: int, alignment: int) -> tuple[Piece, ...]:
     """
     size = _up(used[0][0].nbytes, alignment)
     if any(queue != CORE for _, some in used for _, queue, _, _ in some):
-        return (Piece(0, size, _joined([_lifetime(buffer.role, some, end) for buffer, some in used])),)
+        return (BufferFragment(0, size, _joined([_lifetime(buffer.role, some, end) for buffer, some in used])),)
     down = [
         (buffer, [(i, q, start // alignment * alignment, _up(stop, alignment)) for i, q, start, stop in some])
         for buffer, some in used
     ]
     cuts = sorted({0, size, *(place for _, some in down for touch in some for place in touch[2:])})
-    found: list[Piece] = []
+    found: list[BufferFragment] = []
     for start, stop in pairwise(cuts):
         spans = []
         for buffer, some in down:
@@ -164,9 +164,9 @@ def pieces(used: Sequence[Used], end: int, alignment: int) -> tuple[Piece, ...]:
             if own or buffer.role in (Role.INPUT, Role.OUTPUT, Role.STATE):
                 spans.append(_lifetime(buffer.role, own, end))
         if spans and found and found[-1].stop == start and found[-1].span == _joined(spans):
-            found[-1] = Piece(found[-1].start, stop, found[-1].span)
+            found[-1] = BufferFragment(found[-1].start, stop, found[-1].span)
         elif spans:
-            found.append(Piece(start, stop, _joined(spans)))
+            found.append(BufferFragment(start, stop, _joined(spans)))
     return tuple(found)
 
 
@@ -174,7 +174,7 @@ def _up(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-class Order:
+class StatementOrder:
     """Which statements are known to have finished before others are issued."""
 
     def __init__(self, statements: Sequence[Statement], dma: str) -> None:
@@ -273,11 +273,11 @@ def _leader(name: str, overwrites: Mapping[str, str]) -> str:
     return name
 
 
-def _size(own: Sequence[Piece]) -> int:
+def _size(own: Sequence[BufferFragment]) -> int:
     return max((piece.stop for piece in own), default=0)
 
 
-def _clashes(groups: Mapping[str, Sequence[Piece]], order: Order) -> dict[str, dict[str, list[Pair]]]:
+def _clashes(groups: Mapping[str, Sequence[BufferFragment]], order: StatementOrder) -> dict[str, dict[str, list[Pair]]]:
     """For each buffer the others it must not share bytes with, and which pieces of the two."""
     names = list(groups)
     found: dict[str, dict[str, list[Pair]]] = {name: {} for name in names}
@@ -294,7 +294,7 @@ def _clashes(groups: Mapping[str, Sequence[Piece]], order: Order) -> dict[str, d
     return found
 
 
-def _close(groups: Mapping[str, Sequence[Piece]], order: Order) -> list[tuple[int, int]]:
+def _close(groups: Mapping[str, Sequence[BufferFragment]], order: StatementOrder) -> list[tuple[int, int]]:
     """The places of buffers, two and two in order, but of those of which one is surely over when the other begins."""
     times = [
         (min(piece.span.first for piece in own), max(order.over(piece.span) for piece in own), place)
@@ -310,7 +310,7 @@ def _close(groups: Mapping[str, Sequence[Piece]], order: Order) -> list[tuple[in
     return sorted(found)
 
 
-def _lower_bound(own: Sequence[Piece]) -> tuple[int, int]:
+def _lower_bound(own: Sequence[BufferFragment]) -> tuple[int, int]:
     changes: Counter[int] = Counter()
     for piece in own:
         changes[piece.span.first] += piece.stop - piece.start
@@ -323,7 +323,7 @@ def _lower_bound(own: Sequence[Piece]) -> tuple[int, int]:
     return most, busiest
 
 
-def _apart(groups: Mapping[str, Sequence[Piece]], clashes: Mapping[str, Mapping[str, Sequence[Pair]]]) -> int:
+def _apart(groups: Mapping[str, Sequence[BufferFragment]], clashes: Mapping[str, Mapping[str, Sequence[Pair]]]) -> int:
     """Bytes of buffers of which no two may share any, the most that are found by taking one after the other, largest
     first: no placement needs less. It is more than is in use together where engines are not waited for."""
     nbytes = {name: sum(piece.stop - piece.start for piece in own) for name, own in groups.items()}
@@ -342,7 +342,7 @@ def _apart(groups: Mapping[str, Sequence[Piece]], clashes: Mapping[str, Mapping[
     return most
 
 
-def _rankings(groups: Mapping[str, Sequence[Piece]]) -> list[list[str]]:
+def _rankings(groups: Mapping[str, Sequence[BufferFragment]]) -> list[list[str]]:
     """Orders worth trying: largest first, longest-lived first, by bytes times life, by time."""
     names = list(groups)
     sizes = {name: _size(own) for name, own in groups.items()}
@@ -359,7 +359,7 @@ def _rankings(groups: Mapping[str, Sequence[Piece]]) -> list[list[str]]:
 
 
 def _first_fit(
-    ranking: list[str], groups: Mapping[str, Sequence[Piece]], clashes: Mapping[str, Mapping[str, list[Pair]]]
+    ranking: list[str], groups: Mapping[str, Sequence[BufferFragment]], clashes: Mapping[str, Mapping[str, list[Pair]]]
 ) -> dict[str, int]:
     offsets: dict[str, int] = {}
     for name in ranking:

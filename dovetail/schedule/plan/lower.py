@@ -24,15 +24,15 @@ from dovetail.program.ir import (
     writes,
 )
 from dovetail.schedule.cores import copies, split, workers_first
-from dovetail.schedule.layout import LaidOut
+from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.partition import Region, Slot
-from dovetail.schedule.plan.lowered import Known, Lowered, Parts
-from dovetail.schedule.plan.on_engine import OnEngine
+from dovetail.schedule.plan.lowered import LayerStatements, LoweredNetwork, LoweringCache
+from dovetail.schedule.plan.on_engine import EngineLowering
 from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.target.description import Target
 
 
-def in_turn(slots: Sequence[Slot | None], layers: Sequence[Parts]) -> list[Statement]:
+def in_turn(slots: Sequence[Slot | None], layers: Sequence[LayerStatements]) -> list[Statement]:
     """All statements, each stretch of one layer's behind a `Begin`.
 
     Args:
@@ -70,14 +70,14 @@ def _times(slots: Sequence[Slot | None]) -> list[Slot]:
 
 
 def lower(
-    laid: LaidOut,
+    laid: LayoutPlan,
     tilings: Mapping[str, Tiling],
     target: Target,
     homes: Mapping[str, str],
     early: frozenset[str],
     cores: Mapping[str, int],
-    known: Known | None = None,
-) -> Lowered:
+    known: LoweringCache | None = None,
+) -> LoweredNetwork:
     """Statements in issue order, without waits.
 
     Args:
@@ -90,7 +90,7 @@ def lower(
         known: of the same network and target, from other tilings, homes and fetches; what is made is added.
     """
     graph, regions = laid.graph, laid.regions
-    context = Lowered(laid, target, homes, cores, known=known or Known())
+    context = LoweredNetwork(laid, target, homes, cores, known=known or LoweringCache())
     names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
     names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
     for name, (stem, role) in names.items():
@@ -125,7 +125,9 @@ def _replace_state(ordered: list[Statement], state: View, value: View, at_end: b
     ordered.insert(last + 1, Copy(ordered[last].layer, value, state))
 
 
-def _early_of_next(regions: Sequence[Region], parts: list[Parts], early: frozenset[str]) -> dict[int, list[Statement]]:
+def _early_of_next(
+    regions: Sequence[Region], parts: list[LayerStatements], early: frozenset[str]
+) -> dict[int, list[Statement]]:
     """Move each early region's constants behind the first loads of the engine region before it (or the very start), or
     to where they are scheduled."""
     laid: dict[int, list[Statement]] = {}
@@ -140,7 +142,7 @@ def _early_of_next(regions: Sequence[Region], parts: list[Parts], early: frozens
     return laid
 
 
-def _last_fetch(context: Lowered, parts: Parts) -> int | None:
+def _last_fetch(context: LoweredNetwork, parts: LayerStatements) -> int | None:
     """The tile with whose launch the last constants of a layer are fetched; None where all are before the first."""
 
     def fetches(one: Statement) -> bool:
@@ -159,32 +161,32 @@ def _fetched_with(regions: Sequence[Region], index: int, previous: int) -> int:
     return issued[-1] if issued else 0
 
 
-def _region(context: Lowered, index: int, region: Region, tilings: Mapping[str, Tiling]) -> Parts:
+def _region(context: LoweredNetwork, index: int, region: Region, tilings: Mapping[str, Tiling]) -> LayerStatements:
     graph = context.laid.graph
     kind = graph.types[region.output]
     if region.is_view and region.output not in graph.outputs:
         source = context.operand(region, region.graph.inputs[0])
         layout = region.layouts.get(region.output)
         context.values[region.output] = dense_view(source.buffer, kind, source.offset, layout)
-        return Parts()
+        return LayerStatements()
     result = context.values[region.output] = _result(context, region)
     if region.still:
-        return Parts()
+        return LayerStatements()
     if region.engine is not None:
         shares = [(part, part.engine, tilings[part.name]) for part in region.parts if part.engine is not None]
-        return _together([OnEngine(context, index, *share, result).share() for share in shares])
+        return _together([EngineLowering(context, index, *share, result).share() for share in shares])
     operands = {value: context.operand(region, value) for value in region.graph.inputs}
     relayout = isinstance(region.graph.nodes[0].operator, Relayout)
     copying = region.mover if relayout else context.target.dma or context.target.engines
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
         wanted = (copy for copy in moved if copy.source != copy.destination or copy.before)
-        return Parts(head=[made for copy in wanted for made in _by_engine(context, copy)])
+        return LayerStatements(head=[made for copy in wanted for made in _by_engine(context, copy)])
     core = context.cores.get(region.output) if region.core is None else region.core
-    return Parts(head=[*split(index, region.graph, operands, result, context.target, core)])
+    return LayerStatements(head=[*split(index, region.graph, operands, result, context.target, core)])
 
 
-def _by_engine(context: Lowered, copy: Copy) -> list[Copy]:
+def _by_engine(context: LoweredNetwork, copy: Copy) -> list[Copy]:
     """A copy that only moves elements, by an engine's own DMA where one of its ends is in that engine's memory. Such a
     DMA fills nothing: what surrounds the source is read from constants."""
     memories = [context.buffers[view.buffer].memory for view in (copy.source, copy.destination)]
@@ -204,7 +206,7 @@ def _by_engine(context: Lowered, copy: Copy) -> list[Copy]:
 _MOST_FILL = 256
 
 
-def _fill(context: Lowered, like: View, value: int) -> View:
+def _fill(context: LoweredNetwork, like: View, value: int) -> View:
     """A constant that is read again and again, as a view of one value repeated."""
     element = np.array(value).astype(like.type.dtype.numpy).tobytes()
     dims = list(zip(like.physical, like.strides, strict=True))
@@ -220,7 +222,7 @@ def _fill(context: Lowered, like: View, value: int) -> View:
     return View(name, like.type, tuple(own), 0, like.layout)
 
 
-def _result(context: Lowered, region: Region) -> View:
+def _result(context: LoweredNetwork, region: Region) -> View:
     """Where a region's result lies; declares the buffer unless another region has."""
     laid, graph = context.laid, context.laid.graph
     inside = laid.inside.get(region.output)
@@ -237,7 +239,7 @@ def _result(context: Lowered, region: Region) -> View:
     return dense_view(name, kind, 0, laid.layouts.get(region.output))
 
 
-def _outer(context: Lowered, value: str) -> View:
+def _outer(context: LoweredNetwork, value: str) -> View:
     """Where a value that others lie in lies."""
     laid = context.laid
     name = f"joined_{sorted({inside.outer for inside in laid.inside.values()}).index(value)}"
@@ -246,9 +248,9 @@ def _outer(context: Lowered, value: str) -> View:
     return dense_view(name, laid.graph.types[value], 0, laid.layouts.get(value))
 
 
-def _together(shares: Sequence[Parts]) -> Parts:
+def _together(shares: Sequence[LayerStatements]) -> LayerStatements:
     """The statements of a region's parts as those of one: the first tiles of all are launched, then the second ones."""
-    found = Parts()
+    found = LayerStatements()
     for share in shares:
         found.early += share.early
         found.head += share.head

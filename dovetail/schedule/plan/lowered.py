@@ -9,14 +9,14 @@ import numpy as np
 
 from dovetail.ir.types import Array
 from dovetail.program.ir import Buffer, Role, Statement, View
-from dovetail.schedule.layout import LaidOut
+from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.target.description import Target
 
 
 @dataclass
-class Parts:
+class LayerStatements:
     """One layer's statements."""
 
     early: list[Statement] = field(default_factory=list)
@@ -30,13 +30,13 @@ class Parts:
 
 
 @dataclass
-class Known:
+class LoweringCache:
     """What rounds of planning have lowered: parts of engines that lie and are cut as they did are the same
     statements."""
 
     blobs: dict[str, tuple[Tiling, list[Blob]]] = field(default_factory=dict)
     """Region, or part of one -> how it is cut, and the packed constants of its tiles."""
-    shares: dict[str, Share] = field(default_factory=dict)
+    shares: dict[str, LoweredShare] = field(default_factory=dict)
     """By name of the region, or part of one."""
 
 
@@ -49,13 +49,13 @@ class Blob:
 
 
 @dataclass(frozen=True)
-class Share:
+class LoweredShare:
     """An engine's part of a layer, lowered."""
 
     given: tuple[object, ...]
     """All that it was made from, beside the network and the target."""
     tiling: Tiling
-    parts: Parts
+    parts: LayerStatements
     buffers: Mapping[str, Buffer]
     """What it has declared."""
     fetches: Mapping[str, str]
@@ -63,10 +63,10 @@ class Share:
 
 
 @dataclass
-class Lowered:
+class LoweredNetwork:
     """The statements of a network before waits and addresses."""
 
-    laid: LaidOut
+    laid: LayoutPlan
     target: Target
     homes: Mapping[str, str]
     cores: Mapping[str, int]
@@ -76,7 +76,7 @@ class Lowered:
     values: dict[str, View] = field(default_factory=dict)
     fetches: dict[str, str] = field(default_factory=dict)
     """Buffer that constants are fetched into -> name of the region they are for."""
-    known: Known = field(default_factory=Known)
+    known: LoweringCache = field(default_factory=LoweringCache)
     blobs: dict[tuple[int, bytes], View] = field(default_factory=dict)
     """Alignment and digest of packed constants -> where they lie."""
     pieces: dict[str, list[Array]] = field(default_factory=dict)

@@ -11,20 +11,20 @@ import numpy as np
 
 from dovetail.ir.layout import nbytes
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.program.ir import CORE, Buffer, Copy, Launch, Role, Statement, View, dense_view
+from dovetail.program.ir import CORE, Buffer, Copy, LaunchStatement, Role, Statement, View, dense_view
 from dovetail.program.loops import digest
 from dovetail.schedule.partition import Region
-from dovetail.schedule.plan.lowered import Blob, Lowered, Parts, Share
+from dovetail.schedule.plan.lowered import Blob, LayerStatements, LoweredNetwork, LoweredShare
 from dovetail.schedule.tiles.tile import PACK_ALIGNMENT, EngineTile
 from dovetail.schedule.tiles.tiling import Tiling, constants_ahead, tiles_ahead
 from dovetail.target.engine import IN_PLACE_ALIGNMENT, Engine
 
 
 @dataclass(frozen=True)
-class OnEngine:
+class EngineLowering:
     """A region of an engine, or one engine's part of it, while its tiles become statements."""
 
-    context: Lowered
+    context: LoweredNetwork
     index: int
     """Of the layer."""
     region: Region
@@ -32,7 +32,7 @@ class OnEngine:
     tiling: Tiling
     result: View
 
-    def share(self) -> Parts:
+    def share(self) -> LayerStatements:
         """The statements of `parts`, those of an earlier round where all they are made from is the same."""
         context, tiling, place = self.context, self.tiling, self.engine.constants or self.engine.memory
         blobs = tuple(self.blob(number) if tile.packed else None for number, tile in enumerate(tiling.tiles))
@@ -46,14 +46,14 @@ class OnEngine:
             buffers = dict(islice(context.buffers.items(), before[0], None))
             fetches = dict(islice(context.fetches.items(), before[1], None))
             fetched = dict(islice(context.fetched.items(), before[2], None))
-            share = Share(given, tiling, parts, buffers, fetches, fetched)
+            share = LoweredShare(given, tiling, parts, buffers, fetches, fetched)
             context.known.shares[self.region.name] = share
         context.buffers |= share.buffers
         context.fetches |= share.fetches
         context.fetched |= share.fetched
         return share.parts
 
-    def parts(self) -> Parts:
+    def parts(self) -> LayerStatements:
         """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored; with
         three the one after it too, so that the DMA has a transfer when it ends one."""
         region, tiling = self.region, self.tiling
@@ -63,7 +63,7 @@ class OnEngine:
         ahead = tiles_ahead(tiling.buffers, len(loads), *cycles)
         fetched = constants_ahead(tiling.buffers, len(loads), self.together, *cycles)
         early = [copy for load in loads[:fetched] for copy in load[0]]
-        parts = Parts(early=early, head=[copy for load in loads[:ahead] for copy in load[1]])
+        parts = LayerStatements(early=early, head=[copy for load in loads[:ahead] for copy in load[1]])
         launches = [self.launch(number) for number in numbers]
         stores: list[list[Statement]] = [[] for _ in launches]
         if region.output not in tiling.in_place:
@@ -139,7 +139,7 @@ class OnEngine:
         name = self.context.tile_buffer(f"{self.region.name}_{suffix}", self.engine.memory, nbytes(layout, kind))
         return dense_view(name, kind, 0, layout)
 
-    def launch(self, number: int) -> Launch:
+    def launch(self, number: int) -> LaunchStatement:
         region, context, tile = self.region, self.context, self.tiling.tiles[number]
         types, in_place, output = tile.tile.graph.types, self.tiling.in_place, region.output
         operands: dict[str, View] = {}
@@ -159,7 +159,7 @@ class OnEngine:
         queue = "" if self.engine.wait else CORE
         stream = self.engine.name if self.engine.stream else ""
         known = (tile.match, operands, written, tile.packed, region.layouts, queue, stream, region.held)
-        return Launch(self.index, self.engine.name, *known)
+        return LaunchStatement(self.index, self.engine.name, *known)
 
     def packed(self, number: int) -> dict[str, View]:
         """Where a launch finds its packed constants: copied close to the engine, or where they lie."""

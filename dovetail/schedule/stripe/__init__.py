@@ -21,11 +21,11 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Slice
 from dovetail.ir.types import Array, Box, TensorType, full_box
 from dovetail.schedule.partition import Region, partition
-from dovetail.schedule.stripe.segments import Bands, Costs, Held, Rows, Segment, Step, cuts
+from dovetail.schedule.stripe.segments import Bands, RowBuffer, Rows, Segment, SegmentCosts, StripeStep, cuts
 from dovetail.target.description import Target
 
 
-def striped(graph: Graph, regions: Sequence[Region], segment: Segment, steps: Sequence[Step]) -> Graph:
+def striped(graph: Graph, regions: Sequence[Region], segment: Segment, steps: Sequence[StripeStep]) -> Graph:
     """The graph with a segment computed in stripes.
 
     Args:
@@ -36,7 +36,7 @@ def striped(graph: Graph, regions: Sequence[Region], segment: Segment, steps: Se
     """
     result = steps[-1].place.value
     nodes = tuple(node for region in regions for node in region.graph.nodes)
-    made = _Made(dict(graph.types), dict(graph.constants), [], {})
+    made = _StripeGraph(dict(graph.types), dict(graph.constants), [], {})
     if segment.keeps:
         first = min(step.index for step in steps)
         done = [(step, made.compute(regions[step.index - first].graph, step)) for step in steps]
@@ -54,13 +54,13 @@ def striped(graph: Graph, regions: Sequence[Region], segment: Segment, steps: Se
 
 
 @dataclass(frozen=True)
-class _Made:
+class _StripeGraph:
     """What the stripes of a segment become."""
 
     types: dict[str, TensorType]
     constants: dict[str, Array]
     nodes: list[Node]
-    names: dict[Held, str]
+    names: dict[RowBuffer, str]
     """The value of rows that lie together."""
 
     def add_part(self, graph: Graph, rows: Rows, end: str) -> str:
@@ -77,7 +77,7 @@ class _Made:
         self.constants.update(cut.constants)
         return cut
 
-    def compute(self, graph: Graph, step: Step) -> str:
+    def compute(self, graph: Graph, step: StripeStep) -> str:
         """Add what computes a step of a region, and what keeps rows for it; returns the value of what is computed."""
         end = f" stripe {step.stripe} {step.index}"
         cut = self._cut(graph, step.rows, end)
@@ -101,7 +101,7 @@ class _Made:
             self.names[step.place] = self._add(Concat(1), operands, f"{output} joined")
         return output
 
-    def _kept(self, step: Step, end: str) -> str:
+    def _kept(self, step: StripeStep, end: str) -> str:
         """Add a copy of the rows that are kept for a step; returns its value."""
         assert step.before is not None
         source = self._name(step.before)
@@ -110,7 +110,7 @@ class _Made:
         taken = self._add(some, (source,), f"{step.place.value}{end} before")
         return self._add(_slice_of(full_box(self.types[taken].shape)), (taken,), f"{step.place.value}{end} kept")
 
-    def _name(self, place: Held) -> str:
+    def _name(self, place: RowBuffer) -> str:
         return self.names.get(place, place.value)
 
     def _add(self, operator: Operator, inputs: tuple[str, ...], output: str, origin: str = "") -> str:
@@ -125,7 +125,7 @@ def _slice_of(box: Box) -> Slice:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Segmentation:
     """A network as segments, one behind the other."""
 
     segments: tuple[Segment, ...]
@@ -141,7 +141,7 @@ class Choice:
 
 
 @dataclass
-class Search:
+class StripeSearch:
     """All ways to cut a network, searched exactly: what a segment costs does not depend on the others."""
 
     graph: Graph
@@ -149,19 +149,19 @@ class Search:
 
     def __post_init__(self) -> None:
         self.cuts = cuts(self.graph, self.regions)
-        self._costs = Costs(Bands(self.graph, self.regions), self.cuts)
+        self._costs = SegmentCosts(Bands(self.graph, self.regions), self.cuts)
         self._striped: dict[tuple[int, int], list[Segment]] = {}
 
-    def within(self, budget: int, keeps: bool = True) -> Choice | None:
+    def within(self, budget: int, keeps: bool = True) -> Segmentation | None:
         """The fewest multiply-accumulates of all choices that need no more bytes than a budget; None if none does.
         Without `keeps`, of those that compute what stripes share in each of them."""
-        best: list[dict[int, Choice]] = [{0: Choice((), 0, 0)}, *({} for _ in self.cuts[1:])]
+        best: list[dict[int, Segmentation]] = [{0: Segmentation((), 0, 0)}, *({} for _ in self.cuts[1:])]
         for first, starts in enumerate(best):
             for direction, before in starts.items():
                 for last in range(first + 1, len(self.cuts)):
                     settled = {direction} if direction else set()
                     for segment in self._segments(first, last):
-                        made = Choice((*before.segments, segment), before.macs + segment.macs, before.peak)
+                        made = Segmentation((*before.segments, segment), before.macs + segment.macs, before.peak)
                         known = best[last].get(segment.direction)
                         if segment.direction in settled or (known is not None and made.order >= known.order):
                             continue
@@ -171,7 +171,7 @@ class Search:
                             settled.add(segment.direction)
         return min(best[-1].values(), key=lambda choice: choice.order, default=None)
 
-    def smallest(self) -> Choice:
+    def smallest(self) -> Segmentation:
         """The choice of the fewest bytes, and of those with as few the one with the fewest multiply-accumulates."""
         least: list[dict[int, int]] = [{0: 0}, *({} for _ in self.cuts[1:])]
         for first, starts in enumerate(least):
@@ -189,7 +189,7 @@ class Search:
         assert found is not None
         return found
 
-    def steps(self, segment: Segment) -> tuple[Step, ...]:
+    def steps(self, segment: Segment) -> tuple[StripeStep, ...]:
         """A segment in stripes, one region after the other."""
         found = self._costs.steps(segment)
         assert found is not None
@@ -228,7 +228,7 @@ class Stripes:
 
 
 @dataclass(frozen=True)
-class Striped:
+class StripedNetwork:
     """A network in stripes."""
 
     graph: Graph
@@ -271,32 +271,32 @@ class Striping:
             )
         self._regions = regions or partition(graph, target)
         self._graph = replace(graph, nodes=tuple(node for region in self._regions for node in region.graph.nodes))
-        self._search = Search(self._graph, self._regions)
+        self._search = StripeSearch(self._graph, self._regions)
 
-    def within(self, budget: int, keeps: bool = True) -> Striped | None:
+    def within(self, budget: int, keeps: bool = True) -> StripedNetwork | None:
         """The stripes with the fewest multiply-accumulates whose activations take no more than `budget` bytes, by
         estimate, be rows kept or only computed again; None where none do."""
         found = self._search.within(budget, keeps)
         return None if found is None else self._striped(found)
 
-    def whole(self) -> Striped:
+    def whole(self) -> StripedNetwork:
         """The network without stripes."""
         found = self.within(1 << 62)
         assert found is not None
         return found
 
-    def smallest(self) -> Striped:
+    def smallest(self) -> StripedNetwork:
         """The stripes with the smallest activations, by estimate."""
         return self._striped(self._search.smallest())
 
-    def frontier(self) -> Iterator[Striped]:
+    def frontier(self) -> Iterator[StripedNetwork]:
         """From the network without stripes, with ever smaller activations and ever more to compute."""
-        found: Striped | None = self.whole()
+        found: StripedNetwork | None = self.whole()
         while found is not None:
             yield found
             found = self.within(found.peak - 1)
 
-    def _striped(self, choice: Choice) -> Striped:
+    def _striped(self, choice: Segmentation) -> StripedNetwork:
         graph, made = self._graph, []
         for segment in choice.segments:
             if not segment.bands:
@@ -310,7 +310,7 @@ class Striping:
             made.append(
                 Stripes(tuple(region.name for region in regions), len(segment.bands), rows, extra, segment.keeps)
             )
-        return Striped(prune(graph), tuple(made), choice.peak)
+        return StripedNetwork(prune(graph), tuple(made), choice.peak)
 
 
 def within(
@@ -318,9 +318,9 @@ def within(
     budget: int,
     stack: int,
     whole: int,
-    attempt: Callable[[Striped], tuple[T, int]],
+    attempt: Callable[[StripedNetwork], tuple[T, int]],
     progress: Progress,
-) -> tuple[T, Striped]:
+) -> tuple[T, StripedNetwork]:
     """A plan in stripes whose activations take no more than a budget, beside the stack.
 
     What the search takes to be enough may not be, where memory is in pieces: then it is asked for less.

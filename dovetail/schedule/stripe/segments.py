@@ -85,7 +85,7 @@ def _band(graph: Graph, rows: Rows) -> Band | None:
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutPoint:
     """A place in the order of regions where one value is all that later regions read."""
 
     after: int
@@ -124,7 +124,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Held:
+class RowBuffer:
     """Rows of a value that lie together."""
 
     value: str
@@ -138,7 +138,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Step:
+class StripeStep:
     """Some rows of a region's result, computed in one stripe."""
 
     index: int
@@ -146,11 +146,11 @@ class Step:
     stripe: int
     rows: Rows
     """Those computed."""
-    place: Held
+    place: RowBuffer
     """Where they lie."""
-    before: Held | None
+    before: RowBuffer | None
     """Where rows that are kept have lain, which are first copied to `place`; None where none are."""
-    reads: tuple[tuple[Held, Rows], ...]
+    reads: tuple[tuple[RowBuffer, Rows], ...]
     """Where the operands lie, and the rows of them."""
     macs: int
 
@@ -161,28 +161,28 @@ class Step:
         return (first, self.rows[0]) if self.rows[0] > first else (self.rows[1], last)
 
 
-def cuts(graph: Graph, regions: Sequence[Region]) -> list[Cut]:
+def cuts(graph: Graph, regions: Sequence[Region]) -> list[CutPoint]:
     """All of them, in order; the last, behind all regions, stands for the network's end."""
-    found: list[Cut] = []
+    found: list[CutPoint] = []
     held = 0
     known = set(graph.inputs)
     for place, region in enumerate(regions):
         read = {value for later in regions[place:] for value in later.graph.inputs if value in known}
         if len(read) == 1 and read.isdisjoint(graph.outputs):
-            found.append(Cut(place, min(read), held))
+            found.append(CutPoint(place, min(read), held))
         known.add(region.output)
         held += graph.types[region.output].nbytes if region.output in graph.outputs else 0
     if not found or found[0].after:
-        found.insert(0, Cut(0, "", 0))
-    return [*found, Cut(len(regions), regions[-1].output, held)]
+        found.insert(0, CutPoint(0, "", 0))
+    return [*found, CutPoint(len(regions), regions[-1].output, held)]
 
 
 @dataclass
-class Costs:
+class SegmentCosts:
     """Segments and what they cost, each worked out once."""
 
     bands: Bands
-    cuts: list[Cut]
+    cuts: list[CutPoint]
     _peaks: dict[tuple[int, int, tuple[Rows, ...]], int] = field(default_factory=dict)
 
     def whole(self, first: int) -> Segment:
@@ -231,14 +231,14 @@ class Costs:
         values = [self.cuts[segment.first].value, *(r.output for r in self._between(segment.first, segment.last))]
         return {value: row_bytes(self.bands.graph.types[value]) for value in values}
 
-    def steps(self, segment: Segment) -> tuple[Step, ...] | None:
+    def steps(self, segment: Segment) -> tuple[StripeStep, ...] | None:
         """A segment in stripes, one region after the other; None where it cannot be cut so."""
         stripes = self._stripes(segment)
         if stripes is None:
             return None
-        types, found = self.bands.graph.types, list[Step]()
+        types, found = self.bands.graph.types, list[StripeStep]()
         ends = {self.cuts[place].value for place in (segment.first, segment.last)}
-        places = {value: Held(value, -1, (0, types[value].shape[1])) for value in ends}
+        places = {value: RowBuffer(value, -1, (0, types[value].shape[1])) for value in ends}
         for number, (made, needed) in enumerate(stripes):
             for index in range(self.cuts[segment.first].after, self.cuts[segment.last].after):
                 value = self.bands.regions[index].output
@@ -252,8 +252,8 @@ class Costs:
                     held = _hull(rows, needed[value]) if segment.keeps else rows
                     held = (held[0], rows[1]) if segment.direction > 0 else (rows[0], held[1])
                     before = places[value] if held != rows else None
-                    places[value] = Held(value, number, held)
-                found.append(Step(index, number, rows, places[value], before, reads, band.macs))
+                    places[value] = RowBuffer(value, number, held)
+                found.append(StripeStep(index, number, rows, places[value], before, reads, band.macs))
         return tuple(found)
 
     def _stripes(self, segment: Segment) -> list[tuple[Mapping[str, Rows], dict[str, Rows]]] | None:
@@ -339,7 +339,7 @@ class Costs:
         source, result = (types[self.cuts[place].value] for place in (segment.first, segment.last))
         size = self._row_sizes(segment)
         joints = {step.place for step in steps if step.before is not None}
-        wanted: dict[Held, int] = defaultdict(int)
+        wanted: dict[RowBuffer, int] = defaultdict(int)
         wanted[steps[-1].place] = _rows((0, result.shape[1]))
         held, most = result.nbytes, source.nbytes
         for step in reversed(steps):

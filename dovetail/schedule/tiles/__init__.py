@@ -12,7 +12,7 @@ from dovetail.ir.types import Shape, box_shape, full_box
 from dovetail.schedule import shipped
 from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles.tile import BUFFERS, ORDER, TILE, cuts, tile_classes, tile_match
-from dovetail.schedule.tiles.tiling import Known, TileCost, Tiling, evaluate
+from dovetail.schedule.tiles.tiling import TileCache, TileCost, Tiling, evaluate
 from dovetail.target.description import Target
 
 _FINEST = 4
@@ -20,7 +20,7 @@ _FINEST = 4
 
 
 def choose_tiling(
-    region: Region, target: Target, homes: Mapping[str, str], budget: int, known: Known | None = None
+    region: Region, target: Target, homes: Mapping[str, str], budget: int, known: TileCache | None = None
 ) -> Tiling:
     """The fastest tiling whose buffers fit `budget` bytes of the engine's memory, as tuning found it or as the formula
     ranks them.
@@ -36,7 +36,7 @@ def choose_tiling(
         PlanError: even the smallest tile is too large (says how many bytes are missing), or what was chosen for the
             region's knobs is; names the knobs.
     """
-    known, in_place = known or Known(), _in_place(region, target, homes)
+    known, in_place = known or TileCache(), _in_place(region, target, homes)
     place = region.name, _near(region, homes), in_place, budget
     if place not in known.chosen:
         found = known.within(region, in_place, budget)
@@ -66,7 +66,7 @@ def _in_place(region: Region, target: Target, homes: Mapping[str, str]) -> froze
     return found | {""} if target.reads_constants(region.engine) else found
 
 
-def _ranked(region: Region, target: Target, in_place: frozenset[str], budget: int, known: Known) -> Tiling:
+def _ranked(region: Region, target: Target, in_place: frozenset[str], budget: int, known: TileCache) -> Tiling:
     """The tiling the formula thinks fastest; errors as those of `choose_tiling`."""
     shape = box_shape(region.extent)
     if in_place == {*region.graph.inputs, region.output, ""}:  # nothing is copied: a cut could only save working memory
@@ -96,7 +96,7 @@ def _ranked(region: Region, target: Target, in_place: frozenset[str], budget: in
 
 
 def _tuned(
-    region: Region, target: Target, near: frozenset[str], in_place: frozenset[str], known: Known
+    region: Region, target: Target, near: frozenset[str], in_place: frozenset[str], known: TileCache
 ) -> Tiling | None:
     """The tiling that tuning found for such a region; None where there is none, a knob of the tiles is set, or the
     engine does not take one of the tiles."""
@@ -136,7 +136,7 @@ def _nbytes(tiling: Tiling) -> int:
     return tiling.nbytes
 
 
-def _never_idle(region: Region, target: Target, best: Tiling, budget: int, known: Known) -> Tiling:
+def _never_idle(region: Region, target: Target, best: Tiling, budget: int, known: TileCache) -> Tiling:
     """The tiling with three buffers where it is the DMA that takes longest, with constants for several tiles: with two
     it idles between a transfer's end and the start of the next."""
     channel_cuts = -(-box_shape(region.extent)[-1] // best.shape[-1])
@@ -146,7 +146,7 @@ def _never_idle(region: Region, target: Target, best: Tiling, budget: int, known
     return deeper if isinstance(deeper, Tiling) and deeper.nbytes <= budget else best
 
 
-def _dma_bound(tiling: Tiling, region: Region, known: Known) -> bool:
+def _dma_bound(tiling: Tiling, region: Region, known: TileCache) -> bool:
     """Whether the DMA is busy longer than the engine computes."""
     first, sizes = (
         known.costs.get((region.name, tiling.shape)),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dovetail.ir.types import box_shape
 from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts
-from dovetail.schedule.tiles.tiling import Known, TileCost, Tiling, evaluate, tiles_ahead
+from dovetail.schedule.tiles.tiling import TileCache, TileCost, Tiling, evaluate, tiles_ahead
 from dovetail.target.description import Target
 
 WAKE_CYCLES = 26
@@ -21,7 +21,7 @@ WAKE_CYCLES = 26
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainLink:
     """A layer of a chain, cut in one way. Times are cycles."""
 
     tiling: Tiling
@@ -37,7 +37,7 @@ class Link:
     """From when constants have arrived to when the engine begins."""
 
 
-def link(region: Region, tiling: Tiling, known: Known) -> Link:
+def link(region: Region, tiling: Tiling, known: TileCache) -> ChainLink:
     """A region as it is cut."""
     assert region.engine is not None
     whole = box_shape(region.extent)
@@ -47,10 +47,10 @@ def link(region: Region, tiling: Tiling, known: Known) -> Link:
     computing = tiling.ready_cycles // parts
     if isinstance(cost, TileCost) and tiling.shape[:-1] == whole[:-1]:
         computing = max(cost.cycles, tiling.moving // parts)
-    return Link(tiling, parts, computing, tiling.fetching // parts, gap, launching + wake)
+    return ChainLink(tiling, parts, computing, tiling.fetching // parts, gap, launching + wake)
 
 
-def ways(region: Region, target: Target, tiling: Tiling, budget: int, known: Known) -> Iterator[Link]:
+def ways(region: Region, target: Target, tiling: Tiling, budget: int, known: TileCache) -> Iterator[ChainLink]:
     """The ways a region may be cut: as it was chosen, and into fewer parts of its channels where these fit.
 
     Args:
@@ -74,7 +74,7 @@ def ways(region: Region, target: Target, tiling: Tiling, budget: int, known: Kno
 
 
 @dataclass(frozen=True, slots=True)
-class _Clock:
+class _ChainState:
     """Where a chain stands behind one of its layers. Times are since it began."""
 
     computed: int = 0
@@ -86,9 +86,9 @@ class _Clock:
     asked: int = 0
     """When the DMA had been asked for the last constants: those of the layer behind are fetched then."""
     launches: int = 0
-    link: Link | None = None
+    link: ChainLink | None = None
     """How the layer is cut."""
-    before: _Clock | None = None
+    before: _ChainState | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -96,7 +96,7 @@ class _Clock:
         return self.computed, self.copied, self.launches
 
 
-def _behind(before: _Clock, layer: Link) -> _Clock:
+def _behind(before: _ChainState, layer: ChainLink) -> _ChainState:
     """The chain with one more layer."""
     copied, arrived = max(before.copied, before.asked), list[int]()
     computed, launched, asked = before.computed, before.launched, before.launched
@@ -109,12 +109,12 @@ def _behind(before: _Clock, layer: Link) -> _Clock:
         if len(arrived) < layer.parts:
             asked = launched
             arrived.append(copied := max(copied, launched) + layer.fetching)
-    return _Clock(computed, copied, launched, asked, before.launches + layer.parts, layer, before)
+    return _ChainState(computed, copied, launched, asked, before.launches + layer.parts, layer, before)
 
 
-def end_of(links: Sequence[Link]) -> int:
+def end_of(links: Sequence[ChainLink]) -> int:
     """When layers cut in these ways have ended."""
-    clock = _Clock()
+    clock = _ChainState()
     for layer in links:
         clock = _behind(clock, layer)
     return clock.computed
@@ -124,17 +124,17 @@ _KEPT = 8
 """Ways of cutting the layers so far that are followed."""
 
 
-def quickest(layers: Sequence[Sequence[Link]]) -> list[Link]:
+def quickest(layers: Sequence[Sequence[ChainLink]]) -> list[ChainLink]:
     """The ways of cutting a chain's layers that end first, of those that are followed: all with an early end that no
     other beats with a DMA that is free as early."""
-    clocks = [_Clock()]
+    clocks = [_ChainState()]
     for options in layers:
         made = sorted((_behind(clock, layer) for clock in clocks for layer in options), key=lambda one: one.order)
         clocks = [made[0]]
         for one in made[1:]:
             if one.copied < clocks[-1].copied and len(clocks) < _KEPT:
                 clocks.append(one)
-    found, clock = list[Link](), clocks[0]
+    found, clock = list[ChainLink](), clocks[0]
     while clock.link is not None and clock.before is not None:
         found.append(clock.link)
         clock = clock.before

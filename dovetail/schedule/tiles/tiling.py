@@ -91,7 +91,7 @@ _Place = tuple[str, Shape, frozenset[str], int]
 
 
 @dataclass
-class Known:
+class TileCache:
     """The first tile of each size, by region and result shape; None where the region cannot be cut like that. Kept
     through the rounds of planning, since the target's functions may take long."""
 
@@ -100,14 +100,14 @@ class Known:
     """The engine's cycles alone where these rule the size out."""
     asked: Counter[str] = field(default_factory=Counter)
     """Tiles of each region the target's functions were asked about."""
-    cuts: dict[_Place, _Cut | None] = field(default_factory=dict)
+    cuts: dict[_Place, _TileCut | None] = field(default_factory=dict)
     tilings: dict[tuple[_Place, object], Tiling | None] = field(default_factory=dict)
     """By how the region is cut, and the order chosen for it."""
     chosen: dict[tuple[str, frozenset[str], frozenset[str], int], Tiling] = field(default_factory=dict)
     """By region, its ends in the engine's memory, what is reached where it lies, and budget."""
     ranked: dict[tuple[str, frozenset[str]], list[tuple[int, Tiling]]] = field(default_factory=dict)
     """By region and what is reached where it lies: the fastest within a budget, by the formula."""
-    shipped: dict[tuple[str, frozenset[str]], shipped.Entry | None] = field(default_factory=dict)
+    shipped: dict[tuple[str, frozenset[str]], shipped.TilingEntry | None] = field(default_factory=dict)
     """What the table that comes with the package has, by region and its ends in the engine's memory."""
     progress: Callable[[str], None] = lambda text: None
     """Told which region they are asked about, and where `MOST_ASKED` is reached."""
@@ -121,9 +121,9 @@ class Known:
             self.sizes[place], self._tile = _tile_size(region, tile) if tile else None, (place, tile)
         return self.sizes[place]
 
-    def of(self, names: Collection[str], progress: Callable[[str], None] = lambda text: None) -> Known:
+    def of(self, names: Collection[str], progress: Callable[[str], None] = lambda text: None) -> TileCache:
         """What is known of some regions, whatever memory and budget they have."""
-        return Known(
+        return TileCache(
             {place: one for place, one in self.sizes.items() if place[0] in names},
             {place: one for place, one in self.costs.items() if place[0] in names},
             cuts={place: one for place, one in self.cuts.items() if place[0] in names},
@@ -163,7 +163,7 @@ def evaluate(
     size: Shape,
     in_place: frozenset[str],
     buffers: int,
-    known: Known,
+    known: TileCache,
     limits: tuple[int | None, int | None] = (None, None),
 ) -> Tiling | int | None:
     """Bytes and cycles of a tiling; None when the region cannot be cut like that, and only the least bytes it takes
@@ -198,7 +198,7 @@ def _launching(region: Region, size: Shape) -> int:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _TileCut:
     """A way of cutting a region, by the shapes of its tiles alone."""
 
     size: Shape
@@ -238,8 +238,8 @@ class _Cut:
 
 
 def _cut(
-    region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int, known: Known
-) -> _Cut | None:
+    region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int, known: TileCache
+) -> _TileCut | None:
     """What a cut takes by its shapes; None when the region cannot be cut like that."""
     assert region.offload is not None and region.engine is not None
     whole = region.graph.types[region.output].shape
@@ -256,10 +256,10 @@ def _cut(
     setups, fetches = tiles * (bool(loaded) + bool(result)), channel_cuts if "" not in in_place else 0
     fetches = min(fetches, 1) if spatial == 1 and constants_room(target, region.engine) else fetches
     dma = target.dma_of(region.engine)
-    return _Cut(size, in_place, buffers, dma, launch, spatial, channel_cuts, loads, result, setups, fetches, nbytes)
+    return _TileCut(size, in_place, buffers, dma, launch, spatial, channel_cuts, loads, result, setups, fetches, nbytes)
 
 
-def _tiling(region: Region, target: Target, cut: _Cut, first: TileCost) -> Tiling | None:
+def _tiling(region: Region, target: Target, cut: _TileCut, first: TileCost) -> Tiling | None:
     """A cut with what the target's functions say of a tile; None where the constants do not fit."""
     assert region.engine is not None
     packed, loads, result, tiles = first.packed, cut.loads, cut.result, cut.tiles

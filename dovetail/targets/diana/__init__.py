@@ -28,7 +28,7 @@ from dovetail.legalize import ConverterLimits, RequantisationLimits
 from dovetail.target import layers
 from dovetail.target.queue_driver import SEVERAL, queue_driver
 from dovetail.targets.diana import registers
-from dovetail.targets.diana.registers import COLUMNS, ROWS, Job, JobLayer, Operation, Padding
+from dovetail.targets.diana.registers import COLUMNS, ROWS, DianaJob, DianaPadding, JobLayer, Operation
 
 L1 = dt.Memory("L1", base=0x10000000, size=256000)
 WEIGHTS = dt.Memory("WEIGHTS", base=0x10080000, size=64000, alignment=16)
@@ -57,7 +57,7 @@ def operation(match: dt.Match) -> Operation:
     return kinds[type(match.nodes["layer"].operator)]
 
 
-def _window(match: dt.Match) -> layers.Window:
+def _window(match: dt.Match) -> layers.LayerWindow:
     """The window of a tile; that of a sum is one pixel."""
     return layers.window_of(match) if match.has("layer") else layers.PIXEL
 
@@ -118,13 +118,13 @@ def _bytes(shape: Shape) -> int:
     return channels * rows * -(-columns // 16) * 16
 
 
-def _commands(function: str, more: str, field: Callable[[Padding], int]) -> Callable[..., tuple[dt.Command, ...]]:
+def _commands(function: str, more: str, field: Callable[[DianaPadding], int]) -> Callable[..., tuple[dt.Command, ...]]:
     def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
         weights, pack = operands.get("weights", NOWHERE), pack_ternary if match.has("converter") else pack_digital
         second = operands.get(match.values.get(more, more), NOWHERE)
         (top, left), (bottom, right) = _window(match).before, _window(match).after
-        padding = Padding(top, bottom, left, right)
-        job = Job(
+        padding = DianaPadding(top, bottom, left, right)
+        job = DianaJob(
             weights.address,
             pack(match)["weights"].nbytes if match.has("layer") else 0,
             second.address,
@@ -326,7 +326,7 @@ def digital_offloads(model: str) -> tuple[dt.Offload, ...]:
         ("dense", FullyConnected, DENSE, VECTOR),
     )
     total = dt.apply(Add, dt.apply(Offset, x, name="wide"), dt.apply(Offset, dt.operand("other"), name="wider"))
-    common = (pack_digital, _commands("diana_digital_start", "other", Padding.digital), digital_cycles(model))
+    common = (pack_digital, _commands("diana_digital_start", "other", DianaPadding.digital), digital_cycles(model))
     for name, kind, limits, layout in kinds:
         source = x if kind is FullyConnected else dt.maybe(Pad, x, name="pad")
         pattern = _scaled(dt.apply(kind, source, dt.constant("weights"), name="layer"))
@@ -340,7 +340,7 @@ def digital_offloads(model: str) -> tuple[dt.Offload, ...]:
 def analog_offloads() -> tuple[dt.Offload, ...]:
     """What the analog engine computes."""
     limited, found = dt.apply(Clip, dt.operand("x"), name="operand"), []
-    commands = _commands("diana_analog_start", "scales", Padding.analog)
+    commands = _commands("diana_analog_start", "scales", DianaPadding.analog)
     kinds = (
         ("ternary convolution", Conv2d, dt.maybe(Pad, limited, name="pad"), (*WINDOW, *FULL), IMAGE),
         ("ternary dense", FullyConnected, limited, (layers.ONE_ROW,), VECTOR),

@@ -23,7 +23,7 @@ from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import MASK32, AddressLines, HwpeDevice, Launch
 from dovetail.targets.diana import registers as published
-from dovetail.targets.diana.registers import LANES, ROWS, Analog, Digital, JobLayer, Operation, Padding, Shape
+from dovetail.targets.diana.registers import LANES, ROWS, Analog, DianaPadding, Digital, JobLayer, Operation, Shape
 
 _ADDRESSES = "look at the addresses and sizes of this job"
 WORDS = 4
@@ -36,14 +36,14 @@ Registers = dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _DianaLaunch:
     """A job: its registers as they were at the trigger, and its layer."""
 
     registers: Registers
     layer: JobLayer
 
 
-class DianaDevice(HwpeDevice[_Work]):
+class DianaDevice(HwpeDevice[_DianaLaunch]):
     """One of the engines as a device of the simulator.
 
     Args:
@@ -58,7 +58,7 @@ class DianaDevice(HwpeDevice[_Work]):
         self._costs = costs
         super().__init__(bus, engine, self._kind.registers, 1, AddressLines(lines))
 
-    def begin(self, identity: int, registers: dict[int, int]) -> tuple[_Work, int]:
+    def begin(self, identity: int, registers: dict[int, int]) -> tuple[_DianaLaunch, int]:
         """See `HwpeDevice.begin`."""
         kind = self._kind
         if registers[kind.configuration + 4] != published.LAYER_WORDS:
@@ -71,9 +71,9 @@ class DianaDevice(HwpeDevice[_Work]):
         if reason:
             hint = "look at the layer's words, or add a Constraint for what the engine cannot do"
             raise SimulationError(f"the engine cannot run this job: {reason}", where=self.name, hint=hint)
-        return _Work(registers, layer), ceil(kind.cycles(layer, self._costs))
+        return _DianaLaunch(registers, layer), ceil(kind.cycles(layer, self._costs))
 
-    def complete(self, launch: Launch[_Work]) -> Activity:
+    def complete(self, launch: Launch[_DianaLaunch]) -> Activity:
         """See `QueueDevice.complete`."""
         layer = launch.work.layer
         try:
@@ -110,7 +110,7 @@ def _analog_cycles(layer: JobLayer, costs: str) -> float:
     return published.plinio_analog(_shape(layer))
 
 
-def _common_problem(layer: JobLayer, padding: Padding) -> str:
+def _common_problem(layer: JobLayer, padding: DianaPadding) -> str:
     """Why neither engine, or this model of them, can run a layer; empty when one may."""
     sizes = (layer.c, layer.k, layer.cx, layer.cy, layer.ox, layer.oy)
     down = layer.cy + padding.top + padding.bottom - layer.fy
@@ -194,7 +194,7 @@ def _operand(layer: JobLayer, bus: Bus, address: int, strides: tuple[int, int]) 
     return _load(bus, address, (layer.c, layer.cy, layer.cx), strides)
 
 
-def _windows(layer: JobLayer, operand: Values, padding: Padding) -> Values:
+def _windows(layer: JobLayer, operand: Values, padding: DianaPadding) -> Values:
     """Every window of the padded operand: (channels, rows, columns, taps down, taps across)."""
     sides = ((0, 0), (padding.top, padding.bottom), (padding.left, padding.right))
     view = sliding_window_view(np.pad(operand, sides), (layer.fy, layer.fx), axis=(1, 2))
@@ -269,7 +269,7 @@ def _run_analog(registers: Registers, layer: JobLayer, bus: Bus) -> None:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _EngineVariant:
     """What the two engines differ in."""
 
     registers: tuple[IntEnum, ...]
@@ -280,5 +280,5 @@ class _Kind:
     execute: Callable[[Registers, JobLayer, Bus], None]
 
 
-_DIGITAL = _Kind(tuple(Digital), Digital.CONF_ADDR, _digital_problem, _digital_cycles, _run_digital)
-_ANALOG = _Kind(tuple(Analog), Analog.CONF_ADDR, _analog_problem, _analog_cycles, _run_analog)
+_DIGITAL = _EngineVariant(tuple(Digital), Digital.CONF_ADDR, _digital_problem, _digital_cycles, _run_digital)
+_ANALOG = _EngineVariant(tuple(Analog), Analog.CONF_ADDR, _analog_problem, _analog_cycles, _run_analog)

@@ -66,7 +66,7 @@ class Operation(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Padding:
+class DianaPadding:
     """Pixels of zeros around the operand."""
 
     top: int = 0
@@ -83,14 +83,14 @@ class Padding:
         return self.bottom | self.top << 2 | self.right << 4 | self.left << 6
 
 
-def digital_padding(word: int) -> Padding:
+def digital_padding(word: int) -> DianaPadding:
     """The padding of a field of four bits a side."""
-    return Padding(word >> 8 & 15, word >> 12 & 15, word >> 4 & 15, word & 15)
+    return DianaPadding(word >> 8 & 15, word >> 12 & 15, word >> 4 & 15, word & 15)
 
 
-def analog_padding(word: int) -> Padding:
+def analog_padding(word: int) -> DianaPadding:
     """The padding of a field of two bits a side."""
-    return Padding(word >> 2 & 3, word & 3, word >> 6 & 3, word >> 4 & 3)
+    return DianaPadding(word >> 2 & 3, word & 3, word >> 6 & 3, word >> 4 & 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ LAYER_WORDS = len(fields(JobLayer))
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DianaJob:
     """A start of an engine: what the driver writes to its registers, and the layer."""
 
     weights: int
@@ -151,7 +151,7 @@ class Job:
     layer: JobLayer
 
 
-def task_words(job: Job) -> tuple[int, ...]:
+def task_words(job: DianaJob) -> tuple[int, ...]:
     """A job as the driver takes it: addresses and sizes, then the layer."""
     numbers = (job.weights, job.weight_bytes, job.more, job.operand, job.operand_bytes, job.result, job.result_bytes)
     return (*numbers, *astuple(job.layer))

@@ -11,25 +11,25 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array
 from dovetail.legalize import average_pool_in_channels, pools_as_depthwise
 from dovetail.target import layers
-from dovetail.targets.macarray.model import REGISTERS, Kind, job_cycles
+from dovetail.targets.macarray.model import REGISTERS, JobKind, job_cycles
 
 L1, L2 = dt.Memory("L1", base=0x10000000, size=128 << 10), dt.Memory("L2", base=0x1C000000, size=512 << 10)
 BASE, HERE = 0x00201000, "dovetail.targets.macarray"
 
 
-def kind_of(match: dt.Match) -> Kind:
+def kind_of(match: dt.Match) -> JobKind:
     """What the job of a tile computes."""
     if not match.has("layer"):
-        return Kind.SUM
-    return Kind.DEPTHWISE if isinstance(layers.linear_of(match), DepthwiseConv2d) else Kind.CONVOLUTION
+        return JobKind.SUM
+    return JobKind.DEPTHWISE if isinstance(layers.linear_of(match), DepthwiseConv2d) else JobKind.CONVOLUTION
 
 
 def pack(match: dt.Match) -> dict[str, Array]:
     """Weights in blocks of 8 x 8 channels, or of 8; bias, multiplier and shift of each output channel side by side."""
-    if (kind := kind_of(match)) is Kind.SUM:
+    if (kind := kind_of(match)) is JobKind.SUM:
         scales = np.pad(layers.addition_of(match).scales, [(0, 5), (1, 1)])
         return {"parameters": scales.astype("<i4").view(np.uint8).reshape(-1)}
-    layer, lanes = layers.layer_of(match), 1 if kind is Kind.DEPTHWISE else 8
+    layer, lanes = layers.layer_of(match), 1 if kind is JobKind.DEPTHWISE else 8
     outputs, rows, columns, inputs = layer.weights.shape
     padded = np.pad(layer.weights, [(0, -outputs % lanes), (0, 0), (0, 0), (0, -inputs % 8)]).astype(np.int8)
     blocks = padded.reshape(-1, lanes, rows, columns, -(-inputs // 8), 8)
@@ -45,7 +45,7 @@ def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Co
     x = second = layers.image_of(match.type("x"), operands[names["x"]])
     y = layers.image_of(match.result, operands["result"])
     layer: layers.Layer | layers.Addition
-    if kind is Kind.SUM:
+    if kind is JobKind.SUM:
         layer = layers.addition_of(match)
         second = layers.image_of(match.type("other"), operands[names["other"]])
         walk, other, weights = (2, 1, 0, 0, 1), layer.other_zero_point, 0
@@ -65,7 +65,7 @@ def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Co
 def cycles(match: dt.Match) -> int:
     """Engine cycles of a job."""
     kind, x = kind_of(match), match.type("x").shape
-    window = layers.PIXEL if kind is Kind.SUM else layers.window_of(match)
+    window = layers.PIXEL if kind is JobKind.SUM else layers.window_of(match)
     return job_cycles(kind, x, match.result.shape, window, match.within.get(match.values["x"], x)[-1])
 
 

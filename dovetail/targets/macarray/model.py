@@ -14,7 +14,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.types import Array, Shape
 from dovetail.sim.device import Bus
 from dovetail.target import JobRegisters
-from dovetail.target.layers import Window, taps_inside
+from dovetail.target.layers import LayerWindow, taps_inside
 
 REGISTERS = JobRegisters(
     (
@@ -26,7 +26,7 @@ REGISTERS = JobRegisters(
 _LANES, _BLOCK = 8, 64
 
 
-class Kind(IntEnum):
+class JobKind(IntEnum):
     """What a job computes."""
 
     CONVOLUTION = 0
@@ -34,16 +34,16 @@ class Kind(IntEnum):
     SUM = 2
 
 
-_LOADS = {Kind.CONVOLUTION: _LANES, Kind.DEPTHWISE: 1, Kind.SUM: 0}
+_LOADS = {JobKind.CONVOLUTION: _LANES, JobKind.DEPTHWISE: 1, JobKind.SUM: 0}
 """Words of weights loaded for each tap and 8 input channels."""
 
 
-def job_cycles(kind: Kind, x: Shape, y: Shape, window: Window, pixel: int) -> int:
+def job_cycles(kind: JobKind, x: Shape, y: Shape, window: LayerWindow, pixel: int) -> int:
     """Cycles of a job from the shapes of operand and result, pixels `pixel` bytes apart: exact where these are a
     multiple of 8 and begin with a word; else groups of channels that lie across two words of memory take two cycles.
     How many do is estimated: pixels begin as often at each place in a word that is a multiple of what the distances
     have in common."""
-    inputs, outputs, operands = x[-1], y[-1], 2 if kind is Kind.SUM else 1
+    inputs, outputs, operands = x[-1], y[-1], 2 if kind is JobKind.SUM else 1
     pixels, taps = prod(y[:-1]), operands * prod(window.kernel)
     starts, firsts = np.arange(0, _LANES, gcd(pixel, inputs, _LANES))[:, None], np.arange(0, inputs, _LANES)
     here = np.minimum(inputs - firsts, _LANES)
@@ -52,13 +52,13 @@ def job_cycles(kind: Kind, x: Shape, y: Shape, window: Window, pixel: int) -> in
     return _cycles(kind, pixels, inputs, outputs, taps, walked)
 
 
-def _cycles(kind: Kind, pixels: int, inputs: int, outputs: int, taps: int, walked: int) -> int:
+def _cycles(kind: JobKind, pixels: int, inputs: int, outputs: int, taps: int, walked: int) -> int:
     """`walked`: cycles in which pixels are read, for all input channels of one group of output channels."""
     groups, blocks = -(-outputs // _LANES), -(-pixels // _BLOCK)
-    if kind is Kind.CONVOLUTION:
+    if kind is JobKind.CONVOLUTION:
         loaded = _LANES * taps * -(-inputs // _LANES)
         return groups * (16 + blocks * (loaded + 4) + walked) + pixels * outputs
-    parameters, drained = (16, 5 * groups) if kind is Kind.SUM else (16 * groups, 4 * groups)
+    parameters, drained = (16, 5 * groups) if kind is JobKind.SUM else (16 * groups, 4 * groups)
     return parameters + blocks * (_LOADS[kind] * taps * groups + drained) + walked + pixels * outputs
 
 
@@ -66,8 +66,8 @@ def _halves(word: int) -> tuple[int, int]:
     return word & 0xFFFF, word >> 16
 
 
-def _kind(job: Mapping[str, int]) -> Kind:
-    return Kind(job["kernel"] >> 20 & 3)
+def _kind(job: Mapping[str, int]) -> JobKind:
+    return JobKind(job["kernel"] >> 20 & 3)
 
 
 def _sizes(job: Mapping[str, int]) -> tuple[int, int, int, int]:
@@ -98,7 +98,7 @@ def cycles(job: Mapping[str, int]) -> int:
     kind, (pixels, inputs, outputs, taps) = _kind(job), _sizes(job)
     high, wide, top, left, stride = (job["kernel"] >> shift & 15 for shift in (0, 4, 8, 12, 16))
     results, size = _halves(job["result_size"]), _halves(job["source_size"])
-    if kind is Kind.SUM:
+    if kind is JobKind.SUM:
         high, size, across = 1, results, 0
         for name in ("source", "second"):
             steps = job[f"{name}_row"], job[f"{name}_pixel"]
@@ -115,7 +115,7 @@ def cycles(job: Mapping[str, int]) -> int:
 def macs(job: Mapping[str, int]) -> int:
     """Multiply-accumulates of a job, those with padding included."""
     pixels, inputs, outputs, taps = _sizes(job)
-    return pixels * outputs * {Kind.CONVOLUTION: inputs * taps, Kind.DEPTHWISE: taps, Kind.SUM: 0}[_kind(job)]
+    return pixels * outputs * {JobKind.CONVOLUTION: inputs * taps, JobKind.DEPTHWISE: taps, JobKind.SUM: 0}[_kind(job)]
 
 
 def macs_of_registers(written: Mapping[int, int]) -> int:
@@ -127,9 +127,9 @@ def compute(job: Mapping[str, int], bus: Bus) -> None:
     """Carry a job out."""
     kind, outputs = _kind(job), _halves(job["channels"])[1]
     _, zero_out, low, most = _bytes(job["bounds"])
-    parameters = bus.view(job["parameters"], 16 * (3 if kind is Kind.SUM else outputs)).view("<i4").reshape(-1, 4).T
-    sums = _added(job, bus, parameters) if kind is Kind.SUM else _window(job, bus, parameters[0])
-    multiplier, shift = (row[:1] if kind is Kind.SUM else row for row in parameters[1:3])
+    parameters = bus.view(job["parameters"], 16 * (3 if kind is JobKind.SUM else outputs)).view("<i4").reshape(-1, 4).T
+    sums = _added(job, bus, parameters) if kind is JobKind.SUM else _window(job, bus, parameters[0])
+    multiplier, shift = (row[:1] if kind is JobKind.SUM else row for row in parameters[1:3])
     scaled = fixed_point(sums.astype(np.int64), multiplier, shift, Rounding.DOUBLE) + zero_out
     result = _image(bus, job, "result", outputs)
     result[...] = np.clip(scaled, low, most)
@@ -162,7 +162,7 @@ def _window(job: Mapping[str, int], bus: Bus, bias: Array) -> Array:
     # A kernel that ends before the image does is the same on the part it reads.
     padded = np.pad(x, around, constant_values=zero_in)[: rows + top + below, : columns + left + right]
     groups = -(-outputs // _LANES), -(-inputs // _LANES)
-    if _kind(job) is Kind.DEPTHWISE:
+    if _kind(job) is JobKind.DEPTHWISE:
         blocks = bus.view(job["weights"], groups[0] * high * wide * _LANES).view(np.int8)
         weights = blocks.reshape(groups[0], high, wide, _LANES).transpose(1, 2, 0, 3).reshape(1, high, wide, -1)
         depthwise, own = DepthwiseConv2d((stride, stride), (1, 1), zero_in), weights[..., :outputs]
@@ -180,7 +180,7 @@ def _bytes(word: int) -> list[int]:
 
 def _image(bus: Bus, job: Mapping[str, int], name: str, channels: int) -> Array:
     """What lies at a register's address: the second operand is as large as the result."""
-    size = _halves(job["source_size" if name == "source" and _kind(job) is not Kind.SUM else "result_size"])
+    size = _halves(job["source_size" if name == "source" and _kind(job) is not JobKind.SUM else "result_size"])
     shape, strides = (*size, channels), (job[f"{name}_row"], job[f"{name}_pixel"], 1)
     extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
     return as_strided(bus.view(job[name], extent).view(np.int8), shape, strides)

@@ -23,9 +23,9 @@ from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
 from dovetail.targets.maeri.joint import Part, alone, side_by_side
 from dovetail.targets.maeri.network import OrderLayer, network
-from dovetail.targets.maeri.order import Item, Order
+from dovetail.targets.maeri.order import Item, NetworkOrder
 from dovetail.targets.maeri.rules import Rules
-from dovetail.targets.maeri.task import Kind, Stage, Strided, Task, encode
+from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, TaskKind, encode
 from dovetail.targets.maeri.timing import addition_cycles
 
 HERE = "dovetail.targets.maeri"
@@ -44,13 +44,16 @@ HANDING_CYCLES = 24
 """Core cycles of `maeri_hold` and `maeri_start`."""
 
 
-def _order(match: dt.Match, config: MaeriConfig) -> Order:
+def _order(match: dt.Match, config: MaeriConfig) -> NetworkOrder:
     return alone(_part(match), config)
 
 
 def _part(match: dt.Match) -> Part:
     work = network(match.graph).works[0]
-    return work.layer, Kind.TURNED if work.turned else Kind.DEPTHWISE if work.kind == "depthwise" else Kind.CONVOLUTION
+    return (
+        work.layer,
+        TaskKind.TURNED if work.turned else TaskKind.DEPTHWISE if work.kind == "depthwise" else TaskKind.CONVOLUTION,
+    )
 
 
 def pack(match: dt.Match) -> dict[str, Array]:
@@ -69,15 +72,15 @@ def pack(match: dt.Match) -> dict[str, Array]:
     return {"weights": weights.reshape(-1).view(np.uint8), "sums": bias.astype("<i4").view(np.uint8), **packed}
 
 
-NOWHERE = Strided(0, 0, 0, 0)
+NOWHERE = StridedArray(0, 0, 0, 0)
 
 
-def _lies(match: dt.Match, operands: Mapping[str, dt.Operand], name: str) -> Strided:
+def _lies(match: dt.Match, operands: Mapping[str, dt.Operand], name: str) -> StridedArray:
     """Rows of a matrix are rows of an image of one column."""
     place = operands[match.values.get(name, name)]
     if len(match.result.shape) == 4:
-        return Strided(place.address, *place.strides[1:])
-    return Strided(place.address, place.strides[-2], 0, place.strides[-1])
+        return StridedArray(place.address, *place.strides[1:])
+    return StridedArray(place.address, place.strides[-2], 0, place.strides[-1])
 
 
 def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
@@ -86,9 +89,9 @@ def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
     rows, columns = shape[1:3] if len(shape) == 4 else (shape[0], 1)
     x, other, result = (_lies(match, operands, name) for name in ("x", "other", "result"))
     limits, scales = (added.output_zero_point, added.low, added.high), operands["scales"].address
-    stage = Stage(scales, *limits, other, added.other_zero_point)
+    stage = OutputStage(scales, *limits, other, added.other_zero_point)
     sizes = OrderLayer(1, 1, 1, 1, rows, columns, shape[-1])
-    return Task(sizes, Kind.CONVOLUTION, added.input_zero_point, False, x, result, 0, 0, (), stage=stage)
+    return Task(sizes, TaskKind.CONVOLUTION, added.input_zero_point, False, x, result, 0, 0, (), stage=stage)
 
 
 def task(
@@ -101,7 +104,7 @@ def task(
     stage = None
     if match.has("clip"):
         whole = layers.layer_of(match)
-        stage = Stage(operands["scales"].address, whole.output_zero_point, whole.low, whole.high, NOWHERE, 0)
+        stage = OutputStage(operands["scales"].address, whole.output_zero_point, whole.low, whole.high, NOWHERE, 0)
     return Task(
         layer=layer,
         kind=kind,
@@ -176,7 +179,7 @@ def _offloads(config: MaeriConfig) -> tuple[dt.Offload, ...]:
 def _joint(config: MaeriConfig) -> dt.Joint:
     """Layers side by side; additions take all ports and lines."""
 
-    def order(launches: Sequence[dt.Launched]) -> Order | None:
+    def order(launches: Sequence[dt.Launched]) -> NetworkOrder | None:
         if not all(launch.match.has("layer") for launch in launches):
             return None
         return side_by_side(tuple(_part(launch.match) for launch in launches), config)

@@ -8,13 +8,13 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.targets.maeri.order import Item, Order, grid
+from dovetail.targets.maeri.order import Item, NetworkOrder, grid
 from dovetail.targets.maeri.timing import traffic
 
 Shares = npt.NDArray[np.float64]
 
 
-class Binds(IntEnum):
+class Bottleneck(IntEnum):
     """What an item waits for."""
 
     MULTIPLIERS = 0
@@ -26,32 +26,32 @@ class Binds(IntEnum):
 
 
 SAID = {
-    Binds.MULTIPLIERS: ("multipliers", "a product in every cycle"),
-    Binds.BOTH: ("multipliers and ports", "a product and a value sent in every cycle"),
-    Binds.PORTS: ("ports", "inputs are sent more slowly than they could be multiplied"),
-    Binds.WEIGHTS: ("weights", "weights, and waiting for last sums, take longer than products"),
-    Binds.LINES: ("lines", "sums queue at the collection bus"),
-    Binds.TREE: ("tree", "sums go round through the tree between steps"),
+    Bottleneck.MULTIPLIERS: ("multipliers", "a product in every cycle"),
+    Bottleneck.BOTH: ("multipliers and ports", "a product and a value sent in every cycle"),
+    Bottleneck.PORTS: ("ports", "inputs are sent more slowly than they could be multiplied"),
+    Bottleneck.WEIGHTS: ("weights", "weights, and waiting for last sums, take longer than products"),
+    Bottleneck.LINES: ("lines", "sums queue at the collection bus"),
+    Bottleneck.TREE: ("tree", "sums go round through the tree between steps"),
 }
 """A word and a sentence for each."""
 
 
-def binds(order: Order, item: Item) -> Binds:
+def binds(order: NetworkOrder, item: Item) -> Bottleneck:
     """What an item waits for most of its time."""
     time, columns = order.timing(item), grid(order.work(item), item.tile)[1]
     products = sum(time.positions(columns, part.first, part.count) for part in item.segments)
     if order.end(item) - item.start > 2 * products:
-        return Binds.WEIGHTS
+        return Bottleneck.WEIGHTS
     sends, pace = max(later for _, later in time.rates), -(-time.pace[0] // time.pace[1])
     if max(sends, pace) <= time.folds:
-        return Binds.BOTH if sends == time.folds and order.config.shared_ports else Binds.MULTIPLIERS
+        return Bottleneck.BOTH if sends == time.folds and order.config.shared_ports else Bottleneck.MULTIPLIERS
     if sends >= pace:
-        return Binds.PORTS
-    return Binds.TREE if time.going else Binds.LINES
+        return Bottleneck.PORTS
+    return Bottleneck.TREE if time.going else Bottleneck.LINES
 
 
 @dataclass(frozen=True)
-class Use:
+class Utilisation:
     """How much of the engine works in spans of equal length."""
 
     edges: npt.NDArray[np.int64]
@@ -64,10 +64,10 @@ class Use:
     """Sums taken, as a part of what the lines could."""
 
 
-def use_of(order: Order, spans: int) -> Use:
+def use_of(order: NetworkOrder, spans: int) -> Utilisation:
     """How much of the engine an order uses, in at most so many spans; values and sums spread over each item evenly."""
     edges = np.unique(np.linspace(0, order.makespan, spans + 1).round().astype(np.int64))
-    total = np.zeros((len(Binds) + 2, len(edges)))
+    total = np.zeros((len(Bottleneck) + 2, len(edges)))
     for item in order.items:
         end, time, layer = order.end(item), order.timing(item), order.work(item).layer
         past = np.clip(edges - item.start, 0, end - item.start)
@@ -81,4 +81,4 @@ def use_of(order: Order, spans: int) -> Use:
         total[-2] += past * (sends / (end - item.start) / order.config.distribution)
         total[-1] += past * (sums / (end - item.start) / order.config.collection)
     shares = np.clip(np.diff(total, axis=1) / np.diff(edges), 0.0, 1.0)
-    return Use(edges, shares[:-2], shares[-2], shares[-1])
+    return Utilisation(edges, shares[:-2], shares[-2], shares[-1])

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import Network, OrderLayer, Work
+from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork
 from dovetail.targets.maeri.rules import Rules
-from dovetail.targets.maeri.timing import Tile, every_tile, steps, timing, traffic
+from dovetail.targets.maeri.timing import MultiplierTile, every_tile, steps, timing, traffic
 from dovetail.targets.maeri.tree import Range, leaving
 
 _SHARES = tuple(part / 20 for part in range(21))
@@ -27,7 +27,7 @@ _SHARES = tuple(part / 20 for part in range(21))
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class MakespanBound:
     """Lower bounds of the makespan, in cycles, each for a reason of its own."""
 
     products: int
@@ -59,13 +59,13 @@ class Bound:
         return max(names, key=lambda name: names[name])
 
 
-def bound(network: Network, config: MaeriConfig, rules: Rules | None = None) -> Bound:
+def bound(network: OrderNetwork, config: MaeriConfig, rules: Rules | None = None) -> MakespanBound:
     """The lower bounds of a network; of orders that keep each filter whole, where rules ask for that."""
     works = network.works
     costs = [_costs(work.layer, work.turned, config) for work in works]
     of_share = [sum(cost[number] for cost in costs) for number in range(len(_SHARES))]
     collected = sum(work.channels * (1 if work.turned else work.positions) for work in works)
-    return Bound(
+    return MakespanBound(
         int(of_share[-1]),
         int(of_share[0]),
         -(-collected // config.collection),
@@ -113,7 +113,7 @@ def _drain(config: MaeriConfig, size: int) -> int:
     return max(size - 1, 1).bit_length() + 2 + config.accumulation_buffer
 
 
-def _cost(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> tuple[float, float]:
+def _cost(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> tuple[float, float]:
     """(cycles of all multipliers, cycles of all ports) a layer takes on a tile, both as if always in use; the last
     filters on other tiles, if they do not fill this one."""
     folds = steps(layer, tile, layer.taps)
@@ -127,7 +127,7 @@ def _cost(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> tuple[float, fl
     return products / config.multipliers, sends / config.distribution
 
 
-def _path(network: Network, config: MaeriConfig, rules: Rules) -> Mapping[int, int]:
+def _path(network: OrderNetwork, config: MaeriConfig, rules: Rules) -> Mapping[int, int]:
     done: dict[int, int] = {}
     numbers = {work.name: number for number, work in enumerate(network.works)}
     for number, work in enumerate(network.works):
@@ -145,14 +145,14 @@ def _one_filter(layer: OrderLayer, config: MaeriConfig) -> int:
     """Cycles of one filter on one virtual neuron as large as its kernel, wherever it begins."""
     if layer.taps > config.multipliers:
         return 0
-    tile = Tile(layer.rows, layer.columns, layer.channels)
+    tile = MultiplierTile(layer.rows, layer.columns, layer.channels)
     starts = range(min(config.port_width, config.multipliers - layer.taps + 1))
     times = [timing(config, layer, tile, layer.taps, at) for at in starts]
     positions = layer.out_rows * layer.out_columns
     return min(time.load + time.positions(layer.out_columns, 0, positions) + time.tail for time in times)
 
 
-def _alone(work: Work, config: MaeriConfig) -> int:
+def _alone(work: MultiplierLayer, config: MaeriConfig) -> int:
     """Cycles of a layer that has everything for itself; multipliers' cycles contain what filters' last sums take."""
     drain, costs = _drain(config, 2), _costs(work.layer, work.turned, config)
     waits = [drain if config.prefetch else (1 - share) * drain for share in _SHARES]

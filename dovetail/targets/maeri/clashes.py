@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from dovetail.errors import ModelError
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import Network
-from dovetail.targets.maeri.rules import Asked, Rules, Unit, spelt
+from dovetail.targets.maeri.network import OrderNetwork
+from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules, spelt
 from dovetail.targets.maeri.tree import Range
 
 Relation = npt.NDArray[np.bool_]
@@ -25,7 +25,7 @@ _MOST = 64
 """Sets of sentences that are left out in the search for the smallest contradiction."""
 
 
-def asked(rules: Rules, network: Network, config: MaeriConfig) -> Asked:
+def asked(rules: Rules, network: OrderNetwork, config: MaeriConfig) -> UnitRules:
     """Rules spelt out, with what follows from them: units of which each begins no later than the others begin together.
 
     Raises:
@@ -47,14 +47,14 @@ def grain(config: MaeriConfig) -> int:
     return max(config.port_width, 2) if config.ports or not config.shared_ports else config.multipliers
 
 
-def region(found: Asked, unit: Unit, config: MaeriConfig) -> Range:
+def region(found: UnitRules, unit: ChannelRange, config: MaeriConfig) -> Range:
     """The multipliers a unit may use, as whole ports."""
     within, width = allowed(found, unit, config), grain(config)
     low, high = -(-within.start // width) * width, within.end // width * width
     return Range(low, max(high - low, 0))
 
 
-def allowed(found: Asked, unit: Unit, config: MaeriConfig) -> Range:
+def allowed(found: UnitRules, unit: ChannelRange, config: MaeriConfig) -> Range:
     """The multipliers a unit is pinned to, from a port's first on; of the last port not all, perhaps."""
     low, high, width = 0, config.multipliers, config.port_width if config.ports else 1
     for other, pin, _ in found.pins:
@@ -64,13 +64,13 @@ def allowed(found: Asked, unit: Unit, config: MaeriConfig) -> Range:
     return Range(low, max(high - low, 0))
 
 
-def shares(regions: Mapping[Unit, Range], config: MaeriConfig) -> dict[Unit, Range] | None:
+def shares(regions: Mapping[ChannelRange, Range], config: MaeriConfig) -> dict[ChannelRange, Range] | None:
     """Multipliers for each of several units at the same time: as many for each, whole ports of those it may use; None
     where there are not enough. From the left, what must end soonest comes first: for single ports that finds a way."""
     width = grain(config)
     limits = {unit: (place.start // width, place.end // width) for unit, place in regions.items()}
     for share in range(config.multipliers // width // len(regions), 0, -1):
-        taken, at = dict[Unit, Range](), 0
+        taken, at = dict[ChannelRange, Range](), 0
         while len(taken) < len(limits) and at + share <= config.multipliers // width:
             open_ = [(high, unit) for unit, (low, high) in limits.items() if unit not in taken and low <= at]
             fitting = min((one for one in open_ if at + share <= one[0]), default=None)
@@ -82,14 +82,14 @@ def shares(regions: Mapping[Unit, Range], config: MaeriConfig) -> dict[Unit, Ran
     return None
 
 
-def _sentences(found: Asked) -> list[str]:
+def _sentences(found: UnitRules) -> list[str]:
     """All that is asked, and the network's dependencies, once each."""
     pairs = (*found.before.values(), *found.no_later.values(), *found.apart.values())
     groups, limits = (sentence for _, sentence in found.together), (sentence for _, _, sentence in found.limits)
     return list(dict.fromkeys([*(sentence for _, _, sentence in found.pins), *groups, *pairs, *limits]))
 
 
-def _only(found: Asked, kept: Iterable[str]) -> Asked:
+def _only(found: UnitRules, kept: Iterable[str]) -> UnitRules:
     """What of that is said in some sentences."""
     wanted = set(kept)
     before, apart, no_later = (
@@ -139,7 +139,7 @@ def _needed(sentences: Sequence[str], clashes: Callable[[Sequence[str]], bool]) 
     return kept
 
 
-def _reach(found: Asked) -> tuple[Relation, Relation]:
+def _reach(found: UnitRules) -> tuple[Relation, Relation]:
     """[x, y]: whether y begins when x has ended, by a rule or dependency; whether x begins no later than y."""
     place = {unit: number for number, unit in enumerate(found.units)}
     strict = np.zeros((len(place), len(place)), bool)
@@ -159,14 +159,14 @@ def _reach(found: Asked) -> tuple[Relation, Relation]:
         reach = further
 
 
-def _groups(found: Asked) -> list[tuple[Unit, ...]]:
+def _groups(found: UnitRules) -> list[tuple[ChannelRange, ...]]:
     """Units that begin together, those with others only."""
     reach = _reach(found)[1]
     classes = {tuple(np.flatnonzero(row).tolist()) for row in reach & reach.T}
     return [tuple(found.units[number] for number in each) for each in sorted(classes) if len(each) > 1]
 
 
-def _clash(found: Asked, config: MaeriConfig) -> bool:
+def _clash(found: UnitRules, config: MaeriConfig) -> bool:
     """Whether no order can keep all that is asked."""
     strict, reach = _reach(found)
     if (strict & reach.T).any():  # a circle that takes time

@@ -21,24 +21,24 @@ import numpy as np
 from dovetail.errors import ModelError
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import OrderLayer
-from dovetail.targets.maeri.order import Item, Segment
+from dovetail.targets.maeri.order import ChannelSegment, Item
 from dovetail.targets.maeri.steps import (
     INT8,
     INT16,
     STEPS,
     AdditionStep,
-    Form,
-    Image,
+    FeatureMap,
     JoinStep,
     LayerStep,
-    Place,
-    Pool,
+    NumberFormat,
+    PoolKind,
     PoolStep,
+    ProgrammingImage,
     Step,
     operands,
 )
-from dovetail.targets.maeri.task import Kind
-from dovetail.targets.maeri.timing import Tile
+from dovetail.targets.maeri.task import TaskKind
+from dovetail.targets.maeri.timing import MultiplierTile
 from dovetail.targets.maeri.tree import Range
 
 MAGIC = int.from_bytes(b"MAER", "little")
@@ -61,7 +61,7 @@ class _Header:
     """What stands before the lists."""
 
     config: MaeriConfig
-    form: Form
+    form: NumberFormat
     makespan: int
     memory: int
     inputs: int
@@ -81,7 +81,7 @@ def tree_size(config: MaeriConfig) -> int:
     return -(-(config.multipliers - 1 - single) // 2 // 4) + -(-single // 8)
 
 
-def write_image(image: Image) -> bytes:
+def write_image(image: ProgrammingImage) -> bytes:
     """An image as a file."""
     counts = (len(image.inputs), len(image.outputs), len(image.steps), len(image.infos))
     lists = (*counts, len(image.trees), len(image.phases), len(image.items), len(image.constants))
@@ -167,12 +167,12 @@ class _Words:
     def item(self) -> Item:
         """An item of the order."""
         step, start, first, size = self.take(4)
-        tile, (low, high, count) = self.record(Tile), self.take(3)
-        segments = self.many(count, lambda: Segment(*self.take(3)))
+        tile, (low, high, count) = self.record(MultiplierTile), self.take(3)
+        segments = self.many(count, lambda: ChannelSegment(*self.take(3)))
         return Item(step, tile, Range(first, size), start, segments, (low, high))
 
 
-def read_image(data: bytes) -> Image:
+def read_image(data: bytes) -> ProgrammingImage:
     """Read a file back.
 
     Raises:
@@ -191,8 +191,8 @@ def read_image(data: bytes) -> Image:
     if head.config.multipliers > MOST_MULTIPLIERS or head.form not in (INT8, INT16):
         raise _wrong(f"{head.config.multipliers} multipliers and {head.form} are not what an image may be for")
 
-    def place() -> Place:
-        return stream.record(Place)
+    def place() -> FeatureMap:
+        return stream.record(FeatureMap)
 
     inputs, outputs = stream.many(head.inputs, place), stream.many(head.outputs, place)
     steps = stream.many(head.steps, stream.step)
@@ -204,12 +204,12 @@ def read_image(data: bytes) -> Image:
     if not 0 <= head.constants <= len(left) < head.constants + 4:
         raise _wrong(f"{len(left)} bytes are left, {head.constants} of them should be constants")
     given = (head.config, head.form, head.makespan, head.memory, inputs, outputs, steps, infos, trees, phases, items)
-    image = Image(*given, left[: head.constants])
+    image = ProgrammingImage(*given, left[: head.constants])
     _check(image)
     return image
 
 
-def _check(image: Image) -> None:
+def _check(image: ProgrammingImage) -> None:
     """Nothing lies outside of the memory, and numbers that point to something do."""
     if not len(image.constants) <= image.memory <= MOST_BYTES:
         raise _wrong(f"a memory of {image.memory} bytes, {len(image.constants)} of them constants")
@@ -225,7 +225,7 @@ def _check(image: Image) -> None:
             sizes, around = astuple(step)[3:7], astuple(step)[7:11]
             if not all(1 <= size <= _MOST_SIZE for size in sizes) or not all(0 <= size <= 255 for size in around):
                 raise _wrong(f"a window of {sizes} with {around} around is none", where)
-            if step.kind == Pool.SUM:
+            if step.kind == PoolKind.SUM:
                 _check_constants(image, step.scales, 8, 4, where)
         elif isinstance(step, JoinStep):
             if step.axis not in (0, 1, 2) or not step.parts:
@@ -244,7 +244,7 @@ def _check(image: Image) -> None:
         _check_item(image, item, f"item {number}")
 
 
-def _check_place(image: Image, place: Place, where: str) -> None:
+def _check_place(image: ProgrammingImage, place: FeatureMap, where: str) -> None:
     sizes, element = (place.rows, place.columns, place.channels), image.form.element
     fits = all(1 <= size <= _MOST_SIZE for size in sizes) and -128 <= place.zero_point <= 127
     end = place.address + element * place.elements
@@ -254,7 +254,7 @@ def _check_place(image: Image, place: Place, where: str) -> None:
         raise _wrong(f"features of INT8 are stored with their zero point, here {place.zero_point} is taken off", where)
 
 
-def _check_layer(image: Image, step: LayerStep, where: str) -> None:
+def _check_layer(image: ProgrammingImage, step: LayerStep, where: str) -> None:
     around = (step.top, step.left, step.bottom, step.right)
     sizes = (step.rows, step.columns, step.stride, step.groups)
     if not all(0 <= size <= 255 for size in around) or not all(1 <= size <= _MOST_SIZE for size in sizes):
@@ -264,24 +264,24 @@ def _check_layer(image: Image, step: LayerStep, where: str) -> None:
     if uneven or min(layer.out_rows, layer.out_columns) < 1 or layer.macs > MOST_PRODUCTS:
         raise _wrong(f"{step.groups} groups of windows {sizes[:2]} do not divide what it reads", where)
     plain = (step.source.elements, *sizes, sum(around)) == (step.source.channels, 1, 1, 1, 1, 0)
-    fits = {Kind.DEPTHWISE: step.groups == step.source.channels, Kind.TURNED: plain}
+    fits = {TaskKind.DEPTHWISE: step.groups == step.source.channels, TaskKind.TURNED: plain}
     if not fits.get(step.kind, True):
         raise _wrong(f"{step.groups} groups of {step.source.channels} channels are no {step.kind.name}", where)
-    found = (1, 1) if step.kind == Kind.TURNED else (layer.out_rows, layer.out_columns)
+    found = (1, 1) if step.kind == TaskKind.TURNED else (layer.out_rows, layer.out_columns)
     if found != (step.result.rows, step.result.columns):
         raise _wrong(f"its result is {found}, its place is for {(step.result.rows, step.result.columns)}", where)
-    weights = image.form.element * layer.taps * (layer.in_rows if step.kind == Kind.TURNED else channels)
+    weights = image.form.element * layer.taps * (layer.in_rows if step.kind == TaskKind.TURNED else channels)
     _check_constants(image, step.weights, weights, image.form.element, where)
     _check_constants(image, step.bias, 4 * channels, 4, where)
     _check_constants(image, step.scales, 8 * channels, 4, where)
 
 
-def _check_constants(image: Image, start: int, size: int, unit: int, where: str) -> None:
+def _check_constants(image: ProgrammingImage, start: int, size: int, unit: int, where: str) -> None:
     if start % unit or not 0 <= start <= start + size <= len(image.constants):
         raise _wrong(f"{size} bytes at {start:#x} are not all constants, or not at a multiple of {unit}", where)
 
 
-def _check_item(image: Image, item: Item, where: str) -> None:
+def _check_item(image: ProgrammingImage, item: Item, where: str) -> None:
     step = image.steps[item.work] if item.work < len(image.steps) else None
     if not isinstance(step, LayerStep):
         raise _wrong(f"step {item.work} is no layer", where)
@@ -298,7 +298,7 @@ def _check_item(image: Image, item: Item, where: str) -> None:
             raise _wrong(f"{part} is not of {filters} channels of {count} positions", where)
 
 
-def described(words: Sequence[int], layer: OrderLayer, tiles: Iterable[Tile], multipliers: int) -> bool:
+def described(words: Sequence[int], layer: OrderLayer, tiles: Iterable[MultiplierTile], multipliers: int) -> bool:
     """Whether every word of Layer_Info says what a layer is, and a tile that one of its items has: of each dimension
     size and tile, then what is left over and how many tiles fit; multipliers and virtual neurons; their products."""
     filters, positions = layer.filters * layer.groups, (layer.out_rows, layer.out_columns)

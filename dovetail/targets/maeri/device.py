@@ -27,16 +27,16 @@ from dovetail.ir.types import Array
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import ControlledDevice, Launch
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig
-from dovetail.targets.maeri.order import Order, ordered
+from dovetail.targets.maeri.order import NetworkOrder, ordered
 from dovetail.targets.maeri.simulate import makespan, simulate, spans
-from dovetail.targets.maeri.task import Kind, Stage, Strided, Task, decode, layers_of
+from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, TaskKind, decode, layers_of
 from dovetail.targets.maeri.timing import addition_cycles
 
 MOST_WORDS = 1 << 24
 """Words of a task."""
 
 
-class Register(IntEnum):
+class MaeriRegister(IntEnum):
     """Byte offsets of the registers."""
 
     CONTROL = 0x00
@@ -49,15 +49,15 @@ class Register(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _MaeriLaunch:
     """What a launch computes: tasks side by side, with the address of each one's constants, in one order."""
 
     tasks: tuple[tuple[Task, int], ...]
-    order: Order | None
+    order: NetworkOrder | None
     """None for an addition."""
 
 
-class MaeriDevice(ControlledDevice[_Work]):
+class MaeriDevice(ControlledDevice[_MaeriLaunch]):
     """The engine as a `Device`.
 
     Args:
@@ -72,7 +72,7 @@ class MaeriDevice(ControlledDevice[_Work]):
     def __init__(self, bus: Bus, name: str = "maeri", **fields: Any) -> None:
         self.config = MaeriConfig(**fields)
         hint = "look at the driver: it writes TASK, WORDS, CONSTANTS, HOLD and CONTROL only"
-        super().__init__(bus, name, Register, (Register.FINISHED, Register.ROOM), hint)
+        super().__init__(bus, name, MaeriRegister, (MaeriRegister.FINISHED, MaeriRegister.ROOM), hint)
 
     def clear(self) -> None:
         """See `QueueDevice.clear`."""
@@ -81,7 +81,7 @@ class MaeriDevice(ControlledDevice[_Work]):
 
     def write(self, offset: int, value: int, now: int) -> None:
         """See `ControlledDevice`; and HOLD."""
-        if offset != Register.HOLD:
+        if offset != MaeriRegister.HOLD:
             super().write(offset, value, now)
             return
         if value != 1 or len(self._held) + 1 >= self.config.joint:
@@ -91,7 +91,7 @@ class MaeriDevice(ControlledDevice[_Work]):
 
     def _task(self) -> tuple[Task, int]:
         """What the registers describe."""
-        address, count = self.registers[Register.TASK], self.registers[Register.WORDS]
+        address, count = self.registers[MaeriRegister.TASK], self.registers[MaeriRegister.WORDS]
         if count > MOST_WORDS or address % 4:
             what = f"a task of {count} words at {address:#x}; the limit is {MOST_WORDS}, from a multiple of 4 on"
             hint = "look at the driver: give the address and the words of a whole task"
@@ -100,7 +100,7 @@ class MaeriDevice(ControlledDevice[_Work]):
         if (task.stage and not self.config.requantise) or (any(task.padding) and not self.config.padding):
             what = "the task asks for a stage or a padding that this configuration has not"
             raise SimulationError(what, where=self.name, hint="compile for the target as it is")
-        return task, self.registers[Register.CONSTANTS]
+        return task, self.registers[MaeriRegister.CONSTANTS]
 
     def launch(self, now: int) -> None:
         """See `ControlledDevice.launch`."""
@@ -115,9 +115,9 @@ class MaeriDevice(ControlledDevice[_Work]):
         except (ValueError, ZeroDivisionError, MemoryError) as error:
             hint = "look at the words of the task: they contradict each other"
             raise SimulationError(f"the task cannot be computed: {error}", where=self.name, hint=hint) from error
-        self.queue.hand_over(_Work(own, order), now, cycles)
+        self.queue.hand_over(_MaeriLaunch(own, order), now, cycles)
 
-    def complete(self, launch: Launch[_Work]) -> Activity:
+    def complete(self, launch: Launch[_MaeriLaunch]) -> Activity:
         """See `QueueDevice.complete`: computed from what the memories hold now."""
         (task, constants), *_ = launch.work.tasks
         if launch.work.order is None:
@@ -129,7 +129,7 @@ class MaeriDevice(ControlledDevice[_Work]):
         items, macs = (sum(one(each) for each, _ in launch.work.tasks) for one in (_items, _macs))
         return Activity(launch.start, launch.end, f"{items} items", macs=macs)
 
-    def parts(self, launch: Launch[_Work]) -> Sequence[Activity]:
+    def parts(self, launch: Launch[_MaeriLaunch]) -> Sequence[Activity]:
         """See `QueueDevice.parts`: each task from its first weight to its last result."""
         whole, (tasks, order) = self.complete(launch), (launch.work.tasks, launch.work.order)
         if order is None or len(tasks) == 1:
@@ -151,7 +151,7 @@ class MaeriDevice(ControlledDevice[_Work]):
             found = np.clip(scaled, stage.low, stage.high).astype(np.int8)
         self._image(task.result, found.shape, found.dtype)[...] = found
 
-    def _products(self, tasks: Sequence[tuple[Task, int]], order: Order) -> list[Array]:
+    def _products(self, tasks: Sequence[tuple[Task, int]], order: NetworkOrder) -> list[Array]:
         """Sums of layers side by side, each [rows, columns, channels]."""
         values: dict[str, Array] = {}
         for (task, constants), work in zip(tasks, order.network.works, strict=True):
@@ -168,7 +168,7 @@ class MaeriDevice(ControlledDevice[_Work]):
         for (task, constants), work in zip(tasks, order.network.works, strict=True):
             bias = self.bus.view(constants + task.bias, 4 * _channels(task)).view("<i4").astype(np.int64)
             whole = found.outputs[work.node.output].astype(np.int64) + bias
-            sums.append(whole[None] if task.kind == Kind.TURNED else np.asarray(whole[0]))
+            sums.append(whole[None] if task.kind == TaskKind.TURNED else np.asarray(whole[0]))
         return sums
 
     def _added(self, task: Task, constants: int) -> Array:
@@ -182,11 +182,11 @@ class MaeriDevice(ControlledDevice[_Work]):
             total += fixed_point(raised, multiplier, shift, Rounding.DOUBLE)
         return total
 
-    def _scales(self, stage: Stage, constants: int, count: int) -> Array:
+    def _scales(self, stage: OutputStage, constants: int, count: int) -> Array:
         """Multipliers and shifts, [count, 2]."""
         return self.bus.view(constants + stage.scales, 8 * count).view("<i4").reshape(count, 2)
 
-    def _image(self, place: Strided, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> Array:
+    def _image(self, place: StridedArray, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> Array:
         """An array in memory as [rows, columns, channels]."""
         strides = (place.row, place.column, place.channel)
         extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + kind.itemsize
@@ -195,7 +195,7 @@ class MaeriDevice(ControlledDevice[_Work]):
 
 def _channels(task: Task) -> int:
     """Of the result."""
-    return task.layer.in_rows if task.kind == Kind.TURNED else task.layer.filters * task.layer.groups
+    return task.layer.in_rows if task.kind == TaskKind.TURNED else task.layer.filters * task.layer.groups
 
 
 def _items(task: Task) -> int:
@@ -206,7 +206,7 @@ def _macs(task: Task) -> int:
     return task.layer.macs if task.items else 0
 
 
-def _cycles(tasks: Sequence[Task], order: Order | None, config: MaeriConfig) -> int:
+def _cycles(tasks: Sequence[Task], order: NetworkOrder | None, config: MaeriConfig) -> int:
     """From the first weight to the last result in memory."""
     stage = STAGE_CYCLES if any(task.stage for task in tasks) else 0
     if order is None:
@@ -215,7 +215,7 @@ def _cycles(tasks: Sequence[Task], order: Order | None, config: MaeriConfig) -> 
     return makespan(order) + stage
 
 
-def _order(tasks: Sequence[Task], config: MaeriConfig) -> Order | None:
+def _order(tasks: Sequence[Task], config: MaeriConfig) -> NetworkOrder | None:
     """The tasks' items as an order of a network of one layer each; None for an addition, which is alone."""
     if len(tasks) > 1 and not all(task.items for task in tasks):
         hint = "start additions by themselves"
@@ -223,4 +223,4 @@ def _order(tasks: Sequence[Task], config: MaeriConfig) -> Order | None:
     if not tasks[0].items:
         return None
     items = [replace(item, work=number) for number, task in enumerate(tasks) for item in task.items]
-    return Order(layers_of(tasks), config, ordered(items), 0)
+    return NetworkOrder(layers_of(tasks), config, ordered(items), 0)

@@ -24,22 +24,22 @@ from dovetail.ir.types import Array, DType, TensorType
 from dovetail.targets.maeri.coded import described
 from dovetail.targets.maeri.machine import play
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import Item, Order
+from dovetail.targets.maeri.order import Item, NetworkOrder
 from dovetail.targets.maeri.simulate import check, simulate
 from dovetail.targets.maeri.steps import (
     AdditionStep,
-    Image,
+    FeatureMap,
     JoinStep,
     LayerStep,
-    Place,
-    Pool,
+    PoolKind,
     PoolStep,
+    ProgrammingImage,
     SoftmaxStep,
     Step,
     operands,
 )
 from dovetail.targets.maeri.switches import added
-from dovetail.targets.maeri.task import Kind
+from dovetail.targets.maeri.task import TaskKind
 
 _RAISED = 20
 """Bits operands of an addition are raised by."""
@@ -48,7 +48,7 @@ _NOBODY, _HOST = -2, -1
 
 
 @dataclass(frozen=True)
-class Executed:
+class ImageRun:
     """What came of an image."""
 
     outputs: tuple[Array, ...]
@@ -57,7 +57,7 @@ class Executed:
     """Until the last of them exists."""
 
 
-def execute(image: Image, inputs: Sequence[Array]) -> Executed:
+def execute(image: ProgrammingImage, inputs: Sequence[Array]) -> ImageRun:
     """Execute an image.
 
     Args:
@@ -84,14 +84,14 @@ def _wrong(what: str, where: str) -> SimulationError:
     return SimulationError(what, where=where, hint="write the image again with dovetail schedule")
 
 
-def _executed(image: Image, inputs: Sequence[Array]) -> Executed:
+def _executed(image: ProgrammingImage, inputs: Sequence[Array]) -> ImageRun:
     order, numbers = _order(image)
     cycles = check(order)
     _check_infos(image, order, numbers)
     if cycles > image.makespan:
         raise _wrong(f"it takes {cycles} cycles, not {image.makespan}", "programming image")
     spans = _check_trees(image, order, numbers)
-    memory = _Memory(image)
+    memory = _TimedMemory(image)
     for place, array in zip(image.inputs, inputs, strict=True):
         memory.write(place, array.reshape(-1).astype(np.int64), _HOST, (0, 0))
     for number, step in enumerate(image.steps):
@@ -99,13 +99,13 @@ def _executed(image: Image, inputs: Sequence[Array]) -> Executed:
         span = spans.get(number) or memory.span(operands(step))
         read = [memory.read(place, span[1], number) for place in operands(step)]
         memory.write(step.result, _computed(image, step, own, read, number), number, span)
-    return Executed(tuple(memory.read(place, cycles, _HOST).astype(np.int8) for place in image.outputs), cycles)
+    return ImageRun(tuple(memory.read(place, cycles, _HOST).astype(np.int8) for place in image.outputs), cycles)
 
 
-class _Memory:
+class _TimedMemory:
     """Bytes; who wrote each, from when to when, and until when it is read."""
 
-    def __init__(self, image: Image) -> None:
+    def __init__(self, image: ProgrammingImage) -> None:
         self.form = image.form
         self.bytes = np.zeros(image.memory, np.uint8)
         self.bytes[: len(image.constants)] = np.frombuffer(image.constants, np.uint8)
@@ -113,16 +113,16 @@ class _Memory:
         self.until = np.zeros(image.memory, np.int64)
         self.spans: dict[int, tuple[int, int]] = {}
 
-    def _part(self, place: Place) -> slice:
+    def _part(self, place: FeatureMap) -> slice:
         return slice(place.address, place.address + self.form.element * place.elements)
 
-    def span(self, places: Iterable[Place]) -> tuple[int, int]:
+    def span(self, places: Iterable[FeatureMap]) -> tuple[int, int]:
         """From when to when what lies there is written, which is when a step without time of its own works."""
         writers = {int(self.writer[place.address]) for place in places}
         found = [self.spans[writer] for writer in writers if writer in self.spans]
         return min((begin for begin, _ in found), default=0), max((end for _, end in found), default=0)
 
-    def read(self, place: Place, until: int, reader: int) -> Array:
+    def read(self, place: FeatureMap, until: int, reader: int) -> Array:
         """The network's own numbers, int64 [rows, columns, channels]."""
         part = self._part(place)
         writers = np.unique(self.writer[part])
@@ -134,7 +134,7 @@ class _Memory:
         shape = (place.rows, place.columns, place.channels)
         return (stored >> self.form.feature_shift).reshape(shape) + place.zero_point
 
-    def write(self, place: Place, values: Array, writer: int, span: tuple[int, int]) -> None:
+    def write(self, place: FeatureMap, values: Array, writer: int, span: tuple[int, int]) -> None:
         """Store numbers, which exist by the end of a span of cycles and are written from its begin on."""
         part = self._part(place)
         late = int(self.until[part].max(initial=0))
@@ -149,12 +149,12 @@ class _Memory:
         self.spans[writer] = span
 
 
-def _numbers(image: Image, address: int, shape: tuple[int, ...], kind: str = "<i4") -> Array:
+def _numbers(image: ProgrammingImage, address: int, shape: tuple[int, ...], kind: str = "<i4") -> Array:
     """Constants."""
     return np.frombuffer(image.constants, kind, int(np.prod(shape)), address).reshape(shape)
 
 
-def _scales(image: Image, address: int, count: int, number: int) -> Array:
+def _scales(image: ProgrammingImage, address: int, count: int, number: int) -> Array:
     """Multipliers and shifts, [2, count]."""
     multiplier, shift = found = _numbers(image, address, (count, 2)).T
     if multiplier.min() < 0 or not -31 <= shift.min() <= shift.max() <= 30:
@@ -162,11 +162,11 @@ def _scales(image: Image, address: int, count: int, number: int) -> Array:
     return found
 
 
-def _order(image: Image) -> tuple[Order, dict[int, int]]:
+def _order(image: ProgrammingImage) -> tuple[NetworkOrder, dict[int, int]]:
     """The order as one of a network put together from what is read and written where; and each layer's step -> its
     number there."""
     builder = GraphBuilder("programming image")
-    written: dict[str, Place] = {}
+    written: dict[str, FeatureMap] = {}
     for number, place in enumerate(image.inputs):
         shape = (1, place.rows, place.columns, place.channels)
         written[builder.input(f"input{number}", TensorType(shape, DType.INT8))] = place
@@ -189,10 +189,10 @@ def _order(image: Image) -> tuple[Order, dict[int, int]]:
     items = tuple(replace(item, work=numbers[item.work]) for item in image.items)
     if {item.work for item in items} != set(numbers.values()):
         raise _wrong("a layer has no item", "programming image")
-    return Order(found, image.config, items, image.makespan), numbers
+    return NetworkOrder(found, image.config, items, image.makespan), numbers
 
 
-def _bytes(image: Image, place: Place) -> tuple[int, int]:
+def _bytes(image: ProgrammingImage, place: FeatureMap) -> tuple[int, int]:
     return place.address, place.address + image.form.element * place.elements
 
 
@@ -200,7 +200,7 @@ def _meets(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 
-def _found(builder: GraphBuilder, written: Mapping[str, Place], place: Place, where: str) -> str:
+def _found(builder: GraphBuilder, written: Mapping[str, FeatureMap], place: FeatureMap, where: str) -> str:
     """The value that lies at a place, in the place's sizes."""
     for name, other in written.items():
         same = (other.address, other.elements, other.zero_point) == (place.address, place.elements, place.zero_point)
@@ -235,20 +235,20 @@ def _sums_node(
     """A layer's sums of products, [1, rows, columns, channels]."""
     channels = step.result.channels
     w = builder.constant(f"{stem} weights", np.zeros(_kernel(step), kind.numpy) if weights is None else weights)
-    if step.kind == Kind.TURNED:
+    if step.kind == TaskKind.TURNED:
         flat = builder.add(Reshape((1, step.source.channels)), [x])
         sums = builder.add(FullyConnected(input_zero_point=zero_point), [flat, w], stem)
         return builder.add(Reshape((1, 1, 1, channels)), [sums])
-    operator = DepthwiseConv2d if step.kind == Kind.DEPTHWISE else Conv2d
+    operator = DepthwiseConv2d if step.kind == TaskKind.DEPTHWISE else Conv2d
     return builder.add(operator((step.stride, step.stride), input_zero_point=zero_point), [x, w], stem)
 
 
 def _kernel(step: LayerStep) -> tuple[int, ...]:
     """How the weights lie."""
     channels = step.result.channels
-    if step.kind == Kind.TURNED:
+    if step.kind == TaskKind.TURNED:
         return channels, step.source.channels
-    if step.kind == Kind.DEPTHWISE:
+    if step.kind == TaskKind.DEPTHWISE:
         return 1, step.rows, step.columns, channels
     return channels, step.rows, step.columns, step.source.channels // step.groups
 
@@ -256,16 +256,16 @@ def _kernel(step: LayerStep) -> tuple[int, ...]:
 def _pool(step: PoolStep) -> Pool2d:
     kernel, stride = (step.rows, step.columns), (step.row_stride, step.column_stride)
     padding = ((step.top, step.bottom), (step.left, step.right))
-    if step.kind == Pool.SUM:
+    if step.kind == PoolKind.SUM:
         return SumPool2d(kernel, stride, padding, step.zero_point)
-    return (AveragePool2d if step.kind == Pool.MEAN else MaxPool2d)(kernel, stride, padding)
+    return (AveragePool2d if step.kind == PoolKind.MEAN else MaxPool2d)(kernel, stride, padding)
 
 
 def _softmax(step: SoftmaxStep) -> FixedSoftmax:
     return FixedSoftmax(step.multiplier, step.shift, step.diff_min, DType.INT8)
 
 
-def _check_infos(image: Image, order: Order, numbers: Mapping[int, int]) -> None:
+def _check_infos(image: ProgrammingImage, order: NetworkOrder, numbers: Mapping[int, int]) -> None:
     """Layer_Info says what the layers and their items are."""
     for step, work in numbers.items():
         tiles = {item.tile for item in order.items if item.work == work}
@@ -273,7 +273,9 @@ def _check_infos(image: Image, order: Order, numbers: Mapping[int, int]) -> None
             raise _wrong("its Layer_Info does not say what its items are", f"step {step}")
 
 
-def _check_trees(image: Image, order: Order, numbers: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+def _check_trees(
+    image: ProgrammingImage, order: NetworkOrder, numbers: Mapping[int, int]
+) -> dict[int, tuple[int, int]]:
     """In every phase the tree adds up the virtual neurons at work, and no others' values; from when to when the items
     of each step work."""
     works, starts = order.network.works, [start for start, _ in image.phases]
@@ -298,7 +300,7 @@ def _check_trees(image: Image, order: Order, numbers: Mapping[int, int]) -> dict
     return spans
 
 
-def _computed(image: Image, step: Step, own: Sequence[Item], read: Sequence[Array], number: int) -> Array:
+def _computed(image: ProgrammingImage, step: Step, own: Sequence[Item], read: Sequence[Array], number: int) -> Array:
     """What a step makes of the network's own numbers."""
     if isinstance(step, LayerStep):
         return _layer(image, step, own, read[0], number)
@@ -316,12 +318,12 @@ def _computed(image: Image, step: Step, own: Sequence[Item], read: Sequence[Arra
     if isinstance(step, SoftmaxStep):
         return _softmax(step).evaluate([x]).astype(np.int64)
     pooled = _pool(step).evaluate([x]).astype(np.int64)
-    if step.kind == Pool.SUM:
+    if step.kind == PoolKind.SUM:
         return _limited(step, pooled, *_scales(image, step.scales, 1, number))
     return np.clip(pooled, step.low, step.high)
 
 
-def _layer(image: Image, step: LayerStep, own: Sequence[Item], x: Array, number: int) -> Array:
+def _layer(image: ProgrammingImage, step: LayerStep, own: Sequence[Item], x: Array, number: int) -> Array:
     """A layer's sums as its items put them together from what is stored, and what the stage makes of them."""
     form, kind = image.form, DType.of(f"int{8 * image.form.element}")
     zero = (step.zero_point - step.source.zero_point) << form.feature_shift
@@ -335,7 +337,7 @@ def _layer(image: Image, step: LayerStep, own: Sequence[Item], x: Array, number:
     net = network(builder.finish([_sums_node(builder, step, name, kind, zero, weights, "sums")]))
     items = tuple(replace(item, work=0) for item in own)
     alone = replace(image.config, feature_memory=0, prefetch_buffer=0)  # of all steps, `check` has counted them
-    order = Order(net, alone, items, image.makespan)
+    order = NetworkOrder(net, alone, items, image.makespan)
     (found,) = simulate(order, {name: stored[None].astype(kind.numpy)}).outputs.values()
     sums = found.astype(np.int64).reshape(step.result.rows, step.result.columns, -1)
     sums >>= form.feature_shift + form.weight_shift  # what the multipliers keep of their products

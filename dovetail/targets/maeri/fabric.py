@@ -21,7 +21,7 @@ from dovetail.targets.maeri.network import OrderLayer
 Cycles = npt.NDArray[np.int64]
 
 
-class Boxed(Hashable, Protocol):
+class TileShape(Hashable, Protocol):
     """How many of each dimension are computed at a time (a `Tile`)."""
 
     @property
@@ -93,7 +93,7 @@ class Fabric:
 
 
 @lru_cache(maxsize=8192)
-def fabric(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int) -> Fabric:
+def fabric(config: MaeriConfig, layer: OrderLayer, tile: TileShape, taps: int, at: int) -> Fabric:
     """Set up virtual neurons from multiplier `at` on that add up `taps` products of each sum."""
     wired = wiring(config, layer, tile, taps, at % (config.multipliers // config.distribution) if config.ports else 0)
     starts = range(at, at + len(wired.feeds) * wired.width, wired.width)
@@ -114,7 +114,7 @@ def fabric(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: i
 
 
 @lru_cache(maxsize=8192)
-def wiring(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int) -> Wiring:
+def wiring(config: MaeriConfig, layer: OrderLayer, tile: TileShape, taps: int, at: int) -> Wiring:
     box = tile.rows * tile.columns * tile.channels
     area = layer.rows * layer.columns
     across = (layer.rows / tile.rows, layer.columns / tile.columns, taps / area / tile.channels)

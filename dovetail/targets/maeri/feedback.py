@@ -19,7 +19,7 @@ SHORT = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Circle:
+class FeedbackLoop:
     """The way of one virtual neuron's sums."""
 
     first: int
@@ -35,10 +35,10 @@ class Circle:
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
+class FeedbackTiming:
     """How long sums of some virtual neurons go round together."""
 
-    circles: tuple[Circle, ...]
+    circles: tuple[FeedbackLoop, ...]
     """One per virtual neuron."""
     entries: int
     """Inputs of a line, asked in turn."""
@@ -73,7 +73,7 @@ class Going:
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
+class _SumExits:
     """When sums leave the tree."""
 
     ends: tuple[tuple[int, ...], ...]
@@ -93,18 +93,18 @@ class _Played:
 
 
 @lru_cache(maxsize=4096)
-def _played(going: Going, count: int) -> _Played:
+def _played(going: FeedbackTiming, count: int) -> _SumExits:
     """Play until all comes again, or so many positions (0: on and on)."""
     done, cycles, again = _play(going.circles, going.entries, going.folds, going.delay, count)
     off = max(circle.most for circle in going.circles) + 1
     ends = tuple(tuple(cycle - off for cycle in own[going.folds - 1 :: going.folds]) for own in done)
     if cycles:
-        return _Played(ends, tuple(again), (cycles,) * len(ends))
-    return _Played(ends, tuple(max(len(own) - 1, 1) for own in ends), tuple(own[-1] - own[0] for own in ends))
+        return _SumExits(ends, tuple(again), (cycles,) * len(ends))
+    return _SumExits(ends, tuple(max(len(own) - 1, 1) for own in ends), tuple(own[-1] - own[0] for own in ends))
 
 
 def _play(
-    circles: Sequence[Circle], entries: int, steps: int, delay: int, count: int
+    circles: Sequence[FeedbackLoop], entries: int, steps: int, delay: int, count: int
 ) -> tuple[list[list[int]], int, list[int]]:
     """The cycles in which the memory takes each one's sums, and after how many all is as it was how many positions
     before (0: not seen); every first step begins in cycle 0 with its zero."""

@@ -10,15 +10,15 @@ import numpy as np
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.clashes import allowed, region
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import Network, Times, Work, exists_from
-from dovetail.targets.maeri.order import Item, Laid, neurons, timing_of
-from dovetail.targets.maeri.rules import Asked, Unit
-from dovetail.targets.maeri.timing import Timing
+from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times, exists_from
+from dovetail.targets.maeri.order import Item, LayerItems, neurons, timing_of
+from dovetail.targets.maeri.rules import ChannelRange, UnitRules
+from dovetail.targets.maeri.timing import ItemTiming
 from dovetail.targets.maeri.tree import Range, configure, line_of
 
 
 @dataclass(frozen=True)
-class Room:
+class UnitRoom:
     """Where and when a unit may work."""
 
     ready: int
@@ -35,19 +35,19 @@ class Room:
     """Whether an output channel stays on one of them."""
 
 
-def start_of(work: Work, time: Timing, free: int, room: Room) -> int:
+def start_of(work: MultiplierLayer, time: ItemTiming, free: int, room: UnitRoom) -> int:
     """When the first weight can be sent; the vector of a turned layer is its weights."""
     return max(free, room.ready - (0 if work.turned else time.lead))
 
 
-class Floor:
+class Floorplan:
     """What is known while units are laid out one after the other."""
 
-    def __init__(self, network: Network, config: MaeriConfig, asked: Asked) -> None:
+    def __init__(self, network: OrderNetwork, config: MaeriConfig, asked: UnitRules) -> None:
         self.network, self.config, self.asked = network, config, asked
         self.free = np.zeros(config.multipliers, np.int64)
-        self.done: dict[Unit, Laid] = {}
-        self.of_work: dict[int, list[Unit]] = {}
+        self.done: dict[ChannelRange, LayerItems] = {}
+        self.of_work: dict[int, list[ChannelRange]] = {}
         for unit in asked.units:
             self.of_work.setdefault(unit.work, []).append(unit)
 
@@ -56,13 +56,13 @@ class Floor:
         laid = [self.done[unit].times for unit in self.of_work[work] if unit in self.done]
         return np.asarray(np.max(laid, axis=0), np.int64) if len(laid) == len(self.of_work[work]) else None
 
-    def ready(self, unit: Unit) -> int:
+    def ready(self, unit: ChannelRange) -> int:
         """From when all inputs of a unit exist."""
         works = self.network.works
         known = {works[work].node.output: times for work in self.of_work if (times := self.times(work)) is not None}
         return int(exists_from(self.network.graph, works[unit.work].node.inputs[0], known).max(initial=0))
 
-    def held(self, unit: Unit) -> int:
+    def held(self, unit: ChannelRange) -> int:
         """From when no rule keeps a unit from beginning."""
         latest = max((pin.begin for other, pin, _ in self.asked.pins if other == unit), default=0)
         for x, laid in self.done.items():
@@ -75,12 +75,12 @@ class Floor:
                 latest = max(latest, laid.finish)
         return latest
 
-    def room(self, unit: Unit) -> Room:
+    def room(self, unit: ChannelRange) -> UnitRoom:
         """Where and when a unit may work."""
         most = self.asked.limit(unit.work) or self.config.multipliers
         whole = unit.work in self.asked.whole
         ports, within = region(self.asked, unit, self.config), allowed(self.asked, unit, self.config)
-        return Room(self.ready(unit), self.held(unit), ports, within, most, whole)
+        return UnitRoom(self.ready(unit), self.held(unit), ports, within, most, whole)
 
     def slack(self, items: Sequence[Item], ends: Sequence[int]) -> int | None:
         """Cycles that sums of items may wait for others' on their lines; None where lines get more than they take, or
@@ -125,7 +125,7 @@ class Floor:
             return False
         return True
 
-    def add(self, unit: Unit, laid: Laid) -> None:
+    def add(self, unit: ChannelRange, laid: LayerItems) -> None:
         """Take a unit's multipliers, or whole ports where these are shared."""
         width = self.config.port_width if self.config.ports else self.config.multipliers
         for item, finish in zip(laid.items, laid.ends, strict=True):

@@ -11,19 +11,19 @@ from math import gcd
 import numpy as np
 
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.floor import Floor, Room, start_of
-from dovetail.targets.maeri.network import OrderLayer, Work
-from dovetail.targets.maeri.order import Item, Segment, grid, timing_of
-from dovetail.targets.maeri.rules import Unit
-from dovetail.targets.maeri.timing import Tile, Timing, by_ports, fastest, timing
+from dovetail.targets.maeri.floor import Floorplan, UnitRoom, start_of
+from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer
+from dovetail.targets.maeri.order import ChannelSegment, Item, grid, timing_of
+from dovetail.targets.maeri.rules import ChannelRange
+from dovetail.targets.maeri.timing import ItemTiming, MultiplierTile, by_ports, fastest, timing
 from dovetail.targets.maeri.tree import Range
 
 
-def in_one_gang(floor: Floor, unit: Unit, room: Room) -> Iterable[tuple[Item, ...]]:
+def in_one_gang(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterable[tuple[Item, ...]]:
     """Ways to compute a unit by virtual neurons in step on whole ports, of several widths."""
     work, config = floor.network.works[unit.work], floor.config
     width, most = config.port_width if config.ports else config.multipliers, min(room.most, room.region.size)
-    seen = set[Tile]()
+    seen = set[MultiplierTile]()
     while most:
         found = fastest(
             _part(work, unit), config, most, room.region.size, room.whole and not work.turned, _steps(work, unit)
@@ -50,7 +50,7 @@ def in_one_gang(floor: Floor, unit: Unit, room: Room) -> Iterable[tuple[Item, ..
             yield (Item(unit.work, tile, place, start, _segments(work, unit, tile), (0, work.layer.taps)),)
 
 
-def side_by_side(floor: Floor, unit: Unit, room: Room) -> Iterable[tuple[Item, ...]]:
+def side_by_side(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterable[tuple[Item, ...]]:
     """Ways to compute a unit by several gangs, each some of its positions, so that they end together."""
     work, config = floor.network.works[unit.work], floor.config
     if room.whole or room.most < config.multipliers or not config.ports or unit.end - unit.first < work.channels:
@@ -70,24 +70,24 @@ def side_by_side(floor: Floor, unit: Unit, room: Room) -> Iterable[tuple[Item, .
             yield _dealt(work, config, gangs, True)
 
 
-def _dealt(work: Work, config: MaeriConfig, gangs: Sequence[Item], by_filters: bool) -> tuple[Item, ...]:
+def _dealt(work: MultiplierLayer, config: MaeriConfig, gangs: Sequence[Item], by_filters: bool) -> tuple[Item, ...]:
     """Share a layer out to gangs of which each could compute all of it: positions to those of different tiles, then,
     `by_filters`, one filter after the other to those of the same."""
     rows, columns = grid(work, gangs[0].tile)
     count = rows * columns
-    alike: dict[tuple[Tile, int], list[Item]] = {}
+    alike: dict[tuple[MultiplierTile, int], list[Item]] = {}
     for number, gang in enumerate(gangs):
         alike.setdefault((gang.tile, 0 if by_filters else number), []).append(gang)
     groups = [(group, timing_of(group[0], work, config)) for group in alike.values()]
 
-    def until(group: Sequence[Item], time: Timing, positions: int) -> int:
+    def until(group: Sequence[Item], time: ItemTiming, positions: int) -> int:
         """When gangs of a tile have done so many positions of all filters."""
         each = -(-positions * len(group[0].segments) // len(group))
         loads, left = divmod(each, positions)
         cycles = loads * time.positions(columns, columns - 1, positions) + time.positions(columns, columns - 1, left)
         return max(gang.start for gang in group) + (loads + (left > 0)) * time.load_after(1) + cycles + 2 * time.tail
 
-    def fitting(group: Sequence[Item], time: Timing, limit: int) -> int:
+    def fitting(group: Sequence[Item], time: ItemTiming, limit: int) -> int:
         """Positions gangs of a tile do until a cycle."""
         return bisect_left(range(1, count + 1), limit + 1, key=lambda positions: until(group, time, positions))
 
@@ -111,13 +111,13 @@ def _in_turn(gangs: Sequence[Item], first: int, count: int) -> Iterator[Item]:
         while low < high:
             which, done = divmod(low, count)
             size = min(count - done, high - low)
-            parts.append(Segment(segments[which].channel, first + done, size))
+            parts.append(ChannelSegment(segments[which].channel, first + done, size))
             low += size
         if parts:
             yield replace(gang, segments=tuple(parts))
 
 
-def _part(work: Work, unit: Unit) -> OrderLayer:
+def _part(work: MultiplierLayer, unit: ChannelRange) -> OrderLayer:
     """A unit as a layer of its own."""
     layer, count = work.layer, unit.end - unit.first
     if count == work.channels:
@@ -129,7 +129,7 @@ def _part(work: Work, unit: Unit) -> OrderLayer:
     return replace(layer, groups=count, filters=1) if layer.filters == 1 else replace(layer, groups=1, filters=1)
 
 
-def _steps(work: Work, unit: Unit) -> int:
+def _steps(work: MultiplierLayer, unit: ChannelRange) -> int:
     """What sizes of tiles along the channels must divide, so that they end where the unit does; 0 for any."""
     return (
         0
@@ -140,15 +140,15 @@ def _steps(work: Work, unit: Unit) -> int:
     )
 
 
-def _segments(work: Work, unit: Unit, tile: Tile) -> tuple[Segment, ...]:
+def _segments(work: MultiplierLayer, unit: ChannelRange, tile: MultiplierTile) -> tuple[ChannelSegment, ...]:
     """A unit's filters, as many at a time as a tile has."""
     rows, columns = grid(work, tile)
     if work.turned:
-        return (Segment(0, unit.first // tile.out_rows, -(-(unit.end - unit.first) // tile.out_rows)),)
+        return (ChannelSegment(0, unit.first // tile.out_rows, -(-(unit.end - unit.first) // tile.out_rows)),)
     whole = unit.end - unit.first == work.channels
     if whole:
         groups, filters = range(0, work.layer.groups, tile.groups), range(0, work.layer.filters, tile.filters)
         firsts = [group * work.layer.filters + filter_ for group in groups for filter_ in filters]
     else:
         firsts = list(range(unit.first, unit.end, tile.filters * tile.groups))
-    return tuple(Segment(first, 0, rows * columns) for first in firsts)
+    return tuple(ChannelSegment(first, 0, rows * columns) for first in firsts)

@@ -28,16 +28,16 @@ from dovetail.targets.maeri.execute import execute
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.machine import play
-from dovetail.targets.maeri.network import Network, OrderLayer, Work, network
-from dovetail.targets.maeri.order import Item, Order, neurons
+from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, network
+from dovetail.targets.maeri.order import Item, NetworkOrder, neurons
 from dovetail.targets.maeri.picture import page
 from dovetail.targets.maeri.programming import inner, programmed
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.simulate import simulate
 from dovetail.targets.maeri.solve import best_order
 from dovetail.targets.maeri.steps import FORMS
-from dovetail.targets.maeri.timing import Tile, best_tile
-from dovetail.targets.maeri.tree import Range, Switch, Tree, configure, is_single
+from dovetail.targets.maeri.timing import MultiplierTile, best_tile
+from dovetail.targets.maeri.tree import Range, Switch, TreeConfiguration, configure, is_single
 
 FORMAT = 1
 """Version of the JSON."""
@@ -83,7 +83,7 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
     return Ordered(HEADINGS, rows, tuple(notes), {**_files(order, spans), **files})
 
 
-def _simulated(order: Order, inputs: Mapping[str, Array]) -> str:
+def _simulated(order: NetworkOrder, inputs: Mapping[str, Array]) -> str:
     """Execute the order, compare with the graph; a sentence."""
     result, graph = simulate(order, inputs), order.network.graph
     off = max(_off(result.outputs[name], array) for name, array in evaluate(graph, inputs).items())
@@ -96,7 +96,7 @@ def _simulated(order: Order, inputs: Mapping[str, Array]) -> str:
     return f"Simulated: {result.cycles:,} cycles, {share:.1f} % of the multipliers used, results {how}."
 
 
-def images(order: Order, spans: Sequence[Phase]) -> tuple[dict[str, bytes], list[str]]:
+def images(order: NetworkOrder, spans: Sequence[Phase]) -> tuple[dict[str, bytes], list[str]]:
     """The programming images, by file; sentences that say why there is none."""
     trees = {phase.configuration: tuple(tree_words(order.config, phase.tree)) for phase in spans}
     words = tuple(trees[number] for number in sorted(trees))
@@ -111,7 +111,7 @@ def images(order: Order, spans: Sequence[Phase]) -> tuple[dict[str, bytes], list
     return files, list(refused)
 
 
-def _executed(order: Order, images: Mapping[str, bytes], inputs: Mapping[str, Array]) -> str:
+def _executed(order: NetworkOrder, images: Mapping[str, bytes], inputs: Mapping[str, Array]) -> str:
     """Read the images back, execute them, compare with the graph; a sentence."""
     inside = inner(order.network.graph)
     known = evaluate(order.network.graph, inputs, (*inside.inputs, *inside.outputs))
@@ -124,7 +124,7 @@ def _executed(order: Order, images: Mapping[str, bytes], inputs: Mapping[str, Ar
     return f"{sizes} read back and executed: results equal to the network's in every bit."
 
 
-def _first_tiles(order: Order) -> list[tuple[Work, Tile]]:
+def _first_tiles(order: NetworkOrder) -> list[tuple[MultiplierLayer, MultiplierTile]]:
     """Each layer with the tile of its first item."""
     return [
         (work, next(item.tile for item in order.items if item.work == number))
@@ -138,7 +138,7 @@ def _off(found: Array, expected: Array) -> float:
     return float(differences.max(initial=0.0) / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30))
 
 
-def _files(order: Order, spans: Sequence[Phase]) -> dict[str, bytes]:
+def _files(order: NetworkOrder, spans: Sequence[Phase]) -> dict[str, bytes]:
     config = order.config
     files = {
         "schedule.json": _json(order, spans),
@@ -161,13 +161,13 @@ class Phase:
     """Its first cycle."""
     places: tuple[Range, ...]
     """The virtual neurons at work, from the left."""
-    tree: Tree
+    tree: TreeConfiguration
     """How the reduction tree adds them up; outputs in the order of the places."""
     configuration: int
     """Phases with the same virtual neurons have the same number, from 0 in the order they first come."""
 
 
-def phases(order: Order) -> list[Phase]:
+def phases(order: NetworkOrder) -> list[Phase]:
     """The phases of an order, in order of time; neighbours differ. A phase without virtual neurons is idle."""
     changes: dict[int, tuple[set[Range], set[Range]]] = {}
     for item in order.items:
@@ -176,7 +176,7 @@ def phases(order: Order) -> list[Phase]:
             changes.setdefault(item.start, (set(), set()))[0].add(place)
             changes.setdefault(end, (set(), set()))[1].add(place)
     found: list[Phase] = []
-    trees: dict[tuple[Range, ...], Tree] = {}
+    trees: dict[tuple[Range, ...], TreeConfiguration] = {}
     active: set[Range] = set()
     for cycle in sorted(changes):
         begun, ended = changes[cycle]
@@ -189,13 +189,13 @@ def phases(order: Order) -> list[Phase]:
     return found
 
 
-def _until(order: Order, item: Item) -> int:
+def _until(order: NetworkOrder, item: Item) -> int:
     """From when the tree may be set up anew, by the machine: an order says it only nearly where sums go round."""
     layer, taps = order.work(item).layer, item.taps[1] - item.taps[0]
     return play(order.config, layer, item.tile, taps, item.place.start, item.start, item.segments).until
 
 
-def tree_words(config: MaeriConfig, tree: Tree) -> list[int]:
+def tree_words(config: MaeriConfig, tree: TreeConfiguration) -> list[int]:
     """A configuration of the reduction tree, 32 bits each: double switches, then single ones."""
     gives = set(tree.outputs)
     double, single = [], []
@@ -211,7 +211,7 @@ def tree_words(config: MaeriConfig, tree: Tree) -> list[int]:
     return [*_packed(double, 8), *_packed(single, 4)]
 
 
-def _mode(tree: Tree, place: Switch) -> int:
+def _mode(tree: TreeConfiguration, place: Switch) -> int:
     values = sum(tree.loads.get(place, {}).values())
     if not is_single(place):
         return min(values, 3)
@@ -227,7 +227,7 @@ def _packed(fields: Sequence[int], bits: int) -> list[int]:
     return [sum(field << bits * place for place, field in enumerate(group)) for group in groups]
 
 
-def layer_words(config: MaeriConfig, layer: OrderLayer, tile: Tile) -> list[int]:
+def layer_words(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile) -> list[int]:
     """The sizes of a layer and of its tile: for K, C, R, S, Y and X a word of size and tile and one of what is left
     over and how many times the tile fits; then multipliers and virtual neurons, and the size of one. A tile of any
     products of a sum is one of the layer as a matrix product, its patches as channels."""
@@ -254,7 +254,7 @@ def _vmh(words: Sequence[int], digits: int) -> str:
     return "\n".join([f"@{0:0{digits}d}", *(f"{word & 0xFFFFFFFF:08X}" for word in words)]) + "\n"
 
 
-def _rows(order: Order) -> list[tuple[int, tuple[str, ...]]]:
+def _rows(order: NetworkOrder) -> list[tuple[int, tuple[str, ...]]]:
     """The number of each layer and its cells under `HEADINGS`, by start.
 
     Virtual neurons are all that are ever used; "used" are products per cycle and multiplier taken.
@@ -294,19 +294,19 @@ class OrderComparison:
     """One after the other, each with the best tile of equal virtual neurons in step."""
 
 
-def compare(order: Order) -> OrderComparison:
+def compare(order: NetworkOrder) -> OrderComparison:
     """An order beside its bound, layer after layer, and the best equal virtual neurons."""
     config, graph = order.config, order.network.graph
     alone = uniform = 0
     for work in order.network.works:
         # as if the layer's operand existed from the start
         only = replace(graph, nodes=(work.node,), inputs=(work.node.inputs[0],), outputs=(work.node.output,))
-        alone += arrange(Network(only, (work,)), config, Rules()).makespan
+        alone += arrange(OrderNetwork(only, (work,)), config, Rules()).makespan
         uniform += best_tile(work.layer, config)[1]
     return OrderComparison(order.makespan, bound(order.network, config).cycles, alone, uniform)
 
 
-def _summary(order: Order) -> str:
+def _summary(order: NetworkOrder) -> str:
     """One sentence: the order beside its bound and other ways."""
     found, least = compare(order), bound(order.network, order.config)
     times = f"{found.makespan / found.bound:.3f} times the bound of {found.bound:,}"
@@ -316,12 +316,12 @@ def _summary(order: Order) -> str:
     )
 
 
-def order_page(order: Order) -> str:
+def order_page(order: NetworkOrder) -> str:
     """The picture of an order."""
     return page(order, _summary(order), HEADINGS, _rows(order))
 
 
-def _json(order: Order, spans: Sequence[Phase]) -> str:
+def _json(order: NetworkOrder, spans: Sequence[Phase]) -> str:
     """The whole order: configuration, layers, items, and the virtual neurons of each phase."""
     data: dict[str, Any] = {
         "format": FORMAT,
@@ -354,7 +354,7 @@ def _json(order: Order, spans: Sequence[Phase]) -> str:
     return json.dumps(data, indent=1) + "\n"
 
 
-def _trace(order: Order) -> str:
+def _trace(order: NetworkOrder) -> str:
     """The order in the Trace Event format (a JSON array of complete events; a cycle is a microsecond there)."""
 
     def event(kind: str, name: str, **more: Any) -> dict[str, Any]:
@@ -374,7 +374,7 @@ def _trace(order: Order) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}) + "\n"
 
 
-def _host_files(order: Order, spans: Sequence[Phase]) -> dict[str, str]:
+def _host_files(order: NetworkOrder, spans: Sequence[Phase]) -> dict[str, str]:
     """The C program that feeds an order to the engine: phases, the tree's words, and the items each begins."""
     trees = {phase.configuration: tree_words(order.config, phase.tree) for phase in spans}
     size, starts = len(trees[0]), [item.start for item in order.items]

@@ -11,14 +11,14 @@ from dovetail.errors import DovetailError
 from dovetail.targets.maeri.clashes import grain
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import Network, OrderLayer
-from dovetail.targets.maeri.order import Order, ordered
+from dovetail.targets.maeri.network import OrderLayer, OrderNetwork
+from dovetail.targets.maeri.order import NetworkOrder, ordered
 from dovetail.targets.maeri.rules import Pin, Rules
 from dovetail.targets.maeri.simulate import check
 from dovetail.targets.maeri.stored import stored
-from dovetail.targets.maeri.task import Kind, Strided, Task, layers_of
+from dovetail.targets.maeri.task import StridedArray, Task, TaskKind, layers_of
 
-Part = tuple[OrderLayer, Kind]
+Part = tuple[OrderLayer, TaskKind]
 """A layer, and how its weights lie."""
 
 _TURNS = 3
@@ -27,14 +27,14 @@ _WORTH = 100
 """Multipliers are shared out where that could save one in so many cycles."""
 
 
-def of_parts(parts: Sequence[Part]) -> Network:
+def of_parts(parts: Sequence[Part]) -> OrderNetwork:
     """Layers beside each other as a network."""
-    nowhere = Strided(0, 0, 0, 0)
+    nowhere = StridedArray(0, 0, 0, 0)
     return layers_of([Task(layer, kind, 0, False, nowhere, nowhere, 0, 0, ()) for layer, kind in parts])
 
 
 @lru_cache(maxsize=1024)
-def alone(part: Part, config: MaeriConfig) -> Order:
+def alone(part: Part, config: MaeriConfig) -> NetworkOrder:
     """The order of one layer; its `makespan` is the scheduler's.
 
     Raises:
@@ -47,7 +47,7 @@ def alone(part: Part, config: MaeriConfig) -> Order:
 
 
 @lru_cache(maxsize=256)
-def side_by_side(parts: tuple[Part, ...], config: MaeriConfig) -> Order | None:
+def side_by_side(parts: tuple[Part, ...], config: MaeriConfig) -> NetworkOrder | None:
     """The order of layers beside each other that ends first, of those tried; its `makespan` is what the machine takes.
 
     Tried is one layer after the other without a gap, in every turn; and where more than that can be saved, multipliers
@@ -59,7 +59,7 @@ def side_by_side(parts: tuple[Part, ...], config: MaeriConfig) -> Order | None:
     return stored(("beside", parts), of_parts(parts), config, lambda: _found(parts, config))
 
 
-def _found(parts: tuple[Part, ...], config: MaeriConfig) -> Order | None:
+def _found(parts: tuple[Part, ...], config: MaeriConfig) -> NetworkOrder | None:
     """As `side_by_side`."""
     turns = list(permutations(range(len(parts)))) if len(parts) <= _TURNS else [tuple(range(len(parts)))]
     best = _first_to_end([_tried(parts, turn, config) for turn in turns])
@@ -73,13 +73,13 @@ def _found(parts: tuple[Part, ...], config: MaeriConfig) -> Order | None:
     return _first_to_end([best, *shared])
 
 
-def _first_to_end(orders: Sequence[Order | None]) -> Order | None:
+def _first_to_end(orders: Sequence[NetworkOrder | None]) -> NetworkOrder | None:
     return min((order for order in orders if order), key=lambda order: order.makespan, default=None)
 
 
 def _tried(
     parts: tuple[Part, ...], turn: Sequence[int], config: MaeriConfig, places: Sequence[tuple[int, int]] = ()
-) -> Order | None:
+) -> NetworkOrder | None:
     """An order in which layers are laid out in turn, the first of them on multipliers [first, end) of their own; None
     where there is none."""
     net = of_parts(tuple(parts[number] for number in turn))
@@ -90,7 +90,7 @@ def _tried(
     except DovetailError:
         return None
     items = ordered(replace(item, work=turn[item.work]) for item in order.items)
-    return Order(of_parts(parts), config, items, cycles)
+    return NetworkOrder(of_parts(parts), config, items, cycles)
 
 
 def _shares(parts: Sequence[Part], turn: Sequence[int], config: MaeriConfig) -> Iterator[list[tuple[int, int]]]:

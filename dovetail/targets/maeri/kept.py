@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from dovetail.targets.maeri.machine import play
-from dovetail.targets.maeri.network import Network, Work
-from dovetail.targets.maeri.order import Item, Order, channels_of
+from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork
+from dovetail.targets.maeri.order import Item, NetworkOrder, channels_of
 from dovetail.targets.maeri.rules import Rules
 
 
 @dataclass(frozen=True)
-class _Span:
+class _ItemSpan:
     """An item in time."""
 
     item: Item
-    work: Work
+    work: MultiplierLayer
     channels: frozenset[int]
     """Of the layer's result."""
     begin: int
@@ -27,14 +27,14 @@ class _Span:
     places: tuple[tuple[int, int], ...]
 
 
-def broken(order: Order, rules: Rules) -> list[str]:
+def broken(order: NetworkOrder, rules: Rules) -> list[str]:
     """A sentence for everything the rules ask that an order does not do; none where it keeps them all."""
     spans = [_span(order, item) for item in order.items]
     found = [*_sequences(order.network, spans, rules), *_pins(spans, rules), *_limits(spans, rules)]
     return [*found, *_whole(order, spans, rules)]
 
 
-def _span(order: Order, item: Item) -> _Span:
+def _span(order: NetworkOrder, item: Item) -> _ItemSpan:
     work, taps = order.work(item), item.taps[1] - item.taps[0]
     played = play(order.config, work.layer, item.tile, taps, item.place.start, item.start, item.segments)
     if work.turned:
@@ -44,10 +44,10 @@ def _span(order: Order, item: Item) -> _Span:
         channels = {row for low, high in rows for row in range(low, min(high, work.channels))}
     else:
         channels = {channel for part in item.segments for channel in channels_of(work, item.tile, part.channel)}
-    return _Span(item, work, frozenset(channels), item.start, played.until, played.places)
+    return _ItemSpan(item, work, frozenset(channels), item.start, played.until, played.places)
 
 
-def _of(spans: Sequence[_Span], what: str) -> list[_Span]:
+def _of(spans: Sequence[_ItemSpan], what: str) -> list[_ItemSpan]:
     """The items of a layer, or of some of its channels."""
     whole = [span for span in spans if span.work.name == what]
     match = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", what, re.DOTALL)
@@ -57,7 +57,7 @@ def _of(spans: Sequence[_Span], what: str) -> list[_Span]:
     return [span for span in spans if span.work.name == match[1] and span.channels & wanted]
 
 
-def _sequences(network: Network, spans: Sequence[_Span], rules: Rules) -> Iterator[str]:
+def _sequences(network: OrderNetwork, spans: Sequence[_ItemSpan], rules: Rules) -> Iterator[str]:
     for x, y in (pair for chain in rules.before for pair in pairwise(chain)):
         last, first = max(span.end for span in _of(spans, x)), min(span.begin for span in _of(spans, y))
         if first < last:
@@ -76,7 +76,7 @@ def _sequences(network: Network, spans: Sequence[_Span], rules: Rules) -> Iterat
             yield f"priority: {y} begins before {x}"
 
 
-def _depends(network: Network, work: Work, earlier: Work) -> bool:
+def _depends(network: OrderNetwork, work: MultiplierLayer, earlier: MultiplierLayer) -> bool:
     """Whether a layer reads what another computes, directly or not."""
     waiting, seen = [work], set[str]()
     while waiting:
@@ -89,7 +89,7 @@ def _depends(network: Network, work: Work, earlier: Work) -> bool:
     return False
 
 
-def _pins(spans: Sequence[_Span], rules: Rules) -> Iterator[str]:
+def _pins(spans: Sequence[_ItemSpan], rules: Rules) -> Iterator[str]:
     for pin in rules.pin:
         for span in _of(spans, pin.what):
             first, end = span.places[0][0], span.places[-1][1]
@@ -100,7 +100,7 @@ def _pins(spans: Sequence[_Span], rules: Rules) -> Iterator[str]:
                 yield f"pin: {pin.what} works from cycle {span.begin} to {span.end}"
 
 
-def _limits(spans: Sequence[_Span], rules: Rules) -> Iterator[str]:
+def _limits(spans: Sequence[_ItemSpan], rules: Rules) -> Iterator[str]:
     limits = [("the network", rules.at_most, list(spans))] if rules.at_most else []
     for what, most in rules.at_most_of:
         limits.append((what, most, _of(spans, what) or [span for span in spans if span.work.kind == what]))
@@ -113,7 +113,7 @@ def _limits(spans: Sequence[_Span], rules: Rules) -> Iterator[str]:
                 break
 
 
-def _whole(order: Order, spans: Sequence[_Span], rules: Rules) -> Iterator[str]:
+def _whole(order: NetworkOrder, spans: Sequence[_ItemSpan], rules: Rules) -> Iterator[str]:
     names = {work.name for work in order.network.works}
     for name in names if rules.whole_filters is True else rules.whole_filters or ():
         places: dict[int, set[tuple[int, int]]] = {}
@@ -133,6 +133,6 @@ def _whole(order: Order, spans: Sequence[_Span], rules: Rules) -> Iterator[str]:
             yield f"whole_filters: an output channel of {name} is on several virtual neurons"
 
 
-def _in_order(span: _Span, count: int) -> Sequence[tuple[int, int]]:
+def _in_order(span: _ItemSpan, count: int) -> Sequence[tuple[int, int]]:
     """Virtual neurons in the order of the channels they compute."""
     return span.places[:count]

@@ -20,14 +20,14 @@ import numpy as np
 from dovetail.errors import ModelError, TargetError
 from dovetail.targets.maeri.clashes import asked, shares
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.floor import Floor, Room, start_of
+from dovetail.targets.maeri.floor import Floorplan, UnitRoom, start_of
 from dovetail.targets.maeri.gangs import in_one_gang, side_by_side
 from dovetail.targets.maeri.memory import shortage
-from dovetail.targets.maeri.network import Network, OrderLayer, Times, Work
-from dovetail.targets.maeri.order import Item, Laid, Order, Segment, busy, laid_out, ordered
-from dovetail.targets.maeri.rules import Rules, Unit
+from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times
+from dovetail.targets.maeri.order import ChannelSegment, Item, LayerItems, NetworkOrder, busy, laid_out, ordered
+from dovetail.targets.maeri.rules import ChannelRange, Rules
 from dovetail.targets.maeri.single import MOST_WAYS, alongside, singly
-from dovetail.targets.maeri.timing import Tile, Timing, shaped, timing
+from dovetail.targets.maeri.timing import ItemTiming, MultiplierTile, shaped, timing
 from dovetail.targets.maeri.tree import Range, collisions, leaving
 
 _TRIED = 6
@@ -42,15 +42,20 @@ class Lane:
     free: int
 
 
-def _chunks(work: Work, unit: Unit) -> list[Segment]:
+def _chunks(work: MultiplierLayer, unit: ChannelRange) -> list[ChannelSegment]:
     """The sums of a unit, filter after filter."""
     if work.turned:
-        return [Segment(0, unit.first, unit.end - unit.first)]
-    return [Segment(channel, 0, work.positions) for channel in range(unit.first, unit.end)]
+        return [ChannelSegment(0, unit.first, unit.end - unit.first)]
+    return [ChannelSegment(channel, 0, work.positions) for channel in range(unit.first, unit.end)]
 
 
 def _deal(
-    work: Work, unit: Unit, config: MaeriConfig, tile: Tile, lanes: Sequence[Lane], room: Room
+    work: MultiplierLayer,
+    unit: ChannelRange,
+    config: MaeriConfig,
+    tile: MultiplierTile,
+    lanes: Sequence[Lane],
+    room: UnitRoom,
 ) -> tuple[Item, ...]:
     """Deal a unit's sums out to virtual neurons of a size so that all end together."""
     taps = work.layer.taps
@@ -86,14 +91,14 @@ def _earliest(enough: Callable[[int], bool], least: int, guess: int) -> int:
 
 
 def _until(
-    times: Sequence[Timing], starts: Sequence[int], chunks: Sequence[Segment], until: int
-) -> tuple[list[list[Segment]], int]:
+    times: Sequence[ItemTiming], starts: Sequence[int], chunks: Sequence[ChannelSegment], until: int
+) -> tuple[list[list[ChannelSegment]], int]:
     """Deal out what can be done until a cycle, chunk after chunk; the shares and how many sums are left."""
     number, done, shares = 0, 0, []
     for start, time in zip(starts, times, strict=True):
-        room, share = until - start - time.load - time.tail, list[Segment]()
+        room, share = until - start - time.load - time.tail, list[ChannelSegment]()
         while number < len(chunks) and (count := min(chunks[number].count - done, time.fitting(room))) > 0:
-            share.append(Segment(chunks[number].channel, chunks[number].first + done, count))
+            share.append(ChannelSegment(chunks[number].channel, chunks[number].first + done, count))
             room -= time.apart(count) + time.load_after(count)
             done += count
             if done == chunks[number].count:
@@ -103,10 +108,10 @@ def _until(
 
 
 def _whole_filters(
-    work: Work, times: Sequence[Timing], starts: Sequence[int], chunks: Sequence[Segment]
-) -> list[list[Segment]]:
+    work: MultiplierLayer, times: Sequence[ItemTiming], starts: Sequence[int], chunks: Sequence[ChannelSegment]
+) -> list[list[ChannelSegment]]:
     """Give each channel to the virtual neuron that is free first."""
-    ends, shares = list(starts), [list[Segment]() for _ in starts]
+    ends, shares = list(starts), [list[ChannelSegment]() for _ in starts]
     for chunk in chunks:
         lane = min(range(len(ends)), key=lambda each: (ends[each], each))
         ends[lane] += times[lane].load_after(chunk.count if shares[lane] else 0)
@@ -116,12 +121,12 @@ def _whole_filters(
 
 
 def arrange(
-    network: Network,
+    network: OrderNetwork,
     config: MaeriConfig,
     rules: Rules | None = None,
     sizes: Mapping[int, int] | None = None,
     cautious: bool = False,
-) -> Order:
+) -> NetworkOrder:
     """An order of a network. Where memories are too small for it, one in which layers come one after the other, with
     fewer and fewer virtual neurons.
 
@@ -150,32 +155,36 @@ def arrange(
     return order
 
 
-def _arranged(network: Network, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool) -> Order:
+def _arranged(
+    network: OrderNetwork, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool
+) -> NetworkOrder:
     """Lay out unit after unit."""
     if len(network.works) == 1 and rules == Rules():
         work = network.works[0]
-        alone = _Alone((work.layer, work.is_image, work.turned, work.kind), network)
+        alone = _LayerKey((work.layer, work.is_image, work.turned, work.kind), network)
         return replace(_laid_alone(alone, config, sizes.get(0), cautious), network=network)
     return _laid_out(network, config, rules, sizes, cautious)
 
 
 @dataclass(frozen=True)
-class _Alone:
+class _LayerKey:
     """All that says how a layer is laid out by itself."""
 
     work: tuple[OrderLayer, bool, bool, str]
     """Its sizes; whether it is an image, whether it is turned; its kind."""
-    network: Network = field(compare=False)
+    network: OrderNetwork = field(compare=False)
     """One that has this layer alone."""
 
 
 @lru_cache(maxsize=4096)
-def _laid_alone(alone: _Alone, config: MaeriConfig, size: int | None, cautious: bool) -> Order:
+def _laid_alone(alone: _LayerKey, config: MaeriConfig, size: int | None, cautious: bool) -> NetworkOrder:
     return _laid_out(alone.network, config, Rules(), {} if size is None else {0: size}, cautious)
 
 
-def _laid_out(network: Network, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool) -> Order:
-    floor = Floor(network, config, asked(rules, network, config))
+def _laid_out(
+    network: OrderNetwork, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool
+) -> NetworkOrder:
+    floor = Floorplan(network, config, asked(rules, network, config))
     waiting = set(floor.asked.units)
     while waiting:
         group = _next(floor, waiting)
@@ -194,13 +203,13 @@ def _laid_out(network: Network, config: MaeriConfig, rules: Rules, sizes: Mappin
             what = f"{pin.what} ends in cycle {floor.done[unit].exists:,}; the rules want it by {pin.end:,}"
             raise TargetError(what, where="rules", hint="give it more time, or leave out rules that hold it back")
     items = [item for laid in floor.done.values() for item in laid.items]
-    return Order(network, config, ordered(items), max(laid.exists for laid in floor.done.values()))
+    return NetworkOrder(network, config, ordered(items), max(laid.exists for laid in floor.done.values()))
 
 
-def _next(floor: Floor, waiting: set[Unit]) -> tuple[Unit, ...]:
+def _next(floor: Floorplan, waiting: set[ChannelRange]) -> tuple[ChannelRange, ...]:
     """What is laid out next: what can begin first; several units where they begin together."""
     blocked = {y for x, y in (*floor.asked.before, *floor.asked.no_later) if x in waiting and x != y}
-    groups: list[tuple[Unit, ...]] = [(unit,) for unit in sorted(waiting)]
+    groups: list[tuple[ChannelRange, ...]] = [(unit,) for unit in sorted(waiting)]
     for together, _ in floor.asked.together:
         groups = [group for group in groups if not set(group) & set(together)]
         groups += [together] if set(together) & waiting else []
@@ -212,14 +221,16 @@ def _next(floor: Floor, waiting: set[Unit]) -> tuple[Unit, ...]:
     return min(inside, key=lambda group: (max(max(floor.ready(unit), floor.held(unit)) for unit in group), group))
 
 
-def _only_inside(floor: Floor, unit: Unit, group: tuple[Unit, ...], waiting: set[Unit]) -> bool:
+def _only_inside(
+    floor: Floorplan, unit: ChannelRange, group: tuple[ChannelRange, ...], waiting: set[ChannelRange]
+) -> bool:
     """Whether a unit waits only for units that begin with it, and need only be no later."""
     if any(y == unit and x in waiting for x, y in floor.asked.before):
         return False
     return all(x in group for x, y in floor.asked.no_later if y == unit and x in waiting)
 
 
-def _lay_together(floor: Floor, group: tuple[Unit, ...]) -> None:
+def _lay_together(floor: Floorplan, group: tuple[ChannelRange, ...]) -> None:
     """Lay out units that begin in the same cycle: each on its share of the multipliers, or on one virtual neuron."""
     rooms = {unit: floor.room(unit) for unit in group}
     start = max(int(floor.free.max()), *(max(room.ready, room.held) for room in rooms.values()))
@@ -233,7 +244,7 @@ def _lay_together(floor: Floor, group: tuple[Unit, ...]) -> None:
             raise TargetError(f"{names} cannot begin together", where="rules", hint=hint)
 
 
-def _lay_shares(floor: Floor, rooms: Mapping[Unit, Room]) -> bool:
+def _lay_shares(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom]) -> bool:
     """Lay out units that begin together each on its share of the multipliers; whether that is possible."""
     found = shares({unit: room.region for unit, room in rooms.items()}, floor.config)
     for unit, place in (found or {}).items():
@@ -251,7 +262,7 @@ def _lay_shares(floor: Floor, rooms: Mapping[Unit, Room]) -> bool:
     return found is not None
 
 
-def _lay(floor: Floor, unit: Unit, room: Room, size: int | None) -> Laid:
+def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None) -> LayerItems:
     """Lay out a unit: what ends first."""
     work, config = floor.network.works[unit.work], floor.config
     ways = _spread(floor, unit, room, size)
@@ -280,12 +291,12 @@ def _lay(floor: Floor, unit: Unit, room: Room, size: int | None) -> Laid:
     return laid_out(best[2], work, config, best[1])
 
 
-def _ends(floor: Floor, items: Sequence[Item]) -> list[int]:
+def _ends(floor: Floorplan, items: Sequence[Item]) -> list[int]:
     """The cycle after each item's last sum has left, if nothing is in the way."""
     return [item.start + busy(item, floor.network, floor.config) for item in items]
 
 
-def _spread(floor: Floor, unit: Unit, room: Room, size: int | None) -> Iterable[tuple[Item, ...]]:
+def _spread(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None) -> Iterable[tuple[Item, ...]]:
     """Ways to deal a unit out to virtual neurons that have ports of their own, closer ones first."""
     work = floor.network.works[unit.work]
     spacing, found = 1, False
@@ -301,12 +312,12 @@ def _spread(floor: Floor, unit: Unit, room: Room, size: int | None) -> Iterable[
         spacing *= 2
 
 
-def _width(work: Work, config: MaeriConfig, tile: Tile) -> int:
+def _width(work: MultiplierLayer, config: MaeriConfig, tile: MultiplierTile) -> int:
     """Multipliers of a virtual neuron, with the one that carries sums back where there is one."""
     return timing(config, work.layer, tile, work.layer.taps).size
 
 
-def _lanes(floor: Floor, unit: Unit, width: int, room: Room) -> list[list[Lane]]:
+def _lanes(floor: Floorplan, unit: ChannelRange, width: int, room: UnitRoom) -> list[list[Lane]]:
     """Room for virtual neurons, each from when its multipliers are free: side by side from the left, and where it is
     free first."""
     work, base = floor.network.works[unit.work], room.region.start
@@ -339,7 +350,7 @@ def _first_free(free: Times, width: int, count: int) -> list[Lane]:
 
 
 def tried_sizes(
-    work: Work, config: MaeriConfig, whole: bool, spacing: int = 1, multipliers: int | None = None
+    work: MultiplierLayer, config: MaeriConfig, whole: bool, spacing: int = 1, multipliers: int | None = None
 ) -> list[int]:
     """Sizes of virtual neurons worth trying for a layer, the best guess first.
 
@@ -362,7 +373,7 @@ def tried_sizes(
     return [size for _, size in guessed[:_TRIED]]
 
 
-def _guess(work: Work, config: MaeriConfig, size: int) -> int:
+def _guess(work: MultiplierLayer, config: MaeriConfig, size: int) -> int:
     """Cycles of a layer, all virtual neurons beginning together."""
     folds = -(-work.layer.taps // size)
     carried = folds > 1 and not config.accumulation_buffer

@@ -26,11 +26,11 @@ from typing import Protocol
 import numpy as np
 
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.fabric import Boxed, Cycles, Fabric, Wiring, fabric, port_of, wiring
+from dovetail.targets.maeri.fabric import Cycles, Fabric, TileShape, Wiring, fabric, port_of, wiring
 from dovetail.targets.maeri.network import OrderLayer
 
 
-class Part(Protocol):
+class PositionSpan(Protocol):
     """So many positions of an output channel, from the first on (a `Segment`)."""
 
     @property
@@ -43,7 +43,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PositionSequence:
     """Positions computed one after the other with the same weights, in cycles from the first weight's."""
 
     begins: Cycles
@@ -73,14 +73,14 @@ _SHORT = 64
 """Positions of a single virtual neuron that are played at least, for the next that has fewer."""
 
 
-class Player:
+class NeuronSimulator:
     """Plays stretches of virtual neurons that are set up alike, each once."""
 
     def __init__(
         self,
         wired: Wiring,
         layer: OrderLayer,
-        tile: Boxed,
+        tile: TileShape,
         climbs: tuple[int, ...],
         lines: tuple[int, ...],
         trips: Callable[[int], tuple[Cycles, Cycles]] | None = None,
@@ -89,9 +89,9 @@ class Player:
         self._set_up, self._trips = (wired, layer, tile, climbs, lines), trips
         self._single = len(climbs) == 1 and trips is None
         self._even = bool((wired.first == wired.later).all())
-        self._known: dict[tuple[int, int], Stretch] = {}
+        self._known: dict[tuple[int, int], PositionSequence] = {}
 
-    def stretch(self, column: int, count: int) -> Stretch:
+    def stretch(self, column: int, count: int) -> PositionSequence:
         """So many positions from a column of a row on. Of a single virtual neuron they are the start of what is longer,
         for its sums come one after the other."""
         further = max(1 << (count - 1).bit_length(), _SHORT) if self._single else count
@@ -104,7 +104,7 @@ class Player:
             return played
         wired, climbs = self._set_up[0], self._set_up[3]
         taken, ends = int(played.exists[count - 1]) - 1, played.ends[:count]
-        return Stretch(
+        return PositionSequence(
             played.begins[:count],
             ends,
             played.arrives[:, :count],
@@ -117,12 +117,12 @@ class Player:
 
 
 @lru_cache(maxsize=8192)
-def player(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int) -> Player:
+def player(config: MaeriConfig, layer: OrderLayer, tile: TileShape, taps: int, at: int) -> NeuronSimulator:
     """Who plays virtual neurons from a multiplier on. Where sums do not go round, that is the same for all from
     which sums climb as far."""
     made = fabric(config, layer, tile, taps, at)
     if made.back:
-        return Player(made.wired, layer, tile, made.climbs, made.lines, partial(_trips, config, made))
+        return NeuronSimulator(made.wired, layer, tile, made.climbs, made.lines, partial(_trips, config, made))
     width = config.multipliers // config.distribution if config.ports else config.multipliers
     users = tuple(made.lines.index(line) for line in made.lines)
     return _alike(config, layer, tile, taps, at % width, made.climbs, users)
@@ -132,24 +132,24 @@ def player(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: i
 def _alike(
     config: MaeriConfig,
     layer: OrderLayer,
-    tile: Boxed,
+    tile: TileShape,
     taps: int,
     at: int,
     climbs: tuple[int, ...],
     users: tuple[int, ...],
-) -> Player:
-    return Player(wiring(config, layer, tile, taps, at), layer, tile, climbs, users)
+) -> NeuronSimulator:
+    return NeuronSimulator(wiring(config, layer, tile, taps, at), layer, tile, climbs, users)
 
 
 def _flow(
     wired: Wiring,
     layer: OrderLayer,
-    tile: Boxed,
+    tile: TileShape,
     climbs: Sequence[int],
     lines: Sequence[int],
     span: tuple[int, int],
     trips: tuple[Cycles, Cycles] | None,
-) -> Stretch:
+) -> PositionSequence:
     """Play positions as arrays of events. `trips`: cycles of a step in which each port sends sums back, and when those
     of each [virtual neuron, position] let its last product be added, from the last weight on."""
     columns = -(-layer.out_columns // tile.out_columns)
@@ -175,7 +175,9 @@ def _flow(
     begins = np.where(work > 0, sent - work, np.iinfo(np.int64).max).min(axis=0)
     clear = max(int(done.max()), int((order.max(axis=1) - climbs).max()) + 1 - steps)
     late, counts = _taken(order) if trips is None else (0, (len(climbs),))
-    return Stretch(begins, done.max(axis=0), arrives, order.max(axis=0) + 1 + late, weights, total, clear, counts)
+    return PositionSequence(
+        begins, done.max(axis=0), arrives, order.max(axis=0) + 1 + late, weights, total, clear, counts
+    )
 
 
 def _trips(config: MaeriConfig, made: Fabric, positions: int) -> tuple[Cycles, Cycles]:
@@ -226,7 +228,7 @@ def _taken(order: Cycles) -> tuple[int, tuple[int, ...]]:
 
 
 @dataclass(frozen=True)
-class Played:
+class ItemTimeline:
     """An item from its first weight to its last sum; arrays by position, in its order."""
 
     begins: Cycles
@@ -249,14 +251,20 @@ class Played:
 
 
 def play(
-    config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int, start: int, parts: Sequence[Part]
-) -> Played:
+    config: MaeriConfig,
+    layer: OrderLayer,
+    tile: TileShape,
+    taps: int,
+    at: int,
+    start: int,
+    parts: Sequence[PositionSpan],
+) -> ItemTimeline:
     """Play an item whose first weight is sent in cycle `start`, on the multipliers from `at` on."""
     made, plays = fabric(config, layer, tile, taps, at), player(config, layer, tile, taps, at)
     columns, rows = -(-layer.out_columns // tile.out_columns), -(-layer.out_rows // tile.out_rows)
     beyond = rows * columns * tile.out_rows * tile.out_columns - layer.out_rows * layer.out_columns
     whole = all(part.first == 0 and part.count == rows * columns for part in parts)
-    cycle, found, before, early = start, list[tuple[Stretch, int]](), None, 0
+    cycle, found, before, early = start, list[tuple[PositionSequence, int]](), None, 0
     for part in parts:
         own = plays.stretch(part.first % columns, part.count)
         if before is not None and config.prefetch:
@@ -271,17 +279,17 @@ def play(
         name: np.concatenate([getattr(own, name) for own, _ in found], axis=-1) + later
         for name in ("begins", "exists", "arrives")
     }
-    return Played(**joined, lines=made.lines, places=made.places, steps=made.wired.steps)
+    return ItemTimeline(**joined, lines=made.lines, places=made.places, steps=made.wired.steps)
 
 
-def _ready(own: Stretch, round_trip: bool) -> int:
+def _ready(own: PositionSequence, round_trip: bool) -> int:
     """When the next weights can be sent, if the memory has counted its sums: all inputs are sent; those of sums that
     still go round too."""
     last = int((own.weights + own.sent[:, -1]).max()) if round_trip else int(own.ends[-1])
     return max(last, own.clear - int(own.weights.max()))
 
 
-def _counted(own: Stretch, neurons: int, early: int) -> int:
+def _counted(own: PositionSequence, neurons: int, early: int) -> int:
     """When the memory has counted as many sums as the image has: `early` ones of beyond its edge count as well."""
     wanted = neurons * len(own.ends) - early
     if wanted <= 0:
@@ -302,7 +310,7 @@ def _round_trips(config: MaeriConfig, made: Fabric, positions: int) -> Cycles:
     if len(made.places) == 1:  # nobody in the way
         each = (steps - 1) * (made.back[0][0] + shared + 2) + 1
         return np.arange(1, positions + 1)[None] * each
-    round_ = _Round(config, made, shared, positions)
+    round_ = _FeedbackSimulation(config, made, shared, positions)
     seen: dict[Hashable, tuple[int, list[int]]] = {}
     cycles, sums = 0, [0] * len(round_.taken)
     while not cycles and min(map(len, round_.taken)) < min(steps * positions, max(_PLAYED, 2 * steps)):
@@ -322,7 +330,7 @@ def _round_trips(config: MaeriConfig, made: Fabric, positions: int) -> Cycles:
     return found
 
 
-class _Round:
+class _FeedbackSimulation:
     """Sums on their way round: at lines' inputs, in the memory's queue, at ports and in the tree."""
 
     def __init__(self, config: MaeriConfig, made: Fabric, shared: int, positions: int) -> None:

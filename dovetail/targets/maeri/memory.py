@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from dovetail.errors import TargetError
 from dovetail.ir.types import TensorType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import Network, Work
+from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork
 from dovetail.targets.maeri.order import Item
 
 Span = tuple[Item, int, int]
@@ -38,7 +38,7 @@ class Peak:
     """What they are, the largest first, with their bytes."""
 
 
-def features(network: Network, config: MaeriConfig, spans: Sequence[Span]) -> Peak:
+def features(network: OrderNetwork, config: MaeriConfig, spans: Sequence[Span]) -> Peak:
     """Bytes of inputs and results that are alive at the same time."""
     begins, ends = dict[int, int](), dict[int, int]()
     for item, begin, end in spans:
@@ -60,7 +60,7 @@ def features(network: Network, config: MaeriConfig, spans: Sequence[Span]) -> Pe
     return _peak([*given, *made])
 
 
-def prefetched(network: Network, config: MaeriConfig, spans: Iterable[Span]) -> Peak:
+def prefetched(network: OrderNetwork, config: MaeriConfig, spans: Iterable[Span]) -> Peak:
     """Bytes ports send from at the same time."""
     held = []
     for item, begin, end in spans:
@@ -70,7 +70,7 @@ def prefetched(network: Network, config: MaeriConfig, spans: Iterable[Span]) -> 
     return _peak(held, all_of)
 
 
-def _parts(network: Network, work: Work, item: Item, config: MaeriConfig) -> Iterator[tuple[str, int]]:
+def _parts(network: OrderNetwork, work: MultiplierLayer, item: Item, config: MaeriConfig) -> Iterator[tuple[str, int]]:
     """What an item has in the prefetch buffer."""
     layer, tile = work.layer, item.tile
     values, weights = (_each(network.graph.types[name]) for name in _operands(work))
@@ -82,7 +82,7 @@ def _parts(network: Network, work: Work, item: Item, config: MaeriConfig) -> Ite
     yield f"inputs of {work.name}", rows * layer.in_columns * channels * tile.groups * values
 
 
-def _whole(network: Network, work: Work) -> Mapping[str, int]:
+def _whole(network: OrderNetwork, work: MultiplierLayer) -> Mapping[str, int]:
     """Bytes of all weights and inputs of a layer."""
     layer = work.layer
     values, weights = (_each(network.graph.types[name]) for name in _operands(work))
@@ -90,13 +90,13 @@ def _whole(network: Network, work: Work) -> Mapping[str, int]:
     return {f"weights of {work.name}": work.weights * weights, f"inputs of {work.name}": image * values}
 
 
-def _operands(work: Work) -> tuple[str, str]:
+def _operands(work: MultiplierLayer) -> tuple[str, str]:
     """What is sent past the multipliers, and what stays in them."""
     x, weights = work.node.inputs[:2]
     return (weights, x) if work.turned else (x, weights)
 
 
-def _inputs(network: Network, work: Work) -> Iterator[str]:
+def _inputs(network: OrderNetwork, work: MultiplierLayer) -> Iterator[str]:
     """The network's inputs a layer's operand is made from, without any other layer between."""
     makers, computed = network.graph.producers(), {each.node.output for each in network.works}
     waiting, seen = [work.node.inputs[0]], set[str]()
@@ -120,7 +120,7 @@ def _bytes(kind: TensorType) -> int:
     return kind.elements * _each(kind)
 
 
-def _results(network: Network, work: Work, config: MaeriConfig) -> int:
+def _results(network: OrderNetwork, work: MultiplierLayer, config: MaeriConfig) -> int:
     """Bytes of a layer's results."""
     name = work.node.output
     sums = not config.requantise or (name in network.graph.outputs and network.graph.types[name].dtype.is_integer)
@@ -144,7 +144,7 @@ def _peak(held: Iterable[tuple[str, int, int, int]], most: Mapping[str, int] | N
     return best
 
 
-def shortage(network: Network, config: MaeriConfig, spans: Sequence[Span]) -> TargetError | None:
+def shortage(network: OrderNetwork, config: MaeriConfig, spans: Sequence[Span]) -> TargetError | None:
     """Why an order does not fit the memories: the bytes, what they are, and what to change; None where it does."""
     if config.feature_memory:
         peak = features(network, config, spans)

@@ -59,7 +59,7 @@ Times = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Work:
+class MultiplierLayer:
     """A layer of the network on the multipliers."""
 
     node: Node
@@ -113,11 +113,11 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Network:
+class OrderNetwork:
     """A graph with its layers."""
 
     graph: Graph
-    works: tuple[Work, ...]
+    works: tuple[MultiplierLayer, ...]
     """In the graph's order, so that each comes after those it reads."""
 
     def __post_init__(self) -> None:
@@ -126,10 +126,10 @@ class Network:
             hint = "choose a network with a convolution or dense layer"
             raise ModelError("the network has no convolution and no dense layer", where=self.graph.name, hint=hint)
 
-    def before(self, work: Work) -> tuple[Work, ...]:
+    def before(self, work: MultiplierLayer) -> tuple[MultiplierLayer, ...]:
         """The layers a layer's operand is made from, without any other layer between."""
         makers, computed = self.graph.producers(), {each.node.output: each for each in self.works}
-        found: dict[str, Work] = {}
+        found: dict[str, MultiplierLayer] = {}
         waiting, seen = [work.node.inputs[0]], set[str]()
         while waiting:
             value = waiting.pop()
@@ -143,7 +143,7 @@ class Network:
         return tuple(each for each in self.works if each.node.output in found)
 
 
-def network(graph: Graph) -> Network:
+def network(graph: Graph) -> OrderNetwork:
     """Find the layers of a graph of one image.
 
     Raises:
@@ -159,8 +159,8 @@ def network(graph: Graph) -> Network:
             name = stem if names[stem] == 1 else f"{stem}_{names[stem]}"
             dense = isinstance(node.operator, FullyConnected)
             turned = dense and all(size == 1 for size in graph.types[node.inputs[0]].shape[:-1])
-            works.append(Work(node, name, layer, not dense, turned))
-    return Network(graph, tuple(works))
+            works.append(MultiplierLayer(node, name, layer, not dense, turned))
+    return OrderNetwork(graph, tuple(works))
 
 
 def _short(origin: str) -> str:

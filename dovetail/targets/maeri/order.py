@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import Network, Times, Work
-from dovetail.targets.maeri.timing import Tile, Timing, timing
+from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times
+from dovetail.targets.maeri.timing import ItemTiming, MultiplierTile, timing
 from dovetail.targets.maeri.tree import Range
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ChannelSegment:
     """Some sums of one output channel, or of neighbouring ones where a tile has several filters."""
 
     channel: int
@@ -32,30 +32,30 @@ class Item:
 
     work: int
     """Which layer, counted in the network's order."""
-    tile: Tile
+    tile: MultiplierTile
     """Of one virtual neuron, or of several that share what is sent."""
     place: Range
     """All its multipliers."""
     start: int
     """Cycle its first weight is sent."""
-    segments: tuple[Segment, ...]
+    segments: tuple[ChannelSegment, ...]
     """In order; all weights of a segment come before its first input."""
     taps: tuple[int, int]
     """The products of each sum it adds up: [first, end) in the order channel, row, column of the kernel. Where that is
     not all of them, other items add the rest in the accumulation buffer."""
 
 
-def timing_of(item: Item, work: Work, config: MaeriConfig) -> Timing:
+def timing_of(item: Item, work: MultiplierLayer, config: MaeriConfig) -> ItemTiming:
     """What an item's virtual neurons take."""
     return timing(config, work.layer, item.tile, item.taps[1] - item.taps[0], item.place.start)
 
 
-def grid(work: Work, tile: Tile) -> tuple[int, int]:
+def grid(work: MultiplierLayer, tile: MultiplierTile) -> tuple[int, int]:
     """Rows and columns of positions, in tiles."""
     return -(-work.layer.out_rows // tile.out_rows), -(-work.layer.out_columns // tile.out_columns)
 
 
-def busy(item: Item, network: Network, config: MaeriConfig) -> int:
+def busy(item: Item, network: OrderNetwork, config: MaeriConfig) -> int:
     """Cycles an item takes, from its first weight until its last sum has left."""
     work = network.works[item.work]
     time, columns, cycles, before = timing_of(item, work, config), grid(work, item.tile)[1], 0, 0
@@ -65,7 +65,7 @@ def busy(item: Item, network: Network, config: MaeriConfig) -> int:
     return cycles + time.tail + _margin(time, item, sum(part.count for part in item.segments) * time.later)
 
 
-def _margin(time: Timing, item: Item, cycles: int) -> int:
+def _margin(time: ItemTiming, item: Item, cycles: int) -> int:
     """Cycles added where sums of several virtual neurons go round, queue at lines, or follow those of the filter
     before at once: who meets whom is not known to the cycle."""
     if item.tile.neurons == 1:
@@ -75,17 +75,17 @@ def _margin(time: Timing, item: Item, cycles: int) -> int:
 
 
 @dataclass(frozen=True)
-class Order:
+class NetworkOrder:
     """A valid order of a network, and what it rests on."""
 
-    network: Network
+    network: OrderNetwork
     config: MaeriConfig
     items: tuple[Item, ...]
     """By start, then place."""
     makespan: int
     """Cycles until the last result exists."""
 
-    def work(self, item: Item) -> Work:
+    def work(self, item: Item) -> MultiplierLayer:
         """The layer an item belongs to."""
         return self.network.works[item.work]
 
@@ -98,12 +98,12 @@ class Order:
         """Every item, the cycle of its first weight, and the cycle after its last sum has left."""
         return [(item, item.start, self.end(item)) for item in self.items]
 
-    def timing(self, item: Item) -> Timing:
+    def timing(self, item: Item) -> ItemTiming:
         """What an item's virtual neurons take."""
         return timing_of(item, self.work(item), self.config)
 
 
-def neurons(item: Item, time: Timing) -> list[Range]:
+def neurons(item: Item, time: ItemTiming) -> list[Range]:
     """The virtual neurons of an item."""
     return [Range(item.place.start + number * time.size, time.size) for number in range(item.tile.neurons)]
 
@@ -113,7 +113,7 @@ def ordered(items: Iterable[Item]) -> tuple[Item, ...]:
     return tuple(sorted(items, key=lambda item: (item.start, item.place.start)))
 
 
-def channels_of(work: Work, tile: Tile, first: int) -> list[int]:
+def channels_of(work: MultiplierLayer, tile: MultiplierTile, first: int) -> list[int]:
     """The filters of a segment that begins at one."""
     group, filter_ = divmod(first, work.layer.filters)
     return [
@@ -124,7 +124,7 @@ def channels_of(work: Work, tile: Tile, first: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Laid:
+class LayerItems:
     """Items of one layer, laid out."""
 
     items: tuple[Item, ...]
@@ -144,7 +144,7 @@ class Laid:
         return int(self.times.max())
 
 
-def laid_out(items: Sequence[Item], work: Work, config: MaeriConfig, slack: int = 0) -> Laid:
+def laid_out(items: Sequence[Item], work: MultiplierLayer, config: MaeriConfig, slack: int = 0) -> LayerItems:
     """When items of a layer end and their results exist; `slack` cycles later where others' sums may be in the way."""
     times = np.zeros((work.outputs, work.layer.out_rows), np.int64)
     ends = []
@@ -165,4 +165,4 @@ def laid_out(items: Sequence[Item], work: Work, config: MaeriConfig, slack: int 
                     np.maximum(times[channel, rows], exists, out=times[channel, rows])
             cycle += time.positions(columns, part.first, part.count)
         ends.append(cycle + time.tail + late - slack)
-    return Laid(tuple(items), tuple(ends), work.of_result(times))
+    return LayerItems(tuple(items), tuple(ends), work.of_result(times))

@@ -13,9 +13,9 @@ from html import escape
 from importlib import resources
 from string import Template
 
-from dovetail.targets.maeri.binding import SAID, Binds, Shares, Use, binds, use_of
-from dovetail.targets.maeri.network import Work
-from dovetail.targets.maeri.order import Item, Order
+from dovetail.targets.maeri.binding import SAID, Bottleneck, Shares, Utilisation, binds, use_of
+from dovetail.targets.maeri.network import MultiplierLayer
+from dovetail.targets.maeri.order import Item, NetworkOrder
 from dovetail.targets.maeri.tree import Range
 
 MOST_BARS = 2000
@@ -26,14 +26,14 @@ _TICKS = 6
 
 
 @dataclass(frozen=True)
-class Bar:
+class ItemBar:
     """An item as it is drawn, or several of a layer that follow one another in one place."""
 
     work: int
     place: Range
     start: int
     end: int
-    binds: Binds
+    binds: Bottleneck
     neurons: int
     """Virtual neurons side by side."""
     kernel: str
@@ -43,7 +43,9 @@ class Bar:
     items: int
 
 
-def page(order: Order, summary: str, headings: Sequence[str], rows: Sequence[tuple[int, tuple[str, ...]]]) -> str:
+def page(
+    order: NetworkOrder, summary: str, headings: Sequence[str], rows: Sequence[tuple[int, tuple[str, ...]]]
+) -> str:
     """The page of an order.
 
     Args:
@@ -78,11 +80,11 @@ def page(order: Order, summary: str, headings: Sequence[str], rows: Sequence[tup
 _FILES = ("order.html", "order.css", "order.js")
 
 
-def _works(order: Order) -> Iterable[tuple[int, Work]]:
+def _works(order: NetworkOrder) -> Iterable[tuple[int, MultiplierLayer]]:
     return enumerate(order.network.works)
 
 
-def _bars(order: Order) -> list[Bar]:
+def _bars(order: NetworkOrder) -> list[ItemBar]:
     """What is drawn, by start and place."""
     bars = [_bar(order, item) for item in order.items]
     if len(bars) > MOST_BARS:
@@ -90,10 +92,10 @@ def _bars(order: Order) -> list[Bar]:
     return sorted(bars[:MOST_BARS], key=lambda bar: (bar.start, bar.place.start))
 
 
-def _joined(bars: Sequence[Bar], gap: int) -> list[Bar]:
+def _joined(bars: Sequence[ItemBar], gap: int) -> list[ItemBar]:
     """Bars of a layer that follow one another in one place, at most so many cycles later, as one."""
-    last: dict[tuple[int, Range], Bar] = {}
-    found: list[Bar] = []
+    last: dict[tuple[int, Range], ItemBar] = {}
+    found: list[ItemBar] = []
     for bar in bars:
         before = last.get((bar.work, bar.place))
         if before is not None and bar.start - before.end <= gap:
@@ -105,7 +107,7 @@ def _joined(bars: Sequence[Bar], gap: int) -> list[Bar]:
     return [*found, *last.values()]
 
 
-def _bar(order: Order, item: Item) -> Bar:
+def _bar(order: NetworkOrder, item: Item) -> ItemBar:
     tile, work = item.tile, order.work(item)
     kernel = f"{tile.size} products" if tile.flat else f"{tile.rows}x{tile.columns}x{tile.channels}"
     if work.turned:  # its positions are the layer's outputs
@@ -115,16 +117,16 @@ def _bar(order: Order, item: Item) -> Bar:
         spans = [(part.channel, part.channel + tile.filters * tile.groups) for part in item.segments]
     channels = min(low for low, _ in spans), min(max(high for _, high in spans), work.channels) - 1
     more = (binds(order, item), tile.neurons, kernel, channels, 1)
-    return Bar(item.work, item.place, item.start, order.end(item), *more)
+    return ItemBar(item.work, item.place, item.start, order.end(item), *more)
 
 
-def _colours(order: Order) -> str:
+def _colours(order: NetworkOrder) -> str:
     """A colour of each layer, far from its neighbours'."""
     rules = (f".l{number}{{--l:hsl({number * 137 % 360} 58% {46 + number % 3 * 9}%)}}" for number, _ in _works(order))
     return "".join(rules)
 
 
-def _kernel(work: Work) -> str:
+def _kernel(work: MultiplierLayer) -> str:
     """A layer in a few words."""
     layer = work.layer
     if work.kind == "dense":
@@ -133,14 +135,14 @@ def _kernel(work: Work) -> str:
     return f"{work.kind} {sizes}{f', stride {layer.stride}' if layer.stride > 1 else ''}"
 
 
-def _entry(order: Order, number: int) -> str:
+def _entry(order: NetworkOrder, number: int) -> str:
     """A layer in the legend, a link to its own drawing."""
     work = order.network.works[number]
     text = f"{escape(work.name)} <small>{_kernel(work)}</small>"
     return f'<li><a href="#layer{number}" data-layer="{number}"><i class="swatch l{number}"></i>{text}</a></li>'
 
 
-def _gantt(order: Order, bars: Sequence[Bar], span: tuple[int, int], name: str) -> str:
+def _gantt(order: NetworkOrder, bars: Sequence[ItemBar], span: tuple[int, int], name: str) -> str:
     """Bars against time, with ticks; what lies outside of the span is cut off."""
     multipliers, (begin, end) = order.config.multipliers, span
     inside = [bar for bar in bars if bar.start < end and bar.end > begin]
@@ -156,7 +158,7 @@ def _gantt(order: Order, bars: Sequence[Bar], span: tuple[int, int], name: str) 
     )
 
 
-def _shape(order: Order, bar: Bar) -> str:
+def _shape(order: NetworkOrder, bar: ItemBar) -> str:
     """A bar, a line between its virtual neurons, and what is said of it."""
     low, high = bar.channels
     said = [
@@ -186,11 +188,11 @@ def _ticks(begin: int, end: int) -> str:
     return f'<div class="ticks" aria-hidden="true">{marks}</div>'
 
 
-def _use(order: Order, use: Use) -> str:
+def _use(order: NetworkOrder, use: Utilisation) -> str:
     """What binds, and ports and lines at work, against time."""
     bottom = use.multipliers.cumsum(axis=0) - use.multipliers
     areas = "".join(
-        f'<path class="b{reason}" d="{_area(use, low, low + height)}"><title>{SAID[Binds(reason)][0]}: '
+        f'<path class="b{reason}" d="{_area(use, low, low + height)}"><title>{SAID[Bottleneck(reason)][0]}: '
         f"{100 * _mean(use, height):.1f} % of the multipliers on average</title></path>"
         for reason, (low, height) in enumerate(zip(bottom, use.multipliers, strict=True))
     )
@@ -207,13 +209,13 @@ def _use(order: Order, use: Use) -> str:
     return "".join(found)
 
 
-def _mean(use: Use, shares: Shares) -> float:
+def _mean(use: Utilisation, shares: Shares) -> float:
     """Over all cycles."""
     cycles = use.edges[1:] - use.edges[:-1]
     return float((cycles * shares).sum() / cycles.sum())
 
 
-def _area(use: Use, low: Shares, high: Shares) -> str:
+def _area(use: Utilisation, low: Shares, high: Shares) -> str:
     """Steps between two edges, the share 1 at the top."""
     spans = list(zip(use.edges[:-1].tolist(), use.edges[1:].tolist(), strict=True))
     there = "".join(f"V{100 - 100 * top:.3g}H{end}" for (_, end), top in zip(spans, high, strict=True))
@@ -232,7 +234,7 @@ def _table(headings: Sequence[str], rows: Sequence[tuple[int, tuple[str, ...]]])
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def _layer(order: Order, number: int, bars: Sequence[Bar]) -> str:
+def _layer(order: NetworkOrder, number: int, bars: Sequence[ItemBar]) -> str:
     """A layer's time alone, and its items as a table."""
     work, own = order.network.works[number], [bar for bar in bars if bar.work == number]
     begin, end = min(bar.start for bar in own), max(bar.end for bar in own)

@@ -21,21 +21,21 @@ from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, Su
 from dovetail.ir.types import Array, DType
 from dovetail.target import Match, Pattern, apply, constant, layers, operand
 from dovetail.target.pattern import match_pattern
-from dovetail.targets.maeri.order import Order
+from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.steps import (
     INT8,
     AdditionStep,
-    Form,
-    Image,
+    FeatureMap,
     JoinStep,
     LayerStep,
-    Place,
-    Pool,
+    NumberFormat,
+    PoolKind,
     PoolStep,
+    ProgrammingImage,
     SoftmaxStep,
     Step,
 )
-from dovetail.targets.maeri.task import Kind
+from dovetail.targets.maeri.task import TaskKind
 
 _ALIGNMENT = 64
 _FOREVER = 1 << 62
@@ -51,11 +51,11 @@ _PATTERNS = (
     apply(Reshape, operand("x"), name="reshape"),
 )
 """What is a step. A reshape is none, for it moves nothing."""
-Placed = Callable[[str], Place]
+Placed = Callable[[str], FeatureMap]
 
 
 @dataclass(frozen=True)
-class Network:
+class StepGraph:
     """A graph as steps."""
 
     graph: Graph
@@ -68,12 +68,12 @@ class Network:
 
 
 def programmed(
-    order: Order,
-    form: Form,
+    order: NetworkOrder,
+    form: NumberFormat,
     infos: Sequence[tuple[int, ...]],
     trees: tuple[tuple[int, ...], ...],
     phases: tuple[tuple[int, int], ...],
-) -> Image:
+) -> ProgrammingImage:
     """The image of a network and its order.
 
     Args:
@@ -87,7 +87,7 @@ def programmed(
         ModelError: something of the network is no step of an image, or there is no room; says what.
     """
     net = _network(inner(order.network.graph))
-    memory = _Constants(form)
+    memory = _ConstantMemory(form)
     addresses = [memory.add(match) for match in net.matches]
     features, size = _placed(net, _lives(order, net), form, memory.end())
     room, needed = order.config.feature_memory, size - memory.end()
@@ -95,10 +95,10 @@ def programmed(
         what = f"features of {8 * form.element} bits need {needed:,} bytes, the memory of features has {room:,}"
         raise ModelError(what, where=net.graph.name, hint="raise feature_memory")
 
-    def place(value: str) -> Place:
+    def place(value: str) -> FeatureMap:
         kept = net.kept[value]
         rows, columns, channels = _sizes(net.graph.types[value].shape)
-        return Place(features[kept], rows, columns, channels, 0 if form == INT8 else net.zero_points[kept])
+        return FeatureMap(features[kept], rows, columns, channels, 0 if form == INT8 else net.zero_points[kept])
 
     steps = tuple(_step(match, where, place) for match, where in zip(net.matches, addresses, strict=True))
     sums = {match.nodes["layer"].output: at for at, match in enumerate(net.matches) if match.has("layer")}
@@ -106,7 +106,9 @@ def programmed(
     words = tuple(infos[works.index(at)] for at in sorted(works))
     items = tuple(replace(item, work=works[item.work]) for item in order.items)
     ends = (tuple(map(place, net.graph.inputs)), tuple(map(place, net.graph.outputs)))
-    return Image(order.config, form, order.makespan, size, *ends, steps, words, trees, phases, items, memory.data())
+    return ProgrammingImage(
+        order.config, form, order.makespan, size, *ends, steps, words, trees, phases, items, memory.data()
+    )
 
 
 def inner(graph: Graph) -> Graph:
@@ -142,7 +144,7 @@ def _read(match: Match) -> list[str]:
     return [value for name, value in match.values.items() if name in ("x", "other") or name[1:].isdigit()]
 
 
-def _network(graph: Graph) -> Network:
+def _network(graph: Graph) -> StepGraph:
     if graph.states:
         raise _unfit("a network with states", graph.name)
     matches, covered = list[Match](), set[str]()
@@ -166,7 +168,7 @@ def _network(graph: Graph) -> Network:
     for value in values:
         if graph.types[value].dtype is not DType.INT8 or graph.types[value].shape[0] != 1:
             raise _unfit(f"a value {graph.types[value]}", value)
-    return Network(graph, steps, kept, _zero_points(graph, steps, kept))
+    return StepGraph(graph, steps, kept, _zero_points(graph, steps, kept))
 
 
 def _refusal(match: Match) -> bool:
@@ -228,10 +230,10 @@ def _sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return int(np.prod(shape[1:-1], dtype=np.int64)), 1, shape[-1]
 
 
-class _Constants:
+class _ConstantMemory:
     """The first bytes of the memory, put together."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: NumberFormat) -> None:
         self.form, self.parts, self.size = form, list[bytes](), 0
 
     def add(self, match: Match) -> tuple[int, ...]:
@@ -281,8 +283,8 @@ def _step(match: Match, constants: Sequence[int], place: Placed) -> Step:
     return _pool(match, constants, source, result)
 
 
-def _pool(match: Match, constants: Sequence[int], source: Place, result: Place) -> PoolStep:
-    kinds = {"mean": Pool.MEAN, "largest": Pool.LARGEST, "sum": Pool.SUM, "change": Pool.SUM}
+def _pool(match: Match, constants: Sequence[int], source: FeatureMap, result: FeatureMap) -> PoolStep:
+    kinds = {"mean": PoolKind.MEAN, "largest": PoolKind.LARGEST, "sum": PoolKind.SUM, "change": PoolKind.SUM}
     name = next(name for name in kinds if match.has(name))
     operator = match.nodes[name].operator
     pool = operator if isinstance(operator, Pool2d) else SumPool2d((1, 1), (1, 1))
@@ -299,14 +301,14 @@ def _pool(match: Match, constants: Sequence[int], source: Place, result: Place) 
     return PoolStep(kinds[name], source, result, *sizes, zero, scales, own, low, high)
 
 
-def _layer(match: Match, constants: Sequence[int], source: Place, result: Place) -> LayerStep:
+def _layer(match: Match, constants: Sequence[int], source: FeatureMap, result: FeatureMap) -> LayerStep:
     layer, operator = layers.layer_of(match), layers.linear_of(match)
     turned = isinstance(operator, FullyConnected) and source.rows * source.columns == 1
     depthwise = isinstance(operator, DepthwiseConv2d)
     groups = source.channels if depthwise else 1 if turned else source.channels // layer.weights.shape[3]
     weights, bias, scales = constants
     return LayerStep(
-        kind=Kind.TURNED if turned else Kind.DEPTHWISE if depthwise else Kind.CONVOLUTION,
+        kind=TaskKind.TURNED if turned else TaskKind.DEPTHWISE if depthwise else TaskKind.CONVOLUTION,
         source=source,
         result=result,
         top=layer.before[0],
@@ -338,7 +340,7 @@ def _sum_bits(weights: Array, depthwise: bool, zero_point: int) -> int:
     return max(int(most).bit_length(), int(-least - 1).bit_length()) + 1
 
 
-def _lives(order: Order, net: Network) -> dict[str, tuple[int, int]]:
+def _lives(order: NetworkOrder, net: StepGraph) -> dict[str, tuple[int, int]]:
     """From when to when the bytes of each value are taken, in cycles. What is no layer takes no time of its own."""
     spans: dict[str, tuple[int, int]] = {}
     for item in order.items:
@@ -359,7 +361,9 @@ def _lives(order: Order, net: Network) -> dict[str, tuple[int, int]]:
     return lives
 
 
-def _placed(net: Network, lives: Mapping[str, tuple[int, int]], form: Form, base: int) -> tuple[dict[str, int], int]:
+def _placed(
+    net: StepGraph, lives: Mapping[str, tuple[int, int]], form: NumberFormat, base: int
+) -> tuple[dict[str, int], int]:
     """An address of each value, the largest first, each as low as it can be; and how many bytes there are."""
     sizes = {name: form.element * net.graph.types[name].elements for name in lives}
     taken: dict[str, int] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ModelError
-from dovetail.targets.maeri.network import Network
+from dovetail.targets.maeri.network import OrderNetwork
 
 MAX_BYTES = 1 << 20
 """Largest file of rules read, in bytes."""
@@ -66,7 +66,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Unit:
+class ChannelRange:
     """Output channels [first, end) of a layer."""
 
     work: int
@@ -82,23 +82,23 @@ def _wrong(what: str, hint: str, where: str = "rules") -> ModelError:
 
 
 @dataclass(frozen=True)
-class Asked:
+class UnitRules:
     """Rules of one network, spelt out for its units."""
 
     rules: Rules
-    units: tuple[Unit, ...]
+    units: tuple[ChannelRange, ...]
     """In the network's order."""
-    before: Mapping[tuple[Unit, Unit], str]
+    before: Mapping[tuple[ChannelRange, ChannelRange], str]
     """(earlier, later) -> the rule, or the dependency, as a sentence."""
-    rules_before: frozenset[tuple[Unit, Unit]]
+    rules_before: frozenset[tuple[ChannelRange, ChannelRange]]
     """Those of them that a rule names."""
-    apart: Mapping[tuple[Unit, Unit], str]
+    apart: Mapping[tuple[ChannelRange, ChannelRange], str]
     """Both ways round."""
-    together: tuple[tuple[tuple[Unit, ...], str], ...]
+    together: tuple[tuple[tuple[ChannelRange, ...], str], ...]
     """(units that begin in the same cycle, the rule)."""
-    no_later: Mapping[tuple[Unit, Unit], str]
+    no_later: Mapping[tuple[ChannelRange, ChannelRange], str]
     """(first, second): the first begins no later."""
-    pins: tuple[tuple[Unit, Pin, str], ...]
+    pins: tuple[tuple[ChannelRange, Pin, str], ...]
     """(what, where and when, the rule)."""
     limits: tuple[tuple[frozenset[int], int, str], ...]
     """(layers, virtual neurons of them at the same time, the rule)."""
@@ -110,7 +110,7 @@ class Asked:
         return min((most for works, most, _ in self.limits if work in works), default=None)
 
 
-def spelt(rules: Rules, network: Network) -> Asked:
+def spelt(rules: Rules, network: OrderNetwork) -> UnitRules:
     """Spell out rules for a network, as they stand: what follows from several of them is `clashes.py`'s.
 
     Raises:
@@ -121,18 +121,18 @@ def spelt(rules: Rules, network: Network) -> Asked:
     for what in _named(rules):
         number, first, end = _find(what, names, network)
         cuts[number] |= {first, end}
-    units = tuple(Unit(number, *pair) for number in sorted(cuts) for pair in pairwise(sorted(cuts[number])))
+    units = tuple(ChannelRange(number, *pair) for number in sorted(cuts) for pair in pairwise(sorted(cuts[number])))
 
-    def of(what: str) -> list[Unit]:
+    def of(what: str) -> list[ChannelRange]:
         number, first, end = _find(what, names, network)
         return [unit for unit in units if unit.work == number and first <= unit.first and unit.end <= end]
 
-    before: dict[tuple[Unit, Unit], str] = {}
+    before: dict[tuple[ChannelRange, ChannelRange], str] = {}
     for work in network.works:
         for earlier in network.before(work):
             for pair in product(of(earlier.name), of(work.name)):
                 before[pair] = f"{work.name} reads what {earlier.name} computes"
-    reached, ruled = _reached(before), set[tuple[Unit, Unit]]()
+    reached, ruled = _reached(before), set[tuple[ChannelRange, ChannelRange]]()
     for number, chain in enumerate(rules.before):
         for x, y in pairwise(chain):
             for units_pair in product(of(x), of(y)):
@@ -163,15 +163,15 @@ def spelt(rules: Rules, network: Network) -> Asked:
         for unit in of(pin.what)
     )
     limits = tuple(_spelt_limits(rules, network, names))
-    return Asked(rules, units, before, frozenset(ruled), apart, groups, no_later, pins, limits, frozenset(whole))
+    return UnitRules(rules, units, before, frozenset(ruled), apart, groups, no_later, pins, limits, frozenset(whole))
 
 
-def _itself(ones: Sequence[Unit], others: Sequence[Unit]) -> str:
+def _itself(ones: Sequence[ChannelRange], others: Sequence[ChannelRange]) -> str:
     return " keeps a layer from itself" if set(ones) & set(others) else ""
 
 
 def _spelt_limits(
-    rules: Rules, network: Network, names: Mapping[str, int]
+    rules: Rules, network: OrderNetwork, names: Mapping[str, int]
 ) -> Iterator[tuple[frozenset[int], int, str]]:
     if rules.at_most:
         yield frozenset(names.values()), rules.at_most, f"at_most: {rules.at_most}{rules.at('at_most', 0)}"
@@ -199,7 +199,7 @@ def _named(rules: Rules) -> list[str]:
     return [*found, *(rules.whole_filters if isinstance(rules.whole_filters, tuple) else ())]
 
 
-def _find(what: str, names: Mapping[str, int], network: Network) -> tuple[int, int, int]:
+def _find(what: str, names: Mapping[str, int], network: OrderNetwork) -> tuple[int, int, int]:
     """A layer's number and the range of output channels."""
     if what in names:
         return names[what], 0, network.works[names[what]].channels
@@ -214,7 +214,7 @@ def _find(what: str, names: Mapping[str, int], network: Network) -> tuple[int, i
     raise _wrong(f"there is no layer '{what}' in the network", hint)
 
 
-def _reached(before: Iterable[tuple[Unit, Unit]]) -> dict[int, set[int]]:
+def _reached(before: Iterable[tuple[ChannelRange, ChannelRange]]) -> dict[int, set[int]]:
     """The layers each layer comes before, directly or not."""
     after: dict[int, set[int]] = {}
     for x, y in before:

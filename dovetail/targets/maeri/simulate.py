@@ -20,10 +20,10 @@ from dovetail.errors import SimulationError
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.machine import Played, in_turn, play
+from dovetail.targets.maeri.machine import ItemTimeline, in_turn, play
 from dovetail.targets.maeri.memory import shortage
-from dovetail.targets.maeri.network import Times, Work, exists_from
-from dovetail.targets.maeri.order import Item, Order, channels_of, grid
+from dovetail.targets.maeri.network import MultiplierLayer, Times, exists_from
+from dovetail.targets.maeri.order import Item, NetworkOrder, channels_of, grid
 from dovetail.targets.maeri.tree import Range, configure
 
 Reals = npt.NDArray[np.float64]
@@ -47,12 +47,12 @@ class Simulation:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ItemRun:
     """An item spread out: one entry per position it computes, in order."""
 
     item: Item
-    work: Work
-    played: Played
+    work: MultiplierLayer
+    played: ItemTimeline
     channels: Numbers
     """The (first) output channel of each position."""
     positions: Numbers
@@ -75,7 +75,7 @@ class _Run:
         return max(float(exists[-1] - exists[0]) / (len(exists) - 1), float(fullest))
 
 
-def simulate(order: Order, inputs: Mapping[str, Array]) -> Simulation:
+def simulate(order: NetworkOrder, inputs: Mapping[str, Array]) -> Simulation:
     """Execute an order.
 
     Args:
@@ -107,7 +107,7 @@ def simulate(order: Order, inputs: Mapping[str, Array]) -> Simulation:
     return Simulation(outputs, cycles, sum(work.layer.macs for work in order.network.works))
 
 
-def check(order: Order) -> int:
+def check(order: NetworkOrder) -> int:
     """What `simulate` finds but for the numbers: cycles until the last result exists.
 
     Raises:
@@ -126,7 +126,7 @@ def check(order: Order) -> int:
     return max(int(times.max()) for times in exists.values())
 
 
-def makespan(order: Order) -> int:
+def makespan(order: NetworkOrder) -> int:
     """Cycles until the last result of an order exists, from its items alone.
 
     Raises:
@@ -136,7 +136,7 @@ def makespan(order: Order) -> int:
     return max((int(run.exists.max()) for run in _runs(order)), default=0)
 
 
-def spans(order: Order) -> tuple[tuple[int, int], ...]:
+def spans(order: NetworkOrder) -> tuple[tuple[int, int], ...]:
     """Of each layer the cycle of its first weight, and that from which all its results exist."""
     runs = _runs(order)
     found = []
@@ -146,7 +146,7 @@ def spans(order: Order) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _runs(order: Order) -> list[_Run]:
+def _runs(order: NetworkOrder) -> list[_ItemRun]:
     """Every item played, its sums as late as the lines it shares with others make them."""
     runs = [_run(order, item) for item in order.items]
     users: dict[int, list[tuple[int, int]]] = {}
@@ -162,7 +162,7 @@ def _runs(order: Order) -> list[_Run]:
     return runs
 
 
-def _share(runs: list[_Run], users: Sequence[tuple[int, int]], late: list[Numbers]) -> None:
+def _share(runs: list[_ItemRun], users: Sequence[tuple[int, int]], late: list[Numbers]) -> None:
     """Delay the sums of virtual neurons that several items' share of a line keeps waiting."""
     arrives = [runs[number].played.arrives[neuron] for number, neuron in users]
     taken = np.split(in_turn(np.concatenate(arrives)), np.cumsum([len(each) for each in arrives])[:-1])
@@ -172,7 +172,7 @@ def _share(runs: list[_Run], users: Sequence[tuple[int, int]], late: list[Number
         np.maximum(late[number], found - alone, out=late[number])
 
 
-def _run(order: Order, item: Item) -> _Run:
+def _run(order: NetworkOrder, item: Item) -> _ItemRun:
     """An item played."""
     work, config = order.work(item), order.config
     if not item.segments:
@@ -190,7 +190,7 @@ def _run(order: Order, item: Item) -> _Run:
     if played.steps > config.weight_depth:
         what = f"a multiplier would hold {played.steps} weights, it has room for {config.weight_depth}"
         raise _wrong(what, _name(item, work))
-    return _Run(item, work, played, channels, positions, played.exists.copy())
+    return _ItemRun(item, work, played, channels, positions, played.exists.copy())
 
 
 def _wrong(what: str, where: str) -> SimulationError:
@@ -198,16 +198,16 @@ def _wrong(what: str, where: str) -> SimulationError:
     return SimulationError(what, where=where, hint=hint)
 
 
-def _name(item: Item, work: Work) -> str:
+def _name(item: Item, work: MultiplierLayer) -> str:
     return f"{work.name} on multipliers [{item.place.start}, {item.place.end}) from cycle {item.start}"
 
 
-def _check_places(order: Order, runs: list[_Run]) -> None:
+def _check_places(order: NetworkOrder, runs: list[_ItemRun]) -> None:
     """One item per multiplier at a time, and per port."""
     config = order.config
     width = config.port_width if config.ports else 1 if not config.shared_ports else config.multipliers
     until = np.zeros(config.multipliers, np.int64)
-    owner: list[_Run | None] = [None] * config.multipliers
+    owner: list[_ItemRun | None] = [None] * config.multipliers
     for run in sorted(runs, key=lambda each: each.item.start):
         place, name = run.item.place, _name(run.item, run.work)
         if place.start < 0 or place.end > config.multipliers or run.item.start < 0:
@@ -226,18 +226,18 @@ def _check_places(order: Order, runs: list[_Run]) -> None:
         owner[taken] = [run] * (taken.stop - taken.start)
 
 
-def _check_memories(order: Order, runs: list[_Run]) -> None:
+def _check_memories(order: NetworkOrder, runs: list[_ItemRun]) -> None:
     """What is alive at the same time fits the memories."""
     short = shortage(order.network, order.config, [(run.item, *run.span) for run in runs])
     if short is not None:
         raise SimulationError(short.what, where=short.where, hint=short.hint)
 
 
-def _check_phases(config: MaeriConfig, runs: list[_Run]) -> None:
+def _check_phases(config: MaeriConfig, runs: list[_ItemRun]) -> None:
     """Every set of virtual neurons that works at the same time is one the trees and the bus can be configured for."""
     changes = sorted({cycle for run in runs for cycle in run.span})
     starting, ending = sorted(runs, key=lambda run: run.span[0]), sorted(runs, key=lambda run: run.span[1])
-    active: dict[int, _Run] = {}
+    active: dict[int, _ItemRun] = {}
     known: set[tuple[tuple[int, int, float, int], ...]] = set()
     started = ended = 0
     for cycle in changes:
@@ -276,7 +276,7 @@ def _check_phase(config: MaeriConfig, phase: Sequence[tuple[int, int, float, int
             raise _wrong(what, f"from cycle {cycle}")
 
 
-def _check_inputs(order: Order, runs: list[_Run], exists: Mapping[str, Times]) -> None:
+def _check_inputs(order: NetworkOrder, runs: list[_ItemRun], exists: Mapping[str, Times]) -> None:
     """Every input exists in the cycle it is first multiplied in."""
     if not runs:
         return
@@ -309,7 +309,7 @@ def _check_inputs(order: Order, runs: list[_Run], exists: Mapping[str, Times]) -
             raise _wrong(f"{what}; its inputs exist from cycle {wanted[at]}", _name(run.item, work))
 
 
-def _needed(work: Work, times: Times, taps: tuple[int, int], height: int) -> Times:
+def _needed(work: MultiplierLayer, times: Times, taps: tuple[int, int], height: int) -> Times:
     """From when each group's inputs of so many rows of the result at a time exist, by [group, such rows]."""
     layer, rows = work.layer, -(-work.layer.out_rows // height)
     area = layer.rows * layer.columns
@@ -322,7 +322,7 @@ def _needed(work: Work, times: Times, taps: tuple[int, int], height: int) -> Tim
     return need
 
 
-def _results(work: Work, runs: list[_Run]) -> Times:
+def _results(work: MultiplierLayer, runs: list[_ItemRun]) -> Times:
     """When each channel and row of a layer's result exists: with the last of its sums."""
     times = np.zeros((work.outputs, work.layer.out_rows), np.int64)
     for run in runs:
@@ -340,7 +340,7 @@ def _results(work: Work, runs: list[_Run]) -> Times:
     return work.of_result(times)
 
 
-def _sums(work: Work, runs: list[_Run], operands: list[Array]) -> Array:
+def _sums(work: MultiplierLayer, runs: list[_ItemRun], operands: list[Array]) -> Array:
     """A layer's sums, put together from what each item adds; every product exactly once."""
     total, parts = np.zeros((work.positions, work.outputs)), sorted({run.item.taps for run in runs})
     ends = [0, *(taps[1] for taps in parts)]
@@ -358,7 +358,7 @@ def _sums(work: Work, runs: list[_Run], operands: list[Array]) -> Array:
     return _accumulated(work, operands, total)
 
 
-def _added(work: Work, run: _Run) -> Iterable[Numbers]:
+def _added(work: MultiplierLayer, run: _ItemRun) -> Iterable[Numbers]:
     """Which elements of [position, output channel] an item adds to, once for each time."""
     layer, tile = work.layer, run.item.tile
     if tile.neurons == 1:
@@ -372,14 +372,14 @@ def _added(work: Work, run: _Run) -> Iterable[Numbers]:
             yield (positions[:, None] * work.outputs + channels).reshape(-1)
 
 
-def _segments(run: _Run) -> Iterable[tuple[int, slice]]:
+def _segments(run: _ItemRun) -> Iterable[tuple[int, slice]]:
     first = 0
     for part in run.item.segments:
         yield part.channel, slice(first, first + part.count)
         first += part.count
 
 
-def _elements(run: _Run, positions: Numbers) -> Iterable[tuple[Numbers, Numbers]]:
+def _elements(run: _ItemRun, positions: Numbers) -> Iterable[tuple[Numbers, Numbers]]:
     """Rows and columns of the result for each element of a tile of positions."""
     tile = run.item.tile
     rows, columns = np.divmod(positions, grid(run.work, tile)[1])
@@ -388,7 +388,7 @@ def _elements(run: _Run, positions: Numbers) -> Iterable[tuple[Numbers, Numbers]
             yield rows * tile.out_rows + row, columns * tile.out_columns + column
 
 
-def _products(work: Work, operands: Sequence[Array], taps: tuple[int, int]) -> Reals:
+def _products(work: MultiplierLayer, operands: Sequence[Array], taps: tuple[int, int]) -> Reals:
     """Sums of the products [first, end) of every sum of a layer, by [position, output channel].
 
     Integers stay exact: float64 holds them up to 2^53.
@@ -412,7 +412,7 @@ def _products(work: Work, operands: Sequence[Array], taps: tuple[int, int]) -> R
     return np.ascontiguousarray(sums.transpose(1, 0, 2)).reshape(work.positions, work.outputs)
 
 
-def _windows(image: Reals, work: Work) -> Reals:
+def _windows(image: Reals, work: MultiplierLayer) -> Reals:
     """[group, position, channel x row x column of the kernel]."""
     layer = work.layer
     view = np.lib.stride_tricks.sliding_window_view(image, (layer.rows, layer.columns), axis=(0, 1))
@@ -421,7 +421,7 @@ def _windows(image: Reals, work: Work) -> Reals:
     return view.reshape(shape).transpose(2, 0, 1, 3, 4, 5).reshape(layer.groups, work.positions, layer.taps)
 
 
-def _accumulated(work: Work, operands: Sequence[Array], total: Reals) -> Array:
+def _accumulated(work: MultiplierLayer, operands: Sequence[Array], total: Reals) -> Array:
     """Sums as the layer gives them: with the bias, in the type and shape of its result."""
     operator = work.node.operator
     kind = operator.infer([TensorType(array.shape, DType.of(array.dtype)) for array in operands])

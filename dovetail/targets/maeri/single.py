@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import islice, repeat
 
 from dovetail.errors import TargetError
-from dovetail.targets.maeri.floor import Floor, Room, start_of
-from dovetail.targets.maeri.order import Item, Segment, laid_out
-from dovetail.targets.maeri.rules import Unit
+from dovetail.targets.maeri.floor import Floorplan, UnitRoom, start_of
+from dovetail.targets.maeri.order import ChannelSegment, Item, laid_out
+from dovetail.targets.maeri.rules import ChannelRange
 from dovetail.targets.maeri.timing import shaped, timing
 
 MOST_WAYS = 3000
@@ -18,14 +18,14 @@ _STEPS = 20_000
 """Choices looked at for several units that begin together."""
 
 
-def singly(floor: Floor, unit: Unit, room: Room) -> Iterator[Item]:
+def singly(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterator[Item]:
     """Ways to compute a unit by one virtual neuron, large ones first, from the left."""
     work, config, within = floor.network.works[unit.work], floor.config, room.within
     step = config.port_width if config.ports else 1
     if work.turned:
-        parts: tuple[Segment, ...] = (Segment(0, unit.first, unit.end - unit.first),)
+        parts: tuple[ChannelSegment, ...] = (ChannelSegment(0, unit.first, unit.end - unit.first),)
     else:
-        parts = tuple(Segment(channel, 0, work.positions) for channel in range(unit.first, unit.end))
+        parts = tuple(ChannelSegment(channel, 0, work.positions) for channel in range(unit.first, unit.end))
     for size in range(min(work.layer.taps, within.size), 0, -1):
         tile = shaped(work.layer, size)
         try:
@@ -39,7 +39,7 @@ def singly(floor: Floor, unit: Unit, room: Room) -> Iterator[Item]:
             yield Item(unit.work, tile, place, start, parts, (0, work.layer.taps))
 
 
-def alongside(floor: Floor, rooms: Mapping[Unit, Room]) -> bool:
+def alongside(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom]) -> bool:
     """Lay out units that begin in the same cycle, each on one virtual neuron; whether there is a way."""
     works = floor.network.works
     width = floor.config.port_width if floor.config.ports else 1

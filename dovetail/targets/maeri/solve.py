@@ -21,11 +21,11 @@ from dovetail.targets.maeri.clashes import asked
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange, tried_sizes
-from dovetail.targets.maeri.network import Network, Work, exists_from
-from dovetail.targets.maeri.order import Item, Order, Segment, laid_out, ordered
-from dovetail.targets.maeri.rules import Asked, Rules, Unit
+from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, exists_from
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, laid_out, ordered
+from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules
 from dovetail.targets.maeri.simulate import check
-from dovetail.targets.maeri.timing import Tile, Timing, shaped, timing
+from dovetail.targets.maeri.timing import ItemTiming, MultiplierTile, shaped, timing
 from dovetail.targets.maeri.tree import Range, line_of
 
 CLOSE = 1.005
@@ -39,12 +39,12 @@ Found = Callable[[str, int, int], None]
 
 
 def best_order(
-    network: Network,
+    network: OrderNetwork,
     config: MaeriConfig,
     rules: Rules | None = None,
     seconds: float = 5.0,
     found: Found = lambda how, makespan, bound: None,
-) -> Order:
+) -> NetworkOrder:
     """An order of a network, the best that is found.
 
     The list scheduler's comes first and is always valid. A small network is then solved as a whole (the extra
@@ -94,7 +94,7 @@ def best_order(
     return best
 
 
-def is_sound(order: Order, rules: Rules) -> bool:
+def is_sound(order: NetworkOrder, rules: Rules) -> bool:
     """Whether the hardware can do what an order says, by the time it says, and the rules are kept."""
     try:
         return check(order) <= order.makespan and not broken(order, rules)
@@ -102,31 +102,33 @@ def is_sound(order: Order, rules: Rules) -> bool:
         return False
 
 
-def _solved(network: Network, config: MaeriConfig, rules: Rules, until: float) -> Order | None:
+def _solved(network: OrderNetwork, config: MaeriConfig, rules: Rules, until: float) -> NetworkOrder | None:
     """The best order of whole output channels that is found in time, with and without parts over input channels; None
     where the network is too large for it, or a channel does not fit."""
-    best: Order | None = None
+    best: NetworkOrder | None = None
     spelt = asked(rules, network, config)
     for in_parts in (False, True):
         pieces = _pieces(network, config, spelt, in_parts)
         if pieces and len(pieces) <= MOST_PIECES and not config.shared_ports:
-            made = _Puzzle(network, config, spelt, pieces, until).solve((until - time.process_time()) / (2 - in_parts))
+            made = _SolverModel(network, config, spelt, pieces, until).solve(
+                (until - time.process_time()) / (2 - in_parts)
+            )
             if made and (best is None or made.makespan < best.makespan):
                 best = made
     return best
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _NeuronTask:
     """What one virtual neuron computes in one go."""
 
     work: int
-    segment: Segment
+    segment: ChannelSegment
     gives: range
     """The channels of the layer's result it has a part in."""
     taps: tuple[int, int]
-    time: Timing
-    tile: Tile
+    time: ItemTiming
+    tile: MultiplierTile
     exists: int
     """Cycles from the first weight until its last sum has left, wherever it lies."""
 
@@ -136,9 +138,9 @@ class _Piece:
         return max(self.time.size, 2)
 
 
-def _pieces(network: Network, config: MaeriConfig, spelt: Asked, in_parts: bool) -> list[_Piece]:
+def _pieces(network: OrderNetwork, config: MaeriConfig, spelt: UnitRules, in_parts: bool) -> list[_NeuronTask]:
     """The pieces of a network; none where a layer's sums do not fit."""
-    pieces: list[_Piece] = []
+    pieces: list[_NeuronTask] = []
     for number, work in enumerate(network.works):
         area = work.layer.rows * work.layer.columns
         divided = in_parts and work.layer.channels > 1 and config.accumulation_buffer and area > 1
@@ -154,7 +156,7 @@ def _pieces(network: Network, config: MaeriConfig, spelt: Asked, in_parts: bool)
                 return pieces
             exists = time.load + time.positions(work.layer.out_columns, segment.first, segment.count) + most
             parts = [(first, first + step) for first in range(0, work.layer.taps, step)]
-            pieces += [_Piece(number, segment, gives, taps, time, tile, exists) for taps in parts]
+            pieces += [_NeuronTask(number, segment, gives, taps, time, tile, exists) for taps in parts]
     return pieces
 
 
@@ -162,19 +164,19 @@ _ROWS = 8
 """Pieces a dense layer of one vector is cut into, at most."""
 
 
-def _goals(work: Work) -> Iterator[tuple[Segment, range]]:
+def _goals(work: MultiplierLayer) -> Iterator[tuple[ChannelSegment, range]]:
     """What pieces of a layer compute, and the channels of its result they have a part in."""
     if work.turned:
         step = -(-work.positions // _ROWS)
         for first in range(0, work.positions, step):
             count = min(step, work.positions - first)
-            yield Segment(0, first, count), range(first, first + count)
+            yield ChannelSegment(0, first, count), range(first, first + count)
     else:
         for channel in range(work.outputs):
-            yield Segment(channel, 0, work.positions), range(channel, channel + 1)
+            yield ChannelSegment(channel, 0, work.positions), range(channel, channel + 1)
 
 
-class _Puzzle:
+class _SolverModel:
     """Where and when pieces work, as a model of CP-SAT.
 
     Raises:
@@ -182,7 +184,7 @@ class _Puzzle:
     """
 
     def __init__(
-        self, network: Network, config: MaeriConfig, spelt: Asked, pieces: Sequence[_Piece], until: float
+        self, network: OrderNetwork, config: MaeriConfig, spelt: UnitRules, pieces: Sequence[_NeuronTask], until: float
     ) -> None:
         try:
             from ortools.sat.python import cp_model
@@ -207,7 +209,7 @@ class _Puzzle:
             model.add(makespan >= start + piece.exists)
         model.minimize(makespan)
 
-    def _precedences(self, spelt: Asked, spans: Sequence[Any]) -> None:
+    def _precedences(self, spelt: UnitRules, spans: Sequence[Any]) -> None:
         """A piece's first product waits for the channels it reads, and for the user's rules."""
         model, starts, pieces, works = self._model, self._starts, self._pieces, self._network.works
         numbers = {work.name: number for number, work in enumerate(works)}
@@ -242,7 +244,7 @@ class _Puzzle:
                 if pin.end is not None:
                     model.add(starts[index] + pieces[index].exists <= pin.end)
 
-    def solve(self, seconds: float) -> Order | None:
+    def solve(self, seconds: float) -> NetworkOrder | None:
         """The best order that is found in a deterministic time."""
         solver: Any = self._cp.CpSolver()
         solver.parameters.max_deterministic_time = max(seconds, 0.0) / _ROUNDS
@@ -267,7 +269,7 @@ class _Puzzle:
                 self._keep_off(pair)
         return None
 
-    def _order(self, found: Sequence[tuple[_Piece, int, Range]]) -> Order:
+    def _order(self, found: Sequence[tuple[_NeuronTask, int, Range]]) -> NetworkOrder:
         items, exists = list[Item](), []
         for number, work in enumerate(self._network.works):
             own = tuple(
@@ -277,9 +279,9 @@ class _Puzzle:
             )
             items += own
             exists.append(laid_out(own, work, self._config).exists)
-        return Order(self._network, self._config, ordered(items), max(exists))
+        return NetworkOrder(self._network, self._config, ordered(items), max(exists))
 
-    def _crossing(self, found: Sequence[tuple[_Piece, int, Range]]) -> list[tuple[int, int]]:
+    def _crossing(self, found: Sequence[tuple[_NeuronTask, int, Range]]) -> list[tuple[int, int]]:
         """Pairs of pieces that work at the same time and give their sums to one line."""
         pairs = []
         for (one, (piece, start, place)), (other, (second, later, there)) in combinations(enumerate(found), 2):
@@ -310,18 +312,18 @@ class _Puzzle:
         model.add_bool_or(apart, first, second)
 
 
-def _channels_read(work: Work, piece: _Piece) -> set[int]:
+def _channels_read(work: MultiplierLayer, piece: _NeuronTask) -> set[int]:
     layer = work.layer
     area, first = layer.rows * layer.columns, piece.segment.channel // layer.filters * layer.channels
     return {first + channel for channel in range(piece.taps[0] // area, -(-piece.taps[1] // area))}
 
 
-def _is_in(piece: _Piece, unit: Unit) -> bool:
+def _is_in(piece: _NeuronTask, unit: ChannelRange) -> bool:
     """Whether a piece computes some of a unit's channels."""
     return piece.gives.start < unit.end and unit.first < piece.gives.stop
 
 
-def _reaches(network: Network, work: Work, earlier: Work) -> list[set[int]]:
+def _reaches(network: OrderNetwork, work: MultiplierLayer, earlier: MultiplierLayer) -> list[set[int]]:
     """Which input channels of a layer each output channel of an earlier one has a part in."""
     reaches = []
     for channel in range(earlier.channels):

@@ -15,11 +15,11 @@ from enum import IntEnum
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.order import Item
-from dovetail.targets.maeri.task import Kind
+from dovetail.targets.maeri.task import TaskKind
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class NumberFormat:
     """How numbers lie in memory."""
 
     element: int
@@ -30,14 +30,14 @@ class Form:
     """Bits weights are."""
 
 
-INT8 = Form(1, 0, 0)
-INT16 = Form(2, 4, 8)
+INT8 = NumberFormat(1, 0, 0)
+INT16 = NumberFormat(2, 4, 8)
 FORMS = {"int8": INT8, "int16": INT16}
 """By the names of their files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FeatureMap:
     """Where a feature lies, and what it is; a vector is an image of one pixel, a matrix one of one column."""
 
     address: int
@@ -58,10 +58,10 @@ class Place:
 class LayerStep:
     """A layer on the multipliers, and the stage behind them: fixed-point scaling as TensorFlow Lite Micro's."""
 
-    kind: Kind
+    kind: TaskKind
     """What the layer is, and so how its weights lie."""
-    source: Place
-    result: Place
+    source: FeatureMap
+    result: FeatureMap
     top: int
     """Rows of the zero point above the source."""
     left: int
@@ -90,7 +90,7 @@ class LayerStep:
     @property
     def layer(self) -> OrderLayer:
         """Its sizes, as the multipliers see them."""
-        if self.kind == Kind.TURNED:
+        if self.kind == TaskKind.TURNED:
             return OrderLayer(1, 1, self.source.channels, 1, self.result.channels, 1)
         source, result = self.source, self.result
         sizes = (source.rows + self.top + self.bottom, source.columns + self.left + self.right)
@@ -102,9 +102,9 @@ class LayerStep:
 class AdditionStep:
     """Two images of one size added: each brought to one scale, raised by 20 bits; then the sum to the result's."""
 
-    source: Place
-    other: Place
-    result: Place
+    source: FeatureMap
+    other: FeatureMap
+    result: FeatureMap
     zero_point: int
     other_zero_point: int
     scales: int
@@ -114,7 +114,7 @@ class AdditionStep:
     high: int
 
 
-class Pool(IntEnum):
+class PoolKind(IntEnum):
     """What is made of a window."""
 
     LARGEST = 0
@@ -128,9 +128,9 @@ class Pool(IntEnum):
 class PoolStep:
     """Each window's real elements as one."""
 
-    kind: Pool
-    source: Place
-    result: Place
+    kind: PoolKind
+    source: FeatureMap
+    result: FeatureMap
     rows: int
     """Of the window."""
     columns: int
@@ -157,16 +157,16 @@ class JoinStep:
 
     axis: int
     """Along rows, columns or channels: 0, 1, 2."""
-    parts: tuple[Place, ...]
-    result: Place
+    parts: tuple[FeatureMap, ...]
+    result: FeatureMap
 
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxStep:
     """Softmax over the channels, in TensorFlow Lite Micro's fixed point (`FixedSoftmax`); for the host."""
 
-    source: Place
-    result: Place
+    source: FeatureMap
+    result: FeatureMap
     multiplier: int
     shift: int
     diff_min: int
@@ -177,7 +177,7 @@ STEPS: tuple[type[Step], ...] = (LayerStep, AdditionStep, PoolStep, SoftmaxStep,
 """By the number that stands before a step in the file."""
 
 
-def operands(step: Step) -> tuple[Place, ...]:
+def operands(step: Step) -> tuple[FeatureMap, ...]:
     """What a step reads."""
     if isinstance(step, JoinStep):
         return step.parts
@@ -185,18 +185,18 @@ def operands(step: Step) -> tuple[Place, ...]:
 
 
 @dataclass(frozen=True)
-class Image:
+class ProgrammingImage:
     """A programming image."""
 
     config: MaeriConfig
-    form: Form
+    form: NumberFormat
     makespan: int
     """Cycles the order takes."""
     memory: int
     """Bytes, constants included."""
-    inputs: tuple[Place, ...]
+    inputs: tuple[FeatureMap, ...]
     """The network's, in its order."""
-    outputs: tuple[Place, ...]
+    outputs: tuple[FeatureMap, ...]
     steps: tuple[Step, ...]
     """Each after those it reads."""
     infos: tuple[tuple[int, ...], ...]

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from dovetail.files import kept_answer
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import Network
-from dovetail.targets.maeri.order import Item, Order, Segment
-from dovetail.targets.maeri.timing import Tile
+from dovetail.targets.maeri.network import OrderNetwork
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder
+from dovetail.targets.maeri.timing import MultiplierTile
 from dovetail.targets.maeri.tree import Range
 
 
-def stored(asked: object, network: Network, config: MaeriConfig, find: Callable[[], Order | None]) -> Order | None:
+def stored(
+    asked: object, network: OrderNetwork, config: MaeriConfig, find: Callable[[], NetworkOrder | None]
+) -> NetworkOrder | None:
     """The order of a network that was found for the same question, else what `find` gives, which is then kept.
 
     Args:
@@ -28,20 +30,27 @@ def stored(asked: object, network: Network, config: MaeriConfig, find: Callable[
     return _read(data, network, config)
 
 
-def _written(order: Order | None) -> bytes:
+def _written(order: NetworkOrder | None) -> bytes:
     """An order as JSON: lists of numbers as `_read` takes them."""
     if order is None:
         return b"null"
     return json.dumps([order.makespan, [astuple(item) for item in order.items]], separators=(",", ":")).encode()
 
 
-def _read(data: bytes, network: Network, config: MaeriConfig) -> Order | None:
+def _read(data: bytes, network: OrderNetwork, config: MaeriConfig) -> NetworkOrder | None:
     """What `_written` wrote, as the file's digest says."""
     held = json.loads(data)
     if held is None:
         return None
     items = tuple(
-        Item(work, Tile(*tile), Range(*place), start, tuple(Segment(*one) for one in segments), (taps[0], taps[1]))
+        Item(
+            work,
+            MultiplierTile(*tile),
+            Range(*place),
+            start,
+            tuple(ChannelSegment(*one) for one in segments),
+            (taps[0], taps[1]),
+        )
         for work, tile, place, start, segments, taps in held[1]
     )
-    return Order(network, config, items, held[0])
+    return NetworkOrder(network, config, items, held[0])

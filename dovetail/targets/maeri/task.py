@@ -13,13 +13,13 @@ from dovetail.errors import SimulationError
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import DType, TensorType
-from dovetail.targets.maeri.network import Network, OrderLayer, network
-from dovetail.targets.maeri.order import Item, Segment
-from dovetail.targets.maeri.timing import Tile
+from dovetail.targets.maeri.network import OrderLayer, OrderNetwork, network
+from dovetail.targets.maeri.order import ChannelSegment, Item
+from dovetail.targets.maeri.timing import MultiplierTile
 from dovetail.targets.maeri.tree import Range
 
 
-class Kind(IntEnum):
+class TaskKind(IntEnum):
     """Kinds of layers."""
 
     CONVOLUTION = 0
@@ -36,7 +36,7 @@ _MASK = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Strided:
+class StridedArray:
     """Where an array lies: an image's rows, columns and channels, or a matrix' rows and elements (columns: 0)."""
 
     address: int
@@ -47,7 +47,7 @@ class Strided:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class OutputStage:
     """What the stage behind the collection bus makes of sums: int8."""
 
     scales: int
@@ -57,7 +57,7 @@ class Stage:
     """Added to every result."""
     low: int
     high: int
-    other: Strided
+    other: StridedArray
     """The second image of an addition."""
     other_zero_point: int
 
@@ -68,14 +68,14 @@ class Task:
     items; its layer says their sizes, each channel a group."""
 
     layer: OrderLayer
-    kind: Kind
+    kind: TaskKind
     """What the layer is, and so how its weights lie."""
     zero_point: int
     """Taken off every input."""
     unsigned: bool
     """Whether inputs are uint8, else int8."""
-    source: Strided
-    result: Strided
+    source: StridedArray
+    result: StridedArray
     """Of the sums, int32; of what a stage makes of them, int8."""
     weights: int
     """Bytes from the start of the constants."""
@@ -84,7 +84,7 @@ class Task:
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Rows above, columns to the left, rows below and columns to the right that are not in memory; the layer's image
     has them."""
-    stage: Stage | None = None
+    stage: OutputStage | None = None
     """None where sums are stored."""
 
 
@@ -108,20 +108,20 @@ def encode(task: Task) -> tuple[int, ...]:
     return tuple(int(word) & _MASK for word in words)
 
 
-def layers_of(tasks: Sequence[Task]) -> Network:
+def layers_of(tasks: Sequence[Task]) -> OrderNetwork:
     """The layers of tasks beside each other, as a network with weights of zeros."""
     builder, results = GraphBuilder("launch"), []
     for task in tasks:
-        layer, turned = task.layer, task.kind == Kind.TURNED
+        layer, turned = task.layer, task.kind == TaskKind.TURNED
         image = (1, layer.in_rows, layer.in_columns, layer.channels * layer.groups)
         kind = TensorType((1, layer.channels) if turned else image, DType.UINT8 if task.unsigned else DType.INT8)
         x = builder.input(builder.fresh("x"), kind)
         channels, kernel = layer.filters * layer.groups, (layer.rows, layer.columns)
         shape: tuple[int, ...] = (channels, *kernel, layer.channels)
-        if task.kind != Kind.CONVOLUTION:
+        if task.kind != TaskKind.CONVOLUTION:
             shape = (layer.in_rows, layer.channels) if turned else (1, *kernel, channels)
         w = builder.constant("weights", np.zeros(shape, np.int8))
-        operator = DepthwiseConv2d if task.kind == Kind.DEPTHWISE else Conv2d
+        operator = DepthwiseConv2d if task.kind == TaskKind.DEPTHWISE else Conv2d
         stride, zero = (layer.stride, layer.stride), task.zero_point
         window = FullyConnected(input_zero_point=zero) if turned else operator(stride, input_zero_point=zero)
         results.append(builder.add(window, [x, w], "result"))
@@ -150,10 +150,10 @@ def decode(words: Sequence[int]) -> Task:
 
     def item() -> Item:
         start, first, size = take(3)
-        rows, columns, channels, filters, groups, out_rows, out_columns, flat = take(len(fields(Tile)))
-        tile = Tile(rows, columns, channels, filters, groups, out_rows, out_columns, bool(flat))
+        rows, columns, channels, filters, groups, out_rows, out_columns, flat = take(len(fields(MultiplierTile)))
+        tile = MultiplierTile(rows, columns, channels, filters, groups, out_rows, out_columns, bool(flat))
         low, high, count = take(3)
-        segments = tuple(Segment(*take(3)) for _ in bounded(count))
+        segments = tuple(ChannelSegment(*take(3)) for _ in bounded(count))
         return Item(0, tile, Range(first, size), start, segments, (low, high))
 
     def signed(count: int) -> list[int]:
@@ -161,18 +161,18 @@ def decode(words: Sequence[int]) -> Task:
 
     layer = OrderLayer(*take(len(fields(OrderLayer))))
     (kind,), (zero_point,), (unsigned,) = take(1), signed(1), take(1)
-    if kind > max(Kind):
+    if kind > max(TaskKind):
         raise _wrong(f"the task has a layer of kind {kind}", "look at the words of the task")
-    source, result = Strided(*take(4)), Strided(*take(4))
+    source, result = StridedArray(*take(4)), StridedArray(*take(4))
     weights, bias, top, left, bottom, right, staged = take(7)
     stage = None
     if staged:
-        (scales,), (zero, least, most), other = take(1), signed(3), Strided(*take(4))
-        stage = Stage(scales, zero, least, most, other, signed(1)[0])
+        (scales,), (zero, least, most), other = take(1), signed(3), StridedArray(*take(4))
+        stage = OutputStage(scales, zero, least, most, other, signed(1)[0])
     items = tuple(item() for _ in bounded(take(1)[0]))
     if next(stream, None) is not None:
         raise _wrong("the task has words after its last item")
-    given = (layer, Kind(kind), zero_point, bool(unsigned), source, result, weights, bias, items)
+    given = (layer, TaskKind(kind), zero_point, bool(unsigned), source, result, weights, bias, items)
     return Task(*given, (top, left, bottom, right), stage)
 
 

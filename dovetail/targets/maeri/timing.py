@@ -19,13 +19,13 @@ from math import prod
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import TAIL_CYCLES, MaeriConfig
-from dovetail.targets.maeri.feedback import Circle, Going
+from dovetail.targets.maeri.feedback import FeedbackLoop, FeedbackTiming
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.tree import Range, entry_of, leaving, line_of, meeting
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class MultiplierTile:
     """How a layer lies on the multipliers: so many of each dimension at the same time (names as in the hardware
     sheet: R, S rows and columns of the kernel, C input channels, K filters, G groups, X, Y rows and columns of the
     result). R x S x C are one virtual neuron; the others are virtual neurons side by side, in the order G, K, X, Y."""
@@ -52,19 +52,19 @@ class Tile:
         return self.filters * self.groups * self.out_rows * self.out_columns
 
 
-def shaped(layer: OrderLayer, size: int) -> Tile:
+def shaped(layer: OrderLayer, size: int) -> MultiplierTile:
     """So many products of a sum at a time, as a box where that gives the same steps."""
     area = layer.rows * layer.columns
     if size % area == 0:
-        return Tile(layer.rows, layer.columns, size // area)
+        return MultiplierTile(layer.rows, layer.columns, size // area)
     if size % layer.columns == 0 and layer.rows % (size // layer.columns) == 0:
-        return Tile(size // layer.columns, layer.columns)
+        return MultiplierTile(size // layer.columns, layer.columns)
     if layer.columns % size == 0:
-        return Tile(1, size)
-    return Tile(channels=size, flat=True)
+        return MultiplierTile(1, size)
+    return MultiplierTile(channels=size, flat=True)
 
 
-def steps(layer: OrderLayer, tile: Tile, taps: int) -> int:
+def steps(layer: OrderLayer, tile: MultiplierTile, taps: int) -> int:
     """Steps of one sum of so many products: of all, or of whole input channels."""
     if tile.flat:
         return -(-taps // tile.size)
@@ -76,7 +76,7 @@ def steps(layer: OrderLayer, tile: Tile, taps: int) -> int:
     return prod(-(-size // step) for size, step in kernel)
 
 
-def forwards(layer: OrderLayer, tile: Tile) -> bool:
+def forwards(layer: OrderLayer, tile: MultiplierTile) -> bool:
     """Whether neighbouring multipliers pass inputs on, so that beside a row's first position only a window's last
     column is sent."""
     moves = tile.out_columns == 1 and layer.stride == 1 and not tile.flat
@@ -88,7 +88,7 @@ Want = tuple[Hashable, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Sends:
+class PortTraffic:
     """Values a port sends."""
 
     weights: int
@@ -101,7 +101,7 @@ class Sends:
     """Virtual neurons whose sums go back through it, where there is no accumulation buffer."""
 
 
-def traffic(config: MaeriConfig, layer: OrderLayer, tile: Tile) -> tuple[int, int, int]:
+def traffic(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile) -> tuple[int, int, int]:
     """Sends of all ports together for a step: weights, inputs of a row's first position, inputs of every other one."""
     extra = 0 if config.accumulation_buffer or steps(layer, tile, layer.taps) == 1 else 1
     weights, first, later, _ = (sum(each.values()) for each in _counted(config, layer, tile, extra, 0))
@@ -109,18 +109,22 @@ def traffic(config: MaeriConfig, layer: OrderLayer, tile: Tile) -> tuple[int, in
     return weights * scale, first * scale, later * scale
 
 
-def _sends(config: MaeriConfig, layer: OrderLayer, tile: Tile, extra: int, at: int) -> tuple[Sends, ...]:
+def _sends(
+    config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, extra: int, at: int
+) -> tuple[PortTraffic, ...]:
     """Of every port that has something to send, without repetition.
 
     `extra` multipliers at the start of each virtual neuron carry sums; the first one is multiplier `at`.
     """
     counts = _counted(config, layer, tile, extra, at if config.ports else 0)
     ports = set().union(*counts)
-    return tuple(sorted({Sends(*(count.get(port, 0) for count in counts)) for port in ports}, key=repr))
+    return tuple(sorted({PortTraffic(*(count.get(port, 0) for count in counts)) for port in ports}, key=repr))
 
 
 @lru_cache(maxsize=65536)
-def _counted(config: MaeriConfig, layer: OrderLayer, tile: Tile, extra: int, at: int) -> tuple[dict[int, int], ...]:
+def _counted(
+    config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, extra: int, at: int
+) -> tuple[dict[int, int], ...]:
     """Weights, inputs of a row's first position, of every other one, and sums that go back: sends by port."""
     weights: list[Want] = []
     inputs: list[Want] = []
@@ -152,7 +156,7 @@ def _by_port(config: MaeriConfig, wants: Iterable[Want]) -> dict[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class ItemTiming:
     """Of an item on a configuration."""
 
     size: int
@@ -167,7 +171,7 @@ class Timing:
     """Cycles in which ports send the inputs of a row's first position, and of every other one."""
     pace: tuple[int, int]
     """(cycles, positions): what so many positions take at least on the long run, whatever is sent."""
-    going: Going | None
+    going: FeedbackTiming | None
     """How sums go back to the virtual neuron between steps; None where they do not."""
     tail: int
     """Cycles from a position's last product until all its sums are in memory."""
@@ -226,7 +230,7 @@ class Timing:
 
 
 @lru_cache(maxsize=65536)
-def timing(config: MaeriConfig, layer: OrderLayer, tile: Tile, taps: int, at: int = 0) -> Timing:
+def timing(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, taps: int, at: int = 0) -> ItemTiming:
     """What virtual neurons of a tile take whose first multiplier is `at`, and that add up `taps` products of each sum.
 
     Raises:
@@ -251,7 +255,7 @@ def timing(config: MaeriConfig, layer: OrderLayer, tile: Tile, taps: int, at: in
     if extra:
         circles = tuple(_circle(config, place) for place in places)
         entries = config.multipliers // config.collection + 1
-        round_ = Going(circles, entries, folds, shared, positions)
+        round_ = FeedbackTiming(circles, entries, folds, shared, positions)
         pace = round_.pace
     else:
         left = taken(meet, max(pace[0], *(later for _, later in rates)), positions)
@@ -261,7 +265,7 @@ def timing(config: MaeriConfig, layer: OrderLayer, tile: Tile, taps: int, at: in
         most + 2 + config.accumulation_buffer + shared + len(left) - 1,
     )
     lead = folds * min(each.weights for each in sends)
-    return Timing(
+    return ItemTiming(
         size,
         folds,
         load,
@@ -276,16 +280,16 @@ def timing(config: MaeriConfig, layer: OrderLayer, tile: Tile, taps: int, at: in
     )
 
 
-def _back(sends: Sends, folds: int) -> int:
+def _back(sends: PortTraffic, folds: int) -> int:
     """Cycles of a position in which a port sends sums back."""
     return (folds - 1) * sends.back
 
 
-def _circle(config: MaeriConfig, place: Range) -> Circle:
+def _circle(config: MaeriConfig, place: Range) -> FeedbackLoop:
     found = leaving(config.multipliers, place)
     where = line_of(config.multipliers, config.collection, place)
     entry = entry_of(config.multipliers, config.collection, found.switch)
-    return Circle(found.first, found.most, where, entry, place.start // config.port_width if config.ports else 0)
+    return FeedbackLoop(found.first, found.most, where, entry, place.start // config.port_width if config.ports else 0)
 
 
 def taken(meet: Sequence[int], period: int, positions: int) -> list[int]:
@@ -314,7 +318,7 @@ def taken(meet: Sequence[int], period: int, positions: int) -> list[int]:
     return found
 
 
-def _check(config: MaeriConfig, tile: Tile, taps: int, folds: int, extra: int) -> None:
+def _check(config: MaeriConfig, tile: MultiplierTile, taps: int, folds: int, extra: int) -> None:
     used = (tile.size + extra) * tile.neurons
     if used > config.multipliers:
         what = f"the tile needs {used} multipliers, there are {config.multipliers}"
@@ -333,7 +337,7 @@ def addition_cycles(config: MaeriConfig, elements: int) -> int:
     return max(-(-2 * elements // config.distribution), -(-3 * elements // config.collection)) + TAIL_CYCLES
 
 
-def uniform_cycles(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> int:
+def uniform_cycles(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> int:
     """Cycles of a layer.
 
     The memory counts sums, those beyond the image's edge too: where tiles jut out, the next filter's weights are sent
@@ -363,13 +367,13 @@ def uniform_cycles(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> int:
     return cycles
 
 
-def _rounds(layer: OrderLayer, tile: Tile) -> tuple[int, int, int]:
+def _rounds(layer: OrderLayer, tile: MultiplierTile) -> tuple[int, int, int]:
     """How many times the tile is moved over filters and groups, rows, and columns."""
     rounds = -(-layer.filters // tile.filters) * -(-layer.groups // tile.groups)
     return rounds, -(-layer.out_rows // tile.out_rows), -(-layer.out_columns // tile.out_columns)
 
 
-def best_tile(layer: OrderLayer, config: MaeriConfig, neurons: int | None = None) -> tuple[Tile, int]:
+def best_tile(layer: OrderLayer, config: MaeriConfig, neurons: int | None = None) -> tuple[MultiplierTile, int]:
     """The tile with the fewest cycles, and those; with at most so many virtual neurons side by side.
 
     Raises:
@@ -385,7 +389,7 @@ def best_tile(layer: OrderLayer, config: MaeriConfig, neurons: int | None = None
 @lru_cache(maxsize=4096)
 def fastest(
     layer: OrderLayer, config: MaeriConfig, neurons: int, room: int, whole: bool = False, divide: int = 0
-) -> tuple[Tile, int] | None:
+) -> tuple[MultiplierTile, int] | None:
     """The tile with the fewest cycles, and those; None where none fits.
 
     Args:
@@ -404,7 +408,7 @@ def fastest(
         fewest = min((steps(layer, tile, layer.taps) for tile in tiles), default=0)
         tiles = [tile for tile in tiles if steps(layer, tile, layer.taps) == fewest]
         least = [fewest * prod(_rounds(layer, tile)) for tile in tiles]
-    best: tuple[Tile, int] | None = None
+    best: tuple[MultiplierTile, int] | None = None
     for number in sorted(range(len(tiles)), key=least.__getitem__):
         if best is not None and least[number] >= best[1]:
             break
@@ -414,11 +418,11 @@ def fastest(
 
 
 @lru_cache(maxsize=1024)
-def every_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[Tile, ...]:
+def every_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[MultiplierTile, ...]:
     """Tiles of all shapes, as wide as all multipliers, seven eighths of them, and so on, and as a port or two."""
     ports = config.distribution if config.ports else 1
     rooms = {max(ports * part // 8, 1) for part in range(1, 9)} | {1, min(2, ports)}
-    found = dict[Tile, None]()
+    found = dict[MultiplierTile, None]()
     for room in sorted(rooms, reverse=True):
         width = room * (config.multipliers // ports)
         found |= dict.fromkeys(_tiles(layer, config, width, width, False))
@@ -426,17 +430,17 @@ def every_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[Tile, ...]:
 
 
 @lru_cache(maxsize=1024)
-def by_ports(layer: OrderLayer, config: MaeriConfig, single: bool) -> tuple[tuple[Tile, ...], ...]:
+def by_ports(layer: OrderLayer, config: MaeriConfig, single: bool) -> tuple[tuple[MultiplierTile, ...], ...]:
     """For each number of ports, tiles that side by side compute the layer soonest, each some of its positions; by the
     speed each has alone. `single`: of tiles of one position."""
-    fastest_of: dict[int, tuple[float, Tile]] = {}
+    fastest_of: dict[int, tuple[float, MultiplierTile]] = {}
     for tile in every_tile(layer, config):
         if single and tile.out_rows * tile.out_columns > 1:
             continue
         ports, cycles = _estimate(layer, tile, config)
         if cycles < fastest_of.get(ports, (float("inf"), tile))[0]:
             fastest_of[ports] = cycles, tile
-    best: list[tuple[float, tuple[Tile, ...]]] = [(0.0, ())]
+    best: list[tuple[float, tuple[MultiplierTile, ...]]] = [(0.0, ())]
     for room in range(1, config.distribution + 1):
         found = best[-1]
         for ports, (cycles, tile) in sorted(fastest_of.items()):
@@ -446,7 +450,7 @@ def by_ports(layer: OrderLayer, config: MaeriConfig, single: bool) -> tuple[tupl
     return tuple(tiles for _, tiles in best)
 
 
-def _estimate(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> tuple[int, float]:
+def _estimate(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> tuple[int, float]:
     """Ports a tile takes, and about how many cycles of the layer."""
     folds = steps(layer, tile, layer.taps)
     extra = 0 if config.accumulation_buffer or folds == 1 else 1
@@ -459,24 +463,24 @@ def _estimate(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> tuple[int, 
     return -(-size * tile.neurons // config.port_width), float(rounds * whole)
 
 
-def _along(layer: OrderLayer, tile: Tile) -> int:
+def _along(layer: OrderLayer, tile: MultiplierTile) -> int:
     """Channels of the result a tile computes at a time."""
     return tile.out_rows if layer.filters == layer.groups == 1 else tile.filters * tile.groups
 
 
-def _tiles(layer: OrderLayer, config: MaeriConfig, neurons: int, room: int, whole: bool) -> Iterator[Tile]:
+def _tiles(layer: OrderLayer, config: MaeriConfig, neurons: int, room: int, whole: bool) -> Iterator[MultiplierTile]:
     """Whole kernels, rows of them or single taps, of some channels; as many filters, rows and columns as fit."""
     kernels = [(layer.rows, layer.columns), (1, layer.columns), (1, 1)]
     for rows, columns in dict.fromkeys(kernels):
         for channels in range(1, min(layer.channels, room // max(rows * columns, 1)) + 1):
-            shape = Tile(rows, columns, channels)
+            shape = MultiplierTile(rows, columns, channels)
             folds = steps(layer, shape, layer.taps)
             size = shape.size + (0 if config.accumulation_buffer or folds == 1 else 1)
             if folds > 1 and (not config.fold or folds > config.weight_depth):
                 continue
             most = min(room // size, neurons) if size > 1 else 1  # neighbours share an adder
             for split in _splits(layer, most, whole):
-                yield Tile(rows, columns, channels, *split)
+                yield MultiplierTile(rows, columns, channels, *split)
 
 
 def _splits(layer: OrderLayer, most: int, whole: bool) -> Iterator[tuple[int, int, int, int]]:

@@ -41,7 +41,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class TreeConfiguration:
     """A configuration of the tree."""
 
     outputs: tuple[Switch, ...]
@@ -55,7 +55,7 @@ class Tree:
     """Which of its children (numbers on the level below, multipliers under the last) give a switch a value."""
 
 
-def configure(multipliers: int, ranges: Sequence[Range]) -> Tree:
+def configure(multipliers: int, ranges: Sequence[Range]) -> TreeConfiguration:
     """Map virtual neurons onto the tree.
 
     Args:
@@ -89,7 +89,7 @@ def configure(multipliers: int, ranges: Sequence[Range]) -> Tree:
             what = f"the virtual neurons {_text(ranges[one])} and {_text(ranges[other])} both need adder"
             what += f" {place[1]} of level {place[0]}"
             raise TargetError(what, where="reduction tree", hint="place them elsewhere")
-    return Tree(tuple(outputs), loads, links, children)
+    return TreeConfiguration(tuple(outputs), loads, links, children)
 
 
 def _check_ranges(multipliers: int, ranges: Sequence[Range]) -> None:
@@ -160,7 +160,7 @@ def _doubles(level: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class TreeExit:
     """How a virtual neuron's sum leaves the tree."""
 
     switch: Switch
@@ -172,7 +172,7 @@ class Leaving:
 
 
 @lru_cache(maxsize=65536)
-def leaving(multipliers: int, place: Range) -> Leaving:
+def leaving(multipliers: int, place: Range) -> TreeExit:
     """How a virtual neuron's sum leaves the tree; that depends on its own place only."""
     level, first, last = multipliers.bit_length() - 1, place.start, place.end - 1
     late, start, hops = dict.fromkeys(range(first, last + 1), 0), first, 0
@@ -195,7 +195,7 @@ def leaving(multipliers: int, place: Range) -> Leaving:
             if start == sender:
                 start, hops = receiver, hops + 1
         if first == last:
-            return Leaving((level, first), hops, late[first])
+            return TreeExit((level, first), hops, late[first])
 
 
 def line_of(multipliers: int, lines: int, place: Range) -> int:

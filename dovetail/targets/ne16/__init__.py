@@ -44,8 +44,8 @@ from dovetail.targets.ne16.job import (
     CHANNELS_IN,
     CHANNELS_OUT,
     EDGE,
-    Job,
-    Padding,
+    Ne16Job,
+    Ne16Padding,
     Requantise,
     flattened,
     job_cycles,
@@ -61,7 +61,7 @@ QUEUE = 2
 LIMITS = RequantisationLimits(scale_bits=8, most_shift=31)
 
 
-def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
+def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Ne16Job:
     """The engine's job for a tile. Addresses of operands that are not given are 0."""
     dense, width, computed = _dense(match), match.result.dtype.numpy.itemsize, match.has("product")
     window = layers.PIXEL if computed else layers.window_of(match)
@@ -73,7 +73,7 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
     source_apart = source.strides[1:3] if not dense and source.strides else (columns * inputs + gaps[0], inputs)
     line = breadth * outputs * width
     target_apart = target.strides[1:3] if not dense and target.strides else (line + gaps[1], outputs * width)
-    whole = Job(
+    whole = Ne16Job(
         in_height=rows,
         in_width=columns,
         in_channels=inputs,
@@ -88,7 +88,7 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
         depthwise=not computed and isinstance(layers.linear_of(match), DepthwiseConv2d),
         linear=dense and dense_mode(match) == "linear",
         stride=window.stride[0],
-        padding=Padding(window.before[0], window.after[0], window.before[1], window.after[1]),
+        padding=Ne16Padding(window.before[0], window.after[0], window.before[1], window.after[1]),
         padding_value=window.padding_value if match.has("pad") else 0,
         weight_bits=weight_bits(match),
         weight_offset=-match.operator("product", BitProduct).zero_point if computed else None,

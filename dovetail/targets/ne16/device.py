@@ -43,14 +43,14 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _Ne16Launch:
     """A triggered job: its id, and what its registers said."""
 
     identity: int
     image: RegisterImage
 
 
-class Ne16Device(HwpeDevice[_Work]):
+class Ne16Device(HwpeDevice[_Ne16Launch]):
     """The engine as a device of the simulator; addresses in its registers go to `bus`.
 
     Args:
@@ -65,7 +65,7 @@ class Ne16Device(HwpeDevice[_Work]):
         self._weights = _WeightCache()
         super().__init__(bus, name, range(TASK, TASK + 4 * len(Register), 4), CONTEXTS, AddressLines(lines))
 
-    def begin(self, identity: int, registers: dict[int, int]) -> tuple[_Work, int]:
+    def begin(self, identity: int, registers: dict[int, int]) -> tuple[_Ne16Launch, int]:
         """See `HwpeDevice.begin`."""
         image = parse(tuple(registers.values()))
         reason = image_problem(image)
@@ -73,9 +73,9 @@ class Ne16Device(HwpeDevice[_Work]):
             what = f"the NE16 cannot run this configuration: {reason}"
             hint = "look at the words of this job, or add a Constraint for what the engine cannot do"
             raise SimulationError(what, where=f"{self.name} job {identity}", hint=hint)
-        return _Work(identity, image), walk_cycles(image) * self._slowdown
+        return _Ne16Launch(identity, image), walk_cycles(image) * self._slowdown
 
-    def complete(self, launch: Launch[_Work]) -> Activity:
+    def complete(self, launch: Launch[_Ne16Launch]) -> Activity:
         """See `QueueDevice.complete`."""
         image = launch.work.image
         try:

@@ -18,7 +18,7 @@ from dovetail.targets.ne16.job import (
     OFFSET_LIMIT,
     OFFSETS,
     PADDED_LINEAR,
-    Padding,
+    Ne16Padding,
     Register,
     Requantise,
     weight_strides,
@@ -53,7 +53,7 @@ class RegisterImage:
     last_width_out: int
     last_height_in: int
     last_width_in: int
-    padding: Padding
+    padding: Ne16Padding
     padding_value: int
     weight_offset: int
     filter_mask: int
@@ -145,7 +145,7 @@ def parse(words: tuple[int, ...]) -> RegisterImage:
         last_width_out=last_columns or EDGE,
         last_height_in=last_rows_in or edge_in,
         last_width_in=last_columns_in or edge_in,
-        padding=Padding(top=pad >> 28 & 15, bottom=pad >> 20 & 15, left=pad >> 16 & 15, right=pad >> 24 & 15),
+        padding=Ne16Padding(top=pad >> 28 & 15, bottom=pad >> 20 & 15, left=pad >> 16 & 15, right=pad >> 24 & 15),
         padding_value=pad & 0xFF,
         weight_offset=offset - (offset >> 31 << 32),
         filter_mask=words[Register.FILTER_MASK],

@@ -39,7 +39,7 @@ Register = IntEnum(
 _MASK32 = 0xFFFFFFFF
 
 
-class Padding(NamedTuple):
+class Ne16Padding(NamedTuple):
     """Padded pixels on each side of the input."""
 
     top: int = 0
@@ -48,7 +48,7 @@ class Padding(NamedTuple):
     right: int = 0
 
 
-NO_PADDING = Padding()
+NO_PADDING = Ne16Padding()
 """Padding on no side."""
 
 
@@ -67,7 +67,7 @@ class Requantise:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Ne16Job:
     """One launch of a convolution, a depthwise convolution or a fully connected layer on data in L1.
 
     The input is uint8, HWC, channels contiguous; the output is HWC, channels contiguous. Sizes are in
@@ -91,7 +91,7 @@ class Job:
     linear: bool = False
     """Linear mode: one pixel, 256 input channels per pass, weights of `packing.pack_linear_weights`."""
     stride: int = 1
-    padding: Padding = NO_PADDING
+    padding: Ne16Padding = NO_PADDING
     padding_value: int = 0
     weight_bits: int = 8
     weight_offset: int | None = None
@@ -170,7 +170,7 @@ def line(height: int, width: int) -> tuple[int, int, int]:
     return best
 
 
-def flattened(job: Job) -> Job:
+def flattened(job: Ne16Job) -> Ne16Job:
     """A 1x1 job that walks its pixels in fewer subtiles, if there is one; else the job itself.
 
     To a 1x1 convolution an image is a line of pixels, where in memory each row follows the one before on both sides.
@@ -197,7 +197,7 @@ def flattened(job: Job) -> Job:
     )
 
 
-def problem(job: Job) -> str:
+def problem(job: Ne16Job) -> str:
     """Why the engine cannot do the job, in one sentence; the empty string when it can."""
     requantise, padding = job.requantise, job.padding
     tests = (
@@ -241,7 +241,7 @@ def problem(job: Job) -> str:
     return found or _linear_problem(job) or _edge_problem(job)
 
 
-def _linear_problem(job: Job) -> str:
+def _linear_problem(job: Ne16Job) -> str:
     if not job.linear:
         return ""
     if job.kernel != 1 or job.stride != 1 or job.out_height != 1 or job.out_width != 1:
@@ -249,7 +249,7 @@ def _linear_problem(job: Job) -> str:
     return "linear mode needs a multiple of 16 input channels" if job.in_channels % CHANNELS_IN else ""
 
 
-def _edge_problem(job: Job) -> str:
+def _edge_problem(job: Ne16Job) -> str:
     """The padding after the last pixel may not reach into the last subtile but one, which does not pad."""
     for launch_out, missing in zip(job.launch, job.missing, strict=True):
         last_out = _last(launch_out, EDGE)
@@ -282,7 +282,7 @@ def weight_strides(kernel: int, depthwise: bool, linear: bool, bits: int, in_cha
     return 18, 0 if depthwise else 18 * bits * groups, 0
 
 
-def _conf0(job: Job) -> int:
+def _conf0(job: Ne16Job) -> int:
     word = (job.weight_bits - 1) | 1 << 15 | {8: 0, 32: 2}[job.out_bits] << 21
     word |= {(3, False): 0, (3, True): 1, (1, False): 2}[job.kernel, job.depthwise] << 5
     word |= job.linear << 7 | (job.stride == 2) << 8 | job.stream_in << 14
@@ -293,7 +293,7 @@ def _conf0(job: Job) -> int:
     return word | (1 << 24 if quant.shift is None else quant.shift << 16)
 
 
-def registers(job: Job) -> tuple[int, ...]:
+def registers(job: Ne16Job) -> tuple[int, ...]:
     """The 24 task registers (unsigned 32-bit) of the job.
 
     For a stride-2 job: the registers all launches of its grid share, with the pointers of the first and
@@ -333,7 +333,7 @@ def registers(job: Job) -> tuple[int, ...]:
     return tuple(int(word) for word in image)
 
 
-def task_words(job: Job) -> tuple[int, ...]:
+def task_words(job: Ne16Job) -> tuple[int, ...]:
     """The constant the C driver's ``ne16_start`` takes: 25 words, or 30 when the job is a grid of launches.
 
     Words 0..23 are `registers`. Word 24 is 0 for a single launch, else rows << 16 | columns of the grid,
@@ -414,7 +414,7 @@ def launch_cycles(
     return _LAUNCH + waits + (height + 2) // 3 * ((width + 2) // 3) * one
 
 
-def job_cycles(job: Job) -> int:
+def job_cycles(job: Ne16Job) -> int:
     """Cycles of the whole job, all launches of its grid back to back."""
     quant = job.requantise
     height, width = job.launch

@@ -14,7 +14,7 @@ from dovetail.ir.operators.elementwise import Binary
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad
 from dovetail.ir.types import Array
-from dovetail.kernels.kernel import Unsupported
+from dovetail.kernels.kernel import UnsupportedRegion
 from dovetail.kernels.region import split
 from dovetail.targets.opencl.bodies import items, widths
 from dovetail.targets.opencl.project import HEADER, LAYERS, MOVES, POOLS, Kernel, environment, made, write_kernel
@@ -128,7 +128,7 @@ def kernel_of(match: dt.Match) -> Kernel:
 def _refusal(match: dt.Match) -> str | None:
     try:
         kernel_of(match)
-    except Unsupported as error:
+    except UnsupportedRegion as error:
         return str(error)
     return None
 

@@ -20,9 +20,9 @@ from dovetail.ir.types import DType, Shape
 from dovetail.kernels.c import block, c_type, integer, loop, product, total, variable
 from dovetail.kernels.elements import place_in, row_major
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, Scope, Unsupported, expression_of
-from dovetail.kernels.region import Region
-from dovetail.kernels.sums import SumNest, Sums, blocked, padded, products_of, sums_of
+from dovetail.kernels.kernel import Expression, KernelScope, UnsupportedRegion, expression_of
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.sums import SumConstants, SumNest, blocked, padded, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Nest, pool_nest
 
 Sizes = tuple[int, int, int]
@@ -42,21 +42,21 @@ class Body:
     items: Sizes
 
 
-Writer = Callable[[Region, Scope, int], Body]
+Writer = Callable[[RegionParts, KernelScope, int], Body]
 """From a region, the kernel's parameters (which it adds to) and the lanes of a vector."""
 
 
-def writer_of(region: Region) -> Writer:
+def writer_of(region: RegionParts) -> Writer:
     """What writes the body of a region's kernel; raises Unsupported where nothing does."""
     if _by_element(region):
         return _elements
     kind = type(region.node.operator)
     if kind not in _WRITERS:
-        raise Unsupported(f"there is no OpenCL kernel for {kind.__name__}.")
+        raise UnsupportedRegion(f"there is no OpenCL kernel for {kind.__name__}.")
     return _WRITERS[kind]
 
 
-def widths(region: Region) -> tuple[int, ...]:
+def widths(region: RegionParts) -> tuple[int, ...]:
     """The lanes a region may be computed with."""
     if _by_element(region) or region.anchor is None:
         return tuple(width for width in WIDTHS if prod(region.output_shape) % width == 0)
@@ -66,12 +66,12 @@ def widths(region: Region) -> tuple[int, ...]:
     return tuple(width for width in WIDTHS if channels // _groups(region) % width == 0)
 
 
-def items(region: Region, lanes: int) -> Sizes:
+def items(region: RegionParts, lanes: int) -> Sizes:
     """Work-items along each dimension: blocks of channels, columns and rows; or blocks of elements."""
     shape = region.output_shape
     if _by_element(region) or region.anchor is None:
         return (prod(shape) // lanes, 1, 1)
-    operator, scope = region.anchor.operator, Scope(region.graph)
+    operator, scope = region.anchor.operator, KernelScope(region.graph)
     if isinstance(operator, MaxPool2d | AveragePool2d | SumPool2d):
         window = pool_nest(region, scope, operator).window
     else:
@@ -79,7 +79,7 @@ def items(region: Region, lanes: int) -> Sizes:
     return (-(-shape[-1] // lanes), window.outputs[COLUMN], window.batch * window.outputs[ROW])
 
 
-def _groups(region: Region) -> int:
+def _groups(region: RegionParts) -> int:
     """Parts of the output channels that read parts of the input channels; 1 where each reads its own or all."""
     if len(region.node.inputs) < 2:
         return 1
@@ -138,13 +138,13 @@ def _summed(nest: SumNest, lanes: int, taps: list[str]) -> Body:
     return _body(nest, outputs, lanes, [first, *nest.rows(nest.columns(taps)), *stored])
 
 
-def _multiplied(sums: Sums, value: str, weights: str, lanes: int) -> str:
+def _multiplied(sums: SumConstants, value: str, weights: str, lanes: int) -> str:
     """The statement that adds a product of 32-bit factors to the sums."""
     text = f"{value} * {weights}"
     return f"sum += {f'convert_{_vector(sums.kind, lanes)}({text})' if sums.kind == 'int64_t' else text};"
 
 
-def _sums(region: Region, scope: Scope, lanes: int) -> Body:
+def _sums(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
     """A convolution or fully connected layer: weights in blocks of `lanes` outputs, side by side for each tap; a
     depthwise one, where every lane multiplies its own channel."""
     products = products_of(region, scope)
@@ -168,7 +168,7 @@ def _sums(region: Region, scope: Scope, lanes: int) -> Body:
     return _summed(nest, lanes, [_from(nest, group), pointer, *loop("element", depth, step)])
 
 
-def _pool(region: Region, scope: Scope, lanes: int) -> Body:
+def _pool(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
     operator = region.node.operator
     assert isinstance(operator, MaxPool2d | AveragePool2d | SumPool2d)
     pool = pool_nest(region, scope, operator)
@@ -181,11 +181,11 @@ def _pool(region: Region, scope: Scope, lanes: int) -> Body:
     return _body(pool, pool.window.channels, lanes, lines)
 
 
-def _by_element(region: Region) -> bool:
+def _by_element(region: RegionParts) -> bool:
     return region.anchor is None or type(region.anchor.operator) in MOVES
 
 
-def _elements(region: Region, scope: Scope, lanes: int) -> Body:
+def _elements(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
     """Pointwise operators, alone or on elements that are moved: neighbouring elements in turn."""
     shape, count = region.output_shape, prod(region.output_shape)
     names = [f"axis_{axis}" for axis in range(len(shape))]
@@ -207,7 +207,7 @@ Places = Sequence[str]
 """C texts of an element's place along each axis."""
 
 
-def moved(region: Region, scope: Scope, places: Places) -> Expression:
+def moved(region: RegionParts, scope: KernelScope, places: Places) -> Expression:
     """The element of the anchor's result at a place.
 
     Raises:
@@ -215,27 +215,27 @@ def moved(region: Region, scope: Scope, places: Places) -> Expression:
     """
     anchor = region.node
     if region.pad is not None or any(value in region.graph.constants for value in anchor.inputs):
-        raise Unsupported(f"{type(anchor.operator).__name__} of a constant, or of what is padded, has no kernel.")
+        raise UnsupportedRegion(f"{type(anchor.operator).__name__} of a constant, or of what is padded, has no kernel.")
     text = MOVES[type(anchor.operator)](region, scope, anchor.operator, places)
     return expression_of(f"({text})", region.result.dtype)
 
 
-def _element(region: Region, scope: Scope, value: str, places: Places) -> str:
+def _element(region: RegionParts, scope: KernelScope, value: str, places: Places) -> str:
     return f"{scope.input(value)}[{place_in(region.graph.types[value].shape, places)}]"
 
 
-def _transpose(region: Region, scope: Scope, operator: Transpose, places: Places) -> str:
+def _transpose(region: RegionParts, scope: KernelScope, operator: Transpose, places: Places) -> str:
     inner = [places[operator.permutation.index(axis)] for axis in range(len(places))]
     return _element(region, scope, region.node.inputs[0], inner)
 
 
-def _slice(region: Region, scope: Scope, operator: Slice, places: Places) -> str:
+def _slice(region: RegionParts, scope: KernelScope, operator: Slice, places: Places) -> str:
     taken = zip(places, operator.step, operator.start, strict=True)
     inner = [total(product(at, step), start) for at, step, start in taken]
     return _element(region, scope, region.node.inputs[0], inner)
 
 
-def _pad(region: Region, scope: Scope, operator: Pad, places: Places) -> str:
+def _pad(region: RegionParts, scope: KernelScope, operator: Pad, places: Places) -> str:
     value, shape = region.node.inputs[0], region.type(0).shape
     inner = [total(at, -lead) for at, lead in zip(places, operator.before, strict=True)]
     tests = []
@@ -246,7 +246,7 @@ def _pad(region: Region, scope: Scope, operator: Pad, places: Places) -> str:
     return f"{' && '.join(tests)} ? {element} : {integer(int(operator.value))}" if tests else element
 
 
-def _concat(region: Region, scope: Scope, operator: Concat, places: Places) -> str:
+def _concat(region: RegionParts, scope: KernelScope, operator: Concat, places: Places) -> str:
     axis, start, text = operator.axis % len(places), 0, ""
     size = region.output_shape[axis]
     for value in region.node.inputs:
@@ -257,7 +257,7 @@ def _concat(region: Region, scope: Scope, operator: Concat, places: Places) -> s
     return text
 
 
-MOVES: Mapping[type[Operator], Callable[[Region, Scope, Any, Places], str]] = {
+MOVES: Mapping[type[Operator], Callable[[RegionParts, KernelScope, Any, Places], str]] = {
     Transpose: _transpose,
     Slice: _slice,
     Pad: _pad,

@@ -20,7 +20,7 @@ from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.types import Array, DType
 from dovetail.kernels import helper_source
 from dovetail.kernels.c import array_definition, function, guard, without_unused, words
-from dovetail.kernels.kernel import HELPERS, Parameter, Scope, Unsupported, needed_helpers
+from dovetail.kernels.kernel import HELPERS, KernelScope, Parameter, UnsupportedRegion, needed_helpers
 from dovetail.kernels.region import split
 from dovetail.target import Choice, Deployed
 from dovetail.targets.opencl.bodies import Sizes, writer_of
@@ -82,16 +82,16 @@ def write_kernel(graph: Graph, choice: Choice) -> Kernel:
     Raises:
         Unsupported: no kernel computes it; one sentence says why.
     """
-    region, scope = split(graph), Scope(graph)
+    region, scope = split(graph), KernelScope(graph)
     if any(graph.types[name].dtype is DType.FLOAT32 for name in (*graph.inputs, *graph.outputs)):
-        raise Unsupported("kernels compute on integers.")
+        raise UnsupportedRegion("kernels compute on integers.")
     body = writer_of(region)(region, scope, int(choice["vector"]))
     lines = without_unused(body.lines)
     scope.keep(words(lines))
     helpers = needed_helpers("\n".join(lines))
     pointed = [name for name in helpers if "*" in HELPERS[name].rpartition("*/")[2].split("{")[0]]
     if pointed:
-        raise Unsupported(f"{pointed[0]} takes a pointer, which names no address space of OpenCL's.")
+        raise UnsupportedRegion(f"{pointed[0]} takes a pointer, which names no address space of OpenCL's.")
     group = (int(choice["group_channels"]), int(choice["group_columns"]), 1)
     group = group if all(group) else (0, 0, 0)
     stem = _SHORT.get(type(region.anchor.operator), "other") if region.anchor else "pointwise"
@@ -129,7 +129,7 @@ def _blob(constants: Mapping[str, Array]) -> Array:
 
 
 @dataclass(frozen=True)
-class Binary:
+class DeviceBinary:
     """A kernel of a vendor's, compiled for the device."""
 
     file: Path
@@ -144,7 +144,7 @@ class Binary:
 HEADER = "opencl_kernels.h"
 
 
-def made(network: Deployed, kernels: Sequence[Kernel], binaries: Sequence[Binary]) -> Mapping[str, str]:
+def made(network: Deployed, kernels: Sequence[Kernel], binaries: Sequence[DeviceBinary]) -> Mapping[str, str]:
     """The files, by path below the project's `driver`.
 
     Args:
@@ -241,13 +241,13 @@ _SET = {
 }
 
 
-def _binary_prototype(binary: Binary) -> list[str]:
+def _binary_prototype(binary: DeviceBinary) -> list[str]:
     listed = [text.format(place) for place, kind in enumerate(binary.arguments) for text in _PARAMETERS[kind]]
     sizes = [f"uint32_t items_{axis}" for axis in range(3)]
     return function(f"void {binary.function}", [*listed, *sizes], [])[:-2]
 
 
-def _binary_starter(binary: Binary) -> list[str]:
+def _binary_starter(binary: DeviceBinary) -> list[str]:
     """The bytes of a vendor's program, and the C function that starts a kernel of it."""
     try:
         content = binary.file.read_bytes()

@@ -16,7 +16,7 @@ from dovetail.ir.types import Array
 from dovetail.target import Constraint, CValue, LibraryCall, Match, Offload, Pointer
 from dovetail.target.pattern import Pattern, leaves
 from dovetail.targets.opencl.bodies import Sizes
-from dovetail.targets.opencl.project import Binary
+from dovetail.targets.opencl.project import DeviceBinary
 from dovetail.targets.vendorlib import packed
 
 Argument = str | int | Callable[[Match], int]
@@ -52,13 +52,13 @@ class BinaryKernel:
             what = f"it is given '{wrong[0]}', which is no operand of its pattern"
             raise TargetError(what, where=self.name, hint=f"use {', '.join(dict.fromkeys(known))}")
 
-    def binary(self) -> Binary:
+    def binary(self) -> DeviceBinary:
         """What the project needs of it."""
         known, kinds = {**leaves(self.pattern), **dict.fromkeys(self.constants, True)}, list[str]()
         for argument in self.arguments:
             operand = "number" if not isinstance(argument, str) else "constants" if known.get(argument) else "part"
             kinds.append(operand)
-        return Binary(self.file, self.kernel, self.name, tuple(kinds))
+        return DeviceBinary(self.file, self.kernel, self.name, tuple(kinds))
 
     def offload(self) -> Offload:
         """The offload that starts it."""

@@ -235,7 +235,7 @@ def _offload(
         return (dt.Command("vta_start", (len(made.instructions), len(micro), *words, *micro), constants=True),)
 
     def fits(match: dt.Match) -> str:
-        wrong = cost.problem(cost.shape(match.graph, config), cost.Tiling(1, 1, 1, True), config)
+        wrong = cost.problem(cost.shape(match.graph, config), cost.VtaTiling(1, 1, 1, True), config)
         return "not even one pixel of one block fits the SRAMs" if wrong else ""
 
     own = (

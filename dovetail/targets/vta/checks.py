@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.isa import Instruction, Load, Memory, Store, element_bytes
-from dovetail.targets.vta.stream import COMPUTE, LOAD, QUEUES, STORE, Fault, Issue, StreamError, name
+from dovetail.targets.vta.isa import Instruction, Load, Store, VtaMemory, element_bytes
+from dovetail.targets.vta.stream import COMPUTE, LOAD, QUEUES, STORE, Fault, InstructionStart, StreamError, name
 
 ALL_CHECKS = frozenset(Fault)
 """Every check there is. DECODE, DEADLOCK and BOUNDS are made whatever is asked for."""
@@ -34,7 +34,7 @@ class Pointers:
     acc: int
     out: int
 
-    def base(self, memory: Memory) -> int:
+    def base(self, memory: VtaMemory) -> int:
         """The address `memory` counts from."""
         return (self.uop, self.wgt, self.inp, self.acc, self.out)[memory]
 
@@ -53,7 +53,7 @@ class BufferRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DramRows:
     """DRAM bytes of a transfer: `count` rows of `nbytes` bytes, `step` bytes apart."""
 
     address: int
@@ -77,11 +77,11 @@ class Rows:
         return found
 
 
-def rows_of(instruction: Load | Store, config: VtaConfig, pointers: Pointers) -> Rows:
+def rows_of(instruction: Load | Store, config: VtaConfig, pointers: Pointers) -> DramRows:
     """The DRAM bytes of a LOAD or STORE."""
     element = element_bytes(instruction.memory, config)
     address = pointers.base(instruction.memory) + instruction.dram * element
-    return Rows(address, instruction.x_size * element, instruction.y_size, instruction.x_stride * element)
+    return DramRows(address, instruction.x_size * element, instruction.y_size, instruction.x_stride * element)
 
 
 class _Shadow:
@@ -93,7 +93,12 @@ class _Shadow:
         self._race = Fault.RACE in checks
 
     def _check_order(
-        self, issue: Issue, places: Indices, others: npt.NDArray[np.int32], queue: int, verbs: tuple[str, str]
+        self,
+        issue: InstructionStart,
+        places: Indices,
+        others: npt.NDArray[np.int32],
+        queue: int,
+        verbs: tuple[str, str],
     ) -> None:
         """Raise RACE where one of the last accesses of a queue is in no order with `issue`."""
         late = others > issue.clock[queue]
@@ -112,7 +117,7 @@ class SramShadow(_Shadow):
     def __init__(
         self,
         instructions: Sequence[Instruction],
-        memory: Memory,
+        memory: VtaMemory,
         entries: int,
         writer: int,
         reader: int,
@@ -125,14 +130,14 @@ class SramShadow(_Shadow):
         self._written: npt.NDArray[np.int32] = np.full(entries, -1, np.int32)
         self._read: npt.NDArray[np.int32] = np.full(entries, -1, np.int32)
 
-    def check_range(self, issue: Issue, first: int, last: int) -> None:
+    def check_range(self, issue: InstructionStart, first: int, last: int) -> None:
         """Raise BOUNDS unless entries first..last are in the memory."""
         if first < 0 or last >= self._entries:
             what = f"{issue} touches {self._memory.name} entries {first} to {last}; there are 0 to {self._entries - 1}"
             hint = "look at the instruction's first entry and counts against the memory's size"
             raise StreamError(Fault.BOUNDS, what, hint=hint)
 
-    def read(self, issue: Issue, entries: Indices) -> None:
+    def read(self, issue: InstructionStart, entries: Indices) -> None:
         """Note a read; raises RACE, and UNINITIALISED when the memory is read by the queue that writes it.
 
         For another queue that has to wait: a write that comes later and in no order with the read makes it a race.
@@ -153,7 +158,7 @@ class SramShadow(_Shadow):
         if self._unwritten_read is not None:
             raise self._unwritten_read
 
-    def write(self, issue: Issue, entries: Indices) -> None:
+    def write(self, issue: InstructionStart, entries: Indices) -> None:
         """Note a write; raises RACE."""
         self._check_order(issue, entries, self._read[entries], self._reader, ("writes", "reads"))
         self._written[entries] = issue.number
@@ -165,14 +170,14 @@ class SramShadow(_Shadow):
 
 def sram_shadows(
     instructions: Sequence[Instruction], config: VtaConfig, checks: Collection[Fault]
-) -> dict[Memory, SramShadow]:
+) -> dict[VtaMemory, SramShadow]:
     """The shadows of all memories."""
     sizes = {
-        Memory.UOP: (config.uop_entries, COMPUTE, COMPUTE),
-        Memory.WGT: (config.wgt_entries, LOAD, COMPUTE),
-        Memory.INP: (config.inp_entries, LOAD, COMPUTE),
-        Memory.ACC: (config.acc_entries, COMPUTE, COMPUTE),
-        Memory.OUT: (config.acc_entries, COMPUTE, STORE),
+        VtaMemory.UOP: (config.uop_entries, COMPUTE, COMPUTE),
+        VtaMemory.WGT: (config.wgt_entries, LOAD, COMPUTE),
+        VtaMemory.INP: (config.inp_entries, LOAD, COMPUTE),
+        VtaMemory.ACC: (config.acc_entries, COMPUTE, COMPUTE),
+        VtaMemory.OUT: (config.acc_entries, COMPUTE, STORE),
     }
     return {memory: SramShadow(instructions, memory, *size, checks) for memory, size in sizes.items()}
 
@@ -200,14 +205,14 @@ class DramShadow(_Shadow):
         self._stored: npt.NDArray[np.int32] = np.full(total, -1, np.int32)
         self._loaded = {queue: np.full(total, -1, np.int32) for queue in (LOAD, COMPUTE)}
 
-    def load(self, issue: Issue, rows: Rows) -> None:
+    def load(self, issue: InstructionStart, rows: DramRows) -> None:
         """Note a LOAD; raises BOUNDS or RACE."""
         self._check_bounds(issue, rows, writes=False)
         addresses, places = self._followed(rows)
         self._check_order(issue, addresses, self._stored[places], STORE, ("loads", "stores"))
         self._loaded[issue.queue][places] = issue.number
 
-    def store(self, issue: Issue, rows: Rows) -> None:
+    def store(self, issue: InstructionStart, rows: DramRows) -> None:
         """Note a STORE; raises BOUNDS, RACE or REWRITTEN."""
         self._check_bounds(issue, rows, writes=True)
         again = Fault.REWRITTEN in self._checks
@@ -252,7 +257,7 @@ class DramShadow(_Shadow):
             return "; nothing is stored there"
         return f"; {name(self._instructions, number)} stores {which}"
 
-    def _followed(self, rows: Rows) -> tuple[Indices, Indices]:
+    def _followed(self, rows: DramRows) -> tuple[Indices, Indices]:
         """The addresses of the transfer that are followed, and their places."""
         first = int(np.searchsorted(self._ends, rows.address, side="right"))
         if rows.end <= rows.address or first == len(self._starts) or self._starts[first] >= rows.end:
@@ -264,7 +269,7 @@ class DramShadow(_Shadow):
         addresses, segment = addresses[inside], segment[inside]
         return addresses, self._offsets[segment] + addresses - self._starts[segment]
 
-    def _check_bounds(self, issue: Issue, rows: Rows, writes: bool) -> None:
+    def _check_bounds(self, issue: InstructionStart, rows: DramRows, writes: bool) -> None:
         if rows.end > _ADDRESSES:
             what = f"{issue} reaches address {rows.end - 1:#x}; the last one is {_ADDRESSES - 1:#x}"
             hint = "look at the address: it is counted in elements of the memory's type"
@@ -280,7 +285,7 @@ class DramShadow(_Shadow):
         if not allowed.all():
             raise self._outside(issue, int(starts[int((~allowed).argmax())]), rows.nbytes, writes)
 
-    def _outside(self, issue: Issue, start: int, nbytes: int, writes: bool) -> StreamError:
+    def _outside(self, issue: InstructionStart, start: int, nbytes: int, writes: bool) -> StreamError:
         verb, kind = ("stores", "writable") if writes else ("loads", "readable")
         what = f"{issue} {verb} the row {start:#x} to {start + nbytes - 1:#x}"
         known = ", ".join(
@@ -292,7 +297,7 @@ class DramShadow(_Shadow):
         return StreamError(Fault.BOUNDS, what, hint=f"look at the address; buffers: {known}")
 
 
-def merged(rows: Sequence[Rows]) -> tuple[Indices, Indices]:
+def merged(rows: Sequence[DramRows]) -> tuple[Indices, Indices]:
     """The union of the rows as disjoint sorted intervals that do not touch: their starts and ends."""
     if not rows:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)

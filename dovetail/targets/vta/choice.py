@@ -11,7 +11,7 @@ from pathlib import Path
 from dovetail.files import kept_answer
 from dovetail.target import Choice, Knob, Match, Space
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.cost import RegionShape, Tiling, cycles, problem, shape, sizes, tilings
+from dovetail.targets.vta.cost import RegionShape, VtaTiling, cycles, problem, shape, sizes, tilings
 from dovetail.targets.vta.walk import walked
 
 KNOBS = ("block_rows", "block_columns", "channel_blocks", "loop_order", "slots")
@@ -20,16 +20,16 @@ WALKED = 16
 
 
 @lru_cache(maxsize=1024)
-def best(s: RegionShape, config: VtaConfig) -> Tiling | None:
+def best(s: RegionShape, config: VtaConfig) -> VtaTiling | None:
     """The cheapest tiling, the largest of equals; None when not even one pixel of one block fits. Kept in the cache."""
     answer = kept_answer(Path(__file__).parent, f"{s!r} {config!r}", lambda: json.dumps(_best(s, config)).encode())
-    return Tiling(**held) if (held := json.loads(answer)) is not None else None
+    return VtaTiling(**held) if (held := json.loads(answer)) is not None else None
 
 
 def _best(s: RegionShape, config: VtaConfig) -> dict[str, int] | None:
     """As `best`, the fields by name."""
 
-    def small(t: Tiling) -> tuple[int, int, int, bool]:
+    def small(t: VtaTiling) -> tuple[int, int, int, bool]:
         return -t.rows, -t.columns, -t.blocks, t.channels_first
 
     found = nsmallest(WALKED, tilings(s, config), key=lambda t: (cycles(s, t, config), *small(t)))
@@ -69,15 +69,15 @@ def space(match: Match, config: VtaConfig) -> Space:
     return Space(knobs, wrong)
 
 
-def tiling(match: Match, config: VtaConfig) -> Tiling:
+def tiling(match: Match, config: VtaConfig) -> VtaTiling:
     """The schedule chosen for a region, the default where nothing is chosen."""
     own = match.choice
     return _tiling(own if set(KNOBS) <= set(own) else {**default(match, config), **own})
 
 
-def _tiling(choice: Choice) -> Tiling:
+def _tiling(choice: Choice) -> VtaTiling:
     rows, columns, blocks, slots = (int(choice[name]) for name in KNOBS if name != "loop_order")
-    return Tiling(rows, columns, blocks, choice["loop_order"] == "channels", slots)
+    return VtaTiling(rows, columns, blocks, choice["loop_order"] == "channels", slots)
 
 
 def estimate(match: Match, config: VtaConfig) -> int:

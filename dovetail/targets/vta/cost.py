@@ -25,7 +25,7 @@ STREAMING = 8
 
 
 @dataclass(frozen=True)
-class Tiling:
+class VtaTiling:
     """How a region's result is cut: a tile is computed from start to end before the next one."""
 
     rows: int
@@ -121,7 +121,7 @@ def shape(graph: Graph, config: VtaConfig) -> RegionShape:
     return RegionShape(*sizes, digits, alu, parameters, by_block, pool, parts, size, before, differ)
 
 
-def cycles(s: RegionShape, t: Tiling, config: VtaConfig) -> int:
+def cycles(s: RegionShape, t: VtaTiling, config: VtaConfig) -> int:
     """Cycles of a region under a tiling.
 
     A tile's products (entries x (reset + taps x input blocks + digits), and the fill of every instruction) wait for its
@@ -190,7 +190,7 @@ def _instructions(s: RegionShape, steps: float, blocks: float) -> float:
     return 1 + steps * apart + min(s.digits, 1)
 
 
-def _transfers(s: RegionShape, t: Tiling, config: VtaConfig, blocks: float) -> tuple[float, float]:
+def _transfers(s: RegionShape, t: VtaTiling, config: VtaConfig, blocks: float) -> tuple[float, float]:
     """Cycles of the load queue for an average tile's operand and weights: a load waits, then moves its bytes."""
     height, width = _average(s, t)
     row = -(-width * config.inp_element // config.bus_bytes)
@@ -200,14 +200,14 @@ def _transfers(s: RegionShape, t: Tiling, config: VtaConfig, blocks: float) -> t
     return loads * (height * row + wait), loads * wait + matrices * config.wgt_element / config.bus_bytes
 
 
-def _average(s: RegionShape, t: Tiling) -> tuple[float, float]:
+def _average(s: RegionShape, t: VtaTiling) -> tuple[float, float]:
     """Rows and columns of the operand an average tile reads, padding included."""
     axes = zip((s.rows, s.columns), (t.rows, t.columns), s.stride, s.kernel, strict=True)
     height, width = ((extent / -(-extent // tile) - 1) * stride + kernel for extent, tile, stride, kernel in axes)
     return height, width
 
 
-def _again(s: RegionShape, t: Tiling, config: VtaConfig, image_tiles: int, groups: int) -> tuple[bool, bool]:
+def _again(s: RegionShape, t: VtaTiling, config: VtaConfig, image_tiles: int, groups: int) -> tuple[bool, bool]:
     """Whether a tile loads its part of the image again for another group of channels, and its weights for another part
     of the image."""
     height, width = _image(s, t)
@@ -224,13 +224,13 @@ def _again(s: RegionShape, t: Tiling, config: VtaConfig, image_tiles: int, group
     return not image, not weights
 
 
-def _image(s: RegionShape, t: Tiling) -> tuple[int, int]:
+def _image(s: RegionShape, t: VtaTiling) -> tuple[int, int]:
     """Rows and columns of the operand a tile reads, padding included."""
     height = (min(t.rows, s.rows) - 1) * s.stride[0] + s.kernel[0]
     return height, (min(t.columns, s.columns) - 1) * s.stride[1] + s.kernel[1]
 
 
-def _needs(s: RegionShape, t: Tiling, slots: int) -> dict[str, int]:
+def _needs(s: RegionShape, t: VtaTiling, slots: int) -> dict[str, int]:
     """Entries of each memory for so many slots of everything a tile needs."""
     pixels, blocks = prod(_image(s, t)), min(t.blocks, s.out_blocks)
     sums = min(t.rows, s.rows) * min(t.columns, s.columns) * blocks
@@ -244,7 +244,7 @@ def _needs(s: RegionShape, t: Tiling, slots: int) -> dict[str, int]:
     }
 
 
-def problem(s: RegionShape, t: Tiling, config: VtaConfig) -> str:
+def problem(s: RegionShape, t: VtaTiling, config: VtaConfig) -> str:
     """Why a tile does not fit the SRAMs; empty when it does."""
     room = capacities(s, config)
     for memory, need in _needs(s, t, 1).items():
@@ -259,11 +259,11 @@ def sizes(extent: int) -> tuple[int, ...]:
     return tuple(sorted({-(-extent // parts) for parts in range(1, extent + 1)}))
 
 
-def tilings(s: RegionShape, config: VtaConfig) -> Iterator[Tiling]:
+def tilings(s: RegionShape, config: VtaConfig) -> Iterator[VtaTiling]:
     """Every tiling of the default search that fits."""
     for blocks, rows, columns in product(sizes(s.out_blocks), sizes(s.rows), sizes(s.columns)):
         for channels_first in (True, False):
-            tiling = Tiling(rows, columns, blocks, channels_first)
+            tiling = VtaTiling(rows, columns, blocks, channels_first)
             if not problem(s, tiling, config):
                 yield tiling
 

@@ -30,7 +30,7 @@ from dovetail.targets.vta.isa import INSTRUCTION_BYTES
 from dovetail.targets.vta.stream import StreamError
 
 
-class Register(IntEnum):
+class VtaRegister(IntEnum):
     """Byte offsets of the registers."""
 
     CONTROL = 0x00
@@ -46,16 +46,16 @@ class Register(IntEnum):
     ROOM = 0x28
 
 
-_READ_ONLY = (Register.CYCLES, Register.FINISHED, Register.ROOM)
+_READ_ONLY = (VtaRegister.CYCLES, VtaRegister.FINISHED, VtaRegister.ROOM)
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _VtaLaunch:
     stream: bytes
     pointers: Pointers
 
 
-class VtaDevice(ControlledDevice[_Work]):
+class VtaDevice(ControlledDevice[_VtaLaunch]):
     """The engine as a `Device`.
 
     Args:
@@ -69,7 +69,7 @@ class VtaDevice(ControlledDevice[_Work]):
 
     def __init__(self, bus: Bus, name: str = "vta", **fields: Any) -> None:
         self.config = VtaConfig(**fields)
-        super().__init__(bus, name, Register, _READ_ONLY, "look at the driver: this register is only read")
+        super().__init__(bus, name, VtaRegister, _READ_ONLY, "look at the driver: this register is only read")
 
     def clear(self) -> None:
         """See `QueueDevice.clear`."""
@@ -78,27 +78,27 @@ class VtaDevice(ControlledDevice[_Work]):
 
     def read(self, offset: int, now: int) -> int:
         """See `Device.read`."""
-        if offset == Register.CONTROL:
+        if offset == VtaRegister.CONTROL:
             return 1 if self.queue.room < self.PLACES else 2
-        return self._cycles & MASK32 if offset == Register.CYCLES else super().read(offset, now)
+        return self._cycles & MASK32 if offset == VtaRegister.CYCLES else super().read(offset, now)
 
     def launch(self, now: int) -> None:
         """See `ControlledDevice.launch`."""
         number, r = self.queue.next_number, self.registers
-        if r[Register.INSN_ADDR] % 4:
-            what = f"the instructions begin at {r[Register.INSN_ADDR]:#x}, not a multiple of 4"
+        if r[VtaRegister.INSN_ADDR] % 4:
+            what = f"the instructions begin at {r[VtaRegister.INSN_ADDR]:#x}, not a multiple of 4"
             raise SimulationError(what, where=self.name, hint="align the instructions to 4 bytes")
-        order = (Register.UOP, Register.INP, Register.WGT, Register.ACC, Register.OUT)
+        order = (VtaRegister.UOP, VtaRegister.INP, VtaRegister.WGT, VtaRegister.ACC, VtaRegister.OUT)
         pointers = Pointers(*(r[register] for register in order))
         try:
-            nbytes = r[Register.INSN_COUNT] * INSTRUCTION_BYTES
-            stream = self.bus.view(r[Register.INSN_ADDR], nbytes).tobytes()
+            nbytes = r[VtaRegister.INSN_COUNT] * INSTRUCTION_BYTES
+            stream = self.bus.view(r[VtaRegister.INSN_ADDR], nbytes).tobytes()
             cycles = estimate(stream, self.config).cycles
         except (SimulationError, StreamError) as error:
             raise self._error(error, number) from error
-        self.queue.hand_over(_Work(stream, pointers), now, cycles)
+        self.queue.hand_over(_VtaLaunch(stream, pointers), now, cycles)
 
-    def complete(self, launch: Launch[_Work]) -> Activity:
+    def complete(self, launch: Launch[_VtaLaunch]) -> Activity:
         """See `QueueDevice.complete`."""
         try:
             execution = execute(launch.work.stream, self.bus, launch.work.pointers, self.config)

@@ -19,16 +19,24 @@ from dovetail.sim.device import Bus
 from dovetail.targets.vta.checks import (
     ALL_CHECKS,
     BufferRange,
+    DramRows,
     DramShadow,
     Indices,
     Pointers,
-    Rows,
     rows_of,
     sram_shadows,
 )
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.isa import Alu, AluOpcode, Gemm, Instruction, Load, Memory, Store, uop_indices
-from dovetail.targets.vta.stream import Execution, Fault, Issue, StreamError, check_finished, disassemble, run_schedule
+from dovetail.targets.vta.isa import Alu, AluOpcode, Gemm, Instruction, Load, Store, VtaMemory, uop_indices
+from dovetail.targets.vta.stream import (
+    Execution,
+    Fault,
+    InstructionStart,
+    StreamError,
+    check_finished,
+    disassemble,
+    run_schedule,
+)
 
 Words = npt.NDArray[np.int32]
 _CHUNK = 1 << 16
@@ -65,7 +73,7 @@ class _Datapath:
         self._acc: Words = np.zeros((config.acc_entries, *entry), np.int32)
         self._out: npt.NDArray[np.int8] = np.zeros((config.acc_entries, *entry), np.int8)
 
-    def apply(self, issue: Issue) -> None:
+    def apply(self, issue: InstructionStart) -> None:
         """Carry out an instruction.
 
         Raises:
@@ -92,16 +100,16 @@ class _Datapath:
 
     # -- transfers
 
-    def _load(self, issue: Issue, i: Load) -> None:
+    def _load(self, issue: InstructionStart, i: Load) -> None:
         rows = rows_of(i, self._config, self._pointers)
         memory, shadow = i.memory, self._shadows[i.memory]
         shadow.check_range(issue, i.sram, i.sram + i.entries - 1)
         self._dram.load(issue, rows)
         shadow.write(issue, np.arange(i.sram, i.sram + i.entries))
-        target: npt.NDArray[Any] = {Memory.UOP: self._uop, Memory.WGT: self._wgt, Memory.INP: self._inp}.get(
+        target: npt.NDArray[Any] = {VtaMemory.UOP: self._uop, VtaMemory.WGT: self._wgt, VtaMemory.INP: self._inp}.get(
             memory, self._acc
         )
-        dtype = {Memory.UOP: "<u4", Memory.ACC: "<i4"}.get(i.memory, "i1")
+        dtype = {VtaMemory.UOP: "<u4", VtaMemory.ACC: "<i4"}.get(i.memory, "i1")
         raw = np.ascontiguousarray(self._rows(issue, rows)).view(dtype)
         values = raw.reshape(i.y_size, i.x_size, *target.shape[1:])
         if i.entries == i.y_size * i.x_size:
@@ -111,12 +119,12 @@ class _Datapath:
             padded[i.y_pad[0] : i.y_pad[0] + i.y_size, i.x_pad[0] : i.x_pad[0] + i.x_size] = values
         target[i.sram : i.sram + i.entries] = padded.reshape(i.entries, *target.shape[1:])
 
-    def _store(self, issue: Issue, i: Store) -> None:
+    def _store(self, issue: InstructionStart, i: Store) -> None:
         rows = rows_of(i, self._config, self._pointers)
         if not i.entries:
             return
-        self._shadows[Memory.OUT].check_range(issue, i.sram, i.sram + i.entries - 1)
-        self._shadows[Memory.OUT].read(issue, np.arange(i.sram, i.sram + i.entries))
+        self._shadows[VtaMemory.OUT].check_range(issue, i.sram, i.sram + i.entries - 1)
+        self._shadows[VtaMemory.OUT].read(issue, np.arange(i.sram, i.sram + i.entries))
         self._dram.store(issue, rows)
         values = self._out[i.sram : i.sram + i.entries].view(np.uint8)
         # row by row: rows may overlap when that is not checked, and the later one wins
@@ -124,7 +132,7 @@ class _Datapath:
         for row, source in zip(target, values.reshape(i.y_size, rows.nbytes), strict=True):
             row[:] = source
 
-    def _rows(self, issue: Issue, rows: Rows) -> npt.NDArray[np.uint8]:
+    def _rows(self, issue: InstructionStart, rows: DramRows) -> npt.NDArray[np.uint8]:
         if rows.end == rows.address:
             return np.zeros((rows.count, rows.nbytes), np.uint8)
         try:
@@ -136,16 +144,18 @@ class _Datapath:
 
     # -- micro-operations
 
-    def _uops(self, issue: Issue, i: Gemm | Alu) -> tuple[Indices, Indices, Indices]:
+    def _uops(self, issue: InstructionStart, i: Gemm | Alu) -> tuple[Indices, Indices, Indices]:
         """The indices dst, src and wgt of the micro-operations of an instruction."""
         if i.uop_begin > i.uop_end:
             what = f"{issue} has micro-operations {i.uop_begin} to {i.uop_end - 1}: the last comes before the first"
             raise StreamError(Fault.BOUNDS, what, hint="let uop_end be at least uop_begin")
-        self._shadows[Memory.UOP].check_range(issue, i.uop_begin, i.uop_end - 1)
-        self._shadows[Memory.UOP].read(issue, np.arange(i.uop_begin, i.uop_end))
+        self._shadows[VtaMemory.UOP].check_range(issue, i.uop_begin, i.uop_end - 1)
+        self._shadows[VtaMemory.UOP].read(issue, np.arange(i.uop_begin, i.uop_end))
         return uop_indices(self._uop[i.uop_begin : i.uop_end].astype(np.int64), self._config)
 
-    def _entries(self, issue: Issue, memory: Memory, i: Gemm | Alu, uops: Indices, factors: tuple[int, int]) -> Indices:
+    def _entries(
+        self, issue: InstructionStart, memory: VtaMemory, i: Gemm | Alu, uops: Indices, factors: tuple[int, int]
+    ) -> Indices:
         """The distinct entries of `memory` an operand names, ascending."""
         span = int(uops.max()) + (i.iter_out - 1) * factors[0] + (i.iter_in - 1) * factors[1]
         self._shadows[memory].check_range(issue, int(uops.min()), span)
@@ -156,11 +166,11 @@ class _Datapath:
         seen[(both[:, None] + np.unique(uops)).reshape(-1)] = True
         return np.flatnonzero(seen)
 
-    def _gemm(self, issue: Issue, i: Gemm, uops: tuple[Indices, Indices, Indices]) -> None:
-        written = self._entries(issue, Memory.ACC, i, uops[0], i.dst)
+    def _gemm(self, issue: InstructionStart, i: Gemm, uops: tuple[Indices, Indices, Indices]) -> None:
+        written = self._entries(issue, VtaMemory.ACC, i, uops[0], i.dst)
         if self._hazards:
             self._check_hazard(issue, i, uops[0])
-        operands = ((Memory.INP, uops[1], i.src), (Memory.WGT, uops[2], i.wgt))
+        operands = ((VtaMemory.INP, uops[1], i.src), (VtaMemory.WGT, uops[2], i.wgt))
         read = {each[0]: self._entries(issue, each[0], i, *each[1:]) for each in operands}
         step = max(1, min(_CHUNK, _PRODUCTS // self._config.block**2))
         expanded = _expanded(i, (i.dst, i.src, i.wgt), uops, step)
@@ -169,7 +179,7 @@ class _Datapath:
             return
         for memory, entries in read.items():
             self._shadows[memory].read(issue, entries)
-        self._shadows[Memory.ACC].read(issue, written)
+        self._shadows[VtaMemory.ACC].read(issue, written)
         for dst, src, wgt in expanded:
             self._multiply(dst, src, wgt)
         self._finish_writes(issue, written)
@@ -186,7 +196,7 @@ class _Datapath:
         found: Words = np.matmul(self._inp[src], self._wgt[wgt].transpose(0, 2, 1)).astype(np.int32)
         return found
 
-    def _reset(self, issue: Issue, written: Indices, expanded: Iterator[tuple[Indices, ...]]) -> None:
+    def _reset(self, issue: InstructionStart, written: Indices, expanded: Iterator[tuple[Indices, ...]]) -> None:
         """Zeros in ACC; in OUT the low byte of what the sum would have been, which nothing may rely on."""
         for dst, src, wgt in expanded:
             # an entry's last product is what stays; one that was cleared before in this instruction begins at zero
@@ -195,11 +205,11 @@ class _Datapath:
             self._acc[entries[times > 1]] = 0
             self._out[entries] = (self._acc[entries] + self._products(src[last], wgt[last])).astype(np.int8)
             self._acc[entries] = 0
-        self._shadows[Memory.ACC].write(issue, written)
-        self._shadows[Memory.OUT].write(issue, written)
-        self._shadows[Memory.OUT].forget(written)
+        self._shadows[VtaMemory.ACC].write(issue, written)
+        self._shadows[VtaMemory.OUT].write(issue, written)
+        self._shadows[VtaMemory.OUT].forget(written)
 
-    def _check_hazard(self, issue: Issue, i: Gemm, dst: Indices) -> None:
+    def _check_hazard(self, issue: InstructionStart, i: Gemm, dst: Indices) -> None:
         """Look at neighbours within an iteration, between inner iterations, and between outer ones."""
         within = np.flatnonzero(dst[1:] == dst[:-1])
         around = int(dst[0]) - int(dst[-1])
@@ -216,12 +226,12 @@ class _Datapath:
         what = f"{issue}: {pair} both write ACC entry {entry}"
         raise StreamError(Fault.HAZARD, what, hint="let a loop over outputs be the innermost one")
 
-    def _alu(self, issue: Issue, i: Alu, uops: tuple[Indices, Indices, Indices]) -> None:
-        written = self._entries(issue, Memory.ACC, i, uops[0], i.dst)
-        shadow = self._shadows[Memory.ACC]
+    def _alu(self, issue: InstructionStart, i: Alu, uops: tuple[Indices, Indices, Indices]) -> None:
+        written = self._entries(issue, VtaMemory.ACC, i, uops[0], i.dst)
+        shadow = self._shadows[VtaMemory.ACC]
         shadow.read(issue, written)
         if not i.use_imm:
-            read = self._entries(issue, Memory.ACC, i, uops[1], i.src)
+            read = self._entries(issue, VtaMemory.ACC, i, uops[1], i.src)
             shadow.read(issue, read)
             if self._shifts and i.opcode in (AluOpcode.SHR, AluOpcode.SHL):
                 self._check_amounts(issue, read)
@@ -233,7 +243,7 @@ class _Datapath:
                 self._acc[dst[now]] = alu(i.opcode, self._acc[dst[now]], operand, self._config)
         self._finish_writes(issue, written)
 
-    def _check_amounts(self, issue: Issue, entries: Indices, amount: int = 0) -> None:
+    def _check_amounts(self, issue: InstructionStart, entries: Indices, amount: int = 0) -> None:
         """Raise SHIFT for an amount the ALU does not look at as a whole: an immediate, or those of ACC entries."""
         low, high = self._config.least_shift, self._config.most_shift
         opcode = issue.instruction.opcode if isinstance(issue.instruction, Alu) else None
@@ -245,9 +255,9 @@ class _Datapath:
             what = f"{issue} shifts by {int(wrong[0])}; the amounts are {low} to {high}"
             raise StreamError(Fault.SHIFT, what, hint="shift twice, each time within the amounts")
 
-    def _finish_writes(self, issue: Issue, written: Indices) -> None:
-        self._shadows[Memory.ACC].write(issue, written)
-        self._shadows[Memory.OUT].write(issue, written)
+    def _finish_writes(self, issue: InstructionStart, written: Indices) -> None:
+        self._shadows[VtaMemory.ACC].write(issue, written)
+        self._shadows[VtaMemory.OUT].write(issue, written)
         self._out[written] = self._acc[written].astype(np.int8)
 
 

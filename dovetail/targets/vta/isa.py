@@ -41,7 +41,7 @@ class Opcode(IntEnum):
     ALU = 4
 
 
-class Memory(IntEnum):
+class VtaMemory(IntEnum):
     """What a LOAD fills or a STORE reads."""
 
     UOP = 0
@@ -82,7 +82,7 @@ class Flags:
 
 NO_FLAGS = Flags()
 # decoding looks members up by value, which is much faster in a tuple
-_OPCODES, _MEMORIES, _ALU_OPCODES = tuple(Opcode), tuple(Memory), tuple(AluOpcode)
+_OPCODES, _MEMORIES, _ALU_OPCODES = tuple(Opcode), tuple(VtaMemory), tuple(AluOpcode)
 _FLAGS = (NO_FLAGS, *(Flags(*(bool(bits >> place & 1) for place in range(4))) for bits in range(1, 16)))
 
 
@@ -94,7 +94,7 @@ class Load:
     what is not read from DRAM is zero.
     """
 
-    memory: Memory
+    memory: VtaMemory
     sram: int
     dram: int
     y_size: int
@@ -119,7 +119,7 @@ class Load:
 class Store:
     """Write y_size rows of x_size OUT elements, consecutive in SRAM, to DRAM rows x_stride elements apart."""
 
-    memory: Memory
+    memory: VtaMemory
     sram: int
     dram: int
     y_size: int
@@ -205,12 +205,12 @@ def queue_of(instruction: Instruction) -> str:
     """The queue that carries an instruction out: "load", "compute" or "store"."""
     if isinstance(instruction, Store):
         return "store"
-    if isinstance(instruction, Load) and instruction.memory in (Memory.INP, Memory.WGT):
+    if isinstance(instruction, Load) and instruction.memory in (VtaMemory.INP, VtaMemory.WGT):
         return "load"
     return "compute"
 
 
-def element_bytes(memory: Memory, config: VtaConfig) -> int:
+def element_bytes(memory: VtaMemory, config: VtaConfig) -> int:
     """DRAM bytes of one element of `memory`."""
     c = config
     return (UOP_ELEMENT, c.wgt_element, c.inp_element, c.acc_element, c.out_element)[memory]
@@ -265,16 +265,16 @@ def _missing(instruction: Instruction, config: VtaConfig) -> str:
 
 def _problem(instruction: Instruction) -> str:
     """Why an instruction whose fields fit has no meaning; empty when it has one."""
-    if isinstance(instruction, Load) and instruction.memory is Memory.OUT:
+    if isinstance(instruction, Load) and instruction.memory is VtaMemory.OUT:
         return "OUT cannot be loaded"
-    if isinstance(instruction, Store) and instruction.memory is not Memory.OUT:
+    if isinstance(instruction, Store) and instruction.memory is not VtaMemory.OUT:
         return f"only OUT can be stored, not {instruction.memory.name}"
     if isinstance(instruction, Load) and not (instruction.x_size and instruction.y_size):
         return "a LOAD of no element pads differently on different hardware"
-    if isinstance(instruction, Load) and instruction.memory in (Memory.UOP, Memory.WGT):
+    if isinstance(instruction, Load) and instruction.memory in (VtaMemory.UOP, VtaMemory.WGT):
         if instruction.entries != instruction.x_size * instruction.y_size:
             return f"{instruction.memory.name} cannot be padded"
-        if instruction.memory is Memory.UOP and instruction.y_size != 1:
+        if instruction.memory is VtaMemory.UOP and instruction.y_size != 1:
             return f"UOP is loaded in one row, not {instruction.y_size}"
     if isinstance(instruction, Alu) and instruction.reset:
         return "the reset bit has no meaning for the ALU"
@@ -355,8 +355,8 @@ def _made(opcode: Opcode, values: list[int], config: VtaConfig) -> Instruction:
         imm = v[11] - 0x10000 if v[11] & 0x8000 else v[11]
         made = _alu_opcode(v[9], config)
         return Alu(made, bool(v[10]), imm, v[1], v[2], v[3], v[4], (v[5], v[6]), (v[7], v[8]), flags, bool(v[0]))
-    if v[0] > Memory.OUT:
-        raise _undecodable(f"memory type {v[0]} is unknown; there are 0 to {int(Memory.OUT)}", opcode.name)
+    if v[0] > VtaMemory.OUT:
+        raise _undecodable(f"memory type {v[0]} is unknown; there are 0 to {int(VtaMemory.OUT)}", opcode.name)
     if opcode is Opcode.LOAD:
         return Load(_MEMORIES[v[0]], v[1], v[2], v[3], v[4], v[5], (v[6], v[7]), (v[8], v[9]), flags)
     if any(v[6:]):

@@ -20,7 +20,7 @@ SHIPPED = Path(__file__).with_name("schedules.zip")
 """Text of each schedule, by the digest of what it is made for."""
 
 
-class Unread(Exception):
+class ListingError(Exception):
     """A text that is no schedule whose every statement is an instruction, or whose conditions do not hold."""
 
 
@@ -38,8 +38,8 @@ def listed(
     if found is None:
         return None
     try:
-        return tuple(_Walker(dict(sizes)).block(_function(found).body))
-    except (Unread, SyntaxError):
+        return tuple(_ListingWalker(dict(sizes)).block(_function(found).body))
+    except (ListingError, SyntaxError):
         return None
 
 
@@ -55,18 +55,18 @@ def _shipped() -> Mapping[str, str]:
 def _function(text: str) -> ast.FunctionDef:
     made = ast.parse(text.strip()).body[0]
     if not isinstance(made, ast.FunctionDef):
-        raise Unread(text)
+        raise ListingError(text)
     return made
 
 
 @cache
 def _instruction(name: str) -> ast.FunctionDef:
     if name not in MEANINGS:
-        raise Unread(name)
+        raise ListingError(name)
     return _function(MEANINGS[name])
 
 
-class _Walker:
+class _ListingWalker:
     """As that of `dovetail.loops.trace`: values of sizes and loop variables, and the buffers alive."""
 
     def __init__(self, values: dict[str, int]) -> None:
@@ -81,7 +81,7 @@ class _Walker:
             match statement:
                 case ast.Assert():
                     if not number(statement.test, self.values):
-                        raise Unread(ast.unparse(statement))
+                        raise ListingError(ast.unparse(statement))
                 case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
                     made.append(name)
                     yield self._allocate(name, annotation)
@@ -94,7 +94,7 @@ class _Walker:
                 case ast.If():
                     yield from self.block(statement.body if number(statement.test, self.values) else statement.orelse)
                 case _:
-                    raise Unread(ast.unparse(statement))
+                    raise ListingError(ast.unparse(statement))
         for name in made:
             yield Release(self.buffers.pop(name))
 
@@ -107,7 +107,7 @@ class _Walker:
                 self.count += 1
                 shape = tuple(number(part, self.values) for part in parts)
                 return Allocation(self.buffers[name], name, memory, shape)
-        raise Unread(ast.unparse(annotation))
+        raise ListingError(ast.unparse(annotation))
 
     def _issue(self, name: str, operands: Sequence[ast.expr]) -> Issue:
         meaning = _instruction(name)
@@ -115,7 +115,7 @@ class _Walker:
         given = dict(zip(names, (self._operand(one) for one in operands), strict=True))
         numbers = {name: value for name, value in given.items() if isinstance(value, int)}
         if not all(number(one.test, numbers) for one in meaning.body if isinstance(one, ast.Assert)):
-            raise Unread(name)
+            raise ListingError(name)
         return Issue(name, given)
 
     def _operand(self, operand: ast.expr) -> Window | int | str:
@@ -165,4 +165,4 @@ def number(expression: ast.expr, values: Mapping[str, int]) -> int:
             return _OPERATIONS[type(operation)](number(left, values), number(right, values))
         case ast.Compare(left=left, ops=[comparison], comparators=[right]) if type(comparison) in _OPERATIONS:
             return _OPERATIONS[type(comparison)](number(left, values), number(right, values))
-    raise Unread(ast.unparse(expression))
+    raise ListingError(ast.unparse(expression))

@@ -14,24 +14,24 @@ from dovetail.ir.types import Box
 from dovetail.loops import SHIFTS, Allocation, Demand, Event, Issue, Lanes, Pool, Span, Window, algorithm, pools, trace
 from dovetail.target import crop
 from dovetail.targets.vta.config import MOST_PAD, VtaConfig
-from dovetail.targets.vta.cost import Tiling, capacities, shape, slots_of_use
-from dovetail.targets.vta.isa import AluOpcode, Load, Memory, Store
+from dovetail.targets.vta.cost import VtaTiling, capacities, shape, slots_of_use
+from dovetail.targets.vta.isa import AluOpcode, Load, Store, VtaMemory
 from dovetail.targets.vta.listed import listed
 from dovetail.targets.vta.mapping import DIGITS, ZEROS, depth, scheduled
 from dovetail.targets.vta.writer import (
-    Loop,
-    Make,
+    InstructionStream,
+    InstructionTemplate,
     SlotBuffer,
-    Stream,
+    StreamWriter,
     Triple,
+    VtaLoop,
     VtaRegion,
-    Writer,
     rectangles,
     row_major,
     shifted,
 )
 
-_MEMORIES = {"INP": Memory.INP, "WGT": Memory.WGT, "ACC": Memory.ACC}
+_MEMORIES = {"INP": VtaMemory.INP, "WGT": VtaMemory.WGT, "ACC": VtaMemory.ACC}
 _OPCODES = {
     "largest": AluOpcode.MAX,
     "multiply_by": AluOpcode.MUL,
@@ -48,10 +48,10 @@ _OPCODES = {
 """The ALU's operation in each use of it."""
 
 
-class _Use:
+class _InstructionUse:
     """One use of an instruction (mapping.py), appended to a stream as VTA instructions."""
 
-    def __init__(self, writer: Writer, issue: Issue) -> None:
+    def __init__(self, writer: StreamWriter, issue: Issue) -> None:
         self._writer, self._operands, self._opcode = writer, issue.operands, _OPCODES.get(issue.instruction)
         if issue.instruction == "double_each" and writer.config.shifts_left:
             self._opcode = AluOpcode.SHL
@@ -94,7 +94,7 @@ class _Use:
         if not height or not width:
             self._zeros(entry, (top + height + bottom) * (left + width + right))
             return
-        load = Load(Memory.INP, entry, first, height, width, stride, (top, bottom), (left, right))
+        load = Load(VtaMemory.INP, entry, first, height, width, stride, (top, bottom), (left, right))
         self._writer.issue(load, writes=[Span("INP", load.sram, load.sram + load.entries)])
 
     def _zeros(self, entry: int, count: int) -> None:
@@ -103,7 +103,7 @@ class _Use:
             width = min(count, 2 * MOST_PAD + 1)
             rows = min(count // width, 2 * MOST_PAD + 1)
             pads = [(side // 2, side - side // 2) for side in (rows - 1, width - 1)]
-            load = Load(Memory.INP, entry, ZEROS, 1, 1, 1, pads[0], pads[1])
+            load = Load(VtaMemory.INP, entry, ZEROS, 1, 1, 1, pads[0], pads[1])
             self._writer.issue(load, writes=[Span("INP", entry, entry + load.entries)])
             entry, count = entry + load.entries, count - load.entries
 
@@ -112,11 +112,13 @@ class _Use:
         first, dims = self._writer.dram(self._window("result"))
         entry = self._writer.entry(self._window("total"))
         for offset, rows, width, stride in rectangles(dims):
-            store = Store(Memory.OUT, entry, first + offset, rows, width, stride)
+            store = Store(VtaMemory.OUT, entry, first + offset, rows, width, stride)
             self._writer.issue(store, reads=[Span("OUT", entry, entry + rows * width)])
             entry += rows * width
 
-    def _compute(self, make: Make, nest: Sequence[Loop], *operands: str, first: Triple = (0, 0, 0)) -> None:
+    def _compute(
+        self, make: InstructionTemplate, nest: Sequence[VtaLoop], *operands: str, first: Triple = (0, 0, 0)
+    ) -> None:
         """GEMM or ALU on the result and so many operands, whose entries a step of `nest` moves in this order, beginning
         with those at `first`."""
         windows = [self._window(name) for name in ("total", *operands)]
@@ -136,18 +138,18 @@ class _Use:
             assert isinstance(name, str)
             number = self._writer.constants.scalars[name]
         span = self._buffer("total").span
-        self._compute(Make(self._opcode, reset, number), [Loop(span.stop - span.start, (1, 0, 0))])
+        self._compute(InstructionTemplate(self._opcode, reset, number), [VtaLoop(span.stop - span.start, (1, 0, 0))])
 
     def with_parameter(self) -> None:
         """ALU with one accumulator entry per channel block."""
         blocks, height, width = self._whole("OCB", "OH", "OW")
-        nest = [Loop(blocks, (height * width, 1, 0)), Loop(height * width, (1, 0, 0))]
-        self._compute(Make(self._opcode), nest, "parameter")
+        nest = [VtaLoop(blocks, (height * width, 1, 0)), VtaLoop(height * width, (1, 0, 0))]
+        self._compute(InstructionTemplate(self._opcode), nest, "parameter")
 
     def add_total(self) -> None:
         """ALU with as many accumulator entries as the result has."""
         span = self._buffer("total").span
-        self._compute(Make(self._opcode), [Loop(span.stop - span.start, (1, 1, 0))], "other")
+        self._compute(InstructionTemplate(self._opcode), [VtaLoop(span.stop - span.start, (1, 1, 0))], "other")
 
     def product(self, by_block: bool = False) -> None:
         """GEMM over the taps of a window; `by_block` of one output block."""
@@ -158,28 +160,32 @@ class _Use:
         b, h, w = row_major(self._buffer("total").shape)
         per_block = row_major(self._buffer("weights").shape)[0] if not by_block else 0
         nest = [
-            Loop(blocks, (b, 0, per_block)),
-            Loop(tall, (0, row, wide)),
-            Loop(wide, (0, 1, 1)),
-            Loop(height, (h, down * row, 0)),
-            Loop(width, (w, across, 0)),
+            VtaLoop(blocks, (b, 0, per_block)),
+            VtaLoop(tall, (0, row, wide)),
+            VtaLoop(wide, (0, 1, 1)),
+            VtaLoop(height, (h, down * row, 0)),
+            VtaLoop(width, (w, across, 0)),
         ]
         for number, matrix in enumerate(self._writer.constants.taps):
             first = (0, number // wide * row + number % wide, matrix)
-            self._compute(Make(), nest[3:], "image", "weights", first=first)
+            self._compute(InstructionTemplate(), nest[3:], "image", "weights", first=first)
         if not self._writer.constants.taps:
-            self._compute(Make(), nest, "image", "weights")
+            self._compute(InstructionTemplate(), nest, "image", "weights")
 
     def widen(self) -> None:
         """GEMM of every pixel of a block with the matrix that gives it back."""
         height, width = self._whole("OH", "OW")
-        self._compute(Make(), [Loop(height * width, (1, 1, 0))], "image", "matrix")
+        self._compute(InstructionTemplate(), [VtaLoop(height * width, (1, 1, 0))], "image", "matrix")
 
     def add_bias(self) -> None:
         """GEMM of the digits with the vector of ones at every pixel."""
         blocks, height, width, rows = self._whole("OCB", "OH", "OW", "D")
-        nest = [Loop(rows, (0, 1, 1)), Loop(blocks, (height * width, 0, rows)), Loop(height * width, (1, 0, 0))]
-        self._compute(Make(), nest, "ones", "digits")
+        nest = [
+            VtaLoop(rows, (0, 1, 1)),
+            VtaLoop(blocks, (height * width, 0, rows)),
+            VtaLoop(height * width, (1, 0, 0)),
+        ]
+        self._compute(InstructionTemplate(), nest, "ones", "digits")
 
     def largest(self) -> None:
         """ALU over the taps of a window."""
@@ -187,32 +193,32 @@ class _Use:
         down, across = _strides(self._window("wide"), (tall, wide), (height, width))
         plane, row, _ = row_major(self._buffer("wide").shape)
         nest = [
-            Loop(tall, (0, row, 0)),
-            Loop(wide, (0, 1, 0)),
-            Loop(blocks, (height * width, plane, 0)),
-            Loop(height, (width, down * row, 0)),
-            Loop(width, (1, across, 0)),
+            VtaLoop(tall, (0, row, 0)),
+            VtaLoop(wide, (0, 1, 0)),
+            VtaLoop(blocks, (height * width, plane, 0)),
+            VtaLoop(height, (width, down * row, 0)),
+            VtaLoop(width, (1, across, 0)),
         ]
-        self._compute(Make(self._opcode), nest, "wide")
+        self._compute(InstructionTemplate(self._opcode), nest, "wide")
 
 
-_WRITE: Mapping[str, Callable[[_Use], None]] = {
-    "load_padded": _Use.load_padded,
+_WRITE: Mapping[str, Callable[[_InstructionUse], None]] = {
+    "load_padded": _InstructionUse.load_padded,
     "load_image": lambda use: use.load("image"),
     "load_ones": lambda use: use.load("ones"),
     "load_weights": lambda use: use.load("weights"),
     "load_matrices": lambda use: use.load("weights"),
     "load_matrix": lambda use: use.load("matrix"),
     "zero": lambda use: use.on_all(reset=True),
-    "product": _Use.product,
+    "product": _InstructionUse.product,
     "product_of_block": lambda use: use.product(by_block=True),
-    "widen": _Use.widen,
-    "add_bias": _Use.add_bias,
-    "largest": _Use.largest,
-    "add_total": _Use.add_total,
-    **dict.fromkeys(("multiply_by", "add_number", "shift_by", "at_least", "at_most"), _Use.on_all),
-    **dict.fromkeys(("add_each", "multiply_each", "shift_each", "double_each"), _Use.with_parameter),
-    "store": _Use.store,
+    "widen": _InstructionUse.widen,
+    "add_bias": _InstructionUse.add_bias,
+    "largest": _InstructionUse.largest,
+    "add_total": _InstructionUse.add_total,
+    **dict.fromkeys(("multiply_by", "add_number", "shift_by", "at_least", "at_most"), _InstructionUse.on_all),
+    **dict.fromkeys(("add_each", "multiply_each", "shift_each", "double_each"), _InstructionUse.with_parameter),
+    "store": _InstructionUse.store,
 }
 
 
@@ -224,7 +230,7 @@ def _strides(window: Window, kernel: Sequence[int], out: Sequence[int]) -> tuple
 
 
 @dataclass(frozen=True)
-class _Tile:
+class _TileEvents:
     events: tuple[Event, ...]
     origins: Mapping[str, tuple[int, ...]]
     """First index of each argument's leading dimensions in this tile."""
@@ -247,7 +253,7 @@ class _Tile:
         return [(buffers[place], source) for place, source in found if place is not None and isinstance(source, Window)]
 
 
-def lower(placed: VtaRegion, tiling: Tiling, config: VtaConfig) -> Stream:
+def lower(placed: VtaRegion, tiling: VtaTiling, config: VtaConfig) -> InstructionStream:
     """The stream that computes a region.
 
     Raises:
@@ -256,13 +262,13 @@ def lower(placed: VtaRegion, tiling: Tiling, config: VtaConfig) -> Stream:
     """
     tiles = list(_tiles(placed.graph, tiling, config, placed.constants.taps))
     room = capacities(shape(placed.graph, config), config)
-    writer = Writer(placed, config, _pools(tiles, tiling, room))
+    writer = StreamWriter(placed, config, _pools(tiles, tiling, room))
     for tile in tiles:
         _write(writer, tile)
     return writer.finish()
 
 
-def _write(writer: Writer, tile: _Tile) -> None:
+def _write(writer: StreamWriter, tile: _TileEvents) -> None:
     writer.origins = tile.origins
     contents = tile.contents
     _load_parameters(writer, tile.parameters, contents)
@@ -271,7 +277,7 @@ def _write(writer: Writer, tile: _Tile) -> None:
         if isinstance(event, Allocation) and event.buffer not in early:
             writer.allocate(event, contents.get(event.buffer))
         elif isinstance(event, Issue) and event.instruction != "load_parameter":
-            _WRITE[event.instruction](_Use(writer, event))
+            _WRITE[event.instruction](_InstructionUse(writer, event))
 
 
 _PARAMETERS = "parameters"
@@ -279,7 +285,7 @@ _PARAMETERS = "parameters"
 
 
 def _load_parameters(
-    writer: Writer, parameters: Sequence[tuple[Allocation, Window]], contents: Mapping[int, Hashable]
+    writer: StreamWriter, parameters: Sequence[tuple[Allocation, Window]], contents: Mapping[int, Hashable]
 ) -> None:
     """Load a tile's parameters by one LOAD, ahead of its other instructions: the compute queue has time for it while
     the first operands come. The arrays are of one size and lie behind one another."""
@@ -292,7 +298,7 @@ def _load_parameters(
         return
     (first, dims), (last, _) = sources[0][0], sources[-1][0]
     for offset, rows, width, stride in rectangles(((len(sources), (last - first) // max(1, len(sources) - 1)), *dims)):
-        writer.issue(Load(Memory.ACC, entry, first + offset, rows, width, stride))
+        writer.issue(Load(VtaMemory.ACC, entry, first + offset, rows, width, stride))
         entry += rows * width
 
 
@@ -303,7 +309,7 @@ def _filled(event: Issue) -> int | None:
     return windows[0].buffer
 
 
-def boxes(graph: Graph, tiling: Tiling, block: int) -> list[Box]:
+def boxes(graph: Graph, tiling: VtaTiling, block: int) -> list[Box]:
     """The tiles of the result in the order they are computed."""
     shape = graph.types[graph.outputs[0]].shape
     channels = [(c, min(c + tiling.blocks * block, shape[-1])) for c in range(0, shape[-1], tiling.blocks * block)]
@@ -317,7 +323,7 @@ def boxes(graph: Graph, tiling: Tiling, block: int) -> list[Box]:
     return [((0, shape[0]), h, w, c) for c in channels for h, w in image]
 
 
-def _tiles(graph: Graph, tiling: Tiling, config: VtaConfig, taps: tuple[int, ...]) -> Iterator[_Tile]:
+def _tiles(graph: Graph, tiling: VtaTiling, config: VtaConfig, taps: tuple[int, ...]) -> Iterator[_TileEvents]:
     lanes = Lanes(config.block, config.batch)
     rows = depth(graph, config)
     for box in boxes(graph, tiling, config.block):
@@ -326,7 +332,7 @@ def _tiles(graph: Graph, tiling: Tiling, config: VtaConfig, taps: tuple[int, ...
         events = _events(loops.text, tuple(loops.sizes.items()), config, stride(graph))
         if taps:
             events = tuple(_with_matrices(event, len({*taps})) for event in events)
-        yield _Tile(events, _origins(graph, cut.reads[graph.inputs[0]], box, config.block))
+        yield _TileEvents(events, _origins(graph, cut.reads[graph.inputs[0]], box, config.block))
 
 
 def _with_matrices(event: Event, count: int) -> Event:
@@ -368,7 +374,7 @@ def _key(issue: Issue, origins: Mapping[str, tuple[int, ...]]) -> Hashable | Non
     return source.array, shifted(source.box, origins.get(source.array, ())), whole
 
 
-def _pools(tiles: Sequence[_Tile], tiling: Tiling, rooms: Mapping[str, int]) -> dict[str, Mapping[str, Pool]]:
+def _pools(tiles: Sequence[_TileEvents], tiling: VtaTiling, rooms: Mapping[str, int]) -> dict[str, Mapping[str, Pool]]:
     """Slots of every memory, of so many entries, for what the tiles put into it.
 
     What is read again stays: everything if it fits, else what one tile reads, since the next tile may read the same.

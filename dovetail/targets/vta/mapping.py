@@ -324,7 +324,7 @@ LEAST_INT8 = -128
 
 
 @dataclass(frozen=True)
-class Constants:
+class RegionConstants:
     """What a region knows at compile time, by the argument names of `dovetail.loops.algorithm`."""
 
     blob: Array
@@ -370,7 +370,7 @@ def shared_taps(graph: Graph, node: Node) -> tuple[int, ...]:
     return tuple(map(differ.index, matrices)) if 2 * len(differ) <= len(matrices) else ()
 
 
-def constants(graph: Graph, config: VtaConfig) -> Constants:
+def constants(graph: Graph, config: VtaConfig) -> RegionConstants:
     """Pack a region's constants; the order is weights, digits, then what is added, multiplied by and shifted by."""
     matrices: dict[str, Array] = {}
     rows: dict[str, Array] = {}
@@ -418,7 +418,7 @@ def page(config: VtaConfig) -> Array:
 
 def _joined(
     matrices: Mapping[str, Array], rows: Mapping[str, Array], scalars: Mapping[str, int], config: VtaConfig
-) -> Constants:
+) -> RegionConstants:
     parts: list[Array] = []
     first = {"one": 0}
     steps: dict[str, tuple[int, ...]] = {"one": (0,)}
@@ -432,7 +432,7 @@ def _joined(
         steps[name] = tuple(int(np.prod(leading[axis + 1 :], dtype=np.int64)) for axis in range(len(leading)))
         size += padding + array.nbytes
     blob = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-    return Constants(blob, first, steps, scalars)
+    return RegionConstants(blob, first, steps, scalars)
 
 
 def _weights(graph: Graph, node: Node, block: int, rows: int) -> Array:

@@ -27,7 +27,7 @@ from enum import Enum
 from dovetail.errors import DovetailError, TargetError
 from dovetail.targets.vta import isa
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.isa import NO_FLAGS, Alu, Finish, Flags, Gemm, Instruction, Load, Memory, Store, Uop
+from dovetail.targets.vta.isa import NO_FLAGS, Alu, Finish, Flags, Gemm, Instruction, Load, Store, Uop, VtaMemory
 
 
 class Fault(Enum):
@@ -160,7 +160,7 @@ Clock = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Issue:
+class InstructionStart:
     """An instruction that starts: its number in the stream, its queue, and its clock, which names itself."""
 
     number: int
@@ -173,7 +173,7 @@ class Issue:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class InstructionBar:
     """A bar of the timeline: instruction `index` ran in `queue` from cycle `start` to cycle `end`."""
 
     queue: str
@@ -198,23 +198,23 @@ class Execution:
     """Micro-operations of GEMM instructions with reset."""
     alu_operations: int
     """Micro-operations of ALU instructions, an entry of batch x block each."""
-    loaded: Mapping[Memory, int]
+    loaded: Mapping[VtaMemory, int]
     """DRAM bytes read, per memory filled."""
     stored: int
     """DRAM bytes written."""
-    timeline: tuple[Bar, ...]
+    timeline: tuple[InstructionBar, ...]
     """By start, then instruction."""
 
 
-Token = tuple[int, Issue]
+Token = tuple[int, InstructionStart]
 """The cycle a token is there from, and the instruction that pushed it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Transfer:
+class _BusTransfer:
     """A LOAD or STORE between its start and its place on the bus."""
 
-    issue: Issue
+    issue: InstructionStart
     start: int
     request: int
     beats: int
@@ -224,7 +224,7 @@ class _Transfer:
 def run_schedule(
     instructions: Sequence[Instruction],
     config: VtaConfig,
-    effect: Callable[[Issue], None] | None = None,
+    effect: Callable[[InstructionStart], None] | None = None,
     leftovers: bool = True,
 ) -> Execution:
     """Run a stream in time.
@@ -238,12 +238,12 @@ def run_schedule(
     Raises:
         StreamError: DEADLOCK or LEFTOVER, and what `effect` raises.
     """
-    return _Schedule(instructions, config, effect).run(leftovers)
+    return _QueueSimulation(instructions, config, effect).run(leftovers)
 
 
-class _Schedule:
+class _QueueSimulation:
     def __init__(
-        self, instructions: Sequence[Instruction], config: VtaConfig, effect: Callable[[Issue], None] | None
+        self, instructions: Sequence[Instruction], config: VtaConfig, effect: Callable[[InstructionStart], None] | None
     ) -> None:
         self.instructions, self.config, self.effect = instructions, config, effect
         self.queue = [QUEUES.index(isa.queue_of(instruction)) for instruction in instructions]
@@ -255,14 +255,14 @@ class _Schedule:
         self.tokens: dict[tuple[int, int], deque[Token]] = {
             pair: deque() for pair in ((LOAD, COMPUTE), (COMPUTE, LOAD), (COMPUTE, STORE), (STORE, COMPUTE))
         }
-        self.transfers: list[_Transfer | None] = [None, None, None]
+        self.transfers: list[_BusTransfer | None] = [None, None, None]
         # when each queue's next event is, once it is known: a start, or the bus request of its transfer
         self.times: list[int | None] = [None, None, None]
         self.bus_free = self.bus_busy = 0
         self.fetch_cycles = -(-isa.INSTRUCTION_BYTES // config.bus_bytes)
         queued = list(zip(instructions, self.queue, strict=True))
         self.pops, self.pushes = ([_neighbours(*each, push) for each in queued] for push in (False, True))
-        self.spans: list[Bar] = []
+        self.spans: list[InstructionBar] = []
 
     def run(self, leftovers: bool) -> Execution:
         """Carry out events in order of time: a start before a bus request, load before compute before store."""
@@ -327,7 +327,7 @@ class _Schedule:
         clock[queue] = number
         self.clocks[queue] = (clock[0], clock[1], clock[2])
         instruction = self.instructions[number]
-        issue = Issue(number, instruction, queue, self.clocks[queue])
+        issue = InstructionStart(number, instruction, queue, self.clocks[queue])
         if self.effect is not None:
             self.effect(issue)
         if isinstance(instruction, Load | Store):
@@ -336,13 +336,13 @@ class _Schedule:
         else:
             self._end(issue, time, time + _cycles(instruction, self.config))
 
-    def _transfer(self, issue: Issue, instruction: Load | Store, time: int) -> _Transfer:
+    def _transfer(self, issue: InstructionStart, instruction: Load | Store, time: int) -> _BusTransfer:
         row_bytes = instruction.x_size * isa.element_bytes(instruction.memory, self.config)
         beats = instruction.y_size * -(-row_bytes // self.config.bus_bytes)
         padding = instruction.entries - instruction.y_size * instruction.x_size
-        return _Transfer(issue, time, time + self.config.bus_latency, beats, padding)
+        return _BusTransfer(issue, time, time + self.config.bus_latency, beats, padding)
 
-    def _move(self, transfer: _Transfer) -> None:
+    def _move(self, transfer: _BusTransfer) -> None:
         """Give the bus to the transfer that asked first."""
         end = transfer.request
         if transfer.beats:
@@ -352,17 +352,17 @@ class _Schedule:
         self.transfers[transfer.issue.queue] = None
         self._end(transfer.issue, transfer.start, end + transfer.padding)
 
-    def _end(self, issue: Issue, start: int, end: int) -> None:
+    def _end(self, issue: InstructionStart, start: int, end: int) -> None:
         self.done[issue.queue] += 1
         self.times[issue.queue] = None
         self.ends[issue.queue].append(end)
-        self.spans.append(Bar(QUEUES[issue.queue], start, end, issue.number))
+        self.spans.append(InstructionBar(QUEUES[issue.queue], start, end, issue.number))
         for target in self.pushes[issue.number]:
             self.tokens[issue.queue, target].append((end, issue))
 
     def _execution(self) -> Execution:
         tiles, resets, operations, stored = 0, 0, 0, 0
-        loaded: dict[Memory, int] = {memory: 0 for memory in Memory if memory is not Memory.OUT}
+        loaded: dict[VtaMemory, int] = {memory: 0 for memory in VtaMemory if memory is not VtaMemory.OUT}
         for instruction in self.instructions:
             if isinstance(instruction, Load | Store):
                 size = isa.element_bytes(instruction.memory, self.config) * instruction.x_size * instruction.y_size

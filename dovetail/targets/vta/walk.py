@@ -16,9 +16,9 @@ from typing import Any
 
 from dovetail.loops import Demand, pools
 from dovetail.targets.vta.config import UOP_ELEMENT, VtaConfig
-from dovetail.targets.vta.cost import RegionShape, Tiling, capacities, slots_of_use
+from dovetail.targets.vta.cost import RegionShape, VtaTiling, capacities, slots_of_use
 from dovetail.targets.vta.isa import INSTRUCTION_BYTES
-from dovetail.targets.vta.writer import Loop, micro, rectangles
+from dovetail.targets.vta.writer import VtaLoop, micro, rectangles
 
 MOST_STEPS, MOST_WALKED = 12, 320
 """Steps of a tile that are walked, and those of a region, but for `MOST_TURNS`."""
@@ -27,7 +27,7 @@ MOST_TURNS, MORE_TURNS = 4, (160, 12, 8, 6, 5)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _TileExtent:
     """Some rows or columns of the result, and those of the operand that are read for them."""
 
     size: int
@@ -48,11 +48,11 @@ def products(s: RegionShape, tile: tuple[int, int, int, int], config: VtaConfig)
     rows, columns, width, blocks = tile
     (down, across), (tall, wide) = s.stride, s.kernel
     nest = (
-        Loop(1 if s.by_block else blocks, (rows * columns, 0, 0 if s.by_block else tall * wide)),
-        Loop(tall, (0, width, wide)),
-        Loop(wide, (0, 1, 1)),
-        Loop(rows, (columns, down * width, 0)),
-        Loop(columns, (1, across, 0)),
+        VtaLoop(1 if s.by_block else blocks, (rows * columns, 0, 0 if s.by_block else tall * wide)),
+        VtaLoop(tall, (0, width, wide)),
+        VtaLoop(wide, (0, 1, 1)),
+        VtaLoop(rows, (columns, down * width, 0)),
+        VtaLoop(columns, (1, across, 0)),
     )
     apart = s.taps if s.differ else 1  # where several share a matrix, taps are instructions of their own
     made = micro(nest[3:] if s.differ else nest, config.uop_entries, config.pipeline_cycles, True)
@@ -60,7 +60,7 @@ def products(s: RegionShape, tile: tuple[int, int, int, int], config: VtaConfig)
 
 
 @dataclass(slots=True)
-class _Slots:
+class _SlotContents:
     """What of one name is in its slots, and which compute event read each last."""
 
     count: int
@@ -107,12 +107,12 @@ class _Events:
 
 
 @lru_cache(maxsize=4096)
-def walked(s: RegionShape, t: Tiling, config: VtaConfig) -> int:
+def walked(s: RegionShape, t: VtaTiling, config: VtaConfig) -> int:
     """Cycles of a region's stream under a tiling that fits."""
     rows, columns = _parts(s, t.rows, 0), _parts(s, t.columns, 1)
     groups = [min(t.blocks, s.out_blocks - start) for start in range(0, s.out_blocks, t.blocks)]
     counts = (len(rows), len(columns), len(groups))
-    walk = _Walk(s, config, _slots(s, t, config, (rows, columns, groups)))
+    walk = _EventCollector(s, config, _slots(s, t, config, (rows, columns, groups)))
     steps = min(groups[0] if s.by_block else s.in_blocks, MOST_STEPS)
     most = next((most for most in MORE_TURNS if prod(min(n, most) for n in counts) * steps <= MOST_WALKED), MOST_TURNS)
     turns = [_turns(count, most) for count in counts]
@@ -138,7 +138,7 @@ def _turns(count: int, most: int) -> list[tuple[int, float]]:
     return [*((turn, 1.0) for turn in range(most - 2)), (most - 2, 1.0 + count - most), (count - 1, 1.0)]
 
 
-def _parts(s: RegionShape, step: int, axis: int) -> list[_Part]:
+def _parts(s: RegionShape, step: int, axis: int) -> list[_TileExtent]:
     """The result's rows (axis 0) or columns cut into tiles."""
     total, kernel, stride, before = (s.rows, s.columns)[axis], s.kernel[axis], s.stride[axis], s.before[axis]
     found = []
@@ -146,13 +146,13 @@ def _parts(s: RegionShape, step: int, axis: int) -> list[_Part]:
         stop = min(start + step, total)
         low, high = start * stride - before, (stop - 1) * stride + kernel - before
         read = max(0, min(high, s.size[axis]) - max(low, 0)) if s.size[axis] else high - low
-        found.append(_Part(stop - start, read, high - low - read))
+        found.append(_TileExtent(stop - start, read, high - low - read))
     return found
 
 
 def _slots(
-    s: RegionShape, t: Tiling, config: VtaConfig, cut: tuple[list[_Part], list[_Part], list[int]]
-) -> Mapping[str, _Slots]:
+    s: RegionShape, t: VtaTiling, config: VtaConfig, cut: tuple[list[_TileExtent], list[_TileExtent], list[int]]
+) -> Mapping[str, _SlotContents]:
     """The slots of every name, as lower.py shares the memories."""
     rows, columns, groups = cut
     blocks, positions = max(groups), len(rows) * len(columns)
@@ -181,16 +181,16 @@ def _slots(
         made = pools(memory, room, demands, t.slots)
         for name, _, every, tile in wanted[memory]:
             count = made[name].count
-            found[name] = _Slots(count, count >= every > 0, count >= tile)
+            found[name] = _SlotContents(count, count >= every > 0, count >= tile)
     return found
 
 
 def _micro_operations(
     s: RegionShape,
-    t: Tiling,
+    t: VtaTiling,
     config: VtaConfig,
-    walk: _Walk,
-    tile: tuple[_Part, _Part, int],
+    walk: _EventCollector,
+    tile: tuple[_TileExtent, _TileExtent, int],
     counts: tuple[int, int, int],
 ) -> int:
     """How many are loaded in all: those of products differ wherever another combination of slots comes together."""
@@ -213,10 +213,10 @@ def _micro_operations(
     return own + total.count * (1 + min(s.parameters, 1) + min(s.digits, 1)) + (s.taps if s.pool else 0) * total.count
 
 
-class _Walk:
+class _EventCollector:
     """Collects the events of one tile after the other."""
 
-    def __init__(self, s: RegionShape, config: VtaConfig, slots: Mapping[str, _Slots]) -> None:
+    def __init__(self, s: RegionShape, config: VtaConfig, slots: Mapping[str, _SlotContents]) -> None:
         self.shape, self.config, self.slots = s, config, slots
         self.events = _Events()
         self.marks: list[int] = []
@@ -236,14 +236,16 @@ class _Walk:
         times = -(-rest // config.uop_entries)
         self.later = times * config.bus_latency + -(-rest * UOP_ELEMENT // config.bus_bytes)
 
-    def nest(self, row: _Part, column: _Part, blocks: int) -> tuple[int, int]:
+    def nest(self, row: _TileExtent, column: _TileExtent, blocks: int) -> tuple[int, int]:
         """Instructions of a step's products, and micro-operations of each."""
         s = self.shape
         if s.pool:
             return 1, 1
         return products(s, (row.size, column.size, column.window, blocks), self.config)
 
-    def tile(self, row: _Part, column: _Part, blocks: int, position: tuple[int, int], group: int) -> list[float]:
+    def tile(
+        self, row: _TileExtent, column: _TileExtent, blocks: int, position: tuple[int, int], group: int
+    ) -> list[float]:
         """A tile's events; returns how often each of its steps comes."""
         s, config = self.shape, self.config
         pixels, entries = row.size * column.size, row.size * column.size * blocks
@@ -302,7 +304,7 @@ class _Walk:
             cycles += (s.taps - 1) * config.alu_interval * entries
         self._compute(-1, stored if s.pool else -1, cycles, count=steps)
 
-    def _image(self, slots: _Slots, row: _Part, column: _Part) -> int:
+    def _image(self, slots: _SlotContents, row: _TileExtent, column: _TileExtent) -> int:
         """Load a block of the operand; returns the event, -1 where it is there."""
         if not slots.fresh:
             return -1
@@ -311,11 +313,11 @@ class _Walk:
         beats = self._beats(1, row.read * each) if whole else self._beats(row.read, each)
         return self._load(slots, beats, row.window * column.window - row.read * column.read)
 
-    def _matrices(self, slots: _Slots, count: int, apart: bool) -> int:
+    def _matrices(self, slots: _SlotContents, count: int, apart: bool) -> int:
         """Load a step's weights; returns the event, -1 where they are there."""
         return self._load(slots, self._beats(1, count * self.config.wgt_element), 0) if slots.fresh else -1
 
-    def _store(self, row: _Part, column: _Part, blocks: int) -> None:
+    def _store(self, row: _TileExtent, column: _TileExtent, blocks: int) -> None:
         """Store a tile: neighbouring rows as one where they lie so, the blocks apart where they do not."""
         s, done = self.shape, len(self.events.compute) - 1
         dims = ((blocks, s.rows * s.columns), (row.size, s.columns), (column.size, 1))
@@ -323,7 +325,7 @@ class _Walk:
             self._event(self.events.store, (done, self._beats(rows, width * self.config.out_element)))
         self.stored.append(len(self.events.store) - 1)
 
-    def _load(self, slots: _Slots, beats: int, padding: int) -> int:
+    def _load(self, slots: _SlotContents, beats: int, padding: int) -> int:
         """Load what a name needs into its next slot."""
         self._event(self.events.load, (slots.overwritten(), beats, padding))
         slots.readers.append(-1)

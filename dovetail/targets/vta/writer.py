@@ -18,8 +18,8 @@ from dovetail.ir.types import Box
 from dovetail.loops import Access, Allocation, Pool, Span, Window, tokens
 from dovetail.target import Operand
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Flags, Gemm, Instruction, Load, Memory, Uop, queue_of
-from dovetail.targets.vta.mapping import Constants, depth
+from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Flags, Gemm, Instruction, Load, Uop, VtaMemory, queue_of
+from dovetail.targets.vta.mapping import RegionConstants, depth
 
 Triple = tuple[int, int, int]
 """An accumulator, input (ALU: second accumulator) and weight entry, or the steps of each."""
@@ -30,7 +30,7 @@ _UOP_CYCLES = 0.75
 
 
 @dataclass(frozen=True)
-class Loop:
+class VtaLoop:
     """One loop of a nest: how often, and how far each entry moves per iteration."""
 
     extent: int
@@ -38,21 +38,21 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Micro:
+class MicroNest:
     """A nest as instructions that share their loops and, but for where they begin, their micro-operations."""
 
-    outer: Loop
-    inner: Loop
+    outer: VtaLoop
+    inner: VtaLoop
     uops: tuple[Triple, ...]
     starts: tuple[Triple, ...]
     """Where each instruction begins."""
 
 
-_ONCE = Loop(1, (0, 0, 0))
+_ONCE = VtaLoop(1, (0, 0, 0))
 
 
 @lru_cache(maxsize=4096)
-def micro(nest: tuple[Loop, ...], entries: int, pipeline: int, hazard: bool) -> Micro:
+def micro(nest: tuple[VtaLoop, ...], entries: int, pipeline: int, hazard: bool) -> MicroNest:
     """The cheapest instructions for a nest, whose loops may be in any order, as sums and ALU steps may be done in any.
 
     `entries`: micro-operations the memory holds. `pipeline`: cycles an instruction costs beyond its steps. `hazard`:
@@ -62,7 +62,7 @@ def micro(nest: tuple[Loop, ...], entries: int, pipeline: int, hazard: bool) -> 
         ValueError: there is none, because a loop is too long for its field.
     """
     loops = _merged([loop for loop in nest if loop.extent > 1])
-    best: tuple[float, int, tuple[Loop, Loop, list[Loop], list[Loop]]] | None = None
+    best: tuple[float, int, tuple[VtaLoop, VtaLoop, list[VtaLoop], list[VtaLoop]]] | None = None
     for outer, inner, inside, outside in _choices(loops):
         uops, count = prod([loop.extent for loop in inside]), prod([loop.extent for loop in outside])
         cost = count * (pipeline + _UOP_CYCLES * uops)
@@ -75,10 +75,10 @@ def micro(nest: tuple[Loop, ...], entries: int, pipeline: int, hazard: bool) -> 
     if best is None:
         raise ValueError(f"no instruction can hold the loops {nest}")
     outer, inner, order, outside = best[2]
-    return Micro(outer, inner, _positions(order), _positions(outside))
+    return MicroNest(outer, inner, _positions(order), _positions(outside))
 
 
-def _merged(loops: list[Loop]) -> tuple[Loop, ...]:
+def _merged(loops: list[VtaLoop]) -> tuple[VtaLoop, ...]:
     """Loops joined where one continues another in every entry."""
     changed = True
     while changed:
@@ -86,13 +86,13 @@ def _merged(loops: list[Loop]) -> tuple[Loop, ...]:
         for a, b in permutations(loops, 2):
             if a.step == tuple(step * b.extent for step in b.step) and a.extent * b.extent <= _MOST_ITERATIONS:
                 others = [loop for loop in loops if loop is not a and loop is not b]
-                loops = [*others, Loop(a.extent * b.extent, b.step)]
+                loops = [*others, VtaLoop(a.extent * b.extent, b.step)]
                 changed = True
                 break
     return tuple(loops)
 
 
-def _choices(loops: Sequence[Loop]) -> Iterator[tuple[Loop, Loop, list[Loop], list[Loop]]]:
+def _choices(loops: Sequence[VtaLoop]) -> Iterator[tuple[VtaLoop, VtaLoop, list[VtaLoop], list[VtaLoop]]]:
     """Every way to give each loop a place: outer, inner, among the micro-operations, or around the instructions."""
     for count in range(min(2, len(loops)) + 1):
         for chosen in permutations(range(len(loops)), count):
@@ -103,13 +103,13 @@ def _choices(loops: Sequence[Loop]) -> Iterator[tuple[Loop, Loop, list[Loop], li
                 yield pair[0], pair[1], kept, [loop for loop, here in zip(rest, inside, strict=True) if not here]
 
 
-def _alternates(order: Sequence[Loop]) -> bool:
+def _alternates(order: Sequence[VtaLoop]) -> bool:
     """Whether two successive steps never write the same accumulator: the fastest loop moves it."""
     real = [loop for loop in order if loop.extent > 1]
     return not real or real[-1].step[0] != 0
 
 
-def _positions(loops: Sequence[Loop]) -> tuple[Triple, ...]:
+def _positions(loops: Sequence[VtaLoop]) -> tuple[Triple, ...]:
     """Every position of a nest, the last loop fastest."""
     found: list[Triple] = []
     for indices in product(*(range(loop.extent) for loop in loops)):
@@ -132,11 +132,11 @@ class VtaRegion:
     block, row, column and lanes."""
     y: Operand
     """The same, counted from the OUT pointer."""
-    constants: Constants
+    constants: RegionConstants
 
 
 @dataclass(frozen=True)
-class Stream:
+class InstructionStream:
     """A region's instructions and the micro-operations they load."""
 
     instructions: tuple[Instruction, ...]
@@ -144,7 +144,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Make:
+class InstructionTemplate:
     """How the instructions of a nest are made from their loops."""
 
     opcode: AluOpcode | None = None
@@ -153,7 +153,7 @@ class Make:
     number: int | None = None
     """An ALU's immediate operand; None when it reads a second accumulator."""
 
-    def instruction(self, begin: int, end: int, outer: Loop, inner: Loop) -> Instruction:
+    def instruction(self, begin: int, end: int, outer: VtaLoop, inner: VtaLoop) -> Instruction:
         """The instruction for micro-operations begin..end-1."""
         dst, src, wgt = zip(outer.step, inner.step, strict=True)
         if self.opcode is None:
@@ -180,14 +180,14 @@ class SlotBuffer:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _InstructionStep:
     instruction: Instruction
     access: Access
     segment: int = -1
     """Which load of micro-operations must have happened."""
 
 
-class Writer:
+class StreamWriter:
     """Collects the instructions of one tile after the other, remembering what lies where."""
 
     def __init__(self, placed: VtaRegion, config: VtaConfig, slots: Mapping[str, Mapping[str, Pool]]) -> None:
@@ -201,7 +201,7 @@ class Writer:
         """Of a part of the operand."""
         self._depth = depth(placed.graph, config)
         self._slots = slots
-        self._steps: list[_Step] = []
+        self._steps: list[_InstructionStep] = []
         self._segments: list[list[Uop]] = [[]]
         self._known: dict[tuple[Uop, ...], int] = {}
         self._buffers: dict[int, SlotBuffer] = {}
@@ -263,10 +263,15 @@ class Writer:
     def issue(self, instruction: Instruction, reads: Sequence[Span] = (), writes: Sequence[Span] = ()) -> None:
         """Append an instruction without micro-operations."""
         access = Access(_QUEUES[queue_of(instruction)], tuple(reads), tuple(writes))
-        self._steps.append(_Step(instruction, access))
+        self._steps.append(_InstructionStep(instruction, access))
 
     def compute(
-        self, make: Make, nest: Sequence[Loop], first: tuple[int, int, int], reads: Sequence[Span], out: Span
+        self,
+        make: InstructionTemplate,
+        nest: Sequence[VtaLoop],
+        first: tuple[int, int, int],
+        reads: Sequence[Span],
+        out: Span,
     ) -> None:
         """Append the GEMM or ALU instructions of a nest that begins at the entries `first`."""
         config = self.config
@@ -276,7 +281,7 @@ class Writer:
             begin = self._uops(tuple(Uop(d + dst, s + src, w + wgt) for dst, src, wgt in plan.uops))
             instruction = make.instruction(begin, begin + len(plan.uops), plan.outer, plan.inner)
             access = Access(_QUEUES["compute"], tuple(reads), (out,))
-            self._steps.append(_Step(instruction, access, len(self._segments) - 1))
+            self._steps.append(_InstructionStep(instruction, access, len(self._segments) - 1))
 
     def _uops(self, wanted: tuple[Uop, ...]) -> int:
         """Index of the micro-operations in their memory."""
@@ -288,24 +293,24 @@ class Writer:
             self._segments[-1].extend(wanted)
         return self._known[wanted]
 
-    def finish(self) -> Stream:
+    def finish(self) -> InstructionStream:
         """The stream, ended and synchronised."""
-        steps = [*self._with_uops(), _Step(Finish(), Access(_QUEUES["compute"]))]
+        steps = [*self._with_uops(), _InstructionStep(Finish(), Access(_QUEUES["compute"]))]
         sizes = {"INP": self.config.inp_entries, "WGT": self.config.wgt_entries, "OUT": self.config.acc_entries}
         marks = tokens([step.access for step in steps], sizes)
         flags = (Flags(mark.pop_prev, mark.pop_next, mark.push_prev, mark.push_next) for mark in marks)
         done = [replace(step.instruction, flags=own) for step, own in zip(steps, flags, strict=True)]
-        return Stream(tuple(done), tuple(uop for segment in self._segments for uop in segment))
+        return InstructionStream(tuple(done), tuple(uop for segment in self._segments for uop in segment))
 
-    def _with_uops(self) -> list[_Step]:
+    def _with_uops(self) -> list[_InstructionStep]:
         """The steps with a load of micro-operations ahead of the first that needs each segment."""
-        found: list[_Step] = []
+        found: list[_InstructionStep] = []
         current, start = -1, 0
         for step in self._steps:
             while current < step.segment:
                 current += 1
                 size = len(self._segments[current])
-                found.append(_Step(Load(Memory.UOP, 0, start, 1, size, size), Access(_QUEUES["compute"])))
+                found.append(_InstructionStep(Load(VtaMemory.UOP, 0, start, 1, size, size), Access(_QUEUES["compute"])))
                 start += size
             found.append(step)
         return found

@@ -1,0 +1,108 @@
+"""Where every operator of a network goes on a target, and why: as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail import kernels
+from dovetail.codegen.emit.manifest import why_not_offloaded
+from dovetail.compile import Options, compile_graph, prepare
+from dovetail.ir.graph import Graph
+from dovetail.kernels import core_traits
+from dovetail.program.ir import Call, Program
+from dovetail.schedule.assign import Assignment, assign, first, told
+from dovetail.schedule.joint import side_by_side
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import Region, beside, rivals
+from dovetail.schedule.pipeline import Pipeline
+from dovetail.schedule.stripe import StripedNetwork
+from dovetail.target import Target
+
+
+@dataclass(frozen=True)
+class PlacementReport:
+    """A network that has been placed."""
+
+    graph: Graph
+    target: Target
+    options: Options
+    regions: Sequence[Region]
+    assignment: Assignment
+    striped: StripedNetwork | None = None
+    pipeline: Pipeline | None = None
+    program: Program | None = None
+    """Of several cores."""
+    side: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The regions each is computed side by side with, by name, where `regions` do not say it."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Per layer: what computes it, its candidates, and the sentences that say why, as plain values."""
+        own = core_traits(self.target.core)
+        planned = self.assignment.schedule
+        candidates = told(self.assignment.layers, planned) if planned else self.assignment.compared
+        shares = _core_shares(self.program) if self.program else None
+        side, rows = self.side or beside(self.regions), list[dict[str, Any]]()
+        for number, region in enumerate(self.regions):
+            computed = own.instructions and region.place == "core" and not region.is_view and not region.still
+            row: dict[str, Any] = {
+                "name": region.name,
+                "operators": list(region.origins),
+                "engine": region.place,
+                "offload": region.offload.name if region.offload else "",
+                "beside": list(side.get(region.name, ())),
+                "macs": region.macs,
+                "reason_not_offloaded": why_not_offloaded(region),
+                "offloads_not_used": [] if region.name in candidates else list(rivals(self.graph, self.target, region)),
+                "instructions_not_used": list(kernels.unused_instructions(region.graph, own)) if computed else [],
+            }
+            if region.name in candidates:
+                found = candidates[region.name]
+                row["candidates"] = [{"place": where, "cycles": cycles} for where, cycles in found.candidates]
+                row["refused"], row["why"] = dict(found.refused), found.why
+            rows.append(row | {"cores": shares[number]} if shares is not None else row)
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        target, options = self.target, self.options
+        chosen = target.policies[0].name if options.policy is None else options.policy
+        found = {"schema": 1, "model": self.graph.name, "target": target.name, "policy": chosen, "layers": self.rows()}
+        if self.assignment.schedule is not None:
+            found["placement"] = {"cycles": self.assignment.schedule.finish, "bound": self.assignment.bound}
+        if options.memory_budget is not None:
+            found["memory_budget"] = options.memory_budget
+            found["stripes"] = self.striped.to_json() if self.striped else []
+        if self.pipeline is not None:
+            found["pipeline"] = self.pipeline.to_json()
+        return found
+
+
+def explain(model: Path, target: Target, options: Options, report: Callable[[str], None]) -> PlacementReport:
+    """Place a network, and plan it too where cores, stripes or stages matter; raises DovetailError."""
+    graph = prepare(model, target, options, report)
+    if options.memory_budget is None and not target.workers and not options.pipeline:
+        report("placing")
+        assignment = assign(graph, first(graph, target), target, options.pins)
+        laid = (
+            choose_layouts(graph, assignment.regions, target, ()) if any(one.joint for one in target.engines) else None
+        )
+        side: dict[str, tuple[str, ...]] = {}
+        if any(engine.joint for engine in target.engines):
+            laid = choose_layouts(graph, assignment.regions, target)
+            side = beside(side_by_side(laid, target).regions)
+        return PlacementReport(graph, target, options, assignment.regions, assignment, side=side)
+    made = compile_graph(graph, target, options, report, interpret=False)
+    program = made.plan.program if target.workers else None
+    return PlacementReport(graph, target, options, made.regions, made.assignment, made.striped, made.pipeline, program)
+
+
+def _core_shares(program: Program) -> list[dict[str, float]]:
+    """Per layer: the part of its result, of 1, that each core computes."""
+    found: list[dict[str, int]] = [{} for _ in program.layers]
+    for call in program.statements:
+        if isinstance(call, Call):
+            found[call.layer][str(call.core)] = call.result.type.elements
+    return [{core: own[core] / sum(own.values()) for core in sorted(own, key=int)} for own in found]

@@ -1,0 +1,182 @@
+"""What a check found, as text for people, as Markdown, and as JUnit for CI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+
+import numpy as np
+
+from dovetail.guests.check.layers import LEAST, NUMBERS, SIZES, TYPES, WEIGHTS
+from dovetail.guests.check.networks import NETWORKS
+from dovetail.guests.check.run import Outcome
+from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.types import Array
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong."""
+
+    title: str
+    suspicions: tuple[str, ...]
+    """The likeliest first."""
+    simulator: str = ""
+    """What it was found on; empty for declarations."""
+    outcome: Outcome | None = None
+    """In its smallest form; None for declarations."""
+    needed: tuple[str, ...] = ()
+    """Axes without whose settings all is well."""
+    also: tuple[str, ...] = ()
+    """Other offloads with the same suspicion."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """An offload's cases on one simulator."""
+
+    engine: str
+    offload: str
+    simulator: str = ""
+    cases: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    remark: str = ""
+    """Why there are no cases, if there are none; why the first of those not tried was not, if there are any."""
+    left_out: tuple[str, ...] = ()
+    """Optional operators of the pattern that no layer is made with."""
+
+
+@dataclass
+class Checked:
+    """What `dovetail check` found."""
+
+    target: str
+    findings: list[Finding] = field(default_factory=list)
+    tested: list[Tested] = field(default_factory=list)
+
+
+_SUSPICIONS = 4
+_AROUND = 3
+"""Elements shown on either side of the first wrong one, along the last two axes."""
+_MOST = 600
+"""Characters shown of an error."""
+
+
+def finding_text(finding: Finding) -> str:
+    """A finding on one screen: title, suspicions, the smallest case, expected and actual."""
+    outcome = finding.outcome
+    lines = [finding.title]
+    if outcome is None:
+        return finding.title
+    if finding.also:
+        lines.append(f"  also      {', '.join(finding.also)}")
+    for number, sentence in enumerate(finding.suspicions[:_SUSPICIONS]):
+        lines.append(f"  {'suspicion' if number == 0 else '       or'} {sentence}")
+    lines.append(f"  smallest  {_described(finding)}")
+    if finding.needed:
+        lines.append(f"  needs     {', '.join(axis.split(':')[0] for axis in finding.needed)}")
+    if outcome.error:
+        return "\n".join([*lines, f"  error     {outcome.error[:_MOST]}"])
+    assert outcome.actual is not None and outcome.expected is not None
+    return "\n".join([*lines, *_around(outcome.actual, outcome.expected)])
+
+
+def _described(finding: Finding) -> str:
+    """The settings of a case that are not as simple as can be, and all sizes."""
+    assert finding.outcome is not None
+    case, words = finding.outcome.case, []
+    for axis, value in case.point.items():
+        name = axis.split(":")[0]
+        if name in ("type", "result", "weight_type", "rounding"):
+            choices = {"type": TYPES, "result": TYPES, "weight_type": WEIGHTS, "rounding": tuple(Rounding)}[name]
+            if value:
+                words.append(f"{name} {getattr(choices[value], 'text', choices[value].value)}")
+        elif axis == "model":
+            words.append(f"from {NETWORKS[value - 1][0]}")
+        elif axis == "made" and "model" not in case.point:
+            words.append("from the port's own networks")
+        elif axis in SIZES and (value != LEAST[axis] or axis in ("rows", "columns", "channels", "outputs")):
+            words.append(f"{axis} {value}")
+        elif axis in NUMBERS and value and axis not in ("per_channel", "bias"):
+            words.append({"weights": "random weights", "x": "random x"}.get(axis, f"{name} {value}"))
+    room = f", with {case.room} bytes of memory" if case.room else ""
+    return ", ".join(words) + room
+
+
+def _around(actual: Array, expected: Array) -> Iterator[str]:
+    """Expected and actual elements around the first wrong one."""
+    wrong = np.argwhere(actual != expected)
+    first = tuple(int(index) for index in wrong[0])
+    yield (
+        f"  first     [{', '.join(map(str, first))}] of [{', '.join(map(str, expected.shape))}]: expected "
+        f"{expected[first]}, actual {actual[first]}; {len(wrong)} of {expected.size} elements differ"
+    )
+    window = [slice(index, index + 1) for index in first]
+    for axis in range(max(0, len(first) - 2), len(first)):
+        window[axis] = slice(max(0, first[axis] - _AROUND), first[axis] + _AROUND + 1)
+    for name, array in (("expected", expected), ("actual", actual)):
+        part = array[tuple(window)].reshape(-1, window[-1].stop and array[tuple(window)].shape[-1])
+        for number, row in enumerate(part):
+            yield f"  {name if number == 0 else '':9} {' '.join(f'{value:5}' for value in row.tolist())}"
+
+
+def summary(checked: Checked) -> str:
+    """The last line."""
+    cases, skipped = sum(t.cases for t in checked.tested), sum(t.skipped for t in checked.tested)
+    count = len(checked.findings)
+    more = f", {skipped} not tried" if skipped else ""
+    more += next((f" (e.g. {t.offload}: {t.remark})" for t in checked.tested if t.skipped), "")
+    named = (
+        ("without cases", [f"{t.offload} ({t.remark})" for t in checked.tested if not t.cases]),
+        ("no layer has", sorted({name for t in checked.tested for name in t.left_out})),
+    )
+    more += "".join(f"; {what}: {', '.join(names)}" for what, names in named if names)
+    return f"{checked.target}: {count or 'no'} finding{'' if count == 1 else 's'}, {cases} cases{more}"
+
+
+def markdown(checked: Checked) -> str:
+    """The whole report."""
+    lines = [f"# Check of {checked.target}", "", summary(checked), ""]
+    lines += ["| engine | offload | on | cases | failed | not tried | why |", "|---|---|---|---:|---:|---:|---|"]
+    for t in checked.tested:
+        cells = (t.engine, t.offload, t.simulator, t.cases, t.failed, t.skipped, t.remark)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    for number, finding in enumerate(checked.findings, 1):
+        lines += ["", f"## Finding {number}", "", "```text", finding_text(finding), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def junit(checked: Checked) -> str:
+    """A suite per target, a test per offload and simulator, and one for the declarations."""
+    found = [(finding, _of(finding)) for finding in checked.findings]
+    tests = [("declarations", "declarations", 0.0, "")]
+    for t in checked.tested:
+        name = f"{t.offload} on {t.simulator}" if t.simulator else t.offload
+        tests.append((t.engine, name, t.seconds, "" if t.cases else t.remark))
+    suite = ElementTree.Element("testsuite", name=f"dovetail check {checked.target}", tests=str(len(tests)))
+    failures = skipped = 0
+    for engine, name, seconds, remark in tests:
+        case = ElementTree.SubElement(suite, "testcase", classname=engine, name=name, time=f"{seconds:.3f}")
+        texts = [finding for finding, places in found if name in places]
+        if texts:
+            failures += 1
+            failure = ElementTree.SubElement(case, "failure", message=texts[0].suspicions[0])
+            text = "\n\n".join(finding_text(finding) for finding in texts)
+            failure.text = "".join(c for c in text if c in "\t\n" or ord(c) >= 32)  # XML has no others
+        elif remark:
+            skipped += 1
+            ElementTree.SubElement(case, "skipped", message=remark)
+    suite.set("failures", str(failures))
+    suite.set("skipped", str(skipped))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _of(finding: Finding) -> tuple[str, ...]:
+    """The tests a finding belongs to."""
+    if finding.outcome is None:
+        return ("declarations",)
+    return tuple(f"{offload} on {finding.simulator}" for offload in (finding.outcome.case.offload, *finding.also))

@@ -1,0 +1,508 @@
+"""Layers made from a pattern: a point says how large they are and what their numbers are like.
+
+A point is a setting for every axis below; axes that are absent have their first default. What a layer does with the
+operators of a pattern stands in `_MAKERS`; a pattern with another operator cannot be tried and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice, Transpose
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.ir.operators.user import UserOperator
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.target.offload import Cases
+from dovetail.target.pattern import Apply, Leaf, Pattern
+
+Point = Mapping[str, int]
+"""Axis -> setting."""
+
+SIZES = {
+    **{"rows": 6, "columns": 5, "channels": 8, "outputs": 8, "kernel_rows": 3, "kernel_columns": 3},
+    **dict.fromkeys(("stride_rows", "stride_columns", "dilation_rows", "dilation_columns"), 1),
+    **dict.fromkeys(("top", "left", "bottom", "right", "batch", "groups", "depth"), 1),
+}
+"""Axes that count something, with what they are where nothing is said. `depth` is a depthwise layer's multiplier."""
+PADS = ("top", "bottom", "left", "right")
+LEAST = {name: 0 if name in PADS else 1 for name in SIZES}
+"""The least each may be."""
+TYPES = (DType.INT8, DType.UINT8, DType.INT16, DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
+WEIGHTS = (DType.INT8, DType.INT4, DType.INT2)
+RANGES = ((-1 << 31, (1 << 31) - 1), (0, (1 << 31) - 1), (0, 77), (-64, 63), (-32, 31))
+"""Limits of a clip before those of its type."""
+NUMBERS: dict[str, tuple[int, ...]] = {
+    **{"input_zero": (5, 0), "weight_zero": (0, 3), "output_zero": (-9, 0), "pad_offset": (0, 3)},
+    **{"type": tuple(range(len(TYPES))), "weight_type": tuple(range(len(WEIGHTS)))},
+    "rounding": tuple(range(len(Rounding))),
+    **{"per_channel": (1, 0), "bias": (1, 0), "weights": (1, 2, 0), "x": (1, 0)},
+    **{"multiplier": (0, 1, 2, 3), "scales": (0, 1), "relu": (0, 1), "variant": tuple(range(8))},
+}
+"""Axes of other numbers: the default first. `weights` and `x`: 0 all the same, 1 random, 2 weights of -1, 0 and 1.
+`multiplier`: of a requantisation, 0 any, 1 a power of two, 2 one of 15 bits, 3 of 8. Of networks (`networks.py`):
+`scales`: 0 any, 1 powers of two, those of activations all the same; `relu`: whether it is there; `variant`: the port's
+own."""
+MADE = {"made": (0, 1), "model": (0,)}
+"""How a layer is made, which stays as it is: `made` 1 is from a network, `model` says which; 0 is the port's own."""
+ORDERS = ((0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 3, 2))
+"""Permutations of a transposition."""
+FUNCTIONS = tuple(kind for kind in BinaryKind if kind is not BinaryKind.PRELU)
+"""Functions of two integers."""
+OWN: dict[str, tuple[int, ...]] = {
+    **{
+        "range": (0, 1, 2, 3, 4),
+        "result": tuple(range(len(TYPES))),
+        "scale": (0, 1),
+        "offset": (0, 1, 2),
+        "with": (1, 0),
+    },
+    **{"order": tuple(range(len(ORDERS))), "function": tuple(range(len(FUNCTIONS)))},
+    **{"along": (3, 1, 2, 0), "unequal": (1, 0), "first": (0, 1, 3)},
+}
+"""Axes of one operator of the pattern, as `axis:name`. Of a ScaleShift, `scale` 1: a shift only, one for all channels;
+`offset` 0: any, 1: a multiple of the scale, 2: none. `with`: whether an optional operator is there. `along`: of a
+concatenation; `unequal`: whether its operands have different sizes there. `first`: channels a slice begins behind."""
+
+
+MOST_WORK, MOST_ELEMENTS = 2_000_000, 200_000
+"""Multiply-accumulates of a layer, and elements of a value, beyond which none is made."""
+
+
+class NoLayerError(Exception):
+    """A pattern has an operator that no layer can be made with."""
+
+
+def setting(point: Point, axis: str) -> int:
+    """What a point says of an axis, or the default."""
+    if axis in point:
+        return point[axis]
+    if axis in SIZES:
+        return SIZES[axis]
+    if axis in MADE:
+        return 0
+    return NUMBERS[axis][0] if axis in NUMBERS else OWN[axis.split(":")[0]][0]
+
+
+@dataclass
+class LayerBuilder:
+    """A layer being made: what was computed so far, and which axes mattered."""
+
+    builder: GraphBuilder
+    point: Point
+    prefix: str
+    generator: np.random.Generator
+    arrays: dict[str, Array] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Leaf -> value, of run-time operands."""
+    parts: dict[int, str] = field(default_factory=dict)
+    """What was made of each part of the pattern, by identity: one that stands there twice is one value."""
+    used: dict[str, None] = field(default_factory=dict)
+    work: int = 0
+    matrix: bool = False
+    result: DType = DType.INT8
+    """What is being made ends in."""
+
+    def get(self, axis: str) -> int:
+        """The setting of an axis, which is thereby one that matters."""
+        self.used[axis] = None
+        return setting(self.point, axis)
+
+    def both(self, what: str) -> tuple[int, int]:
+        """The settings of both directions of an image."""
+        return self.get(f"{what}_rows"), self.get(f"{what}_columns")
+
+    def constant(self, name: str, array: Array, dtype: DType | None = None) -> str:
+        """Add a constant."""
+        value = self.builder.constant(f"{self.prefix}{name}", array, dtype)
+        self.arrays[value] = array
+        return value
+
+    def given(self, leaf: str, name: str, kind: TensorType, array: Array) -> str:
+        """Add a run-time operand."""
+        value = self.builder.input(f"{self.prefix}{name}", kind)
+        self.arrays[value], self.inputs[leaf] = array.astype(kind.dtype.numpy), value
+        return value
+
+    def add(self, operator: Operator, *inputs: str) -> str:
+        """Add an operator and compute it; raises ValueError where it does not take its operands."""
+        kinds = [self.builder.type_of(name) for name in inputs]
+        made = operator.infer(kinds)
+        self.work += operator.macs(kinds)
+        if self.work > MOST_WORK or max(made.elements, *(kind.elements for kind in kinds)) > MOST_ELEMENTS:
+            raise ValueError("too large to be tried")
+        stem = f"{self.prefix}{type(operator).__name__.lower()}"
+        value = self.builder.add(operator, inputs, stem, self.prefix or "case")
+        self.arrays[value] = operator.evaluate([self.arrays[name] for name in inputs])
+        return value
+
+
+@dataclass(frozen=True)
+class MadeLayer:
+    """A layer in a graph, with operands and what it must give."""
+
+    root: str
+    inputs: Mapping[str, Array]
+    expected: Array
+    used: tuple[str, ...]
+    """Axes that matter."""
+    work: int
+    """Multiply-accumulates."""
+
+    def settings(self, point: Point) -> dict[str, int]:
+        """What a point says of all axes that matter."""
+        return {axis: setting(point, axis) for axis in self.used}
+
+
+def add_layer(builder: GraphBuilder, pattern: Pattern, cases: Cases | None, point: Point, prefix: str) -> MadeLayer:
+    """Put a layer of a pattern, or of a network, into a graph; its numbers depend on nothing but the point. Raises
+    ValueError where there is no such layer, e.g. a kernel larger than its image, Underivable for an operator that
+    cannot be made."""
+    seed = [abs(setting(point, axis)) for axis in _SEEDING]
+    making = LayerBuilder(builder, point, prefix, np.random.default_rng(seed))
+    making.matrix = FullyConnected in operators(pattern)
+    root = _of_network(making, cases) if setting(point, "made") else _make(making, pattern)
+    arrays = {name: making.arrays[name] for name in making.inputs.values()}
+    return MadeLayer(root, arrays, making.arrays[root], tuple(making.used), making.work)
+
+
+_SEEDING = (*SIZES, *(axis for axis in NUMBERS if axis not in ("multiplier", "scales", "relu", "variant")))
+"""Axes the random numbers depend on."""
+
+
+class _PointSettings(Mapping[str, int]):
+    """The settings of a point, which notes what is asked for."""
+
+    def __init__(self, making: LayerBuilder) -> None:
+        self._making = making
+
+    def __getitem__(self, axis: str) -> int:
+        if axis not in self:
+            raise KeyError(axis)
+        return self._making.get(axis)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*SIZES, *NUMBERS))
+
+    def __len__(self) -> int:
+        return len(SIZES) + len(NUMBERS)
+
+    def __contains__(self, axis: object) -> bool:
+        return axis in SIZES or axis in NUMBERS or axis in MADE
+
+
+def _of_network(making: LayerBuilder, cases: Cases | None) -> str:
+    """The part of a network that the offload takes; its value."""
+    making.get("made")
+    if cases is None:
+        raise ValueError("there are no networks for it")
+    part = cases(_PointSettings(making))
+    names = {name: making.constant(name, array, part.types[name].dtype) for name, array in part.constants.items()}
+    for name in part.inputs:
+        kind, low = part.types[name], part.types[name].dtype.low
+        array = np.full(kind.shape, low + 3)
+        if making.get("x"):
+            array = making.generator.integers(max(low, -(1 << 11)), min(kind.dtype.high, 1 << 11) + 1, kind.shape)
+        names[name] = making.given(name, name, kind, array)
+    for node in part.nodes:
+        names[node.output] = making.add(node.operator, *(names[name] for name in node.inputs))
+    return names[part.outputs[0]]
+
+
+def single(pattern: Pattern, cases: Cases | None, point: Point) -> tuple[Graph, MadeLayer]:
+    """A network of one layer; raises as `add_layer`."""
+    builder = GraphBuilder("case")
+    layer = add_layer(builder, pattern, cases, point, "")
+    return builder.finish([layer.root]), layer
+
+
+def operators(pattern: Pattern) -> tuple[type[Operator], ...]:
+    """Every operator of a pattern, the outermost first."""
+    if isinstance(pattern, Leaf):
+        return ()
+    return (pattern.operator, *(kind for part in pattern.inputs for kind in operators(part)))
+
+
+def left_out(pattern: Pattern) -> tuple[str, ...]:
+    """Names of a pattern's operators that no layer is made with."""
+    return tuple(dict.fromkeys(kind.__name__ for kind in operators(pattern) if _maker(kind) is None))
+
+
+def _maker(kind: type[Operator]) -> Maker | None:
+    """What makes layers with an operator."""
+    if issubclass(kind, UserOperator):
+        return _user
+    return _MAKERS.get(kind)
+
+
+def _make(making: LayerBuilder, part: Pattern) -> str:
+    if isinstance(part, Leaf):
+        return _leaf(making, part)
+    maker = _maker(part.operator)
+    if part.optional and (maker is None or (part.operator is not Pad and not making.get(f"with:{part.name}"))):
+        return _make(making, part.inputs[0])
+    if maker is None:
+        raise NoLayerError(f"no layer is made with {part.operator.__name__}")
+    if id(part) not in making.parts:
+        making.parts[id(part)] = maker(making, part)
+    return making.parts[id(part)]
+
+
+def _leaf(making: LayerBuilder, leaf: Leaf, along: int = 0, more: int = 0) -> str:
+    """A run-time operand, once however often the pattern reads it, with `more` elements along an axis."""
+    if leaf.constant:
+        raise NoLayerError(f"no constant is made for {leaf.name} where it stands")
+    if leaf.name in making.inputs:
+        return making.inputs[leaf.name]
+    dtype, rows = TYPES[making.get("type")], making.get("batch")
+    image = () if making.matrix else (making.get("rows"), making.get("columns"))
+    shape = [rows, *image, making.get("channels")]
+    shape[along] += more
+    kind = TensorType(tuple(shape), dtype)
+    if kind.elements > MOST_ELEMENTS:
+        raise ValueError("too large to be tried")
+    array = np.full(shape, dtype.low + 3)
+    if making.get("x"):
+        array = making.generator.integers(max(dtype.low, -(1 << 11)), min(dtype.high, 1 << 11) + 1, shape)
+    return making.given(leaf.name, leaf.name, kind, array)
+
+
+def _weights(making: LayerBuilder, shape: tuple[int, ...]) -> str:
+    if TensorType(shape, DType.INT8).elements > MOST_ELEMENTS:
+        raise ValueError("too large to be tried")
+    dtype, kind = WEIGHTS[making.get("weight_type")], making.get("weights")
+    low, high = (-1, 1) if kind == 2 else (dtype.low, dtype.high)
+    array = making.generator.integers(low, high + 1, shape) if kind else np.ones(shape)
+    return making.constant("weights", array.astype(dtype.numpy), dtype)
+
+
+def _zero(making: LayerBuilder, axis: str, dtype: DType) -> int:
+    """A zero point, or the nearest number the type has."""
+    return max(dtype.low, min(making.get(axis), dtype.high))
+
+
+def _linear(making: LayerBuilder, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    channels, outputs = making.builder.type_of(x).shape[-1], 0
+    dtype = making.builder.type_of(x).dtype
+    zeros = {"input_zero_point": _zero(making, "input_zero", dtype), "weight_zero_point": making.get("weight_zero")}
+    operator: Operator
+    if part.operator is FullyConnected:
+        outputs = making.get("outputs")
+        weights, operator = _weights(making, (outputs, channels)), FullyConnected(**zeros)
+    else:
+        kernel, stride, dilation = making.both("kernel"), making.both("stride"), making.both("dilation")
+        _refuse_padding_alone(making, part, making.builder.type_of(x).shape)
+        if part.operator is Conv2d:
+            outputs, groups = making.get("outputs"), making.get("groups")
+            if channels % groups:
+                raise ValueError("groups divide the channels")
+            weights = _weights(making, (outputs, *kernel, channels // groups))
+            operator = Conv2d(stride, dilation, **zeros)
+        else:
+            outputs = channels * making.get("depth")
+            weights, operator = _weights(making, (1, *kernel, outputs)), DepthwiseConv2d(stride, dilation, **zeros)
+    if len(part.inputs) < 3:
+        return making.add(operator, x, weights)
+    bias = making.generator.integers(-3000, 3001, outputs) * making.get("bias")
+    wide = DType.INT64 if dtype is DType.INT16 else DType.INT32
+    return making.add(operator, x, weights, making.constant("bias", bias.astype(wide.numpy)))
+
+
+_GROUP = 16
+"""Neighbours whose bits lie together."""
+
+
+def _bit_product(making: LayerBuilder, part: Apply) -> str:
+    """A product with the bits of a matrix, which is given as they lie."""
+    x = _make(making, part.inputs[0])
+    shape = (making.get("outputs"), making.builder.type_of(x).shape[-1])
+    if TensorType(shape, DType.UINT8).elements > MOST_ELEMENTS:
+        raise ValueError("too large to be tried")
+    array = np.full(shape, 129, np.uint8)
+    if making.get("weights"):
+        array = making.generator.integers(0, 256, shape).astype(np.uint8)
+    planes = ToBitPlanes(_GROUP).evaluate([array])
+    kind = TensorType(tuple(planes.shape), DType.UINT8)
+    leaf = part.inputs[1].name
+    return making.add(BitProduct(making.get("weight_zero")), x, making.given(leaf, leaf, kind, planes))
+
+
+def _refuse_padding_alone(making: LayerBuilder, part: Apply, shape: tuple[int, ...]) -> None:
+    """Raise ValueError where a stride goes beyond the image, or no window has an element of it."""
+    padded = isinstance(part.inputs[0], Apply) and part.inputs[0].operator is Pad
+    for name, size, lead, end in (("rows", shape[1], "top", "bottom"), ("columns", shape[2], "left", "right")):
+        kernel, stride, dilation = (making.get(f"{what}_{name}") for what in ("kernel", "stride", "dilation"))
+        before, after = (making.get(lead), making.get(end)) if padded else (0, 0)
+        starts = range(0, size - (kernel - 1) * dilation, stride)
+        read = (start + tap * dilation for start in starts for tap in range(kernel))
+        if stride > max(size, 1) or not any(before <= place < size - after for place in read):
+            raise ValueError("it reads padding alone")
+
+
+def _pad(making: LayerBuilder, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    pads = [making.get(name) for name in ("top", "left", "bottom", "right")]
+    if part.optional and not any(pads):
+        return x
+    dtype = making.builder.type_of(x).dtype
+    zero, offset = _zero(making, "input_zero", dtype), making.get("pad_offset")
+    value = zero + offset if zero + offset <= dtype.high else max(zero - offset, dtype.low)
+    return making.add(Pad((0, *pads[:2], 0), (0, *pads[2:], 0), value), x)
+
+
+def _spread(making: LayerBuilder, value: str) -> Array:
+    """What each channel of sums is to be multiplied with so that the results fill a byte, or a narrower type."""
+    sums = making.arrays[value].astype(np.float64)
+    across = tuple(range(sums.ndim - 1))
+    width = np.maximum(np.abs(sums).mean(axis=across), np.abs(sums).max() / 16)
+    factors = (
+        70.0
+        / 2.0 ** max(8 - making.result.bits, 0)
+        / np.maximum(width, 1.0)
+        * making.generator.uniform(0.8, 1.25, sums.shape[-1])
+    )
+    return np.asarray(factors if making.get("per_channel") else factors[:1])
+
+
+def _requantize(making: LayerBuilder, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    mantissa, exponent = np.frexp(_spread(making, x))
+    bits = {0: 31, 1: 1, 2: 15, 3: 8}[making.get("multiplier")]
+    whole = np.rint(mantissa * 2.0**bits).clip(1 << bits - 1, (1 << bits) - 1).astype(np.int64)
+    multiplier = (whole << 31 - bits).astype(np.int32)
+    rounding = tuple(Rounding)[making.get("rounding")]
+    operator = Requantize(rounding, output_zero_point=_zero(making, "output_zero", making.result))
+    constants = {"multiplier": multiplier, "shift": exponent.astype(np.int32)}
+    return making.add(operator, x, *(making.constant(name, array) for name, array in constants.items()))
+
+
+def _scale_shift(making: LayerBuilder, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    factors, mode, odd = _spread(making, x), making.get(f"scale:{part.name}"), making.get(f"offset:{part.name}")
+    if mode:
+        factors = factors[:1]
+    bits = 0 if mode else 7
+    exponent = np.clip(np.floor(bits - np.log2(np.maximum(factors, 1e-9))), 0, 31).astype(np.int64)
+    shift = np.full(factors.size, exponent.min()) if mode else exponent
+    scale = np.ones(factors.size) if mode else np.clip(np.rint(factors * 2.0**shift), 1, 255)
+    count = making.arrays[x].shape[-1] if making.get("per_channel") else 1
+    steps = making.generator.integers(-700, 701, count)
+    offset = {0: scale * steps + (steps % np.maximum(scale, 1)), 1: scale * steps, 2: steps * 0}[odd]
+    constants = {"scale": scale, "offset": offset, "shift": shift}
+    names = [making.constant(name, array.astype(np.int32)) for name, array in constants.items()]
+    return making.add(ScaleShift(), x, *names)
+
+
+def _clip(making: LayerBuilder, part: Apply) -> str:
+    if isinstance(part.inputs[0], Leaf):
+        x = _make(making, part.inputs[0])
+        dtype = making.builder.type_of(x).dtype
+    else:
+        dtype = making.result = TYPES[making.get(f"result:{part.name}")]
+        x = _make(making, part.inputs[0])
+    low, high = RANGES[making.get(f"range:{part.name}")]
+    return making.add(Clip(max(low, dtype.low), min(high, dtype.high), dtype), x)
+
+
+def _pool(making: LayerBuilder, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    pads = tuple((making.get(a), making.get(b)) for a, b in (("top", "bottom"), ("left", "right")))
+    kernel, stride = making.both("kernel"), making.both("stride")
+    if part.operator is SumPool2d:
+        zero = _zero(making, "input_zero", making.builder.type_of(x).dtype)
+        return making.add(SumPool2d(kernel, stride, (pads[0], pads[1]), zero), x)
+    kind = MaxPool2d if part.operator is MaxPool2d else AveragePool2d
+    return making.add(kind(kernel, stride, (pads[0], pads[1])), x)
+
+
+def _operands(making: LayerBuilder, part: Apply) -> list[str]:
+    return [_make(making, operand) for operand in part.inputs]
+
+
+def _lookup(making: LayerBuilder, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    table = making.generator.integers(-128, 128, 256).astype(np.int8)
+    return making.add(Lookup(), x, making.constant("table", table))
+
+
+def _slice(making: LayerBuilder, part: Apply) -> str:
+    """Without what would be padding elsewhere, every `stride`-th element."""
+    x = _make(making, part.inputs[0])
+    images, rows, columns, channels = making.builder.type_of(x).shape
+    start = (0, making.get("top"), making.get("left"), making.get(f"first:{part.name}"))
+    stop = (images, rows - making.get("bottom"), columns - making.get("right"), channels)
+    if any(low >= high for low, high in zip(start, stop, strict=True)):
+        raise ValueError("nothing is left of it")
+    return making.add(Slice(start, stop, (1, *making.both("stride"), 1)), x)
+
+
+def _flat(making: LayerBuilder, part: Apply) -> str:
+    """One of several results of a launch."""
+    x = _make(making, part.inputs[0])
+    return making.add(Reshape((making.builder.type_of(x).elements,)), x)
+
+
+def _concat(making: LayerBuilder, part: Apply) -> str:
+    if all(isinstance(one, Apply) and one.operator is Reshape for one in part.inputs):
+        return making.add(Concat(0), *_operands(making, part))
+    along, unequal = making.get(f"along:{part.name}"), making.get(f"unequal:{part.name}")
+    parts = []
+    for number, one in enumerate(part.inputs):
+        parts.append(_leaf(making, one, along, number * unequal) if isinstance(one, Leaf) else _make(making, one))
+    return making.add(Concat(along), *parts)
+
+
+def _user(making: LayerBuilder, part: Apply) -> str:
+    """An operator of the user's own, by its example."""
+    assert issubclass(part.operator, UserOperator)
+    if part.operator.example.__func__ is UserOperator.example.__func__:  # type: ignore[attr-defined]
+        raise NoLayerError(f"{part.operator.__name__} has no example")
+    operator, kinds = part.operator.example(_PointSettings(making))
+    names = []
+    for leaf, kind in zip(part.inputs, kinds, strict=True):
+        low, high = (kind.dtype.low, kind.dtype.high) if kind.dtype.is_integer else (0, 1)
+        array: Array = making.generator.integers(max(low, -(1 << 20)), min(high, 1 << 20) + 1, kind.shape)
+        if kind.dtype is DType.FLOAT32:
+            array = making.generator.normal(0, 1, kind.shape)
+        elif kind.dtype.is_integer and not making.get("x"):
+            array = np.full(kind.shape, max(low, 0) + 3)
+        if isinstance(leaf, Leaf) and leaf.constant:
+            names.append(making.constant(leaf.name, array.astype(kind.dtype.numpy), kind.dtype))
+        elif isinstance(leaf, Leaf):
+            names.append(making.given(leaf.name, leaf.name, kind, array))
+        else:
+            names.append(_make(making, leaf))
+    return making.add(operator, *names)
+
+
+Maker = Callable[[LayerBuilder, Apply], str]
+_MAKERS: Mapping[type[Operator], Maker] = {
+    Conv2d: _linear,
+    DepthwiseConv2d: _linear,
+    FullyConnected: _linear,
+    BitProduct: _bit_product,
+    Pad: _pad,
+    Requantize: _requantize,
+    ScaleShift: _scale_shift,
+    Clip: _clip,
+    MaxPool2d: _pool,
+    AveragePool2d: _pool,
+    SumPool2d: _pool,
+    Add: lambda m, part: m.add(Add(), *_operands(m, part)),
+    Binary: lambda m, part: m.add(Binary(FUNCTIONS[m.get(f"function:{part.name}")]), *_operands(m, part)),
+    Offset: lambda m, part: m.add(Offset(0, DType.INT32), *_operands(m, part)),
+    Lookup: _lookup,
+    Transpose: lambda m, part: m.add(Transpose(ORDERS[m.get(f"order:{part.name}")]), *_operands(m, part)),
+    Slice: _slice,
+    Reshape: _flat,
+    Concat: _concat,
+}

@@ -1,0 +1,460 @@
+"""Carries cases out: many layers as one network, compiled as any, on whatever computes them.
+
+On "model" engines of `JobRegisters` are their Python models alone: no firmware, no core. A layer that is one launch is
+given to the model as it is, with gaps between rows, and memory is looked at afterwards.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+
+from dovetail.arrays import built
+from dovetail.compile import Compiled, Options, compile_graph
+from dovetail.errors import DovetailError, PlaceError, PlanError, ProgramError, SimulationError
+from dovetail.guests.check.cases import Case, ask, raised
+from dovetail.guests.check.layers import MadeLayer, add_layer, single
+from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.layout import Layout
+from dovetail.ir.types import Array, TensorType
+from dovetail.program.interpret import ProgramInterpreter
+from dovetail.program.ir import LaunchStatement, View, byte_places, dense_view, load, store
+from dovetail.run import Watchdog, run_build
+from dovetail.schedule.assign import first
+from dovetail.sim.device import Bytes, Device, DeviceSpec, MemoryRegion, accesses, hurried, make_device
+from dovetail.sim.launch_queue import FINISHED, START
+from dovetail.target.description import Target
+from dovetail.target.devices import JOB
+from dovetail.target.engine import Engine
+from dovetail.target.offload import Command, LibraryCall, Offload, Operand
+from dovetail.target.pattern import Match, Scope
+
+LAST = 8
+"""Register accesses shown of a port that hangs."""
+
+
+class MemoryView:
+    """A `Bus` over the memories of an interpreted program."""
+
+    def __init__(self, target: Target, memories: Mapping[str, Array]) -> None:
+        self.regions: Sequence[MemoryRegion] = tuple(MemoryRegion(m.name, m.base, m.size) for m in target.memories)
+        self._memories = memories
+
+    def view(self, address: int, nbytes: int) -> Bytes:
+        """See `Bus.view`."""
+        for region in self.regions:
+            offset = address - region.base
+            if offset >= 0 and nbytes >= 0 and offset + nbytes <= region.size:
+                return self._memories[region.name][offset : offset + nbytes]
+        raise SimulationError(f"{nbytes} bytes at {address:#x} are not inside one memory")
+
+
+def has_model(target: Target, engine: Engine) -> bool:
+    """Whether an engine can be tried by its Python model alone."""
+    alone = engine.device is not None and engine.device.factory == "dovetail.sim.launch_queue:JobDevice"
+    return alone and not target.reads_constants(engine)
+
+
+def writes_of(command: Command) -> list[tuple[int, int]]:
+    """Byte offset and value of each register a driver of `JobRegisters` writes for a command, in order."""
+    return [*((JOB + 4 * index, word) for index, word in enumerate(command.words)), (START, 1)]
+
+
+def last_writes(command: Command) -> str:
+    """The last register writes of a command, for people."""
+    writes = [f"write {offset:#x} = {value & 0xFFFFFFFF:#x}" for offset, value in writes_of(command)]
+    return "; ".join(writes[-LAST:])
+
+
+def carry_out(device: Device, command: Command) -> None:
+    """One job from start to end."""
+    for offset, value in writes_of(command):
+        device.write(offset, value, 0)
+    while (event := device.next_event()) is not None:
+        device.advance(event)
+    device.read(FINISHED, 0)
+
+
+def device_of(engine: Engine, bus: MemoryView) -> Device:
+    """An engine's Python model on these memories."""
+    assert engine.device is not None
+    model = engine.device
+    return make_device(DeviceSpec(model.factory, model.base, model.size, model.arguments), bus)
+
+
+def on_model(compiled: Compiled, inputs: Mapping[str, Array], seconds: float) -> dict[str, Array]:
+    """The outputs of a program whose launches the devices carry out.
+    Raises SimulationError where a device accesses what it must not, or does not come to an end."""
+    program, target, unit = compiled.plan.program, compiled.unit.target, compiled.unit
+    machine = ProgramInterpreter(program, target)
+    for memory in machine.memories.values():
+        memory[:] = 0xA5  # as the simulated chip's: what nobody wrote is no friendly zero
+    bus = MemoryView(target, machine.memories)
+    for name, view in program.inputs.items():
+        machine.write(view, inputs[name])
+    for index, statement in enumerate(program.statements):
+        if not isinstance(statement, LaunchStatement):
+            machine.step(index, statement)
+            continue
+        device = device_of(target.engine(statement.engine), bus)
+        for _, command in unit.commands[index]:
+            if not isinstance(command, Command):
+                raise ProgramError(f"{statement.engine} is software and has no device")
+            with time_limit(seconds, last_writes(command)):
+                carry_out(device, command)
+    return {name: machine.read(view) for name, view in program.outputs.items()}
+
+
+@contextmanager
+def time_limit(seconds: float, last: str) -> Iterator[None]:
+    """Raise SimulationError where the body takes longer; in the main thread of a system with alarms, else nothing."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def late(number: int, frame: FrameType | None) -> None:
+        place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+        raise SimulationError(
+            f"it hangs: no end within {seconds:g} s", where=place, hint=f"last register accesses: {last}"
+        )
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+_UNWRITTEN = 0xA5
+_CONSTANTS = 16
+"""Bytes that packed constants are aligned to."""
+
+
+def on_device(
+    target: Target, engine: Engine, offload: Offload, match: Match, layer: MadeLayer, case: Case, seconds: float
+) -> Array | None:
+    """What the engine computes of a layer; None where its memory does not hold it.
+
+    Args:
+        target: the machine.
+        engine: one with a Python model.
+        offload: what it is asked for.
+        match: the layer.
+        layer: its operands.
+        case: where things are to lie.
+        seconds: it may take.
+
+    Raises:
+        SimulationError: it does what it must not.
+        ProgramError: it writes outside of its result.
+    """
+    memory = target.memory(engine.memory)
+    alignment, apart = 256 if case.aligned else memory.alignment, not case.dense
+    room = _MemoryAllocator(alignment)
+    inputs, types = ((leaf, name) for leaf, name in match.values.items() if name in layer.inputs), match.graph.types
+    layouts, apart = offload.layouts_of(match), apart and offload.strided
+    views = {name: room.view(name, types[name], layouts.get(leaf), apart) for leaf, name in inputs}
+    packed = {name: array.reshape(-1).view(np.uint8) for name, array in offload.pack(match).items()}
+    step = alignment if case.aligned else _CONSTANTS
+    places = {name: room.take(array.size, step) for name, array in packed.items()}
+    scratch = room.take(offload.scratch(match), memory.alignment)
+    result = room.view("result", match.result, layouts.get("result"), apart)
+    if room.used > memory.size:
+        return None
+    contents = np.full(memory.size, _UNWRITTEN, np.uint8)
+    for name, view in views.items():
+        store(contents, view, 0, layer.inputs[name])
+    for name, array in packed.items():
+        contents[places[name] : places[name] + array.size] = array
+    before = contents.copy()
+    of_views = {**views, "result": result}
+    operands = {name: Operand(memory.base + view.offset, view.strides) for name, view in of_views.items()}
+    operands |= {name: Operand(memory.base + place, (1,)) for name, place in (places | {"scratch": scratch}).items()}
+    _carry_out(target, engine, offload.commands(match, operands), contents, seconds)
+    used = slice(scratch, scratch + offload.scratch(match))
+    before[used] = contents[used]
+    _written_elsewhere(before, contents, result)
+    return load(contents, result, 0)
+
+
+def _carry_out(
+    target: Target, engine: Engine, commands: Sequence[Command | LibraryCall], contents: Array, seconds: float
+) -> None:
+    others = {other.name: np.full(other.size, _UNWRITTEN, np.uint8) for other in target.memories}
+    device = device_of(engine, MemoryView(target, {**others, engine.memory: contents}))
+    for command in commands:
+        if isinstance(command, Command):
+            with time_limit(seconds, last_writes(command)):
+                carry_out(device, command)
+
+
+def _written_elsewhere(before: Array, after: Array, result: View) -> None:
+    """Raise where bytes have changed that are not the result's."""
+    changed, bytewise = before != after, result.bytewise
+    changed[byte_places(bytewise, 0)] = False
+    if bytewise.layout is not None and not bytewise.layout.is_row_major:  # what pads the last blocks may hold any bytes
+        changed[result.span[0] : result.span[1]] = False
+    wrong = np.flatnonzero(changed)
+    if wrong.size:
+        first = int(wrong[0]) - result.span[0]
+        raise ProgramError(
+            f"it writes outside of its result: {wrong.size} bytes, the first {first} bytes from where "
+            f"the result begins (it has {result.span[1] - result.span[0]})"
+        )
+
+
+class _MemoryAllocator:
+    """Places in a memory, one behind the other with some bytes between."""
+
+    def __init__(self, alignment: int) -> None:
+        self._alignment, self.used = alignment, alignment
+
+    def take(self, nbytes: int, alignment: int) -> int:
+        """The offset of so many bytes; `used` is then past them."""
+        place = -(-self.used // alignment) * alignment
+        self.used = place + nbytes + self._alignment
+        return place
+
+    def view(self, name: str, kind: TensorType, layout: Layout | None, apart: bool) -> View:
+        """A place for a value in the layout the offload takes or gives it in."""
+        view = dense_view(name, kind, 0, layout)
+        if apart and (layout is None or layout.bytewise.is_row_major):  # with gaps behind its pixels and rows
+            strides = list(view.strides)
+            for axis in range(len(strides) - 2, -1, -1):
+                strides[axis] = strides[axis + 1] * view.physical[axis + 1] + self._alignment
+            view = replace(view, strides=tuple(strides))
+        start, stop = view.span
+        return View(name, kind, view.strides, self.take(stop - start, self._alignment), layout)
+
+
+def in_no_time(target: Target) -> Target:
+    """The target with engines that do at once what they are given."""
+
+    def made(engine: Engine) -> Engine:
+        if engine.device is None:
+            return engine
+        d = engine.device
+        spec = hurried(DeviceSpec(d.factory, d.base, d.size, d.arguments))
+        return replace(engine, device=replace(d, factory=spec.factory, arguments=spec.arguments))
+
+    return replace(target, engines=tuple(made(engine) for engine in target.engines))
+
+
+INSTRUCTIONS = 30_000_000
+"""That a batch may take on the simulated chip at most."""
+SECONDS = 60.0
+"""That a batch may take."""
+_START, _PER_CASE, _PER_PRODUCT = 1_000_000, 400_000, 40
+"""Instructions a batch may take: for start-up, for each case, and for each multiply-accumulate."""
+_HANGS = ("it hangs", "gave no answer", "without an end", "deadlock")
+"""What is in the errors of a port that does not come to an end."""
+_SKIPPED = "not tried after an error"
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case."""
+
+    case: Case
+    actual: Array | None = None
+    """What was computed; None where nothing was."""
+    expected: Array | None = None
+    error: str = ""
+    """Why nothing was computed."""
+    skipped: str = ""
+    """Why it was not tried: no tile of it fits the memories, the core has no kernel for a part of it, or an error."""
+
+    @property
+    def hangs(self) -> bool:
+        """True when it did not come to an end."""
+        return any(word in self.error for word in _HANGS)
+
+    @property
+    def failed(self) -> bool:
+        """True when the port is wrong here."""
+        if self.skipped or self.error:
+            return bool(self.error)
+        assert self.actual is not None and self.expected is not None
+        return not np.array_equal(self.actual, self.expected)
+
+
+def offload_of(target: Target, case: Case) -> Offload:
+    """The offload a case is about."""
+    return {offload.name: offload for offload in target.engine(case.engine).offloads}[case.offload]
+
+
+def run(
+    target: Target,
+    cases: Sequence[Case],
+    simulator: str,
+    seconds: float = SECONDS,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Outcome]:
+    """Every case's outcome, in order.
+
+    Args:
+        target: the machine.
+        cases: what to compute.
+        simulator: "model" (the device alone, in Python) or one of `dovetail.run.SIMULATORS`.
+        seconds: that a batch may take.
+        progress: told how many are done.
+    """
+    done = _refused(target, {index: case for index, case in enumerate(cases) if not case.taken})
+    done |= _directly(target, cases, seconds) if simulator == "model" else {}
+    for batch in _batches({index: case for index, case in enumerate(cases) if index not in done}):
+        if any(outcome.hangs for outcome in done.values()):
+            outcomes = [Outcome(cases[index], skipped=_SKIPPED) for index in batch]
+        else:
+            outcomes = _attempt(target, [cases[index] for index in batch], simulator, seconds)
+        done.update(zip(batch, outcomes, strict=True))
+        progress(len(done))
+    return [done[index] for index in range(len(cases))]
+
+
+def _refused(target: Target, cases: Mapping[int, Case]) -> dict[int, Outcome]:
+    """Cases outside of a limit: whether the engine leaves them alone. What the core makes of them is not asked."""
+    done: dict[int, Outcome] = {}
+    for index, case in cases.items():
+        offload = offload_of(target, case)
+        graph, layer = single(offload.pattern, offload.cases, case.point)
+        regions = first(graph, _alone(target, case))
+        taken = any(region.engine and region.graph.outputs == (layer.root,) for region in regions)
+        error = f"the engine took it, against its limit: {case.failure}" if taken else ""
+        done[index] = Outcome(case, layer.expected, layer.expected, error)
+    return done
+
+
+def _directly(target: Target, cases: Sequence[Case], seconds: float) -> dict[int, Outcome]:
+    """Those cases that are one launch of a Python model, carried out without compiling anything."""
+    done: dict[int, Outcome] = {}
+    for index, case in ((index, case) for index, case in enumerate(cases) if case.taken):
+        offload = offload_of(target, case)
+        asked = ask(offload, case.point) if not case.room else None
+        limits = [limit for limit in offload.constraints if limit.scope is not Scope.LAYERS]
+        if asked is None or any(limit.failure(asked.match) is not None for limit in limits):  # not one launch
+            continue
+        if any(outcome.hangs for outcome in done.values()):
+            done[index] = Outcome(case, skipped=_SKIPPED)
+            continue
+        try:
+            found = on_device(target, target.engine(case.engine), offload, asked.match, asked.layer, case, seconds)
+            if found is not None:  # else it is computed in tiles
+                done[index] = Outcome(case, found, asked.layer.expected)
+        except DovetailError as error:
+            done[index] = Outcome(case, error=str(error))
+        except Exception as error:  # the port's own code: pack, commands, the device
+            done[index] = Outcome(case, error=raised(error))
+    return done
+
+
+def _batches(cases: Mapping[int, Case]) -> Iterator[list[int]]:
+    """Indices of cases that go into one network: of one offload and one size of memory."""
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for index, case in cases.items():
+        groups.setdefault((case.engine, case.offload, case.room), []).append(index)
+    for group in groups.values():
+        yield from (group[start : start + _BATCH] for start in range(0, len(group), _BATCH))
+
+
+def _attempt(target: Target, cases: Sequence[Case], simulator: str, seconds: float) -> list[Outcome]:
+    """A batch; where it fails as a whole, its halves, so that one bad case does not hide the others.
+
+    On a chip the first alone comes before them: a port that hangs may do so in every try.
+    """
+    try:
+        return _batch(target, cases, simulator, seconds)
+    except DovetailError as error:
+        if len(cases) == 1:
+            room = isinstance(error, PlanError) or (isinstance(error, PlaceError) and "no tile of" in str(error))
+            skip = room or "no core kernel" in error.hint
+            return [Outcome(cases[0], skipped=str(error)) if skip else Outcome(cases[0], error=str(error))]
+    except Exception as error:  # the port's own code: pack, commands, the device
+        if len(cases) == 1:
+            return [Outcome(cases[0], error=raised(error))]
+    found: list[Outcome] = []
+    alone = 1 if simulator != "model" and len(cases) > 2 else 0
+    half = alone + (len(cases) - alone) // 2
+    for part in filter(None, (cases[:alone], cases[alone:half], cases[half:])):
+        if simulator != "model" and any(outcome.error for outcome in found):
+            found += [Outcome(case, skipped=_SKIPPED) for case in part]
+        else:
+            found += _attempt(target, part, simulator, seconds)
+    return found
+
+
+def compiled_cases(
+    target: Target, cases: Sequence[Case]
+) -> tuple[Compiled, Mapping[str, Array], tuple[MadeLayer, ...]]:
+    """Cases of one offload as one compiled network, its inputs, and the layers in it.
+    Raises DovetailError where it cannot be compiled."""
+    machine = _alone(target, cases[0])
+    builder = GraphBuilder("check")
+    given = offload_of(target, cases[0])
+    layers = tuple(
+        add_layer(builder, given.pattern, given.cases, case.point, f"c{index}_") for index, case in enumerate(cases)
+    )
+    graph = builder.finish([layer.root for layer in layers])
+    compiled = compile_graph(graph, machine, Options(), interpret=False)
+    return compiled, {name: array for layer in layers for name, array in layer.inputs.items()}, layers
+
+
+def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float) -> list[Outcome]:
+    compiled, inputs, layers = compiled_cases(target, cases)
+    if simulator == "model":
+        outputs: Mapping[str, Array] = on_model(compiled, inputs, seconds)
+    else:
+        most = _START + sum(_PER_CASE + _PER_PRODUCT * layer.work for layer in layers)
+        outputs = _on_simulator(compiled, inputs, simulator, min(most, INSTRUCTIONS), seconds)
+    pairs = enumerate(zip(cases, layers, strict=True))
+    return [_outcome(case, layer, f"c{index}_", compiled, outputs) for index, (case, layer) in pairs]
+
+
+def _outcome(case: Case, layer: MadeLayer, origin: str, compiled: Compiled, outputs: Mapping[str, Array]) -> Outcome:
+    regions = [region for region in compiled.regions if origin in region.origins]
+    if all(region.engine is None for region in regions):
+        reason = next((region.reason for region in regions if region.reason), "")
+        return Outcome(case, error=f"every limit takes it, and no engine did: {reason}")
+    return Outcome(case, outputs[layer.root], layer.expected)
+
+
+def _alone(target: Target, case: Case) -> Target:
+    """The target with one engine and one offload only, and with as much memory as the case says."""
+    engine = replace(target.engine(case.engine), offloads=(replace(offload_of(target, case), lossy="", prefer=True),))
+    cut = engine.memory if case.room else None
+    memories = tuple(replace(m, size=case.room) if m.name == cut else m for m in target.memories)
+    return replace(target, engines=(engine,), memories=memories)
+
+
+def _on_simulator(
+    compiled: Compiled, inputs: Mapping[str, Array], simulator: str, instructions: int, seconds: float
+) -> Mapping[str, Array]:
+    with built(compiled, compiled.unit.target) as build:
+        folder = build.folder.parent
+        with _last_accesses(folder) if simulator != "host" else nullcontext():
+            watchdog = Watchdog(instructions, seconds, folder)
+            return run_build(build, simulator, [inputs], watchdog=watchdog).outputs[0]
+
+
+@contextmanager
+def _last_accesses(folder: Path) -> Iterator[None]:
+    """Adds the last register accesses to the error of a simulator that gives up."""
+    try:
+        yield
+    except SimulationError as error:
+        files = sorted(folder.glob("*.accesses"))
+        found = [f"{file.stem}: {access}" for file in files for access in accesses(file)[-LAST:]]
+        if "last register accesses" in error.hint:
+            raise
+        last = f"last register accesses: {'; '.join(found)}" if found else "no register was accessed"
+        hint = f"{error.hint}; {last}" if error.hint else last
+        raise SimulationError(error.what, where=error.where, hint=hint) from error

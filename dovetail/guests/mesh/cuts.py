@@ -1,0 +1,331 @@
+"""How a layer is cut into pieces: parts of every axis, clocks and bytes of the pieces, which cuts are worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.errors import PlanError
+from dovetail.guests.mesh.layers import Ints, LineUse, MeshLayer, OperandRead, core_reads, is_pool
+from dovetail.ir.crop import crop
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.base import Rowwise
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.types import Box, Shape, full_box
+from dovetail.target.mesh import CoreClocks, Mesh, Work
+
+SUMS_TOGETHER = 512
+"""Sums of the MAC array that are finished in one go, or one row of them: the array computes as many meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Into how many parts each axis is cut."""
+
+    rows: int = 1
+    columns: int = 1
+    channels: int = 1
+    sums: int = 1
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces."""
+        return self.rows * self.columns * self.channels * self.sums
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSizes:
+    """Sizes of pieces along each axis, one entry per piece (or per candidate cut)."""
+
+    rows: Ints
+    columns: Ints
+    channels: Ints
+    sums: Ints
+    """Elements of the axis summed over."""
+    parts: Ints
+    """Parts of the sums: with more than one, 32-bit sums go from piece to piece."""
+    place: Ints | None = None
+    """Which of those parts; None for the last, which gives results."""
+    lined: Ints | None = None
+    """How a piece's sums are requantised, as `LineUse`; None where that is as for the whole layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutCosts:
+    """Clocks and bytes of pieces, one entry each."""
+
+    clocks: Ints
+    """From all operands there to the result complete."""
+    floor: Ints
+    """Clocks of the multiply-accumulates alone; of the core's layers all."""
+    received: Ints
+    """Bytes of operands."""
+    sent: Ints
+    """Bytes of the result."""
+    fixed: Ints
+    """Bytes of memory for code, stack, constants, the row of sums and two results."""
+    slot: Ints
+    """Bytes for one input's first operand."""
+    others: Ints
+    """Bytes for one input's other operands and partial sums, as many slots as each needs counted."""
+    constants: Ints
+    """Bytes of `fixed` that are weights and parameters."""
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The cuts of a layer none of which is better than another: more pieces, less time."""
+
+    cuts: tuple[Cut, ...]
+    pieces: Ints
+    """Ascending."""
+    clocks: Ints
+    """Descending: the longest piece with its communication."""
+
+
+def work_of(layer: MeshLayer, sizes: PieceSizes) -> Work:
+    """A MAC array's work on pieces."""
+    box = (sizes.rows, sizes.columns, sizes.channels, sizes.sums)
+    return Work(layer.kind, *box, layer.kernel, layer.stride, *_windows(layer.readings[0], sizes))
+
+
+def _windows(reading: OperandRead, sizes: PieceSizes) -> tuple[Ints, Ints]:
+    """Rows and columns of an operand that pieces read, its padding included."""
+    (down, right), (high, wide) = reading.step, reading.span
+    return (sizes.rows - 1) * down + high, (sizes.columns - 1) * right + wide
+
+
+def costs_of(layer: MeshLayer, sizes: PieceSizes, mesh: Mesh, slots: tuple[int, ...]) -> CutCosts:
+    """Clocks and bytes of pieces.
+
+    Args:
+        layer: what is cut.
+        sizes: of the pieces.
+        mesh: its elements.
+        slots: per operand of the layer, how many inputs' worth of it a piece holds.
+    """
+    box = sizes.rows * sizes.columns * sizes.channels
+    last = np.where(sizes.parts > 1, 4, layer.itemsize)
+    others, received = np.zeros_like(box), np.zeros_like(box)
+    for reading, count in zip(layer.readings[1:], slots[1:], strict=True):
+        size = (box if reading.channels == "same" else prod(reading.image)) * reading.itemsize
+        others, received = others + count * size, received + size
+    partial = np.where(sizes.parts > 1, 4 * box, 0)
+    others, received = others + slots[0] * partial, received + partial
+    first, reads = _first_operand(layer, sizes)
+    received = received + reads
+    if mesh.pieces is not None:
+        clocks = floor = np.array([mesh.pieces.price(graph) for graph in _first_pieces(layer, sizes)], np.int64)
+        constants = layer.constant_bytes * sizes.channels // max(layer.image[2], 1) if layer.parts else 0 * box
+        constants = np.where(constants > 0, constants, layer.constant_bytes)
+        slot, rest = first, first + others + last * box  # while it is computed, all lies in buffers of its own
+    elif layer.on_array:
+        work = work_of(layer, sizes)
+        together = rows_together(layer, sizes, mesh)
+        clocks = np.ceil(by_turns(layer, sizes, mesh, together)).astype(np.int64)
+        floor = mesh.mac.compute(work)
+        constants = mesh.mac.weights(work) + 12 * sizes.channels
+        slot, rest = (mesh.mac.operand(work), mesh.mac.row_sums(work))
+        rest = rest * together * np.where(together < sizes.rows, 2, 1)
+        rest += together * sizes.columns * sizes.channels if len(layer.readings) > 1 else 0
+        if layer.kind == "dense":
+            slot, rest = reads, rest + slot
+    else:
+        clocks = floor = np.ceil(core_clocks(layer, sizes, mesh.core)).astype(np.int64)
+        constants, slot, rest = np.full_like(box, layer.constant_bytes), first, np.zeros_like(box)
+    fixed = mesh.code + mesh.stack + constants + rest + 2 * last * box
+    return CutCosts(clocks, floor, received, last * box, fixed, slot, others, constants)
+
+
+def rows_together(layer: MeshLayer, sizes: PieceSizes, mesh: Mesh) -> Ints:
+    """Rows of pieces of these sizes whose sums are finished in one go while the array computes the next: as many goes
+    as balance what is not computed beside each other against what each go costs."""
+    row = sizes.columns * sizes.channels
+    apart = np.minimum(mesh.mac.clocks(work_of(layer, sizes)), sizes.rows * row * mesh.core.finished)
+    turns = np.maximum(1, np.rint(np.sqrt(apart / max(mesh.core.turn, 1.0)))).astype(np.int64)
+    most = np.maximum(1, SUMS_TOGETHER // row)
+    wanted = np.minimum(most, -(-sizes.rows // turns))
+    for near in (2, -2, 1, -1, 0):  # rather so that all goes are alike
+        other = wanted + near
+        wanted = np.where((other > 0) & (other <= most) & (sizes.rows % np.maximum(other, 1) == 0), other, wanted)
+    return np.asarray(wanted, np.int64)
+
+
+def by_turns(layer: MeshLayer, sizes: PieceSizes, mesh: Mesh, together: Ints) -> NDArray[np.float64]:
+    """Clocks of pieces of these sizes: the core finishes some rows while the array computes the next."""
+    turns, array = -(-sizes.rows // together), mesh.mac.clocks(work_of(layer, sizes))
+    core = finishing(layer, sizes, mesh.core, turns)
+    turns = np.where(core > 0, turns, 1)
+    each = (array + core + (turns - 1) * np.maximum(array, core)) / turns
+    return np.asarray(each + mesh.core.handling + turns * (turns > 1) * mesh.core.turn)
+
+
+def finishing(layer: MeshLayer, sizes: PieceSizes, core: CoreClocks, turns: Ints) -> NDArray[np.float64]:
+    """Clocks of the core behind the array for pieces of these sizes, in so many turns."""
+    box, groups = sizes.rows * sizes.columns * sizes.channels, -(-sizes.channels // 4)
+    place = sizes.parts - 1 if sizes.place is None else sizes.place
+    passed, before = place < sizes.parts - 1, place > 0
+    lined = layer.lined(0, layer.image[2]) if sizes.lined is None else sizes.lined
+    pixels, each = sizes.rows * sizes.columns, core.finished + core.gaining * (lined == LineUse.GAINING)
+    by_lines = 4 * pixels * groups * each + turns * groups * (pixels > turns) * core.group
+    last = np.where((lined != LineUse.NOT) & (sizes.parts == 1), by_lines, box * core.without_lines)
+    last = last + box * core.added * (len(layer.readings) - 1) if layer.tail else 0.0 * box
+    return np.where(passed, box * core.passed, last) + box * before * core.joined
+
+
+def core_clocks(layer: MeshLayer, sizes: PieceSizes, core: CoreClocks) -> NDArray[np.float64]:
+    """Clocks of pieces of these sizes that the core computes alone."""
+    anchor, taps = layer.parts.anchor if layer.parts else None, core_reads(layer)
+    each = taps * core.read
+    if anchor is not None and is_pool(anchor, layer.graph):
+        mean = taps * core.averaged + core.result + core.divided * (taps & (taps - 1) > 0)
+        each = taps * core.compared if isinstance(anchor.operator, MaxPool2d) else mean
+    elif any(isinstance(node.operator, Rowwise) for node in layer.graph.nodes):
+        each = core.row
+    elif all(node.operator.moves_only for node in layer.graph.nodes):
+        each = core.moved
+    return np.asarray(sizes.rows * sizes.columns * sizes.channels * each + core.handling)
+
+
+def _first_pieces(layer: MeshLayer, sizes: PieceSizes) -> Iterator[Graph]:
+    """The computation of pieces of these sizes that begin where the result does."""
+    shape = layer.graph.types[layer.graph.outputs[0]].shape
+    for rows, columns, channels in zip(
+        sizes.rows.tolist(), sizes.columns.tolist(), sizes.channels.tolist(), strict=True
+    ):
+        box = _box(shape, rows, columns, channels)
+        yield layer.graph if box == full_box(shape) else crop(layer.graph, box).graph
+
+
+def _box(shape: Shape, rows: int, columns: int, channels: int) -> Box:
+    """The first elements of a result; all of one that is no image and no vector."""
+    if len(shape) == 4 and shape[0] == 1:
+        return (0, 1), (0, rows), (0, columns), (0, channels)
+    return ((0, 1), (0, channels)) if len(shape) == 2 and shape[0] == 1 else full_box(shape)
+
+
+def _first_operand(layer: MeshLayer, sizes: PieceSizes) -> tuple[Ints, Ints]:
+    """Bytes of the first operand with its padding, and of what is received of it."""
+    reading = layer.readings[0]
+    height, width, depth = reading.image
+    rows, columns = _windows(reading, sizes)
+    if reading.channels == "all":
+        rows, columns, channels = (np.full_like(sizes.rows, size) for size in reading.image)
+    elif layer.kind == "dense":
+        # whole rows of the image that hold the elements summed over
+        rows = np.minimum(height, -(-sizes.sums // (width * depth)) + (sizes.parts > 1)) if height > 1 else sizes.rows
+        columns, channels = np.full_like(rows, width), sizes.sums if height * width == 1 else np.full_like(rows, depth)
+    else:
+        channels = sizes.channels if reading.channels == "same" else sizes.sums
+    padded = rows * columns * channels * reading.itemsize
+    return padded, np.minimum(rows, height) * np.minimum(columns, width) * channels * reading.itemsize
+
+
+def grain(layer: MeshLayer, mesh: Mesh) -> tuple[int, int, int]:
+    """Elements along rows, columns and channels that sizes of parts are multiples of, but for the last part."""
+    if mesh.pieces is not None:
+        return mesh.pieces.grain(layer.graph)
+    step = mesh.mac.dense_outputs if layer.kind == "dense" else mesh.mac.rows
+    return 1, mesh.mac.columns if layer.on_array else 1, step
+
+
+def grains(layer: MeshLayer, mesh: Mesh) -> tuple[int, int, int]:
+    """How many there are along each axis."""
+    rows, columns, channels = (-(-size // step) for size, step in zip(layer.image, grain(layer, mesh), strict=True))
+    return rows, columns, channels
+
+
+def largest(layer: MeshLayer, mesh: Mesh, axis: int, parts: Ints) -> Ints:
+    """Size of the largest part along an axis, for numbers of parts."""
+    if not layer.cuttable[axis]:
+        return np.full(len(parts), layer.image[axis])
+    size = -(-grains(layer, mesh)[axis] // parts) * grain(layer, mesh)[axis]
+    return np.asarray(np.minimum(size, layer.image[axis]))
+
+
+def part_counts(total: int) -> Ints:
+    """Numbers of parts worth trying: of those with equally large parts, the fewest."""
+    sizes = np.unique(-(-total // np.arange(1, total + 1)))
+    return np.unique(-(-total // sizes))
+
+
+def spatial_counts(layer: MeshLayer, mesh: Mesh) -> list[Ints]:
+    """Numbers of parts worth trying along rows, columns and channels."""
+    free = zip(grains(layer, mesh), layer.cuttable, strict=True)
+    return [part_counts(total) if may else np.array([1]) for total, may in free]
+
+
+def candidates(layer: MeshLayer, mesh: Mesh) -> tuple[NDArray[np.int64], PieceSizes]:
+    """Every cut worth trying, [cuts, 4] rows, columns, channels, sums, and the size of its largest piece."""
+    groups = -(-layer.summed // layer.unit)
+    spatial = spatial_counts(layer, mesh)
+    if mesh.pieces is not None:  # engines give whole results; columns are cut where there are too few rows
+        spatial[1] = spatial[1] if len(spatial[0]) == 1 else spatial[1][:1]
+    sums = part_counts(groups) if layer.kind != "depthwise" and mesh.pieces is None else np.array([1])
+    counts = (*spatial, sums[sums <= layer.most_sums])
+    grid = np.stack(np.meshgrid(*counts, indexing="ij"), axis=-1).reshape(-1, 4)
+    summed = np.minimum(-(-groups // grid[:, 3]) * layer.unit, layer.summed)
+    rows, columns, channels = (largest(layer, mesh, axis, grid[:, axis]) for axis in range(3))
+    return grid, PieceSizes(rows, columns, channels, summed, grid[:, 3])
+
+
+def frontier(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...], most: int) -> Frontier:
+    """The cuts of a layer worth choosing from.
+
+    Args:
+        layer: what is cut.
+        mesh: its elements.
+        slots: per operand, how many inputs' worth a piece holds.
+        most: pieces there may be.
+
+    Raises:
+        PlanError: even the smallest piece does not fit an element; says which, how many bytes, and the levers.
+    """
+    grid, sizes = candidates(layer, mesh)
+    costs = costs_of(layer, sizes, mesh, slots)
+    memory = costs.fixed + slots[0] * costs.slot + costs.others
+    pieces = grid.prod(axis=1)
+    fits = memory <= mesh.usable
+    if not fits.any():
+        raise _too_large(layer, sizes, costs, memory, mesh)
+    longest = np.maximum(costs.clocks, np.ceil(np.maximum(costs.received, costs.sent) / mesh.rates.port))
+    kept = np.nonzero(fits & (pieces <= most))[0]
+    # ties go to fewer parts of the sums, then to less received
+    kept = kept[np.lexsort((costs.received[kept], grid[kept, 3], longest[kept], pieces[kept]))]
+    best = np.minimum.accumulate(longest[kept]) if len(kept) else longest[kept]
+    kept = kept[np.concatenate(([True], best[1:] < best[:-1]))[: len(kept)]]
+    cuts = tuple(Cut(*(int(count) for count in grid[index])) for index in kept)
+    return Frontier(cuts, pieces[kept], longest[kept].astype(np.int64))
+
+
+def frontier_or_empty(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...], most: int) -> Frontier:
+    """As `frontier`; without cuts where not even the smallest piece fits."""
+    try:
+        return frontier(layer, mesh, slots, most)
+    except PlanError:
+        return Frontier((), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def _too_large(layer: MeshLayer, sizes: PieceSizes, costs: CutCosts, memory: Ints, mesh: Mesh) -> PlanError:
+    """The message about a layer that no cut makes small enough."""
+    least = int(memory.argmin())
+    parts = f"constants {costs.constants[least]}, operands {costs.slot[least] + costs.others[least]}"
+    sums = costs.fixed[least] - costs.constants[least] - 2 * costs.sent[least] - mesh.code - mesh.stack
+    return PlanError(
+        f"the smallest piece ({sizes.rows[least]}x{sizes.columns[least]} pixels of {sizes.channels[least]} channels, "
+        f"{sizes.sums[least]} summed) takes {int(memory[least])} bytes, an element has {mesh.usable} ({parts}, "
+        f"results {2 * costs.sent[least]}, a row of sums {sums}, code and stack {mesh.code + mesh.stack})",
+        where=f"{layer.name} ({layer.origin})" if layer.origin else layer.name,
+        hint="use elements with more memory (Mesh.usable), keep less for code (Mesh.code) or stack, use --objective "
+        "latency (one slot per operand), or make the layer narrower",
+    )
+
+
+def bounds(total: int, parts: int, unit: int = 1) -> Ints:
+    """Where parts of nearly equal size begin and end, in whole units: [parts + 1]."""
+    units = -(-total // unit)
+    return np.minimum(np.arange(parts + 1, dtype=np.int64) * units // parts * unit, total)

@@ -1,0 +1,410 @@
+"""The C program of a kind of element: operands in their slots, rows on the array, what the core does behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from dovetail import kernels
+from dovetail.guests.mesh.compiled import CompiledPieces, copying
+from dovetail.guests.mesh.cuts import PieceSizes, rows_together
+from dovetail.guests.mesh.finish import SUMS, by_lines, lines_behind, tail_of
+from dovetail.guests.mesh.mapping import PARTIAL, piece_graph, result_box
+from dovetail.guests.mesh.partition import MeshStage, read_span
+from dovetail.guests.mesh.shared import ELEMENT_DATA
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.types import Box, box_shape
+from dovetail.kernels import CoreKernel, core_traits
+from dovetail.target.description import Target
+from dovetail.target.mesh import pack_weights
+
+HEADER_BYTES = 32
+"""Bytes of `element_t`."""
+
+
+@dataclass(frozen=True)
+class OperandPlace:
+    """How an operand lies in an element's memory: a box of an image, NHWC."""
+
+    start: tuple[int, int, int]
+    """Row, column and channel of the image that lie first; they may be padding."""
+    row_bytes: int
+    column_bytes: int
+    itemsize: int
+    nbytes: int
+    """Of one input's slot."""
+    slots: int
+    fill: int
+    """The padding, as a byte: the buffer is filled with it before the first input."""
+
+
+@dataclass(frozen=True)
+class ElementProgram:
+    """The program of an element: equal texts are one program."""
+
+    source: str
+    """C text; ELEMENT_BYTES is defined elsewhere."""
+    constants: bytes
+    """The element's data up to its transfers: room for the header, then the constants."""
+    operands: tuple[OperandPlace, ...]
+    """Of the layer's readings in order, then of the partial sums."""
+    skip: int
+    """Bytes of the first operand before those it multiplies."""
+
+
+def element_program(stage: MeshStage, piece: int, target: Target) -> ElementProgram:
+    """The program of a piece.
+
+    Raises:
+        DovetailError: no kernel of the core computes what the array does not.
+    """
+    graph, reads = piece_graph(stage, piece)
+    if target.mesh is not None and isinstance(target.mesh.array, CompiledPieces):
+        return _compiled(stage, graph, reads, target.mesh.array)
+    if stage.layer.on_array:
+        return _on_array(stage, piece, graph, target)
+    return _on_core(stage, graph, reads, target)
+
+
+def _compiled(stage: MeshStage, graph: Graph, reads: Mapping[str, Box], pieces: CompiledPieces) -> ElementProgram:
+    """What the element's target compiles; an operand of one slot is received where it is read."""
+    places = _dense_operands(stage, reads)
+    result_bytes = graph.types[graph.outputs[0]].nbytes
+    held = sum(place.slots * place.nbytes for place in places if place.slots > 1)
+    names = [reading.name for reading in stage.layer.readings]
+    made = pieces.program(graph, names, bytes(HEADER_BYTES), held + 2 * (result_bytes + 16))
+    lines, compute = ['#include "element.h"', '#include "mesh_hal.h"', '#include "program.h"', ""], []
+    lines.append(ELEMENT_DATA.replace("aligned(16)", f"aligned({made.alignment})"))
+    lines.append(made.source)
+    for number, (place, lies) in enumerate(zip(places, made.inputs, strict=True)):
+        if place.slots == 1:
+            lines.append(f"#define operand_{number} {lies}")
+            continue
+        lines.append(f"static uint8_t operand_{number}[{place.slots * place.nbytes}] __attribute__((aligned(16)));")
+        nbytes = graph.types[names[number]].nbytes
+        compute.append(copying(pieces.target, lies, slot_of(number, place), nbytes))
+    lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
+    compute += ["piece_run();", copying(pieces.target, "result", made.output, result_bytes)]
+    return ElementProgram(
+        "\n".join([*lines, *message_loop(places, result_bytes, compute)]), made.constants, tuple(places), 0
+    )
+
+
+def add_constant(constants: bytearray, content: bytes) -> int:
+    """Add to an element's constants; returns the place."""
+    constants += bytes(-len(constants) % 16)
+    constants += content
+    return len(constants) - len(content)
+
+
+def _on_core(stage: MeshStage, graph: Graph, reads: Mapping[str, Box], target: Target) -> ElementProgram:
+    """Operands lie densely, one kernel computes the piece."""
+    kernel = kernels.generate(graph, "compute", core_traits(target.core))
+    places, constants = _dense_operands(stage, reads), bytearray(HEADER_BYTES)
+    pointers = {one.name: slot_of(n, places[n]) for n, one in enumerate(stage.layer.readings)}
+    call = _call(kernel, pointers, "result", constants)
+    source = _source(kernel, places, graph.types[graph.outputs[0]].nbytes, (1, 0), [call], own=target.core.functions)
+    return ElementProgram(source, bytes(constants), tuple(places), 0)
+
+
+def _dense_operands(stage: MeshStage, reads: Mapping[str, Box]) -> list[OperandPlace]:
+    """Operands as a piece's graph has them: the boxes it reads, without gaps."""
+    places = []
+    for reading, slots in zip(stage.layer.readings, stage.slots, strict=True):
+        box = reads[reading.name]
+        image = box[1:] if len(box) == 4 else tuple((0, size) for size in reading.image)
+        places.append(dense_place(image, reading.itemsize, slots))
+    return places
+
+
+def _on_array(stage: MeshStage, piece: int, graph: Graph, target: Target) -> ElementProgram:
+    """Some rows at a time: the array makes sums, `narrow_sums` or a kernel finishes them."""
+    layer = stage.layer
+    parts, constants = layer.parts, bytearray(HEADER_BYTES)
+    assert parts is not None and parts.anchor is not None
+    anchor = next(node for node in graph.nodes if type(node.operator) is type(parts.anchor.operator))
+    rows, columns, outputs = result_size(stage, piece)
+    places, skip = _array_operands(stage, piece, graph)
+    weights = add_constant(constants, pack_weights(layer.kind, graph.constants[anchor.inputs[1]]).tobytes())
+    tail = tail_of(graph, anchor)
+    together = _together(stage, piece, target) if tail else rows
+    row_bytes = columns * outputs * graph.types[graph.outputs[0]].dtype.numpy.itemsize
+    if not tail:
+        job = _job(stage, places[0], weights, "(int32_t *)(void *)result", columns, outputs, graph, anchor)
+        text = ["const uint32_t next = 0;", f"const uint32_t count = {rows};", *job, "mac_wait();"]
+        source = _source(None, places, rows * row_bytes, (1, 0), text, own=target.core.functions)
+        return ElementProgram(source, bytes(constants), tuple(places), skip)
+    buffers = 1 if together == rows else 2
+    body, kernel, helpers, narrowed, row_target = list[str](), None, [], 0, f"result + at * {row_bytes}u"
+    names = [reading.name for reading in layer.readings] + [PARTIAL] * (PARTIAL in graph.inputs)
+    pointers = {SUMS: f"done + (at - row) * {columns * outputs}u"}
+    behind: Graph | None = tail
+    first_channel, last_channel = (int(end) for end in stage.boxes[piece][4:6])
+    whole = layer.lines.of(first_channel, last_channel) if layer.lines and by_lines(tail) else None
+    if lines := whole or lines_behind(tail, graph, anchor):  # those of the whole layer, so that programs are alike
+        helpers.append("narrow_sums")
+        first, behind = tail.nodes[2].output, _behind_lines(tail)
+        numbers = lines.numbers()
+        place = f"(const int32_t *)(const void *)(element_data + {add_constant(constants, numbers.tobytes())}u)"
+        to = "narrowed" if behind else f"(int8_t *)(void *)(result + row * {row_bytes}u)"
+        given = f"(int32_t)count * {columns}, {outputs}, {place}, {12 if lines.gains is not None else 8}"
+        body.append(f"narrow_sums({to}, done, {given}, {lines.raise_by}, {(lines.centre * 0x10001):#x}u);")
+        narrowed = together * columns * outputs if behind else 0
+        pointers[first] = f"narrowed + (at - row) * {columns * outputs}u"
+    if behind:
+        kernel = kernels.generate(behind, "finish", core_traits(target.core))
+        for number in range(1, len(places)):
+            pointers[names[number]] = f"{slot_of(number, places[number])} + at * {places[number].row_bytes}u"
+        call = _call(kernel, pointers, row_target, constants)
+        body += ["for (uint32_t at = row; at < row + count; ++at) {", f"    {call}", "}"]
+    job = _job(stage, places[0], weights, _half("next", together, buffers), columns, outputs, graph, anchor)
+    text = _by_turns(rows, together, job, _half("row", together, buffers), body)
+    row_sums = (buffers, together * columns * outputs)
+    source = _source(kernel, places, rows * row_bytes, row_sums, text, helpers, narrowed, target.core.functions)
+    return ElementProgram(source, bytes(constants), tuple(places), skip)
+
+
+def _together(stage: MeshStage, piece: int, target: Target) -> int:
+    """Rows whose sums are finished in one go."""
+    assert target.mesh is not None
+    spans = np.diff(stage.boxes[piece].reshape(4, 2), axis=1)
+    sizes = PieceSizes(spans[0], spans[1], spans[2], spans[3], np.array([stage.cut.sums]))
+    return int(rows_together(stage.layer, sizes, target.mesh)[0])
+
+
+def _half(row: str, together: int, buffers: int) -> str:
+    """The buffer of the sums of the rows from `row` on."""
+    return f"sums[{row} / {together}u & 1u]" if buffers > 1 else "sums[0]"
+
+
+def _by_turns(rows: int, together: int, job: Sequence[str], done: str, finish: Sequence[str]) -> list[str]:
+    """C in which the array computes rows while the core finishes those before."""
+
+    def counted(row: str) -> str:
+        if rows % together == 0:
+            return f"        const uint32_t count = {together};"
+        return f"        const uint32_t count = {rows}u - {row} < {together}u ? {rows}u - {row} : {together}u;"
+
+    return [
+        f"for (uint32_t next = 0; next < {rows + together}u; next += {together}u) {{",
+        "    if (next > 0u) {",
+        "        mac_wait();",
+        "    }",
+        f"    if (next < {rows}u) {{",
+        counted("next"),
+        *(f"        {line}" for line in job),
+        "    }",
+        "    if (next > 0u) {",
+        f"        const uint32_t row = next - {together}u;",
+        counted("row"),
+        f"        const int32_t *const done = {done};",
+        *(f"        {line}" for line in finish),
+        "    }",
+        "}",
+    ]
+
+
+def _behind_lines(tail: Graph) -> Graph | None:
+    """What is computed of a tail behind its first three operators."""
+    nodes = tail.nodes[3:]
+    if not nodes:
+        return None
+    read = {name for node in nodes for name in node.inputs}
+    inputs = (tail.nodes[2].output, *(name for name in tail.inputs if name in read))
+    constants = {name: array for name, array in tail.constants.items() if name in read}
+    made = {node.output for node in nodes}
+    types = {name: kind for name, kind in tail.types.items() if name in read | made}
+    return replace(tail, inputs=inputs, nodes=nodes, types=types, constants=constants)
+
+
+def result_size(stage: MeshStage, piece: int) -> tuple[int, int, int]:
+    """Rows, columns and channels of a piece's result; whatever is no image is one row of one column."""
+    shape = box_shape(result_box(stage, piece))
+    return (shape[1], shape[2], shape[3]) if len(shape) == 4 else (1, 1, shape[1])
+
+
+def wanted(stage: MeshStage, piece: int, number: int) -> list[list[int]]:
+    """First and last + 1 along each axis of what a piece reads of an operand."""
+    reading, box = stage.layer.readings[number], stage.boxes[piece][None]
+    return [[int(end[0]) for end in read_span(reading, stage.layer, axis, box)] for axis in range(3)]
+
+
+def _job(
+    stage: MeshStage,
+    image: OperandPlace,
+    weights: int,
+    sums: str,
+    columns: int,
+    outputs: int,
+    graph: Graph,
+    anchor: Node,
+) -> list[str]:
+    """C that has the array begin `count` rows of sums, from the row `next` on."""
+    layer, kind = stage.layer, graph.types[anchor.inputs[0]]
+    dense = layer.kind == "dense"
+    members = {
+        "image": f"{slot_of(0, image)} + self->skip + next * {layer.stride[0] * image.row_bytes if not dense else 0}u",
+        "weights": f"element_data + {weights}u",
+        "sums": sums,
+        "image_row": f"{image.row_bytes}u",
+        "columns": f"{columns}u",
+        "outputs": f"{outputs}u",
+        "inputs": f"{kind.shape[-1] if dense else image.column_bytes}u",
+        "kernel_rows": f"{layer.kernel[0]}u",
+        "kernel_columns": f"{layer.kernel[1]}u",
+        "stride": f"{layer.stride[1]}u",
+        "kind": f"MAC_{layer.kind.upper()}",
+        "is_unsigned": f"{int(not kind.dtype.signed)}u",
+        "row_stride": f"{layer.stride[0]}u",
+        "rows": "count",
+    }
+    set_to = (f"    .{name} = {value}," for name, value in members.items())
+    return ["const mac_job_t job = {", *set_to, "};", "mac_start(&job);"]
+
+
+def _array_operands(stage: MeshStage, piece: int, graph: Graph) -> tuple[list[OperandPlace], int]:
+    """Where the operands of a piece on the array lie, and the bytes of the first that are skipped."""
+    layer, box = stage.layer, stage.boxes[piece]
+    first = layer.readings[0]
+    rows, columns, _ = result_size(stage, piece)
+    spans = wanted(stage, piece, 0)
+    skip = 0
+    if layer.kind == "dense":
+        place = dense_place(spans, 1, stage.slots[0])
+        if first.image[0] * first.image[1] > 1:
+            skip = int(box[6]) - spans[0][0] * first.image[1] * first.image[2]
+    else:
+        high = (rows - 1) * first.step[0] + first.span[0]
+        wide = (columns - 1) * first.step[1] + first.span[1]
+        depth = spans[2][1] - spans[2][0]
+        start = (int(box[0]) * first.step[0] - first.lead[0], int(box[2]) * first.step[1] - first.lead[1], spans[2][0])
+        row = -(-wide // 16) * 16 * depth
+        pad = layer.parts.pad if layer.parts else None
+        fill = int(pad.operator.value) & 0xFF if pad else 0  # type: ignore[attr-defined]
+        place = OperandPlace(start, row, depth, 1, high * row, stage.slots[0], fill)
+    whole = tuple((int(box[2 * axis]), int(box[2 * axis + 1])) for axis in range(3))
+    others = zip(layer.readings[1:], stage.slots[1:], strict=True)
+    places = [place, *(dense_place(whole, reading.itemsize, slots) for reading, slots in others)]
+    if PARTIAL in graph.inputs:
+        places.append(dense_place(whole, 4, stage.slots[0]))
+    return places, skip
+
+
+def dense_place(box: Sequence[Sequence[int]], itemsize: int, slots: int) -> OperandPlace:
+    """A box of an image without gaps."""
+    rows, columns, channels = (stop - start for start, stop in box)
+    column = channels * itemsize
+    nbytes = -(-rows * columns * column // 8) * 8  # kernels read arrays that begin at multiples of 8
+    return OperandPlace((box[0][0], box[1][0], box[2][0]), columns * column, column, itemsize, nbytes, slots, 0)
+
+
+def slot_of(number: int, place: OperandPlace) -> str:
+    """C of the present input's slot of an operand."""
+    return f"operand_{number} + (input % {place.slots}u) * {place.nbytes}u" if place.slots > 1 else f"operand_{number}"
+
+
+def _call(kernel: CoreKernel, pointers: Mapping[str, str], result: str, constants: bytearray) -> str:
+    """C of a kernel's call; its constants go into the element's data."""
+    arguments = []
+    for parameter in kernel.parameters:
+        const = "" if parameter.name == "output" else "const "
+        if parameter.is_constant:
+            content = np.ascontiguousarray(kernel.constants[parameter.value]).tobytes()
+            place = f"element_data + {add_constant(constants, content)}u"
+        else:
+            place = pointers[parameter.value] if const else result
+        cast = f"({const}{parameter.c_type} *)({const}void *)({place})"
+        arguments.append(cast)
+    return f"{kernel.name}({', '.join(arguments)});"
+
+
+def _source(
+    kernel: CoreKernel | None,
+    places: list[OperandPlace],
+    result_bytes: int,
+    sums: tuple[int, int],
+    compute: list[str],
+    helpers: Sequence[str] = (),
+    narrowed: int = 0,
+    own: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    lines = ['#include "element.h"', '#include "mesh_hal.h"', '#include "program.h"', ""]
+    lines.append(kernels.helper_source([*helpers, *(kernel.helpers if kernel else ())], own))
+    if kernel is not None:
+        lines += [*kernel.declarations, kernel.shared, kernel.source]
+    lines.append(ELEMENT_DATA)
+    for number, place in enumerate(places):
+        lines.append(f"static uint8_t operand_{number}[{place.slots * place.nbytes}] __attribute__((aligned(16)));")
+    lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
+    if sums[1]:
+        lines.append(f"static int32_t sums[{sums[0]}][{-(-sums[1] // 4) * 4}] __attribute__((aligned(16)));")
+    lines += [f"static int8_t narrowed[{narrowed}] __attribute__((aligned(16)));"] if narrowed else []
+    return "\n".join([*lines, *message_loop(places, result_bytes, compute)])
+
+
+def message_loop(places: Sequence[OperandPlace], result_bytes: int, compute: Sequence[str]) -> list[str]:
+    """The C functions of element.h around the lines that compute `result` from `operand_0`, `operand_1`, ..."""
+    body = "\n".join(f"    {line}" for line in compute)
+    return [_TRANSFERS, *_begin(places), _RUN % (body, result_bytes, result_bytes)]
+
+
+_TRANSFERS = """
+static mesh_transfer_t *transfers(void)
+{
+    const element_t *self = (const element_t *)(const void *)element_data;
+    return (mesh_transfer_t *)(void *)(element_data + self->transfers);
+}
+"""
+_RUN = """
+void element_run(uint32_t input)
+{
+    const element_t *self = (const element_t *)(const void *)element_data;
+    uint8_t *result = results[input & 1u];
+    if (self->fetches > 0u) {
+        mesh_fetch(transfers() + self->messages, self->fetches, input);
+    }
+    if (self->messages > 0u) {
+        mesh_wait(input);
+    }
+    if (input > 1u) {
+        mesh_sent(input - 2u);
+    }
+%s
+    mesh_release(input);
+    if (self->sends != 0u) {
+        mesh_send(self->key, input, result, %du);
+    }
+    if (self->stores != 0u) {
+        mesh_store(input, result, %du);
+    }
+}
+"""
+
+
+def _begin(places: Sequence[OperandPlace]) -> list[str]:
+    """The function that makes ready: padding, and where messages belong."""
+    names = ", ".join(f"operand_{number}" for number in range(len(places)))
+    lines = [
+        "void element_begin(void)",
+        "{",
+        "    const element_t *self = (const element_t *)(const void *)element_data;",
+        f"    uint8_t *const operands[{len(places)}] = {{{names}}};",
+    ]
+    for number, place in enumerate(places):
+        if place.fill:
+            lines += [
+                f"    for (uint32_t i = 0; i < {place.slots * place.nbytes}u; ++i) {{",
+                f"        operand_{number}[i] = {place.fill}u;",
+                "    }",
+            ]
+    return [
+        *lines,
+        "    for (uint32_t i = 0; i < self->messages + self->fetches; ++i) {",
+        "        transfers()[i].target += (uint32_t)(uintptr_t)operands[transfers()[i].operand];",
+        "    }",
+        "    mesh_expect(transfers(), self->messages);",
+        "}",
+    ]

@@ -1,0 +1,209 @@
+"""A mapped network on a rack somewhere else: programs, data and routes up, inputs up, outputs and clocks down.
+
+Whatever goes away meanwhile, each input gives one result: the line may be cut, and a rack that begins anew is loaded
+anew and given the inputs again whose results did not come.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from dovetail.errors import BoardError, BuildError
+from dovetail.guests.mesh.emit import MeshProject
+from dovetail.guests.mesh.exact import build_programs
+from dovetail.guests.mesh.layers import Ints
+from dovetail.guests.mesh.manifest import MeshBuild, gathered, part_bytes, read_images
+from dovetail.ir.types import Array
+from dovetail.sim.frames import BoardRestart, FrameConversation, FrameKind, read_all, read_cycles, write_all
+from dovetail.sim.line import LineGone, Link
+from dovetail.sim.rack import LoadKind
+from dovetail.target.description import Target
+
+_MOST_RESTARTS = 100
+"""How often a rack may begin anew before one more result has come."""
+_LEAST_PAYLOAD = 32
+_HINT = "see that a rack of the mesh's target is there: dovetail agent, or mesh_manager.c"
+Images = Sequence[tuple[LoadKind, int, bytes]]
+"""What is loaded, in order."""
+
+
+@dataclass(frozen=True)
+class MeshRun:
+    """What came of it."""
+
+    outputs: tuple[Mapping[str, Array], ...]
+    """Per input, by the network's output names."""
+    clocks: Ints
+    """[inputs, pieces, 4] when each piece began an input, gave its slots back, sent, and when its element was free,
+    from the beginning of the stream the input was sent in; pieces by the words of their elements."""
+    asked: int
+    """Requests."""
+    repeated: int
+    """How often one was sent again."""
+    restarts: int
+    """How often the rack had begun anew."""
+
+
+def mesh_images(build: MeshBuild, target: Target, jobs: int = 1) -> Images:
+    """Build the programs of a folder; returns everything a rack is loaded with.
+
+    Raises:
+        DovetailError: the folder is damaged, or the compiler refuses a program.
+    """
+    data, routes = read_images(build)
+    numbers = {name: number for number, name in enumerate(sorted({program for program, _ in build.elements.values()}))}
+    with tempfile.TemporaryDirectory() as folder:
+        firmware = build_programs(_project(build, numbers), target, Path(folder), jobs)
+        found = [(LoadKind.PROGRAM, number, firmware[name].read_bytes()) for name, number in numbers.items()]
+    for word, (program, places) in build.elements.items():
+        table = struct.pack(f"<{1 + len(places)}I", numbers[program], *places)
+        found += [(LoadKind.DATA, word, data[word]), (LoadKind.TABLE, word, table)]
+    found += [(LoadKind.ROUTES, word, content) for word, content in routes.items()]
+    sizes = _sizes(build)
+    return [*found, *((LoadKind.TENSOR, n, struct.pack("<I", sizes[name])) for n, name in enumerate(build.tensors))]
+
+
+def _project(build: MeshBuild, numbers: Mapping[str, int]) -> MeshProject:
+    """The sources of a folder."""
+    files, programs = {}, {}
+    for path in sorted(build.folder.rglob("*")):
+        name = path.relative_to(build.folder).as_posix()
+        if path.is_file() and name.split("/")[0] in ("programs", "runtime", "driver", "src", "link.ld"):
+            files[name] = path.read_bytes()
+    for name in numbers:
+        texts = [content.decode() for file, content in files.items() if file.startswith(f"programs/{name}/")]
+        if not texts:
+            raise BuildError(f"there is no program {name}", where=str(build.folder), hint="run dovetail mesh again")
+        programs[name] = "\n".join(texts)
+    return MeshProject(programs, (), files)
+
+
+def _sizes(build: MeshBuild) -> dict[str, int]:
+    """Bytes of each input."""
+    from dovetail.ir.types import DType
+
+    kinds = {kind.text: kind.numpy.itemsize for kind in DType}
+    return {str(one["name"]): int(np.prod(one["shape"])) * kinds[one["dtype"]] for one in build.inputs}
+
+
+class RackSession:
+    """A conversation with a rack that has a build, or is given it."""
+
+    def __init__(
+        self,
+        build: MeshBuild,
+        images: Images,
+        open_line: Callable[[], Link],
+        timeout: float,
+        told: Callable[[str], None],
+    ) -> None:
+        """`open_line` opens its line, again where it was cut; `told` is told what goes on."""
+        self._build, self._images, self._told = build, images, told
+        self._open = open_line
+        self.talk = FrameConversation(open_line(), timeout, open_line, _HINT)
+        self.restarts = 0
+        self._runs, self._room, self._most = 0, 0, 0
+        self._bytes = part_bytes(build)
+
+    def run(self, inputs: Sequence[Mapping[str, Array]]) -> MeshRun:
+        """Compute inputs in streams of as many as the rack takes.
+
+        Raises:
+            BoardError: it does not do its part, or begins anew again and again.
+        """
+        outputs: list[dict[str, Array]] = []
+        clocks: list[Ints] = []
+        failed = 0
+        while len(outputs) < len(inputs):
+            try:
+                if not self._room:
+                    self._begin()
+                some = inputs[len(outputs) : len(outputs) + self._room]
+                found, marks = self._stream(some)
+            except (BoardRestart, LineGone) as error:
+                failed += 1
+                if failed > _MOST_RESTARTS:
+                    raise
+                self._told(f"{error.what}: loading it again")
+                self.restarts += 1
+                self._room = 0
+                self._again(error)
+                continue
+            failed = 0
+            outputs += found
+            clocks.append(marks)
+            self._told(f"{len(outputs)} of {len(inputs)} inputs")
+        every = np.concatenate(clocks) if clocks else np.zeros((0, self._build.pieces, 4), np.int64)
+        return MeshRun(tuple(outputs), every, self.talk.asked, self.talk.repeated, self.restarts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the line."""
+        self.talk.link.close()
+
+    def _again(self, error: BoardError) -> None:
+        """Open the line once more; raises the error where it does not come again."""
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            self.talk.link.close()
+            try:
+                self.talk.open()
+            except BoardError:
+                time.sleep(0.2)
+                continue
+            return
+        raise error
+
+    def _begin(self) -> None:
+        """Begin a session, and load what is not there."""
+        found = self.talk.hello()
+        if found.payload < _LEAST_PAYLOAD:
+            raise self.talk.wrong(f"it takes {found.payload} bytes in a frame")
+        self._most = found.payload
+        if found.digest != self._build.digest:
+            self._load()
+        (self._room,) = struct.unpack(
+            "<I", self.talk.sized(self.talk.ask(FrameKind.START, bytes.fromhex(self._build.digest), 4), 4)
+        )
+        if not 0 < self._room <= 1 << 16:
+            raise self.talk.wrong(f"it takes {self._room} inputs at once")
+
+    def _load(self) -> None:
+        total, done = sum(len(content) for _, _, content in self._images), 0
+        self.talk.sized(self.talk.ask(FrameKind.LOAD, struct.pack("<III", LoadKind.NOTHING, 0, 0)), 0)
+        step = self._most - 12
+        for what, number, content in self._images:
+            for offset in range(0, len(content), step):
+                part = content[offset : offset + step]
+                self.talk.sized(self.talk.ask(FrameKind.LOAD, struct.pack("<III", what, number, offset) + part), 0)
+            done += len(content)
+            self._told(f"loading: {done} of {total} bytes")
+
+    def _stream(self, inputs: Sequence[Mapping[str, Array]]) -> tuple[list[dict[str, Array]], Ints]:
+        """Some inputs at once."""
+        for number, name in enumerate(self._build.tensors):
+            content = b"".join(np.ascontiguousarray(one[name]).tobytes() for one in inputs)
+            write_all(self.talk, number, content, self._most)
+        self._runs += 1
+        request = struct.pack("<II", self._runs, len(inputs))
+        self.talk.sized(self.talk.ask(FrameKind.RUN, request, 8), 8)
+        stored = {n: read_all(self.talk, n, size * len(inputs), self._most) for n, size in self._bytes.items()}
+        marks = read_cycles(self.talk, 4 * self._build.pieces * len(inputs), self._most)
+        found = []
+        for turn in range(len(inputs)):
+            one = {n: content[turn * self._bytes[n] : (turn + 1) * self._bytes[n]] for n, content in stored.items()}
+            found.append(gathered(self._build, one))
+        return found, np.array(marks, np.int64).reshape(len(inputs), self._build.pieces, 4)

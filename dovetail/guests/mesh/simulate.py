@@ -1,0 +1,481 @@
+"""A discrete-event model of all elements, links and DRAM, a message at a time.
+
+What a piece takes is what it is charged with, or, for the execution of a stream, what its firmware was seen to take.
+
+A piece begins an input when all its messages are there, its element computes nothing else and one of its two results is
+free; of several on one element that could, the one with the least input, then the first. A message goes when every
+reader has finished the input whose slot it takes (back-pressure), and then takes each link of its tree in turn: it
+waits until the link is free, holds it for its bytes, and its head goes on at once.
+
+Nothing can wait for ever. Stages are numbered so that messages go up; a piece waits for pieces of lower stages at the
+same input, or for readers at an earlier input. So the least (input, stage) that waits has nothing to wait for. Links:
+see `topology`.
+
+A streamed layer has a model of its own: DRAM serves requests in the order they come; an element computes a round when
+its operands are there, and its result is written while the next is computed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.errors import SimulationError
+from dovetail.guests.mesh.choice import Streaming
+from dovetail.guests.mesh.layers import Ints
+from dovetail.guests.mesh.placement import MulticastTree, Router, SectionPlacement
+from dovetail.guests.mesh.traffic import Fetch, Floats
+from dovetail.target.mesh import Mesh
+
+_START, _FINISH, _SENT, _HOP = range(4)
+_BACK, _MADE, _FREE = 1, 2, 4
+"""What a piece has reached in its turn: slots given back, its message there to be sent, its element free."""
+
+
+@dataclass(frozen=True)
+class StreamTiming:
+    """Times of a stream of inputs, in clocks of the elements."""
+
+    latency: float
+    """From the start to the first input's results in DRAM."""
+    interval: float
+    """Between inputs, once the stream runs: the longest between two of any piece, over the second half; no less than
+    the bound, which a stream that has not filled the slots ahead may pass for a while."""
+    bound: float
+    """The least interval: the work of the busiest element, link or DRAM for one input."""
+    bottleneck: str
+    """Which that is."""
+    done: tuple[float, ...]
+    """When each input's results were in DRAM."""
+    start: Floats
+    """[inputs, pieces] when each piece began, and `finish` when its message was there to be sent."""
+    finish: Floats
+    busy: Floats
+    """[links] clocks each link, then each DRAM, was held for one input."""
+    messages: int
+    """For one input."""
+    ready: Floats
+    """[inputs, pieces] when all messages of each piece were there."""
+    held: Floats
+    """[times, 3] link, first and last clock it was held by a message; empty where that was not asked for."""
+
+
+@dataclass(slots=True)
+class _TreeSegment:
+    """Part of a tree on one chip, with the link between chips that leads to it."""
+
+    link: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+    """Place in this segment of the link before, -1 for where the message enters."""
+    onward: list[tuple[int, int]] = field(default_factory=list)
+    """Segments on other chips, and the place here their links begin at."""
+    members: list[int] = field(default_factory=list)
+    """Readers here."""
+    leaves: list[int] = field(default_factory=list)
+    """Place here of the link that leads to each reader, -1 where it enters."""
+    stored: int = -1
+    """Place of the DRAM the message is stored in, -1 for none."""
+
+
+@dataclass(frozen=True)
+class _Senders:
+    """Pieces, and behind them what is fetched from DRAM: who sends what to whom by which tree."""
+
+    size: Floats
+    segments: list[list[_TreeSegment]]
+    """Of the tree of each sender, the one it begins in first."""
+    members: list[Ints]
+    """Readers of each sender."""
+    held: list[Ints]
+
+
+def simulate(
+    placed: SectionPlacement, inputs: int = 12, links: bool = False, turns: Floats | None = None
+) -> StreamTiming:
+    """Run a stream of inputs.
+
+    Args:
+        placed: a section on elements.
+        inputs: how many; the interval is that of the second half.
+        links: whether to note down when each link is held.
+        turns: [executed inputs, pieces, 3] clocks from when a piece begins to when its slots are given back, its
+            message can go, and its element is free (`ExactRun.turns`), the inputs used one after the other, again
+            and again; else those that pieces are charged with.
+
+    Raises:
+        SimulationError: something waits for ever (a bug, or a mapping of one's own that is wrong).
+    """
+    return _Model(placed, inputs, links, charged(placed) if turns is None else turns).run()
+
+
+def charged(placed: SectionPlacement) -> Floats:
+    """[1, pieces, 3] turns, as `simulate` takes them, with what pieces are charged with."""
+    clocks = np.concatenate([stage.costs.clocks for stage in placed.section.stages])
+    ready = np.maximum(clocks - placed.topology.mesh.core.after, 0)
+    return np.stack((ready, ready, clocks), axis=1)[None]
+
+
+class _Model:
+    """The state of everything while time goes on."""
+
+    def __init__(self, placed: SectionPlacement, inputs: int, noted: bool, turns: Floats) -> None:
+        self.placed, self.inputs = placed, inputs
+        self.held: list[tuple[int, float, float]] | None = [] if noted else None
+        self.router = Router(placed)
+        self.senders = _senders(placed, self.router)
+        self.sizes: list[float] = self.senders.size.tolist()
+        self.clocks: Floats = turns[:, :, 2].mean(axis=0)
+        self.turns = [[_phases(*clocks) for clocks in one] for one in turns.astype(float).tolist()]
+        self.pieces = len(self.clocks)
+        count = len(self.senders.size)
+        rates = self.router.links.rates()
+        self.rates = rates.tolist()
+        links = placed.topology.mesh.rates
+        self.hops = [float(links.link_hop if n < self.router.links.noc else links.hop) for n in range(len(self.rates))]
+        self.port = links.port
+        self.free = [0.0] * len(self.rates)
+        self.busy = [0.0] * len(self.rates)
+        self.tenants = list(placed.tenants.values())
+        self.home = [0] * self.pieces  # place of each one's element in `tenants`
+        for number, pieces in enumerate(self.tenants):
+            for piece in pieces:
+                self.home[piece] = number
+        self.port_free = [0.0] * len(self.tenants)
+        need = np.bincount(placed.traffic.pairs()[1], minlength=self.pieces)
+        for sender in range(self.pieces, count):
+            need[self.senders.members[sender]] += 1
+        self.missing: list[list[int]] = np.repeat(need[None], inputs, axis=0).tolist()
+        self.arrived = [[0.0] * self.pieces for _ in range(inputs)]
+        self.sources, self.depths = _reverse(self.senders, self.pieces)
+        self.blocked = np.zeros((inputs, count), np.int64)
+        for sender, (members, held) in enumerate(zip(self.senders.members, self.senders.held, strict=True)):
+            depths, numbers = np.unique(held, return_counts=True)
+            for depth, number in zip(depths.tolist(), numbers.tolist(), strict=True):
+                self.blocked[depth:, sender] += number
+            assert len(members) == numbers.sum()
+        self.begun, self.finished = [0] * self.pieces, [0] * self.pieces
+        self.sent, self.sending = [0] * count, [False] * count
+        self.running = [False] * len(self.tenants)
+        self.start, self.finish = np.zeros((inputs, self.pieces)), np.zeros((inputs, self.pieces))
+        self.done = [0.0] * inputs
+        self.events: list[tuple[float, int, int, int, int, float]] = []
+
+    def run(self) -> StreamTiming:
+        for sender in range(self.pieces, len(self.sent)):
+            self._send(sender, 0.0)
+        for piece in [piece for piece, count in enumerate(self.missing[0]) if not count]:
+            self._turn(self.home[piece], 0.0)
+        while self.events:
+            now, kind, who, which, segment, tail = heapq.heappop(self.events)
+            if kind == _HOP:
+                self._travel(who, which, segment, now, tail)
+                continue
+            if kind == _FINISH:
+                self._reached(who, which, now)
+            elif kind == _SENT:
+                self.sent[who] += 1
+                self.sending[who] = False
+                self._send(who, now)
+            if who < self.pieces:
+                self._turn(self.home[who], now)
+        if min(self.sent) < self.inputs:
+            stuck = self.sent.index(min(self.sent))
+            what = f"the stream stops: sender {stuck} sent {self.sent[stuck]} of {self.inputs} messages"
+            hint = "report this with the mapping file; give the stages more slots meanwhile"
+            raise SimulationError(what, where="mesh", hint=hint)
+        return self._timing()
+
+    def _turn(self, element: int, now: float) -> None:
+        """Begin what an element can begin, the least input first."""
+        for piece in sorted(self.tenants[element], key=self.begun.__getitem__):
+            if self.running[element]:
+                return
+            self._begin(piece, element, now)
+
+    def _begin(self, piece: int, element: int, now: float) -> None:
+        which = self.begun[piece]
+        if which >= self.inputs or which - self.sent[piece] >= 2 or self.missing[which][piece]:
+            return
+        ready = self.arrived[which][piece]
+        if ready > now:
+            self._push(ready, _START, piece)
+            return
+        self.begun[piece], self.running[element] = which + 1, True
+        self.start[which, piece] = now
+        for clocks, what in self.turns[which % len(self.turns)][piece]:
+            self._push(now + clocks, _FINISH, piece, what)
+
+    def _reached(self, piece: int, what: int, now: float) -> None:
+        """A piece is so far in its turn; see `_BACK`."""
+        if what & _BACK:
+            self._give_back(piece, self.begun[piece] - 1, now)
+        if what & _MADE:
+            self.finish[self.finished[piece], piece] = now
+            self.finished[piece] += 1
+            self._send(piece, now)
+        if what & _FREE:
+            self.running[self.home[piece]] = False
+
+    def _give_back(self, piece: int, which: int, now: float) -> None:
+        for depth, sources in zip(self.depths[piece], self.sources[piece], strict=True):
+            if which + depth < self.inputs:
+                row = self.blocked[which + depth]
+                row[sources] -= 1
+                for sender in sources[row[sources] == 0].tolist():
+                    self._send(sender, now)
+
+    def _send(self, sender: int, now: float) -> None:
+        which = self.sent[sender]
+        if self.sending[sender] or which >= self.inputs or self.blocked[which, sender]:
+            return
+        if sender < self.pieces and which >= self.finished[sender]:
+            return
+        self.sending[sender] = True
+        done = now + self.sizes[sender] / self.port
+        self._push(done, _SENT, sender)
+        self._travel(sender, which, 0, now, done)
+
+    def _push(self, time: float, kind: int, who: int, what: int = 0) -> None:
+        heapq.heappush(self.events, (time, kind, who, what, 0, 0.0))
+
+    def _travel(self, sender: int, which: int, number: int, now: float, tail: float) -> None:
+        """A message enters a segment: its head now, its last byte at `tail`."""
+        segment, size = self.senders.segments[sender][number], self.sizes[sender]
+        heads: list[float] = []
+        tails: list[float] = []
+        free, busy, rates, hops = self.free, self.busy, self.rates, self.hops
+        for link, before in zip(segment.link, segment.before, strict=True):
+            time = size / rates[link]
+            head, last = (heads[before], tails[before]) if before >= 0 else (now, tail)
+            head += hops[link]
+            if free[link] > head:  # this runs most often of all, and a call of `max` is slower
+                head = free[link]
+            free[link] = end = head + time
+            busy[link] += time
+            heads.append(head)
+            tails.append(end if end > last else last)
+        if self.held is not None:
+            times = (size / rates[link] for link in segment.link)
+            self.held += [
+                (link, head, head + time) for link, head, time in zip(segment.link, heads, times, strict=True)
+            ]
+        for onward, place in segment.onward:
+            leaves = (heads[place], tails[place]) if place >= 0 else (now, tail)
+            heapq.heappush(self.events, (leaves[0], _HOP, sender, which, onward, leaves[1]))
+        if segment.stored >= 0:
+            self.done[which] = max(self.done[which], tails[segment.stored])
+        if segment.members:
+            tails.append(tail)
+            self._arrive(segment.members, which, size / self.port, [tails[place] for place in segment.leaves])
+
+    def _arrive(self, members: Sequence[int], which: int, time: float, tails: Sequence[float]) -> None:
+        """A message reaches readers, through each one's port; two of one element at the same time."""
+        ports, home, missing, arrived = self.port_free, self.home, self.missing[which], self.arrived[which]
+        taken = [ports[home[piece]] + time for piece in members]
+        for piece, last, tail in zip(members, taken, tails, strict=True):
+            ports[home[piece]] = arrival = tail if tail > last else last
+            arrived[piece] = arrival if arrival > arrived[piece] else arrived[piece]
+            missing[piece] -= 1
+            if not missing[piece]:
+                self._push(arrived[piece], _START, piece)
+
+    def _timing(self) -> StreamTiming:
+        busy = np.array(self.busy) / self.inputs
+        half = self.inputs // 2
+        # once the stream runs every piece has its pace; before, those ahead of the slowest and behind it are faster
+        ends = np.column_stack((self.finish, np.array(self.done))) if half else self.finish
+        interval = float((ends[-1] - ends[half - 1]).max()) / (self.inputs - half) if half else self.done[-1]
+        clocks = np.bincount(self.home, weights=self.clocks)
+        element = int(np.argmax(clocks))
+        received = np.zeros(self.pieces)
+        for members, size in zip(self.senders.members, self.senders.size, strict=True):
+            received[members] += size
+        ways = (received, self.senders.size[: self.pieces])
+        ports = np.maximum(*(np.bincount(self.home, weights=way) for way in ways)) / self.port  # the busier direction
+        limits = [
+            (float(clocks[element]), f"the MAC array or core of {self._stages_of(element)}"),
+            (float(ports.max()), f"the port of an element of {self._stages_of(int(ports.argmax()))}"),
+            (float(busy.max()), self.router.links.name(int(busy.argmax()))),
+        ]
+        bound, name = max(limits)
+        held = np.array(self.held or (), float).reshape(-1, 3)
+        times = (tuple(self.done), self.start, self.finish, busy)
+        return StreamTiming(
+            self.done[0], max(interval, bound), bound, name, *times, len(self.sizes), np.array(self.arrived), held
+        )
+
+    def _stages_of(self, element: int) -> str:
+        stages = self.placed.section.stages
+        names = (next(s for s in stages[::-1] if s.first <= piece).layer.name for piece in self.tenants[element])
+        return " and ".join(dict.fromkeys(names))
+
+
+def _phases(back: float, made: float, free: float) -> list[tuple[float, int]]:
+    """The clocks of a turn at which something is reached, and what."""
+    found: dict[float, int] = {}
+    for clocks, what in ((back, _BACK), (made, _MADE), (free, _FREE)):
+        found[clocks] = found.get(clocks, 0) | what
+    return list(found.items())
+
+
+def _senders(placed: SectionPlacement, router: Router) -> _Senders:
+    traffic, count = placed.traffic, placed.topology.routers
+    code = placed.chip * count + placed.router
+    segments, members, held = [], [], []
+    known: dict[tuple[int, int, int, bool], list[_TreeSegment]] = {}
+    sources = (placed.chip, placed.router, traffic.group, traffic.stores)
+    for key in zip(*(ends.tolist() for ends in sources), strict=True):
+        span = slice(traffic.start[key[2]], traffic.start[key[2] + 1])
+        if key not in known:
+            known[key] = _split(router.to_set(*key), router, traffic.members[span], code, count)
+        segments.append(known[key])
+        members.append(traffic.members[span])
+        held.append(traffic.held[span])
+    sizes = traffic.size.tolist()
+    slots = np.concatenate([np.full(stage.pieces, stage.slots[0]) for stage in placed.section.stages])
+    for fetch in traffic.fetches:
+        for chip, pieces, size in _shared(placed, fetch):
+            own = np.array(pieces)
+            tree = router.from_dram(chip, np.unique(code[own]).tolist())
+            segments.append(_split(tree, router, own, code, count, fetched=True))
+            members.append(own)
+            held.append(slots[own])
+            sizes.append(size)
+    return _Senders(np.array(sizes, float), segments, members, held)
+
+
+def _split(
+    tree: MulticastTree, router: Router, members: Ints, code: Ints, count: int, fetched: bool = False
+) -> list[_TreeSegment]:
+    found = [_TreeSegment()]
+    home: list[tuple[int, int]] = []
+    for link, before in zip(tree.link, tree.before, strict=True):
+        owner, place = home[before] if before >= 0 else (0, -1)
+        if link < router.links.noc:
+            found.append(_TreeSegment())
+            found[owner].onward.append((len(found) - 1, place))
+            owner, place = len(found) - 1, -1
+        segment = found[owner]
+        segment.link.append(link)
+        segment.before.append(place)
+        home.append((owner, len(segment.link) - 1))
+        if link >= router.links.dram and not fetched:
+            segment.stored = len(segment.link) - 1
+    ends = [tree.leaf[divmod(int(at), count)] for at in code[members]]
+    places = np.array([home[end] if end >= 0 else (0, -1) for end in ends], np.int64).reshape(-1, 2)
+    for number in np.unique(places[:, 0]).tolist():
+        mine = places[:, 0] == number
+        found[number].members, found[number].leaves = members[mine].tolist(), places[mine, 1].tolist()
+    return found
+
+
+def _shared(placed: SectionPlacement, fetch: Fetch) -> list[tuple[int, list[int], int]]:
+    """(chip, pieces, bytes) of what is read once from a chip's DRAM for pieces that read the same part."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    keys = np.column_stack((placed.chip[fetch.pieces], fetch.size, fetch.boxes)).tolist()
+    for piece, key in zip(fetch.pieces.tolist(), keys, strict=True):
+        groups.setdefault(tuple(key), []).append(piece)
+    return [(key[0], members, key[1]) for key, members in groups.items()]
+
+
+def _reverse(senders: _Senders, pieces: int) -> tuple[list[list[Ints]], list[list[int]]]:
+    """Per piece: its senders by how many inputs' worth it holds of their messages, and those depths."""
+    counts = np.array([len(members) for members in senders.members])
+    sender = np.repeat(np.arange(len(counts)), counts)
+    member, held = np.concatenate(senders.members), np.concatenate(senders.held)
+    order = np.lexsort((sender, held, member))
+    sender, member, held = sender[order], member[order], held[order]
+    edges = np.nonzero(np.concatenate(([True], (np.diff(member) != 0) | (np.diff(held) != 0), [True])))[0]
+    sources: list[list[Ints]] = [[] for _ in range(pieces)]
+    depths: list[list[int]] = [[] for _ in range(pieces)]
+    for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        sources[member[a]].append(sender[a:b])
+        depths[member[a]].append(int(held[a]))
+    return sources, depths
+
+
+def simulate_stream(streaming: Streaming, mesh: Mesh) -> float:
+    """Clocks from the first request to the last result in DRAM."""
+    return _StreamingSimulation(streaming, mesh).run()
+
+
+_NEED, _GOT, _DONE, _WROTE = range(4)
+
+
+class _StreamingSimulation:
+    """Groups are parts of the image, whose pieces (one per part of the channels) read the same bands."""
+
+    def __init__(self, streaming: Streaming, mesh: Mesh) -> None:
+        self.plan, self.rate = streaming, mesh.rates.dram
+        shape = (streaming.cut.rows * streaming.cut.columns, streaming.cut.channels)
+        self.round: NDArray[np.int64] = np.zeros(shape, np.int64)
+        self.busy: NDArray[np.bool_] = np.zeros(shape, bool)
+        self.wrote: NDArray[np.int64] = np.zeros(shape, np.int64)
+        self.bands, self.weights = (np.zeros(count, np.int64) for count in shape)
+        self.asked_bands, self.asked_weights = self.bands.copy(), self.weights.copy()
+        self.free = self.last = 0.0
+        self.events: list[tuple[float, int, int, int, int]] = []
+        self.count = 0
+        self.per_weights = 1 if streaming.depths > 1 else streaming.bands
+        self.loads = streaming.rounds // self.per_weights
+
+    def run(self) -> float:
+        self._ask(0.0)
+        while self.events:
+            now, _, kind, group, part = heapq.heappop(self.events)
+            if kind == _NEED:
+                self.bands[group] += 1
+            elif kind == _GOT:
+                self.weights[part] += 1
+            elif kind == _DONE:
+                self._finished(group, part, now)
+            else:
+                self.wrote[group, part] += 1
+            self._ask(now)
+            self._start(now)
+        if (self.round < self.plan.rounds).any():
+            raise RuntimeError("a streamed layer stops")
+        return self.last
+
+    def _push(self, time: float, kind: int, group: int, part: int) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (time, self.count, kind, group, part))
+
+    def _serve(self, now: float, size: int) -> float:
+        self.free = max(self.free, now) + size / self.rate
+        return self.free
+
+    def _ask(self, now: float) -> None:
+        """Ask for what there is room for: two bands of each group, two sets of weights of each part."""
+        rounds = self.round.min(axis=1)
+        for group in np.nonzero((self.asked_bands < self.plan.rounds) & (self.asked_bands < rounds + 2))[0].tolist():
+            self.asked_bands[group] += 1
+            self._push(self._serve(now, self.plan.band_bytes), _NEED, group, 0)
+        loads = self.round.min(axis=0) // self.per_weights
+        held = 2 if self.loads > 1 else 1
+        for part in np.nonzero((self.asked_weights < self.loads) & (self.asked_weights < loads + held))[0].tolist():
+            self.asked_weights[part] += 1
+            self._push(self._serve(now, self.plan.weight_bytes), _GOT, 0, part)
+
+    def _start(self, now: float) -> None:
+        ready = (
+            ~self.busy
+            & (self.round < self.plan.rounds)
+            & (self.bands[:, None] > self.round)
+            & (self.weights[None] > self.round // self.per_weights)
+            & (self.round // self.plan.depths - self.wrote < 2)
+        )
+        for group, part in np.argwhere(ready).tolist():
+            self.busy[group, part] = True
+            self._push(now + self.plan.clocks, _DONE, group, part)
+
+    def _finished(self, group: int, part: int, now: float) -> None:
+        self.busy[group, part] = False
+        self.round[group, part] += 1
+        if self.round[group, part] % self.plan.depths == 0:
+            self.last = self._serve(now, self.plan.result_bytes)
+            self._push(self.last, _WROTE, group, part)

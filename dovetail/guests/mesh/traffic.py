@@ -1,0 +1,346 @@
+"""Who sends what to whom, one message per piece and input to the pieces that read any of it; and the load of links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.guests.mesh.layers import Ints, MeshLayer, OperandRead
+from dovetail.guests.mesh.partition import MeshStage, Section, read_span
+from dovetail.guests.mesh.topology import Topology, tree_links
+
+Floats = NDArray[Any]
+ROWS, COLUMNS, CHANNELS, SUMS = range(4)
+"""The axes pieces are numbered by."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The messages of a section; piece i sends message i."""
+
+    size: Ints
+    """[pieces] bytes of its message."""
+    group: Ints
+    """[pieces] the set it goes to."""
+    start: Ints
+    """[sets + 1] where the members of each set begin in `members`."""
+    members: Ints
+    """Pieces, set by set, each once in a set."""
+    held: Ints
+    """Per member, how many inputs' worth of the message it holds."""
+    fetches: tuple[Fetch, ...]
+    """Operands that come from DRAM."""
+    stores: NDArray[np.bool_]
+    """[pieces] whose message goes to DRAM (too)."""
+
+    @property
+    def sets(self) -> int:
+        """Number of sets."""
+        return len(self.start) - 1
+
+    def set_of_members(self) -> Ints:
+        """The set of each entry of `members`."""
+        return np.repeat(np.arange(self.sets), np.diff(self.start))
+
+    def pairs(self) -> tuple[Ints, Ints]:
+        """Sender and reader of every message."""
+        order = np.argsort(self.group, kind="stable")
+        owner, entry = spread(np.searchsorted(self.group[order], np.arange(self.sets + 1)), self.set_of_members())
+        return order[entry], self.members[owner]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """An operand that a stage's pieces read from DRAM."""
+
+    value: str
+    pieces: Ints
+    boxes: Ints
+    """[pieces, 6]: first and last + 1 of rows, columns, channels."""
+    size: Ints
+    """[pieces] bytes."""
+
+
+def traffic_of(section: Section, outputs: frozenset[int]) -> Traffic:
+    """The messages of a section.
+
+    Args:
+        section: its stages, everything resident.
+        outputs: layers whose results are wanted in DRAM.
+    """
+    users: dict[int, list[_User]] = {stage.layer.index: [] for stage in section.stages}
+    fetches = []
+    for stage in section.stages:
+        for place, reading in enumerate(stage.layer.readings):
+            if reading.producer in users:
+                users[reading.producer].append((stage, reading, stage.slots[place]))
+            else:
+                fetches.append(_fetch(stage, reading))
+    size, group, start, members, held = [], [], [0], [], []
+    stores = np.zeros(section.pieces, bool)
+    for stage in section.stages:
+        stores[stage.first : stage.first + stage.pieces] = stage.last & (stage.layer.index in outputs)
+        size.append(stage.costs.sent)
+        found = np.empty(stage.pieces, np.int64)
+        for pieces, depth, senders in _sets(stage, users[stage.layer.index]):
+            found[senders] = len(start) - 1
+            start.append(start[-1] + len(pieces))
+            members.append(pieces)
+            held.append(depth)
+        group.append(found)
+    none = np.zeros(0, np.int64)
+    sizes, groups, read, depths = map(np.concatenate, (size, group, [none, *members], [none, *held]))
+    return Traffic(sizes, groups, np.array(start, np.int64), read, depths, tuple(fetches), stores)
+
+
+def _fetch(stage: MeshStage, reading: OperandRead) -> Fetch:
+    readers = stage.readers(reading)
+    boxes = stage.boxes[readers]
+    spans = [read_span(reading, stage.layer, axis, boxes) for axis in range(3)]
+    size = np.prod([stop - start for start, stop in spans], axis=0) * reading.itemsize
+    return Fetch(reading.value, stage.first + readers, np.stack([e for span in spans for e in span], axis=1), size)
+
+
+_User = tuple[MeshStage, OperandRead, int]
+"""A stage that reads a value, by which of its operands, and how many inputs' worth of it a piece holds."""
+
+
+def _sets(stage: MeshStage, users: list[_User]) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Members, what each holds, and the senders (numbers within the stage) of each set of a stage's messages."""
+    parts = stage.cut.sums
+    if parts > 1:
+        held = np.array([stage.slots[0]])
+        for sender in np.nonzero(~stage.last)[0]:
+            yield np.array([stage.first + sender + 1]), held, np.array([sender])
+    senders = np.nonzero(stage.last)[0]
+    if not users:
+        yield np.zeros(0, np.int64), np.zeros(0, np.int64), senders
+        return
+    if any(user.free for user, _, _ in users):
+        yield from _sets_of_boxes(stage, senders, users)
+        return
+    ranges = np.concatenate([_readers(stage, senders, *user) for user in users], axis=1)
+    unique, which = np.unique(ranges, axis=0, return_inverse=True)
+    order = np.argsort(which.reshape(-1), kind="stable")
+    edges = np.searchsorted(which.reshape(-1)[order], np.arange(len(unique) + 1))
+    for number, row in enumerate(unique.tolist()):
+        pieces, held = _members(row, users)
+        yield pieces, held, senders[order[edges[number] : edges[number + 1]]]
+
+
+def _sets_of_boxes(stage: MeshStage, senders: Ints, users: list[_User]) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """As `_sets`, where boxes of readers form no grid: every sender's box against every reader's."""
+    pieces = np.unique(np.concatenate([user.first + np.arange(user.pieces) for user, _, _ in users]))
+    held = np.full(len(pieces), 1 << 30)
+    found = np.zeros((len(senders), len(pieces)), bool)
+    box = stage.boxes[senders]
+    for user, reading, depth in users:
+        at = np.searchsorted(pieces, user.first + np.arange(user.pieces))
+        touches = np.zeros((len(senders), user.pieces), bool)
+        touches[:, user.readers(reading)] = True
+        for axis in range(3):
+            low, high = read_span(reading, user.layer, axis, user.boxes)
+            touches &= (low < box[:, [2 * axis + 1]]) & (high > box[:, [2 * axis]])
+        held[at] = np.minimum(held[at], depth)
+        found[:, at] |= touches
+    unique, which = np.unique(found, axis=0, return_inverse=True)
+    for number, row in enumerate(unique):
+        yield pieces[row], held[row], senders[which.reshape(-1) == number]
+
+
+def _members(row: list[int], users: list[_User]) -> tuple[Ints, Ints]:
+    """The pieces in the ranges of each reader; one that reads a value twice is there once, with what it can hold."""
+    pieces, held = [], []
+    for place, (user, _, depth) in enumerate(users):
+        spans = [np.arange(row[at], row[at + 1]) for at in range(8 * place, 8 * place + 8, 2)]
+        cut = user.cut
+        outer = (spans[0][:, None] * cut.columns + spans[1][None]).reshape(-1)
+        inner = (spans[2][:, None] * cut.sums + spans[3][None]).reshape(-1)
+        pieces.append(user.first + (outer[:, None] * (cut.channels * cut.sums) + inner[None]).reshape(-1))
+        held.append(np.full(len(pieces[-1]), depth))
+    if len(users) == 1:
+        return pieces[0], held[0]
+    every, depths = np.concatenate(pieces), np.concatenate(held)
+    order = np.lexsort((depths, every))
+    first = np.diff(every[order], prepend=-1) > 0
+    return every[order][first], depths[order][first]
+
+
+def read_axes(reading: OperandRead, layer: MeshLayer) -> dict[int, int]:
+    """Axis of an operand's image -> the axis of the pieces that decides which part of it they read."""
+    if reading.channels == "all":
+        return {}
+    if layer.kind == "dense" and reading.channels == "summed":
+        return {2 if reading.image[0] * reading.image[1] == 1 else 0: SUMS}
+    return {0: ROWS, 1: COLUMNS, 2: SUMS if reading.channels == "summed" else CHANNELS}
+
+
+def _readers(stage: MeshStage, senders: Ints, user: MeshStage, reading: OperandRead, depth: int) -> Ints:
+    """[senders, 8]: the readers' first and last + 1 part along each axis."""
+    counts = (user.cut.rows, user.cut.columns, user.cut.channels, user.cut.sums)
+    found = np.empty((len(senders), 8), np.int64)
+    found[:, ::2], found[:, 1::2] = 0, counts
+    if reading is not user.layer.readings[0]:  # only the last of those that sum for each other
+        found[:, 2 * SUMS] = user.cut.sums - 1
+    steps = (counts[1] * counts[2] * counts[3], counts[2] * counts[3], counts[3], 1)
+    for image_axis, axis in read_axes(reading, user.layer).items():
+        low, high = read_span(reading, user.layer, image_axis, user.boxes[np.arange(counts[axis]) * steps[axis]])
+        box = stage.boxes[senders]
+        # parts in order: the first that ends behind the sender's start, the last that starts before its end
+        found[:, 2 * axis] = np.searchsorted(np.maximum.accumulate(high), box[:, 2 * image_axis], side="right")
+        found[:, 2 * axis + 1] = np.searchsorted(low, box[:, 2 * image_axis + 1], side="left")
+    empty = (found[:, 1::2] <= found[:, ::2]).any(axis=1)
+    found[empty] = 0
+    return found
+
+
+@dataclass(frozen=True)
+class Flows:
+    """The messages from one chip to one set, together, and the chips they visit on their way."""
+
+    chip: Ints
+    """[flows] where it comes from."""
+    group: Ints
+    """[flows] the set it goes to."""
+    size: Ints
+    """[flows] bytes per input."""
+    visit_flow: Ints
+    """[visits] which flow."""
+    visit_chip: Ints
+    """[visits] a chip it is sent on to; the chip before it is the tree's."""
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Bytes per input."""
+
+    flows: Flows
+    links: Floats
+    """[chips, directions] leaving each chip."""
+    noc: Floats
+    """[chips, routers, 4] leaving each router to the right, downwards, left, upwards."""
+    dram: Floats
+    """[chips] read and written."""
+    busiest_link: float
+    """Clocks of the busiest link, between chips or on one."""
+    busiest: str
+    """Which link that is."""
+    traffic: float
+    """Bytes times links crossed."""
+
+
+def spread(start: Ints, which: Ints) -> tuple[Ints, Ints]:
+    """Every entry of some of the rows of a table: (place in `which`, place in the table).
+
+    Args:
+        start: [rows + 1] where each row begins.
+        which: the rows.
+    """
+    counts = start[which + 1] - start[which]
+    owner = np.repeat(np.arange(len(which)), counts)
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return owner, start[which][owner] + within
+
+
+def chip_flows(traffic: Traffic, topology: Topology, element: Ints) -> tuple[Flows, Ints, Ints]:
+    """The flows between chips, and the distinct (set, chip) of members as two arrays."""
+    chips = len(topology.places)
+    chip = element // topology.mesh.per_chip
+    sources, place = np.unique(traffic.group * chips + chip, return_inverse=True)
+    size = np.bincount(place.reshape(-1), weights=traffic.size).astype(np.int64)
+    aims = np.unique(traffic.set_of_members() * chips + chip[traffic.members])
+    flow, aim = spread(np.searchsorted(aims // chips, np.arange(traffic.sets + 1)), sources // chips)
+    visit_flow, visit_chip = tree_links(topology.between, sources % chips, flow, aims[aim] % chips)
+    flows = Flows(sources % chips, sources // chips, size, visit_flow, visit_chip)
+    return flows, aims // chips, aims % chips
+
+
+def loads_of(traffic: Traffic, topology: Topology, element: Ints) -> Loads:
+    """The bytes on every link.
+
+    Args:
+        traffic: the messages.
+        topology: the mesh.
+        element: [pieces] where each is.
+    """
+    mesh = topology.mesh
+    flows, aim_set, aim_chip = chip_flows(traffic, topology, element)
+    before = topology.between.parent[flows.chip[flows.visit_flow], flows.visit_chip]
+    ways = np.argmax(topology.neighbours[before] == flows.visit_chip[:, None], axis=1)
+    code = before * topology.neighbours.shape[1] + ways
+    links = np.bincount(code, weights=flows.size[flows.visit_flow], minlength=topology.neighbours.size)
+    links = links.reshape(topology.neighbours.shape)
+    noc = _noc(traffic, topology, element, flows, aim_set, aim_chip)
+    chip = element // mesh.per_chip
+    dram = np.bincount(chip[traffic.stores], weights=traffic.size[traffic.stores], minlength=len(topology.places))
+    dram = dram.astype(np.float64)
+    for fetch in traffic.fetches:  # what several pieces of a chip read is read once
+        rows = np.unique(np.column_stack((chip[fetch.pieces], fetch.boxes, fetch.size)), axis=0)
+        np.add.at(dram, rows[:, 0], rows[:, -1])
+    link_time, noc_time = links.max(initial=0) / mesh.rates.link, noc.max(initial=0) / mesh.rates.noc
+    where = np.unravel_index(int(links.argmax()), links.shape)
+    name = f"the link of chip {topology.places[where[0]]} towards {mesh.directions[where[1]]}"
+    if noc_time > link_time:
+        spot = np.unravel_index(int(noc.argmax()), noc.shape)
+        name = f"a link of router {spot[1]} on chip {topology.places[spot[0]]}"
+    return Loads(flows, links, noc, dram, max(link_time, noc_time), name, float(links.sum() + noc.sum()))
+
+
+def _noc(traffic: Traffic, topology: Topology, element: Ints, flows: Flows, aim_set: Ints, aim_chip: Ints) -> Floats:
+    """[chips, routers, 4] bytes between routers: from elements to the gate and to members on the same chip, and from
+    the gate to members of what comes from other chips."""
+    chips, count = len(topology.places), topology.routers
+    chip, router = element // topology.mesh.per_chip, topology.router_of[element % topology.mesh.per_chip]
+    members = np.unique((traffic.set_of_members() * chips + chip[traffic.members]) * count + router[traffic.members])
+    aims = aim_set * chips + aim_chip  # sorted
+    table = np.searchsorted(members // count, np.concatenate((aims, [traffic.sets * chips])))
+    # from elements: those of one router and set are one flow
+    senders, place = np.unique((traffic.group * chips + chip) * count + router, return_inverse=True)
+    size = np.bincount(place.reshape(-1), weights=traffic.size)
+    there = _find(aims, senders // count)
+    local = np.nonzero(there >= 0)[0]
+    owner, entry = spread(table, there[local])
+    flow, aim = local[owner], members[entry] % count
+    abroad = np.bincount(aim_set, minlength=traffic.sets)[senders // count // chips] > (there >= 0)
+    flow = np.concatenate((flow, np.nonzero(abroad)[0]))
+    aim = np.concatenate((aim, np.full(int(abroad.sum()), topology.gate)))
+    # to members: what the other chips send to the set
+    total = np.bincount(flows.group, weights=flows.size, minlength=traffic.sets)
+    own = np.zeros(len(aims))
+    at = _find(aims, flows.group * chips + flows.chip)
+    own[at[at >= 0]] = flows.size[at >= 0]
+    coming = total[aim_set] - own
+    entering = np.nonzero(coming > 0)[0]
+    owner, entry = spread(table, entering)
+    source = np.concatenate((senders % count, np.full(len(entering), topology.gate)))
+    where = np.concatenate((senders // count % chips, aim_chip[entering]))
+    sizes = np.concatenate((size, coming[entering]))
+    flow = np.concatenate((flow, len(senders) + owner))
+    aim = np.concatenate((aim, members[entry] % count))
+    return _router_loads(topology, source, where, sizes, flow, aim)
+
+
+def _find(known: Ints, wanted: Ints) -> Ints:
+    """The place of each number among the sorted ones that are known, -1 where it is not there."""
+    place = np.searchsorted(known, wanted)
+    return np.where(np.isin(wanted, known), place, -1)
+
+
+def _router_loads(topology: Topology, source: Ints, chip: Ints, size: Floats, flow: Ints, aim: Ints) -> Floats:
+    """Loads of flows on chips, each over the routes of its chip."""
+    width = topology.mesh.grid.width
+    found = np.zeros((len(topology.places), topology.routers, 4))
+    special = np.isin(chip, np.array(list(topology.detours), np.int64))
+    for number in (-1, *topology.detours):
+        trees = topology.routes(number)
+        mine = ~special[flow] if number < 0 else chip[flow] == number
+        which, router = tree_links(trees, source, flow[mine], aim[mine])
+        before = trees.parent[source[which], router]
+        step = router - before
+        way = np.select([step == 1, step == width, step == -1], [0, 1, 2], 3)
+        np.add.at(found, (chip[which], before, way), size[which])
+    return found

@@ -1,0 +1,1 @@
+"""Operators that come with Dovetail, written as a user's own are."""

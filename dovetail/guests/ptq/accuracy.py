@@ -1,0 +1,356 @@
+"""How well a quantised model keeps what the float network computes: top-1, signal to noise, layer by layer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from dovetail.arrays import built
+from dovetail.errors import DovetailError
+from dovetail.guests.ptq.budget import decibel
+from dovetail.guests.ptq.data import Preprocessing, check_labels, read_samples
+from dovetail.guests.ptq.execute import Told, run
+from dovetail.guests.ptq.prepare import prepare
+from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate
+from dovetail.ir.operators.activation import Softmax
+from dovetail.ir.operators.arithmetic import Dequantize, Quantize
+from dovetail.ir.operators.user import UserOperator
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.legalize import adapt
+from dovetail.operators import combined
+from dovetail.quantize import quantize
+from dovetail.read import load_model, own_rounding
+from dovetail.target.description import Target
+
+FACTORS = "dovetail.equalisation"
+"""Metadata of a model: what equalisation has multiplied the channels of values with."""
+_SUFFIXES = re.compile(r"(_quantized|_QuantizeLinear(_Output)?|_q|_real)$")
+
+
+@dataclass
+class Noise:
+    """Signal and error of a value, summed up."""
+
+    signal: float = 0.0
+    error: float = 0.0
+
+    def add(self, wanted: Array, got: Array) -> None:
+        """Count one sample."""
+        wanted = wanted.astype(np.float64).reshape(-1)
+        difference = got.astype(np.float64).reshape(-1) - wanted
+        self.signal += float((wanted * wanted).sum())
+        self.error += float((difference * difference).sum())
+
+    @property
+    def sqnr(self) -> float:
+        """Signal to quantisation noise in dB."""
+        return decibel(self.error / max(self.signal, 1e-30))
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """A quantised value against the float network's."""
+
+    name: str
+    origin: str
+    sqnr: float
+    """dB"""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way the network was computed."""
+
+    name: str
+    samples: int
+    top1: float | None
+    """Percent of the labels; None without labels."""
+    agreement: float | None
+    """Percent of the samples on which its answer is the float network's; None where the network gives no classes."""
+    sqnr: float
+    """Of the network's outputs, dB."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The whole comparison."""
+
+    columns: tuple[Column, ...]
+    layers: tuple[LayerNoise, ...] = field(default=())
+    """In the network's order."""
+
+    @property
+    def worst(self) -> tuple[LayerNoise, ...]:
+        """Layers by rising signal-to-noise ratio."""
+        return tuple(sorted(self.layers, key=lambda layer: layer.sqnr))
+
+
+@dataclass(frozen=True)
+class ValueComparison:
+    """A quantised value of the integer graph and the float value it stands for."""
+
+    integers: str
+    """Its name in the integer graph."""
+    real: str
+    """Its name in the float graph."""
+    scale: float
+    zero_point: int
+    origin: str
+    factor: Array | None
+    """Factors equalisation has multiplied its channels with."""
+
+
+def watched(
+    graph: Graph, integer: Graph, reference: Graph, factors: Mapping[str, Array]
+) -> tuple[ValueComparison, ...]:
+    """The quantised values of a QDQ graph that both other graphs have.
+
+    Args:
+        graph: the QDQ graph.
+        integer: its integer graph; a rewrite to uint8 adds `_unsigned` to names and 128 to values.
+        reference: the float graph.
+        factors: by float value.
+    """
+    found = []
+    for node in graph.nodes:
+        if not isinstance(node.operator, Quantize) or graph.types[node.inputs[1]].shape != (1,):
+            continue
+        real = _float_name(node, reference)
+        scale, zero_point = (graph.constants.get(name) for name in node.inputs[1:])
+        if real is None or scale is None or zero_point is None:
+            continue
+        for name, moved in ((node.output, 0), (f"{node.output}_unsigned", 128)):
+            same = name in integer.types and integer.types[name].elements == reference.types[real].elements
+            if same and name not in integer.constants:
+                place = int(zero_point[0]) + moved
+                found.append(ValueComparison(name, real, float(scale[0]), place, node.origin, factors.get(real)))
+                break
+    return tuple(found)
+
+
+def _float_name(node: Node, reference: Graph) -> str | None:
+    """The float value a Quantize node stands behind: by the name of its result, of its operand, or in its origin."""
+    named = re.search(r"\((.*)\)$", node.origin)
+    for name in (named[1] if named else "", node.output, node.inputs[0]):
+        longer = ""
+        while name != longer:
+            if name in reference.types and name not in reference.constants:
+                return name
+            longer, name = name, _SUFFIXES.sub("", name)
+    return None
+
+
+def input_quantisation(graph: Graph, name: str) -> Node | None:
+    """The Dequantize node that says what an integer input stands for, perhaps behind movement."""
+    reached = {name}
+    for node in graph.nodes:
+        if node.inputs and node.inputs[0] in reached:
+            if isinstance(node.operator, Dequantize):
+                return node
+            reached.add(node.output)
+    return None
+
+
+def output_quantisation(graph: Graph, name: str) -> Node | None:
+    """The Quantize node that says what an integer output stands for, perhaps before movement."""
+    producers = graph.producers()
+    while name in producers and not isinstance(producers[name].operator, Quantize) and producers[name].inputs:
+        name = producers[name].inputs[0]
+    return producers.get(name)
+
+
+def without_activations(graph: Graph) -> Graph:
+    """A QDQ graph with float activations, inputs and outputs; weights stay what their integers stand for."""
+    builder = GraphBuilder(graph.name)
+    names: dict[str, str] = {}
+    for name in graph.inputs:
+        kind = graph.types[name]
+        if kind.dtype.is_integer and input_quantisation(graph, name) is not None:
+            kind = TensorType(kind.shape, DType.FLOAT32)
+        names[name] = builder.input(name, kind)
+    for name, array in graph.constants.items():
+        names[name] = builder.constant(name, array, graph.types[name].dtype)
+    for node in graph.nodes:
+        operands = [names[name] for name in node.inputs]
+        kinds = [builder.type_of(name) for name in operands]
+        static = operands[0] in graph.constants
+        dropped = isinstance(node.operator, Quantize) and not static
+        dropped = dropped or (isinstance(node.operator, Dequantize) and not kinds[0].dtype.is_integer)
+        names[node.output] = operands[0] if dropped else builder.add(node.operator, operands, node.output, node.origin)
+    return builder.finish([names[name] for name in graph.outputs])
+
+
+def column(name: str, wanted: Sequence[Array], got: Sequence[Array], labels: Array | None, classifies: bool) -> Column:
+    """The figures of one way: first outputs against the float network's; agreement only where it gives classes."""
+    noise = Noise()
+    for one, other in zip(wanted, got, strict=True):
+        noise.add(one, other)
+    right, answers = (np.array([int(one.reshape(-1).argmax()) for one in some], np.int64) for some in (wanted, got))
+    top1 = 100 * float((answers == labels).mean()) if labels is not None else None
+    agreement = 100 * float((answers == right).mean()) if classifies else None
+    return Column(name, len(answers), top1, agreement, noise.sqnr)
+
+
+def real_output(qdq: Graph, array: Array, dtype: DType, position: int = 0) -> Array:
+    """An output as floats: integer ones as the QDQ graph's Quantize node says."""
+    producer = output_quantisation(qdq, qdq.outputs[position]) if dtype.is_integer else None
+    if producer is None:
+        return array.astype(np.float32)
+    scale, zero_point = (qdq.constants[name] for name in producer.inputs[1:])
+    return np.asarray((array.astype(np.float32) - zero_point[0]) * scale[0], np.float32)
+
+
+def coded_inputs(qdq: Graph, sample: Mapping[str, Array]) -> dict[str, Array]:
+    """One sample as the model takes it: floats become integers where it dequantises its inputs first."""
+    found = {}
+    for name in qdq.inputs:
+        reader = input_quantisation(qdq, name) if qdq.types[name].dtype.is_integer else None
+        found[name] = sample[name]
+        if reader is not None and sample[name].dtype == np.float32:
+            operands = [sample[name], *(qdq.constants[n] for n in reader.inputs[1:])]
+            found[name] = Quantize(qdq.types[name].dtype).evaluate(operands)
+    return found
+
+
+def firmware_outputs(
+    model: Path, target: Target, simulator: str, samples: Sequence[Mapping[str, Array]], report: Told
+) -> list[Array]:
+    """The first output of each sample, computed by the compiled program on a simulator.
+    Raises DovetailError where it does not compile or run."""
+    from dovetail.compile import Options, compile_model
+    from dovetail.run import run_build
+
+    compiled = compile_model(model, target, Options(allow_float=True), report)
+    with built(compiled, target) as build:
+        report(f"running {len(samples)} inferences on the {simulator}")
+        result = run_build(build, simulator, samples)
+    return [outputs[compiled.graph.outputs[0]] for outputs in result.outputs]
+
+
+def read_factors(model: Path) -> dict[str, Array]:
+    """The equalisation factors noted in an ONNX model; none for any other file."""
+    if model.suffix.lower() != ".onnx":
+        return {}
+    import onnx
+
+    notes = {entry.key: entry.value for entry in onnx.load(model, load_external_data=False).metadata_props}
+    return {name: np.asarray(row, np.float32) for name, row in json.loads(notes.get(FACTORS, "{}")).items()}
+
+
+def accuracy_of(
+    model: Path,
+    data: Path,
+    how: Preprocessing,
+    target_name: str | None,
+    float_model: Path | None,
+    simulator: str | None,
+    report: Told,
+    operators: Sequence[type[UserOperator]] = (),
+) -> Accuracy:
+    """A quantised model beside its float network on data, and on a target's firmware.
+
+    Args:
+        model: quantised, in a file.
+        data: samples, perhaps with labels; see `read_samples`.
+        how: what is done to them.
+        target_name: whose firmware is run too; None for none.
+        float_model: what it was quantised from; None for the model itself with float activations.
+        simulator: of the firmware; None for the target's default.
+        report: told the progress.
+        operators: the user's own.
+
+    Raises:
+        DovetailError: a file is at fault, or they do not fit each other.
+    """
+    from dovetail.compile import Options
+    from dovetail.run import default_simulator
+    from dovetail.targets import load_target
+
+    report("reading the model")
+    target = load_target(target_name) if target_name is not None else None
+    known = combined(target.operators if target is not None else (), operators)
+    target = replace(target, operators=known) if target is not None else None
+    qdq = simplify(load_model(model, operators=known))
+    own = Options().rounding_of(model, target) if target is not None else own_rounding(model)
+    integer = quantize(qdq, own, allow_float=True)
+    reference = (
+        prepare(load_model(float_model, operators=known), float_model.name) if float_model else without_activations(qdq)
+    )
+    if set(reference.inputs) != set(qdq.inputs):
+        what = f"the inputs {sorted(qdq.inputs)} are not those of the float model, {sorted(reference.inputs)}"
+        raise DovetailError(what, where=model.name, hint="compare with the float model that was quantised")
+    samples = read_samples(data, reference, how)
+    if samples.labels is not None:
+        check_labels(samples.labels, reference.types[reference.outputs[0]].elements)
+    firmware = None
+    if target is not None:
+        integer = adapt(integer, target.policy(None))
+        firmware = partial(firmware_outputs, model, target, simulator or default_simulator(target), report=report)
+    factors = read_factors(model)
+    return compare(qdq, integer, reference, samples.inputs, samples.labels, factors, report, firmware)
+
+
+def compare(
+    qdq: Graph,
+    integer: Graph,
+    reference: Graph,
+    samples: Mapping[str, Array],
+    labels: Array | None,
+    factors: Mapping[str, Array],
+    report: Told,
+    firmware: Callable[[Sequence[Mapping[str, Array]]], list[Array]] | None = None,
+) -> Accuracy:
+    """Run the float, the integer network and perhaps firmware on samples.
+
+    Args:
+        qdq: the model, for scales and names.
+        integer: the graph that is computed.
+        reference: the float network, of the same inputs.
+        samples: [N, *shape] by input, as the float network takes them.
+        labels: int64 [N] or None.
+        factors: equalisation by float value.
+        report: told the progress.
+        firmware: runs coded samples and gives the first output of each.
+    """
+    places = watched(qdq, integer, reference, factors)
+    noise = {place.integers: Noise() for place in places}
+    count, output = len(next(iter(samples.values()))), integer.outputs[0]
+    kind = integer.types[output].dtype
+    inputs: list[Mapping[str, Array]] = []
+    wanted: list[Array] = []
+    coded: list[Array] = []
+    for index in range(count):
+        report(f"comparing: sample {index + 1} of {count}")
+        sample = {name: array[index] for name, array in samples.items()}
+        values = run(reference, {n: a[None] for n, a in sample.items()}, keep=[p.real for p in places])
+        inputs.append(coded_inputs(qdq, sample))
+        got = evaluate(integer, inputs[-1], keep=[place.integers for place in places])
+        wanted.append(values[reference.outputs[0]][0])
+        coded.append(real_output(qdq, got[output], kind))
+        for place in places:
+            real, integers = values[place.real][0], got[place.integers]
+            real = real if place.factor is None else real * place.factor
+            meant = (integers.astype(np.float32) - place.zero_point) * np.float32(place.scale)
+            noise[place.integers].add(_aligned(real, integers), meant)
+    ways = {"float": wanted, "integer graph": coded}
+    if firmware is not None:
+        ways["firmware"] = [real_output(qdq, array, kind) for array in firmware(inputs)]
+    last = reference.producers().get(reference.outputs[0])
+    classifies = labels is not None or (last is not None and isinstance(last.operator, Softmax))
+    columns = tuple(column(name, wanted, outputs, labels, classifies) for name, outputs in ways.items())
+    return Accuracy(columns, tuple(LayerNoise(p.real, p.origin, noise[p.integers].sqnr) for p in places))
+
+
+def _aligned(real: Array, integers: Array) -> Array:
+    """The float value in the order of axes the integers have: an image of ONNX's order turned where shapes say so."""
+    if real.ndim != 4 or integers.ndim != 4:
+        return real
+    turned = [real, real.transpose(0, 2, 3, 1), real.transpose(0, 3, 1, 2)]
+    return next((array for array in turned if array.shape == integers.shape), real)

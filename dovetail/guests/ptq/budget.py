@@ -1,0 +1,270 @@
+"""Mixed precision: what each layer costs and hurts at each width, the best choices for every cost, and a budget."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log10
+
+import numpy as np
+
+from dovetail.errors import DovetailError
+from dovetail.guests.ptq.execute import Told, Values, batches, compute, run, sampled
+from dovetail.guests.ptq.layers import LayerSettings, choose_weights, wanted_sums, weighted_layers
+from dovetail.guests.ptq.steps import TensorQuantisation
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.activation import Softmax
+from dovetail.ir.operators.linear import Linear
+from dovetail.ir.types import Array
+
+SAMPLES = 64
+"""Most samples sensitivities are measured on."""
+MOST_BYTES = 256 << 20
+"""Bytes of all activations of these samples."""
+MOST_POINTS = 2000
+"""Points of the frontier that are kept while layers are added."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit for the network as a whole."""
+
+    kind: str
+    """"bytes" of weights (and of activations where their widths are searched for too), "cycles" of an inference,
+    "loss" in points of top-1, "sqnr" in dB."""
+    limit: float
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer, or one activation, at every width."""
+
+    name: str
+    noise: Mapping[int, float]
+    """By bits: square error of the network's result over its mean square, all other layers float."""
+    cost: Mapping[int, float]
+    """By bits: bytes or cycles."""
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """A choice of widths no other beats in both cost and noise."""
+
+    cost: float
+    noise: float
+    """The sum of the layers' own."""
+    widths: tuple[int, ...]
+    """Bits by layer, in order."""
+
+    @property
+    def sqnr(self) -> float:
+        """Signal to quantisation noise in dB, as the sum of the layers' noise predicts it."""
+        return decibel(self.noise)
+
+
+def parse_budget(text: str) -> Budget:
+    """A budget as the command line has it: "bytes=20k", "cycles=200000", "loss=1.5", "sqnr=20".
+    Raises DovetailError where it is none."""
+    found = re.fullmatch(r"(bytes|cycles|loss|sqnr)=([0-9]+(?:\.[0-9]+)?)(k|M)?", text)
+    if found is None:
+        hint = "give bytes=N or cycles=N (k and M allowed), loss=POINTS of top-1, or sqnr=DB"
+        raise DovetailError(f"'{text}' is no budget", where="--budget", hint=hint)
+    return Budget(found[1], float(found[2]) * {"k": 1e3, "M": 1e6}.get(found[3] or "", 1.0))
+
+
+def decibel(noise: float) -> float:
+    """A share of noise as signal-to-noise ratio in dB, at most 200."""
+    return min(200.0, -10 * log10(max(noise, 1e-20)))
+
+
+def weight_bytes(graph: Graph, widths: Mapping[str, int]) -> int:
+    """Bytes of all weights, those of each layer packed."""
+    own = [node for node in weighted_layers(graph) if node.output in widths]
+    return sum((graph.constants[node.inputs[1]].size * widths[node.output] + 7) // 8 for node in own)
+
+
+def byte_costs(graph: Graph, widths: Sequence[int]) -> dict[str, dict[int, float]]:
+    """Bytes of each layer's weights at each width."""
+    names = [node.output for node in weighted_layers(graph)]
+    return {name: {bits: float(weight_bytes(graph, {name: bits})) for bits in widths} for name in names}
+
+
+def result_values(graph: Graph) -> tuple[str, ...]:
+    """The values noise is measured at: the outputs, or what a softmax at the end is computed of."""
+    softmaxes = {node.output: node.inputs[0] for node in graph.nodes if isinstance(node.operator, Softmax)}
+    return tuple(softmaxes.get(name, name) for name in graph.outputs)
+
+
+def sensitivities(
+    graph: Graph, data: Mapping[str, Array], widths: Sequence[int], settings: LayerSettings, report: Told
+) -> dict[str, dict[int, float]]:
+    """The noise each layer alone makes at each width, its weights fitted as they will be."""
+    values = _every_value(graph, data)
+    found: dict[str, dict[int, float]] = {}
+    layers = weighted_layers(graph)
+    for index, node in enumerate(layers):
+        found[node.output] = {}
+        assert isinstance(node.operator, Linear)
+        for bits in widths:
+            report(f"measuring sensitivity: layer {index + 1} of {len(layers)}, {bits} bits")
+            sums, given = wanted_sums(graph, node, values[node.output], settings), graph.constants[node.inputs[1]]
+            weights = choose_weights(node.operator, given, values[node.inputs[0]], sums, bits, settings)
+            changed = replace(graph, constants={**graph.constants, node.inputs[1]: weights.real})
+            found[node.output][bits] = _noise_after(changed, values, node.output, settings.correct_bias)
+    return found
+
+
+def _every_value(graph: Graph, data: Mapping[str, Array]) -> Values:
+    """All values of the float network on some samples."""
+    total = sum(4 * kind.elements for name, kind in graph.types.items() if name not in graph.constants)
+    count = int(max(1, min(SAMPLES, MOST_BYTES // max(total, 1))))
+    part = {name: array[:count] for name, array in data.items()}
+    return {**run(graph, part, keep=[node.output for node in graph.nodes]), **part}
+
+
+def rounding_noise(
+    graph: Graph,
+    data: Mapping[str, Array],
+    groups: Sequence[Sequence[str]],
+    steps: Mapping[int, Mapping[str, TensorQuantisation]],
+    report: Told,
+) -> list[dict[int, float]]:
+    """The noise at the results when only some activations are rounded, for each group of them and each width.
+
+    Args:
+        graph: the float network.
+        data: float32 [N, *shape] by input.
+        groups: activations that are rounded together.
+        steps: by bits, those of every activation.
+        report: told the progress.
+    """
+    values, found = _every_value(graph, data), []
+    for number, group in enumerate(groups):
+        report(f"measuring sensitivity: activation {number + 1} of {len(groups)}")
+        found.append({bits: _noise_of(graph, values, group, own) for bits, own in steps.items()})
+    return found
+
+
+def _noise_of(graph: Graph, values: Values, group: Sequence[str], steps: Mapping[str, TensorQuantisation]) -> float:
+    """The noise at the results with a group of activations rounded to their steps."""
+    fresh: Values = {name: _rounded(values[name], steps[name]) for name in group if name in graph.inputs}
+    for node in graph.nodes:
+        if any(name in fresh for name in node.inputs):
+            known = {name: fresh.get(name, values.get(name)) for name in node.inputs if name not in graph.constants}
+            fresh[node.output] = compute(graph, node, {n: a for n, a in known.items() if a is not None})
+        if node.output in group:
+            fresh[node.output] = _rounded(fresh.get(node.output, values[node.output]), steps[node.output])
+    return _share_of_noise(graph, values, fresh)
+
+
+def _rounded(array: Array, steps: TensorQuantisation) -> Array:
+    return steps.rounded(array).astype(np.float32)
+
+
+def _noise_after(graph: Graph, values: Values, layer: str, centred: bool) -> float:
+    """The noise at the results when one layer computes with other weights and everything behind it again."""
+    fresh: Values = {}
+    for node in graph.nodes:
+        if node.output != layer and not any(name in fresh for name in node.inputs):
+            continue
+        known = {name: fresh.get(name, values.get(name)) for name in node.inputs if name not in graph.constants}
+        fresh[node.output] = compute(graph, node, {n: a for n, a in known.items() if a is not None})
+        if node.output == layer and centred:
+            error = fresh[layer] - values[layer]
+            fresh[layer] = fresh[layer] - error.mean(axis=tuple(range(error.ndim - 1)))
+    return _share_of_noise(graph, values, fresh)
+
+
+def _share_of_noise(graph: Graph, values: Values, fresh: Values) -> float:
+    """The square error at the results over their mean square, what is not in `fresh` being as it was."""
+    noise = signal = 0.0
+    for name in result_values(graph):
+        if name in fresh and sampled(graph, fresh, name):
+            noise += float(((fresh[name] - values[name]).astype(np.float64) ** 2).sum())
+        signal += float((values[name].astype(np.float64) ** 2).sum())
+    return noise / max(signal, 1e-30)
+
+
+def frontier(layers: Sequence[LayerCost]) -> tuple[FrontierPoint, ...]:
+    """Every choice of widths that no other beats in cost and noise, from the cheapest on.
+
+    Exact while at most `MOST_POINTS` remain after a layer; beyond, neighbours in cost are thinned out.
+    """
+    points = [FrontierPoint(0.0, 0.0, ())]
+    for layer in layers:
+        grown = [
+            FrontierPoint(point.cost + layer.cost[bits], point.noise + layer.noise[bits], (*point.widths, bits))
+            for point in points
+            for bits in layer.cost
+        ]
+        grown.sort(key=lambda point: (point.cost, point.noise, point.widths))
+        points = []
+        for point in grown:
+            if not points or point.noise < points[-1].noise:
+                points.append(point)
+        if len(points) > MOST_POINTS:
+            kept = np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).astype(int))
+            points = [points[index] for index in kept]
+    return tuple(points)
+
+
+def within(points: Sequence[FrontierPoint], limit: float, what: str, base: float = 0.0) -> FrontierPoint:
+    """The point of least noise whose cost keeps the limit; raises DovetailError where even the cheapest does not.
+
+    Args:
+        points: from the cheapest on. limit: of the whole network. what: the unit.
+        base: what all else in the network costs, at any widths.
+    """
+    fitting = [point for point in points if base + point.cost <= limit]
+    if fitting:
+        return fitting[-1]
+    least = base + points[0].cost
+    rest = f", {base:,.0f} of them for what has no weights" if base else ""
+    raise DovetailError(
+        f"the budget is {limit:,.0f} {what}, the narrowest weights need {least:,.0f}{rest}",
+        where="--budget",
+        hint=f"raise it to {least:,.0f} or more",
+    )
+
+
+def cheapest(
+    points: Sequence[FrontierPoint], excess: Callable[[FrontierPoint], float], unit: str, most: int = 16
+) -> FrontierPoint:
+    """The cheapest point that keeps a budget, by bisection over at most `most` of them.
+
+    Args:
+        points: a frontier.
+        excess: by how much a point misses the budget, 0 or less where it keeps it.
+        unit: of the excess.
+        most: points of the frontier that are candidates.
+
+    Raises:
+        DovetailError: none keeps it.
+    """
+    places = np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).astype(int))
+    chosen: list[FrontierPoint] = [points[index] for index in places]
+    low, high = 0, len(chosen) - 1
+    missed = excess(chosen[high])
+    if missed > 0:
+        what = f"even the widest weights miss the budget, by {missed:.2f} {unit}"
+        raise DovetailError(what, where="--budget", hint="raise the budget, or give more data")
+    while low < high:
+        middle = (low + high) // 2
+        if excess(chosen[middle]) <= 0:
+            high = middle
+        else:
+            low = middle + 1
+    return chosen[high]
+
+
+def outputs_on(graph: Graph, data: Mapping[str, Array], name: str) -> Array:
+    """A value of a float or QDQ graph on all samples, [N, elements]."""
+    parts = [run(graph, part, keep=[name])[name] for part in batches(graph, data)]
+    whole = np.concatenate(parts)
+    return whole.reshape(len(whole), -1)
+
+
+def top1(scores: Array, labels: Array) -> float:
+    """Percent of the rows whose largest element is at the label."""
+    return 100 * float((scores.argmax(axis=1) == labels).mean())

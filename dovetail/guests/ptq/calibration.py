@@ -1,0 +1,254 @@
+"""Calibration: what a user chooses, the steps of every activation from data, and layers of given widths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from dovetail.errors import DovetailError, TargetError
+from dovetail.guests.ptq import steps as stepping
+from dovetail.guests.ptq.attention import wide_values
+from dovetail.guests.ptq.budget import Budget
+from dovetail.guests.ptq.execute import Told, observe, silent
+from dovetail.guests.ptq.layers import LayerSettings, fit_layers, weighted_layers
+from dovetail.guests.ptq.prepare import equalise
+from dovetail.guests.ptq.qdq import Scheme
+from dovetail.guests.ptq.steps import Histogram, Method, TensorQuantisation
+from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.operators.activation import LogSoftmax, Softmax
+from dovetail.ir.operators.linear import FullyConnected
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.legalize import adapt
+from dovetail.target.description import Quantisation, Target
+
+_Q15 = TensorQuantisation(DType.INT16, 2.0**-15, 0)
+"""What a softmax of 16 bits gives."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of quantising a network."""
+
+    method: Method = Method.MINMAX
+    """How the ranges of activations are chosen."""
+    bits: int = 8
+    """Of weights, where `widths` does not say otherwise."""
+    widths: Mapping[str, int] = field(default_factory=dict)
+    """Bits of the weights by result of the layer."""
+    activation_bits: int = 8
+    """Of activations, where `activation_widths` does not say otherwise; what the network gives keeps 8 bits, and so do
+    the operands of its softmaxes."""
+    activation_widths: Mapping[str, int] = field(default_factory=dict)
+    """Bits of activations by value."""
+    equalise: bool = False
+    """Even out the channels between neighbouring layers."""
+    correct_bias: bool = True
+    adaptive: bool = True
+    """Fit the rounding of narrow weights to the data."""
+    per_channel: bool | None = None
+    """A scale per output channel; None for what the target takes."""
+    symmetric: bool | None = None
+    """Activations with zero point 0; None for what the target needs."""
+    integer_ends: bool = False
+    """Inputs and outputs become integers."""
+    budget: Budget | None = None
+    """Search for the width of each layer's weights under this budget; `bits` and `widths` are not used then."""
+    mixed_activations: bool = False
+    """Search for the width of each activation under the budget too; `mixed_weights` says whether of weights as well."""
+    mixed_weights: bool = True
+
+
+@dataclass(frozen=True)
+class CalibratedNetwork:
+    """A float graph with the steps of its activations; weights can be chosen for it again and again."""
+
+    graph: Graph
+    """Float, equalised where that was asked for."""
+    activations: Mapping[str, TensorQuantisation]
+    factors: Mapping[str, Array]
+    """float32 [C] by value: what equalisation has multiplied its channels with."""
+    wanted: Quantisation
+    """What the target takes."""
+    settings: Settings
+    seen: Mapping[str, Histogram] = field(default_factory=dict)
+    """What was seen of each quantised value."""
+
+    def at_widths(self, bits: Mapping[str, int]) -> CalibratedNetwork:
+        """The same with activations of other widths, by value."""
+        return replace(self, activations=_steps(self.graph, self.seen, self.wanted, self.settings, bits))
+
+    @property
+    def layer_settings(self) -> LayerSettings:
+        """How weights are chosen: what the user wants, within what the target takes."""
+        wanted, given = self.wanted, self.settings
+        allowed = wanted.per_channel if given.per_channel is None else given.per_channel and wanted.per_channel
+        return LayerSettings(
+            allowed, given.adaptive, given.correct_bias, ternary=wanted.ternary, powers_of_two=wanted.shifts
+        )
+
+
+def calibrate(
+    graph: Graph, data: Mapping[str, Array], wanted: Quantisation, settings: Settings, report: Told = silent
+) -> CalibratedNetwork:
+    """Equalise what `prepare` gave, and choose the steps of every activation from data, float32 [N, *shape] by input:
+    what the user chose within what the target takes."""
+    factors: Mapping[str, Array] = {}
+    if settings.equalise:
+        report("equalising layers")
+        graph, factors = equalise(graph)
+    points = stepping.quantised_values(graph)
+    seen = observe(graph, data, points, settings.method is not Method.MINMAX, report)
+    report("choosing ranges")
+    bits = {} if settings.mixed_activations else activation_widths(graph, settings, wanted)
+    return CalibratedNetwork(graph, _steps(graph, seen, wanted, settings, bits), factors, wanted, settings, seen)
+
+
+def shared_widths(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """The activations that may have fewer than 8 bits, in groups of those that share their steps, by one of them."""
+    owner = stepping.shared(graph, stepping.quantised_values(graph))
+    found: dict[str, tuple[str, ...]] = {}
+    for name in narrowable(graph):
+        found[owner[name]] = (*found.get(owner[name], ()), name)
+    return found
+
+
+def activation_widths(graph: Graph, settings: Settings, wanted: Quantisation) -> dict[str, int]:
+    """Bits of every activation that may be narrow. Those that share their steps have one width, the widest given.
+
+    Raises:
+        TargetError: the target does not take a width.
+    """
+    given = settings.activation_widths
+    found = {
+        name: max(given.get(member, settings.activation_bits) for member in group)
+        for group in shared_widths(graph).values()
+        for name in group
+    }
+    for width in sorted({*found.values()} - {8}):
+        if width not in wanted.activation_bits:
+            known = ", ".join(map(str, wanted.activation_bits))
+            hint = f"choose one of {known} with --activations or --activation-width"
+            raise TargetError(f"it takes activations of {known} bits, not of {width}", where="the target", hint=hint)
+    return found
+
+
+def narrowable(graph: Graph) -> tuple[str, ...]:
+    """The activations that may have fewer than 8 bits: not what the network gives, nor what a softmax reads."""
+    fixed = {*graph.outputs, *stepping.fixed_ranges(graph)}
+    fixed |= {node.inputs[0] for node in graph.nodes if isinstance(node.operator, Softmax | LogSoftmax)}
+    owner = stepping.shared(graph, stepping.quantised_values(graph))
+    kept = {owner[source] for name in fixed for source in (stepping.source_of(graph, name, owner),) if source in owner}
+    return tuple(name for name in owner if owner[name] not in kept)
+
+
+def _steps(
+    graph: Graph, seen: Mapping[str, Histogram], wanted: Quantisation, settings: Settings, bits: Mapping[str, int]
+) -> dict[str, TensorQuantisation]:
+    """The steps of every quantised value, in few bits those that `bits` has."""
+    symmetric = wanted.symmetric if settings.symmetric is None else settings.symmetric or wanted.symmetric
+    points = stepping.quantised_values(graph)
+    known, owner = stepping.fixed_ranges(graph), stepping.shared(graph, points)
+    wide = frozenset() if wanted.shifts else wide_values(graph, wanted.wide_sums)
+    found = {}
+    for name in points:
+        if name in wide:
+            found[name] = (
+                _Q15 if name in known else stepping.spanning(seen[name].low, seen[name].high, DType.INT16, True)
+            )
+            continue
+        dtype = wanted.activations.narrowed(bits.get(name, 8))
+        if name in graph.inputs and settings.integer_ends:  # ONNX has no inputs of 2 bits that others read
+            dtype = dtype.narrowed(max(dtype.bits, 4))
+        if name not in known:
+            found[name] = stepping.choose(seen[name], settings.method, dtype, symmetric)
+        else:  # without symmetry what TFLite fixes for a softmax
+            low, high = known[name]
+            fixed = TensorQuantisation(dtype, (high - low) * 2.0**-8, round(-low / (high - low) * 2**8) + dtype.low)
+            found[name] = stepping.spanning(low, high, dtype, True) if symmetric else fixed
+    steps = {name: found[owner[name]] for name in points}
+    if not wanted.shifts:
+        return steps
+    narrow = [name for name, width in settings.widths.items() if width == 2] if wanted.operand_bits < 8 else []
+    spare = dict.fromkeys(stepping.operands_of(graph, narrow), 8 - wanted.operand_bits)
+    return stepping.shiftable(graph, steps, spare)
+
+
+def finds_two_bits(target: Target) -> bool:
+    """Whether a policy of the target finds out that weights a file holds in 4 bits have 2."""
+    builder = GraphBuilder("narrow")
+    x = builder.input("x", TensorType((1, 4), DType.INT8))
+    weights = builder.constant("w", np.array([[-2, -1, 0, 1]] * 4, np.int8), DType.INT4)
+    graph = builder.finish([builder.add(FullyConnected(), [x, weights])])
+    made = (adapt(graph, policy) for policy in target.policies)
+    return any(one.types[name].dtype is DType.INT2 for one in made for name in one.constants)
+
+
+def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str, int]:
+    """The width of every layer's weights.
+    Raises TargetError where the target does not take a width, or asks for it before ranges are chosen."""
+    wanted = target.quantisation
+    if wanted.operand_bits < 8 and 2 in wanted.weight_bits and (settings.budget is not None or settings.bits == 2):
+        raise TargetError(
+            f"layers with 2-bit weights want operands within {wanted.operand_bits} bits: they are "
+            "named, not searched for",
+            where=target.name,
+            hint="for instance --width 'conv2*=int2'",
+        )
+    found = {node.output: settings.widths.get(node.output, settings.bits) for node in weighted_layers(graph)}
+    for width in sorted(set(found.values())):
+        if width not in wanted.weight_bits:
+            known = ", ".join(map(str, wanted.weight_bits))
+            hint = f"choose one of {known} with --weights or --width"
+            raise TargetError(f"it takes weights of {known} bits, not of {width}", where=target.name, hint=hint)
+    return found
+
+
+def named_widths(graph: Graph, texts: Sequence[str]) -> dict[str, int]:
+    """The widths of the weights of single layers, from texts as `_named` takes them."""
+    layers = [(node.output, node.origin) for node in weighted_layers(graph)]
+    return _named(layers, texts, "--width", "layer with weights")
+
+
+def named_activations(graph: Graph, texts: Sequence[str]) -> dict[str, int]:
+    """The widths of single activations, from texts as `_named` takes them."""
+    producers = graph.producers()
+    points = [(name, producers[name].origin if name in producers else "") for name in narrowable(graph)]
+    return _named(points, texts, "--activation-width", "activation")
+
+
+def _named(known: Sequence[tuple[str, str]], texts: Sequence[str], option: str, noun: str) -> dict[str, int]:
+    """The widths of what is named.
+
+    Args:
+        known: name and operator in the model of everything that may be.
+        texts: "pattern=int2" each; patterns are those of file names, for a name or an operator.
+        option: and noun: of the message.
+
+    Raises:
+        DovetailError: one says no width, or fits nothing; names what there is.
+    """
+    found: dict[str, int] = {}
+    for text in texts:
+        pattern, _, width = text.rpartition("=")
+        if not pattern or width not in ("int8", "int4", "int2"):
+            raise DovetailError(
+                f"'{text}' does not say a width", where=option, hint="for instance 'conv2*=int2'; int8, int4 or int2"
+            )
+        named = [name for name, origin in known if fnmatchcase(name, pattern) or fnmatchcase(origin, pattern)]
+        if not named:
+            hint = f"the {noun.partition(' ')[0]}s are {', '.join(name for name, _ in known)}"
+            raise DovetailError(f"no {noun} is named '{pattern}'", where=option, hint=hint)
+        found.update(dict.fromkeys(named, int(width.removeprefix("int"))))
+    return found
+
+
+def choose_layers(
+    calibrated: CalibratedNetwork, data: Mapping[str, Array], widths: Mapping[str, int], report: Told = silent
+) -> Scheme:
+    """Weights and biases of these widths, and with them all that is decided about the network."""
+    activations, how = calibrated.activations, calibrated.layer_settings
+    weights, biases = fit_layers(calibrated.graph, data, activations, widths, how, report)
+    return Scheme(activations, weights, biases, calibrated.settings.integer_ends)

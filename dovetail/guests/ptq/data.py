@@ -1,0 +1,292 @@
+"""Calibration and test data from untrusted files: an `.npz`, a folder of `.npy`, a folder of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import DovetailError, MissingExtraError
+from dovetail.files import MOST_BYTES, InputError, open_archive, read_npy
+from dovetail.guests.ptq.steps import TensorQuantisation
+from dovetail.guests.ptq.unquantise import as_reals
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array, Shape, TensorType
+
+MOST_PIXELS = 1 << 26
+"""Pixels an image may have."""
+_MODES = {1: "L", 3: "RGB"}
+
+
+def read_images(files: Sequence[Path], kind: TensorType, resize: bool) -> Array:
+    """Image files as uint8 [N, *shape], elements 0 to 255.
+
+    Args:
+        files: PNG or JPEG files.
+        kind: the model's input: [1, H, W, C] or [1, C, H, W] of 1 or 3 channels.
+        resize: scale images of another size (bilinear); without, they are refused.
+
+    Raises:
+        InputError: damaged, too large, of another size, or the input is no image.
+        MissingExtraError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingExtraError("PIL", "images", "reading images") from None
+    height, width, channels, first = image_axes(kind)
+    if len(files) * kind.elements > MOST_BYTES:
+        what = f"{len(files) * kind.elements} bytes of images, the limit is {MOST_BYTES}"
+        hint = "use fewer images: --samples limits their number"
+        raise InputError(what, where=str(files[0].parent) if files else "images", hint=hint)
+    found = []
+    for file in files:
+        try:
+            with Image.open(file, formats=("PNG", "JPEG")) as image:
+                if image.width * image.height > MOST_PIXELS:
+                    what = f"{image.width}x{image.height} pixels, the limit is {MOST_PIXELS}"
+                    raise InputError(what, where=str(file), hint="scale the image down")
+                if image.size != (width, height) and not resize:
+                    what = f"{image.width}x{image.height} pixels, the model takes {width}x{height}"
+                    raise InputError(what, where=str(file), hint="scale the images, or give --resize")
+                whole = image.convert(_MODES[channels])
+                if whole.size != (width, height):
+                    whole = whole.resize((width, height), Image.Resampling.BILINEAR)
+                pixels = np.asarray(whole, np.uint8).reshape(height, width, channels)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            hint = "save it again as PNG or JPEG, or take it out of the folder"
+            raise InputError(f"not a PNG or JPEG image: {error}", where=str(file), hint=hint) from None
+        found.append(pixels.transpose(2, 0, 1) if first else pixels)
+    return np.stack(found)[:, None]
+
+
+def image_axes(kind: TensorType) -> tuple[int, int, int, bool]:
+    """Height, width and channels of an image input, and whether channels come first; raises InputError for others."""
+    shape = kind.shape
+    if len(shape) == 4 and shape[0] == 1 and shape[3] in _MODES:
+        return shape[1], shape[2], shape[3], False
+    if len(shape) == 4 and shape[0] == 1 and shape[1] in _MODES:
+        return shape[2], shape[3], shape[1], True
+    hint = "give the samples as arrays in an .npz"
+    raise InputError(f"the model's input is {kind}, not one image of 1 or 3 channels", where="model", hint=hint)
+
+
+LABELS = "labels"
+"""Name of the array (or file) of labels."""
+MOST_FILES = 65536
+"""Files of a folder that are read."""
+HINT = (
+    "one array per input, named as the model does, samples along the first axis; for a model with one input, any name"
+)
+IMAGES = (".png", ".jpg", ".jpeg")
+"""Suffixes of image files."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Preprocessing of data: element * scale + offset, and how images are resized before."""
+
+    scale: float = 1.0
+    offset: float = 0.0
+    resize: bool = False
+    """Images of another size are scaled to the model's (bilinear); without, they are refused."""
+    most: int = 512
+    """Samples that are read, from the first."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Data for a network."""
+
+    inputs: Mapping[str, Array]
+    """float32 [N, *shape] by input; the model's own integers for an integer input"""
+    labels: Array | None
+    """int64 [N], where there are any"""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(next(iter(self.inputs.values())))
+
+
+def read_samples(
+    path: Path, graph: Graph, how: Preprocessing, steps: Mapping[str, TensorQuantisation] | None = None
+) -> Samples:
+    """Read the data a path holds.
+
+    Args:
+        path: an `.npz` with an array per input and perhaps `labels`; or a folder of `.npy` files (a sample or several
+            each, in the order of their names; for several inputs a folder per input; perhaps `labels.npy`); or a folder
+            of PNG or JPEG images.
+        graph: the network they are for.
+        how: what is done to the elements.
+        steps: of inputs that were quantised in the model's file, what their integers stand for: data of that integer
+            type is taken so, and not preprocessed.
+
+    Raises:
+        InputError: missing, empty, damaged, too large, of wrong names, shapes or types, or not finite.
+        MissingExtraError: images need Pillow.
+    """
+    if path.is_dir():
+        arrays = _read_folder(path, graph, how)
+    elif path.is_file():
+        arrays = _read_archive(path, graph)
+    else:
+        raise InputError("there is no such file or folder", where=str(path), hint="give an .npz file or a folder")
+    labels = arrays.pop(LABELS, None)
+    inputs = {}
+    for name in graph.inputs:
+        real = as_reals(arrays[name], (steps or {}).get(name))
+        own = replace(how, scale=1.0, offset=0.0) if real is not arrays[name] else how
+        inputs[name] = _samples(name, real, graph.types[name], path, own)
+    counts = {name: len(array) for name, array in inputs.items()}
+    if len(set(counts.values())) > 1:
+        hint = "give each input the same number of samples"
+        raise InputError(f"the inputs have different numbers of samples: {counts}", where=str(path), hint=hint)
+    return Samples(inputs, _labels(labels, next(iter(counts.values())), path, how))
+
+
+def _read_archive(path: Path, graph: Graph) -> dict[str, Array]:
+    with open_archive(path, "give fewer samples") as (archive, members):
+        found = {}
+        for name, own in _match(list(members), graph, str(path)).items():
+            info = members[own]
+            found[name] = read_npy(partial(archive.open, info), info.file_size, name, _numbers(name, path))
+        return found
+
+
+def _match(found: list[str], graph: Graph, where: str) -> dict[str, str]:
+    """Which member each input, and the labels, are."""
+    names = {LABELS: LABELS} if LABELS in found and LABELS not in graph.inputs else {}
+    others = [name for name in found if name not in names]
+    if not others:
+        raise InputError("there are no arrays for the model's inputs", where=where, hint=HINT)
+    if len(graph.inputs) == 1 and len(others) == 1:
+        return {graph.inputs[0]: others[0], **names}
+    if set(others) != set(graph.inputs):
+        wanted, got = (", ".join(f"'{n}'" for n in sorted(group)) for group in (graph.inputs, others))
+        raise InputError(f"expected arrays {wanted}, got {got}", where=where, hint=HINT)
+    return {name: name for name in (*graph.inputs, *names)}
+
+
+def _numbers(name: str, path: Path) -> Any:
+    def accept(shape: Shape, dtype: np.dtype[Any]) -> None:
+        if dtype.kind not in "fiub":
+            raise InputError(f"'{name}' holds {dtype}, not numbers", where=str(path), hint=HINT)
+
+    return accept
+
+
+def _read_folder(path: Path, graph: Graph, how: Preprocessing) -> dict[str, Array]:
+    files = folder_files(path, (".npy", *IMAGES))
+    images = [file for file in files if file.suffix.lower() in IMAGES]
+    labels = [file for file in files if file.name == f"{LABELS}.npy"]
+    first, *others = graph.inputs
+    if others:
+        arrays = {name: _read_files(folder_files(path / name, (".npy",)), graph, name, path) for name in graph.inputs}
+    elif images:
+        arrays = {first: read_images(images[: how.most], graph.types[first], how.resize)}
+    else:
+        arrays = {first: _read_files([f for f in files if f not in labels], graph, first, path)}
+    if labels:
+        arrays[LABELS] = _read_file(labels[0], LABELS)
+    return arrays
+
+
+def folder_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The folder's own files with these suffixes, by name; raises InputError for links that lead out of it."""
+    if not path.is_dir():
+        raise InputError("there is no such folder", where=str(path), hint="make a folder of .npy files for each input")
+    found = sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes)
+    if len(found) > MOST_FILES:
+        hint = f"keep at most {MOST_FILES} of them in the folder"
+        raise InputError(f"{len(found)} files, the limit is {MOST_FILES}", where=str(path), hint=hint)
+    home = path.resolve()
+    for file in found:
+        if not file.is_file() or home not in file.resolve().parents:
+            hint = "copy the file itself into the folder"
+            raise InputError("not a file of this folder (a link, or a folder)", where=str(file), hint=hint)
+    return found
+
+
+def _read_file(file: Path, name: str) -> Array:
+    try:
+        return read_npy(lambda: file.open("rb"), file.stat().st_size, name, _numbers(name, file))
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"a damaged .npy file: {error}", where=str(file), hint="write it with numpy.save") from None
+
+
+def _read_files(files: list[Path], graph: Graph, name: str, path: Path) -> Array:
+    if not files:
+        raise InputError("the folder has no .npy files and no images", where=str(path), hint="put samples in it")
+    total = sum(file.stat().st_size for file in files)
+    if total > MOST_BYTES:
+        raise InputError(f"{total} bytes, the limit is {MOST_BYTES}", where=str(path), hint="give fewer samples")
+    parts = [_shaped(name, _read_file(file, name), graph.types[name], file) for file in files]
+    return np.concatenate(parts)
+
+
+def _shaped(name: str, array: Array, kind: TensorType, path: Path) -> Array:
+    """The array as [N, *shape]: a sample, several, or several along the model's own batch axis of 1."""
+    shape = kind.shape
+    if array.shape == shape and not (shape and shape[0] == 1):
+        return array[None]
+    if array.shape[1:] == shape:
+        return array
+    if shape[:1] == (1,) and array.ndim and array.shape[1:] == shape[1:]:
+        return array.reshape(len(array), *shape)
+    if shape[:1] == (1,) and array.shape == shape[1:]:
+        return array.reshape(1, *shape)
+    what = f"'{name}' must be [n, {', '.join(map(str, shape))}], got {list(array.shape)}"
+    raise InputError(what, where=str(path), hint=HINT)
+
+
+def _samples(name: str, array: Array, kind: TensorType, path: Path, how: Preprocessing) -> Array:
+    """The samples of an input in its type, preprocessed and checked."""
+    array = _shaped(name, array, kind, path)[: how.most]
+    if array.size == 0:
+        raise InputError(f"'{name}' is empty: {list(array.shape)}", where=str(path), hint="give at least one sample")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        bad = int(array.size - np.isfinite(array).sum())
+        hint = "see how they come about: a division by zero, or values that were never set"
+        raise InputError(f"'{name}' holds {bad} values that are NaN or infinite", where=str(path), hint=hint)
+    if kind.dtype.is_integer:
+        if array.dtype.kind == "f" or array.min() < kind.dtype.low or array.max() > kind.dtype.high:
+            hint = f"save the array with .astype('{kind.dtype.text}') and values in its range"
+            raise InputError(f"'{name}' must be {kind.dtype.text}, got {array.dtype}", where=str(path), hint=hint)
+        return array.astype(kind.dtype.numpy)
+    result = (array.astype(np.float64) * how.scale + how.offset).astype(np.float32)
+    if not np.isfinite(result).all():
+        raise InputError(f"'{name}' is not finite after preprocessing", where=str(path), hint="check --scale, --offset")
+    return result
+
+
+def _labels(labels: Array | None, count: int, path: Path, how: Preprocessing) -> Array | None:
+    if labels is None:
+        return None
+    if labels.dtype.kind not in "iu" or labels.ndim == 0 or labels.size != len(labels):
+        what = f"the labels must be integers [n], got {labels.dtype} {list(labels.shape)}"
+        raise InputError(what, where=str(path), hint="give one class number for each sample")
+    row = labels.reshape(-1)[: how.most].astype(np.int64)
+    if len(row) != count:
+        raise InputError(
+            f"{len(row)} labels for {count} samples", where=str(path), hint="give one label for each sample"
+        )
+    return row
+
+
+def check_labels(labels: Array, classes: int) -> Array:
+    """The labels, all of which must be classes; raises DovetailError otherwise."""
+    bad = np.flatnonzero((labels < 0) | (labels >= classes))
+    if bad.size:
+        raise DovetailError(
+            f"{bad.size} labels are out of range: label {int(labels[bad[0]])} of sample {int(bad[0])}, "
+            f"the network has classes 0 to {classes - 1}",
+            where="labels",
+            hint=f"give each sample a class from 0 to {classes - 1}",
+        )
+    return labels

@@ -1,0 +1,416 @@
+"""The weights of every layer in turn: chosen while what the layers before made of the data is known.
+
+One walk computes the float network and the quantised one side by side. At each layer with weights it has the operands
+the quantised layer gets and the sums the float layer gave: rounding and bias are fitted to these, so that a layer also
+makes up for the errors before it.
+
+Rounding to the nearest needs no data. Adaptive rounding has the objective of AdaRound (arXiv:2004.10568), the square
+error of a layer's sums; it is quadratic in the weights, so it needs the data only as a matrix of products and is
+minimised by going to the best integer of one weight after the other, for all output channels at once. No step sizes, no
+iterations over data, the same result every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+
+from dovetail.guests.ptq.execute import Told, Values, compute, sampled, silent, windows_of
+from dovetail.guests.ptq.prepare import along
+from dovetail.guests.ptq.steps import TensorQuantisation, steps_of
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.linear import Convolution, DepthwiseConv2d, FullyConnected, Linear
+from dovetail.ir.types import Array, DType
+
+WIDTHS = {2: DType.INT2, 4: DType.INT4, 8: DType.INT8}
+"""Types of weights by bits."""
+SHARES = np.linspace(0.3, 1.0, 36)[::-1]
+"""Shares of the largest weight that are tried as the end of a narrow range."""
+
+
+@dataclass(frozen=True)
+class WeightLimits:
+    """Limits of the weights of a layer and of their scales."""
+
+    dtype: DType
+    ternary: bool = False
+    """-1, 0 and 1 only, where the type is int2."""
+    powers_of_two: bool = False
+    """Of the scales."""
+    largest: float = inf
+    """Scale of weights narrower than 8 bits."""
+
+    @property
+    def low(self) -> int:
+        """The least integer a weight is given: -127 of int8 (as TFLite), -1 of ternary, else the type's lowest."""
+        if self.dtype is DType.INT8:
+            return -127
+        return -1 if self.ternary and self.dtype is DType.INT2 else self.dtype.low
+
+    def nearest_scale(self, scale: Array) -> Array:
+        """The nearest scale there is."""
+        return np.minimum(np.exp2(np.rint(np.log2(scale))), self.largest) if self.powers_of_two else scale
+
+    def holding_scale(self, scale: Array) -> Array:
+        """The smallest scale there is that is not below."""
+        return np.exp2(np.ceil(np.log2(scale))) if self.powers_of_two else scale
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The weights of a layer: integer * scale stands for the weight."""
+
+    integers: Array
+    """int8, of the shape of the weights"""
+    scale: Array
+    """float32 [C] or [1]"""
+    dtype: DType
+    axis: int
+    """The axis of output channels."""
+
+    @property
+    def real(self) -> Array:
+        """The weights the integers stand for, float32."""
+        return np.asarray(self.integers * along(self.scale, self.integers.ndim, self.axis), np.float32)
+
+
+def nearest(operator: Linear, weights: Array, form: WeightLimits, per_channel: bool) -> LayerWeights:
+    """Symmetric weights of a form, each rounded to the nearest; with fewer than 8 bits the range of least
+    square error, with 8 the one that holds every weight."""
+    axis = operator.weight_axis
+    rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis], -1).astype(np.float64)
+    if not per_channel:
+        rows = rows.reshape(1, -1)
+    scale = best_scale(rows, form)
+    steps = np.rint(weights / along(scale.astype(np.float64), weights.ndim, axis))
+    integers = np.clip(steps, form.low, form.dtype.high).astype(np.int8)
+    return LayerWeights(integers, scale, form.dtype, axis)
+
+
+def best_scale(rows: Array, form: WeightLimits) -> Array:
+    """The scale of each row [R, K], float32 [R]."""
+    peak = np.maximum(np.abs(rows).max(axis=1), 2.0**-40)
+    high = form.dtype.high
+    if form.dtype is DType.INT8:
+        return np.asarray(form.holding_scale(peak / high), np.float32)
+    best, least = form.holding_scale(peak / high), np.full(len(rows), np.inf)
+    for share in SHARES:
+        scale = form.nearest_scale(share * peak / (high + 0.5))
+        steps = np.clip(np.rint(rows / scale[:, None]), form.low, high)
+        error = ((rows - steps * scale[:, None]) ** 2).sum(axis=1)
+        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+    return np.asarray(best, np.float32)
+
+
+SWEEPS = 12
+"""Most passes over all weights of a layer."""
+DAMPING = 0.05
+"""How much weights are held where they were, as a share of the mean square of an operand."""
+SCARCITY = 0.5
+"""How much more of it for each weight there is per sum: with fewer sums than weights, what fits the samples fits
+nothing else."""
+MOST_WORK = 4e9
+"""Most multiply-accumulates of all sweeps of a layer."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Sums over the data that weights of a layer are fitted to, in groups of channels that read the same operands."""
+
+    products: Array
+    """float64 [G, K, K]: X^T X of the operands of the quantised network, damped."""
+    wanted: Array
+    """float64 [G, P, K]: Y^T X with the sums Y of the float network."""
+
+
+def gather(x: Array, y: Array, weights: Array, centred: bool = True) -> Evidence:
+    """The evidence of samples.
+
+    Args:
+        x: operands [G, R, K], one row per sum.
+        y: the sums wanted [G, R, P]; their bias is left out unless they are centred.
+        weights: [G, P, K] of the float network, towards which the damping pulls.
+        centred: take the means off, which the bias makes up for afterwards.
+    """
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    if centred:
+        x, y = x - x.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
+    products = x.transpose(0, 2, 1) @ x
+    diagonal = np.einsum("gkk->gk", products)
+    damping = (DAMPING + SCARCITY * x.shape[2] / x.shape[1]) * diagonal.mean(axis=1) + 1e-12
+    products = products + damping[:, None, None] * np.eye(products.shape[1])
+    return Evidence(products, y.transpose(0, 2, 1) @ x + damping[:, None, None] * weights)
+
+
+def loss(evidence: Evidence, steps: Array, scale: Array) -> Array:
+    """The square error of each row [G, P], up to a constant; scale [G, P]."""
+    real = steps * scale[..., None]
+    return np.asarray(np.einsum("gpk,gpk->gp", real @ evidence.products - 2 * evidence.wanted, real))
+
+
+def adapt_rounding(evidence: Evidence, weights: Array, form: WeightLimits, per_channel: bool) -> tuple[Array, Array]:
+    """Integers [G, P, K] and scales [G, P] (all equal unless per channel) of little square error."""
+    scale = _first_scale(evidence, weights, form, per_channel)
+    steps = np.clip(np.rint(weights / scale[..., None]), form.low, form.dtype.high)
+    groups, rows, depth = weights.shape
+    sweeps = int(max(2, min(SWEEPS, MOST_WORK / (groups * rows * depth * depth))))
+    for start in (steps, _feed_errors_on(evidence, weights, scale, form)):
+        found = _descend(evidence, start, scale, form, sweeps)
+        better = loss(evidence, found, scale) < loss(evidence, steps, scale)
+        steps = np.where(better[..., None], found, steps)
+    fitted = form.nearest_scale(_fit_scale(evidence, steps, scale, per_channel))
+    again = _descend(evidence, steps, fitted, form, sweeps)
+    if loss(evidence, again, fitted).sum() < loss(evidence, steps, scale).sum():
+        return again, fitted
+    return steps, scale
+
+
+def _feed_errors_on(evidence: Evidence, weights: Array, scale: Array, form: WeightLimits) -> Array:
+    """Round one weight after the other while those still to come make up for its error.
+
+    The rule of optimal brain surgeon, as GPTQ (arXiv:2210.17323) applies it to a whole layer: with the inverse
+    H of the products, an error e at weight k moves the others by -e * H[k] / H[k, k].
+    """
+    optimum = np.linalg.solve(evidence.products, evidence.wanted.transpose(0, 2, 1)).transpose(0, 2, 1)
+    inverse = np.linalg.inv(evidence.products)
+    steps = np.zeros_like(weights)
+    for k in range(weights.shape[2]):
+        steps[..., k] = np.clip(np.rint(optimum[..., k] / scale), form.low, form.dtype.high)
+        error = (optimum[..., k] - steps[..., k] * scale) / inverse[:, None, k, k]
+        optimum[..., k:] -= error[..., None] * inverse[:, None, k, k:]
+        inverse = inverse - inverse[:, :, k, None] * inverse[:, None, k] / inverse[:, k, k, None, None]
+    return steps
+
+
+def _first_scale(evidence: Evidence, weights: Array, form: WeightLimits, per_channel: bool) -> Array:
+    """The share of the largest weight with which nearest rounding does best."""
+    peak = np.maximum(np.abs(weights).max(axis=2), 2.0**-40)
+    peak = peak if per_channel else np.full_like(peak, peak.max())
+    best = least = np.full(peak.shape, np.inf)
+    for share in SHARES:
+        scale = form.nearest_scale(share * peak / (form.dtype.high + 0.5))
+        steps = np.clip(np.rint(weights / scale[..., None]), form.low, form.dtype.high)
+        error = loss(evidence, steps, scale)
+        error = error if per_channel else np.full_like(error, error.sum())
+        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+    return best
+
+
+def _descend(evidence: Evidence, steps: Array, scale: Array, form: WeightLimits, sweeps: int) -> Array:
+    """Each weight in turn to its best integer while the others stay, until none moves."""
+    steps = steps.copy()
+    products = evidence.products
+    slope = (steps * scale[..., None]) @ products - evidence.wanted
+    low, high = form.low, form.dtype.high
+    for _ in range(sweeps):
+        moved = False
+        for k in range(steps.shape[2]):
+            ideal = steps[..., k] - slope[..., k] / (products[:, None, k, k] * scale)
+            change = np.clip(np.rint(ideal), low, high) - steps[..., k]
+            if change.any():
+                moved = True
+                steps[..., k] += change
+                slope += (change * scale)[..., None] * products[:, None, k, :]
+        if not moved:
+            break
+    return steps
+
+
+def _fit_scale(evidence: Evidence, steps: Array, scale: Array, per_channel: bool) -> Array:
+    """The scale of least square error for these integers."""
+    upper = np.einsum("gpk,gpk->gp", evidence.wanted, steps)
+    lower = np.einsum("gpk,gpk->gp", steps @ evidence.products, steps)
+    if not per_channel:
+        upper, lower = np.full_like(upper, upper.sum()), np.full_like(lower, lower.sum())
+    fitted = upper / np.maximum(lower, 1e-30)
+    return np.where((lower > 0) & (fitted > scale * 0.25) & (fitted < scale * 4), fitted, scale)
+
+
+MOST_ROWS = 8192
+"""Most sums of a layer that its rounding is fitted to."""
+MOST_BYTES = 512 << 20
+"""Bytes of activations the two networks may hold together."""
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """How weights are chosen."""
+
+    per_channel: bool = True
+    adaptive: bool = True
+    """Fit the rounding of weights narrower than 8 bits to data; else to the nearest."""
+    correct_bias: bool = True
+    """Take the mean error of each channel off its bias."""
+    seed: int = 0
+    """Of the choice of sums."""
+    ternary: bool = False
+    """Weights of 2 bits are -1, 0 or 1."""
+    powers_of_two: bool = False
+    """Scales of weights are powers of two."""
+    largest: float = inf
+    """Scale of narrow weights that are powers of two."""
+
+
+def weighted_layers(graph: Graph) -> tuple[Node, ...]:
+    """The layers whose weights are constants."""
+    linear = (node for node in graph.nodes if isinstance(node.operator, Linear))
+    return tuple(node for node in linear if node.inputs[1] in graph.constants)
+
+
+def fit_layers(
+    graph: Graph,
+    data: Mapping[str, Array],
+    activations: Mapping[str, TensorQuantisation],
+    bits: Mapping[str, int],
+    settings: LayerSettings,
+    report: Told = silent,
+) -> tuple[Mapping[str, LayerWeights], Mapping[str, Array]]:
+    """Choose weights and biases, by result of the layer.
+
+    Args:
+        graph: the float graph.
+        data: [N, *shape] by input; as many samples are used as memory allows.
+        activations: steps of the quantised values.
+        bits: width of the weights by result of the layer; a layer that is not here keeps its float weights.
+        settings: how.
+        report: told the progress.
+    """
+    largest = sum(sorted(4 * k.elements for n, k in graph.types.items() if n not in graph.constants)[-6:])
+    count = int(max(1, MOST_BYTES // (2 * largest)))
+    walk = _LayerQuantiser(graph, activations, bits, settings)
+    for name in graph.inputs:
+        walk.real[name] = data[name][:count]
+        walk.coded[name] = walk.rounded(name, walk.real[name])
+    last = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
+    for index, node in enumerate(graph.nodes):
+        report(f"choosing weights: operator {index + 1} of {len(graph.nodes)}")
+        walk.step(node)
+        for name in node.inputs:
+            if last[name] == index:
+                walk.real.pop(name, None)
+                walk.coded.pop(name, None)
+    return walk.weights, walk.biases
+
+
+@dataclass
+class _LayerQuantiser:
+    """The state of both networks."""
+
+    graph: Graph
+    activations: Mapping[str, TensorQuantisation]
+    bits: Mapping[str, int]
+    settings: LayerSettings
+    real: Values = field(default_factory=dict)
+    coded: Values = field(default_factory=dict)
+    """Values of the quantised network, as floats."""
+    weights: dict[str, LayerWeights] = field(default_factory=dict)
+    biases: dict[str, Array] = field(default_factory=dict)
+
+    def rounded(self, name: str, array: Array) -> Array:
+        """The value as its integers stand for it: as `Steps.rounded`, in float32."""
+        steps = self.activations.get(name)
+        if steps is None:
+            return array
+        scale, zero_point = np.float32(steps.scale), np.float32(steps.zero_point)
+        integers = np.clip(np.rint(array / scale), steps.dtype.low - zero_point, steps.dtype.high - zero_point)
+        return np.asarray(integers * scale, np.float32)
+
+    def step(self, node: Node) -> None:
+        name = node.output
+        self.real[name] = compute(self.graph, node, self.real)
+        if name in self.bits and sampled(self.graph, self.real, name):
+            sums = self._layer(node)
+        else:
+            sums = compute(self.graph, node, self.coded)
+        self.coded[name] = self.rounded(name, sums)
+
+    def _layer(self, node: Node) -> Array:
+        """Choose weights and bias; gives the quantised layer's sums."""
+        operator = node.operator
+        assert isinstance(operator, Linear)
+        weights = self.graph.constants[node.inputs[1]]
+        bias = self.graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
+        sums = wanted_sums(self.graph, node, self.real[node.output], self.settings)
+        settings = replace(self.settings, largest=self._largest_scale(node))
+        found = choose_weights(operator, weights, self.coded[node.inputs[0]], sums, self.bits[node.output], settings)
+        plain = replace(node, inputs=(node.inputs[0], node.inputs[1]))
+        graph = replace(self.graph, constants={node.inputs[1]: found.real})
+        sums = compute(graph, plain, self.coded)
+        added = np.zeros(weights.shape[operator.weight_axis], np.float32) if bias is None else bias
+        if self.settings.correct_bias:
+            axes = tuple(range(sums.ndim - 1))
+            error = self.real[node.output].mean(axis=axes, dtype=np.float64) - sums.mean(axis=axes, dtype=np.float64)
+            added = error.astype(np.float32)
+        self.weights[node.output] = found
+        if bias is not None or added.any():
+            self.biases[node.output] = added
+        return np.asarray(sums + added, np.float32)
+
+    def _largest_scale(self, node: Node) -> float:
+        """The scale of weights with which the sums have the steps of the result: with more, they would be raised."""
+        source, result = steps_of(self.graph, self.activations, node.inputs[0]), self.activations.get(node.output)
+        readers = [reader for reader in self.graph.nodes if node.output in reader.inputs]
+        if result is None and len(readers) == 1:  # a limit that is applied to it
+            result = self.activations.get(readers[0].output)
+        return result.scale / source.scale if source is not None and result is not None else inf
+
+
+def wanted_sums(graph: Graph, node: Node, sums: Array, settings: LayerSettings) -> Array:
+    """The float layer's sums as its weights are fitted to them: without its bias, unless that is corrected after."""
+    if settings.correct_bias or len(node.inputs) < 3:
+        return sums
+    return np.asarray(sums - graph.constants[node.inputs[2]], np.float32)
+
+
+def choose_weights(
+    operator: Linear, weights: Array, x: Array, y: Array, bits: int, settings: LayerSettings
+) -> LayerWeights:
+    """The integers of a layer's weights.
+
+    Args:
+        operator: the layer.
+        weights: float32, in the operator's order.
+        x: its operand in the quantised network [N, *shape].
+        y: the sums wanted [N, *shape], see `wanted_sums`.
+        bits: 2, 4 or 8.
+        settings: how.
+    """
+    form = WeightLimits(WIDTHS[bits], settings.ternary, settings.powers_of_two, settings.largest)
+    if bits == 8 or not settings.adaptive:
+        return nearest(operator, weights, form, settings.per_channel)
+    rows, sums, matrix = _problem(operator, weights, x, y, settings.seed)
+    evidence = gather(rows, sums, matrix, settings.correct_bias)
+    steps, scale = adapt_rounding(evidence, matrix, form, settings.per_channel)
+    if isinstance(operator, DepthwiseConv2d):
+        shaped = steps.reshape(weights.shape[3], *weights.shape[1:3], 1).transpose(3, 1, 2, 0)
+    else:
+        shaped = steps.reshape(weights.shape)
+    flat = scale.reshape(-1) if settings.per_channel else scale.reshape(-1)[:1]
+    integers = np.ascontiguousarray(shaped).astype(np.int8)
+    return LayerWeights(integers, flat.astype(np.float32), form.dtype, operator.weight_axis)
+
+
+def _problem(operator: Linear, weights: Array, x: Array, y: Array, seed: int) -> tuple[Array, Array, Array]:
+    """Operands [G, R, K], sums [G, R, P] and weights [G, P, K] of a choice of sums."""
+    sums = y.reshape(-1, y.shape[-1])
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(sums))[:MOST_ROWS])
+    if isinstance(operator, FullyConnected):
+        return x.reshape(-1, x.shape[-1])[chosen][None], sums[chosen][None], weights[None].astype(np.float64)
+    assert isinstance(operator, Convolution)
+    view = windows_of(operator, x.reshape(-1, *x.shape[-3:]), weights)
+    windows = view[np.unravel_index(chosen, view.shape[:3])]  # [R, C, KH, KW]
+    picked = sums[chosen]
+    if isinstance(operator, DepthwiseConv2d):
+        many = weights.shape[3] // x.shape[-1]
+        rows = windows.reshape(len(chosen), x.shape[-1], -1).transpose(1, 0, 2)
+        matrix = weights[0].reshape(-1, weights.shape[3]).T.reshape(x.shape[-1], many, -1)
+        return rows, picked.reshape(len(chosen), x.shape[-1], many).transpose(1, 0, 2), matrix.astype(np.float64)
+    groups = x.shape[-1] // weights.shape[3]
+    split = windows.reshape(len(chosen), groups, weights.shape[3], *weights.shape[1:3]).transpose(1, 0, 3, 4, 2)
+    rows = split.reshape(groups, len(chosen), -1)
+    outputs = weights.shape[0] // groups
+    wanted = picked.reshape(len(chosen), groups, outputs).transpose(1, 0, 2)
+    return rows, wanted, weights.reshape(groups, outputs, -1).astype(np.float64)

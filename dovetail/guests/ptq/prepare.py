@@ -1,0 +1,259 @@
+"""A float graph made ready for quantisation: normalisation folded, divisions made products, channels evened out.
+
+Cross-layer equalisation (arXiv:1906.04721, section 4.1) scales channels between two layers to even weight ranges. A
+factor on a channel of the first layer passes through ReLU, borders of zeros, pools and reshapes, and is taken back by
+the second layer's weights; the network computes the same floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from dovetail.errors import ModelError
+from dovetail.guests.ptq.attention import part_layers
+from dovetail.guests.ptq.composites import gather_gelu, gather_normalisation
+from dovetail.guests.ptq.unquantise import is_quantised, unquantised
+from dovetail.ir.graph import Graph, Node, prune
+from dovetail.ir.operators.activation import Clamp
+from dovetail.ir.operators.arithmetic import Add, Dequantize
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.operators.linear import DepthwiseConv2d, FullyConnected, Linear
+from dovetail.ir.operators.movement import Pad, Reshape
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
+from dovetail.ir.rewrite import Draft, run, simplify
+from dovetail.ir.types import Array, DType
+from dovetail.quantize.factors import factor_behind, factor_into_softmax
+
+_REORDERED = ("_nhwc", "_ohwi")
+"""Endings the ONNX frontend adds to the names of images and weights in the graph's order."""
+
+
+def prepare(graph: Graph, file_name: str) -> Graph:
+    """The float graph of a model, simplified and folded, its weights checked; of a quantised one what its integers
+    stand for. Raises ModelError where a constant holds NaN or infinity, or integers are computed with as such."""
+    graph = unquantised(graph) if is_quantised(graph) else graph
+    graph = own_names(run(simplify(graph), (real_constants,)))
+    for name, array in graph.constants.items():
+        if array.dtype == np.float32 and not np.isfinite(array).all():
+            bad = int(array.size - np.isfinite(array).sum())
+            what = f"the constant '{name}' holds {bad} values that are NaN or infinite"
+            raise ModelError(what, where=file_name, hint="train or export the model again")
+    graph = run(graph, (gather_normalisation, gather_gelu))
+    graph = simplify(run(graph, (fold_normalisation, multiply_by_reciprocal)))
+    return own_names(simplify(prune(run(part_layers(graph), (factor_behind, factor_into_softmax)))))
+
+
+def real_constants(draft: Draft, node: Node) -> str | None:
+    """Weights of a network of which nothing else is quantised: what their integers stand for."""
+    if not isinstance(node.operator, Dequantize) or any(name not in draft.constants for name in node.inputs):
+        return None
+    array = node.operator.evaluate([draft.constants[name] for name in node.inputs])
+    return draft.constant(array, DType.FLOAT32, node.output)
+
+
+def own_names(graph: Graph) -> Graph:
+    """The graph with the names of the model, without what the frontend adds to values it has in another order."""
+    names: dict[str, str] = {}
+    for name in graph.types:
+        own = next((name.removesuffix(suffix) for suffix in _REORDERED if name.endswith(suffix)), name)
+        if own not in graph.types and own not in names.values():
+            names[name] = own
+
+    def of(name: str) -> str:
+        return names.get(name, name)
+
+    return replace(
+        graph,
+        nodes=tuple(replace(n, output=of(n.output), inputs=tuple(map(of, n.inputs))) for n in graph.nodes),
+        types={of(name): kind for name, kind in graph.types.items()},
+        constants={of(name): array for name, array in graph.constants.items()},
+    )
+
+
+def along(values: Array, rank: int, axis: int) -> Array:
+    """A row of values as an array of `rank` axes that runs along one of them."""
+    shape = [1] * rank
+    shape[axis] = values.size
+    return values.reshape(shape)
+
+
+def fold_normalisation(draft: Draft, node: Node) -> str | None:
+    """A scale (and an offset) per channel behind a layer with weights, batch normalisation that is: into the layer.
+
+    w' = w * factor, b' = b * factor + offset, as in arXiv:1712.05877, section 3.2.
+    """
+    found = _scaling(draft, node)
+    if found is None:
+        return None
+    value, factor, offset = found
+    layer = draft.made_by(value, Linear)
+    if layer is None or draft.users(value) != 1 or any(name not in draft.constants for name in layer.inputs[1:]):
+        return None
+    assert isinstance(layer.operator, Linear)
+    weights = draft.constants[layer.inputs[1]].astype(np.float64)
+    channels = weights.shape[layer.operator.weight_axis]
+    factor = np.broadcast_to(factor, (channels,))
+    bias = draft.constants[layer.inputs[2]].astype(np.float64) if len(layer.inputs) > 2 else np.zeros(channels)
+    scaled = weights * along(factor, weights.ndim, layer.operator.weight_axis)
+    names = [
+        draft.constant(array.astype(np.float32), DType.FLOAT32, stem)
+        for array, stem in ((scaled, layer.inputs[1]), (bias * factor + offset, f"{layer.inputs[1]}_bias"))
+    ]
+    return draft.add(layer.operator, [layer.inputs[0], *names], layer, node.output)
+
+
+def _scaling(draft: Draft, node: Node) -> tuple[str, Array, Array] | None:
+    """The operand, factor [C or 1] and offset [C or 1] of a node that scales channels by constants."""
+    operator = node.operator
+    channels = draft.types[node.output].shape[-1:] or (1,)
+    if isinstance(operator, DepthwiseConv2d):
+        if any(name not in draft.constants for name in node.inputs[1:]) or operator.stride != (1, 1):
+            return None
+        weights, *offset = (draft.constants[name] for name in node.inputs[1:])
+        if weights.shape != (1, 1, 1, draft.types[node.inputs[0]].shape[-1]):
+            return None
+        return node.inputs[0], weights.reshape(-1).astype(np.float64), offset[0] if offset else np.zeros(1)
+    for value, other in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
+        array = draft.constants.get(other)
+        rank = len(draft.types[value].shape)
+        shapes = ((), (1,), channels, (1,) * (rank - len(channels)) + channels)
+        if array is None or draft.types[value] != draft.types[node.output] or array.shape not in shapes:
+            continue
+        row = array.reshape(-1).astype(np.float64)
+        if isinstance(operator, Add):
+            return value, np.ones(1), row
+        if isinstance(operator, Binary) and operator.kind is BinaryKind.MULTIPLY:
+            return value, row, np.zeros(1)
+        if isinstance(operator, Binary) and operator.kind is BinaryKind.SUBTRACT and value == node.inputs[0]:
+            return value, np.ones(1), -row
+    return None
+
+
+def multiply_by_reciprocal(draft: Draft, node: Node) -> str | None:
+    """A division by a constant is a product, which has an integer form."""
+    if not isinstance(node.operator, Binary) or node.operator.kind is not BinaryKind.DIVIDE:
+        return None
+    divisor = draft.constants.get(node.inputs[1])
+    if divisor is None or divisor.dtype != np.float32 or not divisor.all():
+        return None
+    factor = draft.constant((1 / divisor.astype(np.float64)).astype(np.float32), DType.FLOAT32, node.inputs[1])
+    return draft.add(Binary(BinaryKind.MULTIPLY), [node.inputs[0], factor], node)
+
+
+ROUNDS = 20
+"""Most passes over all pairs."""
+ENOUGH = 1e-3
+"""A pass that changes no factor by more than this share is the last."""
+MOST_FACTOR = 1e3
+"""The largest factor, and its inverse the smallest."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two layers, the second of which reads nothing but the first's channels."""
+
+    first: Node
+    second: Node
+    between: tuple[str, ...]
+    """Values from the first's result to the second's operand."""
+
+
+def pairs(graph: Graph) -> tuple[Pair, ...]:
+    """Every two layers whose channels may be scaled."""
+    users = graph.users()
+    found = []
+    for node in graph.nodes:
+        if not _constant_layer(graph, node):
+            continue
+        value, between = node.output, [node.output]
+        while len(users[value]) == 1 and value not in graph.outputs:
+            (reader,) = users[value]
+            if _constant_layer(graph, reader) and reader.inputs[0] == value:
+                sizes = [graph.types[name].shape[-1] for name in reader.inputs[:2]]
+                if not isinstance(reader.operator, DepthwiseConv2d) or sizes[0] == sizes[1]:
+                    found.append(Pair(node, reader, tuple(between)))
+                break
+            if not _passes(graph, reader):
+                break
+            value = reader.output
+            between.append(value)
+    return tuple(found)
+
+
+def _constant_layer(graph: Graph, node: Node) -> bool:
+    if not isinstance(node.operator, Linear) or any(name not in graph.constants for name in node.inputs[1:]):
+        return False
+    if isinstance(node.operator, FullyConnected | DepthwiseConv2d):
+        return True
+    return graph.types[node.inputs[0]].shape[-1] // graph.types[node.inputs[1]].shape[-1] == 1  # one group
+
+
+def _passes(graph: Graph, node: Node) -> bool:
+    """Whether f(s * x) = s * f(x) for every positive s per channel, and channels stay innermost."""
+    operator = node.operator
+    if isinstance(operator, Clamp):
+        return operator.low in (0.0, -inf) and operator.high == inf
+    if isinstance(operator, Pad):
+        return operator.value == 0 and operator.before[-1] == operator.after[-1] == 0
+    if isinstance(operator, Reshape):
+        before = graph.types[node.inputs[0]].shape
+        return len(before) > 1 and operator.shape[0] == before[0] == 1 and operator.shape[-1] % before[-1] == 0
+    return isinstance(operator, MaxPool2d | AveragePool2d)
+
+
+def _reading_axis(node: Node) -> int:
+    return 3 if not isinstance(node.operator, FullyConnected) else 1
+
+
+def equalise(graph: Graph) -> tuple[Graph, Mapping[str, Array]]:
+    """The graph with equalised weights, and the factor [C] each value between layers was multiplied with."""
+    constants = {name: array.astype(np.float64) for name, array in graph.constants.items() if array.dtype == np.float32}
+    users, found = graph.users(), []
+    for pair in pairs(graph):
+        if all(len(users[name]) == 1 for name in (*pair.first.inputs[1:], pair.second.inputs[1])):
+            found.append(pair)
+    total: dict[str, Array] = {}
+    for _ in range(ROUNDS):
+        largest = 0.0
+        for pair in found:
+            factor = _factor(graph, pair, constants)
+            _scale(pair, factor, constants)
+            total[pair.first.output] = total.get(pair.first.output, 1.0) * factor
+            largest = max(largest, float(np.abs(np.log(factor)).max()))
+        if largest < ENOUGH:
+            break
+    new = {**graph.constants, **{name: array.astype(np.float32) for name, array in constants.items()}}
+    rows = {name: total[pair.first.output] for pair in found for name in pair.between}
+    sizes = {name: graph.types[name].shape[-1] for name in rows}
+    factors = {name: np.tile(row, sizes[name] // row.size).astype(np.float32) for name, row in rows.items()}
+    return replace(graph, constants=new), factors
+
+
+def _factor(graph: Graph, pair: Pair, constants: Mapping[str, Array]) -> Array:
+    """The factor of each channel between: sqrt(range of the second / range of the first)."""
+    channels = graph.types[pair.first.output].shape[-1]
+    first = constants[pair.first.inputs[1]]
+    assert isinstance(pair.first.operator, Linear)
+    one = np.abs(np.moveaxis(first, pair.first.operator.weight_axis, 0).reshape(channels, -1)).max(axis=1)
+    second = np.moveaxis(constants[pair.second.inputs[1]], _reading_axis(pair.second), -1)
+    two = np.abs(second.reshape(-1, channels)).max(axis=0)
+    usable = (one > 0) & (two > 0)
+    factor = np.sqrt(np.where(usable, two, 1.0) / np.where(usable, one, 1.0))
+    return np.clip(np.where(usable, factor, 1.0), 1 / MOST_FACTOR, MOST_FACTOR)
+
+
+def _scale(pair: Pair, factor: Array, constants: dict[str, Array]) -> None:
+    """Multiply the first layer's channels, divide what the second reads."""
+    assert isinstance(pair.first.operator, Linear)
+    weights = constants[pair.first.inputs[1]]
+    constants[pair.first.inputs[1]] = weights * along(factor, weights.ndim, pair.first.operator.weight_axis)
+    if len(pair.first.inputs) > 2:
+        constants[pair.first.inputs[2]] = constants[pair.first.inputs[2]] * factor
+    reading = constants[pair.second.inputs[1]]
+    axis = _reading_axis(pair.second)
+    row = np.tile(factor, reading.shape[axis] // factor.size)
+    constants[pair.second.inputs[1]] = reading / along(row, reading.ndim, axis)

@@ -1,0 +1,259 @@
+"""The search for widths: costs of layers, the frontier and its picture, and the point a budget asks for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from math import ceil, floor
+from pathlib import Path
+
+import numpy as np
+
+from dovetail.arrays import built
+from dovetail.errors import DovetailError
+from dovetail.guests.ptq import budget as costing
+from dovetail.guests.ptq.budget import Budget, FrontierPoint, LayerCost, decibel
+from dovetail.guests.ptq.calibration import CalibratedNetwork, choose_layers, shared_widths
+from dovetail.guests.ptq.data import Samples, check_labels
+from dovetail.guests.ptq.execute import Told, silent
+from dovetail.guests.ptq.layers import weighted_layers
+from dovetail.guests.ptq.onnx_writer import plain_onnx
+from dovetail.guests.ptq.qdq import qdq_graph
+from dovetail.guests.report import make_report
+from dovetail.guests.report.markup import PlotArea, element, shape
+from dovetail.guests.report.report import Report
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array
+from dovetail.target.description import Target
+
+
+def run_report(graph: Graph, target: Target) -> Report:
+    """The report of one inference of a QDQ graph on the simulated chip, with seeded inputs.
+    Raises DovetailError where it does not compile, or the simulator is not installed."""
+    from dovetail.compile import Options, compile_model, sample_inputs
+    from dovetail.run import run_build
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / f"{graph.name}.onnx"
+        model.write_bytes(plain_onnx(graph).SerializeToString(deterministic=True))
+        compiled = compile_model(model, target, Options(allow_float=True))
+    with built(compiled, target) as build:
+        return make_report(run_build(build, "iss", [sample_inputs(compiled.graph)]))
+
+
+def _cycles(report: Report, name: str) -> int:
+    """Cycles of what computes an operator written under this name: of the engine, or the core's time."""
+    own = [layer for layer in report.layers if any(operator.endswith(f"({name})") for operator in layer.operators)]
+    return sum((layer.engine_cycles if layer.ideal_macs_per_cycle is not None else layer.cycles) or 0 for layer in own)
+
+
+@dataclass(frozen=True)
+class WidthSearchResult:
+    """The result of a search for widths."""
+
+    layers: tuple[LayerCost, ...]
+    points: tuple[FrontierPoint, ...]
+    """The frontier, from the cheapest on."""
+    chosen: FrontierPoint
+    unit: str
+    """"bytes" or "cycles"."""
+    base: float
+    """Cycles that no width changes; 0 for bytes."""
+    values: tuple[LayerCost, ...] = ()
+    """The activations whose widths were searched for too; in points they come behind the layers."""
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By the name of one of `values`, the activations that share its steps."""
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Bits by layer."""
+        return {layer.name: bits for layer, bits in zip(self.layers, self.chosen.widths, strict=False)}
+
+    @property
+    def activation_widths(self) -> dict[str, int]:
+        """Bits by activation."""
+        chosen = zip(self.values, self.chosen.widths[len(self.layers) :], strict=True)
+        return {name: bits for value, bits in chosen for name in self.groups[value.name]}
+
+
+def search(
+    calibrated: CalibratedNetwork,
+    data: Mapping[str, Array],
+    measured: Samples,
+    target: Target,
+    budget: Budget,
+    report: Told = silent,
+) -> WidthSearchResult:
+    """Choose the width of every layer's weights, of every activation, or of both, as the settings say.
+
+    Args:
+        calibrated: the float graph with the steps of its activations.
+        data: float32 [N, *shape] by input.
+        measured: what a loss or a ratio is measured on; without labels the float network's answers are taken for right.
+        target: its simulator is asked for cycles.
+        budget: what must hold.
+        report: told the progress.
+
+    Raises:
+        DovetailError: no choice keeps the budget.
+    """
+    settings, graph = calibrated.settings, calibrated.graph
+    allowed = {
+        node.output: calibrated.wanted.weight_bits
+        if settings.mixed_weights
+        else (settings.widths.get(node.output, settings.bits),)
+        for node in weighted_layers(graph)
+    }
+    widths = sorted({bits for own in allowed.values() for bits in own}, reverse=True)
+    noise = costing.sensitivities(graph, data, widths, calibrated.layer_settings, report)
+    costs, base, unit = costing.byte_costs(graph, widths), 0.0, "bytes"
+    if budget.kind == "cycles":
+        if settings.mixed_activations:
+            hint = "give bytes=N, loss=POINTS or sqnr=DB, or --activations of one width"
+            raise DovetailError("cycles are not searched over widths of activations", where="--budget", hint=hint)
+        costs, base = _cycle_costs(calibrated, data, target, report)
+        unit = "cycles"
+    layers = tuple(
+        LayerCost(name, {bits: noise[name][bits] for bits in own}, {bits: costs[name][bits] for bits in own})
+        for name, own in allowed.items()
+    )
+    groups = shared_widths(graph) if settings.mixed_activations else {}
+    values = activation_costs(calibrated, data, groups, calibrated.wanted.activation_bits, report)
+    points = costing.frontier((*layers, *values))
+    if budget.kind in ("bytes", "cycles"):
+        chosen = costing.within(points, budget.limit, unit, base)
+    else:
+        excess = _excess(calibrated, data, measured, budget, groups, report)
+        chosen = costing.cheapest(points, excess, "points of top-1" if budget.kind == "loss" else "dB")
+    return WidthSearchResult(layers, points, chosen, unit, base, values, groups)
+
+
+def activation_costs(
+    calibrated: CalibratedNetwork,
+    data: Mapping[str, Array],
+    groups: Mapping[str, Sequence[str]],
+    widths: Sequence[int],
+    report: Told,
+) -> tuple[LayerCost, ...]:
+    """Bytes and noise of groups of activations that share their steps, at each width; each group by its name."""
+    graph, names = calibrated.graph, list(groups)
+    if not names:
+        return ()
+    every = [name for group in groups.values() for name in group]
+    steps = {bits: calibrated.at_widths(dict.fromkeys(every, bits)).activations for bits in widths}
+    noise = costing.rounding_noise(graph, data, list(groups.values()), steps, report)
+    sizes = {name: sum(graph.types[member].elements for member in group) for name, group in groups.items()}
+    costs = {name: {bits: float(-(-sizes[name] * bits // 8)) for bits in widths} for name in names}
+    return tuple(LayerCost(name, own, costs[name]) for name, own in zip(names, noise, strict=True))
+
+
+def _cycle_costs(
+    calibrated: CalibratedNetwork, data: Mapping[str, Array], target: Target, report: Told
+) -> tuple[dict[str, dict[int, float]], float]:
+    """Cycles of each layer at each width, from the whole network at that width, and what is left of the widest."""
+    names = [node.output for node in weighted_layers(calibrated.graph)]
+    few = {name: array[:8] for name, array in data.items()}
+    costs: dict[str, dict[int, float]] = {name: {} for name in names}
+    base = 0.0
+    for bits in calibrated.wanted.weight_bits:
+        report(f"simulating the network with {bits}-bit weights")
+        scheme = choose_layers(calibrated, few, dict.fromkeys(names, bits))
+        measured = run_report(qdq_graph(calibrated.graph, scheme), target)
+        for name in names:
+            costs[name][bits] = float(_cycles(measured, name))
+        base = max(base, float(measured.cycles["total"] or 0) - sum(own[bits] for own in costs.values()))
+    return costs, base
+
+
+def _excess(
+    calibrated: CalibratedNetwork,
+    data: Mapping[str, Array],
+    measured: Samples,
+    budget: Budget,
+    groups: Mapping[str, Sequence[str]],
+    report: Told,
+) -> Callable[[FrontierPoint], float]:
+    """By how much a point misses a loss or a signal-to-noise ratio, measured with all layers quantised."""
+    names = [node.output for node in weighted_layers(calibrated.graph)]
+    value = costing.result_values(calibrated.graph)[0]
+    wanted, labels = costing.outputs_on(calibrated.graph, measured.inputs, value), measured.labels
+    if budget.kind == "loss":
+        if wanted.shape[1] < 2:
+            raise DovetailError(
+                "a loss of top-1 needs a network with several classes", where="--budget", hint="give sqnr=DB"
+            )
+        truth = check_labels(labels, wanted.shape[1]) if labels is not None else wanted.argmax(axis=1)
+        best = costing.top1(wanted, truth)
+    float_ends = replace(calibrated, settings=replace(calibrated.settings, integer_ends=False))
+
+    def excess(point: FrontierPoint) -> float:
+        report(f"trying {point.cost:,.0f} bytes")
+        widths, found = dict(zip(names, point.widths, strict=False)), float_ends
+        if groups:
+            bits = zip(groups.values(), point.widths[len(names) :], strict=True)
+            found = float_ends.at_widths({name: width for group, width in bits for name in group})
+        graph = qdq_graph(calibrated.graph, choose_layers(found, data, widths))
+        given = value if value in graph.types else calibrated.graph.outputs[0]
+        got = costing.outputs_on(graph, measured.inputs, given)
+        if budget.kind == "loss":
+            return best - costing.top1(got, truth) - budget.limit
+        error = ((got - wanted).astype(np.float64) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()
+        return budget.limit - decibel(float(error))
+
+    return excess
+
+
+FRAME = PlotArea(640, 400, left=70, right=20, top=40, bottom=50)
+TICKS = 5
+"""Marks along each axis."""
+
+
+def frontier_svg(found: WidthSearchResult, title: str) -> str:
+    """A drawing of the frontier with the chosen point marked; the same text for the same search."""
+    unit = "bytes of weights and activations" if found.values else "bytes of weights"
+    unit = unit if found.unit == "bytes" else "cycles of layers with weights"
+    costs, ratios = [point.cost for point in found.points], [point.sqnr for point in found.points]
+    low, high = floor(min(ratios)), max(ceil(max(ratios)), floor(min(ratios)) + 1)
+    left, right = min(costs), max(max(costs), min(costs) + 1)
+
+    def place(point: FrontierPoint) -> tuple[float, float]:
+        x, y = FRAME.x((point.cost - left) / (right - left)), FRAME.y((point.sqnr - low) / (high - low))
+        return round(x, 1), round(y, 1)
+
+    lines = [
+        shape("rect", width=FRAME.width, height=FRAME.height, fill="white"),
+        element("text", escape(title), x=FRAME.left, y=24, font_size=14),
+    ]
+    first, last, foot = FRAME.x(0), FRAME.x(1), FRAME.height - 30
+    for share in (index / (TICKS - 1) for index in range(TICKS)):
+        x, y = FRAME.x(share), FRAME.y(share)
+        cost, ratio = f"{left + share * (right - left):,.0f}", f"{low + share * (high - low):.0f} dB"
+        lines.append(element("text", cost, x=f"{x:.1f}", y=foot, text_anchor="middle"))
+        lines.append(shape("line", x1=first, x2=last, y1=f"{y:.1f}", y2=f"{y:.1f}", stroke="#ddd"))
+        lines.append(element("text", ratio, x=first - 8, y=f"{y + 4:.1f}", text_anchor="end"))
+    path = " ".join(f"{x},{y}" for x, y in map(place, found.points))
+    x, y = place(found.chosen)
+    middle = str((FRAME.left + FRAME.width) / 2)
+    lines += [
+        element("text", escape(unit), x=middle, y=FRAME.height - 10, text_anchor="middle"),
+        shape("polyline", points=path, fill="none", stroke="#1f6fb4", stroke_width=2),
+        shape("circle", cx=str(x), cy=str(y), r=5, fill="#c0392b"),
+    ]
+    head = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {FRAME.width} {FRAME.height}"}
+    return element("svg", "\n", "\n".join(lines), "\n", **head, font_family="sans-serif", font_size=12) + "\n"
+
+
+def thinned(points: Sequence[FrontierPoint], most: int) -> list[FrontierPoint]:
+    """At most so many points, ends included, spread evenly over the cost."""
+    if len(points) <= most:
+        return list(points)
+    first, last = points[0].cost, points[-1].cost
+    found: list[FrontierPoint] = []
+    for index in range(most):
+        wanted = first + (last - first) * index / (most - 1)
+        nearest = min(points, key=lambda point: abs(point.cost - wanted))
+        if nearest not in found:
+            found.append(nearest)
+    return found

@@ -1,0 +1,128 @@
+"""The float network a quantised one stands for, so that it can be quantised anew: to other scales, widths or types.
+
+Every integer that stands for a real number becomes that number. What the integers' range cut off stays where it is a
+limit the network was made with: a zero point at the least integer is a ReLU that was put into the rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+
+from dovetail.errors import ModelError
+from dovetail.guests.ptq.steps import TensorQuantisation
+from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.operators.activation import Clamp
+from dovetail.ir.operators.arithmetic import Dequantize, Quantize
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import Array, DType, TensorType
+
+
+def is_quantised(graph: Graph) -> bool:
+    """Whether values, and not constants alone, are quantised."""
+    return any(
+        isinstance(node.operator, Quantize)
+        or (isinstance(node.operator, Dequantize) and node.inputs[0] not in graph.constants)
+        for node in graph.nodes
+    )
+
+
+def input_steps(graph: Graph) -> dict[str, TensorQuantisation]:
+    """What the integers of each quantised input stand for, by its name."""
+    found = {}
+    for node in graph.nodes:
+        if isinstance(node.operator, Dequantize) and node.inputs[0] in graph.inputs:
+            scale, zero = (graph.constants[name] for name in node.inputs[1:])
+            kind = graph.types[node.inputs[0]].dtype
+            found[node.inputs[0]] = TensorQuantisation(kind, float(scale.reshape(-1)[0]), int(zero.reshape(-1)[0]))
+    return found
+
+
+def unquantised(graph: Graph, saturates: bool = False) -> Graph:
+    """The network on floats: no Quantize and no Dequantize is left.
+
+    Args:
+        graph: in QDQ form.
+        saturates: whether all values stay limited to what their integers reach; else only from below where that is 0.
+
+    Raises:
+        ModelError: integers that stand for real numbers are computed with as such, by something that takes no floats.
+    """
+    made = _FloatRewriter(graph, GraphBuilder(graph.name), input_steps(graph), saturates)
+    for name in graph.inputs:
+        kind = graph.types[name]
+        made.real[name] = made.builder.input(
+            name, TensorType(kind.shape, DType.FLOAT32) if name in made.inputs else kind
+        )
+    for node in graph.nodes:
+        made.take(node)
+    return made.builder.finish([made.value(name) for name in graph.outputs], graph.states)
+
+
+@dataclass
+class _FloatRewriter:
+    graph: Graph
+    builder: GraphBuilder
+    inputs: Mapping[str, TensorQuantisation]
+    saturates: bool
+    real: dict[str, str] = field(default_factory=dict)
+    """Value -> the new value: of integers that stand for real numbers, these."""
+    steps: dict[str, TensorQuantisation] = field(default_factory=dict)
+    """Integer value -> what it stands for, where it was quantised in the network."""
+
+    def value(self, name: str) -> str:
+        """The new value of an old one."""
+        if name not in self.real:
+            array, kind = self.graph.constants[name], self.graph.types[name]
+            self.real[name] = self.builder.constant(name, array, kind.dtype)
+        return self.real[name]
+
+    def take(self, node: Node) -> None:
+        """Add what a node means for floats."""
+        operator, constants = node.operator, self.graph.constants
+        if isinstance(operator, Dequantize):
+            self.real[node.output] = self._dequantised(node)
+        elif isinstance(operator, Quantize):
+            self.real[node.output] = self._quantised(node, operator)
+        else:
+            known = next((self.steps[name] for name in node.inputs if name in self.steps), None)
+            if known is not None and isinstance(operator, Pad):
+                operator = replace(operator, value=(operator.value - known.zero_point) * known.scale)
+            try:
+                inputs = [self.value(name) for name in node.inputs]
+                self.real[node.output] = self.builder.add(operator, inputs, node.output, node.origin)
+            except ValueError as error:
+                hint = "give the float model"
+                raise ModelError(f"its integers are computed with: {error}", where=node.origin, hint=hint) from None
+            if known is not None and all(name in self.steps or name in constants for name in node.inputs):
+                self.steps[node.output] = known
+
+    def _dequantised(self, node: Node) -> str:
+        source = node.inputs[0]
+        if all(name in self.graph.constants for name in node.inputs):
+            array = node.operator.evaluate([self.graph.constants[name] for name in node.inputs])
+            return self.builder.constant(node.output, array.astype(np.float32))
+        if source in self.inputs:
+            self.steps[source] = self.inputs[source]
+        return self.value(source)
+
+    def _quantised(self, node: Node, operator: Quantize) -> str:
+        scale, zero = (self.graph.constants[name].reshape(-1) for name in node.inputs[1:])
+        steps = TensorQuantisation(operator.dtype, float(scale[0]), int(zero[0]))
+        self.steps[node.output] = steps
+        value = self.value(node.inputs[0])
+        low, high = ((bound - steps.zero_point) * steps.scale for bound in (steps.dtype.low, steps.dtype.high))
+        if self.saturates:
+            return self.builder.add(Clamp(low, high), [value], node.output, node.origin)
+        if steps.zero_point != operator.dtype.low or self.builder.constant_of(value) is not None:
+            return value
+        return self.builder.add(Clamp(0.0, inf), [value], node.output, node.origin)
+
+
+def as_reals(array: Array, steps: TensorQuantisation | None) -> Array:
+    """Samples of an input: integers of the quantised input as the numbers they stand for; others as they are."""
+    fits = steps is not None and array.dtype.kind in "iu" and array.dtype == steps.dtype.numpy
+    return (array.astype(np.float64) - steps.zero_point) * steps.scale if fits and steps is not None else array

@@ -1,0 +1,215 @@
+"""The least cycles a layer can take, and where its cycles went.
+
+The time of a layer has four parts. Its engine is busy for it: "peak" is what its MACs would take at the engine's peak,
+"below_peak" the rest. "transfers": its DMA transfers go on and no engine works. "core": nothing but cores works in its
+windows; a window is a stretch in which core 0 works, or waits, for the layer. So a layer that waits for the engine or
+the transfers of another is not charged for that, and where one engine works at a time the layers add up to the
+inference.
+
+The bound of a layer is the larger of what its MACs take at the peak of what computes it and what its bytes take on
+their way: through the DMA, or through the engine's own port where the target says how wide that is. On cores it is one
+multiply-accumulate per product (by the widest instruction they have) and one store per word of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.sim.device import Activity
+    from dovetail.sim.protocol import InferenceResult
+    from dovetail.target.chip import Core, Dma
+    from dovetail.target.description import Target
+    from dovetail.target.engine import StreamDma
+
+KINDS = ("peak", "below_peak", "transfers", "core")
+"""Where cycles go, in this order."""
+
+_NEAR = 0.98
+"""A layer is at its bound when that is so much of its time."""
+
+_CLOSE = 0.1
+"""A cost model is right when it is off by no more than so much."""
+
+Span = tuple[int, int]
+"""Start and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBound:
+    """The least cycles of a layer and what sets them."""
+
+    cycles: float
+    by: str
+    """As a sentence; empty where there is nothing to do."""
+
+
+def core_product(cores: Sequence[Core]) -> float:
+    """Fewest cycles of a multiply-accumulate on some cores together."""
+    return 1 / sum(1 / _product(core) for core in cores)
+
+
+def core_word(cores: Sequence[Core]) -> float:
+    """Fewest cycles in which some cores together load or store a word of 4 bytes."""
+    from dovetail.sim.architecture import architecture_of, core_costs
+
+    costs = (architecture_of(core.isa).word(core_costs(core.isa, core.costs, core.isa)) for core in cores)
+    return 1 / sum(1 / cycles for cycles in costs)
+
+
+def _product(core: Core) -> float:
+    """One core's: by the widest of its own instructions that adds products, one cycle each, or its basic ones. What is
+    all taps of a block is a loop of those instructions and no instruction."""
+    from dovetail.kernels.scheduled.knobs import block_of, is_product
+    from dovetail.kernels.scheduled.write import extents
+    from dovetail.sim.architecture import architecture_of, core_costs
+
+    basic = architecture_of(core.isa).product(core_costs(core.isa, core.costs, core.isa))
+    single = [one for one in core.instructions if is_product(one) and block_of(one) is None]
+    widths = [group * taps for group, taps in (extents(one.meaning) for one in single)]
+    return float(min([basic, *(1 / width for width in widths)]))
+
+
+def bound(layer: Mapping[str, Any], plan: Mapping[str, Any], target: Target, cores: Sequence[Core]) -> LayerBound:
+    """The bound of one layer, as the run's JSON and the build's plan have it; `cores` have a part of it, if any do."""
+    if plan["idle"]:
+        return LayerBound(0, "")
+    names = layer["engine"].split("+")
+    engines = [engine for engine in target.engines if engine.name in names]
+    limits = []
+    if layer["ideal_macs_per_cycle"]:
+        cycles = layer["macs"] / layer["ideal_macs_per_cycle"]
+        limits.append(LayerBound(cycles, f"its MACs at the peak of {layer['engine']}"))
+        wide = sum(engine.bytes_per_cycle or 0 for engine in engines)
+        if wide and all(engine.bytes_per_cycle for engine in engines):
+            touched = plan["read"] + plan["written"] + sum(constant["bytes"] for constant in plan["constants"])
+            limits.append(LayerBound(touched / wide, f"its operands and result through {layer['engine']}'s port"))
+    elif layer["engine"] == "core":
+        words = -(-(plan["written"] if plan["calls"] else layer["bytes_moved"]) // 4)
+        cycles = plan["products"] * core_product(cores) + words * core_word(cores)
+        limits.append(LayerBound(cycles, "one multiply-accumulate per MAC, one store per word"))
+    if (dma := _dma_for(layer, target)) is not None and layer["bytes_moved"]:
+        limits.append(LayerBound(layer["bytes_moved"] / dma.bytes_per_cycle, f"its bytes through {dma.name}"))
+    return max(limits, key=lambda limit: limit.cycles, default=LayerBound(0, ""))
+
+
+def windows(inference: InferenceResult) -> list[tuple[int, int, int]]:
+    """Layer, first and one past the last cycle of every window; together they are the inference."""
+    if inference.total_cycles is None or not inference.markers:
+        return []
+    ends = [*(marker.start_cycle for marker in inference.markers[1:]), inference.total_cycles]
+    starts = [0, *ends[:-1]]
+    return [(m.layer, start, end) for m, start, end in zip(inference.markers, starts, ends, strict=True)]
+
+
+def _dma_for(layer: Mapping[str, Any], target: Target) -> Dma | StreamDma | None:
+    """What copies for a layer; None where the core does."""
+    names = layer["engine"].split("+")
+    own = [engine.dma for engine in target.engines if engine.name in names and engine.dma]
+    return own[0] if own else next((dma for dma in target.dmas if dma.name in names), target.dma)
+
+
+def transfers_of(inference: InferenceResult, target: Target) -> list[Activity]:
+    """What the DMAs did, one DMA after the other."""
+    return [job for dma in target.dmas for job in inference.activities.get(dma.name, ())]
+
+
+def exposed(
+    inference: InferenceResult, count: int, target: Target, owners: Sequence[int] | None
+) -> list[tuple[int, int, int]]:
+    """Of each of `count` layers: cycles of its windows in which an engine works; cycles in which none does but its DMA
+    transfers go on; cycles of its windows in which neither is so.
+
+    They add up to the inference; all 0 without time.
+
+    Args:
+        inference: what was run.
+        count: of layers.
+        target: the machine.
+        owners: the layer of each DMA transfer, in order; None where unknown: they belong to the window they lie in.
+    """
+    engines = {engine.name for engine in target.engines}
+    working = union([(j.start, j.end) for name, own in inference.activities.items() if name in engines for j in own])
+    dma = transfers_of(inference, target)
+    moving = union([*working, *((job.start, job.end) for job in dma)])
+    found = [[0, 0, 0] for _ in range(count)]
+    for layer, start, end in windows(inference):
+        busy, either = _inside(working, start, end), _inside(moving, start, end)
+        found[layer][0] += busy
+        found[layer][1] += either - busy if owners is None else 0
+        found[layer][2] += end - start - either
+    for job, layer in zip(dma, owners or (), strict=False):
+        found[layer][1] += job.end - job.start - _inside(working, job.start, job.end)
+    return [(own[0], own[1], own[2]) for own in found]
+
+
+def spent(layer: Mapping[str, Any], own: tuple[int, int, int], further: int) -> dict[str, int] | None:
+    """The cycles of a layer of the run's JSON by kind (`KINDS`); None without time. `own` is its part of `exposed`,
+    `further` the most cycles a core other than core 0 works for it."""
+    if layer["cycles"] is None:
+        return None
+    busy = own[0] if layer["engine_cycles"] is None else layer["engine_cycles"]
+    peak = min(busy, round(layer["macs"] / layer["ideal_macs_per_cycle"])) if layer["ideal_macs_per_cycle"] else 0
+    return dict(zip(KINDS, (peak, busy - peak, own[1], max(own[2], further)), strict=True))
+
+
+def union(spans: Sequence[Span]) -> list[Span]:
+    """The same stretches without overlaps, in order."""
+    found: list[Span] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _inside(spans: Sequence[Span], start: int, end: int) -> int:
+    return sum(max(0, min(last, end) - max(first, start)) for first, last in spans)
+
+
+def reason(layer: Mapping[str, Any], target: Target, cores: Sequence[Core]) -> str:
+    """Why a layer, with its `time`, `bound` and `spent`, takes longer than its bound, as a sentence; empty where
+    nothing is done or there is no time. `cores` have a part of it, if any do."""
+    where, time = layer["spent"], layer["time"]
+    if where is None or not (time or layer["bound"]):
+        return ""
+    if layer["bound"] > time:
+        return "hidden: done while an engine works for another layer"
+    if layer["bound"] >= _NEAR * time:
+        return "at its bound"
+    largest = max(KINDS[1:], key=lambda kind: where[kind])
+    share = f"{100 * where[largest] / time:.0f} %"
+    if largest == "below_peak" and layer["ideal_macs_per_cycle"]:
+        return _engine_reason(layer, share)
+    if largest == "transfers" and (dma := _dma_for(layer, target)) is not None:
+        rate = layer["bytes_moved"] / (layer["dma_cycles"] or where["transfers"])
+        moved = f"{rate:.3g} of {dma.bytes_per_cycle} bytes per cycle"
+        return f"{share} in which its transfers go on and no engine works: {dma.name} moves {moved}"
+    return _core_reason(layer, share, cores)
+
+
+def _engine_reason(layer: Mapping[str, Any], share: str) -> str:
+    """Why the engine takes so long: its shape, as its own cost model has it, or something else."""
+    busy, modelled = layer["engine_cycles"] or layer["time"], layer["modelled_cycles"] or 0
+    expected = "as" if abs(modelled - busy) <= _CLOSE * busy else f"{modelled:,} cycles"
+    model = f", {expected} its cost model says" if modelled else ""
+    if layer["bound"] > layer["macs"] / layer["ideal_macs_per_cycle"] + 1:
+        return f"{layer['engine']} is busy {busy:,} cycles where its bytes take {layer['bound']:,.0f}{model}"
+    rate, peak = layer["macs"] / busy, layer["ideal_macs_per_cycle"]
+    return f"{share} below the peak: {layer['engine']} does {rate:.3g} of {peak:g} MACs per cycle{model}"
+
+
+def _core_reason(layer: Mapping[str, Any], share: str, cores: Sequence[Core]) -> str:
+    cycles, launches = layer["spent"]["core"], layer["launches"]
+    if layer["engine"] == "core" and layer["macs"]:
+        rate, least = cycles / layer["macs"], core_product(cores)
+        return f"{share} on the core: {rate:.2f} cycles per MAC, {least:.3g} is the least"
+    if layer["engine"] == "core":
+        return f"{share} on the core: {cycles / max(layer['elements'], 1):.1f} cycles per element of the result"
+    if launches:
+        jobs = "1 job" if launches == 1 else f"{launches} jobs"
+        return f"{share} in which only the core works: it starts {jobs}, {cycles / launches:,.0f} cycles each"
+    return f"{share} in which only the core works: it sets up transfers"

@@ -1,0 +1,144 @@
+"""What no choice of a layer, and no order of a network's layers, does without.
+
+Of a layer: the busy cycles of its engine, or of the DMA, by the target's own formulas. Of a network: each unit does one
+thing after the other, and a layer of which every element reads all of an operand begins when that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dovetail.codegen.emit.manifest import least_work
+from dovetail.guests.report.bounds import core_product, core_word
+from dovetail.guests.tune.cost import END_CYCLES, START_CYCLES
+from dovetail.ir.crop import parts
+from dovetail.ir.operators.arithmetic import Requantize
+from dovetail.ir.types import Box, full_box
+from dovetail.kernels import core_traits, offered
+from dovetail.program.ir import CORE
+from dovetail.schedule.assign.costs import cores_cycles
+from dovetail.schedule.partition import Region
+from dovetail.target.description import Target
+
+_SURE = 0.75
+"""Of the cycles a kernel of the core is estimated to take, those it surely takes: no estimate is so much too high."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What no choice of a layer does without, as the target's formulas say it: nothing exposed, nothing waited for."""
+
+    engine: int
+    """Least busy cycles of the engine, or of the core that computes it."""
+    copying: int
+    """Least busy cycles of the DMA."""
+    cycles: int
+    """Least of the longer of the two, over all choices; or the offload's own floor."""
+    fetching: int = 0
+    """Least busy cycles of the DMA for constants alone."""
+
+
+def network_floor(regions: Sequence[Region], floors: Mapping[str, Floor], target: Target) -> int:
+    """Cycles below which no choices and no order bring a network; 0 where nothing is known.
+
+    From when a region may begin at all, it and whatever may not begin earlier take as long as the busiest unit has work
+    for them: engines and the core, with its kernels as they are. A DMA, which may always be ahead, has the constants of
+    all to fetch; values may lie where they are used, or come from a relayout of the core's.
+    An engine that holds one launch idles while it is programmed. Layers stay on their engines; nothing is counted for
+    one that computes several side by side.
+
+    Args:
+        regions: the network, in execution order.
+        floors: of those that can be tuned, by name; nothing is counted for other regions of engines.
+        target: the machine.
+    """
+    if not floors:
+        return 0
+    work = [_work(region, floors.get(region.name), target) for region in regions]
+    makers = {region.output: index for index, region in enumerate(regions)}
+    begins: list[int] = []
+    before: list[set[int]] = []
+    for region in regions:
+        own = {value: makers[value] for value in region.graph.inputs if value in makers}
+        before.append(set(own.values()).union(*(before[maker] for maker in own.values())))
+        whole = _read_whole(region)
+        waits = (_end(work, begins, {maker, *before[maker]}) for value, maker in own.items() if value in whole)
+        begins.append(max((*waits, *(begins[maker] for maker in own.values())), default=0))
+    fetching = sum(floors[region.name].fetching for region in regions if region.name in floors)
+    return max(fetching, _end(work, begins, set(range(len(regions))))) + START_CYCLES + END_CYCLES
+
+
+def core_floor(region: Region, target: Target) -> Floor | None:
+    """The floor of a layer of sums of products on all cores, in cycles of core 0: its products inside the image, by the
+    widest instruction; the loads of their operands in the block of sums that needs fewest; a product and a shift for
+    every element that is requantised, as long as a load each; a store for every word of the result. None for other
+    layers."""
+    block = offered(region.graph, core_traits(target.core)).block
+    if block is None:
+        return None
+    products, _ = least_work(region.graph)
+    (pixels, channels, taps), cores = block, target.cores[:1]
+    graph, types = region.graph, region.graph.types
+    words = products * (pixels + channels) / (pixels * channels * taps) + types[region.output].nbytes / 4
+    words += sum(2 * types[node.output].elements for node in graph.nodes if isinstance(node.operator, Requantize))
+    speed = sum(core.speed for core in target.cores)
+    cycles = round((products * core_product(cores) + words * core_word(cores)) / speed)
+    return Floor(cycles, 0, cycles)
+
+
+def _work(region: Region, floor: Floor | None, target: Target) -> tuple[str, int]:
+    """The unit that computes a region, and its least cycles."""
+    if region.engine is not None:
+        idle = region.engine.launching if region.engine.queue == 1 and not region.engine.stream else 0
+        if floor is None or region.shares or region.engine.joint is not None:
+            return region.engine.name, 0
+        return region.engine.name, floor.engine + idle
+    if region.is_view or region.still or region.mover or target.workers:
+        return CORE, 0
+    return CORE, floor.engine if floor is not None else int(_SURE * cores_cycles(region.graph, target))
+
+
+def _end(work: Sequence[tuple[str, int]], begins: Sequence[int], done: set[int]) -> int:
+    """When all of some regions have been computed at the earliest: of those that begin at a time or later none has been
+    begun by then."""
+    found = 0
+    for time in {begins[index] for index in done}:
+        busy: dict[str, int] = {}
+        for index in done:
+            unit, cycles = work[index]
+            if begins[index] >= time:
+                busy[unit] = busy.get(unit, 0) + cycles
+        found = max(found, time + max(busy.values(), default=0))
+    return found
+
+
+class _NoContainmentError(Exception):
+    """Two boxes of which none holds the other."""
+
+
+def _read_whole(region: Region) -> set[str]:
+    """The operands of which every element of the result reads all: its first and its last one do, or the first and the
+    last row where only rows are computed. All operands of what is only computed as a whole."""
+    types = region.graph.types
+    shape, found = types[region.output].shape, set(region.graph.inputs)
+    for last in (False, True) if all(shape) else ():
+        ends = tuple((size - 1, size) if last else (0, 1) for size in shape)
+        for box in (ends, (*ends[:-1], *full_box(shape[-1:]))):
+            try:
+                _, boxes = parts(region.graph, {region.output: box}, join=_larger)
+            except _NoContainmentError:
+                return set()
+            except ValueError:
+                continue
+            found = {value for value in found if boxes.get(value) == full_box(types[value].shape)}
+            break
+    return found
+
+
+def _larger(_: str, a: Box, b: Box) -> Box:
+    """The one of two boxes that holds the other; raises _Apart where none does."""
+    both = tuple((min(x[0], y[0]), max(x[1], y[1])) for x, y in zip(a, b, strict=True))
+    if both not in (a, b):
+        raise _NoContainmentError
+    return both

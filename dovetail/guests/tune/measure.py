@@ -1,0 +1,235 @@
+"""What a choice costs, measured here, in processes beside this one, or on a Dask cluster: the outcomes are the same.
+
+A layer is measured as a network of its own on the simulated chip, on this computer or a board, or by the cost model.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dovetail.arrays import built
+from dovetail.compile import Options, compile_graph, reserved, sample_inputs
+from dovetail.errors import BoardError, DovetailError, MissingExtraError, SimulationError
+from dovetail.farm import LOST, begin_worker, farm
+from dovetail.guests.tune.cost import CoreEstimator, Estimator, estimator
+from dovetail.guests.tune.search import TrialOutcome, distinct_layers, placed, region_alone, resolved_default
+from dovetail.ir.graph import Graph, evaluate_all
+from dovetail.schedule.knobs import choose, region_space
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import partition
+from dovetail.schedule.plan import plan
+from dovetail.target.pattern import Choice, Space
+
+if TYPE_CHECKING:
+    from dovetail.sim.line import Board
+    from dovetail.target.description import Target
+
+
+MEASURES = ("iss", "host", "model", "board")
+"""What is measured: cycles of the simulated chip, nanoseconds on this computer, the cost model's own estimate, or
+cycles of a board."""
+
+_REPEATED = 8
+"""Inferences of which the shortest counts, on this computer; one before them warms up."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureTask:
+    """Everything a worker needs for the trials of one network; may be sent to another process or machine."""
+
+    payload: bytes
+    """The graph and its ends near the engine, pickled by `make_task`."""
+    target: str
+    """Name of a target, or the path of a target file."""
+    policy: str | None
+    measure: str
+    """One of `MEASURES`."""
+    board: Board | None = None
+    """What is measured on, if it is a board."""
+
+
+def make_task(
+    graph: Graph, near: Collection[str], target: str, policy: str | None, measure: str, board: Board | None = None
+) -> MeasureTask:
+    """The task of measuring a graph; arguments as the fields of `MeasureTask`."""
+    return MeasureTask(pickle.dumps((graph, tuple(sorted(near))), protocol=5), target, policy, measure, board)
+
+
+def measure(task: MeasureTask, choices: Mapping[str, Choice]) -> TrialOutcome:
+    """One trial: the task's network with these choices by region name.
+
+    A choice that cannot be compiled, or computes something else than the graph, is an outcome, not an error.
+
+    Raises:
+        DovetailError: the compiler or the simulator is not installed, or the board does not answer.
+        OSError: the disk is full, or the like.
+    """
+    try:
+        if task.measure == "model":
+            return TrialOutcome(_estimated(task, choices))
+        graph, near = _opened(task.payload)
+        where = (None, task.board) if task.board else (task.measure, None)
+        return TrialOutcome(measured(graph, _target(task.target), task.policy, choices, near, *where))
+    except MissingExtraError as error:  # of a form that can be sent back from another process
+        raise DovetailError(error.what, where=error.where, hint=error.hint) from None
+    except (OSError, MemoryError, BoardError):  # a board that is gone is no fault of the choice
+        raise
+    except DovetailError as error:
+        return TrialOutcome(None, f"{error.where}: {error.what}" if error.where else error.what)
+    except Exception as error:  # a bug met by one choice must not end a night of tuning
+        return TrialOutcome(None, f"{type(error).__name__}: {error}")
+
+
+def measured(
+    graph: Graph,
+    target: Target,
+    policy: str | None,
+    choices: Mapping[str, Choice],
+    near: Collection[str] = (),
+    simulator: str | None = "iss",
+    board: Board | None = None,
+) -> int:
+    """Cycles of one inference on the simulator `iss` or on a board, with seeded inputs, after its outputs were
+    compared; on `host` the nanoseconds of the fastest of some.
+    Raises DovetailError where it cannot be compiled or run, or an output differs from the graph's."""
+    from dovetail.run import run_build
+
+    compiled = compile_graph(graph, target, Options(policy), choices=choices, near=near, interpret=False)
+    inputs = sample_inputs(graph)
+    with built(compiled, target) as build:
+        count = 1 + _REPEATED if simulator == "host" else 1
+        result = run_build(build, simulator, [inputs] * count, build.folder.parent / "cache", board=board)
+    (expected,) = evaluate_all(graph, [{name: inputs[name] for name in graph.given}])
+    for name, array in result.outputs[0].items():
+        if not np.array_equal(array, expected[name]):
+            count = int((array != expected[name]).sum())
+            what = f"{count} of {array.size} elements differ from the graph"
+            hint = "the driver or the device model is wrong for this choice: dovetail check finds where"
+            raise SimulationError(what, where=f"output '{name}'", hint=hint)
+    if simulator == "host":
+        return min(inference.nanoseconds or 0 for inference in result.simulation.inferences[1:])
+    cycles = result.simulation.inferences[0].total_cycles
+    if cycles is None:
+        hint = "let board_cycles of its C file read a counter"
+        raise BoardError("the board counts no cycles", where=board.where if board else "board", hint=hint)
+    return cycles
+
+
+def _estimated(task: MeasureTask, choices: Mapping[str, Choice]) -> int:
+    """The estimate of a layer; of a network, the sum of those of its layers, if it can be planned at all."""
+    models = _models(task.payload, task.target)
+    (graph, near), target = _opened(task.payload), _target(task.target)
+    for name, choice in choices.items():
+        refusal = models[name][1].refusal(choice) if name in models else "it has no knobs"
+        if refusal:
+            hint = "let the knobs of the target allow what it takes, or choose another value"
+            raise DovetailError(refusal, where=f"layer {name}", hint=hint)
+    if len(models) > 1:
+        regions = choose(partition(graph, target), choices, target)
+        plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
+    total = 0
+    for name, (model, _, default) in models.items():
+        own = choices.get(name, {})
+        found = model.estimate({**default, **own} if own else placed(model.region, default, target))
+        if found is None:
+            raise DovetailError(
+                "the tiles need more memory than there is", where=f"layer {name}", hint="choose smaller tiles"
+            )
+        total += found.cycles
+    return total
+
+
+@lru_cache(maxsize=4)
+def _opened(payload: bytes) -> tuple[Graph, tuple[str, ...]]:
+    graph, near = pickle.loads(payload)
+    return graph, near
+
+
+@lru_cache(maxsize=4)
+def _target(name: str) -> Target:
+    from dovetail.targets import load_target
+
+    return load_target(name)
+
+
+@lru_cache(maxsize=2)
+def _models(payload: bytes, target_name: str) -> dict[str, tuple[Estimator | CoreEstimator, Space, Choice]]:
+    """For each region of a network that can be tuned, its cost model, its space and the choice that stands for none."""
+    (graph, near), target = _opened(payload), _target(target_name)
+    regions = partition(graph, target)
+    planned = plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
+    found: dict[str, tuple[Estimator | CoreEstimator, Space, Choice]] = {}
+    for layer in distinct_layers(regions, planned, target):
+        alone = region_alone(layer.graph, target)
+        default = resolved_default(alone, target, layer.near)
+        found |= dict.fromkeys(
+            layer.names, (estimator(alone, target, layer.near), region_space(alone, target), default)
+        )
+    return found
+
+
+Choices = Mapping[str, Choice]
+Runner = Callable[[MeasureTask, Sequence[Choices]], Iterator[tuple[int, TrialOutcome]]]
+"""Makes a batch of trials of one task; gives the number in the batch and the outcome of each as it ends."""
+
+
+@contextmanager
+def runner(jobs: int, scheduler: str | None, boards: Sequence[Board] = ()) -> Iterator[Runner]:
+    """What makes trials.
+
+    Args:
+        jobs: processes on this machine; 1 for this one alone.
+        scheduler: address of a Dask scheduler, used in place of processes here; None for none.
+        boards: what trials are made on, one at a time on each; empty for simulators.
+
+    Raises:
+        DovetailError: `jobs` is below 1, or the scheduler does not answer.
+        MissingExtraError: Dask is asked for and not installed.
+    """
+    if len(boards) > 1 and scheduler is None:
+        with _on_boards(boards) as run:
+            yield run
+        return
+    own = boards[0] if boards else None
+    with farm(jobs, scheduler, here=True) as spread:
+
+        def made(task: MeasureTask, batch: Sequence[Choices]) -> Iterator[tuple[int, TrialOutcome]]:
+            for number, outcome in spread(partial(measure, replace(task, board=own)), batch):
+                yield number, TrialOutcome(None, LOST.value) if outcome is LOST else outcome
+
+        yield made
+
+
+@contextmanager
+def _on_boards(boards: Sequence[Board]) -> Iterator[Runner]:
+    """A process for each board; a trial goes to the one that is free."""
+    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+    from multiprocessing import get_context
+
+    pools = [ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin_worker) for _ in boards]
+
+    def run(task: MeasureTask, batch: Sequence[Choices]) -> Iterator[tuple[int, TrialOutcome]]:
+        waiting, idle = list(enumerate(batch)), list(range(len(boards)))
+        busy: dict[Future[TrialOutcome], tuple[int, int]] = {}
+        while waiting or busy:
+            while waiting and idle:
+                (number, choices), place = waiting.pop(0), idle.pop(0)
+                own = replace(task, board=boards[place])
+                busy[pools[place].submit(measure, own, choices)] = number, place
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                number, place = busy.pop(future)
+                idle.append(place)
+                yield number, future.result()
+
+    try:
+        yield run
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)

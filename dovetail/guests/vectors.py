@@ -1,0 +1,252 @@
+"""`dovetail vectors`: for hardware people, what an engine finds in memory, what is written into its registers, and what
+it must give.
+
+    index.json                         target, format, kernels: files, addresses, registers
+    convolution/x.hex                  an operand as it lies in the engine's memory, from its address on
+    convolution/weights.hex            constants likewise
+    convolution/registers.hex          one line a write: byte offset and value, in order
+    convolution/expected.hex, mask.hex the bytes of the result, and which of them count (ff) or may be anything (00)
+    convolution/list.hex               of an engine that reads its commands from memory, one line a word (list, task,
+                                       instructions, ...: the parts its target names)
+
+`hex` has a byte a line, and a register write a line, as `$readmemh` reads them (64 bits: offset, value); `bin` the same
+as raw bytes (little-endian pairs of 32 bits); `npz` one file per kernel.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.arrays import built
+from dovetail.codegen.emit.dump import expected_bytes
+from dovetail.codegen.emit.project import write_files
+from dovetail.codegen.emit.unit import addressed_operands
+from dovetail.compile import Compiled
+from dovetail.errors import TargetError
+from dovetail.guests.check.cases import Case, UserCodeError, base
+from dovetail.guests.check.layers import NoLayerError
+from dovetail.guests.check.run import INSTRUCTIONS, SECONDS, compiled_cases, has_model, writes_of
+from dovetail.ir.types import Array
+from dovetail.program.interpret import ProgramInterpreter, observe
+from dovetail.program.ir import Role
+from dovetail.run import Watchdog, run_build
+from dovetail.sim.device import accesses
+from dovetail.target.description import Target
+from dovetail.target.engine import Engine
+from dovetail.target.offload import Command, Offload
+
+FORMATS = ("hex", "bin", "npz")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes at an address of the engine's memory."""
+
+    name: str
+    address: int
+    content: Array
+    """uint8."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """One launch of an engine."""
+
+    kernel: str
+    engine: str
+    memory: str
+    given: tuple[Block, ...]
+    """Operands and constants."""
+    writes: tuple[tuple[int, int], ...]
+    """Byte offset from the engine's first register, and value, in order."""
+    expected: Block
+    mask: Array
+    """uint8 of the same size as `expected`: 0 where a byte may be anything."""
+    words: Mapping[str, Array] = field(default_factory=dict)
+    """What the engine reads besides, by name: uint32. Where it lies, the registers say."""
+
+
+def vectors_of(target: Target, engine: Engine, offload: Offload) -> Vectors | None:
+    """A launch of a layer the offload takes; None where none can be made.
+    Raises DovetailError where the layer cannot be compiled or run."""
+    try:
+        point = base(offload)
+    except (NoLayerError, UserCodeError):
+        return None
+    if point is None:
+        return None
+    case = Case(engine.name, offload.name, point, "a layer within every limit")
+    compiled, inputs, _ = compiled_cases(target, [case])
+    if engine.stream is not None:
+        return _of_list(target, engine, case, compiled, inputs)
+    unit, program = compiled.unit, compiled.plan.program
+    observed = next(iter(observe(program, unit.target, inputs)))
+    launch = observed.launch
+    places = addressed_operands(program, launch)
+    given = []
+    for name, view in launch.operands.items():
+        if name == "scratch":
+            continue
+        start, stop = view.span
+        buffer = program.buffers[view.buffer]
+        if buffer.role is Role.CONSTANT:
+            content = launch.packed[name].reshape(-1).view(np.uint8)
+        else:
+            assert buffer.address is not None
+            first = buffer.address - unit.target.memory(buffer.memory).base
+            content = observed.before[buffer.memory][first + start : first + stop]
+        given.append(Block("x" if name in inputs and len(inputs) == 1 else name, places[name].address, content))
+    expected, mask = expected_bytes(launch.result, observed.result)
+    result = Block("expected", places["result"].address, np.frombuffer(expected, np.uint8))
+    counts = np.ones(result.content.size, np.uint8) if mask is None else np.frombuffer(mask, np.uint8)
+    commands = [command for _, command in unit.commands[observed.index] if isinstance(command, Command)]
+    if has_model(target, engine):
+        writes = tuple(write for command in commands for write in writes_of(command))
+        return Vectors(offload.name, engine.name, engine.memory, tuple(given), writes, result, counts * 255)
+    read = commands if engine.raw.pointers else []  # others' words are written into registers
+    parts = {name: part for command in read for name, part in engine.raw.parts(command).items()}
+    words = {name: np.frombuffer(part, "<u4") for name, part in parts.items()}
+    known = (tuple(given), writes_seen(target, case), result, counts * 255, words)
+    return Vectors(offload.name, engine.name, engine.memory, *known)
+
+
+def _of_list(target: Target, engine: Engine, case: Case, compiled: Compiled, inputs: Mapping[str, Array]) -> Vectors:
+    """The one list a layer becomes, with what it finds in the memory of values and in that of its constants."""
+    program, unit = compiled.plan.program, compiled.unit
+    machine = ProgramInterpreter(program, unit.target)
+    for name, view in program.inputs.items():
+        machine.write(view, inputs[name])
+    given = []
+    for name, view in program.inputs.items():
+        buffer = program.buffers[view.buffer]
+        assert buffer.address is not None
+        first = buffer.address + view.offset - unit.target.memory(buffer.memory).base
+        content = machine.memories[buffer.memory][first : first + view.span[1] - view.span[0]].copy()
+        given.append(Block("x" if len(inputs) == 1 else name, buffer.address + view.offset, content))
+    for name, buffer in program.buffers.items():
+        if buffer.role is Role.CONSTANT and buffer.address is not None:
+            given.append(Block(name, buffer.address, program.constants[name]))
+    for index, statement in enumerate(program.statements):
+        machine.step(index, statement)
+    view = next(iter(program.outputs.values()))
+    expected, mask = expected_bytes(view, machine.read(view))
+    result = Block(
+        "expected", (program.buffers[view.buffer].address or 0) + view.offset, np.frombuffer(expected, np.uint8)
+    )
+    counts = np.ones(result.content.size, np.uint8) if mask is None else np.frombuffer(mask, np.uint8)
+    several = len(unit.lists) > 1
+    words = {f"list_{n}" if several else "list": np.array(one.words, np.uint32) for n, one in enumerate(unit.lists)}
+    memory, writes = program.buffers[view.buffer].memory, writes_seen(target, case)
+    return Vectors(case.offload, engine.name, memory, tuple(given), writes, result, counts * 255, words)
+
+
+def writes_seen(target: Target, case: Case) -> tuple[tuple[int, int], ...]:
+    """Byte offset and value of each register the driver writes for a case, as seen on the simulated chip.
+    Raises DovetailError where the case cannot be compiled or run."""
+    compiled, inputs, _ = compiled_cases(target, [case])
+    with built(compiled, compiled.unit.target) as build:
+        run_build(build, "iss", [inputs], watchdog=Watchdog(INSTRUCTIONS, SECONDS, build.folder.parent))
+        found = accesses(build.folder.parent / "0.accesses")  # of the only engine there is
+    return tuple((access.offset, access.value) for access in found if access.written)
+
+
+def write_vectors(target: Target, form: str, folder: Path, force: bool = False) -> tuple[int, tuple[str, ...]]:
+    """Write the vectors of every offload; how many there are, and the names of those without.
+
+    Args:
+        target: the machine.
+        form: one of `FORMATS`.
+        folder: where to.
+        force: whether a folder that is there gives way, if it holds vectors.
+
+    Raises:
+        TargetError: no such format, or the target has no engine with registers.
+        BuildError: the folder exists or cannot be written.
+    """
+    if form not in FORMATS:
+        raise TargetError(f"there is no format '{form}'", where="vectors", hint=f"use one of {', '.join(FORMATS)}")
+    engines = [engine for engine in target.engines if engine.device is not None]
+    if not engines:
+        raise TargetError("it has no engine with registers", where=target.name, hint="give a target with an engine")
+    if force and folder.exists() and not (folder / "index.json").is_file():
+        raise TargetError(
+            f"{folder} holds no vectors and is not replaced", where="vectors", hint="choose another folder"
+        )
+    files: dict[str, bytes] = {}
+    kernels, without = [], []
+    for engine in engines:
+        for offload in engine.offloads:
+            made = vectors_of(target, engine, offload)
+            if made is None:
+                without.append(offload.name)
+                continue
+            stem = _stem(offload.name) if len(engines) == 1 else f"{engine.name}_{_stem(offload.name)}"
+            own, entry = _files(made, form, stem)
+            files.update(own)
+            kernels.append(entry)
+    index = {"schema": 1, "target": target.name, "format": form, "kernels": kernels}
+    files["index.json"] = (json.dumps(index, indent=2) + "\n").encode()
+    write_files(files, folder, force)
+    return len(kernels), tuple(without)
+
+
+def _stem(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name.replace(", ", "_"))
+
+
+def _files(made: Vectors, form: str, stem: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of a kernel, and its entry in the index."""
+    all_blocks = (*made.given, made.expected)
+    arrays = {block.name: block.content for block in all_blocks}
+    arrays |= {"mask": made.mask, "registers": np.array(made.writes, np.uint32).reshape(-1, 2), **made.words}
+    entry: dict[str, Any] = {"kernel": made.kernel, "engine": made.engine, "memory": made.memory}
+    entry |= {"words": {name: int(words.size) for name, words in made.words.items()}} if made.words else {}
+    blocks = {block.name: {"address": block.address, "bytes": int(block.content.size)} for block in all_blocks}
+    if form == "npz":
+        stream = io.BytesIO()
+        whole: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        np.savez(stream, **whole)
+        return {f"{stem}.npz": stream.getvalue()}, {**entry, "file": f"{stem}.npz", "blocks": blocks}
+    written = {f"{stem}/{name}.{form}": _written(array, form) for name, array in arrays.items()}
+    return written, {**entry, "folder": stem, "blocks": blocks}
+
+
+def _written(array: Array, form: str) -> bytes:
+    """Raw, or in hexadecimal one element a line, of register writes a pair."""
+    if form == "bin":
+        return array.astype(array.dtype.newbyteorder("<")).tobytes()
+    if array.ndim == 2:
+        return "".join(f"{offset:08x}{value:08x}\n" for offset, value in array.tolist()).encode()
+    return "".join(f"{value:0{2 * array.itemsize}x}\n" for value in array.tolist()).encode()
+
+
+def read_vectors(folder: Path) -> Mapping[str, Mapping[str, Array]]:
+    """What `write_vectors` wrote: kernel -> name -> array; "registers" as uint32 pairs, all else uint8."""
+    index = json.loads((folder / "index.json").read_text())
+    return {entry["kernel"]: _read(folder, entry, index["format"]) for entry in index["kernels"]}
+
+
+def _read(folder: Path, entry: Mapping[str, Any], form: str) -> dict[str, Array]:
+    if form == "npz":
+        with np.load(folder / entry["file"]) as file:
+            return dict(file)
+    found = {}
+    for path in sorted((folder / entry["folder"]).glob(f"*.{form}")):
+        pairs = path.stem == "registers"
+        wide = pairs or path.stem in entry.get("words", ())
+        if form == "bin":
+            found[path.stem] = np.fromfile(path, "<u4" if wide else np.uint8)
+        else:
+            lines = path.read_text().split()
+            words = [int(line[i : i + 8], 16) for line in lines for i in ((0, 8) if pairs else (0,))]
+            found[path.stem] = np.array(words, np.uint32 if wide else np.uint8)
+        if path.stem == "registers":
+            found[path.stem] = found[path.stem].reshape(-1, 2)
+    return found
