@@ -11,7 +11,7 @@ PAGE = REPOSITORY / "docs" / "support.md"
 sys.path.insert(0, str(REPOSITORY))
 
 from dovetail.kernels import kernel, region  # noqa: E402
-from dovetail.operators import BUNDLED  # noqa: E402
+from dovetail.operators import installed_operators  # noqa: E402
 from dovetail.read import keras, onnx, tflite  # noqa: E402
 from dovetail.read.keras import operations  # noqa: E402
 from dovetail.target import Engine, Target  # noqa: E402
@@ -61,7 +61,7 @@ def core_lines() -> list[str]:
     """What the core computes, and what the frontends read."""
     versions = sorted(tflite.IMPORTERS.items())
     standard = [name for domain, name in onnx.IMPORTERS if domain == ""]
-    standard += [kind.op_type for kind in BUNDLED if kind.op_type and not kind.domain]
+    standard += [kind.op_type for kind in installed_operators() if kind.op_type and not kind.domain]
     others = sorted({domain for domain, _ in onnx.IMPORTERS} - {""})
     lines = [
         "## Core kernels",
@@ -81,7 +81,7 @@ def core_lines() -> list[str]:
     ]
     lines += [f"| `{name}` | {importer.version} |" for name, importer in versions]
     lines += ["", "`CUSTOM` operators ([and those of one's own](own_operators.md)):", ""]
-    lines += [listed(kind.custom_code for kind in BUNDLED if kind.custom_code)]
+    lines += [listed(kind.custom_code for kind in installed_operators() if kind.custom_code)]
     lines += ["", "## ONNX operators", "", f"Standard domain: {listed(standard)}", ""]
     for domain in others:
         lines += [f"Domain `{domain}`: {listed(name for d, name in onnx.IMPORTERS if d == domain)}", ""]

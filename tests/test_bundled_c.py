@@ -15,7 +15,7 @@ from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array
 from dovetail.kernels import generate
-from dovetail.operators import BUNDLED
+from dovetail.operators import installed_operators
 from dovetail.targets import load_target
 from test_core_kernels import build, needs_compiler
 from test_detectors import Yolo, ssd, suppression
@@ -60,7 +60,7 @@ def cases(folder: Path) -> Iterator[Case]:
 @pytest.mark.parametrize("language", ["c99", "c++17"])
 def test_bundled_c_is_clean_and_exact(tmp_path: Path, language: str) -> None:
     found = list(cases(tmp_path))
-    assert {type(case.graph.nodes[0].operator) for case in found} == set(BUNDLED)
+    assert {type(case.graph.nodes[0].operator) for case in found} == set(installed_operators())
     text = program(found, [generate(case.graph, f"kernel_{number}") for number, case in enumerate(found)])
     flags = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
     if language == "c++17":

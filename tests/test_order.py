@@ -9,7 +9,20 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "dovetail"
 ORDER = (
-    *("version", "errors", "files", "farm", "user_file", "ir", "operators", "read", "quantize", "target", "legalize"),
+    *(
+        "version",
+        "errors",
+        "files",
+        "farm",
+        "user_file",
+        "plugins",
+        "ir",
+        "operators",
+        "read",
+        "quantize",
+        "target",
+        "legalize",
+    ),
     *(
         "loops",
         "kernels",

@@ -20,7 +20,7 @@ from dovetail.compile import Options
 from dovetail.errors import DovetailError, ModelError
 from dovetail.guests.check.suite import check
 from dovetail.kernels import Optimize
-from dovetail.operators import BUNDLED, load_operators
+from dovetail.operators import installed_operators, load_operators
 from dovetail.read.tflite.flexbuffers import read_map
 from dovetail.run import run_build
 from dovetail.targets import load_target
@@ -327,7 +327,7 @@ def test_dovetail_check_tries_the_engine_with_the_operators_example(tmp_path: Pa
 
 
 def test_every_bundled_operator_is_complete() -> None:
-    for kind in BUNDLED:
+    for kind in installed_operators():
         assert kind.__doc__ and kind.c and kind.function
         assert "compute" in vars(kind) and "results" in vars(kind) and "numbers" in vars(kind)
 

@@ -2,19 +2,21 @@
 
     from dovetail.operators import Array, DType, Said, TensorType, UserOperator
 
-A file of such classes is given with `--operators`, or a target names them (`Target.operators`).
+A file of such classes is given with `--operators`, a target names them (`Target.operators`), or a package declares
+each as an entry point of `dovetail.operators`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
-from dovetail.errors import ModelError
-from dovetail.guests.operators.detection import DetectionPostProcess, NonMaxSuppression
-from dovetail.guests.operators.signal import SIGNAL
+from dovetail import plugins
+from dovetail.errors import DovetailError, ModelError
 from dovetail.ir.operators import OPERATORS
 from dovetail.ir.operators.base import require
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
@@ -22,22 +24,47 @@ from dovetail.ir.types import Array, DType, TensorType
 from dovetail.user_file import import_file
 
 __all__ = [
-    "BUNDLED",
     "Array",
     "DType",
     "Said",
     "SaidOperand",
     "TensorType",
     "UserOperator",
+    "installed_operators",
     "known_operators",
     "load_operators",
     "require",
 ]  # fmt: skip
 
-BUNDLED: tuple[type[UserOperator], ...] = (DetectionPostProcess, NonMaxSuppression, *SIGNAL)
-"""Operators that come with Dovetail."""
-
 _WRITTEN = "write it as in docs/own_operators.md"
+
+
+def installed_operators(tell: Callable[[str], None] = lambda sentence: None) -> tuple[type[UserOperator], ...]:
+    """The operators of installed packages, Dovetail's own first; `tell` hears of those that cannot be used."""
+    kinds, errors = _installed()
+    for error in errors:
+        tell(f"{error.where}: {error.what}")
+    return kinds
+
+
+@cache
+def _installed() -> tuple[tuple[type[UserOperator], ...], tuple[DovetailError, ...]]:
+    members, failures = plugins.load_all(plugins.OPERATORS, _is_operator, "a subclass of UserOperator")
+    kinds: dict[str, type[UserOperator]] = {}
+    errors: list[DovetailError] = list(failures)
+    for name, kind in members.items():
+        try:
+            _check(kind, f"{plugins.OPERATORS} '{name}'")
+            _check_names([kind.__name__])
+        except ModelError as error:
+            errors.append(error)
+        else:
+            kinds[kind.__name__] = kind
+    return tuple(kinds.values()), tuple(errors)
+
+
+def _is_operator(value: object) -> TypeGuard[type[UserOperator]]:
+    return isinstance(value, type) and issubclass(value, UserOperator)
 
 
 def load_operators(path: Path) -> tuple[type[UserOperator], ...]:
@@ -55,7 +82,7 @@ def load_operators(path: Path) -> tuple[type[UserOperator], ...]:
             "the file defines no operator with a custom_code or an op_type", where=str(path), hint=_WRITTEN
         )
     for kind in found:
-        _check(kind, path)
+        _check(kind, f"{path}:{inspect.getsourcelines(kind)[1]}")
     names = [name for kind in found for name in (kind.custom_code, f"{kind.domain}::{kind.op_type}") if name.strip(":")]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -64,8 +91,7 @@ def load_operators(path: Path) -> tuple[type[UserOperator], ...]:
     return found
 
 
-def _check(kind: type[UserOperator], path: Path) -> None:
-    where = f"{path}:{inspect.getsourcelines(kind)[1]}"
+def _check(kind: type[UserOperator], where: str) -> None:
     missing = [name for name in ("results", "compute") if getattr(kind, name) is getattr(UserOperator, name)]
     own = [name for name in vars(kind).get("__annotations__", {}) if "ClassVar" not in str(kind.__annotations__[name])]
     if missing:
@@ -76,19 +102,22 @@ def _check(kind: type[UserOperator], path: Path) -> None:
 
 
 def known_operators(own: Iterable[type[UserOperator]]) -> dict[str, type[UserOperator]]:
-    """Bundled operators and a user's own by the names of their classes, as saved graphs have them.
+    """Operators of packages and a user's own by the names of their classes, as saved graphs have them.
 
     Raises:
         ModelError: a class has the name of one of Dovetail's operators.
     """
-    found = {kind.__name__: kind for kind in (*BUNDLED, *own)}
-    taken = [name for name in found if name in OPERATORS]
-    if taken:
+    by_name = {kind.__name__: kind for kind in (*installed_operators(), *own)}
+    _check_names(by_name)
+    return by_name
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raise ModelError where a name is that of one of Dovetail's operators."""
+    taken = next((name for name in names if name in OPERATORS), None)
+    if taken is not None:
         hint = "give the class another name; what models call it is said in custom_code and op_type"
-        raise ModelError(
-            f"one of Dovetail's own operators is called {taken[0]}", where=f"operator {taken[0]}", hint=hint
-        )
-    return found
+        raise ModelError(f"one of Dovetail's own operators is called {taken}", where=f"operator {taken}", hint=hint)
 
 
 def combined(*groups: Sequence[type[UserOperator]]) -> tuple[type[UserOperator], ...]:

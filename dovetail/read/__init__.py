@@ -10,7 +10,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Shape
-from dovetail.operators import BUNDLED
+from dovetail.operators import installed_operators
 
 MAX_BYTES = 512 * 2**20
 """Largest model file read, in bytes."""
@@ -27,14 +27,14 @@ def load_model(
     """Read a model file: TFLite (recognised by the identifier "TFL3"), Keras (a zip archive or HDF5) or ONNX (by the
     suffix .onnx). The network is in QDQ form, or of floats where the model is, and named after the file's stem.
     `shapes` are those of inputs an ONNX model leaves open, by name; `tell` is told what was taken for granted.
-    `operators` are the user's own, known beside those bundled (`dovetail.operators.BUNDLED`).
+    `operators` are the user's own, known beside those of packages (`dovetail.operators.installed_operators`).
 
     Raises:
         ModelError: there is no such file, its format is unknown, it is damaged, or it says something
             Dovetail cannot honour; the message names the file and the operator.
         MissingExtraError: it is a Keras file, and h5py is not installed.
     """
-    data, known = _read(path), (*BUNDLED, *operators)
+    data, known = _read(path), (*installed_operators(tell), *operators)
     if data[4:8] == b"TFL3":
         from dovetail.read.tflite import load_tflite
 

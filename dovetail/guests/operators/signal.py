@@ -435,10 +435,3 @@ class SignalFilterBankLog(UserOperator):
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
         return (inputs[0].elements, self.output_scale, self.input_correction_bits)
-
-
-SIGNAL: tuple[type[UserOperator], ...] = (
-    SignalEnergy, SignalFftAutoScale, SignalFilterBank, SignalFilterBankLog, SignalFilterBankSpectralSubtraction,
-    SignalFilterBankSquareRoot, SignalPcan, SignalRfft, SignalWindow,
-)  # fmt: skip
-"""All of them."""
