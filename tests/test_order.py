@@ -13,6 +13,7 @@ ORDER = (
         "version",
         "errors",
         "files",
+        "documents",
         "farm",
         "user_file",
         "plugins",
