@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from dovetail.api import open_build as open_build
     from dovetail.compile import Options as Options
     from dovetail.errors import DovetailError as DovetailError
-    from dovetail.targets import load_target as load_target
+    from dovetail.target.registry import load_target as load_target
 
 _PLACES = {
     **dict.fromkeys(("Build", "Run", "compile", "open_build"), "dovetail.api"),
     "Options": "dovetail.compile",
     "DovetailError": "dovetail.errors",
-    "load_target": "dovetail.targets",
+    "load_target": "dovetail.target.registry",
 }
 __all__ = ["Build", "DovetailError", "Options", "Run", "__version__", "compile", "load_target", "open_build"]
 

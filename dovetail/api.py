@@ -35,7 +35,7 @@ from dovetail.ir.types import Array, DType
 from dovetail.operators import UserOperator, combined
 from dovetail.sim.line import Board
 from dovetail.target.description import Target, with_cores
-from dovetail.targets import load_target
+from dovetail.target.registry import load_target
 
 if TYPE_CHECKING:
     from rich.console import Console

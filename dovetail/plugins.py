@@ -71,6 +71,11 @@ def _points(group: str) -> tuple[Mapping[str, EntryPoint], tuple[PluginError, ..
     return points, tuple(errors)
 
 
+def collisions(group: str) -> tuple[PluginError, ...]:
+    """An error for each entry point of a group whose name another package has already."""
+    return _points(group)[1]
+
+
 def load(group: str, name: str, suits: Callable[[object], TypeGuard[T]], kind: str) -> T | None:
     """The object of an entry point; None where no package declares one of this name.
 

@@ -26,8 +26,7 @@ from dovetail.sim.protocol import InferenceResult, SimulationResult
 from dovetail.sim.stretches import with_lists
 from dovetail.target.description import Target, with_cores
 from dovetail.target.engine import DeviceModel
-from dovetail.target.parts import PARTS
-from dovetail.targets import BUILT_IN, load_target
+from dovetail.target.registry import is_installed, load_target
 
 SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
@@ -114,7 +113,7 @@ def open_build(folder: Path, target: Target | None = None) -> ProjectBuild:
             raise BuildError(f"the build has schema {manifest['schema']}, expected 1", where=str(path), hint=hint)
     except (ValueError, KeyError, TypeError) as error:
         raise BuildError(f"the file is damaged: {error}", where=str(path), hint="compile the model again") from None
-    if target is None and name not in BUILT_IN and name not in PARTS:
+    if target is None and not is_installed(name):
         what = f"the build was made for '{name}', the target of a file of your own"
         raise BuildError(what, where=str(folder), hint="give the file with --target")
     found = with_cores(target or load_target(name), cores)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from enum import Enum
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -18,6 +19,7 @@ import pytest
 import typer
 
 from command_line import dovetail
+from dovetail import plugins
 from dovetail.cli import options
 from dovetail.cli.main import COMMANDS, app, main
 from dovetail.errors import DovetailError
@@ -177,7 +179,8 @@ def test_a_target_files_functions_that_raise(
 
 
 def test_a_bug_shows_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dovetail.targets.BUILT_IN", {"broken": "no such module:TARGET"})
+    point = EntryPoint("broken", "no_such_module:TARGET", plugins.TARGETS)
+    monkeypatch.setattr("dovetail.plugins.bundled", lambda group: {"broken": point})
     with pytest.raises(ModuleNotFoundError):
         main(["compile", "net.onnx", "--target", "broken", "-o", str(tmp_path / "build")])
 
@@ -187,7 +190,7 @@ def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         """What Ctrl-C does to a command."""
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dovetail.targets.load_target", interrupted)
+    monkeypatch.setattr("dovetail.target.registry.load_target", interrupted)
     assert dovetail("targets") == 130
     assert capsys.readouterr() == ("", "stopped\n")
 

@@ -206,7 +206,7 @@ def pins_of(pin: list[str] | None, file: Path | None) -> dict[str, str]:
 def target_of(name: str, cores: int | None) -> Target:
     """The target of a name or file, with so many cores; raises DovetailError."""
     from dovetail.target.description import with_cores
-    from dovetail.targets import load_target
+    from dovetail.target.registry import load_target
 
     return with_cores(load_target(name), cores)
 
@@ -389,7 +389,7 @@ def tune(
 def _measure(target: str, measure: str | None, on_board: bool) -> str:
     """The measure of a trial; raises DovetailError where two are asked for."""
     from dovetail.run import BOARD, default_simulator
-    from dovetail.targets import load_target
+    from dovetail.target.registry import load_target
 
     if not on_board:
         return measure or default_simulator(load_target(target))

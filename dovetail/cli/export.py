@@ -36,7 +36,7 @@ def export(
     """
     from dovetail.guests.export import export as write
     from dovetail.run import open_build
-    from dovetail.targets import load_target
+    from dovetail.target.registry import load_target
 
     files = write(open_build(build, load_target(target) if target else None), to, folder, force, rtos is not None)
     say(f"{folder}: {len(files)} files; README.md says how to use them")

@@ -46,7 +46,7 @@ def schedule(
     from dovetail.codegen.emit.project import write_files
     from dovetail.compile import Options, prepare, sample_inputs
     from dovetail.target import OrderRequest
-    from dovetail.targets import advice, load_target
+    from dovetail.target.registry import advice, load_target
 
     with progress("starting") as show:
         known = load_target(target)
@@ -133,7 +133,7 @@ def mesh(
     from dovetail.ir.onnx_file import graph_bytes
     from dovetail.operators import known_operators
     from dovetail.schedule.partition import partition
-    from dovetail.targets import advice, load_target
+    from dovetail.target.registry import advice, load_target
 
     with progress("starting") as show:
         known = with_compiler(load_target(target))

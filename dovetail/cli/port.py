@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dovetail import plugins
 from dovetail.cli import options as opt
 from dovetail.cli.console import note, progress, say
 from dovetail.cli.options import argument, option
@@ -64,7 +65,7 @@ def check(
     with progress("reading the target") as report:
         from dovetail.guests.check import findings, suite
         from dovetail.guests.check.cases import FULL, QUICK
-        from dovetail.targets import load_target
+        from dovetail.target.registry import load_target
 
         order = suite.Order(FULL if full else QUICK, tuple(sim or ()), tuple(only or ()), timeout, first)
         found = suite.check(load_target(target), order, report, name=target, jobs=jobs, scheduler=scheduler)
@@ -99,7 +100,7 @@ def vectors(
     """
     with progress("making vectors"):
         from dovetail.guests.vectors import write_vectors
-        from dovetail.targets import load_target
+        from dovetail.target.registry import load_target
 
         count, without = write_vectors(load_target(target), form, output, force)
     if without:
@@ -115,16 +116,15 @@ def targets(
     Example: dovetail targets --parts
     """
     from dovetail.target.parts import PARTS
-    from dovetail.targets import BUILT_IN, load_target
+    from dovetail.target.registry import installed_targets, load_target
 
     if parts:
         width = max(map(len, PARTS))
         for name, part in PARTS.items():
             say(f"{name:{width}} {load_target(name).sentence} ({part.source})")
         return
-    width = max(map(len, BUILT_IN))
-    for name in BUILT_IN:
-        target = load_target(name)
+    width = max(map(len, plugins.names(plugins.TARGETS)))
+    for name, target in installed_targets(note):
         say(f"{name:{width}} {target.sentence}")
         for index, policy in enumerate(target.policies):
             say(f"{'':{width}} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")

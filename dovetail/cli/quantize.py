@@ -113,7 +113,7 @@ def quantize(
         from dovetail.guests.ptq.budget import parse_budget
         from dovetail.operators import combined
         from dovetail.read import load_model
-        from dovetail.targets import load_target
+        from dovetail.target.registry import load_target
 
         settings = ptq.Settings(
             method=ptq.Method(method),

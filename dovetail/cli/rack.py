@@ -60,7 +60,7 @@ def run_mesh(
         from dovetail.guests.mesh.manifest import read_mesh
         from dovetail.guests.mesh.remote import RackSession, mesh_images
         from dovetail.operators import combined
-        from dovetail.targets import load_target
+        from dovetail.target.registry import load_target
 
         build = read_mesh(folder)
         known = with_compiler(load_target(target or build.target))

@@ -87,7 +87,7 @@ def run(
         from dovetail.arrays import read_inputs, seeded_inputs, write_outputs
         from dovetail.guests.report import make_report, print_report
         from dovetail.run import Waves, default_simulator, open_build, run_build
-        from dovetail.targets import load_target
+        from dovetail.target.registry import load_target
 
         opened = open_build(build, load_target(target) if target else None)
         missing = [key for key in _NEEDED if key not in opened.manifest]
@@ -189,7 +189,7 @@ def _detailed(
     from dovetail.arrays import read_inputs, seeded_inputs
     from dovetail.guests.report.detail import detail, read_plan
     from dovetail.run import default_simulator, open_build, run_build
-    from dovetail.targets import load_target
+    from dovetail.target.registry import load_target
 
     build = open_build(folder, load_target(target_name) if target_name else None)
     read_plan(build)
@@ -252,7 +252,7 @@ def compare(
 def _target_of(folder: Path, targets: Sequence[str]) -> str | None:
     """Of the target files given, the one a build was made for; None for a built-in target."""
     from dovetail.codegen.emit.project import MANIFEST
-    from dovetail.targets import load_target
+    from dovetail.target.registry import load_target
 
     if not targets or not (folder / MANIFEST).is_file():
         return None
@@ -317,7 +317,7 @@ def sweep(
     from dovetail.guests.sweep import page as drawing
     from dovetail.guests.sweep import run as sweeping
     from dovetail.guests.sweep.run import SweepTask
-    from dovetail.targets import load_target
+    from dovetail.target.registry import load_target
 
     known = load_target(target)
     if not settings:

@@ -139,7 +139,7 @@ def line_to(bench: AgentBoard) -> Link:
     from dovetail.guests.mesh.compiled import with_compiler
     from dovetail.guests.mesh.rack import EmulatedElements
     from dovetail.sim.rack import Rack, rack_link
-    from dovetail.targets import load_target
+    from dovetail.target.registry import load_target
 
     target = with_compiler(load_target(name))
     if target.mesh is None:

@@ -30,7 +30,7 @@ from dovetail.run import SIMULATORS, verilog_devices
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Offload
-from dovetail.targets import load_target
+from dovetail.target.registry import load_target
 
 _MANY, _FEW = 9, 2
 """Rounds in which a failing case is made simpler, and where a usual mistake explains it on a chip."""

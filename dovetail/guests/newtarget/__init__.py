@@ -7,8 +7,8 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
+from dovetail import plugins
 from dovetail.errors import TargetError
-from dovetail.targets import BUILT_IN
 
 _FILES = {".py": "target.py.txt", ".c": "driver.c.txt", ".h": "driver.h.txt"}
 _REGISTERS = 23
@@ -29,7 +29,7 @@ def write_new_target(name: str, folder: Path, force: bool = False) -> tuple[Path
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name):
         hint = "use up to 40 lower-case letters, digits and underscores, a letter first"
         raise TargetError(f"'{name}' cannot name a target", where="new-target", hint=hint)
-    if name in BUILT_IN:
+    if name in plugins.names(plugins.TARGETS):
         raise TargetError(f"there is a built-in target '{name}'", where="new-target", hint="choose another name")
     found = {folder / f"{name}{suffix}": source for suffix, source in _FILES.items()}
     there = [path for path in found if path.exists()]

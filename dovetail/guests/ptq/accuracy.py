@@ -271,7 +271,7 @@ def accuracy_of(
     """
     from dovetail.compile import Options
     from dovetail.run import default_simulator
-    from dovetail.targets import load_target
+    from dovetail.target.registry import load_target
 
     report("reading the model")
     target = load_target(target_name) if target_name is not None else None

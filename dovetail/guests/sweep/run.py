@@ -111,7 +111,7 @@ def _measured(task: SweepTask, settings: Mapping[str, Value]) -> SweepOutcome:
     from dovetail.ir.graph import evaluate_all
     from dovetail.kernels import Optimize
     from dovetail.run import run_build
-    from dovetail.targets import load_target
+    from dovetail.target.registry import load_target
 
     target = changed(load_target(task.target), settings)
     options = Options(policy=task.policy, allow_float=task.allow_float, optimize=Optimize(task.optimize))

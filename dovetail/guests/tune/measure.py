@@ -154,7 +154,7 @@ def _opened(payload: bytes) -> tuple[Graph, tuple[str, ...]]:
 
 @lru_cache(maxsize=4)
 def _target(name: str) -> Target:
-    from dovetail.targets import load_target
+    from dovetail.target.registry import load_target
 
     return load_target(name)
 

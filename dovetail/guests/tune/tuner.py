@@ -35,7 +35,7 @@ from dovetail.schedule.tiles.tile import EARLY, PLACEMENT
 from dovetail.sim.line import Board
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
-from dovetail.targets import load_target
+from dovetail.target.registry import load_target
 
 MOST_TRIALS = 48
 """Trials of the whole network."""

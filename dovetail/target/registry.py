@@ -1,0 +1,114 @@
+"""Targets by name: those of installed packages, microcontrollers, and files of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeGuard
+
+from dovetail import plugins
+from dovetail.errors import DovetailError, TargetError
+from dovetail.target.description import Target
+from dovetail.target.parts import PARTS, part_of
+from dovetail.user_file import import_file
+
+
+def is_installed(name: str) -> bool:
+    """Whether a name, not a file, stands for a target: one of a package, or a microcontroller of `parts.PARTS`."""
+    return name in PARTS or name in plugins.names(plugins.TARGETS)
+
+
+def installed_targets(tell: Callable[[str], None] = lambda sentence: None) -> Iterator[tuple[str, Target]]:
+    """The targets of installed packages by name, Dovetail's own first; `tell` hears of those that cannot be used."""
+    for error in plugins.collisions(plugins.TARGETS):
+        tell(str(error))
+    for name in plugins.names(plugins.TARGETS):
+        try:
+            target = load_target(name)
+        except DovetailError as error:
+            tell(str(error))
+        else:
+            yield name, target
+
+
+def load_target(name: str) -> Target:
+    """A target of an installed package or a part by name, or the `TARGET` of a Python file by path.
+
+    Raises:
+        TargetError: no such target, the file does not import, has no `TARGET`, or names a memory or a file that is
+            not there.
+        PluginError: the package that has the target is broken.
+    """
+    if name in PARTS:
+        return part_of(name, load_target(PARTS[name].core))
+    target: Target | None = plugins.load(plugins.TARGETS, name, _is_target, "a Target")
+    if target is None:
+        if not name.endswith(".py") or not Path(name).is_file():
+            known = ", ".join(plugins.names(plugins.TARGETS))
+            hint = f"use one of {known}, a part (dovetail targets --parts), or the path of a target file"
+            raise TargetError("there is no such target", where=f"target '{name}'", hint=hint)
+        target = getattr(import_file(Path(name)), "TARGET", None)
+    elif target.name != name:
+        hint = "give the entry point and the Target one name"
+        raise TargetError(f"the target of this entry point is called '{target.name}'", where=name, hint=hint)
+    if not isinstance(target, Target):
+        raise TargetError("the file does not define TARGET", where=name, hint="end the file with TARGET = Target(...)")
+    _check_names(target, name)
+    return target
+
+
+def advice(suits: Callable[[Target], bool]) -> str:
+    """A hint that names the installed targets that suit."""
+    names = [name for name, target in installed_targets() if suits(target)]
+    return f"use --target {' or '.join(names)}, or a file of your own"
+
+
+def _is_target(value: object) -> TypeGuard[Target]:
+    return isinstance(value, Target)
+
+
+def _check_names(target: Target, where: str) -> None:
+    memories = [memory.name for memory in target.memories]
+    named = [("the program", target.code), ("the values", target.values)]
+    named += [(f"the operands of {engine.name}", engine.memory) for engine in target.engines]
+    named += [(f"the constants of {engine.name}", engine.constants) for engine in target.engines if engine.constants]
+    for what, memory in named:
+        if memory not in memories:
+            hint = f"the memories are {', '.join(memories)}"
+            raise TargetError(f"there is no memory '{memory}' for {what}", where=where, hint=hint)
+    _check_reach(target, where)
+    for engine in target.engines:
+        missing = [path for path in engine.files.values() if isinstance(path, Path) and not path.is_file()]
+        if missing:
+            hint = f"write {missing[0]}, or change `files` of the engine"
+            raise TargetError(f"the driver of {engine.name} has no file {missing[0].name}", where=where, hint=hint)
+
+
+def _check_reach(target: Target, where: str) -> None:
+    """Who must reach which memory does, and names in `Memory.reach` are known."""
+    known = ["core", *(engine.name for engine in target.engines), *(dma.name for dma in target.dmas)]
+    for memory in target.memories:
+        for name in memory.reach:
+            if name not in known:
+                what = f"{memory.name} is reached by '{name}', which there is not"
+                raise TargetError(what, where=where, hint=f"name some of {', '.join(known)} in Memory.reach")
+    needed = [("core", target.code, "it runs the program"), ("core", target.values, "it has inputs and outputs there")]
+    for engine in (one for one in target.engines if one.device is not None):
+        needed.append((engine.name, engine.memory, "its operands lie there"))
+        needed.append((engine.name, engine.constants or engine.memory, "it reads its constants there"))
+        if engine.dma is not None and engine.stream is None:
+            hint = "give the Engine a stream= as well"
+            raise TargetError(
+                f"{engine.dma.name} copies in lists, and {engine.name} takes none", where=where, hint=hint
+            )
+        if engine.stream is not None and not engine.wait:
+            hint = "give the Engine a wait= function"
+            raise TargetError(f"nobody waits for the lists of {engine.name}", where=where, hint=hint)
+        carrier = target.dma_of(engine)
+        who = carrier.name if carrier else "core"
+        if engine.memory != target.values:
+            needed += [(who, name, "it brings operands and results") for name in (engine.memory, target.values)]
+    for who, name, why in needed:
+        if not target.memory(name).is_reached_by(who):
+            hint = f'add "{who}" to the reach of {name}, or take another memory'
+            raise TargetError(f"{who} must reach {name}: {why}", where=where, hint=hint)
