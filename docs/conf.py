@@ -41,7 +41,10 @@ autodoc_default_options = {"members": True}
 nitpick_ignore_regex = [
     ("py:.*", r"(np|numpy|npt|collections|pathlib|typing|types|onnx)\b.*"),
     ("py:.*", r"Path|Any|Callable|Mapping|Sequence|Iterator|Iterable|Literal|Protocol|Enum|enum\.IntEnum"),
-    ("py:.*", r"Console|tempfile\.TemporaryDirectory|dovetail\.run\..*|OnnxBody|tuple\[.*|.*\.OperatorT|.*\.base\.T|.*\._Kind|.*\.Work"),
+    (
+        "py:.*",
+        r"Console|tempfile\.TemporaryDirectory|dovetail\.run\..*|OnnxBody|tuple\[.*|.*\.OperatorT|.*\.base\.T|.*\._Kind|.*\.Work",
+    ),
 ]
 
 html_theme = "furo"

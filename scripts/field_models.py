@@ -178,19 +178,16 @@ def steps(path: Path, target: Any, reference: Any) -> dict[str, Any]:
     """The largest difference of each integer value from ONNX Runtime without optimisations, and of the outputs, each
     computed from ONNX Runtime's values before it."""
     import onnx
-    import onnxruntime
 
     from dovetail.compile import Options, prepare
+    from dovetail.ir.onnx_runtime import runtime_session
 
     graph = prepare(path, target, Options(allow_float=True))
     model = onnx.load(path)
     ends = [output.name for output in model.graph.output]
     inner = [name for node in model.graph.node for name in node.output if name and name not in ends]
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in inner)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    session = runtime_session(model, optimised=False)
     names = [entry.name for entry in session.get_outputs()]
     lsb, relative, different, count = 0, 0.0, 0, 0
     for sample in range(len(reference["in_0"])):

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from dovetail.guests import zoo
 from dovetail.guests.ptq import prepare
 from dovetail.ir.graph import Graph
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.types import Array
 from dovetail.read import load_model
 
@@ -76,15 +77,7 @@ def images(count: int, seed: int = 1) -> Array:
 
 def onnx_runtime(model: onnx.ModelProto | bytes, inputs: dict[str, Array], optimised: bool = True) -> Array:
     """The first output of every sample in ONNX Runtime [N, elements]."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    if not optimised:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    content = model if isinstance(model, bytes) else model.SerializeToString()
-    session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    session = runtime_session(model, optimised)
     count = len(next(iter(inputs.values())))
     found = [session.run(None, {name: array[index] for name, array in inputs.items()})[0] for index in range(count)]
     return np.stack(found).reshape(count, -1)

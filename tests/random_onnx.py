@@ -17,6 +17,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.compile import Options
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array
 from property_batches import Case, Draw
@@ -86,12 +87,7 @@ def model(nodes: Sequence[Any], feed: Sequence[Array], result: tuple[str, int], 
 
 def run(file: bytes, feeds: Sequence[Sequence[Array]], names: Sequence[str] = NAMES) -> list[list[Array]]:
     """What ONNX Runtime computes from each set of inputs, without saturating 16-bit sums."""
-    import onnxruntime
-
-    settings = onnxruntime.SessionOptions()
-    settings.add_session_config_entry("session.x64quantprecision", "1")
-    settings.intra_op_num_threads, settings.log_severity_level = 1, 3
-    session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
+    session = runtime_session(file)
     return [[np.asarray(session.run(None, dict(zip(names, feed, strict=False)))[0])] for feed in feeds]
 
 

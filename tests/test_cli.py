@@ -21,6 +21,7 @@ from dovetail.cli.console import short_name
 from dovetail.errors import DovetailError
 from dovetail.guests import zoo
 from dovetail.guests.report.report import assign_jobs
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import Activity
 from zoo_data import digits_samples
@@ -59,8 +60,8 @@ def builds(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def _reference(model: Path, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    runtime = pytest.importorskip("onnxruntime", reason="the reference needs onnxruntime (dovetail[check])")
-    session = runtime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    pytest.importorskip("onnxruntime", reason="the reference needs onnxruntime (dovetail[check])")
+    session = runtime_session(model)
     return np.stack([session.run(None, {"input": image[None]})[0] for image in images])
 
 

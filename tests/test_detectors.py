@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.compile import Options
 from dovetail.errors import ModelError
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.types import Array
 from dovetail.targets import load_target
 from oracles import run_litert_often, run_micro_often
@@ -31,11 +32,8 @@ def asked(most: int, classes: int, **more: Any) -> dict[str, Any]:
 
 def run_onnx_runtime(file: bytes, feeds: Sequence[Sequence[Array]], names: Sequence[str]) -> list[list[Array]]:
     """What ONNX Runtime computes from each set of inputs, without saturating 16-bit sums."""
-    onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is the oracle")
-    settings = onnxruntime.SessionOptions()
-    settings.add_session_config_entry("session.x64quantprecision", "1")
-    settings.intra_op_num_threads, settings.log_severity_level = 1, 3
-    session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is the oracle")
+    session = runtime_session(file)
     return [list(session.run(None, dict(zip(names, feed, strict=True)))) for feed in feeds]
 
 

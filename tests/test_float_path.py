@@ -14,6 +14,7 @@ from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
 from dovetail.errors import ModelError
 from dovetail.ir.graph import evaluate
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.types import Array
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
@@ -120,9 +121,7 @@ def test_both_simulators_compute_what_onnx_runtime_does(name: str, tmp_path: Pat
     assert build.manifest["uses_float"]
     shape = compiled.graph.types["x"].shape
     feeds = [{"x": RANDOM.normal(0, 1, shape).astype(np.float32)} for _ in range(3)]
-    options = runtime.SessionOptions()
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = runtime_session(path, optimised=False)
     names = [output.name for output in session.get_outputs()]
     for simulator in ("host", "iss"):
         results = run_build(build, simulator, feeds).outputs

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -17,6 +16,7 @@ from dovetail.compile import Options, compile_model, prepare
 from dovetail.errors import DovetailError, ModelError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph, evaluate, evaluate_all
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize, Requantize, Rounding
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType
@@ -305,9 +305,7 @@ def value(name: str, kind: int, *shape: int | str) -> Any:
 
 
 def runtime(model: Any, feeds: dict[str, Array]) -> Array:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return np.asarray(onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0])
+    return np.asarray(runtime_session(model, optimised=False).run(None, feeds)[0])
 
 
 def run_firmware(folder: Path, model: bytes, suffix: str, feed: dict[str, Array], **options: Any) -> list[Array]:

@@ -11,6 +11,7 @@ import pytest
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, evaluate, verify
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.arithmetic import Dequantize
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Transpose
@@ -30,12 +31,7 @@ WHOLE = ("kws_dscnn_qdq_s8s8_perchannel", "vww_mbv1_qdq_u8s8", "mnist8_qop_u8s8"
 
 def run_runtime(model: str | bytes, feeds: dict[str, Array], optimise: bool = True) -> list[Array]:
     """ONNX Runtime in exact integer arithmetic (see shared/models/README.md)."""
-    options = runtime.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    options.log_severity_level = 3
-    if not optimise:
-        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = runtime_session(model if isinstance(model, bytes) else Path(model), optimise)
     return list(session.run(None, feeds))
 
 

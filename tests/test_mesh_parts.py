@@ -25,6 +25,7 @@ from dovetail.guests.mesh.own import read_mapping
 from dovetail.guests.mesh.parts import part_graphs, read_parts
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.onnx_file import graph_bytes, save_graph
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.schedule.partition import partition
 from dovetail.targets.spinnaker2 import TARGET
 from networks import image_net
@@ -67,13 +68,13 @@ def written(mapped: MeshMapping, folder: Path) -> list[str]:
 
 
 def test_onnx_runtime_computes_the_network_part_by_part(tmp_path: Path) -> None:
-    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxruntime")
     graph = network()
     names = written(own_of(graph, ASKED), tmp_path / "parts")
     given = sample_inputs(graph)
     values: dict[str, Any] = {name: array.reshape(image_of(array.shape)) for name, array in given.items()}
     for name in names:
-        session = runtime.InferenceSession(str(tmp_path / "parts" / f"{name}.onnx"))
+        session = runtime_session(tmp_path / "parts" / f"{name}.onnx")
         brought = {}
         for one in session.get_inputs():
             base, box = _split(one.name)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import evaluate
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.types import Array
 from dovetail.read.onnx import load_onnx
 
@@ -94,9 +94,7 @@ CASES: dict[str, Callable[[], Any]] = {
 
 def compared(given: Any, near: float = 2e-5) -> None:
     rng = np.random.default_rng(3)
-    options = onnxruntime.SessionOptions()  # with optimisations weights in blocks meet activations of 8 bits
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(given.SerializeToString(), options)
+    session = runtime_session(given, optimised=False)  # else weights in blocks meet activations of 8 bits
     graph = load_onnx("net.onnx", given.SerializeToString(), "net", Path())
     narrow = session.get_inputs()[0].type == "tensor(float16)"
     feeds = {

@@ -19,6 +19,7 @@ from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.prepare import equalise, pairs
 from dovetail.guests.ptq.qdq import Scheme, qdq_graph
 from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType
@@ -97,11 +98,7 @@ def test_every_layer_of_the_integer_graph_is_within_a_step_of_onnx_runtime(netwo
     given = {output.name for output in model.graph.output}
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in watched if name not in given)
     sample = np.clip(np.rint(TEST[0] * 20), -128, 127).astype(np.int8)
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = runtime_session(model, optimised=False)
     names = [output.name for output in session.get_outputs()]
     theirs = dict(zip(names, session.run(None, {"image": sample}), strict=True))
     values = {"image": sample, **integer.constants}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -19,6 +18,7 @@ from dovetail.guests.ptq import Samples, Settings, quantise_network
 from dovetail.guests.ptq.prepare import prepare
 from dovetail.ir.graph import Graph, evaluate, evaluate_all
 from dovetail.ir.onnx_file import check_graph
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.fixed import FixedStandard
 from dovetail.ir.operators.gated import FixedRecurrent
 from dovetail.ir.operators.recurrent import FixedLstm
@@ -66,7 +66,7 @@ def onnx_model(nodes: Any, inputs: dict[str, Any], outputs: dict[str, Any], cons
 
 
 def runtime(model: Any, x: Array) -> Array:
-    session = onnxruntime.InferenceSession(model.SerializeToString())
+    session = runtime_session(model)
     return np.stack([session.run(None, {"x": one})[0] for one in x])
 
 

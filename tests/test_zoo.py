@@ -25,6 +25,7 @@ from dovetail.guests import zoo
 from dovetail.guests.zoo import networks
 from dovetail.guests.zoo.networks import ZooNetwork, same_padding
 from dovetail.guests.zoo.weights import forward, random_parameters, stored, synthetic_inputs
+from dovetail.ir.onnx_runtime import runtime_session
 from zoo_data import digits_accuracy, digits_samples, inputs
 
 ort = pytest.importorskip("onnxruntime")
@@ -55,10 +56,7 @@ def built(name: str) -> bytes:
 
 def run(model: bytes, inputs: npt.NDArray[np.int8]) -> list[npt.NDArray[Any]]:
     """Each output of the model for a batch of inputs, one by one through ONNX Runtime."""
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = runtime_session(model)
     results = [session.run(None, {"input": one[None]}) for one in inputs]
     return [np.concatenate(column) for column in zip(*results, strict=True)]
 

@@ -22,9 +22,10 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from dovetail.errors import DovetailError, MissingExtraError, ModelError
+from dovetail.errors import DovetailError, ModelError
 from dovetail.ir.graph import Graph, Node, evaluate, verify
 from dovetail.ir.onnx_body import MOST_BYTES, OPSET, OnnxBody, onnx_model, tensor, value_info
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.onnx_wire import is_large, with_large
 from dovetail.ir.operators import OPERATORS
 from dovetail.ir.operators.base import Operator
@@ -366,23 +367,13 @@ def run_onnx(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()
     Raises:
         MissingExtraError: onnxruntime is not installed.
     """
-    try:
-        import onnxruntime  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingExtraError("onnxruntime", "check", "running a graph as ONNX") from error
     graph, inputs = _without_opaque(graph, inputs)
     computed = {node.output for node in graph.nodes}
     names = tuple(dict.fromkeys(name for name in (*graph.outputs, *keep) if name in computed))
     if not names:
         return {}
     model = to_model(replace(graph, outputs=names))
-    options = onnxruntime.SessionOptions()
-    # Optimised 8-bit kernels saturate on CPUs without VNNI; both settings keep them exact.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = runtime_session(model, optimised=False)
     results = session.run(list(names), {name: inputs[name] for name in graph.inputs})
     return dict(zip(names, results, strict=True))
 

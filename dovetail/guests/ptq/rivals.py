@@ -15,10 +15,8 @@ from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.guests.ptq.accuracy import Column, column
 from dovetail.guests.ptq.data import Samples
 from dovetail.guests.ptq.execute import Told
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.types import Array
-
-_LEVEL = 3
-"""Of ONNX Runtime's log: errors alone."""
 
 
 def compare_with_runtime(
@@ -42,8 +40,7 @@ def compare_with_runtime(
         what = f"ONNX Runtime's quantisers take ONNX files, not '{model.name}'"
         raise DovetailError(what, where="--compare", hint="export the network as ONNX, or leave --compare out")
     try:
-        import onnxruntime  # type: ignore[import-untyped]
-        from onnxruntime import quantization
+        from onnxruntime import quantization  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingExtraError("onnxruntime", "check", "comparing with its quantisers") from error
 
@@ -59,7 +56,7 @@ def compare_with_runtime(
     columns, failures = list[Column](), list[str]()
     with TemporaryDirectory() as folder, _quiet():
         try:
-            wanted = _outputs(onnxruntime, model, measured.inputs)
+            wanted = _outputs(model, measured.inputs)
         except Exception as error:  # what the runtime raises has no common class
             what = f"ONNX Runtime does not run it: {_first_line(error)}"
             raise DovetailError(what, where=model.name, hint="leave --compare out") from error
@@ -68,7 +65,7 @@ def compare_with_runtime(
             target = Path(folder) / f"{number}.onnx"
             try:
                 make(target)
-                got = _outputs(onnxruntime, target, measured.inputs)
+                got = _outputs(target, measured.inputs)
             except Exception as error:
                 failures.append(f"{name}: {_first_line(error)}")
                 continue
@@ -114,10 +111,7 @@ def _feeds(inputs: Mapping[str, Array]) -> list[dict[str, Array]]:
     return [{name: np.ascontiguousarray(array[at]) for name, array in inputs.items()} for at in range(count)]
 
 
-def _outputs(onnxruntime: Any, model: Path, inputs: Mapping[str, Array]) -> Sequence[Array]:
+def _outputs(model: Path, inputs: Mapping[str, Array]) -> Sequence[Array]:
     """The first output of each sample, the network computed as it is written."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = _LEVEL
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    session = runtime_session(model, optimised=False)
     return [session.run(None, feed)[0] for feed in _feeds(inputs)]
