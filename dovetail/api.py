@@ -27,12 +27,12 @@ from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.fields import changed, settings_of
-from dovetail.guests.report import Report, make_report, print_report
 from dovetail.guests.report.detail import detail
 from dovetail.guests.report.page import page
 from dovetail.ir.boundary import Steps
 from dovetail.ir.types import Array, DType
 from dovetail.operators import UserOperator, combined
+from dovetail.report import Report, make_report, print_report
 from dovetail.sim.line import Board
 from dovetail.target.description import Target, with_cores
 from dovetail.target.registry import load_target

@@ -28,7 +28,7 @@ _LONGEST = 200
 class PluginError(DovetailError):
     """An entry point of another package that cannot be used."""
 
-    def __init__(self, point: EntryPoint, what: str, hint: str) -> None:
+    def __init__(self, point: EntryPoint, what: str, *, hint: str) -> None:
         super().__init__(what, where=f"package {_package(point)}, {point.group} '{point.name}'", hint=hint)
 
 
@@ -65,7 +65,8 @@ def _points(group: str) -> tuple[Mapping[str, EntryPoint], tuple[PluginError, ..
             continue
         if point.name in points:
             what = f"the name '{point.name}' is that of the package {_package(points[point.name])} already"
-            errors.append(PluginError(point, what, f"give it another name in {_package(point)}, or uninstall that"))
+            hint = f"give it another name in {_package(point)}, or uninstall that"
+            errors.append(PluginError(point, what, hint=hint))
         else:
             points[point.name] = point
     return points, tuple(errors)
@@ -95,7 +96,8 @@ def load(group: str, name: str, suits: Callable[[object], TypeGuard[T]], kind: s
     value = point.load() if _package(point) == _OWN else _load_foreign(point)
     if not suits(value):
         what = f"{point.value} is {type(value).__name__}, not {kind}"
-        raise PluginError(point, what, f"correct the entry point of {_package(point)}, or uninstall that package")
+        hint = f"correct the entry point of {_package(point)}, or uninstall that package"
+        raise PluginError(point, what, hint=hint)
     return value
 
 
@@ -124,7 +126,7 @@ def _load_foreign(point: EntryPoint) -> object:
         text = str(error).strip()
         what = f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
         hint = f"install a version of {_package(point)} for this one of dovetail, or uninstall that package"
-        raise PluginError(point, f"{point.value} does not import: {what}", hint) from error
+        raise PluginError(point, f"{point.value} does not import: {what}", hint=hint) from error
 
 
 def _package(point: EntryPoint) -> str:

@@ -26,7 +26,6 @@ from dovetail.codegen.emit.project import write_project
 from dovetail.codegen.emit.unit import with_little_work
 from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
-from dovetail.guests.report import make_report
 from dovetail.guests.tune.cost import END_CYCLES, START_CYCLES
 from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder
@@ -36,6 +35,7 @@ from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import SumPool2d
 from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.kernels import core_traits, offered, turns
+from dovetail.report import make_report
 from dovetail.run import open_build, run_build
 from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition

@@ -15,14 +15,13 @@ from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.compile import prepare as prepare_integers
 from dovetail.guests.ptq import QuantisedNetwork, Samples, Settings, named_widths, prepare, quantise_network
-from dovetail.guests.report import make_report
-from dovetail.guests.report.report import Report
 from dovetail.guests.tune.tuner import undivided
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Clip, ScaleShift
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.read import load_model
+from dovetail.report import Report, make_report
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import Activity
 from dovetail.targets import load_target

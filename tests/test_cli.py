@@ -20,8 +20,8 @@ from dovetail.arrays import seeded_inputs
 from dovetail.cli.console import short_name
 from dovetail.errors import DovetailError
 from dovetail.guests import zoo
-from dovetail.guests.report.report import assign_jobs
 from dovetail.ir.onnx_runtime import runtime_session
+from dovetail.report import assign_jobs
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import Activity
 from zoo_data import digits_samples
@@ -148,7 +148,7 @@ def test_run_without_input_says_its_inputs_are_seeded(
 @needs_iss
 def test_bytes_moved_are_those_the_dma_wrote(builds: dict[str, Path]) -> None:
     from dovetail.arrays import seeded_inputs
-    from dovetail.guests.report import make_report
+    from dovetail.report import make_report
     from dovetail.run import open_build, run_build
 
     build = open_build(builds["ne16"])

@@ -16,11 +16,10 @@ from dovetail.cli.main import main
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, sample_inputs
 from dovetail.errors import DovetailError
-from dovetail.guests.report import Report, make_report
-from dovetail.guests.report.report import totals
 from dovetail.ir.graph import evaluate
 from dovetail.kernels import Optimize
 from dovetail.program.ir import Call
+from dovetail.report import Report, make_report, totals
 from dovetail.run import RunResult, open_build, run_build
 from dovetail.target.description import Target, with_cores
 from dovetail.targets import load_target

@@ -14,8 +14,6 @@ from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, sample_inputs
 from dovetail.guests import zoo
 from dovetail.guests.ptq import Samples, Settings, named_widths, prepare, quantise_network
-from dovetail.guests.report import make_report
-from dovetail.guests.report.report import totals
 from dovetail.guests.tune.tuner import least_cycles, undivided
 from dovetail.ir.graph import GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Lookup, ScaleShift
@@ -24,6 +22,7 @@ from dovetail.ir.operators.movement import Concat, Pad, Relayout
 from dovetail.ir.types import DType, TensorType
 from dovetail.program.ir import Copy, LaunchStatement
 from dovetail.read import load_model
+from dovetail.report import make_report, totals
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from firmware import require_chip

@@ -15,7 +15,6 @@ from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, sample_inputs
 from dovetail.errors import PlanError, ProgramError, SimulationError, TargetError
 from dovetail.guests.report.detail import detail, trace_text
-from dovetail.guests.report.report import make_report
 from dovetail.guests.vectors import read_vectors, write_vectors
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.operators.arithmetic import Lookup
@@ -24,6 +23,7 @@ from dovetail.legalize import adapt
 from dovetail.program.interpret import ProgramInterpreter
 from dovetail.program.ir import Begin, Call, Copy, LaunchStatement, Role, Wait, lists, stream_of
 from dovetail.program.verify import verify
+from dovetail.report import make_report
 from dovetail.run import open_build, run_build
 from dovetail.schedule.tiles import tiling
 from dovetail.sim.command_list import LIST, WORDS

@@ -22,16 +22,20 @@ LONGEST = 300
 
 PLACED_BY_CALLER = {
     "program/verify.py": "`verify` adds the statement, the buffer or the end of the program, and what to do",
-    "tools/check/run.py": "becomes a finding of `dovetail check`, which names the case and suspects a cause",
+    "guests/check/run.py": "becomes a finding of `dovetail check`, which names the case and suspects a cause",
     "quantize/context.py": "the lowering adds the operator",
     "quantize/linear.py": "the lowering adds the operator",
     "quantize/rules.py": "the lowering adds the operator",
     "quantize/recurrent.py": "the lowering adds the operator",
 }
 """Files whose errors get `where` from their one caller, and why."""
-ADVISED_BY_CALLER = ("program/verify.py", "tools/check/run.py")
+ADVISED_BY_CALLER = ("program/verify.py", "guests/check/run.py")
 """Those that get a hint so, too."""
-COMPLETE = {"MissingExtraError": "says all three of a package", "StreamError": "is about the instruction stream"}
+COMPLETE = {
+    "MissingExtraError": "says all three of a package",
+    "PluginError": "says package and entry point",
+    "StreamError": "is about the instruction stream",
+}
 """Errors that need no `where`, and why."""
 DOORS = ("refuse", "_refuse", "fail")
 """What readers of models make their errors by; the place is the reader's, the hint has a default."""

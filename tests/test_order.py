@@ -35,6 +35,7 @@ ORDER = (
         "targets",
         "fields",
         "run",
+        "report",
         "arrays",
         "prove",
     ),

@@ -21,11 +21,11 @@ from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.guests import zoo
-from dovetail.guests.report import make_report
 from dovetail.guests.report.bounds import core_product
 from dovetail.guests.report.detail import detail, trace_text
 from dovetail.guests.report.page import page
 from dovetail.kernels import Optimize
+from dovetail.report import make_report
 from dovetail.run import RunResult, default_simulator, open_build, run_build
 from dovetail.targets import BUILT_IN, load_target
 

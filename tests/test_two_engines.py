@@ -15,8 +15,8 @@ from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_model, sample_inputs
 from dovetail.errors import PlanError
 from dovetail.guests import zoo
-from dovetail.guests.report import Report, ReportActivity, make_report
 from dovetail.ir.graph import evaluate
+from dovetail.report import Report, ReportActivity, make_report
 from dovetail.run import open_build, run_build
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.plan import Plan, plan

@@ -85,7 +85,7 @@ def run(
     with progress("starting") as show:
         from dovetail import prove
         from dovetail.arrays import read_inputs, seeded_inputs, write_outputs
-        from dovetail.guests.report import make_report, print_report
+        from dovetail.report import make_report, print_report
         from dovetail.run import Waves, default_simulator, open_build, run_build
         from dovetail.target.registry import load_target
 

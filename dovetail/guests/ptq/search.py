@@ -21,11 +21,10 @@ from dovetail.guests.ptq.execute import Told, silent
 from dovetail.guests.ptq.layers import weighted_layers
 from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.qdq import qdq_graph
-from dovetail.guests.report import make_report
 from dovetail.guests.report.markup import PlotArea, element, shape
-from dovetail.guests.report.report import Report
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
+from dovetail.report import Report, make_report
 from dovetail.target.description import Target
 
 

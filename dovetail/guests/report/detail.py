@@ -24,7 +24,7 @@ from dovetail.guests.report.bounds import (
     union,
     windows,
 )
-from dovetail.guests.report.report import Report, make_report
+from dovetail.report import Report, make_report
 
 if TYPE_CHECKING:
     from dovetail.run import ProjectBuild, RunResult

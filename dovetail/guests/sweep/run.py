@@ -107,9 +107,9 @@ def _measured(task: SweepTask, settings: Mapping[str, Value]) -> SweepOutcome:
     from dovetail.arrays import built, seeded_inputs
     from dovetail.compile import Options, compile_model
     from dovetail.fields import changed
-    from dovetail.guests.report import make_report
     from dovetail.ir.graph import evaluate_all
     from dovetail.kernels import Optimize
+    from dovetail.report import make_report
     from dovetail.run import run_build
     from dovetail.target.registry import load_target
 
