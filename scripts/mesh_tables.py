@@ -20,6 +20,7 @@ MODELS = REPOSITORY.parent / "shared" / "models" / "mlperf_tiny"
 PAGE = REPOSITORY / "docs" / "mesh.md"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
+from mesh_ways import SIMULATOR_CHIP, MappingStrategy, stream_clocks  # noqa: E402
 from tables import run, table  # noqa: E402
 
 from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
@@ -35,11 +36,10 @@ from dovetail.guests.mesh.mapping import (  # noqa: E402
 from dovetail.guests.mesh.partition import partition_mesh  # noqa: E402
 from dovetail.guests.mesh.simulate import simulate_stream  # noqa: E402
 from dovetail.guests.mesh.topology import build_topology, random_faults  # noqa: E402
-from dovetail.guests.mesh.ways import MappingStrategy, stream_clocks  # noqa: E402
 from dovetail.ir.graph import Graph, evaluate  # noqa: E402
 from dovetail.schedule.partition import partition  # noqa: E402
 from dovetail.target.mesh import Mesh  # noqa: E402
-from dovetail.targets.spinnaker2 import MESH, SIMULATOR_CHIP, TARGET  # noqa: E402
+from dovetail.targets.spinnaker2 import MESH, TARGET  # noqa: E402
 
 THROUGHPUT, LATENCY = Objective.THROUGHPUT, Objective.LATENCY
 SMALL = {"ResNet8": "ic_resnet8", "MobileNetV1 0.25": "vww_mobilenetv1"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -14,11 +16,13 @@ from dovetail.errors import PlanError
 from dovetail.guests.mesh.choice import stream_layer
 from dovetail.guests.mesh.layers import MeshLayer, layers_of
 from dovetail.guests.mesh.simulate import simulate_stream
-from dovetail.guests.mesh.ways import MappingStrategy, stream_clocks, tiling_of
 from dovetail.schedule.partition import partition
 from dovetail.target.mesh import Mesh
-from dovetail.targets.spinnaker2 import SIMULATOR_CHIP, TARGET
+from dovetail.targets.spinnaker2 import TARGET
 from networks import Net, single
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+from mesh_ways import SIMULATOR_CHIP, MappingStrategy, stream_clocks, tiling_of
 
 # Layers of VGG-16 by the simulator's names: size, channels in and out, and what is pooled behind it.
 VGG = {

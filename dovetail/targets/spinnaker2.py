@@ -6,8 +6,6 @@ of the grid of 38 routers, the rate of links between chips, and the clocks of a 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from dovetail.target import Core, CoreClocks, Count, Grid, MacArray, Memory, Mesh, Policy, Rates, Target, Work
@@ -93,12 +91,6 @@ MESH = Mesh(
     ),
 )
 """A board. Links that would close rings are not used, so that routes need no second channel for them."""
-
-SIMULATOR_CHIP = replace(
-    MESH, grid=Grid(6, 6, 4, gate=(2, 2), dram=(3, 2), drams=4), chips=1, core=CoreClocks(), usable=96 * 1024
-)
-"""The chip of the public simulator: 6x6 routers, 144 elements, 4 DRAMs; what the core does behind the array is not
-charged, and all of its 96 KiB are for operands and results."""
 
 TARGET = Target(
     name="spinnaker2",

@@ -223,12 +223,8 @@ class Loads:
     """[chips, directions] leaving each chip."""
     noc: Floats
     """[chips, routers, 4] leaving each router to the right, downwards, left, upwards."""
-    dram: Floats
-    """[chips] read and written."""
     busiest_link: float
     """Clocks of the busiest link, between chips or on one."""
-    busiest: str
-    """Which link that is."""
     traffic: float
     """Bytes times links crossed."""
 
@@ -275,19 +271,8 @@ def loads_of(traffic: Traffic, topology: Topology, element: Ints) -> Loads:
     links = np.bincount(code, weights=flows.size[flows.visit_flow], minlength=topology.neighbours.size)
     links = links.reshape(topology.neighbours.shape)
     noc = _noc(traffic, topology, element, flows, aim_set, aim_chip)
-    chip = element // mesh.per_chip
-    dram = np.bincount(chip[traffic.stores], weights=traffic.size[traffic.stores], minlength=len(topology.places))
-    dram = dram.astype(np.float64)
-    for fetch in traffic.fetches:  # what several pieces of a chip read is read once
-        rows = np.unique(np.column_stack((chip[fetch.pieces], fetch.boxes, fetch.size)), axis=0)
-        np.add.at(dram, rows[:, 0], rows[:, -1])
-    link_time, noc_time = links.max(initial=0) / mesh.rates.link, noc.max(initial=0) / mesh.rates.noc
-    where = np.unravel_index(int(links.argmax()), links.shape)
-    name = f"the link of chip {topology.places[where[0]]} towards {mesh.directions[where[1]]}"
-    if noc_time > link_time:
-        spot = np.unravel_index(int(noc.argmax()), noc.shape)
-        name = f"a link of router {spot[1]} on chip {topology.places[spot[0]]}"
-    return Loads(flows, links, noc, dram, max(link_time, noc_time), name, float(links.sum() + noc.sum()))
+    busiest = max(links.max(initial=0) / mesh.rates.link, noc.max(initial=0) / mesh.rates.noc)
+    return Loads(flows, links, noc, busiest, float(links.sum() + noc.sum()))
 
 
 def _noc(traffic: Traffic, topology: Topology, element: Ints, flows: Flows, aim_set: Ints, aim_chip: Ints) -> Floats:

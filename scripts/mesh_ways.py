@@ -32,7 +32,14 @@ import numpy as np
 
 from dovetail.errors import PlanError
 from dovetail.guests.mesh.layers import MeshLayer
-from dovetail.target.mesh import Mesh, Work
+from dovetail.target.mesh import CoreClocks, Grid, Mesh, Work
+from dovetail.targets.spinnaker2 import MESH
+
+SIMULATOR_CHIP = replace(
+    MESH, grid=Grid(6, 6, 4, gate=(2, 2), dram=(3, 2), drams=4), chips=1, core=CoreClocks(), usable=96 * 1024
+)
+"""The chip of the public simulator: 6x6 routers, 144 elements, 4 DRAMs; what the core does behind the array is not
+charged, and all of its 96 KiB are for operands and results."""
 
 _DEPTH = 256
 """Inputs of a dense layer that are summed in one go at most (hardware/spinnaker2.md, section 3)."""
