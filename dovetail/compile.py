@@ -36,12 +36,13 @@ from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
 from dovetail.schedule.assign import Assignment, assign, first, one_by_one, pinned_core
 from dovetail.schedule.joint import side_by_side
-from dovetail.schedule.knobs import choices_for, choose, identity, region_space
+from dovetail.schedule.knobs import choose, region_space
 from dovetail.schedule.layout import LayoutPlan, choose_layouts
 from dovetail.schedule.partition import Region
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, check_reserved, plan
 from dovetail.schedule.stripe import StripedNetwork, Striping, within
+from dovetail.schedule.tuning import choices_for, identity
 from dovetail.target.description import Policy, Target, check_cores
 from dovetail.target.pattern import Choice
 

@@ -22,7 +22,7 @@ from dovetail.guests.tune.measure import measured
 from dovetail.guests.tune.tuner import least_cycles
 from dovetail.ir.graph import Graph
 from dovetail.schedule import shipped
-from dovetail.schedule.knobs import read_tuning
+from dovetail.schedule.tuning import read_tuning
 from dovetail.target import Target
 from dovetail.targets import load_target
 
@@ -58,7 +58,7 @@ def main() -> None:
             )
             above = f"{100 * (default - least) / least:.1f} %" if least else ""
             file = given.tuned / f"{target.name}.{model.stem}.toml" if given.tuned else None
-            tuned = f"{read_tuning(file).tuned_cycles:,}" if file and file.is_file() else ""
+            tuned = f"{read_tuning(file).value.tuned_cycles:,}" if file and file.is_file() else ""
             print(
                 f"| {target.name} | {model.stem} | {least:,} | {plain:,} | {default:,} | {above} | {tuned} |",
                 flush=True,

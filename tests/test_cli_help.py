@@ -29,7 +29,7 @@ from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.ptq import Method
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.kernels import Optimize
-from dovetail.schedule.assign import parse_pins
+from dovetail.schedule.assign.pins import parse_pins
 from dovetail.sim.line import KINDS
 from dovetail.targets import BUILT_IN, load_target
 from porting import port_file

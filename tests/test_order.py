@@ -44,7 +44,20 @@ ORDER = (
 """Folders and files of the package in the order data flows; each imports only what stands before it."""
 WITHIN = {
     "schedule": (
-        *("partition", "shipped", "tiles", "knobs", "cores", "assign", "layout", "joint", "stripe", "pipeline", "plan"),
+        *(
+            "partition",
+            "shipped",
+            "tiles",
+            "knobs",
+            "cores",
+            "assign",
+            "layout",
+            "joint",
+            "stripe",
+            "pipeline",
+            "plan",
+            "tuning",
+        ),
     )
 }
 """The order within a folder, of what stands in it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise, permutations, product
@@ -14,13 +15,15 @@ from typer.testing import CliRunner
 
 from dovetail.cli.main import app
 from dovetail.compile import Options, compile_graph, prepare
+from dovetail.documents import MOST_BYTES
 from dovetail.errors import DovetailError, PlaceError
 from dovetail.guests import zoo
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import blocked
 from dovetail.program.ir import Begin, Wait
-from dovetail.schedule.assign import MOST_BYTES, assign, first, parse_pins, read_pins, told
+from dovetail.schedule.assign import assign, first, told
 from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, QueueUse, Schedule, border
+from dovetail.schedule.assign.pins import parse_pins, read_pins
 from dovetail.schedule.assign.timetable import _merit, heuristic, improve, in_order, lower_bound, settled
 from dovetail.schedule.layout import _waits_for
 from dovetail.schedule.partition import Region, Slot
@@ -123,24 +126,29 @@ def test_files_of_pins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("p.toml", b"[pins\n", "damaged"),
-        ("p.toml", b"\xff\xfe", "damaged"),
-        ("p.json", b"[" * 100_000, "damaged"),
-        ("p.json", b'{"pins": {"a": "core", "a": "ne16"}}', "stands twice"),
-        ("p.json", b"[]", "one table, 'pins'"),
-        ("p.json", b'{"pins": {}, "more": 1}', "one table, 'pins'"),
-        ("p.toml", b"[pins]\na = 3\n", "1 to 1000 characters is wanted, not '3'"),
+        ("p.toml", b"[pins\n", r"p.toml:1: this is not TOML"),
+        ("p.toml", b"\xff\xfe", "p.toml:1: the file of pins is not text in UTF-8"),
+        ("p.json", b"[" * 100_000, "nested more than"),
+        ("p.json", b'{"pins": {"a": "core", "a": "ne16"}}', "'a' stands here twice"),
+        ("p.json", b"[]", "must be a mapping of pins, not "),
+        ("p.json", b'{"pins": {}, "more": 1}', "more: there is no such entry"),
+        ("p.toml", b"[pins]\na = 3\n", "p.toml:2: pins.a: must be a name of 1 to 1000 characters, not 3"),
         ("p.toml", b"[pins]\na = ''\n", "1 to 1000 characters"),
         ("p.json", json.dumps({"pins": {"a": "x" * 2000}}).encode(), "1 to 1000 characters"),
-        ("p.json", json.dumps({"pins": {str(n): "core" for n in range(10_001)}}).encode(), "10001 pins; at most 10000"),
-        ("p.toml", b"#" * (MOST_BYTES + 1), f"larger than {MOST_BYTES} bytes"),
+        (
+            "p.json",
+            json.dumps({"pins": {str(n): "core" for n in range(10_001)}}).encode(),
+            "at most 10000 .* 10001 entries",
+        ),
+        ("p.toml", b"#" * (MOST_BYTES + 1), f"larger than {MOST_BYTES:,} bytes"),
     ],
 )
 def test_damaged_files_of_pins(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     """One clear sentence, whatever is in the file."""
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(PlaceError, match=message):
+    with pytest.raises(PlaceError) as caught:
         read_pins(tmp_path / name)
+    assert re.search(message, str(caught.value))
     with pytest.raises(PlaceError, match="cannot be read"):
         read_pins(tmp_path / "absent.toml")
 

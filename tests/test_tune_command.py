@@ -16,11 +16,11 @@ import pytest
 
 from command_line import dovetail
 from dovetail.errors import DovetailError
-from dovetail.guests.tune.log import NETWORK, to_toml
+from dovetail.guests.tune.log import NETWORK
 from dovetail.guests.tune.measure import TrialOutcome, make_task, measure, measured
 from dovetail.guests.tune.search import candidates, region_alone
 from dovetail.guests.tune.tuner import TuningRequest, settle, tune
-from dovetail.schedule.knobs import read_tuning
+from dovetail.schedule.tuning import TuningEntry, read_tuning, tuning_text
 from dovetail.targets import load_target
 from firmware import require_chip
 from tuning_cases import digits_file, layer_graph, tunable
@@ -74,12 +74,12 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tuning_gives_a_file_that_compile_uses(
     whole: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tuning = read_tuning(whole / "t.toml")
+    tuning = read_tuning(whole / "t.toml").value
     assert tuning.layers and tuning.tuned_cycles < tuning.default_cycles
     assert all(entry.tuned_cycles <= entry.default_cycles for entry in tuning.layers)
     header, *lines = [json.loads(line) for line in (whole / "t.jsonl").read_text().splitlines()]
     assert header["target"] == "ne16" and header["seed"] == 0 and header["measure"] == "model"
-    assert header["model_sha256"] == tuning.identity.model_sha256
+    assert header["model_sha256"] == tuning.model_sha256
     assert all(("cycles" in line) != ("error" in line) for line in lines)
     assert dovetail("compile", model, "--target", "ne16", "-o", tmp_path / "b", "--tuning", whole / "t.toml") == 0
     capsys.readouterr()
@@ -132,7 +132,7 @@ def test_on_the_chip_with_a_cluster_and_without(model: Path, tmp_path: Path) -> 
             alone = tune(request)
             log = request.log.with_suffix(".cluster")
             together = tune(replace(request, scheduler=address, log=log))
-            assert to_toml(together.tuning) == to_toml(alone.tuning)
+            assert tuning_text(together.tuning) == tuning_text(alone.tuning)
             assert [layer.trials for layer in together.layers] == [layer.trials for layer in alone.layers]
             assert trials(log) == trials(request.log)
     (result,) = tune(chip).layers
@@ -176,7 +176,6 @@ def test_the_cost_model_ranks_as_the_chip() -> None:
 def test_what_does_not_help_the_network_is_dropped(tmp_path: Path) -> None:
     from dovetail.guests.tune.log import open_log
     from dovetail.guests.tune.measure import Choices, MeasureTask
-    from dovetail.schedule.knobs import TuningEntry
 
     effect = {"a": -10, "b": 25, "c": -5, "d": None}
 

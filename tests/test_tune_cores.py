@@ -13,8 +13,9 @@ from dovetail.guests.tune.floor import core_floor
 from dovetail.ir.types import DType
 from dovetail.kernels import core_traits, generate
 from dovetail.schedule.assign.costs import core_cycles
-from dovetail.schedule.knobs import choose, read_tuning, region_space
+from dovetail.schedule.knobs import choose, region_space
 from dovetail.schedule.partition import partition
+from dovetail.schedule.tuning import read_tuning
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
 from tuning_cases import adapted, digits_file, layer_graph
@@ -39,7 +40,7 @@ def test_tuning_gives_a_file_that_compile_uses(
     assert dovetail(*words) == 0
     log = (tmp_path / "t.jsonl").read_text()
     assert log.count('"layer"') > 30 and '"error"' not in log
-    tuning = read_tuning(tmp_path / "t.toml")
+    tuning = read_tuning(tmp_path / "t.toml").value
     assert tuning.tuned_cycles <= tuning.default_cycles
     assert dovetail(*words) == 0 and (tmp_path / "t.jsonl").read_text() == log
     text = (tmp_path / "t.toml").read_text()

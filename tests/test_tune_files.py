@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from dovetail.compile import Options, compile_model, prepare
-from dovetail.guests.tune.log import NETWORK, LogError, may_be_written, open_log, to_toml
+from dovetail.guests.tune.log import NETWORK, LogError, may_be_written, open_log
 from dovetail.guests.tune.measure import TrialOutcome
-from dovetail.schedule.knobs import (
+from dovetail.schedule.partition import partition
+from dovetail.schedule.shipped import signature
+from dovetail.schedule.tuning import (
     Identity,
     Tuning,
     TuningEntry,
@@ -21,9 +24,8 @@ from dovetail.schedule.knobs import (
     choices_for,
     identity,
     read_tuning,
-    signature,
+    tuning_text,
 )
-from dovetail.schedule.partition import partition
 from dovetail.targets import load_target
 from tuning_cases import digits_file
 
@@ -76,11 +78,11 @@ def test_a_cut_header_is_begun_again(tmp_path: Path) -> None:
 
 
 DAMAGE = {
-    "not JSON": (b'{"layer": "a-ff", "cho\n', "line 3"),
-    "zeros": (b"\0" * 40 + b"\n", "line 3"),
-    "not a trial": (b"[1, 2]\n", "line 3"),
-    "no outcome": (b'{"layer": "a", "choice": {}}\n', "line 3"),
-    "a wrong outcome": (b'{"layer": "a", "choice": {}, "cycles": "many"}\n', "line 3"),
+    "not JSON": (b'{"layer": "a-ff", "cho\n', "log:3"),
+    "zeros": (b"\0" * 40 + b"\n", "log:3"),
+    "not a trial": (b"[1, 2]\n", "log:3"),
+    "no outcome": (b'{"layer": "a", "choice": {}}\n', "log:3"),
+    "a wrong outcome": (b'{"layer": "a", "choice": {}, "cycles": "many"}\n', "log:3"),
 }
 
 
@@ -138,23 +140,24 @@ def good(model: Path) -> Tuning:
     of = identity(graph.name, model.read_bytes(), "ne16", "engine", "single")
     choices = {"conv_6": {"tile_rows": 2, "order": "channels"}, "dense_13": {"placement": "core"}}
     entries = (TuningEntry(name, signature(regions[name].graph), 10, 9, choice) for name, choice in choices.items())
-    return Tuning(of, "iss", 100, 99, tuple(entries))
+    cycles = {"default_cycles": 100, "tuned_cycles": 99}
+    return Tuning(**msgspec.structs.asdict(of), measure="iss", **cycles, layers=tuple(entries))
 
 
 def test_a_tuning_file_is_toml_and_comes_back(good: Tuning, tmp_path: Path) -> None:
     path = tmp_path / "t.toml"
-    odd = replace(good, identity=replace(good.identity, model='a "b"\\\n\x7f é'))
+    odd = replace(good, model='a "b"\\\n\x7f é')
     for tuning in (good, odd):
-        path.write_text(to_toml(tuning))
-        assert read_tuning(path) == tuning
-        assert tomllib.loads(path.read_text())["model"] == tuning.identity.model
+        path.write_text(tuning_text(tuning))
+        assert read_tuning(path).value == tuning
+        assert tomllib.loads(path.read_text())["model"] == tuning.model
     may_be_written(path)
-    print(to_toml(good))
+    print(tuning_text(good))
 
 
 def test_compile_uses_a_tuning_file(good: Tuning, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.toml"
-    path.write_text(to_toml(good))
+    path.write_text(tuning_text(good))
     target = load_target("ne16")
     plain = compile_model(model, target, Options())
     tuned = compile_model(model, target, Options(tuning=path))
@@ -166,33 +169,35 @@ def test_compile_uses_a_tuning_file(good: Tuning, model: Path, tmp_path: Path) -
 
 def _bad_files(good: Tuning) -> dict[str, tuple[str, str]]:
     """Texts that are refused, and a word of the message."""
-    text = to_toml(good)
-    of = good.identity
+    text = tuning_text(good)
 
     def entry(**changes: Any) -> str:
-        return to_toml(replace(good, layers=(replace(good.layers[0], **changes),)))
+        return tuning_text(replace(good, layers=(replace(good.layers[0], **changes),)))
 
     def other(**changes: Any) -> str:
-        return to_toml(replace(good, identity=replace(of, **changes)))
+        return tuning_text(replace(good, **changes))
 
     return {
-        "cut": (text[: len(text) - 8], "damaged"),
+        "cut": (text[: len(text) - 8], "not TOML"),
         "empty": ("", "'schema' is missing"),
-        "schema": (text.replace("schema = 1", "schema = 2"), "schema 2, expected 1"),
+        "schema": (text.replace("schema = 1", "schema = 2"), "schema: is 2, expected 1"),
         "version": (other(dovetail="0.0.1"), "dovetail = 0.0.1"),
         "model": (other(model_sha256="00"), "model_sha256 = 00"),
         "target": (other(target="vta"), "target = vta, this is ne16"),
         "policy": (other(policy="exact"), "policy = exact"),
-        "layer": (entry(name="conv_99"), "no such layer"),
+        "layer": (entry(name="conv_99"), "no layer 'conv_99'"),
         "signature": (entry(signature="00"), "signature differs"),
         "knob": (entry(choice={"tile_depth": 4}), "no knob 'tile_depth'"),
         "value": (entry(choice={"tile_rows": 999}), "tile_rows = 999 is out of range"),
-        "kind": (text.replace("tile_rows = 2", "tile_rows = 2.5"), "neither a whole number nor a string"),
-        "twice": (to_toml(replace(good, layers=(good.layers[0], good.layers[0]))), "named twice"),
-        "field": (text.replace('name = "conv_6"', 'nome = "conv_6"'), "'name' is missing"),
+        "kind": (
+            text.replace("tile_rows = 2", "tile_rows = 2.5"),
+            "choice.tile_rows: must be a whole number or a text",
+        ),
+        "twice": (tuning_text(replace(good, layers=(good.layers[0], good.layers[0]))), "named twice"),
+        "field": (text.replace('name = "conv_6"', 'nome = "conv_6"'), "nome: there is no such entry, perhaps 'name'"),
         "type": (text.replace("default_cycles = 10\n", 'default_cycles = "10"\n'), "must be a whole number"),
-        "table": (text.split("\n[[layer]]")[0] + "layer = 3\n", "array of tables"),
-        "large": (text + "# " + "x" * (1 << 20), "larger than 1048576 bytes"),
+        "table": (text.split("\n[[layer]]")[0] + "layer = 3\n", "layer: must be a list"),
+        "large": (text + "# " + "x" * (1 << 20), "larger than 1,048,576 bytes"),
     }
 
 
@@ -200,8 +205,8 @@ def test_bad_tuning_files_are_refused(good: Tuning, model: Path, tmp_path: Path)
     target = load_target("ne16")
     regions = partition(prepare(model, target, Options()), target)
     path = tmp_path / "t.toml"
-    of: Identity = good.identity
-    path.write_text(to_toml(good))
+    of = Identity(**{name: getattr(good, name) for name in Identity.__struct_fields__})
+    path.write_text(tuning_text(good))
     assert set(choices_for(path, of, regions, target)) == {"conv_6", "dense_13"}
     for kind, (text, words) in _bad_files(good).items():
         path.write_text(text)
@@ -210,7 +215,7 @@ def test_bad_tuning_files_are_refused(good: Tuning, model: Path, tmp_path: Path)
         message = str(caught.value)
         assert words in message and "t.toml" in message, (kind, message)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TuningError, match="damaged"):
+    with pytest.raises(TuningError, match="not text in UTF-8"):
         read_tuning(path)
     with pytest.raises(TuningError, match="cannot be read"):
         read_tuning(tmp_path / "absent.toml")

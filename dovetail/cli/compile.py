@@ -198,7 +198,7 @@ def parse_bytes(text: str | None) -> int | None:
 
 def pins_of(pin: list[str] | None, file: Path | None) -> dict[str, str]:
     """The pins of the file, and over them those of the command line; raises DovetailError."""
-    from dovetail.schedule.assign import parse_pins, read_pins
+    from dovetail.schedule.assign.pins import parse_pins, read_pins
 
     return {**(read_pins(file) if file else {}), **parse_pins(pin or ())}
 
@@ -353,8 +353,9 @@ def tune(
         from dovetail.arrays import write_file
         from dovetail.compile import Options
         from dovetail.guests.tune import tuner
-        from dovetail.guests.tune.log import may_be_written, to_toml
+        from dovetail.guests.tune.log import may_be_written
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
+        from dovetail.schedule.tuning import tuning_text
 
         may_be_written(file)
         try:
@@ -376,7 +377,7 @@ def tune(
             kept = "every trial that has ended is" if log.exists() else "nothing was begun: no trial is"
             note(f"stopped; {kept} in {log}. Run the same command to go on.")
             sys.exit(INTERRUPTED)
-        write_file(file, to_toml(tuned.tuning).encode())
+        write_file(file, tuning_text(tuned.tuning).encode())
     unit = "ns" if tuned.tuning.measure == "host" else "cycles"
     headings = ("layers", "trials", "failed", "floor", f"default {unit}", f"best {unit}", "saved", "choice")
     rows = [_row(result, tuned.dropped) for result in tuned.layers]

@@ -33,7 +33,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec.inspect import type_info
 
-from dovetail.documents.lines import TextFault, TextForm, ValuePath, line_of, parse_text
+from dovetail.documents.lines import TextFault, ValuePath, line_of, parse_text
+from dovetail.documents.lines import TextForm as TextForm
 from dovetail.documents.wording import in_words, kind_at, name_kind_at, names_of, record_at, shown
 from dovetail.errors import DovetailError
 
@@ -137,7 +138,8 @@ def read_document(
         form: its language.
         kind: type of the record.
         hint: what to do about an error.
-        schema: the entry "schema" must be this number; it is looked at first. None if the file has none.
+        schema: the number the entry "schema" must be, which is looked at first and is no field of the record; None for
+            a file without that entry.
         most_bytes: a larger file is refused.
         error: class of the error for whatever is wrong.
         what: names the file in messages.
@@ -170,8 +172,11 @@ def _convert(document: Document[Any], kind: type[T], schema: int | None) -> Docu
         value = parse_text(document.text, document.form)
     except TextFault as fault:
         raise document.no_document(fault) from None
-    if schema is not None and isinstance(value, dict) and value.get("schema", schema) != schema:
-        raise document.wrong(f"is {shown(value['schema'])}, expected {schema}", ("schema",))
+    if schema is not None and isinstance(value, dict):
+        if "schema" not in value:
+            raise document.wrong("'schema' is missing")
+        if (version := value.pop("schema")) != schema:
+            raise document.wrong(f"is {shown(version)}, expected {schema}", ("schema",))
     try:
         return replace(document, value=msgspec.convert(value, kind))
     except msgspec.ValidationError as fault:

@@ -115,11 +115,13 @@ def _alternatives(words: list[str]) -> str:
 def shown(value: Any) -> str:
     """A value in few words."""
     if isinstance(value, dict):
-        return "a mapping"
+        return f"a mapping of {len(value)} {'entry' if len(value) == 1 else 'entries'}"
     if isinstance(value, list):
         inside = ", ".join(shown(one) for one in value[:8])
-        return f"[{inside}{', ...' if len(value) > 8 else ''}]"[: 2 * _SHOWN]
+        return f"[{inside}{f', ... ({len(value)} members)' if len(value) > 8 else ''}]"[: 2 * _SHOWN]
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = "nothing" if value is None else repr(value[:_SHOWN] if isinstance(value, str) else value)
-    return text if len(text) <= _SHOWN + 2 else f"{text[:_SHOWN]}... ({len(text)} characters)"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}... ({len(value)} characters)"
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

@@ -1,35 +1,58 @@
-"""The trial log and the tuning file as they are written.
+"""The trial log, and whether a tuning file may be written to a place.
 
 The log is JSON lines, appended and forced to disk as each trial ends, so that a kill loses no finished trial. Its first
 line says what is tuned. Every other line is one trial of a layer (`layer`, `choice`) or of the whole network
-(`network`, choices by region), with `cycles` or, if it failed, `error`. The tuning file says in TOML, which people
-read, commit and may edit, what was chosen for each layer; `dovetail.schedule.knobs` reads it.
+(`network`, choices by region), with `cycles` or, if it failed, `error`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
+from dovetail.documents import parse_document
 from dovetail.errors import DovetailError
 from dovetail.guests.tune.search import TrialOutcome
-from dovetail.schedule.knobs import SCHEMA, Identity, Tuning, TuningEntry, TuningError, read_tuning
-from dovetail.schedule.partition import Region
-from dovetail.target.pattern import Choice, Value
+from dovetail.schedule.tuning import Cycles, TuningError, read_tuning
 
 LOG_SCHEMA = 1
 """Version of the log. It grows when a line of an older log would be read wrongly."""
 NETWORK = ""
 """Key of trials of the whole network."""
+_HEADER = "dovetail_tuning_log"
+_MOST_BYTES = 256 << 20
+_KEPT = "it is left as it is"
 
 
 class LogError(DovetailError):
     """A trial log that is damaged or belongs to something else."""
+
+
+class TrialLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of the log: a trial of a layer, or of the network with the choices of its layers."""
+
+    layer: str | None = None
+    choice: dict[str, Any] | None = None
+    network: dict[str, Any] | None = None
+    cycles: Cycles | None = None
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.cycles is None) != bool(self.error):
+            raise ValueError("this is no trial: it has either cycles or an error")
+        if (self.network is None) != bool(self.layer) or bool(self.layer) != (self.choice is not None):
+            raise ValueError("this is no trial: it has either a layer and its choice, or the network's choices")
+
+    def trial(self) -> tuple[str, str]:
+        """Key of the layer, and the choice as JSON."""
+        return self.layer or NETWORK, _text(self.choice if self.network is None else self.network)
 
 
 @dataclass
@@ -43,7 +66,7 @@ class TrialLog:
     old: frozenset[tuple[str, str]]
     """Trials that were in the log when it was opened."""
     used: set[tuple[str, str]] = field(default_factory=set)
-    """Those of them that were asked for."""
+    """The old trials that were looked up."""
 
     def find(self, key: str, choice: Mapping[str, Any]) -> TrialOutcome | None:
         """The outcome of a finished trial; None when it is still to be made."""
@@ -80,11 +103,13 @@ def open_log(path: Path, header: Mapping[str, Any], note: Callable[[str], None])
     with file:
         _lock(file, path)
         file.seek(0)
-        content = file.read()
+        content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise LogError(f"larger than {_MOST_BYTES:,} bytes", where=str(path), hint="choose another --log")
         whole = content.rfind(b"\n") + 1
         if whole == 0 and not (_text(header) + "\n").encode().startswith(content):
             raise _no_log(path)
-        finished = _read(content[:whole], header, path)
+        finished = _read(content[:whole].decode(errors="replace").split("\n")[:-1], header, path)
         if whole < len(content):
             file.truncate(whole)
             note(f"{path}: the last line was cut off and is dropped; its trial is made again")
@@ -102,7 +127,7 @@ def _append(file: IO[bytes], line: Mapping[str, Any], path: Path) -> None:
         raise LogError(f"cannot be written: {error.strerror}", where=str(path), hint="what is in it is kept") from None
 
 
-def _text(value: Mapping[str, Any]) -> str:
+def _text(value: Mapping[str, Any] | None) -> str:
     return json.dumps(value, sort_keys=True)
 
 
@@ -114,94 +139,42 @@ def _lock(file: IO[bytes], path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise LogError(
-            "another process is tuning with this log", where=str(path), hint="choose another --log"
-        ) from None
+        what = "another process is tuning with this log"
+        raise LogError(what, where=str(path), hint="choose another --log") from None
 
 
-def _read(content: bytes, header: Mapping[str, Any], path: Path) -> dict[tuple[str, str], TrialOutcome]:
-    lines = content.split(b"\n")[:-1]
-    found = _line(lines[0], 1, path) if lines else header
-    if "dovetail_tuning_log" not in found:
+def _read(lines: list[str], header: Mapping[str, Any], path: Path) -> dict[tuple[str, str], TrialOutcome]:
+    """The trials of a log that has the header."""
+    if not lines:
+        return {}
+    if f'"{_HEADER}"' not in lines[0]:
         raise _no_log(path)
+    hint = f"choose another --log, or tune what the log was made for; {_KEPT}"
+    first = parse_document(lines[0], str(path), "json", dict[str, Any], hint=hint, first_line=1, error=LogError)
     for name, wanted in header.items():
-        if found.get(name) != wanted:
-            what = f"this log was made with {name} = {found.get(name)}, now it is {wanted}"
-            hint = "choose another --log, or tune what the log was made for; it is left as it is"
-            raise LogError(what, where=f"{path}, line 1", hint=hint)
+        if (of := first.value.get(name)) != wanted:
+            raise first.wrong(f"this log was made with {name} = {of}, now it is {wanted}")
     finished: dict[tuple[str, str], TrialOutcome] = {}
+    hint = f"delete that line to go on with the others, or choose another --log; {_KEPT}"
     for number, text in enumerate(lines[1:], 2):
-        key, choice, outcome = _trial(_line(text, number, path), number, path)
-        finished.setdefault((key, _text(choice)), outcome)
+        line = parse_document(text, str(path), "json", TrialLine, hint=hint, first_line=number, error=LogError).value
+        finished.setdefault(line.trial(), TrialOutcome(line.cycles, line.error))
     return finished
 
 
 def _no_log(path: Path) -> LogError:
-    return LogError(
-        "this is not a trial log", where=f"{path}, line 1", hint="choose another --log; it is left as it is"
-    )
-
-
-def _line(text: bytes, number: int, path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        raise _damaged(number, path) from None
-    if not isinstance(value, dict):
-        raise _damaged(number, path)
-    return value
-
-
-def _trial(line: Mapping[str, Any], number: int, path: Path) -> tuple[str, Choice, TrialOutcome]:
-    whole = "network" in line
-    key, choice = (NETWORK, line["network"]) if whole else (line.get("layer"), line.get("choice"))
-    cycles, error = line.get("cycles"), line.get("error", "")
-    good = (type(cycles) is int and cycles >= 0 and not error) or (cycles is None and isinstance(error, str) and error)
-    if not isinstance(key, str) or not isinstance(choice, dict) or not good or bool(key) == whole:
-        raise _damaged(number, path)
-    return key, choice, TrialOutcome(cycles, error)
-
-
-def _damaged(number: int, path: Path) -> LogError:
-    hint = "delete that line to go on with the others, or choose another --log; it is left as it is"
-    return LogError("the line is not a trial: the log is damaged", where=f"{path}, line {number}", hint=hint)
-
-
-def to_toml(tuning: Tuning) -> str:
-    """The file's text; the same for the same content."""
-    lines = ["# Written by dovetail tune, used by dovetail compile --tuning. Cycles are of one inference."]
-    lines.append(f"schema = {SCHEMA}")
-    lines += [f"{field.name} = {_toml(getattr(tuning.identity, field.name))}" for field in fields(Identity)]
-    lines.append(f"measure = {_toml(tuning.measure)}")
-    lines += [f"default_cycles = {tuning.default_cycles}", f"tuned_cycles = {tuning.tuned_cycles}"]
-    for entry in tuning.layers:
-        settings = ", ".join(f"{name} = {_toml(value)}" for name, value in entry.choice.items())
-        lines += ["", "[[layer]]", f"name = {_toml(entry.name)}", f"signature = {_toml(entry.signature)}"]
-        lines += [f"default_cycles = {entry.default_cycles}", f"tuned_cycles = {entry.tuned_cycles}"]
-        lines.append(f"choice = {{ {settings} }}")
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Value) -> str:
-    """A TOML integer or basic string; JSON's escapes are TOML's, but for DEL."""
-    return str(value) if isinstance(value, int) else json.dumps(value).replace("\x7f", "\\u007f")
+    return LogError("this is not a trial log", where=f"{path}:1", hint=f"choose another --log; {_KEPT}")
 
 
 def may_be_written(path: Path) -> None:
-    """Check before hours of work that the output can be written there.
+    """Check before hours of work that a tuning file can be written to a place.
     Raises TuningError where something lies there that is not a tuning file."""
     if path.is_dir():
-        raise TuningError(
-            "a folder lies where the tuning file shall be written", where=str(path), hint="choose another file with -o"
-        )
+        what = "a folder lies where the tuning file shall be written"
+        raise TuningError(what, where=str(path), hint="choose another file with -o")
     if path.exists() and path.stat().st_size:
         try:
             read_tuning(path)
         except TuningError as error:
             what = f"the output exists and is not a tuning file ({error.what})"
             raise TuningError(what, where=str(path), hint="choose another --output") from None
-
-
-def entries_in_order(entries: Mapping[str, TuningEntry], regions: Sequence[Region]) -> tuple[TuningEntry, ...]:
-    """Entries by region name in the network's order."""
-    return tuple(entries[region.name] for region in regions if region.name in entries)

@@ -6,14 +6,16 @@ The network has the last word on every choice: what does not make it faster is d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+
+import msgspec
 
 from dovetail.compile import Options, prepare, reserved
 from dovetail.errors import DovetailError, TargetError
 from dovetail.guests.tune.floor import Floor, network_floor
-from dovetail.guests.tune.log import LOG_SCHEMA, NETWORK, TrialLog, entries_in_order, open_log
+from dovetail.guests.tune.log import LOG_SCHEMA, NETWORK, TrialLog, open_log
 from dovetail.guests.tune.measure import MEASURES, MeasureTask, Runner, make_task, runner
 from dovetail.guests.tune.search import (
     LayerKind,
@@ -27,11 +29,11 @@ from dovetail.guests.tune.search import (
     search,
 )
 from dovetail.ir.graph import Graph
-from dovetail.schedule.knobs import Identity, Tuning, TuningEntry, identity
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region, partition
 from dovetail.schedule.plan import plan
 from dovetail.schedule.tiles.tile import EARLY, PLACEMENT
+from dovetail.schedule.tuning import Identity, Tuning, TuningEntry, identity
 from dovetail.sim.line import Board
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
@@ -235,7 +237,12 @@ def tune(
         policy,
         request.options.rounding_of(request.model, target).value,
     )
-    header = {"dovetail_tuning_log": LOG_SCHEMA, **asdict(of), "seed": request.seed, "measure": request.measure}
+    header = {
+        "dovetail_tuning_log": LOG_SCHEMA,
+        **msgspec.structs.asdict(of),
+        "seed": request.seed,
+        "measure": request.measure,
+    }
     with open_log(request.log, header, note) as log, runner(request.jobs, request.scheduler, request.boards) as run:
         bench = TrialRunner(request, target, log, run)
         results = [bench.tune_layer(layer, (i, len(layers)), show) for i, layer in enumerate(layers, 1)]
@@ -405,9 +412,20 @@ def _finish(
         n: TuningEntry(n, r.layer.signature, r.default or 0, r.default or 0, {}) for r in results for n in r.layer.names
     }
     # one that only says when constants are fetched costs the layer itself nothing
-    entries = {name: replace(gains.get(name, same[name]), choice=choice) for name, choice in kept.choices.items()}
-    layers = entries_in_order(entries, regions)
-    tuning = Tuning(of, bench.request.measure, kept.default, kept.tuned, layers)
+    entries = {name: gains.get(name, same[name]) for name in kept.choices}
+    layers = tuple(
+        msgspec.structs.replace(entries[region.name], choice=kept.choices[region.name])
+        for region in regions
+        if region.name in entries
+    )
+    identified = msgspec.structs.asdict(of)
+    tuning = Tuning(
+        **identified,
+        measure=bench.request.measure,
+        default_cycles=kept.default,
+        tuned_cycles=kept.tuned,
+        layers=layers,
+    )
     dropped = tuple(name for name in gains if name not in entries)
     floors = {name: each.floor for each in results if each.floor for name in each.layer.names}
     known = {each.layer.key: each.floor for each in results if bench.request.measure != "host"}

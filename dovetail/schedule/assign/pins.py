@@ -1,0 +1,118 @@
+"""Pins: layers or operators the user wants on an engine or the core, from the command line or a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from dovetail.documents import TextForm, read_document
+from dovetail.errors import PlaceError
+from dovetail.program.ir import CORE
+from dovetail.schedule.partition import Region
+from dovetail.target.description import Target
+
+MOST_PINS = 10_000
+"""Pins a file may have."""
+_LONGEST = 1000
+_OPERATOR = re.compile(r"\w+ \d+ \((.+)\)")
+"""How messages name an operator: kind, place in the file, and the file's own name, which will do by itself."""
+_EXAMPLE = 'such as {"pins": {"conv_4": "core"}} in JSON, or [pins] and conv_4 = "core" in TOML'
+
+PinName = Annotated[
+    str,
+    Meta(min_length=1, max_length=_LONGEST, pattern=r"\S", description=f"a name of 1 to {_LONGEST} characters"),
+]
+
+
+class PinFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of pins."""
+
+    pins: Annotated[dict[PinName, PinName], Meta(max_length=MOST_PINS)]
+    """Layer or operator -> engine."""
+
+
+def parse_pins(texts: Iterable[str]) -> dict[str, str]:
+    """Pins as the command line has them: NAME=ENGINE, ENGINE after the last "=".
+
+    Raises:
+        PlaceError: one is not of that form, or a layer is named twice.
+    """
+    pins: dict[str, str] = {}
+    for text in texts:
+        name, equals, engine = (part.strip() for part in text.rpartition("="))
+        if not equals or not name or not engine:
+            raise PlaceError(f"'{text[:_LONGEST]}' is not NAME=ENGINE", where="--pin", hint="such as --pin conv_4=core")
+        if pins.setdefault(name, engine) != engine:
+            what = f"'{name}' is pinned to {pins[name]} and to {engine}"
+            raise PlaceError(what, where="--pin", hint="keep one of the two")
+    return pins
+
+
+def read_pins(path: Path) -> dict[str, str]:
+    """Pins of a file, JSON if its name ends in .json, TOML otherwise: layer or operator -> engine, in a table "pins".
+
+    Raises:
+        PlaceError: it cannot be read, is too large, damaged, or something in it is not a pin; with the line.
+    """
+    form: TextForm = "json" if path.suffix == ".json" else "toml"
+    file = read_document(path, form, PinFile, error=PlaceError, hint=_EXAMPLE, what="the file of pins").value
+    return {name.strip(): engine.strip() for name, engine in file.pins.items()}
+
+
+def resolve(pins: Mapping[str, str], regions: Sequence[Region], target: Target) -> dict[str, str]:
+    """Region name -> where it shall be, from pins that name regions or operators of the user's model.
+
+    Raises:
+        PlaceError: there is no such layer or engine, or one layer shall be in two places; names what there is.
+    """
+    named: dict[str, list[Region]] = {}
+    for region in regions:
+        plain = (_OPERATOR.fullmatch(origin) for origin in region.origins)
+        for name in dict.fromkeys((region.name, *region.origins, *(match[1] for match in plain if match))):
+            named.setdefault(name, []).append(region)
+    found: dict[str, str] = {}
+    because: dict[str, str] = {}
+    for name, wish in pins.items():
+        _check_engines(name, wish, target)
+        if name not in named:
+            near = get_close_matches(name, named, n=3, cutoff=0.5)
+            hint = f"perhaps {' or '.join(repr(one) for one in near)}; " if near else ""
+            what = "there is no such layer or operator to pin"
+            raise PlaceError(what, where=f"pin '{name}'", hint=f"{hint}dovetail explain lists the layers")
+        for region in _meant(name, named[name]):
+            if found.setdefault(region.name, wish) != wish:
+                raise PlaceError(
+                    f"'{because[region.name]}' is pinned to {found[region.name]} and '{name}' to {wish}, "
+                    "and both are this layer",
+                    where=f"layer {region.name}",
+                    hint=f"pin {region.name} once, to one place",
+                )
+            because[region.name] = name
+    return found
+
+
+def _meant(name: str, regions: Sequence[Region]) -> Sequence[Region]:
+    """Of the regions of one operator those that compute; all where none does."""
+    computing = [region for region in regions if not (region.mover or region.is_view or region.still)]
+    return [region for region in computing if region.engine is not None] or computing or regions
+
+
+def _check_engines(name: str, wish: str, target: Target) -> None:
+    engines = [engine.name for engine in target.engines]
+    cores = [f"{CORE}{number}" for number in range(len(target.cores))] if target.workers else []
+    known = [*engines, CORE, *cores]
+    parts = [part.strip() for part in wish.split("+")]
+    for part in parts:
+        if part not in known:
+            what = f"it goes to '{part}', which {target.name} does not have"
+            raise PlaceError(what, where=f"pin '{name}'", hint=f"use {', '.join(known)}")
+    if len(set(parts)) != len(parts) or (len(parts) > 1 and not set(parts) <= set(engines)):
+        raise PlaceError(
+            f"'{wish}' is not one place", where=f"pin '{name}'", hint="name one place, or several engines joined by '+'"
+        )
