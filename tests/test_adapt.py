@@ -14,6 +14,7 @@ from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Im2col, Slice
+from dovetail.ir.requantisation.engine import scale_and_shift
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import (
@@ -24,7 +25,6 @@ from dovetail.legalize import (
     stride_as_slice,
     unsigned_activations,
 )
-from dovetail.legalize.scales import scale_and_shift
 from dovetail.quantize import quantize
 from dovetail.read import load_model
 from dovetail.targets.ne16 import LIMITS

@@ -16,10 +16,11 @@ from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Add, Clip, Quantize, Requantize, Rounding, multiplier_arrays
+from dovetail.ir.requantisation import pairs
+from dovetail.ir.requantisation.pairs import SumChain, sum_chains
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.kernels import generate, linear_sum
+from dovetail.kernels import generate
 from dovetail.kernels.c import summand, total
-from dovetail.kernels.linear_sum import SumChain, summed
 from dovetail.kernels.quantising import steps_of
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
@@ -54,7 +55,7 @@ def residual(
 
 
 def line_of(graph: Graph) -> SumChain:
-    return summed(graph, graph.nodes)[graph.outputs[0]]
+    return sum_chains(graph, graph.nodes)[graph.outputs[0]]
 
 
 @settings(deadline=None, max_examples=25)
@@ -92,19 +93,19 @@ def test_most_scales_have_a_line() -> None:
 def test_a_wrong_line_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The seeded fault: numbers that disagree on some pair never get out."""
     graph = residual((0.77, 1.3))
-    uphill = linear_sum._uphill
+    uphill = pairs._uphill
     right = line_of(graph).linear(graph, INT8, 24)
     assert right is not None
     for wrong in ((0, 1 << 10), (40, 0)):
-        linear_sum._found.cache_clear()
+        pairs._line.cache_clear()
 
         def moved(*given: object, wrong: tuple[int, int] = wrong) -> tuple[tuple[int, ...], int]:
             (first, second), offset = uphill(*given)  # type: ignore[arg-type]
             return (first + wrong[0], second), offset + wrong[1]
 
-        monkeypatch.setattr(linear_sum, "_uphill", moved)
+        monkeypatch.setattr(pairs, "_uphill", moved)
         assert line_of(graph).linear(graph, INT8, 24) is None
-    linear_sum._found.cache_clear()
+    pairs._line.cache_clear()
 
 
 @needs_compiler

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.guests.mesh.finish import ChannelLines, lines_of
 from dovetail.ir.operators.arithmetic import Requantize
+from dovetail.ir.requantisation.lines import ChannelLines, lines_of
 from dovetail.ir.types import Array
 
 

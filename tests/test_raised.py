@@ -15,9 +15,10 @@ from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.requantisation.raised import RaisedSum
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels.kernel import HELPERS, KernelScope
-from dovetail.kernels.raised import SumRequantisation, raised_end
+from dovetail.kernels.raised import raised_end
 from dovetail.kernels.region import split
 from dovetail.kernels.sums import SumConstants, products_of, sums_of
 from dovetail.targets.cortex_m import M4
@@ -47,14 +48,14 @@ def layer(
     return builder.finish([builder.add(Clip(*limits, DType.INT8), [scaled])])
 
 
-def raised(graph: Graph) -> tuple[SumConstants, SumRequantisation | None]:
+def raised(graph: Graph) -> tuple[SumConstants, RaisedSum | None]:
     """The sums of a layer and how they are raised."""
     region = split(graph)
     sums = sums_of(region, products_of(region, KernelScope(graph)))
     return sums, raised_end(region, sums)
 
 
-def differing(graph: Graph, sums: SumConstants, found: SumRequantisation) -> int:
+def differing(graph: Graph, sums: SumConstants, found: RaisedSum) -> int:
     """Sums, of all there can be, whose elements are others than the graph's operators give; nothing may leave its type
     on the way."""
     region, count = split(graph), 0

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Requantize, ScaleShift, digit_scales, scale_digits
 from dovetail.ir.operators.linear import FullyConnected
+from dovetail.ir.requantisation.engine import folded, scale_of_digits
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import engine_requantisation
-from dovetail.legalize.scales import folded, scale_of_digits
 from dovetail.targets.vta import requantisation_limits, takes
 from dovetail.targets.vta.config import PRESETS, VtaConfig
 

@@ -1,4 +1,4 @@
-"""Residual additions of int8 that stand alone: one line (`linear_sum`) over whole arrays, a loop for all layers."""
+"""Residual additions of int8 that stand alone: one line (`SumChain`) over whole arrays, a loop for all layers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from math import prod
 
 import numpy as np
 
-from dovetail.ir.operators.arithmetic import Clip
+from dovetail.ir.requantisation.pairs import SumChain, sum_chains
 from dovetail.ir.types import DType
 from dovetail.kernels.c import total
 from dovetail.kernels.kernel import KernelScope
-from dovetail.kernels.linear_sum import SumChain, summed
 from dovetail.kernels.region import RegionParts
 
 ADD_BYTES = "add_bytes"
@@ -27,7 +26,7 @@ def _line_of(region: RegionParts, scope: KernelScope) -> SumChain | None:
     graph, result = region.graph, region.graph.types[region.graph.outputs[0]]
     if region.anchor is not None or scope.layouts or result.dtype is not DType.INT8:
         return None
-    line = summed(graph, region.tree).get(graph.outputs[0])
+    line = sum_chains(graph, region.tree).get(graph.outputs[0])
     if line is None or len(line.nodes) + 1 != len(region.tree) or len(line.operands) != 2:
         return None
     return line if all(graph.types[name] == result and name in graph.inputs for name in line.operands) else None
@@ -41,17 +40,16 @@ def addition_lines(region: RegionParts, scope: KernelScope) -> list[str] | None:
     line = _line_of(region, scope)
     if line is None:
         return None
-    clip, ranges = line.clip.operator, [(DType.INT8.low, DType.INT8.high)] * 2
-    assert isinstance(clip, Clip)
+    ranges = [(DType.INT8.low, DType.INT8.high)] * 2
     start = [*(scope.input(name) for name in line.operands), prod(region.output_shape)]
-    if ADD_BYTES in scope.functions and (clip.low, clip.high) == ranges[0]:
+    if ADD_BYTES in scope.functions and line.limits == ranges[0]:
         found = line.linear(region.graph, ranges, _ADD_SHIFT)
         if found is not None and found.shift == _ADD_SHIFT and max(map(abs, found.factors)) < 1 << 23:
             return [f"{ADD_BYTES}({', '.join(map(str, ['output', *start, *found.factors, found.offset]))});"]
     found = line.linear(region.graph, ranges, _MOST_SHIFT)
     if found is None or found.high - found.low >= _MOST_PLACES or not found.low <= 0 <= found.high:
         return None
-    results = np.clip(np.arange(found.low, found.high + 1), clip.low, clip.high).astype(np.int8)
+    results = np.clip(np.arange(found.low, found.high + 1), *line.limits).astype(np.int8)
     table = scope.constant(line.clip.output, "limited", results)
     numbers = [*found.factors, found.offset, found.shift, total(table, -found.low)]
     return [f"add_by_table({', '.join(map(str, ['output', *start, *numbers]))});"]

@@ -24,7 +24,7 @@ from dovetail.kernels.c import (
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, KernelScope, KernelWriter, declarations
 from dovetail.kernels.quantising import quantising_lines
-from dovetail.kernels.rectified import is_rectified, rectified_lines
+from dovetail.kernels.rectified import rectified_lines
 from dovetail.kernels.region import RegionParts
 
 _TURN = 4
@@ -256,8 +256,8 @@ def write_pointwise(region: RegionParts, scope: KernelScope, operator: None) -> 
     def write(name: str) -> list[str]:
         if _flips_sign(region):
             lines = _flip(region, scope)
-        elif is_rectified(region) and not scope.layouts:
-            lines = rectified_lines(region, scope)
+        elif (rectified := rectified_lines(region, scope)) is not None:
+            lines = rectified
         elif (addition := addition_lines(region, scope)) is not None:
             lines = addition
         elif (quantised := quantising_lines(region, scope)) is not None:

@@ -23,10 +23,10 @@ from dovetail.ir.operators.arithmetic import (
 )
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.fixed import FixedDivide, Sigmoid16, sigmoid_table
+from dovetail.ir.requantisation.pairs import SumChain, sum_chains
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import atom, c_type, integer, product, real, summand, times, total
 from dovetail.kernels.kernel import INT32, RULES, Expression, Index, KernelScope, UnsupportedRegion, expression_of, rule
-from dovetail.kernels.linear_sum import SumChain, summed
 
 
 def _require_integer(node: Node, operand: Expression) -> None:
@@ -280,7 +280,7 @@ def finish(scope: KernelScope, tree: Sequence[Node], index: Index, anchor: tuple
             values[name] = expression_of(text, kind.dtype)
         return values[name]
 
-    users, lines = graph.users(), {} if scope.compact else summed(graph, tree)
+    users, lines = graph.users(), {} if scope.compact else sum_chains(graph, tree)
 
     def compute(node: Node) -> None:
         write, count = RULES[type(node.operator)]

@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 from dovetail.ir.graph import Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, accumulator_type
+from dovetail.ir.requantisation.bounds import weight_sums
 from dovetail.ir.types import Array, DType, blocks
 from dovetail.kernels.c import c_type
 from dovetail.kernels.kernel import Expression, Index, KernelScope, accumulate_type
@@ -142,13 +143,10 @@ def sums_of(region: RegionParts, products: Products) -> SumConstants:
     low, high = int(weights.min()) - zero_points[1], int(weights.max()) - zero_points[1]
     kept: DTypeLike = np.int8 if low >= -128 and high <= 127 else np.int16
     stored = np.empty(weights.shape, kept) if zero_points[1] or weights.dtype != kept else weights
-    total_weight, weight_reach = np.empty((2, len(weights)), np.int64)
-    for part in blocks(weights):
-        wide = weights[part].astype(np.int64) - zero_points[1]
-        if stored is not weights:
-            stored[part] = wide
-        per_output = wide.reshape(len(wide), -1)
-        total_weight[part], weight_reach[part] = per_output.sum(axis=1), np.abs(per_output).sum(axis=1)
+    for part in blocks(weights) if stored is not weights else ():
+        stored[part] = weights[part].astype(np.int64) - zero_points[1]
+    positive, negative = weight_sums(stored)
+    total_weight, weight_reach = positive - negative, positive + negative
     bias = region.graph.constants[anchor.inputs[2]].astype(np.int64) if len(anchor.inputs) > 2 else np.int64(0)
     pad_value, x = int(region.pad_value), region.source_dtype
     inside = bias - zero_points[0] * total_weight

@@ -18,6 +18,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.ir.requantisation.pairs import sum_chains
 from dovetail.ir.types import Box, DType, box_shape
 from dovetail.kernels.c import channel_lanes
 from dovetail.kernels.convolution import (
@@ -32,7 +33,6 @@ from dovetail.kernels.convolution import (
 from dovetail.kernels.depthwise import ColumnGroup, column_groups
 from dovetail.kernels.elements import Walk, broadcast_walk, merge, row_major
 from dovetail.kernels.kernel import UNROLL, CoreTraits, KernelScope, UnsupportedRegion
-from dovetail.kernels.linear_sum import summed
 from dovetail.kernels.movement import SHORT
 from dovetail.kernels.patches import Patches, patches_of
 from dovetail.kernels.planes import Planes, planes_of
@@ -62,7 +62,7 @@ def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({}))
         for node in graph.nodes:
             _add(found, {f"{type(node.operator).__name__}.element": graph.types[node.output].elements})
         return found
-    if region.anchor is None and summed(graph, region.tree):  # one line computes the sum, `add_bytes` or as it is
+    if region.anchor is None and sum_chains(graph, region.tree):  # one line computes the sum, `add_bytes` or as it is
         return {"line.element": graph.types[graph.outputs[0]].elements, "line.call": 1}
     if region.anchor is None:
         _add(found, {"pointwise.element": graph.types[graph.outputs[0]].elements, "pointwise.call": 1})

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dovetail.ir.graph import Graph
+from dovetail.ir.requantisation.engine import RequantisationLimits
 from dovetail.legalize.additions import addition_as_convolution, addition_by_shift
 from dovetail.legalize.bands import (
     bands_ahead,
@@ -40,7 +41,6 @@ from dovetail.legalize.pools import (
 )
 from dovetail.legalize.ready import READY, Requantisation
 from dovetail.legalize.requantisation import ConverterLimits, engine_requantisation, split_bias, through_converter
-from dovetail.legalize.scales import RequantisationLimits
 from dovetail.legalize.together import results_together
 from dovetail.target.description import Policy
 

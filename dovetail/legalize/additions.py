@@ -11,10 +11,17 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add, Offset, Requantize
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat
+from dovetail.ir.requantisation.engine import (
+    MOST_WEIGHT,
+    Parameters,
+    RequantisationLimits,
+    edges,
+    folded,
+    scale_and_shift,
+)
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import Array, DType
 from dovetail.legalize.requantisation import scale_shifted, scaled_layer
-from dovetail.legalize.scales import MOST_WEIGHT, Parameters, RequantisationLimits, edges, folded, scale_and_shift
 
 
 def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], Graph]:

@@ -18,11 +18,11 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
+from dovetail.ir.requantisation.engine import RequantisationLimits
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import Array, DType, TensorType, full_box
 from dovetail.legalize.bands import Spans, cut_chain, layers_ahead, rows_of
 from dovetail.legalize.requantisation import Accepts, scaled_layer
-from dovetail.legalize.scales import RequantisationLimits
 
 _WEIGHTS = (DType.INT2, DType.INT4, DType.INT8)
 _CORE_BITS = 20

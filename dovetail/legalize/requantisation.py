@@ -13,9 +13,9 @@ from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, FullyConnected, Linear
 from dovetail.ir.operators.movement import Pad
+from dovetail.ir.requantisation.engine import RequantisationLimits, SumOffsets, with_product, without_product
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.legalize.scales import RequantisationLimits, SumOffsets, with_product, without_product
 
 Accepts = Callable[[Mapping[str, TensorType], Node], bool]
 """Whether the engine computes a linear node; told the types of all values."""

@@ -12,11 +12,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dovetail.errors import ModelError
-from dovetail.guests.mesh.finish import ChannelLines, lines_behind, tail_of
+from dovetail.guests.mesh.finish import lines_behind, tail_of
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
+from dovetail.ir.requantisation.lines import ChannelLines
 from dovetail.ir.types import Shape, full_box
 from dovetail.kernels.region import RegionParts as Parts
 from dovetail.kernels.region import split

@@ -159,6 +159,12 @@ class Requantize(_ChannelScaling):
     left_shift: int = 0
     """Bits of head-room the operand is raised by first."""
 
+    def slope_of(self, constants: Sequence[Array | None]) -> float | None:
+        multiplier, shift = constants[1:]
+        if multiplier is None or shift is None or multiplier.size != 1 or shift.size != 1:
+            return None
+        return float(multiplier[0]) * 2.0 ** (int(shift[0]) - 31 + self.left_shift)
+
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         x, multiplier, shift = inputs
         raised = (x.astype(np.int64) - self.input_zero_point) << self.left_shift
@@ -202,6 +208,10 @@ class Clip(Pointwise):
     high: int
     dtype: DType
 
+    @property
+    def limited_to(self) -> tuple[int, int]:
+        return self.low, self.high
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         fits = self.dtype.low <= self.low <= self.high <= self.dtype.high
         require(fits, f"[{self.low}, {self.high}] is not a range of {self.dtype.text}")
@@ -243,6 +253,9 @@ class Add(Pointwise):
     """Sum of two operands of one type (int32 or float32), with broadcasting."""
 
     pointwise = 2
+
+    def slope_of(self, constants: Sequence[Array | None]) -> float:
+        return 1.0
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         a, b = inputs

@@ -11,6 +11,8 @@ ONNX and its traits stand in one class, so adding an operator touches one place.
 | `is_elementwise(types)` | pointwise, and nothing differs from place to place: any order of elements will do |
 | `is_rowwise` | each row along the last axis is computed by itself, as a whole |
 | `weight_axis` | of a layer with weights: along which of their axes the output channels run |
+| `slope_of(constants)` | by how much the result grows with its operands, where rounding aside it is a line |
+| `limited_to` | the least and the greatest value that it limits integers to |
 | `window(types)` | the `Window` of a convolution, a pool or im2col: kernel, stride, dilation, padding |
 | `crop(box, types)` | the box of each operand read for a box of the result; `dovetail.ir.crop.parts` follows it |
 | `as_given` | it computes on the element types it has, floats too: quantize leaves it |
@@ -136,6 +138,16 @@ class Operator:
     weight_axis: ClassVar[int | None] = None
     """For a layer, whose second operand is its weights and whose third, if there is one, a bias of one element per
     output channel: the axis of the weights that output channels run along. None for every other operator."""
+
+    @property
+    def limited_to(self) -> tuple[int, int] | None:
+        """The least and the greatest value that it limits integers to; None for other operators."""
+        return None
+
+    def slope_of(self, constants: Sequence[Array | None]) -> float | None:
+        """By how much the result grows with each of its `pointwise` operands, rounding aside; None where that is not
+        one number known at compile time. `constants` are the operands, None for those computed at run time."""
+        return None
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         """Type of the result; raises ValueError when the operands do not fit the operator."""

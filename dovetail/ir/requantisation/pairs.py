@@ -18,7 +18,8 @@ from math import floor, log2
 import numpy as np
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.requantisation.bounds import Range
 from dovetail.ir.types import Array
 
 VALUES = 256
@@ -28,8 +29,6 @@ _STEPS = 400
 _TILTS = (1.0, 1.0 + 2**-14, 1.0 + 2**-11)
 """Halves rounded away from zero on both sides are those of a sum a little too steep."""
 _NEIGHBOURS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1))
-Range = tuple[int, int]
-"""Least and greatest value."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,10 @@ class SumChain:
     """Nodes that are one line together."""
 
     nodes: tuple[Node, ...]
-    """Requantisations and additions, in order; what the last gives is limited by `clip`."""
+    """Requantisations and additions, in order; `clip` limits the result of the last."""
     clip: Node
+    limits: Range
+    """Of `clip`."""
     operands: tuple[str, ...]
     """One or two values."""
     slopes: tuple[float, ...]
@@ -60,8 +61,6 @@ class SumChain:
 
     def linear(self, graph: Graph, ranges: Sequence[Range], most: int) -> LinearSum | None:
         """The line, for operands within these ranges and a shift of at most `most`; None where there is none."""
-        operator = self.clip.operator
-        assert isinstance(operator, Clip)
         if any(high - low >= VALUES for low, high in ranges):
             return None
         steps, places = [], {name: number for number, name in enumerate(self.operands)}
@@ -70,58 +69,51 @@ class SumChain:
             inputs = tuple(places[name] for name in node.inputs if name in places)
             steps.append((node.operator, inputs, numbers))
             places[node.output] = len(places)
-        return _found(tuple(steps), tuple(ranges), self.slopes, (operator.low, operator.high), most)
+        return _line(tuple(steps), tuple(ranges), self.slopes, self.limits, most)
 
 
-def summed(graph: Graph, tree: Sequence[Node]) -> Mapping[str, SumChain]:
-    """What is one line of a tree of pointwise nodes, by the value it computes."""
-    inside, users = {node.output: node for node in tree}, graph.users()
-    own = {
-        name: node
-        for name, node in inside.items()
-        if len(users[name]) == 1 and name not in graph.outputs and isinstance(node.operator, Add | Requantize)
-    }
-    found = {}
+def sum_chains(graph: Graph, tree: Sequence[Node]) -> Mapping[str, SumChain]:
+    """The parts of a tree of pointwise nodes that may be one line, by the value each computes."""
+    users = graph.users()
+    own = {node.output: node for node in tree if len(users[node.output]) == 1 and node.output not in graph.outputs}
+    chains = {}
     for clip in tree:
-        if isinstance(clip.operator, Clip) and clip.operator.dtype.bits <= 8 and clip.inputs[0] in own:
-            walk = _SumTracer(graph, own)
-            if walk.visit(clip.inputs[0], 1.0) and len(walk.slopes) <= 2:
-                found[clip.output] = SumChain(tuple(walk.nodes), clip, tuple(walk.slopes), tuple(walk.slopes.values()))
-    return found
+        limits = clip.operator.limited_to
+        if limits and graph.types[clip.output].dtype.bits <= 8 and clip.inputs[0] in own:
+            tracer = _SumTracer(graph, own)
+            if tracer.visit(clip.inputs[0], 1.0) and tracer.nodes and len(tracer.slopes) <= 2:
+                slopes = tracer.slopes
+                chain = SumChain(tuple(tracer.nodes), clip, limits, tuple(slopes), tuple(slopes.values()))
+                chains[clip.output] = chain
+    return chains
 
 
 @dataclass(frozen=True)
 class _SumTracer:
-    """From a sum back to its operands."""
+    """Follows a sum back to its operands."""
 
     graph: Graph
     own: Mapping[str, Node]
-    """What may be part of a line."""
+    """Nodes that may be part of a line."""
     slopes: dict[str, float] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
 
     def visit(self, name: str, slope: float) -> bool:
         """Note the operands of a value by which the sum grows with this slope, and the nodes; False where one is of
         more than 8 bits, constant or scaled by channels."""
-        node = self.own.get(name)
-        if node is None:
+        node, constants = self.own.get(name), self.graph.constants
+        factor = None if node is None else node.operator.slope_of([constants.get(value) for value in node.inputs])
+        if node is None or factor is None:
             self.slopes[name] = self.slopes.get(name, 0.0) + slope
-            return self.graph.types[name].dtype.bits <= 8 and name not in self.graph.constants
-        sources = node.inputs
-        if isinstance(node.operator, Requantize):
-            multiplier, shift = (self.graph.constants.get(scale) for scale in node.inputs[1:])
-            if multiplier is None or shift is None or multiplier.size != 1 or shift.size != 1:
-                return False
-            slope *= float(multiplier[0]) * 2.0 ** (int(shift[0]) - 31 + node.operator.left_shift)
-            sources = node.inputs[:1]
-        if not all(self.visit(source, slope) for source in sources):
+            return self.graph.types[name].dtype.bits <= 8 and name not in constants
+        if not all(self.visit(source, slope * factor) for source in node.inputs[: node.operator.pointwise]):
             return False
         if node not in self.nodes:  # a value may be added to itself
             self.nodes.append(node)
         return True
 
 
-_Step = tuple[object, tuple[int, ...], tuple[int, ...]]
+_Step = tuple[Operator, tuple[int, ...], tuple[int, ...]]
 """An operator, which values it reads, and its constant operands."""
 
 
@@ -130,12 +122,12 @@ def _limited_results(steps: Sequence[_Step], operands: Sequence[Array]) -> Array
     values = list(np.meshgrid(*operands, indexing="ij"))
     for operator, inputs, numbers in steps:
         constants = [np.array([number], np.int32) for number in numbers]
-        values.append(operator.evaluate([*(values[number] for number in inputs), *constants]))  # type: ignore[attr-defined]
+        values.append(operator.evaluate([*(values[number] for number in inputs), *constants]))
     return values[-1].astype(np.int64)
 
 
 @lru_cache(maxsize=256)
-def _found(
+def _line(
     steps: tuple[_Step, ...], ranges: tuple[Range, ...], slopes: tuple[float, ...], limits: Range, most: int
 ) -> LinearSum | None:
     operands = [np.arange(low, high + 1, dtype=np.int32) for low, high in ranges]
@@ -154,15 +146,11 @@ def _found(
     total = np.tensordot(factors, grid, 1) + offset
     if 0 in factors or not np.array_equal(np.clip(total >> shift, *limits), wanted):
         return None
-    corners = [sum(parts) for parts in product(*(_ends(f, r) for f, r in zip(factors, ranges, strict=True)))]
-    furthest = sum(max(map(abs, _ends(f, r))) for f, r in zip(factors, ranges, strict=True)) + abs(offset)
-    if furthest >= 1 << 31:
+    ends = [(factor * low, factor * high) for factor, (low, high) in zip(factors, ranges, strict=True)]
+    if sum(max(map(abs, pair)) for pair in ends) + abs(offset) >= 1 << 31:
         return None
-    return LinearSum(factors, offset, shift, (min(corners) + offset) >> shift, (max(corners) + offset) >> shift)
-
-
-def _ends(factor: int, values: Range) -> tuple[int, int]:
-    return factor * values[0], factor * values[1]
+    corners = [sum(parts) + offset for parts in product(*ends)]
+    return LinearSum(factors, offset, shift, min(corners) >> shift, max(corners) >> shift)
 
 
 def _uphill(
@@ -189,10 +177,9 @@ def _uphill(
     while step and tried < _STEPS:
         for move in _NEIGHBOURS:
             there = tuple(factor + step * along for factor, along in zip(present, move, strict=False))
-            found = room(there)
             tried += 1
-            if found[0] > best[0]:
-                present, best = there, found
+            if (there_room := room(there))[0] > best[0]:
+                present, best = there, there_room
                 break
         else:
             step //= 2

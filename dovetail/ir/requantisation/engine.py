@@ -1,4 +1,5 @@
-"""Scales, offsets and shifts per channel that bring sums of products to results: numbers alone, no graphs."""
+"""Scale, offset and shift of each channel within an engine's few bits: (sum * scale + offset) >> shift, to within a
+stated error, or weights that hold the scale."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.ir.operators.arithmetic import digit_scales
+from dovetail.ir.requantisation.bounds import sum_bounds
 from dovetail.ir.types import Array, DType
 
 MOST_WEIGHT = 127
@@ -23,9 +25,12 @@ Parameters = tuple[Array, Array, Array]
 """Scale, offset and shift, int32 per channel."""
 
 
+Reals = NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class RequantisationLimits:
-    """What an engine's scale and shift can hold."""
+    """The numbers an engine's scale and shift can hold."""
 
     scale_bits: int
     """Bits of the unsigned scale."""
@@ -42,14 +47,14 @@ class RequantisationLimits:
 
 
 def scale_and_shift(
-    real: NDArray[np.float64],
-    bias: NDArray[np.float64],
-    correction: NDArray[np.float64],
-    low: NDArray[np.float64],
-    high: NDArray[np.float64],
+    real: Reals,
+    bias: Reals,
+    correction: Reals,
+    low: Reals,
+    high: Reals,
     zero_point: int,
     limits: RequantisationLimits,
-) -> tuple[Array, Array, Array] | None:
+) -> Parameters | None:
     """Scale, offset and shift per channel that bring a sum to its result in one product, one sum and one shift.
 
     (acc * scale + offset) >> shift is round((acc + correction + bias) * real) + zero_point, within the scale's bits.
@@ -74,14 +79,13 @@ def scale_and_shift(
         if limits.bias_first and reach[channel] == 0:  # a scale of 0 would take the bias away
             scales[channel], offsets[channel] = 1, int(np.rint(bias[channel] * factor)) + zero_point
             continue
-        found = False
         for shift in range(limits.most_shift, -1, -1):
             scale = int(np.rint(factor * 2.0**shift))
             if scale >= 1 << limits.scale_bits:
                 continue
             inexact = scale < _LEAST_SCALE and scale != factor * 2.0**shift
             if inexact and reach[channel] * factor >= 0.5:
-                break
+                return None
             exact = int(np.rint(bias[channel] * factor * 2.0**shift))
             offset = int(correction[channel]) * scale + exact + (zero_point << shift) + ((1 << shift) >> 1)
             if limits.bias_first and scale:
@@ -89,16 +93,13 @@ def scale_and_shift(
             edges = (int(low[channel]) * scale + offset, int(high[channel]) * scale + offset)
             if int(reach[channel]) * scale < 1 << 31 and max(abs(offset), *map(abs, edges)) < 1 << 31:
                 scales[channel], offsets[channel], shifts[channel] = scale, offset, shift
-                found = True
                 break
-        if not found:
+        else:
             return None
     return scales.astype(np.int32), offsets.astype(np.int32), shifts.astype(np.int32)
 
 
-def folded(
-    real: NDArray[np.float64], weights: NDArray[Any], most_shift: int, keeps_sum: bool = True
-) -> tuple[Array, Array] | None:
+def folded(real: Reals, weights: NDArray[Any], most_shift: int, keeps_sum: bool = True) -> tuple[Array, Array] | None:
     """Weights that hold a factor but for a power of two, per channel: sum(w * x) * real is sum(folded * x) >> shift.
 
     The shift is the largest with which no weight exceeds 127, so that as little as can be is lost.
@@ -131,12 +132,10 @@ def folded(
     return whole, shifts
 
 
-def scale_of_digits(
-    real: NDArray[np.float64], most: NDArray[np.float64], count: int, most_shift: int
-) -> tuple[Array, Array]:
+def scale_of_digits(real: Reals, most: Reals, count: int, most_shift: int) -> tuple[Array, Array]:
     """Per channel a scale of `count` digits (`digit_scales`), none above `most`, and a shift:
     scale >> shift is as near to `real` as can be. A factor of 0 gets the least scale."""
-    known: NDArray[np.float64] = np.array(sorted(digit_scales(count)), np.float64)
+    known: Reals = np.array(sorted(digit_scales(count)), np.float64)
     shift = np.rint(np.log2(known / np.maximum(real, 2.0**-60)[:, None]))
     error = np.abs(known / 2.0**shift / np.maximum(real, 2.0**-60)[:, None] - 1)
     error[(shift < 0) | (shift > most_shift) | (known > most[:, None])] = np.inf
@@ -149,7 +148,7 @@ def scale_of_digits(
 
 @dataclass(frozen=True)
 class SumOffsets:
-    """What is added to a sum of products on its way to the result."""
+    """The numbers added to a sum of products on its way to the result."""
 
     zero_point: int
     """Of the operand."""
@@ -157,15 +156,13 @@ class SumOffsets:
     result_zero_point: int
 
 
-def edges(weights: Array, limits: RequantisationLimits) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def edges(weights: Array, limits: RequantisationLimits) -> tuple[Reals, Reals]:
     """The least and the greatest sum of products per channel."""
-    low, high = float(limits.activations.low), float(limits.activations.high)
-    return np.minimum(weights * low, weights * high).sum(axis=1), np.maximum(weights * low, weights * high).sum(axis=1)
+    low, high = sum_bounds(weights, limits.activations.low, limits.activations.high)
+    return low.astype(np.float64), high.astype(np.float64)
 
 
-def with_product(
-    real: NDArray[np.float64], weights: Array, sums: SumOffsets, limits: RequantisationLimits
-) -> Parameters | None:
+def with_product(real: Reals, weights: Array, sums: SumOffsets, limits: RequantisationLimits) -> Parameters | None:
     """The parameters of a layer whose weights [C, taps] stay as they are; None as `scale_and_shift`."""
     correction = -float(sums.zero_point) * weights.sum(axis=1)
     bias = sums.bias.astype(np.float64)
@@ -173,7 +170,7 @@ def with_product(
 
 
 def without_product(
-    real: NDArray[np.float64], weights: Array, sums: SumOffsets, limits: RequantisationLimits, digits_pay: bool
+    real: Reals, weights: Array, sums: SumOffsets, limits: RequantisationLimits, digits_pay: bool
 ) -> tuple[Parameters | None, Array]:
     """The parameters of a layer and its weights: the factor in these, or where that loses much a scale of digits."""
     found, made = _shifted(real, weights, sums, limits)
@@ -184,15 +181,13 @@ def without_product(
     return found, made
 
 
-def _lost(real: NDArray[np.float64], weights: Array, made: Array, shift: Array) -> float:
+def _lost(real: Reals, weights: Array, made: Array, shift: Array) -> float:
     """What rounding the weights costs a result, root mean square in its steps, for operands of all sizes alike."""
     errors = made * 2.0 ** -shift.astype(np.float64)[:, None] - weights * real[:, None]
     return float(np.sqrt((errors**2).sum(axis=1).mean() * (256.0**2 / 12)))
 
 
-def _by_digits(
-    real: NDArray[np.float64], weights: Array, sums: SumOffsets, limits: RequantisationLimits
-) -> Parameters | None:
+def _by_digits(real: Reals, weights: Array, sums: SumOffsets, limits: RequantisationLimits) -> Parameters | None:
     """The parameters of a layer whose weights [C, taps] stay as they are, its scale one of few digits; None where a sum
     would leave int32, or the scale misses a factor by more than 1 part in 44."""
     low, high = edges(weights, limits)
@@ -212,7 +207,7 @@ def _by_digits(
 
 
 def _shifted(
-    real: NDArray[np.float64], weights: Array, sums: SumOffsets, limits: RequantisationLimits
+    real: Reals, weights: Array, sums: SumOffsets, limits: RequantisationLimits
 ) -> tuple[Parameters | None, Array]:
     """The parameters of a layer, of scale 1, and the weights [C, taps] that make it so; None where there are none."""
     found = folded(real, weights, limits.most_shift)
