@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
+from dovetail.guests.report.bounds import busy, windows
 from dovetail.schedule.layout import Conversion
 from dovetail.sim.stretches import Stretches, jobs_of
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from dovetail.run import RunResult
     from dovetail.sim.device import Activity as DeviceActivity
     from dovetail.sim.protocol import InferenceResult
+    from dovetail.target.description import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +62,30 @@ class CoreUse:
 
 
 def core_uses(result: RunResult, first: InferenceResult) -> tuple[CoreUse, ...]:
-    """Every core's, by number, of one inference of a run."""
+    """The use of each core, by number, in the first inference of a run."""
     layers, works = result.build.manifest["layers"], result.build.manifest["work"]
-    names = [layer["name"] for layer in layers]
-    alone = [(0,) if layer["engine"] == "core" else () for layer in layers]
-    cores = [tuple(work.get("cores", one)) for work, one in zip(works, alone, strict=True)]
-    used = (result.simulation.stack_bytes, *result.simulation.worker_stack_bytes)
-    found = []
+    stacks = (result.simulation.stack_bytes, *result.simulation.worker_stack_bytes)
+    uses = []
     for number, core in enumerate(result.build.target.cores):
-        own = [name for name, some in zip(names, cores, strict=True) if number in some]
         name = f"core{number}" if number else "core"
+        own = {
+            layer["name"]
+            for layer, work in zip(layers, works, strict=True)
+            if number in work.get("cores", (0,) if layer["engine"] == "core" else ())
+        }
+        cycles, instructions, worked = first.core_cycles, first.instructions, Counter[str]()
         jobs = first.activities.get(name, ())
-        cycles, instructions = first.core_cycles, first.instructions
-        worked = _marked(first, names, own)
         if number and cycles is not None:
             cycles, instructions = sum(job.end - job.start for job in jobs), sum(job.instructions for job in jobs)
-            worked = {layer: job.end - job.start for job in jobs for layer in own if job.label == f"{layer}_on_{name}"}
-        stack_used = used[number] if number < len(used) else None
-        found.append(CoreUse(name, core.speed, cycles, instructions, core.stack, stack_used, worked))
-    return tuple(found)
-
-
-def _marked(first: InferenceResult, names: Sequence[str], own: Sequence[str]) -> dict[str, int]:
-    """Cycles between the markers of some layers and those that follow."""
-    found: Counter[str] = Counter()
-    for marker in first.markers:
-        if names[marker.layer] in own:
-            found[names[marker.layer]] += marker.end_cycle - marker.start_cycle
-    return dict(found)
+            by_label = {f"{layer}_on_{name}": layer for layer in own}
+            worked.update({by_label[job.label]: job.end - job.start for job in jobs if job.label in by_label})
+        else:
+            for marker in first.markers:
+                if layers[marker.layer]["name"] in own:
+                    worked[layers[marker.layer]["name"]] += marker.end_cycle - marker.start_cycle
+        stack_used = stacks[number] if number < len(stacks) else None
+        uses.append(CoreUse(name, core.speed, cycles, instructions, core.stack, stack_used, dict(worked)))
+    return tuple(uses)
 
 
 SCHEMA = 1
@@ -193,16 +191,9 @@ class Report:
 
 def make_report(result: RunResult) -> Report:
     """The report of a run of at least one inference."""
-    manifest, simulation = result.build.manifest, result.simulation
-    first = simulation.inferences[0]
-    layers, devices = _layers(result, first), _devices(result)
-    macs = {"total": sum(layer.macs for layer in layers)}
-    macs["core"] = sum(layer.macs for layer in layers if layer.engine == "core")
-    for name in (engine.name for engine in result.build.target.engines):  # all, or those of its launches of a share
-        macs[name] = sum(layer.macs for layer in layers if layer.engine == name)
-        several = (work for layer, work in zip(layers, manifest["work"], strict=True) if "+" in layer.engine)
-        macs[name] += sum(int(work["engines"].get(name, 0)) for work in several)
-    each = tuple(_totals(inference, devices) for inference in simulation.inferences)
+    manifest, simulation, target = result.build.manifest, result.simulation, result.build.target
+    first, layers = simulation.inferences[0], _layers(result)
+    each = tuple(_totals(inference, _devices(target)) for inference in simulation.inferences)
     return Report(
         schema=SCHEMA,
         dovetail=str(manifest["dovetail"]),
@@ -213,7 +204,7 @@ def make_report(result: RunResult) -> Report:
         inferences=len(simulation.inferences),
         instructions=first.instructions,
         cycles=each[0].cycles,
-        macs=macs,
+        macs=_macs(layers, manifest["work"], target),
         memory={name: MemoryUse(**use) for name, use in manifest["memory"].items()},
         sizes={name: size for name, size in result.sizes.items() if name in ("text", "rodata", "data", "bss")},
         stack=simulation.stack_bytes,
@@ -226,86 +217,82 @@ def make_report(result: RunResult) -> Report:
     )
 
 
-def _devices(result: RunResult) -> tuple[str, ...]:
-    target = result.build.target
+def _macs(layers: Sequence[ReportLayer], works: Sequence[Mapping[str, Any]], target: Target) -> dict[str, int]:
+    """Multiply-accumulates in total and by device: of a layer that engines share, those of each one's launches."""
+    macs = Counter({"total": 0, "core": 0, **{engine.name: 0 for engine in target.engines}})
+    for layer, work in zip(layers, works, strict=True):
+        macs["total"] += layer.macs
+        if "+" in layer.engine:
+            macs.update({name: int(share) for name, share in work["engines"].items()})
+        elif layer.engine in macs:
+            macs[layer.engine] += layer.macs
+    return dict(macs)
+
+
+def _devices(target: Target) -> tuple[str, ...]:
     return (*(engine.name for engine in target.engines if engine.device), *(dma.name for dma in target.dmas))
 
 
 def _totals(inference: InferenceResult, devices: Sequence[str]) -> Totals:
     cycles: dict[str, int | None] = {"total": inference.total_cycles, "core": inference.core_cycles}
     jobs = inference.activities
-    return Totals(inference.instructions, cycles | {n: _busy(jobs[n]) if n in jobs else None for n in devices})
+    return Totals(inference.instructions, cycles | {n: busy(jobs[n]) if n in jobs else None for n in devices})
 
 
-def _busy(activities: Sequence[DeviceActivity]) -> int:
-    """Cycles in which at least one of these is going on."""
-    total, reached = 0, 0
-    for activity in sorted(activities, key=lambda a: (a.start, a.end)):
-        total += max(0, activity.end - max(activity.start, reached))
-        reached = max(reached, activity.end)
-    return total
-
-
-def _layers(result: RunResult, first: InferenceResult) -> tuple[ReportLayer, ...]:
-    manifest = result.build.manifest
-    described, work = manifest["layers"], manifest["work"]
-    cycles = _layer_cycles(first, len(described))
-    peak = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
-    parts = {layer["engine"]: layer["engine"].split("+") for layer in described}
-    ideal = {name: sum(map(peak.__getitem__, own)) for name, own in parts.items() if peak.keys() >= set(own)}
-    busy = (
-        _engine_cycles(work, _devices(result), first, manifest.get("stretches", ()))
-        if cycles is not None
-        else [None] * len(described)
-    )
-    return tuple(
-        ReportLayer(
-            name=layer["name"],
-            operators=tuple(layer["operators"]),
-            engine=layer["engine"],
-            cycles=None if cycles is None else cycles[index],
-            engine_cycles=busy[index],
-            macs=int(layer["macs"]),
-            ideal_macs_per_cycle=ideal.get(layer["engine"]),
-            bytes_moved=int(moved["bytes"]),
-            reason_not_offloaded=layer["reason_not_offloaded"],
-            beside=tuple(layer.get("beside", ())),
+def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
+    manifest, target, first = result.build.manifest, result.build.target, result.simulation.inferences[0]
+    described, works = manifest["layers"], manifest["work"]
+    peaks = {engine.name: engine.ideal_macs_per_cycle for engine in target.engines}
+    cycles: list[int | None] = [None] * len(described)
+    engine_cycles = cycles
+    if first.total_cycles is not None:
+        spent = Counter[int]()
+        for layer, start, end in windows(first):
+            spent[layer] += end - start
+        cycles = [spent[number] for number in range(len(described))]
+        engine_cycles = _engine_cycles(works, _devices(target), first, manifest.get("stretches", ()))
+    layers = []
+    for number, (layer, work) in enumerate(zip(described, works, strict=True)):
+        engines = layer["engine"].split("+")
+        ideal = sum(peaks[engine] for engine in engines) if peaks.keys() >= set(engines) else None
+        layers.append(
+            ReportLayer(
+                name=layer["name"],
+                operators=tuple(layer["operators"]),
+                engine=layer["engine"],
+                cycles=cycles[number],
+                engine_cycles=engine_cycles[number],
+                macs=int(layer["macs"]),
+                ideal_macs_per_cycle=ideal,
+                bytes_moved=int(work["bytes"]),
+                reason_not_offloaded=layer["reason_not_offloaded"],
+                beside=tuple(layer.get("beside", ())),
+            )
         )
-        for index, (layer, moved) in enumerate(zip(described, manifest["work"], strict=True))
-    )
+    return tuple(layers)
 
 
 def _engine_cycles(
-    work: Sequence[Mapping[str, Any]], devices: Sequence[str], first: InferenceResult, stretches: Stretches = ()
+    works: Sequence[Mapping[str, Any]], devices: Sequence[str], first: InferenceResult, stretches: Stretches
 ) -> list[int | None]:
     """Cycles of each layer in which at least one engine works for it."""
-    jobs: list[list[DeviceActivity] | None] = [[] for _ in work]
+    jobs: list[list[DeviceActivity] | None] = [[] for _ in works]
     listed = {queue for stretch in stretches for queue in stretch["commands"]}
-    for stretch, done in zip(stretches, jobs_of(stretches, first) or (), strict=False):
-        kept = [job for queue, job in done if queue in work[stretch["layer"]]["engines"]]
-        jobs[stretch["layer"]] = [*(jobs[stretch["layer"]] or ()), *kept]
+    for stretch, commands in zip(stretches, jobs_of(stretches, first) or (), strict=False):
+        engines = works[stretch["layer"]]["engines"]
+        jobs[stretch["layer"]] = [
+            *(jobs[stretch["layer"]] or ()),
+            *(job for queue, job in commands if queue in engines),
+        ]
     for name in (device for device in devices if device not in listed):
-        own = {i: int(done["engines"][name]) for i, done in enumerate(work) if name in done["engines"]}
-        alone = all(len(work[i]["engines"]) == 1 for i in own)
-        started = {i: int(work[i]["launches"]) for i in own} if alone else None
-        found = assign_jobs(own, first.activities.get(name, ()), started)
-        for index in own:
-            known = jobs[index]
-            jobs[index] = None if found is None or known is None else [*known, *found[index]]
-    return [None if some is None else _busy(some) for some in jobs]
-
-
-def _layer_cycles(inference: InferenceResult, count: int) -> list[int] | None:
-    """Cycles per layer, adding up to the inference's; None without time."""
-    if inference.total_cycles is None:
-        return None
-    found = [0] * count
-    markers = inference.markers
-    ends = [*(marker.start_cycle for marker in markers[1:]), inference.total_cycles]
-    starts = [0, *ends[:-1]]
-    for marker, start, end in zip(markers, starts, ends, strict=bool(markers)):
-        found[marker.layer] += end - start
-    return found
+        macs = {number: int(work["engines"][name]) for number, work in enumerate(works) if name in work["engines"]}
+        alone = all(len(works[number]["engines"]) == 1 for number in macs)
+        launches = {number: int(works[number]["launches"]) for number in macs} if alone else None
+        own = assign_jobs(macs, first.activities.get(name, ()), launches)
+        for number in macs:
+            others = jobs[number]
+            jobs[number] = None if own is None or others is None else [*others, *own[number]]
+    return [None if some is None else busy(some) for some in jobs]
 
 
 def assign_jobs(
@@ -318,9 +305,9 @@ def assign_jobs(
         jobs: in the order in which they ended.
         launches: how many launches each of them has.
     """
-    found = _by_macs(macs, jobs)
-    if found is not None or launches is None or sum(launches.values()) != len(jobs):
-        return found
+    by_macs = _by_macs(macs, jobs)
+    if by_macs is not None or launches is None or sum(launches.values()) != len(jobs):
+        return by_macs
     ends = accumulate(launches.values())
     return {index: tuple(jobs[end - launches[index] : end]) for index, end in zip(launches, ends, strict=True)}
 
@@ -328,26 +315,22 @@ def assign_jobs(
 def _by_macs(macs: Mapping[int, int], jobs: Sequence[DeviceActivity]) -> dict[int, tuple[DeviceActivity, ...]] | None:
     sums = list(accumulate((job.macs for job in jobs), initial=0))
     places = {total: position for position, total in reversed(list(enumerate(sums)))}
-    found: dict[int, tuple[DeviceActivity, ...]] = {}
+    assigned: dict[int, tuple[DeviceActivity, ...]] = {}
     wanted, start = list(macs.values()), 0
     for number, index in enumerate(macs):
-        idle = _idle_jobs(wanted, number, jobs, start)
-        if idle:
-            found[index] = tuple(jobs[start : start + idle])
-            start += idle
-            continue
-        after = wanted[number + 1] if number + 1 < len(wanted) else None
-        end = places.get(sums[start] + wanted[number])
-        if after is None:
-            end = len(jobs)
-        elif end is None:
-            least = bisect_left(sums, sums[start] + wanted[number])
-            end = next((place for place in range(least, len(sums)) if sums[place] + after in places), None)
-        if end is None or sums[end] - sums[start] < wanted[number]:
+        least = sums[start] + wanted[number]
+        if idle := _idle_jobs(wanted, number, jobs, start):
+            end: int | None = start + idle
+        elif number + 1 == len(wanted):
+            end = len(jobs) if sums[-1] >= least else None
+        elif (end := places.get(least)) is None:
+            after = wanted[number + 1]
+            end = next((at for at in range(bisect_left(sums, least), len(sums)) if sums[at] + after in places), None)
+        if end is None:
             return None
-        found[index] = tuple(jobs[start:end])
+        assigned[index] = tuple(jobs[start:end])
         start = end
-    return found
+    return assigned
 
 
 def _idle_jobs(wanted: Sequence[int], number: int, jobs: Sequence[DeviceActivity], start: int) -> int:
@@ -360,11 +343,11 @@ def _idle_jobs(wanted: Sequence[int], number: int, jobs: Sequence[DeviceActivity
 def _timeline(inference: InferenceResult, layers: Sequence[ReportLayer]) -> dict[str, tuple[ReportActivity, ...]]:
     if inference.total_cycles is None:
         return {}
-    core = tuple(ReportActivity(m.start_cycle, m.end_cycle, layers[m.layer].name) for m in inference.markers)
-    jobs = {
-        name: tuple(ReportActivity(j.start, j.end, j.label) for j in own) for name, own in inference.activities.items()
-    }
-    return {"core": core, **jobs}
+    marked = ((marker.start_cycle, marker.end_cycle, layers[marker.layer].name) for marker in inference.markers)
+    bars = {"core": tuple(ReportActivity(*bar) for bar in marked)}
+    for name, jobs in inference.activities.items():
+        bars[name] = tuple(ReportActivity(job.start, job.end, job.label) for job in jobs)
+    return bars
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -391,8 +374,8 @@ def totals(report: Report) -> list[str]:
     """The lines below the table."""
     lines = []
     if report.cycles["total"] is not None:
-        busy = {name: value for name, value in report.cycles.items() if name != "total" and value is not None}
-        parts = ", ".join(f"{name} {_number(value)}" for name, value in busy.items())
+        devices = ((name, cycles) for name, cycles in report.cycles.items() if name != "total" and cycles is not None)
+        parts = ", ".join(f"{name} {_number(cycles)}" for name, cycles in devices)
         lines.append(f"cycles        {_number(report.cycles['total'])}{f' (busy: {parts})' if parts else ''}")
     if report.instructions is not None:
         lines.append(f"instructions  {_number(report.instructions)}")
@@ -427,9 +410,9 @@ def _core_lines(report: Report) -> list[str]:
 def _conversions_text(report: Report) -> str:
     """How many values change their layout, between whom, and how many from an engine to an engine."""
     engines = {name for name in report.macs if name not in ("total", "core")}
-    ways = ", ".join(f"{found.maker} to {' and '.join(found.readers)}" for found in report.conversions)
-    between = sum(found.maker in engines and not engines.isdisjoint(found.readers) for found in report.conversions)
-    moved = sum(found.nbytes for found in report.conversions)
+    ways = ", ".join(f"{one.maker} to {' and '.join(one.readers)}" for one in report.conversions)
+    between = sum(one.maker in engines and not engines.isdisjoint(one.readers) for one in report.conversions)
+    moved = sum(one.nbytes for one in report.conversions)
     return f"{len(report.conversions)} of layouts, {_number(moved)} bytes ({ways}); {between} between engines"
 
 
@@ -453,10 +436,9 @@ def _table_row(layer: ReportLayer, where: str) -> tuple[str, ...]:
     speed = "" if rate is None else f"{rate:.2f}"
     if rate is not None and layer.ideal_macs_per_cycle:
         speed = f"{rate:.1f} of {layer.ideal_macs_per_cycle:g}"
-    busy = _number(layer.engine_cycles) if layer.ideal_macs_per_cycle is not None else ""
-    moved = _number(layer.bytes_moved) if layer.bytes_moved else ""
-    macs = _number(layer.macs) if layer.macs else ""
-    return layer.name, where, _number(layer.cycles), busy, macs, speed, moved
+    engine = _number(layer.engine_cycles) if layer.ideal_macs_per_cycle is not None else ""
+    macs, moved = (_number(count or None) for count in (layer.macs, layer.bytes_moved))
+    return layer.name, where, _number(layer.cycles), engine, macs, speed, moved
 
 
 def _number(value: int | None) -> str:

@@ -13,9 +13,11 @@ multiply-accumulate per product (by the widest instruction they have) and one st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from dovetail.sim.device import Activity
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
     from dovetail.target.engine import StreamDma
 
 KINDS = ("peak", "below_peak", "transfers", "core")
-"""Where cycles go, in this order."""
+"""Kinds of cycles, in the order they are shown in."""
 
 _NEAR = 0.98
-"""A layer is at its bound when that is so much of its time."""
+"""Share of its time from which on a layer is at its bound."""
 
 _CLOSE = 0.1
-"""A cost model is right when it is off by no more than so much."""
+"""Largest relative error of a cost model that counts as right."""
 
 Span = tuple[int, int]
 """Start and end."""
@@ -47,7 +49,7 @@ class LayerBound:
 
 
 def core_product(cores: Sequence[Core]) -> float:
-    """Fewest cycles of a multiply-accumulate on some cores together."""
+    """Fewest cycles of a multiply-accumulate on these cores together."""
     return 1 / sum(1 / _product(core) for core in cores)
 
 
@@ -105,28 +107,28 @@ def windows(inference: InferenceResult) -> list[tuple[int, int, int]]:
 
 
 def _dma_for(layer: Mapping[str, Any], target: Target) -> Dma | StreamDma | None:
-    """What copies for a layer; None where the core does."""
+    """The DMA that copies for a layer; None if the core does."""
     names = layer["engine"].split("+")
     own = [engine.dma for engine in target.engines if engine.name in names and engine.dma]
     return own[0] if own else next((dma for dma in target.dmas if dma.name in names), target.dma)
 
 
 def transfers_of(inference: InferenceResult, target: Target) -> list[Activity]:
-    """What the DMAs did, one DMA after the other."""
+    """The transfers of all DMAs, one DMA after the other."""
     return [job for dma in target.dmas for job in inference.activities.get(dma.name, ())]
 
 
 def exposed(
     inference: InferenceResult, count: int, target: Target, owners: Sequence[int] | None
 ) -> list[tuple[int, int, int]]:
-    """Of each of `count` layers: cycles of its windows in which an engine works; cycles in which none does but its DMA
-    transfers go on; cycles of its windows in which neither is so.
+    """Cycles of each layer in three parts: those of its windows in which an engine works; those in which none does but
+    its DMA transfers go on; the rest of its windows.
 
     They add up to the inference; all 0 without time.
 
     Args:
-        inference: what was run.
-        count: of layers.
+        inference: the run.
+        count: number of layers.
         target: the machine.
         owners: the layer of each DMA transfer, in order; None where unknown: they belong to the window they lie in.
     """
@@ -134,15 +136,13 @@ def exposed(
     working = union([(j.start, j.end) for name, own in inference.activities.items() if name in engines for j in own])
     dma = transfers_of(inference, target)
     moving = union([*working, *((job.start, job.end) for job in dma)])
-    found = [[0, 0, 0] for _ in range(count)]
+    parts = np.zeros((count, 3), int)
     for layer, start, end in windows(inference):
-        busy, either = _inside(working, start, end), _inside(moving, start, end)
-        found[layer][0] += busy
-        found[layer][1] += either - busy if owners is None else 0
-        found[layer][2] += end - start - either
+        engine, either = _inside(working, start, end), _inside(moving, start, end)
+        parts[layer] += (engine, either - engine if owners is None else 0, end - start - either)
     for job, layer in zip(dma, owners or (), strict=False):
-        found[layer][1] += job.end - job.start - _inside(working, job.start, job.end)
-    return [(own[0], own[1], own[2]) for own in found]
+        parts[layer, 1] += job.end - job.start - _inside(working, job.start, job.end)
+    return [(engine, transfers, core) for engine, transfers, core in parts.tolist()]
 
 
 def spent(layer: Mapping[str, Any], own: tuple[int, int, int], further: int) -> dict[str, int] | None:
@@ -150,20 +150,26 @@ def spent(layer: Mapping[str, Any], own: tuple[int, int, int], further: int) -> 
     `further` the most cycles a core other than core 0 works for it."""
     if layer["cycles"] is None:
         return None
-    busy = own[0] if layer["engine_cycles"] is None else layer["engine_cycles"]
-    peak = min(busy, round(layer["macs"] / layer["ideal_macs_per_cycle"])) if layer["ideal_macs_per_cycle"] else 0
-    return dict(zip(KINDS, (peak, busy - peak, own[1], max(own[2], further)), strict=True))
+    engine, transfers, core = own
+    engine = engine if layer["engine_cycles"] is None else layer["engine_cycles"]
+    peak = min(engine, round(layer["macs"] / layer["ideal_macs_per_cycle"])) if layer["ideal_macs_per_cycle"] else 0
+    return dict(zip(KINDS, (peak, engine - peak, transfers, max(core, further)), strict=True))
 
 
 def union(spans: Sequence[Span]) -> list[Span]:
     """The same stretches without overlaps, in order."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
+
+
+def busy(jobs: Iterable[Activity]) -> int:
+    """Cycles in which at least one of these jobs is going on."""
+    return sum(end - start for start, end in union([(job.start, job.end) for job in jobs]))
 
 
 def _inside(spans: Sequence[Span], start: int, end: int) -> int:
@@ -193,12 +199,12 @@ def reason(layer: Mapping[str, Any], target: Target, cores: Sequence[Core]) -> s
 
 def _engine_reason(layer: Mapping[str, Any], share: str) -> str:
     """Why the engine takes so long: its shape, as its own cost model has it, or something else."""
-    busy, modelled = layer["engine_cycles"] or layer["time"], layer["modelled_cycles"] or 0
-    expected = "as" if abs(modelled - busy) <= _CLOSE * busy else f"{modelled:,} cycles"
+    cycles, modelled = layer["engine_cycles"] or layer["time"], layer["modelled_cycles"] or 0
+    expected = "as" if abs(modelled - cycles) <= _CLOSE * cycles else f"{modelled:,} cycles"
     model = f", {expected} its cost model says" if modelled else ""
     if layer["bound"] > layer["macs"] / layer["ideal_macs_per_cycle"] + 1:
-        return f"{layer['engine']} is busy {busy:,} cycles where its bytes take {layer['bound']:,.0f}{model}"
-    rate, peak = layer["macs"] / busy, layer["ideal_macs_per_cycle"]
+        return f"{layer['engine']} is busy {cycles:,} cycles where its bytes take {layer['bound']:,.0f}{model}"
+    rate, peak = layer["macs"] / cycles, layer["ideal_macs_per_cycle"]
     return f"{share} below the peak: {layer['engine']} does {rate:.3g} of {peak:g} MACs per cycle{model}"
 
 

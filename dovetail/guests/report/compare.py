@@ -15,9 +15,9 @@ from dovetail.errors import DovetailError
 from dovetail.guests.report.markup import (
     TIP,
     Sheet,
+    bar,
     document,
     element,
-    figures,
     legend,
     navigation,
     section,
@@ -64,14 +64,19 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any], names: tuple[str, str]) 
 
 def _changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Json]:
     """Options and targets that differ."""
-    chosen = [{**{key: r[key] for key in _CHOICES}, **(r.get("options") or {})} for r in (a, b)]
-    for own, report in zip(chosen, (a, b), strict=True):
-        own["memories"] = ", ".join(f"{name} {use['size']:,} bytes" for name, use in report["memory"].items())
-        peaks = {layer["engine"]: layer["ideal_macs_per_cycle"] for layer in report["layers"]}
-        own["engines"] = ", ".join(f"{name} {peak:g} MACs per cycle" for name, peak in sorted(peaks.items()) if peak)
-    one, other = chosen
+    one, other = _choices(a), _choices(b)
     keys = [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)]
     return [{"what": key.replace("_", " "), "a": _said(one.get(key)), "b": _said(other.get(key))} for key in keys]
+
+
+def _choices(report: Mapping[str, Any]) -> Json:
+    peaks = {layer["engine"]: layer["ideal_macs_per_cycle"] for layer in report["layers"]}
+    return {
+        **{key: report[key] for key in _CHOICES},
+        **(report.get("options") or {}),
+        "memories": ", ".join(f"{name} {use['size']:,} bytes" for name, use in report["memory"].items()),
+        "engines": ", ".join(f"{name} {peak:g} MACs per cycle" for name, peak in sorted(peaks.items()) if peak),
+    }
 
 
 def _said(value: Any) -> str:
@@ -80,25 +85,26 @@ def _said(value: Any) -> str:
 
 def _totals(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Json]:
     """Figures of the whole inference, those that both know first."""
-    both = [_figures(report) for report in (a, b)]
-    names = [name for name in dict.fromkeys((*both[0], *both[1])) if both[0].get(name) or both[1].get(name)]
-    pairs = [(name, both[0].get(name), both[1].get(name)) for name in names]
-    return [{"name": name, "a": one, "b": other, "ratio": _ratio(one, other)} for name, one, other in pairs]
+    one, other = _figures(a), _figures(b)
+    rows = [(name, one.get(name), other.get(name)) for name in {**one, **other}]
+    return [{"name": name, "a": x, "b": y, "ratio": _ratio(x, y)} for name, x, y in rows if x or y]
 
 
 def _figures(report: Mapping[str, Any]) -> dict[str, int | None]:
-    found: dict[str, int | None] = {"cycles": report["cycles"]["total"], "instructions": report.get("instructions")}
-    found |= {f"cycles busy, {name}": value for name, value in report["cycles"].items() if name != "total"}
-    found |= {f"MACs on {name}" if name != "total" else "MACs": value for name, value in report["macs"].items()}
-    found["bytes copied"] = sum(layer["bytes_moved"] for layer in report["layers"])
-    found |= {f"peak of {name}, bytes": use["peak"] for name, use in report["memory"].items()}
-    found |= {f"firmware {name}, bytes": size for name, size in report["sizes"].items()}
-    found["stack, bytes"] = report.get("stack")
-    return found
+    return {
+        "cycles": report["cycles"]["total"],
+        "instructions": report.get("instructions"),
+        **{f"cycles busy, {name}": value for name, value in report["cycles"].items() if name != "total"},
+        **{f"MACs on {name}" if name != "total" else "MACs": value for name, value in report["macs"].items()},
+        "bytes copied": sum(layer["bytes_moved"] for layer in report["layers"]),
+        **{f"peak of {name}, bytes": use["peak"] for name, use in report["memory"].items()},
+        **{f"firmware {name}, bytes": size for name, size in report["sizes"].items()},
+        "stack, bytes": report.get("stack"),
+    }
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
-    """B by A, where that says something."""
+    """B by A; None where one is unknown or A is 0."""
     return round(b / a, 4) if a and b is not None else None
 
 
@@ -106,9 +112,8 @@ def _rows(a: Sequence[Json], b: Sequence[Json]) -> list[Json]:
     """Rows of layers that compute the same operators, in the order of the first build."""
     rows = []
     for own, other in _matched(a, b):
-        one, two = _side([a[number] for number in own]), _side([b[number] for number in other])
-        operators = dict.fromkeys(name for number in own for name in a[number]["operators"])
-        operators |= dict.fromkeys(name for number in other for name in b[number]["operators"])
+        one, two = _side(own), _side(other)
+        operators = dict.fromkeys(name for layer in (*own, *other) for name in layer["operators"])
         if one["time"] or two["time"] or one["macs"] or two["macs"]:
             ratio = _ratio(one["time"], two["time"])
             rows.append({"operators": list(operators), "a": one, "b": two, "ratio": ratio})
@@ -126,46 +131,42 @@ def _side(layers: Sequence[Json]) -> Json:
     }
 
 
-def _matched(a: Sequence[Json], b: Sequence[Json]) -> list[tuple[list[int], list[int]]]:
-    """Indices of the layers of both builds that hang together by shared operators.
+def _matched(a: Sequence[Json], b: Sequence[Json]) -> list[tuple[list[Json], list[Json]]]:
+    """Layers of both builds that hang together by shared operators.
 
     A layer that the compiler added belongs to a layer of the same name, else it is a row of its own.
     """
-    owner: dict[str, int] = {}
-    group: list[int] = []
     both = [*a, *b]
+    group = list(range(len(both)))
+    """By layer, the first of the layers it hangs together with."""
+    owner: dict[str, int] = {}
     for number, layer in enumerate(both):
-        group.append(number)
         for mark in [f"operator {name}" for name in layer["operators"]] or [f"layer {layer['name']}"]:
-            first, second = sorted((_root(group, owner.setdefault(mark, number)), _root(group, number)))
-            group[second] = first
-    found: dict[int, tuple[list[int], list[int]]] = {}
-    for number in range(len(both)):
-        own, other = found.setdefault(_root(group, number), ([], []))
-        (own if number < len(a) else other).append(number if number < len(a) else number - len(a))
-    return list(found.values())
-
-
-def _root(group: Sequence[int], number: int) -> int:
-    while group[number] != number:
-        number = group[number]
-    return number
+            first, second = sorted((group[owner.setdefault(mark, number)], group[number]))
+            group = [first if other == second else other for other in group] if first != second else group
+    rows: dict[int, tuple[list[Json], list[Json]]] = {first: ([], []) for first in group}
+    for number, first in enumerate(group):
+        rows[first][number >= len(a)].append(both[number])
+    return list(rows.values())
 
 
 def versus(data: Mapping[str, Any]) -> str:
     """The page of what `compare` gave; that is embedded, and everything shown is taken from it."""
     sheet = Sheet(data)
     title = element("h1", f"{sheet.text('a', 'name')} <span>against</span> {sheet.text('b', 'name')}")
-    of = {side: f"<small>{sheet.text(side, 'model')} on {sheet.text(side, 'target')}</small>" for side in "ab"}
-    builds = legend(*(f"{swatch(side)}{sheet.text(side, 'name')} {of[side]}" for side in "ab"))
+    builds = legend(*(_build(sheet.part(side), side) for side in "ab"))
     parts = f"{_changed_section(sheet)}{_totals_section(sheet)}{_layers_section(sheet)}"
     nav = navigation({"changed": "Changed", "totals": "Totals", "time": "Layers"})
     body = f"{nav}<main>{title}{builds}{parts}</main>{TIP}"
     return document(f"{data['a']['name']} against {data['b']['name']}", body, data)
 
 
+def _build(sheet: Sheet, side: str) -> str:
+    return f"{swatch(side)}{sheet.text('name')} <small>{sheet.text('model')} on {sheet.text('target')}</small>"
+
+
 def _changed_section(sheet: Sheet) -> str:
-    rows = [figures(sheet, "text:what text:a text:b", "changed", n) for n in range(len(sheet.at("changed")))]
+    rows = [change.figures("text:what text:a text:b") for change in sheet.parts("changed")]
     if not rows:
         return section("changed", "What changed", "Nothing was chosen differently.")
     return section("changed", "What changed", "", table(("what", *_names(sheet)), rows))
@@ -177,40 +178,36 @@ def _names(sheet: Sheet) -> tuple[str, str]:
 
 def _totals_section(sheet: Sheet) -> str:
     rows = []
-    for number in range(len(sheet.at("totals"))):
-        own = ("totals", number)
-        rows.append([*figures(sheet, "text:name count:a count:b", *own), _ratio_mark(sheet, *own)])
+    for total in sheet.parts("totals"):
+        neutral = total.at("name").startswith("MACs")
+        rows.append([*total.figures("text:name count:a count:b"), _ratio_mark(total, neutral)])
     return section("totals", "Totals", "", table(("", *_names(sheet), "ratio"), rows, (1, 2, 3)))
 
 
-def _ratio_mark(sheet: Sheet, *own: str | int) -> str:
-    """The ratio, marked where it is better or worse by a hundredth; more or fewer MACs are neither."""
-    value = sheet.at(*own, "ratio")
-    same = value is None or abs(value - 1) < 0.01 or sheet.at(*own).get("name", "").startswith("MACs")
+def _ratio_mark(row: Sheet, neutral: bool = False) -> str:
+    """The ratio, marked where it is better or worse by a hundredth, unless more is neither."""
+    value = row.at("ratio")
+    same = value is None or abs(value - 1) < 0.01 or neutral
     kind = "" if same else "good" if value < 1 else "bad"
-    return element("span", sheet.show("ratio", *own, "ratio"), class_=kind)
+    return element("span", row.show("ratio", "ratio"), class_=kind)
 
 
 def _layers_section(sheet: Sheet) -> str:
-    layers = sheet.at("layers")
-    most = max((layer[side]["time"] or 0 for layer in layers for side in "ab"), default=0) or 1
+    most = max((layer[side]["time"] or 0 for layer in sheet.at("layers") for side in "ab"), default=0) or 1
     rows = []
-    for number, layer in enumerate(layers):
-        own = ("layers", number)
-        names = ", ".join(sheet.text(*own, "operators", place) for place in range(len(layer["operators"])))
-        shares = {side: 100 * (layer[side]["time"] or 0) / most for side in "ab"}
-        bars = "".join(f'<span><i class="{side}" style="width:{shares[side]:.2f}%"></i></span>' for side in "ab")
-        row = [*(_layers_of(sheet, number, side) for side in "ab"), element("span", bars, class_="twin")]
-        row += [*(sheet.count(*own, side, "time") for side in "ab"), _ratio_mark(sheet, *own)]
-        rows.append([*row, element("small", names or "added by Dovetail", class_="clamp")])
+    for row in sheet.parts("layers"):
+        one, other = (row.part(side) for side in "ab")
+        bars = "".join(f"<span>{bar(side, 100 * (row.at(side, 'time') or 0) / most)}</span>" for side in "ab")
+        operators = element("small", row.texts("operators") or "added by Dovetail", class_="clamp")
+        names = (_layers_of(one), _layers_of(other), element("span", bars, class_="twin"))
+        rows.append([*names, one.count("time"), other.count("time"), _ratio_mark(row), operators])
     a, b = _names(sheet)
     headings = (a, b, "", f"cycles, {a}", f"cycles, {b}", "ratio", "operators of the model")
     intro = "Layers that compute the same operators of the model stand side by side."
     return section("time", "Layer by layer", intro, table(headings, rows, (3, 4, 5)))
 
 
-def _layers_of(sheet: Sheet, number: int, side: str) -> str:
-    layers = sheet.at("layers", number, side, "layers")
-    names = [sheet.text("layers", number, side, "layers", place) for place in range(len(layers))]
-    where = sheet.text("layers", number, side, "where") if layers else "nothing"
-    return element("span", f"{'<br>'.join(names)} <small>{where}</small>", class_="nowrap")
+def _layers_of(side: Sheet) -> str:
+    names = "<br>".join(layer.text() for layer in side.parts("layers"))
+    where = side.text("where") if names else "nothing"
+    return element("span", f"{names} <small>{where}</small>", class_="nowrap")

@@ -1,11 +1,9 @@
-"""All that is known of a build and its run: the run's JSON and what the report's page shows beside it (docs/report.md).
-
-Every figure of the page is in here; the page computes none.
-"""
+"""The report of a run with all that its page shows, as JSON (docs/report.md): the page computes no figure itself."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ from dovetail.errors import BuildError
 from dovetail.guests.report.bounds import (
     KINDS,
     bound,
+    busy,
     core_product,
     core_word,
     exposed,
@@ -71,37 +70,38 @@ def detail(result: RunResult) -> Json:
     Raises BuildError where the build has no plan that fits it."""
     report, plan = make_report(result), read_plan(result.build)
     first, target = result.simulation.inferences[0], result.build.target
-    found: Json = json.loads(json.dumps(report.to_json()))
-    found["layers"] = _layers(found, plan, first, target)
-    found["options"] = {name: result.build.manifest.get(name) for name in ("rounding", "optimize", "memory_budget")}
-    found["devices"] = _devices(report, target, first)
-    found["graph"] = plan["graph"]
-    found["memories"] = _memories(plan)
-    found["steps"] = _steps(plan, first)
-    found["moves"] = plan["moves"]
-    found["weights"], found["parameters"] = _weights(plan["layers"])
-    found["roofline"] = _roofline(found["layers"], target)
-    found["not_offloaded"] = _not_offloaded(found["layers"], found["macs"]["total"], found["cycles"]["total"])
-    found["summary"] = _summary(found)
-    return found
+    data: Json = json.loads(json.dumps(report.to_json()))
+    data["layers"] = _layers(data, plan, first, target)
+    data["options"] = {name: result.build.manifest.get(name) for name in ("rounding", "optimize", "memory_budget")}
+    data["devices"] = _devices(report, target, first)
+    data["graph"] = plan["graph"]
+    data["memories"] = {name: {**memory, "live": _live(memory)} for name, memory in plan["memories"].items()}
+    data["steps"] = _steps(plan, first)
+    data["moves"] = plan["moves"]
+    data["weights"], data["parameters"] = _weights(plan["layers"])
+    data["roofline"] = _roofline(data["layers"], target)
+    data["not_offloaded"] = _not_offloaded(data["layers"], data["macs"]["total"], data["cycles"]["total"])
+    data["summary"] = _summary(data)
+    return data
 
 
 def _layers(run: Json, plan: Json, first: InferenceResult, target: Target) -> list[Json]:
-    layers = run["layers"]
     owners = _owners(plan, first, target)
-    own_windows = exposed(first, len(layers), target, owners)
-    transfers = transfers_of(first, target)
-    moving = [0] * len(layers)
-    for job, owner in zip(transfers, owners or (), strict=False):
+    parts = exposed(first, len(run["layers"]), target, owners)
+    moving = Counter[int]()
+    for job, owner in zip(transfers_of(first, target), owners or (), strict=False):
         moving[owner] += job.end - job.start
-    found = []
-    for number, (layer, own) in enumerate(zip(layers, plan["layers"], strict=True)):
-        parts = [core["layers"].get(layer["name"]) for core in run["cores"]]
-        cores = [core for core, part in zip(target.cores, parts, strict=True) if part is not None] or target.cores
+    layers = []
+    for number, (layer, own) in enumerate(zip(run["layers"], plan["layers"], strict=True)):
+        times = [core["layers"].get(layer["name"]) for core in run["cores"]]
+        cores = [core for core, time in zip(target.cores, times, strict=True) if time is not None] or target.cores
         limit = bound(layer, own, target, cores)
-        weights = [constant for constant in own["constants"] if constant["weights"]]
         output = plan["graph"]["values"][plan["graph"]["edges"][number]["makes"]]
-        added = {
+        weights = (constant for constant in own["constants"] if constant["weights"])
+        is_timed = layer["cycles"] is not None
+        cycles = spent(layer, parts[number], max((time or 0 for time in times[1:]), default=0))
+        time = sum(cycles.values()) if cycles else None
+        whole = layer | {
             "offload": own["offload"],
             "kinds": own["kinds"],
             "launches": own["launches"],
@@ -115,17 +115,14 @@ def _layers(run: Json, plan: Json, first: InferenceResult, target: Target) -> li
             "weights": [{key: w[key] for key in ("dtype", "bits", "elements", "bytes")} for w in weights],
             "why_not_offloaded": own["reason"],
             "dma_cycles": moving[number] if owners is not None else None,
-            "bound": round(limit.cycles, 1) if layer["cycles"] is not None else None,
-            "bound_by": limit.by if layer["cycles"] is not None else "",
-            "spent": spent(layer, own_windows[number], max((part or 0 for part in parts[1:]), default=0)),
+            "bound": round(limit.cycles, 1) if is_timed else None,
+            "bound_by": limit.by if is_timed else "",
+            "spent": cycles,
+            "time": time,
+            "share_of_bound": round(limit.cycles / time, 4) if time and limit.cycles <= time else None,
         }
-        whole = layer | added
-        whole["time"] = sum(whole["spent"].values()) if whole["spent"] else None
-        reached = bool(whole["time"]) and limit.cycles <= whole["time"]
-        whole["share_of_bound"] = round(limit.cycles / whole["time"], 4) if reached else None
-        whole["gap"] = reason(whole, target, cores)
-        found.append(whole)
-    return found
+        layers.append(whole | {"gap": reason(whole, target, cores)})
+    return layers
 
 
 def _owners(plan: Json, first: InferenceResult, target: Target) -> list[int] | None:
@@ -133,47 +130,41 @@ def _owners(plan: Json, first: InferenceResult, target: Target) -> list[int] | N
     if not target.dmas or first.total_cycles is None:
         return None
     default = target.dma.name if target.dma else ""
-    made = [(layer, count, queue[0] if queue else default) for layer, count, *queue in plan["transfers"]]
-    found = [layer for dma in target.dmas for layer, count, name in made if name == dma.name for _ in range(count)]
-    return found if len(found) == len(transfers_of(first, target)) else None
+    copies = [(layer, count, queue[0] if queue else default) for layer, count, *queue in plan["transfers"]]
+    owners = [layer for dma in target.dmas for layer, count, name in copies if name == dma.name for _ in range(count)]
+    return owners if len(owners) == len(transfers_of(first, target)) else None
 
 
 def _devices(report: Report, target: Target, first: InferenceResult) -> list[Json]:
-    """Whoever has a line in the timeline, and software engines: cores first, then engines, then the DMA."""
+    """Everything that has a line in the timeline, and software engines: cores first, then engines, then DMAs."""
     peaks = {engine.name: engine.ideal_macs_per_cycle for engine in target.engines}
-    names = ["core", *(name for name in report.timeline if name.startswith("core") and name != "core"), *peaks]
-    dmas = [dma.name for dma in target.dmas]
-    names += dmas
-    names += [name for name in report.timeline if name not in names]
-    total, found = report.cycles["total"], []
-    for name in names:
+    dmas, total = [dma.name for dma in target.dmas], report.cycles["total"]
+    cores = ["core", *(name for name in report.timeline if name.startswith("core"))]
+    devices = []
+    for name in dict.fromkeys((*cores, *peaks, *dmas, *report.timeline)):
         kind = "engine" if name in peaks else "dma" if name in dmas else "core"
-        busy = report.cycles.get(name)
-        if busy is None and name in first.activities:
-            spans = union([(job.start, job.end) for job in first.activities[name]])
-            busy = round(sum(end - start for start, end in spans))
-        share = round(busy / total, 4) if busy is not None and total else None
-        macs = report.macs.get(name)
-        found.append({"name": name, "kind": kind, "busy": busy, "share": share, "macs": macs, "peak": peaks.get(name)})
-    return found
+        cycles = report.cycles.get(name)
+        if cycles is None and name in first.activities:
+            cycles = busy(first.activities[name])
+        share = round(cycles / total, 4) if cycles is not None and total else None
+        figures = {"busy": cycles, "share": share, "macs": report.macs.get(name), "peak": peaks.get(name)}
+        devices.append({"name": name, "kind": kind, **figures})
+    return devices
 
 
-def _memories(plan: Json) -> Json:
-    """Per memory what lies where and when, and how many bytes are in use from each step on at which that changes."""
-    found = {}
-    for name, memory in plan["memories"].items():
-        parts = [
-            (first, last, buffer["address"] + start, buffer["address"] + stop)
-            for buffer in memory["buffers"]
-            for start, stop, first, last, _ in buffer["parts"]
-        ]
-        live = []
-        for step in sorted({moment for part in parts for moment in part[:2]}):
-            # what overwrites another buffer in place lies in the same bytes at that step
-            used = union([(low, high) for first, last, low, high in parts if first <= step < last])
-            live.append([step, sum(high - low for low, high in used)])
-        found[name] = {**memory, "live": live}
-    return found
+def _live(memory: Json) -> list[list[int]]:
+    """The steps at which the bytes in use of a memory change, each with those in use from there on."""
+    parts = [
+        (first, last, buffer["address"] + start, buffer["address"] + stop)
+        for buffer in memory["buffers"]
+        for start, stop, first, last, _ in buffer["parts"]
+    ]
+    live = []
+    for step in sorted({moment for part in parts for moment in part[:2]}):
+        # a buffer that takes another's place lies in the same bytes at that step
+        used = union([(low, high) for first, last, low, high in parts if first <= step < last])
+        live.append([step, sum(high - low for low, high in used)])
+    return live
 
 
 def _steps(plan: Json, first: InferenceResult) -> Json:
@@ -198,32 +189,33 @@ def _weights(layers: Sequence[Json]) -> tuple[list[Json], Json]:
         group["elements"] += constant["elements"]
         group["bytes"] += constant["bytes"]
     total = sum(group["elements"] for group in groups.values())
-    found = [groups[key] for key in sorted(groups)]
-    return [{**group, "share": round(group["elements"] / total, 4)} for group in found], others
+    return [{**groups[key], "share": round(groups[key]["elements"] / total, 4)} for key in sorted(groups)], others
 
 
 def _roofline(layers: Sequence[Json], target: Target) -> Json:
-    """Peaks and ways to memory as lines, layers with MACs as points."""
-    peaks = {"core": round(1 / core_product(target.cores), 4)}
-    widths = {"core": round(4 / core_word(target.cores), 4)}
-    for engine in target.engines:
-        if any(layer["engine"] == engine.name for layer in layers):
-            peaks[engine.name] = engine.ideal_macs_per_cycle
-            dma = target.dma_of(engine)
-            width = dma.bytes_per_cycle if dma else engine.bytes_per_cycle
-            widths |= {engine.name: width} if width else {}
+    """Roofs: peaks of devices and the width of their ways to memory. Points: layers with MACs."""
     points = []
     for number, layer in enumerate(layers):
         if not layer["macs"] or not layer["time"]:
             continue
-        own, touched = layer["engine"], layer["read"] + layer["written"] + layer["constants"]
-        moved = layer["bytes_moved"] if target.dmas and own != "core" else touched
+        device, touched = layer["engine"], layer["read"] + layer["written"] + layer["constants"]
+        moved = layer["bytes_moved"] if target.dmas and device != "core" else touched
         intensity = round(layer["macs"] / moved, 4) if moved else None
         rate = round(layer["macs"] / layer["time"], 4)
-        points.append({"layer": number, "device": own, "bytes": moved, "intensity": intensity, "macs_per_cycle": rate})
+        points.append(
+            {"layer": number, "device": device, "bytes": moved, "intensity": intensity, "macs_per_cycle": rate}
+        )
+    peaks: dict[str, tuple[float, float | None]]
+    peaks = {"core": (round(1 / core_product(target.cores), 4), round(4 / core_word(target.cores), 4))}
+    for engine in target.engines:
+        dma = target.dma_of(engine)
+        peaks[engine.name] = (engine.ideal_macs_per_cycle, dma.bytes_per_cycle if dma else engine.bytes_per_cycle)
     used = {point["device"] for point in points}
-    kept = {name: peak for name, peak in peaks.items() if name in used}
-    roofs = [{"device": n, "macs_per_cycle": peak, "bytes_per_cycle": widths.get(n)} for n, peak in kept.items()]
+    roofs = [
+        {"device": name, "macs_per_cycle": peak, "bytes_per_cycle": width or None}
+        for name, (peak, width) in peaks.items()
+        if name in used
+    ]
     return {"roofs": roofs, "points": points}
 
 
@@ -233,23 +225,23 @@ def _not_offloaded(layers: Sequence[Json], macs: int, cycles: int | None) -> lis
     for number, layer in enumerate(layers):
         if layer["why_not_offloaded"]:
             groups.setdefault(layer["why_not_offloaded"], []).append(number)
-    found = []
+    rows = []
     for text, numbers in groups.items():
-        took = sum(layers[number]["time"] for number in numbers) if cycles is not None else None
-        group: Json = {"reason": text, "layers": numbers, "cycles": took}
-        group["share_of_cycles"] = round(took / cycles, 4) if took is not None and cycles else None
-        group["macs"] = sum(layers[number]["macs"] for number in numbers)
-        found.append(group | {"share_of_macs": round(group["macs"] / macs, 4) if macs else 0.0})
-    return sorted(found, key=lambda group: (-(group["cycles"] or 0), -group["macs"], group["layers"]))
+        time = sum(layers[number]["time"] for number in numbers) if cycles is not None else None
+        share = round(time / cycles, 4) if time is not None and cycles else None
+        own = sum(layers[number]["macs"] for number in numbers)
+        row: Json = {"reason": text, "layers": numbers, "cycles": time, "share_of_cycles": share}
+        rows.append(row | {"macs": own, "share_of_macs": round(own / macs, 4) if macs else 0.0})
+    return sorted(rows, key=lambda row: (-(row["cycles"] or 0), -row["macs"], row["layers"]))
 
 
-def _summary(found: Json) -> Json:
-    layers, cycles, macs = found["layers"], found["cycles"]["total"], found["macs"]["total"]
+def _summary(data: Json) -> Json:
+    layers, cycles, macs = data["layers"], data["cycles"]["total"], data["macs"]["total"]
     offloaded = [layer for layer in layers if layer["ideal_macs_per_cycle"] is not None]
     places = {kind: sum(layer["spent"][kind] for layer in layers) for kind in KINDS} if cycles is not None else None
-    moved: dict[tuple[str, str], int] = {}
-    for move in found["moves"]:
-        moved[move["from"], move["to"]] = moved.get((move["from"], move["to"]), 0) + move["bytes"]
+    moved = Counter[tuple[str, str]]()
+    for move in data["moves"]:
+        moved[move["from"], move["to"]] += move["bytes"]
     return {
         "layers": sum(not layer["nothing"] for layer in layers),
         "offloaded_layers": len(offloaded),
@@ -257,16 +249,16 @@ def _summary(found: Json) -> Json:
         "macs_per_cycle": round(macs / cycles, 4) if cycles else None,
         "bytes_moved": sum(layer["bytes_moved"] for layer in layers),
         "moved": [{"from": a, "to": b, "bytes": count} for (a, b), count in sorted(moved.items())],
-        "weight_bytes": sum(group["bytes"] for group in found["weights"]),
-        "firmware": sum(found["sizes"].values()) if found["sizes"] else None,
-        "memory_share": {n: round(use["peak"] / use["size"], 4) for n, use in found["memory"].items()},
+        "weight_bytes": sum(group["bytes"] for group in data["weights"]),
+        "firmware": sum(data["sizes"].values()) if data["sizes"] else None,
+        "memory_share": {n: round(use["peak"] / use["size"], 4) for n, use in data["memory"].items()},
         "spent": places,
         "spent_share": {k: round(v / cycles, 4) for k, v in places.items()} if places and cycles else None,
     }
 
 
 def trace_text(data: Mapping[str, Any]) -> str:
-    """What `detail` gave in the Trace Event format: a line per device, a bar per job, bytes in use per memory.
+    """A report of `detail` in the Trace Event format: a line per device, a bar per job, bytes in use per memory.
     A cycle is a microsecond; there must be a timeline."""
     events = [_event("M", "process_name", tid=0, args={"name": f"{data['model']} on {data['target']}"})]
     for line, (device, bars) in enumerate(data["timeline"].items(), 1):

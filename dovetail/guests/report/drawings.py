@@ -20,7 +20,7 @@ from dovetail.guests.report.markup import (
 )
 
 FEW_BUFFERS = 6
-"""So many buffers need less height."""
+"""Most buffers that fit a picture of less height."""
 
 ROLES = {"input": "inputs", "output": "outputs", "value": "values", "tile": "tiles"}
 ROLES |= {"scratch": "scratch", "state": "states"}
@@ -54,9 +54,8 @@ def memory_section(sheet: Sheet) -> str:
 
 
 def _memory_figure(sheet: Sheet, name: str) -> str:
-    peak, size = sheet.count("memory", name, "peak"), sheet.count("memory", name, "size")
+    peak, size, least = sheet.part("memory", name).figures("count:peak count:size count:lower_bound")
     share = sheet.percent("summary", "memory_share", name)
-    least = sheet.count("memory", name, "lower_bound")
     caption = f"<b>{key(name)}</b> {peak} of {size} bytes at the peak ({share}); the least possible is {least}"
     return element("figure", element("figcaption", caption), _memory_picture(sheet, name))
 
@@ -97,25 +96,25 @@ def _memory_picture(sheet: Sheet, name: str) -> str:
 
 
 def _strip(sheet: Sheet, across: Callable[[float], float], top: float) -> str:
-    """Who works for which layer, below the picture."""
+    """A strip below the picture: the device that works for each layer."""
     begins, colours = sheet.at("steps", "begins"), device_colours(sheet)
     ends = [*(begin["step"] for begin in begins[1:]), sheet.at("steps", "count")]
-    found = []
+    boxes = []
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         device = sheet.at("layers", begin["layer"], "engine")
         x, stop = across(begin["step"]), across(end)
         box: dict[str, Any] = {"x": x, "width": max(stop - x - 0.6, 0.4), "y": top, "height": 10.0}
-        found.append(element("rect", **box, class_=f"strip {colours[device]}", data_begin=str(number)))
-    return "".join(found)
+        boxes.append(element("rect", **box, class_=f"strip {colours[device]}", data_begin=str(number)))
+    return "".join(boxes)
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A value: the row it is made in, the rows that read it, and its lane."""
+    """A value of the drawing: the row it comes from, the rows that read it, and its lane."""
 
     value: str
-    made: int
-    read: tuple[int, ...]
+    row: int
+    readers: tuple[int, ...]
     lane: int
 
 
@@ -127,23 +126,23 @@ def wires(inputs: list[str], edges: list[dict[str, list[str] | str]], outputs: l
         edges: per layer the values it `reads` and the one it `makes`.
         outputs: the network's, read in the row behind the last layer.
     """
-    made = {name: 0 for name in inputs}
-    read: dict[str, list[int]] = {}
+    rows = dict.fromkeys(inputs, 0)
+    readers: dict[str, list[int]] = {}
     for number, edge in enumerate(edges, 1):
-        made.setdefault(str(edge["makes"]), number)
+        rows.setdefault(str(edge["makes"]), number)
         for name in edge["reads"]:
-            made.setdefault(name, 0)
-            read.setdefault(name, []).append(number)
+            rows.setdefault(name, 0)
+            readers.setdefault(name, []).append(number)
     for name in outputs:
-        read.setdefault(name, []).append(len(edges) + 1)
+        readers.setdefault(name, []).append(len(edges) + 1)
     free_from: list[int] = []
-    found = []
-    for name, row in sorted(made.items(), key=lambda item: item[1]):
-        last = max(read.get(name, [row]))
+    lines = []
+    for name, row in sorted(rows.items(), key=lambda item: item[1]):
+        last = max(readers.get(name, [row]))
         lane = next((lane for lane, until in enumerate(free_from) if until <= row), len(free_from))
         free_from[lane : lane + 1] = [max(last, row + 1) if row == 0 else last]
-        found.append(Wire(name, row, tuple(read.get(name, ())), lane))
-    return found
+        lines.append(Wire(name, row, tuple(readers.get(name, ())), lane))
+    return lines
 
 
 def network_section(sheet: Sheet) -> str:
@@ -153,12 +152,12 @@ def network_section(sheet: Sheet) -> str:
     width = (max((wire.lane for wire in drawn), default=0) + 1) * LANE + 8
     colours = device_colours(sheet)
     rows = [_ends(sheet, "inputs")]
-    for number, layer in enumerate(layers):
-        kinds = ", ".join(sheet.text("layers", number, "kinds", place) for place in range(len(layer["kinds"])))
-        title = element("a", sheet.text("layers", number, "name"), href=f"#layer-{number}")
-        box = element("span", title, element("small", kinds), class_=f"box {colours[layer['engine']]}")
-        kind = element("small", sheet.type("layers", number, "result"), class_="shape")
-        time = f"{sheet.count('layers', number, 'time')} cycles" if layer["time"] else ""
+    for number, layer in enumerate(sheet.parts("layers")):
+        title = element("a", layer.text("name"), href=f"#layer-{number}")
+        kinds = element("small", layer.texts("kinds"))
+        box = element("span", title, kinds, class_=f"box {colours[layer.at('engine')]}")
+        kind = element("small", layer.type("result"), class_="shape")
+        time = f"{layer.count('time')} cycles" if layer.at("time") else ""
         rows.append(element("li", box, kind, element("small", time, class_="end-of-row")))
     rows.append(_ends(sheet, "outputs"))
     picture = _lanes(drawn, width, [colours[layer["engine"]] for layer in layers])
@@ -168,8 +167,8 @@ def network_section(sheet: Sheet) -> str:
 
 
 def _ends(sheet: Sheet, kind: str) -> str:
-    names = [sheet.text("graph", kind, place) for place in range(len(sheet.at("graph", kind)))]
-    return element("li", element("span", element("small", f"{kind}: {', '.join(names)}"), class_="ends"))
+    names = element("small", f"{kind}: {sheet.texts('graph', kind)}")
+    return element("li", element("span", names, class_="ends"))
 
 
 def _lanes(drawn: list[Wire], width: int, colours: list[str]) -> str:
@@ -181,18 +180,18 @@ def _lanes(drawn: list[Wire], width: int, colours: list[str]) -> str:
     def y(row: int) -> int:
         return row * ROW + ROW // 2
 
-    dots = {wire.made: wire.lane for wire in drawn if wire.made}
+    dots = {wire.row: wire.lane for wire in drawn if wire.row}
     parts = []
     for wire in drawn:
-        for row in wire.read:
+        for row in wire.readers:
             to = dots.get(row, 0)
             bend = y(row) - ROW // 2
-            down = f"M{x(wire.lane)} {y(wire.made)}V{bend}"
+            down = f"M{x(wire.lane)} {y(wire.row)}V{bend}"
             curve = f"{down}C{x(wire.lane)} {y(row) - 4} {x(to)} {bend} {x(to)} {y(row)}"
             parts.append(element("path", d=curve, class_="wire"))
     for row, lane in dots.items():
         parts.append(element("circle", cx=x(lane), cy=y(row), r=RADIUS, class_=colours[row - 1]))
-    parts += [element("circle", cx=x(wire.lane), cy=y(0), r=3.5, class_="end") for wire in drawn if not wire.made]
+    parts += [element("circle", cx=x(wire.lane), cy=y(0), r=3.5, class_="end") for wire in drawn if not wire.row]
     return element("svg", *parts, width=width, height=(len(colours) + 2) * ROW, aria_hidden="true")
 
 
@@ -225,11 +224,10 @@ def roofline_section(sheet: Sheet) -> str:
         "memory where there is a DMA, else operands, constants and result once."
     )
     explained = []
-    for number, roof in enumerate(roofs):
-        own = ("roofline", "roofs", number)
-        width = f", {sheet.rate(*own, 'bytes_per_cycle')} bytes/cycle" if roof["bytes_per_cycle"] else ""
-        name = f"{swatch(colours[roof['device']])}{sheet.text(*own, 'device')}"
-        explained.append(f"{name} at most {sheet.rate(*own, 'macs_per_cycle')} MAC/cycle{width}")
+    for roof in sheet.parts("roofline", "roofs"):
+        width = f", {roof.rate('bytes_per_cycle')} bytes/cycle" if roof.at("bytes_per_cycle") else ""
+        name = f"{swatch(colours[roof.at('device')])}{roof.text('device')}"
+        explained.append(f"{name} at most {roof.rate('macs_per_cycle')} MAC/cycle{width}")
     return section("roofline", "Roofline", intro, legend(*explained), element("figure", svg))
 
 
@@ -252,20 +250,20 @@ class _Axes:
 
     def grid(self) -> str:
         """Lines and marks at powers of ten, names of the axes."""
-        found = []
+        parts = []
         top, foot = ROOFLINE.y(1), ROOFLINE.y(0)
         for power in range(self.left, self.right + 1):
             at = self.x(10.0**power)
-            found.append(element("line", x1=at, x2=at, y1=top, y2=foot, class_="grid"))
-            found.append(element("text", f"{10.0**power:g}", x=at, y=foot + 16, class_="tick", text_anchor="middle"))
+            parts.append(element("line", x1=at, x2=at, y1=top, y2=foot, class_="grid"))
+            parts.append(element("text", f"{10.0**power:g}", x=at, y=foot + 16, class_="tick", text_anchor="middle"))
         span = self.high - self.low
-        found.append(ROOFLINE.lines((number / span, f"{10.0 ** (self.low + number):g}") for number in range(span + 1)))
+        parts.append(ROOFLINE.lines((number / span, f"{10.0 ** (self.low + number):g}") for number in range(span + 1)))
         middle = (ROOFLINE.x(0) + ROOFLINE.x(1)) / 2
         name: dict[str, Any] = {"class_": "axis", "text_anchor": "middle"}
-        found.append(element("text", "MACs per byte", x=middle, y=ROOFLINE.height - 6.0, **name))
+        parts.append(element("text", "MACs per byte", x=middle, y=ROOFLINE.height - 6.0, **name))
         turned = f"rotate(-90 14 {ROOFLINE.height / 2:g})"
-        found.append(element("text", "MACs per cycle", x=14.0, y=ROOFLINE.height / 2, **name, transform=turned))
-        return "".join(found)
+        parts.append(element("text", "MACs per cycle", x=14.0, y=ROOFLINE.height / 2, **name, transform=turned))
+        return "".join(parts)
 
     def roof(self, peak: float, width: float | None, colour: str) -> str:
         """A device's limits: what its bytes allow, up to its peak."""

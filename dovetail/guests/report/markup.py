@@ -16,33 +16,35 @@ from importlib import resources
 from typing import Any
 
 
-def element(tag: str, *content: str, quote: str = '"', **attributes: str | float) -> str:
+def element(tag: str, *content: str, **attributes: str | float) -> str:
     """An element with an end tag.
 
     Args:
         tag: its name.
         content: HTML or SVG.
-        quote: the mark around values of attributes.
         attributes: text or numbers (two decimals at most of a float); `class_` is written `class`, underscores
             become hyphens.
     """
-    return f"<{tag}{_attributes(attributes, quote)}>{''.join(content)}</{tag}>"
+    return f"<{tag}{_attributes(attributes)}>{''.join(content)}</{tag}>"
 
 
-def shape(tag: str, quote: str = '"', **attributes: str | float) -> str:
+def shape(tag: str, **attributes: str | float) -> str:
     """An element without content and without an end tag; see `element`."""
-    return f"<{tag}{_attributes(attributes, quote)}/>"
+    return f"<{tag}{_attributes(attributes)}/>"
 
 
-def _attributes(attributes: dict[str, str | float], quote: str) -> str:
-    return "".join(
-        f" {name.rstrip('_').replace('_', '-')}={quote}{escape(_plain(value))}{quote}"
-        for name, value in attributes.items()
-    )
+def _attributes(attributes: dict[str, str | float]) -> str:
+    pairs = ((name.rstrip("_").replace("_", "-"), _plain(value)) for name, value in attributes.items())
+    return "".join(f' {name}="{escape(value)}"' for name, value in pairs)
 
 
 def _plain(value: str | float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def bar(kind: str, percent: float, digits: int = 2) -> str:
+    """A horizontal bar in one of the style's colours (a class)."""
+    return f'<i class="{kind}" style="width:{percent:.{digits}f}%"></i>'
 
 
 def nice_steps(low: float, high: float, most: int) -> list[float]:
@@ -75,12 +77,12 @@ class PlotArea:
 
     def lines(self, marks: Iterable[tuple[float, str]]) -> str:
         """Lines from left to right, each at a share of the height, with a text (HTML) beside it."""
-        found = []
+        parts = []
         for share, text in marks:
             y = self.y(share)
-            found.append(element("line", x1=self.x(0), x2=self.x(1), y1=y, y2=y, class_="grid"))
-            found.append(element("text", text, x=self.left - 6.0, y=y + 3.5, class_="tick", text_anchor="end"))
-        return "".join(found)
+            parts.append(element("line", x1=self.x(0), x2=self.x(1), y1=y, y2=y, class_="grid"))
+            parts.append(element("text", text, x=self.left - 6.0, y=y + 3.5, class_="tick", text_anchor="end"))
+        return "".join(parts)
 
     def svg(self, *parts: str, class_: str, label: str) -> str:
         """The whole picture; `label` says what it shows."""
@@ -124,22 +126,31 @@ def pointer(*steps: str | int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """The data of a page, and how it is shown."""
+    """The data of a page, or a part of it, as plain values; every figure it shows says where it comes from."""
 
     data: Any
-    """Plain values, as they are written into the page."""
+    place: str = ""
+    """JSON pointer of the part within the data that is written into the page."""
 
     def at(self, *steps: str | int) -> Any:
         """The value at the end of these keys and indices."""
-        found = self.data
+        value = self.data
         for step in steps:
-            found = found[step]
-        return found
+            value = value[step]
+        return value
+
+    def part(self, *steps: str | int) -> Sheet:
+        """The part at the end of these keys and indices."""
+        return Sheet(self.at(*steps), self.place + pointer(*steps))
+
+    def parts(self, *steps: str | int) -> list[Sheet]:
+        """The elements of a list."""
+        return [self.part(*steps, number) for number in range(len(self.at(*steps)))]
 
     def show(self, kind: str, *steps: str | int, tag: str = "span") -> str:
-        """A figure or text of the data as HTML that says where it comes from; within SVG the tag is "tspan"."""
+        """A figure or text as HTML with its JSON pointer; within SVG the tag is "tspan". See `formatted` for `kind`."""
         text = escape(formatted(self.at(*steps), kind))
-        return f'<{tag} data-of="{escape(pointer(*steps))}" data-as="{kind}">{text}</{tag}>'
+        return f'<{tag} data-of="{escape(self.place + pointer(*steps))}" data-as="{kind}">{text}</{tag}>'
 
     count = partialmethod(show, "count")
     """A whole number."""
@@ -149,10 +160,18 @@ class Sheet:
     """Three digits or so of a number."""
     text = partialmethod(show, "text")
 
+    def figures(self, kinds: str) -> list[str]:
+        """Several figures: "count:cycles percent:share ..."."""
+        return [self.show(kind, name) for kind, name in (word.split(":") for word in kinds.split())]
+
+    def texts(self, *steps: str | int) -> str:
+        """The texts of a list, with commas between them."""
+        return ", ".join(part.text() for part in self.parts(*steps))
+
     def type(self, *steps: str | int) -> str:
         """Shape and element type of a value."""
-        sizes = [self.count(*steps, "shape", axis) for axis in range(len(self.at(*steps, "shape")))]
-        return f"{' &times; '.join(sizes)} {self.text(*steps, 'dtype')}"
+        sizes = " &times; ".join(size.count() for size in self.parts(*steps, "shape"))
+        return f"{sizes} {self.text(*steps, 'dtype')}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
@@ -187,19 +206,14 @@ def legend(*items: str) -> str:
     return element("ul", *(f"<li>{item}</li>" for item in items), class_="legend")
 
 
-def figures(sheet: Sheet, kinds: str, *steps: str | int) -> list[str]:
-    """Several figures below one place of the data: "count:cycles percent:share ..."."""
-    return [sheet.show(kind, *steps, name) for kind, name in (word.split(":") for word in kinds.split())]
-
-
 TIP = '<div id="tip" role="status" hidden></div>'
-"""The end of a page's body: the place of what the script tells of a point."""
+"""End of a page's body: the element in which the script describes a point."""
 
 
 def navigation(links: Mapping[str, str], theme: str = '<button id="theme">&#9680;</button>') -> str:
     """The bar on top: links to sections by their names, the JSON, and a button for light or dark."""
-    found = "".join(f'<a href="#{name}">{label}</a>' for name, label in links.items())
-    return f'<nav>{found}<span class="grow"></span><button id="save">JSON</button>{theme}</nav>'
+    anchors = "".join(f'<a href="#{name}">{label}</a>' for name, label in links.items())
+    return f'<nav>{anchors}<span class="grow"></span><button id="save">JSON</button>{theme}</nav>'
 
 
 def document(title: str, body: str, data: Any) -> str:
@@ -226,10 +240,9 @@ def embedded(data: Any) -> str:
 
 def device_colours(sheet: Sheet) -> dict[str, str]:
     """The style's colour of each device: cores, the DMA, and engines by number; several engines by their first."""
-    found, engines = {}, 0
-    for device in sheet.at("devices"):
-        found[device["name"]] = f"e{engines % 6}" if device["kind"] == "engine" else device["kind"]
-        engines += device["kind"] == "engine"
+    colours = {device["name"]: device["kind"] for device in sheet.at("devices")}
+    engines = [name for name, kind in colours.items() if kind == "engine"]
+    colours |= {name: f"e{number % 6}" for number, name in enumerate(engines)}
     for layer in sheet.at("layers"):
-        found.setdefault(layer["engine"], found.get(layer["engine"].split("+")[0], "core"))
-    return found
+        colours.setdefault(layer["engine"], colours.get(layer["engine"].split("+")[0], "core"))
+    return colours

@@ -10,10 +10,10 @@ from dovetail.guests.report.drawings import memory_section, network_section, roo
 from dovetail.guests.report.markup import (
     TIP,
     Sheet,
+    bar,
     device_colours,
     document,
     element,
-    figures,
     key,
     legend,
     navigation,
@@ -42,6 +42,9 @@ LAYER_FIGURES = (
     ("constants", "bytes of constants"),
     ("written", "bytes of the result"),
 )
+TOUCHED = {"r-value": "read", "r-state": "constants", "r-output": "written"}
+"""Bytes a layer touches at least, by the style's colour."""
+LAYER_WORDS = (("bound_by", "bound by"), ("offload", "taken as"))
 
 
 def page(data: Mapping[str, Any]) -> str:
@@ -61,47 +64,49 @@ def overview(sheet: Sheet) -> str:
     title = element("h1", f"{sheet.text('model')} <span>on {sheet.text('target')}</span>")
     colours = device_colours(sheet)
     devices = []
-    for number, device in enumerate(sheet.at("devices")):
-        peak = f" <small>{sheet.rate('devices', number, 'peak')} MAC/cycle</small>" if device["peak"] else ""
-        devices.append(f"{swatch(colours[device['name']])}{sheet.text('devices', number, 'name')}{peak}")
+    for device in sheet.parts("devices"):
+        peak = f" <small>{device.rate('peak')} MAC/cycle</small>" if device.at("peak") else ""
+        devices.append(f"{swatch(colours[device.at('name')])}{device.text('name')}{peak}")
     intro = element("p", simulator, class_="intro")
     return element("header", title, intro, legend(*devices), _tiles(sheet), _spent(sheet))
 
 
 def _tiles(sheet: Sheet) -> str:
-    layers, every = figures(sheet, "count:offloaded_layers count:layers", "summary")
+    summary = sheet.part("summary")
+    layers, every = summary.figures("count:offloaded_layers count:layers")
     tiles = [
         ("cycles", sheet.count("cycles", "total"), ""),
-        ("MACs", sheet.count("macs", "total"), f"{sheet.rate('summary', 'macs_per_cycle')} per cycle"),
-        ("on engines", sheet.percent("summary", "offloaded_share"), f"of MACs; {layers} of {every} layers"),
+        ("MACs", sheet.count("macs", "total"), f"{summary.rate('macs_per_cycle')} per cycle"),
+        ("on engines", summary.percent("offloaded_share"), f"of MACs; {layers} of {every} layers"),
     ]
     for name, use in sheet.at("memory").items():
         if use["peak"]:
             of = f"of {sheet.count('memory', name, 'size')} bytes"
-            tiles.append((f"{key(name)} at its peak", sheet.percent("summary", "memory_share", name), of))
-    if sheet.at("summary", "firmware") is not None:
-        tiles.append(("firmware", sheet.count("summary", "firmware"), f"bytes; stack {sheet.count('stack')}"))
-    tiles.append(("moved by copies", sheet.count("summary", "bytes_moved"), "bytes"))
-    shown = [
+            tiles.append((f"{key(name)} at its peak", summary.percent("memory_share", name), of))
+    if summary.at("firmware") is not None:
+        tiles.append(("firmware", summary.count("firmware"), f"bytes; stack {sheet.count('stack')}"))
+    tiles.append(("moved by copies", summary.count("bytes_moved"), "bytes"))
+    boxes = (
         element("div", element("em", name), element("strong", figure), element("small", below), class_="tile")
         for name, figure, below in tiles
-    ]
-    return element("div", *shown, class_="tiles")
+    )
+    return element("div", *boxes, class_="tiles")
 
 
 def _spent(sheet: Sheet) -> str:
     """One bar of all cycles by kind."""
-    shares = sheet.at("summary", "spent_share")
+    summary = sheet.part("summary")
+    shares = summary.at("spent_share")
     if shares is None:
         return element("p", "On the host there is no time: figures in cycles are left out.", class_="intro")
     kinds = [kind for kind in KINDS if shares[kind]]
-    bar = "".join(f'<i class="{kind}" style="width:{100 * shares[kind]:.3f}%"></i>' for kind in kinds)
+    whole = "".join(bar(kind, 100 * shares[kind], digits=3) for kind in kinds)
     items = (
-        f"{swatch(kind)}{SPENT[kind]} {sheet.percent('summary', 'spent_share', kind)} "
-        f"<small>{sheet.count('summary', 'spent', kind)} cycles</small>"
+        f"{swatch(kind)}{SPENT[kind]} {summary.percent('spent_share', kind)} "
+        f"<small>{summary.count('spent', kind)} cycles</small>"
         for kind in kinds
     )
-    return element("div", bar, class_="stack") + legend(*items)
+    return element("div", whole, class_="stack") + legend(*items)
 
 
 def layers_section(sheet: Sheet) -> str:
@@ -109,9 +114,10 @@ def layers_section(sheet: Sheet) -> str:
     layers = sheet.at("layers")
     longest = max((max(layer["time"] or 0, layer["bound"] or 0) for layer in layers), default=0) or 1
     colours = device_colours(sheet)
-    sides = {"layer": "word", "time and bound": "word", "time": "number", "bound": "number", "of time": "number"}
-    sides["what is between them"] = "word"
-    heading = element("div", *(element("span", text, class_=side) for text, side in sides.items()), class_="layer head")
+    headings = {"layer": "word", "time and bound": "word", "time": "number", "bound": "number", "of time": "number"}
+    headings["what is between them"] = "word"
+    spans = (element("span", text, class_=side) for text, side in headings.items())
+    heading = element("div", *spans, class_="layer head")
     rows = "".join(_layer(sheet, number, colours, longest) for number in range(len(layers)))
     explained = legend(*(f"{swatch(kind)}{SPENT[kind]}" for kind in KINDS), '<i class="mark"></i>bound')
     order = (
@@ -128,17 +134,19 @@ def layers_section(sheet: Sheet) -> str:
 
 
 def _layer(sheet: Sheet, number: int, colours: dict[str, str], longest: float) -> str:
-    layer, own = sheet.at("layers", number), ("layers", number)
-    name = swatch(colours[layer["engine"]]) + sheet.text(*own, "name")
-    shown = figures(sheet, "count:time count:bound percent:share_of_bound", *own)
+    layer = sheet.part("layers", number)
+    name = swatch(colours[layer.at("engine")]) + layer.text("name")
     cells = (
-        element("span", name, element("small", sheet.text(*own, "engine")), class_="word name"),
-        element("span", _time_bar(layer, longest), class_="word"),
-        *(element("span", figure, class_="number") for figure in shown),
-        element("span", sheet.text(*own, "gap") if layer["gap"] else "", class_="word why"),
+        element("span", name, element("small", layer.text("engine")), class_="word name"),
+        element("span", _time_bar(layer.data, longest), class_="word"),
+        *(
+            element("span", figure, class_="number")
+            for figure in layer.figures("count:time count:bound percent:share_of_bound")
+        ),
+        element("span", layer.text("gap") if layer.at("gap") else "", class_="word why"),
     )
-    summary = element("summary", *cells, class_="layer")
-    return element("details", summary, _more(sheet, number), id=f"layer-{number}", data_time=str(layer["time"] or 0))
+    summary, time = element("summary", *cells, class_="layer"), layer.at("time") or 0
+    return element("details", summary, _more(sheet, layer), id=f"layer-{number}", data_time=str(time))
 
 
 def _time_bar(layer: Mapping[str, Any], longest: float) -> str:
@@ -153,45 +161,39 @@ def _time_bar(layer: Mapping[str, Any], longest: float) -> str:
     return element("span", *parts, class_="bar")
 
 
-def _more(sheet: Sheet, number: int) -> str:
+def _more(sheet: Sheet, layer: Sheet) -> str:
     """The details of a layer, shown when it is opened."""
-    layer, own = sheet.at("layers", number), ("layers", number)
-    items = [(text, sheet.count(*own, name)) for name, text in LAYER_FIGURES if layer[name]]
-    items.append(("result", sheet.type(*own, "result")))
-    for kind in KINDS if layer["spent"] else ():
-        if layer["spent"][kind]:
-            items.append((f"cycles, {SPENT[kind]}", sheet.count(*own, "spent", kind)))
-    for place, core in enumerate(sheet.at("cores")):
-        if layer["name"] in core["layers"]:
-            items.append((f"cycles of {key(core['name'])}", sheet.count("cores", place, "layers", layer["name"])))
-    for name, text in (("bound_by", "bound by"), ("offload", "taken as")):
-        if layer[name]:
-            items.append((text, sheet.text(*own, name)))
-    for place in range(len(layer["weights"])):
-        count, kind = figures(sheet, "count:elements text:dtype", *own, "weights", place)
-        items.append(("weights", f"{count} of {kind}"))
-    if layer["why_not_offloaded"]:
-        items.append(("why not an engine", sheet.text(*own, "why_not_offloaded")))
-    names = [sheet.text(*own, "operators", place) for place in range(len(layer["operators"]))]
-    items.append(("operators of the model", ", ".join(names) or "added by Dovetail"))
+    items = [(text, layer.count(name)) for name, text in LAYER_FIGURES if layer.at(name)]
+    items.append(("result", layer.type("result")))
+    spent = layer.at("spent") or {}
+    items += [(f"cycles, {SPENT[kind]}", layer.count("spent", kind)) for kind in KINDS if spent.get(kind)]
+    for core in sheet.parts("cores"):
+        if layer.at("name") in core.at("layers"):
+            items.append((f"cycles of {key(core.at('name'))}", core.count("layers", layer.at("name"))))
+    items += [(text, layer.text(name)) for name, text in LAYER_WORDS if layer.at(name)]
+    for weights in layer.parts("weights"):
+        items.append(("weights", " of ".join(weights.figures("count:elements text:dtype"))))
+    if layer.at("why_not_offloaded"):
+        items.append(("why not an engine", layer.text("why_not_offloaded")))
+    items.append(("operators of the model", layer.texts("operators") or "added by Dovetail"))
     return element("dl", *(f"<div><dt>{text}</dt><dd>{value}</dd></div>" for text, value in items))
 
 
 def timeline_section(sheet: Sheet) -> str:
-    """Who works when: a line per core, engine and DMA, whose bars the script draws; nothing on the host."""
+    """A line per core, engine and DMA, whose bars the script draws; nothing on the host."""
     if not sheet.at("timeline"):
         return ""
     colours = device_colours(sheet)
     lines = []
-    for number, device in enumerate(sheet.at("devices")):
-        name = device["name"]
+    for device in sheet.parts("devices"):
+        name = device.at("name")
         if name not in sheet.at("timeline"):
             continue
-        said = f"{swatch(colours[name])}{sheet.text('devices', number, 'name')}"
-        busy = element("small", f"busy {sheet.percent('devices', number, 'share')}")
+        title = f"{swatch(colours[name])}{device.text('name')}"
+        busy = element("small", f"busy {device.percent('share')}")
         marks = {"data_device": name, "data_colour": colours[name], "tabindex": "0"}
         canvas = element("canvas", **marks, aria_label="bars of what works when")
-        lines.append(element("div", element("span", said, busy, class_="lane"), canvas, class_="line"))
+        lines.append(element("div", element("span", title, busy, class_="lane"), canvas, class_="line"))
     axis = element("div", element("span", class_="lane"), element("canvas", id="time-axis"), class_="line")
     buttons = (
         '<p class="controls"><button id="zoom-in">+</button><button id="zoom-out">&minus;</button>'
@@ -206,7 +208,7 @@ def _cores(sheet: Sheet) -> str:
     if len(sheet.at("cores")) < 2:
         return ""
     shown = "text:name rate:speed count:cycles count:instructions count:stack count:stack_used"
-    rows = [figures(sheet, shown, "cores", number) for number in range(len(sheet.at("cores")))]
+    rows = [core.figures(shown) for core in sheet.parts("cores")]
     headings = ("core", "speed", "cycles", "instructions", "stack, bytes", "stack used")
     return table(headings, rows, (1, 2, 3, 4, 5))
 
@@ -215,23 +217,21 @@ def bytes_section(sheet: Sheet) -> str:
     """Per pair of memories and per layer what copies write, and per layer what is read and written at least."""
     layers = sheet.at("layers")
     paths = []
-    for number in range(len(sheet.at("summary", "moved"))):
-        source, to, count = figures(sheet, "text:from text:to count:bytes", "summary", "moved", number)
+    for move in sheet.parts("summary", "moved"):
+        source, to, count = move.figures("text:from text:to count:bytes")
         paths.append((f"{source} → {to}", count))
-    parts = {"r-value": "read", "r-state": "constants", "r-output": "written"}
-    touched = [sum(layer[name] for name in parts.values()) for layer in layers]
+    touched = [sum(layer[name] for name in TOUCHED.values()) for layer in layers]
     most = max((*touched, *(layer["bytes_moved"] for layer in layers)), default=0) or 1
     colours = device_colours(sheet)
     rows = []
-    for number, layer in enumerate(layers):
-        if not (layer["bytes_moved"] or layer["launches"] or layer["macs"]):
+    for layer in sheet.parts("layers"):
+        if not (layer.at("bytes_moved") or layer.at("launches") or layer.at("macs")):
             continue
-        own = ("layers", number)
-        upper = f'<i class="moved" style="width:{100 * layer["bytes_moved"] / most:.2f}%"></i>'
-        lower = (f'<i class="{c}" style="width:{100 * layer[name] / most:.2f}%"></i>' for c, name in parts.items())
-        bar = f'<span class="twin"><span>{upper}</span><span>{"".join(lower)}</span></span>'
-        name = element("span", swatch(colours[layer["engine"]]), sheet.text(*own, "name"), class_="nowrap")
-        rows.append([name, bar, *figures(sheet, "count:bytes_moved count:read count:constants count:written", *own)])
+        upper = bar("moved", 100 * layer.at("bytes_moved") / most)
+        lower = "".join(bar(kind, 100 * layer.at(name) / most) for kind, name in TOUCHED.items())
+        name = element("span", swatch(colours[layer.at("engine")]), layer.text("name"), class_="nowrap")
+        bars = f'<span class="twin"><span>{upper}</span><span>{lower}</span></span>'
+        rows.append([name, bars, *layer.figures("count:bytes_moved count:read count:constants count:written")])
     kinds = {"moved": "copied", "r-value": "operands", "r-state": "constants", "r-output": "result"}
     explained = legend(*(f"{swatch(name)}{text}" for name, text in kinds.items()))
     intro = (
@@ -245,34 +245,32 @@ def bytes_section(sheet: Sheet) -> str:
 
 def weights_section(sheet: Sheet) -> str:
     """Weights by element type."""
-    groups = sheet.at("weights")
-    if not groups:
+    if not sheet.at("weights"):
         return ""
-    shown = "text:dtype count:bits count:elements percent:share count:bytes"
-    rows, bar = [], ""
-    for number, group in enumerate(groups):
-        shade = {8: "w8", 4: "w4", 2: "w2"}.get(group["bits"], "w32")
-        bar += f'<i class="{shade}" style="width:{100 * group["share"]:.2f}%"></i>'
-        kind, *rest = figures(sheet, shown, "weights", number)
+    rows, whole = [], ""
+    for group in sheet.parts("weights"):
+        shade = {8: "w8", 4: "w4", 2: "w2"}.get(group.at("bits"), "w32")
+        whole += bar(shade, 100 * group.at("share"))
+        kind, *rest = group.figures("text:dtype count:bits count:elements percent:share count:bytes")
         rows.append([swatch(shade) + kind, *rest])
-    numbers, size = figures(sheet, "count:elements count:bytes", "parameters")
+    numbers, size = sheet.part("parameters").figures("count:elements count:bytes")
     others = element("p", f"Other constants (biases, scales, tables): {numbers} numbers, {size} bytes.")
     listing = table(("weights", "bits", "number", "of all", "bytes when packed"), rows, (1, 2, 3, 4))
     intro = "What the integer graph holds, weights that rewrites add included."
-    return section("weights", "Weights by width", intro, element("div", bar, class_="stack"), listing, others)
+    return section("weights", "Weights by width", intro, element("div", whole, class_="stack"), listing, others)
 
 
 def rest_section(sheet: Sheet) -> str:
     """Layers that no engine computes, by reason."""
-    groups = sheet.at("not_offloaded")
+    groups = sheet.parts("not_offloaded")
     if not groups:
         return section("rest", "Not offloaded", "Every layer is on an engine.")
     rows = []
-    for number, group in enumerate(groups):
-        own = ("not_offloaded", number)
-        links = (f'<a href="#layer-{layer}">{sheet.text("layers", layer, "name")}</a>' for layer in group["layers"])
-        shown = figures(sheet, "count:cycles percent:share_of_cycles count:macs percent:share_of_macs", *own)
-        rows.append([sheet.text(*own, "reason"), ", ".join(links), *shown])
+    for group in groups:
+        layers = group.at("layers")
+        links = (f'<a href="#layer-{layer}">{sheet.text("layers", layer, "name")}</a>' for layer in layers)
+        figures = group.figures("count:cycles percent:share_of_cycles count:macs percent:share_of_macs")
+        rows.append([group.text("reason"), ", ".join(links), *figures])
     headings = ("why", "layers", "cycles", "of all", "MACs", "of all")
     intro = "What no engine computes, and the sentence of the pattern or constraint that came nearest."
     return section("rest", "What was not offloaded, and why", intro, table(headings, rows, (2, 3, 4, 5)))
