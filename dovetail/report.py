@@ -24,12 +24,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
-from dovetail.guests.report.bounds import busy, windows
 from dovetail.schedule.layout import Conversion
 from dovetail.sim.stretches import Stretches, jobs_of
 
@@ -40,6 +39,10 @@ if TYPE_CHECKING:
     from dovetail.sim.device import Activity as DeviceActivity
     from dovetail.sim.protocol import InferenceResult
     from dovetail.target.description import Target
+
+
+Span = tuple[int, int]
+"""Start and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +296,31 @@ def _engine_cycles(
             others = jobs[number]
             jobs[number] = None if own is None or others is None else [*others, *own[number]]
     return [None if some is None else busy(some) for some in jobs]
+
+
+def windows(inference: InferenceResult) -> list[tuple[int, int, int]]:
+    """Layer, first and one past the last cycle of every window; together they are the inference."""
+    if inference.total_cycles is None or not inference.markers:
+        return []
+    ends = [*(marker.start_cycle for marker in inference.markers[1:]), inference.total_cycles]
+    starts = [0, *ends[:-1]]
+    return [(m.layer, start, end) for m, start, end in zip(inference.markers, starts, ends, strict=True)]
+
+
+def union(spans: Sequence[Span]) -> list[Span]:
+    """The same stretches without overlaps, in order."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def busy(jobs: Iterable[DeviceActivity]) -> int:
+    """Cycles in which at least one of these jobs is going on."""
+    return sum(end - start for start, end in union([(job.start, job.end) for job in jobs]))
 
 
 def assign_jobs(

@@ -13,11 +13,13 @@ multiply-accumulate per product (by the widest instruction they have) and one st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from dovetail.report import Span, union, windows
 
 if TYPE_CHECKING:
     from dovetail.sim.device import Activity
@@ -34,9 +36,6 @@ _NEAR = 0.98
 
 _CLOSE = 0.1
 """Largest relative error of a cost model that counts as right."""
-
-Span = tuple[int, int]
-"""Start and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +96,6 @@ def bound(layer: Mapping[str, Any], plan: Mapping[str, Any], target: Target, cor
     return max(limits, key=lambda limit: limit.cycles, default=LayerBound(0, ""))
 
 
-def windows(inference: InferenceResult) -> list[tuple[int, int, int]]:
-    """Layer, first and one past the last cycle of every window; together they are the inference."""
-    if inference.total_cycles is None or not inference.markers:
-        return []
-    ends = [*(marker.start_cycle for marker in inference.markers[1:]), inference.total_cycles]
-    starts = [0, *ends[:-1]]
-    return [(m.layer, start, end) for m, start, end in zip(inference.markers, starts, ends, strict=True)]
-
-
 def _dma_for(layer: Mapping[str, Any], target: Target) -> Dma | StreamDma | None:
     """The DMA that copies for a layer; None if the core does."""
     names = layer["engine"].split("+")
@@ -154,22 +144,6 @@ def spent(layer: Mapping[str, Any], own: tuple[int, int, int], further: int) -> 
     engine = engine if layer["engine_cycles"] is None else layer["engine_cycles"]
     peak = min(engine, round(layer["macs"] / layer["ideal_macs_per_cycle"])) if layer["ideal_macs_per_cycle"] else 0
     return dict(zip(KINDS, (peak, engine - peak, transfers, max(core, further)), strict=True))
-
-
-def union(spans: Sequence[Span]) -> list[Span]:
-    """The same stretches without overlaps, in order."""
-    joined: list[Span] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def busy(jobs: Iterable[Activity]) -> int:
-    """Cycles in which at least one of these jobs is going on."""
-    return sum(end - start for start, end in union([(job.start, job.end) for job in jobs]))
 
 
 def _inside(spans: Sequence[Span], start: int, end: int) -> int:

@@ -13,17 +13,14 @@ from dovetail.errors import BuildError
 from dovetail.guests.report.bounds import (
     KINDS,
     bound,
-    busy,
     core_product,
     core_word,
     exposed,
     reason,
     spent,
     transfers_of,
-    union,
-    windows,
 )
-from dovetail.report import Report, make_report
+from dovetail.report import Report, busy, make_report, union, windows
 
 if TYPE_CHECKING:
     from dovetail.run import ProjectBuild, RunResult
