@@ -15,13 +15,14 @@ export OPENBLAS_NUM_THREADS ?= 1
 # tests start many processes, each of which would compile the package's sources again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo lint test test-all test-oracles test-rtl test-docs site clean
+.PHONY: help venv demo lint quick test test-all test-oracles test-rtl test-docs site clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make venv    create $(VENV) with Dovetail and everything its tests need'
 	@echo 'make demo    compile a small network for NE16 and run it on the simulated chip'
 	@echo 'make lint    format, ruff and mypy'
+	@echo 'make quick   a compile and run of each kind, and what holds for all modules: at most a minute'
 	@echo 'make test    lint, then the tests on $(JOBS) processes (JOBS=n)'
 	@echo 'make test-all    lint beside these tests and those below in one go, which takes less than one after the other'
 	@echo 'make test-oracles  random models and published networks against other runtimes'
@@ -56,8 +57,13 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check dovetail tests scripts
 	$(BIN)/ruff check dovetail tests scripts
 	$(BIN)/mypy
+	$(BIN)/python scripts/house.py --hold
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
+
+quick: $(INSTALLED)
+	$(BIN)/ruff check dovetail tests scripts
+	$(PYTEST) -m quick
 
 test: lint
 	$(PYTEST) -m 'not oracles and not rtl and not docs'

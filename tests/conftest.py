@@ -51,6 +51,17 @@ def pytest_sessionfinish() -> None:
     gc.freeze()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What texts in tests/golden are written anew with."""
+    parser.addoption("--update", action="store_true", help="write the texts in tests/golden anew")
+
+
+@pytest.fixture
+def update(request: pytest.FixtureRequest) -> bool:
+    """Whether golden texts are written instead of compared."""
+    return bool(request.config.getoption("--update"))
+
+
 LONG = ("docs", "rtl", "oracles")
 """Marks of tests that take long."""
 

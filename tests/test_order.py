@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.quick
 PACKAGE = Path(__file__).resolve().parents[1] / "dovetail"
 ORDER = (
     *(
