@@ -73,6 +73,14 @@ class Graph:
         """The node that computes each computed value."""
         return self._producers
 
+    def producer(self, value: str) -> Node | None:
+        """The node that computes a value; None for an input and a constant."""
+        return self._producers.get(value)
+
+    def readers(self, value: str) -> int:
+        """How many nodes read a value; to be an output counts as one more."""
+        return len(self._users[value]) + self.outputs.count(value)
+
     def users(self) -> Mapping[str, Sequence[Node]]:
         """The nodes that read each value, in order; a graph output has no node for being one."""
         return self._users

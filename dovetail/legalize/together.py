@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.movement import Concat, Reshape, Slice
 from dovetail.target.pattern import Apply, Constraint, Match, Pattern, match_pattern
 
 
-def results_together(pattern: Apply, limits: Sequence[Constraint] = ()) -> Callable[[Graph], Graph]:
+def results_together(pattern: Apply[Any], limits: Sequence[Constraint] = ()) -> Callable[[Graph], Graph]:
     """A rewrite, exact in every bit: values that a pattern made with `together` gives become parts of one value.
 
     Args:

@@ -14,11 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Reshape
+from dovetail.ir.pattern import Apply as Apply
+from dovetail.ir.pattern import Leaf as Leaf
+from dovetail.ir.pattern import Mismatch as Mismatch
+from dovetail.ir.pattern import OperatorT, find
+from dovetail.ir.pattern import Pattern as Pattern
+from dovetail.ir.pattern import apply as apply
+from dovetail.ir.pattern import constant as constant
+from dovetail.ir.pattern import leaves as leaves
+from dovetail.ir.pattern import maybe as maybe
+from dovetail.ir.pattern import operand as operand
 from dovetail.ir.types import Array, Shape, TensorType
 
 Value = int | str
@@ -81,65 +90,7 @@ class Space:
         return self.problem(choice)
 
 
-OperatorT = TypeVar("OperatorT", bound=Operator)
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A value the pattern reads: any value, or only one known at compile time."""
-
-    name: str
-    """What a match binds it under."""
-    constant: bool = False
-    """Whether it must be known at compile time."""
-
-
-@dataclass(frozen=True)
-class Apply:
-    """An operator applied to patterns."""
-
-    operator: type[Operator]
-    inputs: tuple[Pattern, ...]
-    name: str
-    """What a match binds the node under."""
-    optional: bool = False
-    """When the operator is absent, the pattern of its first operand stands in its place."""
-    why: str = ""
-    """What a user is told beside what was found, where another operator stands in its place."""
-
-
-Pattern = Leaf | Apply
-"""A nest of operators, or one of the values it reads."""
-
-
-def operand(name: str) -> Leaf:
-    """A value computed at run time (or a constant)."""
-    return Leaf(name)
-
-
-def constant(name: str) -> Leaf:
-    """A value known at compile time."""
-    return Leaf(name, constant=True)
-
-
-def leaves(pattern: Pattern) -> dict[str, bool]:
-    """Names of the values a pattern reads, and whether they must be known at compile time."""
-    if isinstance(pattern, Leaf):
-        return {pattern.name: pattern.constant}
-    return {name: known for part in pattern.inputs for name, known in leaves(part).items()}
-
-
-def apply(operator: type[Operator], *inputs: Pattern, name: str = "", why: str = "") -> Apply:
-    """`operator` with these operands; `name` (by default the operator's, in lower case) finds the node in a match."""
-    return Apply(operator, inputs, name or operator.__name__.lower(), why=why)
-
-
-def maybe(operator: type[Operator], *inputs: Pattern, name: str = "") -> Apply:
-    """Like `apply`, but the operator may be absent."""
-    return Apply(operator, inputs, name or operator.__name__.lower(), optional=True)
-
-
-def together(*results: Pattern) -> Apply:
+def together(*results: Pattern) -> Apply[Concat]:
     """What gives several results in one launch: one behind the other, row-major, in one value of one dimension. One may
     be an inner part of another (the same object), or they are computed side by side from the same operands.
 
@@ -200,14 +151,6 @@ class Match:
         types = self.graph.types
         macs = sum(node.operator.macs([types[name] for name in node.inputs]) for node in self.graph.nodes)
         return macs or self.result.elements
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """Why a pattern is not there, and how many of its operators were."""
-
-    sentence: str
-    depth: int
 
 
 class Scope(enum.Enum):
@@ -277,81 +220,9 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str, inside: bool = True
         root: the outermost value.
         inside: False where inner values may be read elsewhere too, or be outputs.
     """
-    return _PatternSearch(pattern, graph, root, inside).found()
-
-
-@dataclass
-class _PatternSearch:
-    """A pattern while it is looked for: methods, since functions that call each other are a circle, which stays in
-    memory until it is looked for, and there is one for every offload and node."""
-
-    pattern: Pattern
-    graph: Graph
-    root: str
-    inside: bool
-    """All as `match_pattern` takes them."""
-    values: dict[str, str] = field(default_factory=dict)
-    nodes: dict[str, Node] = field(default_factory=dict)
-    met: dict[int, str] = field(default_factory=dict)
-    """The value that each part stands for, by the part's identity."""
-    shared: list[tuple[str, str, int]] = field(default_factory=list)
-    """Values that parts of the pattern read several times: each with what is said, and with the nodes met before, where
-    others read it too."""
-
-    def found(self) -> Match | Mismatch:
-        """The match, or why there is none."""
-        failure = self._visit(self.pattern, self.root)
-        if failure:
-            return Mismatch(failure, len(self.nodes))
-        inner, users = {node.output for node in self.nodes.values()}, self.graph.users()
-        for value, sentence, depth in self.shared:
-            if any(user.output not in inner for user in users[value]):
-                return Mismatch(sentence, depth)
-        return Match(self.graph, self.root, self.values, self.nodes)
-
-    def _visit(self, part: Pattern, value: str) -> str | None:
-        graph, nodes = self.graph, self.nodes
-        if isinstance(part, Leaf):
-            return self._bind(part, value)
-        if self.met.setdefault(id(part), value) != value:
-            return f"{part.name} is read in several places, '{self.met[id(part)]}' and '{value}' are there"
-        if part.name in nodes and nodes[part.name].output == value:
-            return None
-        node = graph.producers().get(value)
-        if node is None or not isinstance(node.operator, part.operator):
-            if part.optional:
-                return self._visit(part.inputs[0], value)
-            found = type(node.operator).__name__ if node else "a constant" if value in graph.constants else "an input"
-            why = f": {part.why}" if part.why else ""
-            return f"expects {part.operator.__name__}, found {found} at '{value}'{why}"
-        if self.inside and value != self.root and (len(graph.users()[value]) > 1 or value in graph.outputs):
-            if part.optional:
-                return self._visit(part.inputs[0], value)
-            wanted = f"the result '{value}' of {part.operator.__name__} is also needed elsewhere"
-            if value in graph.outputs or id(part) not in _read_again(self.pattern):
-                return wanted
-            self.shared.append((value, wanted, len(nodes)))
-        if len(node.inputs) != len(part.inputs):
-            return f"expects {part.operator.__name__} with {len(part.inputs)} operands, found {len(node.inputs)}"
-        nodes[part.name] = node
-        return next(filter(None, map(self._visit, part.inputs, node.inputs)), None)
-
-    def _bind(self, leaf: Leaf, value: str) -> str | None:
-        if leaf.constant and value not in self.graph.constants:
-            return f"{leaf.name} must be known at compile time; '{value}' is not"
-        if self.values.setdefault(leaf.name, value) != value:
-            return f"{leaf.name} stands for two different values, '{self.values[leaf.name]}' and '{value}'"
-        return None
-
-
-def _read_again(pattern: Pattern) -> set[int]:
-    """The parts of a pattern, by identity, that stand in it several times."""
-    found: set[int] = set()
-    again: set[int] = set()
-    waiting = [pattern]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Apply) and id(part) not in again:
-            (again if id(part) in found else found).add(id(part))
-            waiting += part.inputs if id(part) not in again else ()
-    return again
+    found = find(pattern, graph, root, inside)
+    if isinstance(found, Mismatch):
+        return found
+    values = {part.name: value for part, value in found.values.items() if isinstance(part, Leaf)}
+    nodes = {part.name: node for part, node in found.nodes.items() if isinstance(part, Apply)}
+    return Match(graph, root, values, nodes)

@@ -159,7 +159,7 @@ def _elementwise(library: Library) -> tuple[dt.Offload, ...]:
     for n in names:
         scaled += [_field(n, "input_zero_point", -1), _number(f"{n}_multiplier"), _number(f"{n}_shift")]
     limits = (layers.ALL_INT8, layers.ALL_DOUBLE_ROUNDING, layers.ONE_SCALE, layers.SAME_SHAPES)
-    product = dt.apply(Binary, *(dt.apply(Offset, dt.operand(n), name=n) for n in names))
+    product: dt.Pattern = dt.apply(Binary, *(dt.apply(Offset, dt.operand(n), name=n) for n in names))
     product = dt.apply(Clip, dt.apply(Requantize, product, dt.constant("multiplier"), dt.constant("shift")))
     found = []
     for name, pattern, given, constraints in (

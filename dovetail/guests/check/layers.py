@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -289,7 +290,7 @@ def _zero(making: LayerBuilder, axis: str, dtype: DType) -> int:
     return max(dtype.low, min(making.get(axis), dtype.high))
 
 
-def _linear(making: LayerBuilder, part: Apply) -> str:
+def _linear(making: LayerBuilder, part: Apply[Any]) -> str:
     x = _make(making, part.inputs[0])
     channels, outputs = making.builder.type_of(x).shape[-1], 0
     dtype = making.builder.type_of(x).dtype
@@ -321,7 +322,7 @@ _GROUP = 16
 """Neighbours whose bits lie together."""
 
 
-def _bit_product(making: LayerBuilder, part: Apply) -> str:
+def _bit_product(making: LayerBuilder, part: Apply[Any]) -> str:
     """A product with the bits of a matrix, which is given as they lie."""
     x = _make(making, part.inputs[0])
     shape = (making.get("outputs"), making.builder.type_of(x).shape[-1])
@@ -336,7 +337,7 @@ def _bit_product(making: LayerBuilder, part: Apply) -> str:
     return making.add(BitProduct(making.get("weight_zero")), x, making.given(leaf, leaf, kind, planes))
 
 
-def _refuse_padding_alone(making: LayerBuilder, part: Apply, shape: tuple[int, ...]) -> None:
+def _refuse_padding_alone(making: LayerBuilder, part: Apply[Any], shape: tuple[int, ...]) -> None:
     """Raise ValueError where a stride goes beyond the image, or no window has an element of it."""
     padded = isinstance(part.inputs[0], Apply) and part.inputs[0].operator is Pad
     for name, size, lead, end in (("rows", shape[1], "top", "bottom"), ("columns", shape[2], "left", "right")):
@@ -348,7 +349,7 @@ def _refuse_padding_alone(making: LayerBuilder, part: Apply, shape: tuple[int, .
             raise ValueError("it reads padding alone")
 
 
-def _pad(making: LayerBuilder, part: Apply) -> str:
+def _pad(making: LayerBuilder, part: Apply[Any]) -> str:
     x = _make(making, part.inputs[0])
     pads = [making.get(name) for name in ("top", "left", "bottom", "right")]
     if part.optional and not any(pads):
@@ -373,7 +374,7 @@ def _spread(making: LayerBuilder, value: str) -> Array:
     return np.asarray(factors if making.get("per_channel") else factors[:1])
 
 
-def _requantize(making: LayerBuilder, part: Apply) -> str:
+def _requantize(making: LayerBuilder, part: Apply[Any]) -> str:
     x = _make(making, part.inputs[0])
     mantissa, exponent = np.frexp(_spread(making, x))
     bits = {0: 31, 1: 1, 2: 15, 3: 8}[making.get("multiplier")]
@@ -385,7 +386,7 @@ def _requantize(making: LayerBuilder, part: Apply) -> str:
     return making.add(operator, x, *(making.constant(name, array) for name, array in constants.items()))
 
 
-def _scale_shift(making: LayerBuilder, part: Apply) -> str:
+def _scale_shift(making: LayerBuilder, part: Apply[Any]) -> str:
     x = _make(making, part.inputs[0])
     factors, mode, odd = _spread(making, x), making.get(f"scale:{part.name}"), making.get(f"offset:{part.name}")
     if mode:
@@ -402,7 +403,7 @@ def _scale_shift(making: LayerBuilder, part: Apply) -> str:
     return making.add(ScaleShift(), x, *names)
 
 
-def _clip(making: LayerBuilder, part: Apply) -> str:
+def _clip(making: LayerBuilder, part: Apply[Any]) -> str:
     if isinstance(part.inputs[0], Leaf):
         x = _make(making, part.inputs[0])
         dtype = making.builder.type_of(x).dtype
@@ -413,7 +414,7 @@ def _clip(making: LayerBuilder, part: Apply) -> str:
     return making.add(Clip(max(low, dtype.low), min(high, dtype.high), dtype), x)
 
 
-def _pool(making: LayerBuilder, part: Apply) -> str:
+def _pool(making: LayerBuilder, part: Apply[Any]) -> str:
     x = _make(making, part.inputs[0])
     pads = tuple((making.get(a), making.get(b)) for a, b in (("top", "bottom"), ("left", "right")))
     kernel, stride = making.both("kernel"), making.both("stride")
@@ -424,17 +425,17 @@ def _pool(making: LayerBuilder, part: Apply) -> str:
     return making.add(kind(kernel, stride, (pads[0], pads[1])), x)
 
 
-def _operands(making: LayerBuilder, part: Apply) -> list[str]:
+def _operands(making: LayerBuilder, part: Apply[Any]) -> list[str]:
     return [_make(making, operand) for operand in part.inputs]
 
 
-def _lookup(making: LayerBuilder, part: Apply) -> str:
+def _lookup(making: LayerBuilder, part: Apply[Any]) -> str:
     x = _make(making, part.inputs[0])
     table = making.generator.integers(-128, 128, 256).astype(np.int8)
     return making.add(Lookup(), x, making.constant("table", table))
 
 
-def _slice(making: LayerBuilder, part: Apply) -> str:
+def _slice(making: LayerBuilder, part: Apply[Any]) -> str:
     """Without what would be padding elsewhere, every `stride`-th element."""
     x = _make(making, part.inputs[0])
     images, rows, columns, channels = making.builder.type_of(x).shape
@@ -445,13 +446,13 @@ def _slice(making: LayerBuilder, part: Apply) -> str:
     return making.add(Slice(start, stop, (1, *making.both("stride"), 1)), x)
 
 
-def _flat(making: LayerBuilder, part: Apply) -> str:
+def _flat(making: LayerBuilder, part: Apply[Any]) -> str:
     """One of several results of a launch."""
     x = _make(making, part.inputs[0])
     return making.add(Reshape((making.builder.type_of(x).elements,)), x)
 
 
-def _concat(making: LayerBuilder, part: Apply) -> str:
+def _concat(making: LayerBuilder, part: Apply[Any]) -> str:
     if all(isinstance(one, Apply) and one.operator is Reshape for one in part.inputs):
         return making.add(Concat(0), *_operands(making, part))
     along, unequal = making.get(f"along:{part.name}"), making.get(f"unequal:{part.name}")
@@ -461,7 +462,7 @@ def _concat(making: LayerBuilder, part: Apply) -> str:
     return making.add(Concat(along), *parts)
 
 
-def _user(making: LayerBuilder, part: Apply) -> str:
+def _user(making: LayerBuilder, part: Apply[Any]) -> str:
     """An operator of the user's own, by its example."""
     assert issubclass(part.operator, UserOperator)
     if part.operator.example.__func__ is UserOperator.example.__func__:  # type: ignore[attr-defined]
@@ -484,7 +485,7 @@ def _user(making: LayerBuilder, part: Apply) -> str:
     return making.add(operator, *names)
 
 
-Maker = Callable[[LayerBuilder, Apply], str]
+Maker = Callable[[LayerBuilder, Apply[Any]], str]
 _MAKERS: Mapping[type[Operator], Maker] = {
     Conv2d: _linear,
     DepthwiseConv2d: _linear,
