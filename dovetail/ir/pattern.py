@@ -291,12 +291,12 @@ class _PatternSearch:
         """Bind a part to a value; the reason where that is impossible."""
         if isinstance(part, Leaf):
             return self._bind(part, value)
-        if part.alternatives:
-            return self._first([[(one, value)] for one in part.inputs])
         if self.values.setdefault(part, value) != value:
             return f"{part.name} is read in several places, '{self.values[part]}' and '{value}' are there"
         if part in self.nodes:
             return None
+        if part.alternatives:
+            return self._first([[(one, value)] for one in part.inputs])
         if part.repeats:
             return self._run(part, value)
         node = self.scope.producer(value)

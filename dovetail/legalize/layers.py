@@ -17,7 +17,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, FullyConnected, Linear, MatrixProduct
 from dovetail.ir.operators.movement import Im2col, Pad, Pick, Slice
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.ir.rewrite import Draft, Rewrite, run
+from dovetail.ir.rules import Draft, Rewrite, run
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize.requantisation import Accepts, scaled_layer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import erf
+from math import erf, inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,9 @@ class Clamp(Pointwise):
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         return np.clip(inputs[0], np.float32(self.low), np.float32(self.high))
+
+    def is_noop(self, inputs: Sequence[TensorType]) -> bool:
+        return (self.low, self.high) == (-inf, inf)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         bounds = [body.scalar(self.low, DType.FLOAT32), body.scalar(self.high, DType.FLOAT32)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -321,6 +321,10 @@ class _Affine(Pointwise):
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         along = ((0, 1) if inputs[1].shape == (1,) else box[self.axis],)
         return self, (box, along, along)
+
+    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+        moved: Any = self
+        return self if inputs[1].shape == (1,) else replace(moved, axis=order.index(self.axis % len(order)))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ ONNX and its traits stand in one class, so adding an operator touches one place.
 | `crop(box, types)` | the box of each operand read for a box of the result; `dovetail.ir.crop.parts` follows it |
 | `as_given` | it computes on the element types it has, floats too: quantize leaves it |
 | `chosen_from(operands)` | the operands whose elements the result consists of: quantised alike, it has their integers |
+| `is_noop(types)` | it gives back its operand |
+| `reordered(order, types)` | the operator for operands with their axes in another order |
+| `axis_after(axis, types)` | the axis of the result that an axis of the operand becomes |
 | `pieces(types)` | the strided copies that compute it, as `Piece`s |
 
 Traits of a family are inherited: `Pointwise`, `Rowwise`, `Mover`. So `kernels` asks `operator.pointwise`, the partition
@@ -191,6 +194,19 @@ class Operator:
         copying cannot."""
         return None
 
+    def is_noop(self, inputs: Sequence[TensorType]) -> bool:
+        """Whether the result is the first operand as it is."""
+        return False
+
+    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+        """The operator for operands with their axes in another order, axis i being axis `order[i]`, whose result is
+        this one's in the same order; parameters stay as they are. None where there is none."""
+        return None
+
+    def axis_after(self, axis: int, inputs: Sequence[TensorType]) -> int | None:
+        """The axis of the result that an axis of the first operand becomes, index by index; None where it is torn."""
+        return None
+
     def workspace(self, inputs: Sequence[TensorType]) -> int:
         """Bytes of static memory its kernel works in beside operands and result."""
         return 0
@@ -209,6 +225,9 @@ class Pointwise(Operator):
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, ((box,) if len(inputs) == 1 else tuple(broadcast_box(box, kind.shape) for kind in inputs))
 
+    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+        return self if all(kind.elements == 1 for kind in inputs[self.pointwise :]) else None
+
     def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
         largest = max(inputs, key=lambda kind: kind.elements)
         return all(kind.shape == largest.shape or kind.elements == 1 for kind in inputs)
@@ -226,12 +245,18 @@ class Rowwise(Operator):
         require(box[-1] == (0, inputs[0].shape[-1]), f"{self.noun} is not tiled over its last axis")
         return self, (box,)
 
+    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+        return self if order[-1] == len(order) - 1 else None
+
 
 @dataclass(frozen=True)
 class Mover(Operator):
     """Only moves the elements of its operands."""
 
     moves_only: ClassVar[bool] = True
+
+    def is_noop(self, inputs: Sequence[TensorType]) -> bool:
+        return self.infer(inputs) == inputs[0]
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
         return operands

@@ -33,8 +33,19 @@ class Reshape(Mover):
     def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...]:
         return (Piece(0, full_box(self.infer(inputs).shape)),)
 
+    def axis_after(self, axis: int, inputs: Sequence[TensorType]) -> int | None:
+        shape, place = inputs[0].shape, axis % len(inputs[0].shape)
+        before = prod(shape[:place])
+        same = [i for i, n in enumerate(self.shape) if n == shape[place] and prod(self.shape[:i]) == before]
+        return same[-1] if same else None
+
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         return body.add("Reshape", [inputs[0], body.integers(self.shape)])
+
+
+def permuted(values: tuple[T, ...], order: Shape) -> tuple[T, ...]:
+    """Values of axes in another order: that of axis i is the one of axis `order[i]`."""
+    return tuple(values[axis] for axis in order)
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,12 @@ class Transpose(Mover):
     def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...]:
         box = full_box(self.infer(inputs).shape)
         return (Piece(0, box, (0,) * len(box), tuple((axis, 1) for axis in self.permutation)),)
+
+    def is_noop(self, inputs: Sequence[TensorType]) -> bool:
+        return self.permutation == tuple(range(len(self.permutation)))
+
+    def axis_after(self, axis: int, inputs: Sequence[TensorType]) -> int | None:
+        return self.permutation.index(axis % len(self.permutation))
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         return body.add("Transpose", [inputs[0]], perm=list(self.permutation))
@@ -94,6 +111,9 @@ class Pad(Mover):
             before.append(min(max(lead - start, 0), stop - start))
             after.append(stop - start - before[-1] - (inner[1] - inner[0]))
         return Pad(tuple(before), tuple(after), self.value), (tuple(spans),)
+
+    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+        return Pad(permuted(self.before, order), permuted(self.after, order), self.value)
 
     def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...] | None:
         x, sides = inputs[0], (self.before[:1], self.after[:1], self.before[-1:], self.after[-1:])
@@ -133,6 +153,12 @@ class Concat(Mover):
         require(box[self.axis] == (0, total), "a concatenation is not tiled over the axis it is along")
         return self, tuple((*box[: self.axis], (0, kind.shape[self.axis]), *box[self.axis + 1 :]) for kind in inputs)
 
+    def is_noop(self, inputs: Sequence[TensorType]) -> bool:
+        return len(inputs) == 1
+
+    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+        return Concat(order.index(self.axis))
+
     def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...]:
         whole, axis, start, found = full_box(self.infer(inputs).shape), self.axis, 0, []
         for place, kind in enumerate(inputs):
@@ -171,6 +197,9 @@ class Slice(Mover):
         spans = zip(box, self.start, self.step, strict=True)
         reads = tuple((first + a * step, first + (b - 1) * step + 1) for (a, b), first, step in spans)
         return Slice((0,) * len(reads), tuple(stop - start for start, stop in reads), self.step), (reads,)
+
+    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+        return Slice(permuted(self.start, order), permuted(self.stop, order), permuted(self.step, order))
 
     def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...]:
         walks = tuple(enumerate(self.step))
@@ -243,6 +272,9 @@ Im2col.__name__ = "Patches"  # its name in layers' names, saved stages and messa
 class Relayout(Mover):
     """The same value lying in another layout: no element changes, only where it is. The layout stage puts it in."""
 
+    def is_noop(self, inputs: Sequence[TensorType]) -> bool:
+        return False
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         return inputs[0]
 
@@ -287,6 +319,12 @@ class Pick(Mover):
         spans = tuple((min(places), max(places) + 1) for places in kept)
         moved = tuple(tuple(place - low for place in places) for places, (low, _) in zip(kept, spans, strict=True))
         return replace(self, places=moved), (spans,)
+
+    def is_noop(self, inputs: Sequence[TensorType]) -> bool:
+        return all(taken == tuple(range(size)) for taken, size in zip(self.places, inputs[0].shape, strict=True))
+
+    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+        return Pick(permuted(self.places, order))
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         result = inputs[0]

@@ -17,7 +17,8 @@ from dovetail.ir.operators.arithmetic import Dequantize
 from dovetail.ir.operators.base import Operator, Padding2d
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Reshape
-from dovetail.ir.rewrite import Draft, drop_identity, merge_movement, run
+from dovetail.ir.rewrite import drop_identity, merge_reshapes
+from dovetail.ir.rules import Draft, run
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.read.keras.layer import (
     AGAIN,
@@ -199,12 +200,7 @@ honour."""
 def fold_normalisations(graph: Graph) -> Graph:
     """Batch normalisation behind a convolution or dense layer as part of its weights: the same network with fewer
     layers; results differ by float rounding only."""
-    return run(graph, (_fold_normalisation, _merge_reshapes, drop_identity))
-
-
-def _merge_reshapes(draft: Draft, node: Node) -> str | None:
-    """Two reshapes one behind the other: one."""
-    return merge_movement(draft, node) if isinstance(node.operator, Reshape) else None
+    return run(graph, (_fold_normalisation, merge_reshapes, drop_identity))
 
 
 def _fold_normalisation(draft: Draft, node: Node) -> str | None:
