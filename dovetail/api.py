@@ -15,15 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 import dovetail.run as running
 from dovetail import prove
-from dovetail.arrays import checked, dtype_of, seeded_inputs
+from dovetail.arrays import checked, seeded_inputs
 from dovetail.codegen.emit.project import write_project
+from dovetail.codegen.manifest import BuildPort
 from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.fields import changed, settings_of
@@ -105,12 +106,12 @@ class Build:
     @property
     def inputs(self) -> tuple[Port, ...]:
         """In the order of the header."""
-        return _ports(self._build, "inputs")
+        return _ports(self._build.manifest.inputs)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
         """In the order of the header."""
-        return _ports(self._build, "outputs")
+        return _ports(self._build.manifest.outputs)
 
     def quantize(self, name: str, reals: ArrayLike) -> Array:
         """Real numbers as the integers of an input (or output), as the header's function rounds them.
@@ -153,7 +154,7 @@ class Build:
             DovetailError: an input is not what the model wants, an output is not what the network means, or the run
                 fails.
         """
-        ports = self._build.manifest["inputs"]
+        ports = self._build.manifest.inputs
         given = [seeded_inputs(ports)] if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
         sets = [_checked(one, ports) for one in given]
         if not sets:
@@ -240,18 +241,17 @@ def open_build(
     return Build(Path(folder), (), _knowing(running.open_build(Path(folder), machine), operators))
 
 
-def _ports(build: running.ProjectBuild, kind: str) -> tuple[Port, ...]:
+def _ports(ports: Sequence[BuildPort]) -> tuple[Port, ...]:
     found = []
-    for port in build.manifest[kind]:
-        scale, zero_point = port.get("scale"), port.get("zero_point")
-        steps = None if scale is None or zero_point is None else Steps(float(scale), int(zero_point))
-        found.append(Port(port["name"], tuple(port["shape"]), dtype_of(port), steps))
+    for port in ports:
+        steps = None if port.scale is None or port.zero_point is None else Steps(port.scale, port.zero_point)
+        found.append(Port(port.name, port.shape, port.kind, steps))
     return tuple(found)
 
 
-def _checked(given: Inputs, ports: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+def _checked(given: Inputs, ports: Sequence[BuildPort]) -> dict[str, Array]:
     """The arrays of one inference; raises DovetailError where they are not what the model wants."""
-    names = [str(port["name"]) for port in ports]
+    names = [port.name for port in ports]
     if set(given) != set(names):
         what = f"expected the inputs {', '.join(names)}, got {', '.join(sorted(given)) or 'none'}"
         raise DovetailError(what, where="inputs", hint="name each array as the model does")

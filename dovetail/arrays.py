@@ -16,13 +16,14 @@ from dovetail.files import InputError, open_archive, read_npy, replace_file
 if TYPE_CHECKING:
     import numpy as np
 
+    from dovetail.codegen.manifest import TensorPort
     from dovetail.compile import Compiled
     from dovetail.ir.types import Array, DType
     from dovetail.run import ProjectBuild
     from dovetail.target import Target
 
 
-def read_inputs(path: Path, ports: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Array]], bool]:
+def read_inputs(path: Path, ports: Sequence[TensorPort]) -> tuple[list[dict[str, Array]], bool]:
     """The inferences a file asks for.
 
     Args:
@@ -38,44 +39,44 @@ def read_inputs(path: Path, ports: Sequence[Mapping[str, Any]]) -> tuple[list[di
     """
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), hint="give an .npz file, or leave out --input")
-    names = [str(port["name"]) for port in ports]
+    names = [port.name for port in ports]
     with open_archive(path, "run fewer inferences at once") as (archive, entries):
         if len(ports) == 1 and set(entries) == {"arr_0"}:
             entries = {names[0]: entries["arr_0"]}
         if set(entries) != set(names):
             what = f"expected arrays {_list(names)}, got {_list(sorted(entries))}"
             raise InputError(what, where=str(path), hint="name each array as the model does")
-        arrays = {str(port["name"]): _read_array(archive, entries[port["name"]], path, port) for port in ports}
+        arrays = {port.name: _read_array(archive, entries[port.name], path, port) for port in ports}
     return _batch(arrays, path, ports)
 
 
-def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, port: Mapping[str, Any]) -> Array:
+def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, port: TensorPort) -> Array:
     """Read one array after its header was found to be what the model wants."""
-    kind, expected = dtype_of(port), list(port["shape"])
+    kind, expected = port.kind, list(port.shape)
 
     def accept(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         batch = list(shape[1:]) == expected and len(shape) == len(expected) + 1 and shape[0] > 0
         if not (batch or list(shape) == expected) or dtype != kind.numpy:
             raise InputError(
-                f"input '{port['name']}' must be {kind.numpy} {expected} (or [n, {str(expected)[1:]} for a batch), "
+                f"input '{port.name}' must be {kind.numpy} {expected} (or [n, {str(expected)[1:]} for a batch), "
                 f"got {dtype} {list(shape)}",
                 where=str(path),
                 hint="reshape and convert the array, such as array.astype(...).reshape(...)",
             )
 
-    array: Array = read_npy(lambda: archive.open(info), info.file_size, str(port["name"]), accept)
-    _check_values(array, kind, port["name"], path)
+    array: Array = read_npy(lambda: archive.open(info), info.file_size, port.name, accept)
+    _check_values(array, kind, port.name, path)
     return array
 
 
-def checked(array: Array, port: Mapping[str, Any], where: Path | str) -> Array:
+def checked(array: Array, port: TensorPort, where: Path | str) -> Array:
     """An array for one inference; raises InputError where it is not of the input's type and shape."""
-    kind, expected = dtype_of(port), list(port["shape"])
+    kind, expected = port.kind, list(port.shape)
     if array.dtype != kind.numpy or list(array.shape) != expected:
-        what = f"input '{port['name']}' must be {kind.numpy} {expected}, got {array.dtype} {list(array.shape)}"
+        what = f"input '{port.name}' must be {kind.numpy} {expected}, got {array.dtype} {list(array.shape)}"
         hint = "reshape and convert the array, such as array.astype(...).reshape(...)"
         raise InputError(what, where=str(where), hint=hint)
-    _check_values(array, kind, port["name"], where)
+    _check_values(array, kind, port.name, where)
     return array
 
 
@@ -93,10 +94,8 @@ def _check_values(array: Array, kind: DType, name: str, path: Path | str) -> Non
         raise InputError(what, where=str(path), hint=hint)
 
 
-def _batch(
-    arrays: Mapping[str, Array], path: Path, ports: Sequence[Mapping[str, Any]]
-) -> tuple[list[dict[str, Array]], bool]:
-    named = [(port["name"], arrays[port["name"]], len(port["shape"])) for port in ports]
+def _batch(arrays: Mapping[str, Array], path: Path, ports: Sequence[TensorPort]) -> tuple[list[dict[str, Array]], bool]:
+    named = [(port.name, arrays[port.name], len(port.shape)) for port in ports]
     counts = {name: array.shape[0] if array.ndim > rank else None for name, array, rank in named}
     if len(set(counts.values())) > 1:
         got = ", ".join(f"'{name}' {'none' if count is None else count}" for name, count in counts.items())
@@ -108,18 +107,18 @@ def _batch(
     return [{name: array[index] for name, array in arrays.items()} for index in range(count)], True
 
 
-def seeded_inputs(ports: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Array]:
+def seeded_inputs(ports: Sequence[TensorPort], seed: int = 0) -> dict[str, Array]:
     """Inputs for one inference that use the whole range of their types; the same for a seed."""
     import numpy as np
 
     generator = np.random.default_rng(seed)
     found: dict[str, Array] = {}
     for port in ports:
-        kind = dtype_of(port)
+        kind = port.kind
         if kind.is_integer:
-            found[port["name"]] = generator.integers(kind.low, kind.high + 1, port["shape"]).astype(kind.numpy)
+            found[port.name] = generator.integers(kind.low, kind.high + 1, port.shape).astype(kind.numpy)
         else:
-            found[port["name"]] = generator.random(port["shape"], dtype=np.float32).astype(kind.numpy)
+            found[port.name] = generator.random(port.shape, dtype=np.float32).astype(kind.numpy)
     return found
 
 
@@ -163,13 +162,6 @@ def built(compiled: Compiled, target: Target) -> Iterator[ProjectBuild]:
     with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
         write_project(compiled.project, Path(folder) / "build", replace=False)
         yield open_build(Path(folder) / "build", target)
-
-
-def dtype_of(port: Mapping[str, Any]) -> DType:
-    """The element type of an input or output, as a build describes it."""
-    from dovetail.ir.types import DType
-
-    return next(kind for kind in DType if kind.text == port["dtype"])
 
 
 def _list(names: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ def read_graph(build: ProjectBuild, operators: Sequence[type[UserOperator]] = ()
         what = f"the build has no {GRAPH}, so there is nothing to compare its outputs with"
         raise BuildError(what, where=str(build.folder), hint="compile the model again, or run with --no-check")
     graph = load_graph(path, known_operators(combined(build.target.operators, operators)))
-    wanted = [{port["name"] for port in build.manifest[ports]} for ports in ("inputs", "outputs")]
+    wanted = [{port.name for port in ports} for ports in (build.manifest.inputs, build.manifest.outputs)]
     if [set(graph.given), set(graph.results)] != wanted:
         what = f"the graph in {GRAPH} is not that of this build: it has other inputs or outputs"
         raise BuildError(what, where=str(build.folder), hint="compile the model again")
@@ -159,7 +159,7 @@ def layers(
         PlanError: not even the result of one layer has room beside the network.
         DovetailError: as `run_build`.
     """
-    target, options = build.target, Options(build.manifest["policy"], optimize=build.optimize)
+    target, options = build.target, Options(build.manifest.policy, optimize=build.manifest.optimize)
     regions = {region.output: region for region in first(graph, target) if not region.is_view}
     parts = [list(regions)]
     count = 0

@@ -29,8 +29,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
+from dovetail.codegen.manifest import LayerWork, MemoryUse, Stretch
 from dovetail.schedule.layout import Conversion
-from dovetail.sim.stretches import Stretches, jobs_of
+from dovetail.sim.stretches import jobs_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,15 +67,15 @@ class CoreUse:
 
 def core_uses(result: RunResult, first: InferenceResult) -> tuple[CoreUse, ...]:
     """The use of each core, by number, in the first inference of a run."""
-    layers, works = result.build.manifest["layers"], result.build.manifest["work"]
+    layers, works = result.build.manifest.layers, result.build.manifest.work
     stacks = (result.simulation.stack_bytes, *result.simulation.worker_stack_bytes)
     uses = []
     for number, core in enumerate(result.build.target.cores):
         name = f"core{number}" if number else "core"
         own = {
-            layer["name"]
+            layer.name
             for layer, work in zip(layers, works, strict=True)
-            if number in work.get("cores", (0,) if layer["engine"] == "core" else ())
+            if number in (((0,) if layer.engine == "core" else ()) if work.cores is None else work.cores)
         }
         cycles, instructions, worked = first.core_cycles, first.instructions, Counter[str]()
         jobs = first.activities.get(name, ())
@@ -84,8 +85,8 @@ def core_uses(result: RunResult, first: InferenceResult) -> tuple[CoreUse, ...]:
             worked.update({by_label[job.label]: job.end - job.start for job in jobs if job.label in by_label})
         else:
             for marker in first.markers:
-                if layers[marker.layer]["name"] in own:
-                    worked[layers[marker.layer]["name"]] += marker.end_cycle - marker.start_cycle
+                if layers[marker.layer].name in own:
+                    worked[layers[marker.layer].name] += marker.end_cycle - marker.start_cycle
         stack_used = stacks[number] if number < len(stacks) else None
         uses.append(CoreUse(name, core.speed, cycles, instructions, core.stack, stack_used, dict(worked)))
     return tuple(uses)
@@ -122,16 +123,6 @@ class ReportLayer:
         """MACs per busy cycle of what computes it; None without time or MACs."""
         cycles = self.engine_cycles if self.ideal_macs_per_cycle is not None else self.cycles
         return self.macs / cycles if cycles and self.macs else None
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Bytes of one memory that activations and tiles need."""
-
-    size: int
-    peak: int
-    lower_bound: int
-    """The most bytes live at any one moment: no placement needs less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,34 +190,34 @@ def make_report(result: RunResult) -> Report:
     each = tuple(_totals(inference, _devices(target)) for inference in simulation.inferences)
     return Report(
         schema=SCHEMA,
-        dovetail=str(manifest["dovetail"]),
-        model=str(manifest["model"]),
-        target=str(manifest["target"]),
-        policy=str(manifest["policy"]),
+        dovetail=manifest.dovetail,
+        model=manifest.model,
+        target=manifest.target,
+        policy=manifest.policy,
         simulator=result.simulator,
         inferences=len(simulation.inferences),
         instructions=first.instructions,
         cycles=each[0].cycles,
-        macs=_macs(layers, manifest["work"], target),
-        memory={name: MemoryUse(**use) for name, use in manifest["memory"].items()},
+        macs=_macs(layers, manifest.work, target),
+        memory=manifest.memory,
         sizes={name: size for name, size in result.sizes.items() if name in ("text", "rodata", "data", "bss")},
         stack=simulation.stack_bytes,
         layers=layers,
         each=each,
         timeline=_timeline(first, layers),
         cores=core_uses(result, first),
-        delay=int(manifest.get("delay", 0)),
-        conversions=tuple(Conversion(**{**c, "readers": tuple(c["readers"])}) for c in manifest.get("conversions", [])),
+        delay=manifest.delay,
+        conversions=manifest.conversions,
     )
 
 
-def _macs(layers: Sequence[ReportLayer], works: Sequence[Mapping[str, Any]], target: Target) -> dict[str, int]:
+def _macs(layers: Sequence[ReportLayer], works: Sequence[LayerWork], target: Target) -> dict[str, int]:
     """Multiply-accumulates in total and by device: of a layer that engines share, those of each one's launches."""
     macs = Counter({"total": 0, "core": 0, **{engine.name: 0 for engine in target.engines}})
     for layer, work in zip(layers, works, strict=True):
         macs["total"] += layer.macs
         if "+" in layer.engine:
-            macs.update({name: int(share) for name, share in work["engines"].items()})
+            macs.update(work.engines)
         elif layer.engine in macs:
             macs[layer.engine] += layer.macs
     return dict(macs)
@@ -244,53 +235,53 @@ def _totals(inference: InferenceResult, devices: Sequence[str]) -> Totals:
 
 def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
     manifest, target, first = result.build.manifest, result.build.target, result.simulation.inferences[0]
-    described, works = manifest["layers"], manifest["work"]
+    described, works = manifest.layers, manifest.work
     peaks = {engine.name: engine.ideal_macs_per_cycle for engine in target.engines}
     cycles: list[int | None] = [None] * len(described)
     engine_cycles = cycles
     if first.total_cycles is not None:
         spent = Counter[int]()
-        for layer, start, end in windows(first):
-            spent[layer] += end - start
+        for index, start, end in windows(first):
+            spent[index] += end - start
         cycles = [spent[number] for number in range(len(described))]
-        engine_cycles = _engine_cycles(works, _devices(target), first, manifest.get("stretches", ()))
+        engine_cycles = _engine_cycles(works, _devices(target), first, manifest.stretches)
     layers = []
     for number, (layer, work) in enumerate(zip(described, works, strict=True)):
-        engines = layer["engine"].split("+")
+        engines = layer.engine.split("+")
         ideal = sum(peaks[engine] for engine in engines) if peaks.keys() >= set(engines) else None
         layers.append(
             ReportLayer(
-                name=layer["name"],
-                operators=tuple(layer["operators"]),
-                engine=layer["engine"],
+                name=layer.name,
+                operators=layer.operators,
+                engine=layer.engine,
                 cycles=cycles[number],
                 engine_cycles=engine_cycles[number],
-                macs=int(layer["macs"]),
+                macs=layer.macs,
                 ideal_macs_per_cycle=ideal,
-                bytes_moved=int(work["bytes"]),
-                reason_not_offloaded=layer["reason_not_offloaded"],
-                beside=tuple(layer.get("beside", ())),
+                bytes_moved=work.bytes,
+                reason_not_offloaded=layer.reason_not_offloaded,
+                beside=layer.beside,
             )
         )
     return tuple(layers)
 
 
 def _engine_cycles(
-    works: Sequence[Mapping[str, Any]], devices: Sequence[str], first: InferenceResult, stretches: Stretches
+    works: Sequence[LayerWork], devices: Sequence[str], first: InferenceResult, stretches: Sequence[Stretch]
 ) -> list[int | None]:
     """Cycles of each layer in which at least one engine works for it."""
     jobs: list[list[DeviceActivity] | None] = [[] for _ in works]
-    listed = {queue for stretch in stretches for queue in stretch["commands"]}
+    listed = {queue for stretch in stretches for queue in stretch.commands}
     for stretch, commands in zip(stretches, jobs_of(stretches, first) or (), strict=False):
-        engines = works[stretch["layer"]]["engines"]
-        jobs[stretch["layer"]] = [
-            *(jobs[stretch["layer"]] or ()),
+        engines = works[stretch.layer].engines
+        jobs[stretch.layer] = [
+            *(jobs[stretch.layer] or ()),
             *(job for queue, job in commands if queue in engines),
         ]
     for name in (device for device in devices if device not in listed):
-        macs = {number: int(work["engines"][name]) for number, work in enumerate(works) if name in work["engines"]}
-        alone = all(len(works[number]["engines"]) == 1 for number in macs)
-        launches = {number: int(works[number]["launches"]) for number in macs} if alone else None
+        macs = {number: work.engines[name] for number, work in enumerate(works) if name in work.engines}
+        alone = all(len(works[number].engines) == 1 for number in macs)
+        launches = {number: works[number].launches for number in macs} if alone else None
         own = assign_jobs(macs, first.activities.get(name, ()), launches)
         for number in macs:
             others = jobs[number]

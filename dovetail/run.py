@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.codegen.emit.project import MANIFEST, OPTIMISATION, defines, with_stack_said, write_project
+from dovetail.codegen.emit.project import OPTIMISATION, defines, with_stack_said, write_project
 from dovetail.codegen.emit.unit import StackNeed
+from dovetail.codegen.manifest import BuildManifest, BuildPort, read_manifest
 from dovetail.compile import Compiled
 from dovetail.errors import BoardError, BuildError, DovetailError, MissingExtraError, PlanError
 from dovetail.fields import changed, fields_of
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
-from dovetail.ir.types import Array, DType, TensorType
-from dovetail.kernels import Optimize
+from dovetail.ir.types import Array, TensorType
 from dovetail.sim.device import DeviceSpec, target_devices
 from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
@@ -33,7 +32,6 @@ SIMULATORS = ("iss", "rtl", "host")
 BOARD = "board"
 """Stands in place of the simulator's name for a run on a board."""
 
-_MOST_MANIFEST = 64 << 20
 _FOLDERS = (Path("src"), Path("runtime"), Path("driver"))
 """Of a build, where files are included from."""
 
@@ -64,10 +62,8 @@ class ProjectBuild:
     """An emitted project on disk."""
 
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: BuildManifest
     target: Target
-    optimize: Optimize = Optimize.SPEED
-    """Whether the code was made for speed or size."""
 
 
 @dataclass(frozen=True)
@@ -93,35 +89,17 @@ def open_build(folder: Path, target: Target | None = None) -> ProjectBuild:
     Raises:
         BuildError: it was made for a target file that is not given, or for another target than the one that is.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise BuildError(
-            f"this is not a build: it has no {MANIFEST}", where=str(folder), hint="make one with dovetail compile"
-        )
-    if path.stat().st_size > _MOST_MANIFEST:
-        raise BuildError(
-            f"the file is larger than {_MOST_MANIFEST} bytes", where=str(path), hint="compile the model again"
-        )
-    try:
-        manifest = json.loads(path.read_text())
-        name, optimize = manifest["target"], Optimize(manifest.get("optimize", Optimize.SPEED))
-        cores = int(manifest["cores"]) if "cores" in manifest else None
-        int(manifest.get("delay", 0))
-        settings = {str(key): value for key, value in dict(manifest.get("settings", {})).items() if value >= 0}
-        if manifest["schema"] != 1:
-            hint = "compile the model again"
-            raise BuildError(f"the build has schema {manifest['schema']}, expected 1", where=str(path), hint=hint)
-    except (ValueError, KeyError, TypeError) as error:
-        raise BuildError(f"the file is damaged: {error}", where=str(path), hint="compile the model again") from None
+    manifest = read_manifest(folder)
+    name = manifest.target
     if target is None and not is_installed(name):
         what = f"the build was made for '{name}', the target of a file of your own"
         raise BuildError(what, where=str(folder), hint="give the file with --target")
-    found = with_cores(target or load_target(name), cores)
-    found = changed(found, {name: value for name, value in settings.items() if name in fields_of(found)})
+    found = with_cores(target or load_target(name), manifest.cores)
+    found = changed(found, {name: value for name, value in manifest.settings.items() if name in fields_of(found)})
     if found.name != name:
         hint = "give the file with --target"
         raise BuildError(f"the build was made for '{name}', not for '{found.name}'", where=str(folder), hint=hint)
-    return ProjectBuild(folder, manifest, found, optimize)
+    return ProjectBuild(folder, manifest, found)
 
 
 def default_simulator(target: Target) -> str:
@@ -161,11 +139,11 @@ def run_build(
         what = f"a build runs on a board or on the simulator '{simulator}', not on both"
         raise DovetailError(what, where="--sim, --on", hint="leave out one of them")
     simulator = BOARD if board is not None else simulator or default_simulator(build.target)
-    ports = build.manifest["inputs"]
-    sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
-    wanted = {_place(port): int(port["bytes"]) for port in build.manifest["outputs"]}
+    ports = build.manifest.inputs
+    sets = [{port.place: _contents(port, arrays[port.name]) for port in ports} for arrays in inputs]
+    wanted = {port.place: port.bytes for port in build.manifest.outputs}
     sizes: Mapping[str, int] = {}
-    delay = int(build.manifest.get("delay", 0))
+    delay = build.manifest.delay
     sets += sets[-1:] * delay
     if waves is not None and simulator != "rtl":
         raise DovetailError("it has no signals to write", where=f"simulator '{simulator}'", hint="use --sim rtl")
@@ -184,7 +162,7 @@ def run_build(
         raise DovetailError(
             f"there is no simulator '{simulator}'", where="--sim", hint=f"use one of {', '.join(SIMULATORS)}"
         )
-    stretches = build.manifest.get("stretches", ())
+    stretches = build.manifest.stretches
     inferences = tuple(with_lists(stretches, one) for one in simulation.inferences[delay:])
     simulation = replace(simulation, inferences=inferences)
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)
@@ -211,9 +189,9 @@ def firmware(
         isa=build.target.core.isa,
         defines=macros,
         include=_FOLDERS,
-        flags=(*EMITTED_C, OPTIMISATION[build.optimize]),
+        flags=(*EMITTED_C, OPTIMISATION[build.manifest.optimize]),
         cache=cache,
-        compiler_runtime=bool(build.manifest["uses_float"]),
+        compiler_runtime=build.manifest.uses_float,
     )
 
 
@@ -292,8 +270,8 @@ def _run_iss(
     target = build.target
     for each in target.cores:
         core_costs(each.isa, each.costs, target.name)
-    sources = [Path(name) for name in build.manifest["sources"]["target"]]
-    elf = firmware(build, sources, defines(build.manifest["model_prefix"], target), cache)
+    sources = [Path(name) for name in build.manifest.sources.target]
+    elf = firmware(build, sources, defines(build.manifest.model_prefix, target), cache)
     setup = SimulationSetup(
         elf,
         tuple(MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core")) for m in target.memories),
@@ -375,7 +353,7 @@ def _run_host(
     environment = {name: value for e in engines if e.environment for name, value in e.environment().items()}
     library = compile_host(
         build.folder,
-        [Path(name) for name in build.manifest["sources"]["host"]],
+        [Path(name) for name in build.manifest.sources.host],
         defines={"DOVETAIL_HOST": None, **software},
         include=[Path("src"), Path("runtime"), Path("driver")],
         flags=("-O2", *EMITTED_C),
@@ -383,7 +361,7 @@ def _run_host(
         libraries=tuple(dict.fromkeys(flag for engine in engines for flag in engine.libraries)),
     )
     seconds = watchdog.seconds if watchdog else DEFAULT_TIMEOUT
-    with HostSession(library, build.manifest["entry"], seconds, environment) as session:
+    with HostSession(library, build.manifest.entry, seconds, environment) as session:
         return session.run(list(inputs), dict(wanted))
 
 
@@ -396,7 +374,7 @@ def _run_board(
 ) -> SimulationResult:
     from dovetail.sim.board import open_board
 
-    if "digest" not in build.manifest or instruction_set(build.target.core.isa).is_host:
+    if not build.manifest.digest or instruction_set(build.target.core.isa).is_host:
         hint = "compile the model again, for a target whose core is not this computer"
         raise BuildError("the build has no firmware for a board", where=str(build.folder), hint=hint)
     board.check()
@@ -406,7 +384,7 @@ def _run_board(
 
 def board_image(build: ProjectBuild) -> Path:
     """Where `make board` leaves the firmware."""
-    return build.folder / f"{build.manifest['model_prefix']}_board.elf"
+    return build.folder / f"{build.manifest.model_prefix}_board.elf"
 
 
 def board_firmware(build: ProjectBuild, board: Board, cache: Path | None = None) -> Path:
@@ -416,25 +394,19 @@ def board_firmware(build: ProjectBuild, board: Board, cache: Path | None = None)
     if not board.io.is_file():
         what = f"there is no file {board.io} with the functions of runtime/board.h"
         raise BoardError(what, where=board.where, hint="give the right file with --board-io")
-    sources = [*(Path(name) for name in build.manifest["sources"]["board"]), board.io.resolve()]
-    return firmware(build, sources, defines(build.manifest["model_prefix"], build.target, board=True), cache)
+    sources = [*(Path(name) for name in build.manifest.sources.board), board.io.resolve()]
+    return firmware(build, sources, defines(build.manifest.model_prefix, build.target, board=True), cache)
 
 
-def _place(port: Mapping[str, Any]) -> str:
-    return f"{port['symbol']}+{port['offset']}"
-
-
-def _contents(port: Mapping[str, Any], array: Array) -> bytes:
+def _contents(port: BuildPort, array: Array) -> bytes:
     """The bytes of an input; row-major unless the port says otherwise."""
-    layout = port.get("layout")
-    return to_bytes(array, from_notation(layout) if layout else None).tobytes()
+    return to_bytes(array, from_notation(port.layout) if port.layout else None).tobytes()
 
 
 def _outputs(build: ProjectBuild, result: InferenceResult) -> dict[str, Array]:
     found = {}
-    for port in build.manifest["outputs"]:
-        dtype = next(kind for kind in DType if kind.text == port["dtype"])
-        layout = from_notation(port["layout"]) if port.get("layout") else None
-        held = np.frombuffer(result.outputs[_place(port)], np.uint8)
-        found[port["name"]] = from_bytes(held, layout, TensorType(tuple(port["shape"]), dtype))
+    for port in build.manifest.outputs:
+        layout = from_notation(port.layout) if port.layout else None
+        held = np.frombuffer(result.outputs[port.place], np.uint8)
+        found[port.name] = from_bytes(held, layout, TensorType(port.shape, port.kind))
     return found

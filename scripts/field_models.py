@@ -138,22 +138,20 @@ def run(folder: Path, target: Any, reference: Any) -> dict[str, Any]:
     from dovetail.run import Watchdog, open_build, run_build
 
     build = open_build(folder, target)
-    ports = build.manifest["inputs"]
+    ports = build.manifest.inputs
     samples = len(reference["in_0"])
     inputs = [
-        {port["name"]: reference[f"in_{at}"][k].reshape(port["shape"]) for at, port in enumerate(ports)}
+        {port.name: reference[f"in_{at}"][k].reshape(port.shape) for at, port in enumerate(ports)}
         for k in range(samples)
     ]
-    macs = max(sum(layer["macs"] for layer in build.manifest["layers"]), 1)
+    macs = max(sum(layer.macs for layer in build.manifest.layers), 1)
     simulated = max(1, min(samples, MOST_MACS // macs))
     ran = run_build(build, "iss", inputs[:simulated], watchdog=Watchdog(MOST_INSTRUCTIONS, MOST_SECONDS, folder))
     outputs = list(ran.outputs)
     if simulated < samples:
         outputs += list(run_build(build, "host", inputs).outputs)[simulated:]
     cycles = ran.simulation.inferences[0].total_cycles
-    compared = [
-        compare(reference, at, [o[p["name"]] for o in outputs]) for at, p in enumerate(build.manifest["outputs"])
-    ]
+    compared = [compare(reference, at, [o[p.name] for o in outputs]) for at, p in enumerate(build.manifest.outputs)]
     holds = all(one["holds"] for one in compared)
     return {"holds": holds, "stage": "ran", "cycles": cycles, "simulated": simulated, "outputs": compared, "macs": macs}
 

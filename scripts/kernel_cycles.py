@@ -99,7 +99,7 @@ def layers_on(target: Target, models: Sequence[Path]) -> Iterator[Layer]:
             with tempfile.TemporaryDirectory() as folder:
                 write_project(made.project, Path(folder) / "build")
                 build = open_build(Path(folder) / "build", target)
-                inputs = [seeded_inputs(build.manifest["inputs"])]
+                inputs = [seeded_inputs(build.manifest.inputs)]
                 report = make_report(run_build(build, None, inputs)).to_json()
         except DovetailError as error:
             print(f"{model.name}: {error.what[:100]}")

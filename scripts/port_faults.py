@@ -168,7 +168,7 @@ def _run(fault: Fault, target: Any, file: Path, folder: Path) -> tuple[bool, int
     compiled = compile_graph(graph, target, Options())
     write_project(compiled.project, folder / "build", replace=False)
     build = open_build(folder / "build", target)
-    inputs = seeded_inputs(build.manifest["inputs"])
+    inputs = seeded_inputs(build.manifest.inputs)
     try:
         result = run_build(build, default_simulator(target), [inputs]).outputs[0]
         meant = evaluate(graph, inputs)

@@ -106,7 +106,7 @@ def chip(build: ProjectBuild, elf: Path) -> Iterator[socket.socket]:
 
 def compile_process(build: ProjectBuild, program: Path, *defines: str) -> Path:
     """The firmware as a program of this computer."""
-    names = [*build.manifest["sources"]["host"], "runtime/frames.c", "runtime/board_main.c", str(STDIO_IO)]
+    names = [*build.manifest.sources.host, "runtime/frames.c", "runtime/board_main.c", str(STDIO_IO)]
     folders = [f"-I{folder}" for folder in ("src", "runtime", "driver")]
     macros = ["-DDOVETAIL_HOST", "-DDOVETAIL_BOARD", *(f"-D{define}" for define in defines)]
     subprocess.run(["cc", *FLAGS, *macros, *folders, *names, "-o", program], cwd=build.folder, check=True, timeout=60)

@@ -82,7 +82,7 @@ def name(server: Agent, board: str = "one") -> str:
 
 def inputs(build: ProjectBuild, count: int) -> list[dict[str, np.ndarray]]:
     """Of so many inferences."""
-    return [seeded_inputs(build.manifest["inputs"], seed) for seed in range(count)]
+    return [seeded_inputs(build.manifest.inputs, seed) for seed in range(count)]
 
 
 def test_a_run_and_the_next(build: ProjectBuild, program: Path, secret: Path, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_board_is_lent_to_one_job(build: ProjectBuild, program: Path, secret: 
         server = stack.enter_context(served(settings(tmp_path, {"one": line.where})))
         board = Board(name(server), secret=secret)
         link = greeting.open_agent(board, "a" * 32)
-        session = FrameSession(link, build.manifest["digest"], len(build.manifest["layers"]), 2)
+        session = FrameSession(link, build.manifest.digest, len(build.manifest.layers), 2)
         with pytest.raises(BoardError, match="the board 'one' is in use"):
             greeting.open_agent(board, "b" * 32)
         again = greeting.open_agent(board, "a" * 32)  # the same job takes its board over

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dovetail.codegen.build.toolchain import find_compiler
 from dovetail.codegen.emit import emit_project, make_unit, write_project
+from dovetail.codegen.emit.manifest import manifest
 from dovetail.codegen.emit.unit import addressed_operands
+from dovetail.codegen.manifest import read_manifest
 from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs
 from dovetail.errors import MissingExtraError, PlanError, ProgramError
 from dovetail.guests import zoo
@@ -26,6 +26,7 @@ from dovetail.program.ir import CORE, Copy, LaunchStatement, Role, Statement
 from dovetail.program.loops import print_program
 from dovetail.program.verify import verify as verify_program
 from dovetail.run import ProjectBuild, run_build
+from dovetail.schedule.assign import Assignment
 from dovetail.schedule.layout import LayoutPlan, choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import Plan, plan
@@ -112,8 +113,7 @@ def compiled_network(name: str, folder: Path, target: Target) -> Compiled:
 def built(compiled: Compiled, folder: Path, target: Target) -> ProjectBuild:
     """The written project, its target the one at hand."""
     write_project(compiled.project, folder)
-    manifest: dict[str, Any] = json.loads((folder / "dovetail.json").read_text())
-    return ProjectBuild(folder, manifest, target)
+    return ProjectBuild(folder, read_manifest(folder), target)
 
 
 @pytest.mark.parametrize("pads", [True, False])
@@ -307,9 +307,10 @@ def test_a_border_filled_by_a_dma(policy: str, tmp_path: Path) -> None:
     in_place = [s for s in found.program.statements if isinstance(s, Copy) and s.fills_border]
     inside = [one for one in placed.inside.values() if one.outer.startswith("wide")]
     assert len(in_place) == len(inside) == (1 if policy == "engine" else 0), "the core requantises if exact"
-    project = emit_project(make_unit(found.program, placed.regions, target), {"target": target.name})
+    said = manifest(None, target, {"policy": policy}, Assignment(placed.regions), placed, found, {})
+    project = emit_project(make_unit(found.program, placed.regions, target), said)
     write_project(project, tmp_path / "build")
-    build = ProjectBuild(tmp_path / "build", json.loads(project.files["dovetail.json"]), target)
+    build = ProjectBuild(tmp_path / "build", read_manifest(tmp_path / "build"), target)
     inputs = [sample_inputs(graph, seed) for seed in range(2)]
     for simulator in ("host", "iss") if find_spec("unicorn") else ("host",):
         for given, outputs in zip(inputs, run_build(build, simulator, inputs).outputs, strict=True):
@@ -394,13 +395,13 @@ def test_buffers_lie_where_the_engine_is_told(tmp_path: Path) -> None:
     target = machine(pads=False)
     compiled = compiled_network("digits", tmp_path, target)
     build = built(compiled, tmp_path / "build", target)
-    sources = [Path(name) for name in build.manifest["sources"]["target"]]
+    sources = [Path(name) for name in build.manifest.sources.target]
     elf = compile_firmware(
         build.folder,
         sources,
         linker_script=Path("link.ld"),
         isa=target.core.isa,
-        defines=defines(build.manifest["model_prefix"], target),
+        defines=defines(build.manifest.model_prefix, target),
         flags=(*EMITTED_C, "-Werror"),
         include=[Path("src"), Path("runtime"), Path("driver")],
     )

@@ -52,7 +52,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def inputs(build: ProjectBuild) -> list[dict[str, np.ndarray]]:
     """Those of every test."""
-    return [seeded_inputs(build.manifest["inputs"], seed) for seed in range(INFERENCES)]
+    return [seeded_inputs(build.manifest.inputs, seed) for seed in range(INFERENCES)]
 
 
 @pytest.fixture(scope="module")
@@ -147,18 +147,18 @@ def test_a_board_that_begins_anew_is_noticed(
 ) -> None:
     """What it was given is lost, so its outputs would be of something else; a line that stays away is said too."""
     build = open_build(builds["ne16"])
-    (port,) = build.manifest["inputs"]
+    (port,) = build.manifest.inputs
     with ExitStack() as boards:
         first = boards.enter_context(rig.Line(boards.enter_context(rig.process(program))))
         number = int(first.where.rpartition(":")[2])
-        session = FrameSession(open_link(first.where), build.manifest["digest"], len(build.manifest["layers"]), 0.4)
-        session.write(0, bytes(port["bytes"]))
+        session = FrameSession(open_link(first.where), build.manifest.digest, len(build.manifest.layers), 0.4)
+        session.write(0, bytes(port.bytes))
         boards.close()
         boards.enter_context(rig.Line(boards.enter_context(rig.process(program)), port=number))
         with pytest.raises(BoardError, match="the board began anew while the line was gone"):
             session.infer()
         session.close()
-        session = FrameSession(open_link(first.where), build.manifest["digest"], len(build.manifest["layers"]), 0.4)
+        session = FrameSession(open_link(first.where), build.manifest.digest, len(build.manifest.layers), 0.4)
         boards.close()
         monkeypatch.setattr("dovetail.sim.frames._GONE_SECONDS", 0.5)
         with pytest.raises(BoardError, match="the other end of the line is gone"):
@@ -170,14 +170,14 @@ def test_small_frames_and_a_bounded_number_of_retries(
 ) -> None:
     build, faults = open_build(builds["ne16"]), rig.Faults(11, 0.02)
     small = rig.compile_process(build, tmp_path / "small", "BOARD_PAYLOAD=32u")
-    (port,), (result,) = build.manifest["inputs"], build.manifest["outputs"]
+    (port,), (result,) = build.manifest.inputs, build.manifest.outputs
     with rig.process(small) as board, rig.Line(board, fault=faults) as line, closing(open_link(line.where)) as link:
-        session = FrameSession(link, build.manifest["digest"], len(build.manifest["layers"]), 0.8)
+        session = FrameSession(link, build.manifest.digest, len(build.manifest.layers), 0.8)
         for given, wanted in zip(inputs(build), expected.outputs, strict=True):
-            session.write(0, given[port["name"]].tobytes())
+            session.write(0, given[port.name].tobytes())
             total, layers = session.infer()
             assert total == sum(layers) > 0
-            assert session.read(0, result["bytes"]) == wanted[result["name"]].tobytes()
+            assert session.read(0, result.bytes) == wanted[result.name].tobytes()
     assert 0 < session.talk.repeated <= 2 * faults.count
 
 
@@ -199,7 +199,7 @@ def test_an_inference_is_never_run_twice(builds: dict[str, Path], program: Path)
         board.settimeout(10)
         while len(found) < 9:
             found += decoder.feed(board.recv(4096))
-    assert found[0].payload[8:].hex() == build.manifest["digest"]
+    assert found[0].payload[8:].hex() == build.manifest.digest
     assert [frame.payload for frame in found[2:4]] == [found[1].payload] * 2
     assert sum(np.frombuffer(found[4].payload, "<u8")) == int.from_bytes(found[1].payload, "little")
     assert [(frame.kind, frame.sequence) for frame in found[5:]] == [(0xFF, sequence) for sequence in (4, 5, 6, 7)]
@@ -250,7 +250,7 @@ def test_a_serial_port_without_a_board(builds: dict[str, Path], capsys: pytest.C
 def test_a_board_with_another_model(builds: dict[str, Path], capsys: pytest.CaptureFixture[str], program: Path) -> None:
     with rig.process(program) as board, rig.Line(board) as line:
         said = refused(capsys, "run", builds["riscv"], "--on", line.where)
-    digest = open_build(builds["riscv"]).manifest["digest"]
+    digest = open_build(builds["riscv"]).manifest.digest
     assert "the firmware of another build" in said and digest in said and "make board" in said
 
 
@@ -270,8 +270,8 @@ HELLO = (2).to_bytes(2, "little") + (1024).to_bytes(2, "little")
 def test_hostile_answers(payloads: list[bytes], message: str, builds: dict[str, Path]) -> None:
     build = open_build(builds["ne16"])
     known = {
-        b"COUNT": len(build.manifest["layers"]).to_bytes(4, "little"),
-        b"DIGEST": bytes.fromhex(build.manifest["digest"]),
+        b"COUNT": len(build.manifest.layers).to_bytes(4, "little"),
+        b"DIGEST": bytes.fromhex(build.manifest.digest),
     }
     kinds, answers = (FrameKind.HELLO, FrameKind.RESET, FrameKind.WRITE), []
     for sequence, payload in enumerate(payloads, 1):
@@ -543,7 +543,7 @@ def test_make_board_has_the_files_it_names(builds: dict[str, Path]) -> None:
     (defines,) = re.findall(r"^BOARD_DEFINES = (.*)$", text, re.MULTILINE)
     assert "-DDOVETAIL_BOARD" in defines and "DOVETAIL_SIM" not in defines and "-DDOVETAIL_DMA_BASE" in defines
     build = open_build(builds["ne16"])
-    assert board_image(build).name == f"{build.manifest['model_prefix']}_board.elf"
+    assert board_image(build).name == f"{build.manifest.model_prefix}_board.elf"
     for target in ("ne16", "riscv"):
         assert load_target(target).name == target
     without = subprocess.run(["make", "-s", "board"], cwd=builds["ne16"], capture_output=True, text=True, timeout=30)

@@ -15,7 +15,8 @@ import pytest
 from command_line import dovetail
 from dovetail import files
 from dovetail.arrays import seeded_inputs
-from dovetail.codegen.emit.project import MANIFEST, Project, write_files, write_project
+from dovetail.codegen.emit.project import Project, write_files, write_project
+from dovetail.codegen.manifest import MANIFEST
 from dovetail.errors import DovetailError
 from dovetail.run import open_build, run_build
 from firmware import require_chip
@@ -57,7 +58,7 @@ def test_a_damaged_cache_heals(simulator: str, build: Path, tmp_path: Path) -> N
     """Objects, libraries and firmware are executed: a damaged one is made again, and the run is as before."""
     require_chip()
     opened, generator = open_build(build), random.Random(simulator)
-    inputs = [seeded_inputs(opened.manifest["inputs"])]
+    inputs = [seeded_inputs(opened.manifest.inputs)]
 
     def run() -> list[np.ndarray]:
         return list(run_build(opened, simulator, inputs, cache=tmp_path).outputs[0].values())

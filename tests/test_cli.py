@@ -152,7 +152,7 @@ def test_bytes_moved_are_those_the_dma_wrote(builds: dict[str, Path]) -> None:
     from dovetail.run import open_build, run_build
 
     build = open_build(builds["ne16"])
-    result = run_build(build, "iss", [seeded_inputs(build.manifest["inputs"])])
+    result = run_build(build, "iss", [seeded_inputs(build.manifest.inputs)])
     wrote = sum(activity.moved for activity in result.simulation.inferences[0].activities["dma"])
     assert sum(layer.bytes_moved for layer in make_report(result).layers) == wrote > 0
 
@@ -270,9 +270,10 @@ def test_output_folder_that_exists_is_kept(digits: Path, tmp_path: Path, capsys:
 
 def test_damaged_build_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "dovetail.json").write_text('{"schema": 1, ')
-    assert "damaged" in refused(capsys, "run", tmp_path)
+    assert "dovetail.json:1: this is not JSON" in refused(capsys, "run", tmp_path)
     (tmp_path / "dovetail.json").write_text('{"schema": 1, "target": "riscv"}')
-    assert "compile the model again" in refused(capsys, "run", tmp_path)
+    error = refused(capsys, "run", tmp_path)
+    assert "'dovetail' is missing" in error and "compile the model again" in error
 
 
 _IMAGE = np.zeros((1, 1, 8, 8), np.int8)
@@ -325,8 +326,9 @@ def test_damaged_input_files_are_refused(
 
 def test_nan_and_missing_keys_are_refused(tmp_path: Path) -> None:
     from dovetail.arrays import InputError, read_inputs
+    from dovetail.codegen.manifest import TensorPort
 
-    ports = [{"name": "a", "shape": [2], "dtype": "float32"}, {"name": "b", "shape": [2], "dtype": "int4"}]
+    ports = [TensorPort(name="a", shape=(2,), dtype="float32"), TensorPort(name="b", shape=(2,), dtype="int4")]
     path = tmp_path / "x.npz"
     good = {"a": np.zeros(2, np.float32), "b": np.zeros(2, np.int8)}
     bad: list[tuple[dict[str, Any], str]] = [
@@ -373,8 +375,8 @@ def test_optimize_size(
     assert dovetail("compile", digits, "--target", "riscv", "--optimize", "size", "-o", small) == 0
     modes, texts = [], []
     for build in map(open_build, (builds["riscv"], small)):
-        modes.append(build.manifest["optimize"])
-        texts.append(run_build(build, "iss", [seeded_inputs(build.manifest["inputs"])]).sizes["text"])
+        modes.append(build.manifest.optimize)
+        texts.append(run_build(build, "iss", [seeded_inputs(build.manifest.inputs)]).sizes["text"])
     assert modes == ["speed", "size"] and texts[1] < texts[0]
     assert "-Os" in (small / "Makefile").read_text() and "-O2" in (builds["riscv"] / "Makefile").read_text()
     assert dovetail("compile", digits, "--target", "riscv_dot4", "--optimize", "size", "-o", tmp_path / "dot4") == 0
@@ -387,7 +389,7 @@ def test_optimize_size(
 @needs_iss
 def test_the_targets_core_costs_are_charged(builds: dict[str, Path]) -> None:
     build = open_build(builds["riscv"])
-    inputs = seeded_inputs(build.manifest["inputs"])
+    inputs = seeded_inputs(build.manifest.inputs)
     slow = replace(build, target=replace(build.target, core=replace(build.target.core, costs={"load": 9})))
     first, second = (run_build(b, "iss", [inputs]).simulation.inferences[0] for b in (build, slow))
     assert first.instructions == second.instructions

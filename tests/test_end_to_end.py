@@ -390,22 +390,22 @@ def test_clean_under_sanitisers(name: str, target_name: str, policy: str | None,
     folder = tmp_path / "build"
     write_project(compiled.project, folder)
     build = open_build(folder)
-    entry, exit_ = build.manifest["inputs"][0], build.manifest["outputs"][0]
-    model = build.manifest["model_prefix"]
+    entry, exit_ = build.manifest.inputs[0], build.manifest.outputs[0]
+    model = build.manifest.model_prefix
     place = "(uint8_t *){symbol} + {offset}"
     source = SANITISED_MAIN.format(
         model=model,
-        into=place.format(**entry),
-        bytes_in=entry["bytes"],
-        outof=place.format(**exit_),
-        bytes_out=exit_["bytes"],
+        into=place.format(symbol=entry.symbol, offset=entry.offset),
+        bytes_in=entry.bytes,
+        outof=place.format(symbol=exit_.symbol, offset=exit_.offset),
+        bytes_out=exit_.bytes,
     )
-    externs = sorted({port["symbol"] for port in (entry, exit_)})
+    externs = sorted({port.symbol for port in (entry, exit_)})
     source = source.replace("int main", "".join(f"extern uint8_t {s}[];\n" for s in externs) + "int main", 1)
     (folder / "main_test.c").write_text(source)
     flags = ["-std=c99", "-O1", "-g", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-DDOVETAIL_HOST"]
     sanitise = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Isrc", "-Iruntime", "-Idriver"]
-    files = [*build.manifest["sources"]["host"], "main_test.c"]
+    files = [*build.manifest.sources.host, "main_test.c"]
     made = subprocess.run(
         [_system_compiler(), *flags, *sanitise, *files, "-o", "program"],
         cwd=folder,
@@ -415,10 +415,10 @@ def test_clean_under_sanitisers(name: str, target_name: str, policy: str | None,
     )
     assert made.returncode == 0, made.stderr[-4000:]
     given = sample_inputs(compiled.graph)
-    (folder / "in.bin").write_bytes(given[entry["name"]].tobytes())
+    (folder / "in.bin").write_bytes(given[entry.name].tobytes())
     ran = subprocess.run(["./program", "in.bin", "out.bin"], cwd=folder, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-4000:]
-    expected = evaluate(compiled.graph, given)[exit_["name"]]
+    expected = evaluate(compiled.graph, given)[exit_.name]
     np.testing.assert_array_equal(
         np.frombuffer((folder / "out.bin").read_bytes(), expected.dtype), expected.reshape(-1)
     )

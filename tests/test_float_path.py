@@ -118,7 +118,7 @@ def test_both_simulators_compute_what_onnx_runtime_does(name: str, tmp_path: Pat
     compiled = compile_model(path, target, Options(allow_float=True))
     write_project(compiled.project, tmp_path / "build")
     build = open_build(tmp_path / "build")
-    assert build.manifest["uses_float"]
+    assert build.manifest.uses_float
     shape = compiled.graph.types["x"].shape
     feeds = [{"x": RANDOM.normal(0, 1, shape).astype(np.float32)} for _ in range(3)]
     session = runtime_session(path, optimised=False)

@@ -315,7 +315,7 @@ def run_firmware(folder: Path, model: bytes, suffix: str, feed: dict[str, Array]
     write_project(compile_model(path, target, Options(**options)).project, folder / "build")
     build = open_build(folder / "build", target)
     (found,) = run_build(build, "host", [feed]).outputs
-    return [found[port["name"]] for port in build.manifest["outputs"]]
+    return [found[port.name] for port in build.manifest.outputs]
 
 
 @pytest.mark.parametrize("right", ["constant", "computed", "per column"])

@@ -281,7 +281,7 @@ def test_the_command_compiles_a_keras_model(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*arguments, "--float"]).exit_code == 0
     reference = np.load(f"{path}.ref.npz")
     build = open_build(tmp_path / "build")
-    (name,) = (port["name"] for port in build.manifest["inputs"])
+    (name,) = (port.name for port in build.manifest.inputs)
     (found,) = run_build(build, "host", [{name: reference["in_0"]}]).outputs
     np.testing.assert_allclose(next(iter(found.values())), reference["out_0__keras_torch"], rtol=1e-5, atol=1e-7)
 

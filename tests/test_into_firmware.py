@@ -41,7 +41,7 @@ def test_a_program_in_cpp_runs_the_network(tmp_path: Path) -> None:
     target, graph = load_target("riscv"), single(6, 3, 5)
     inputs = sample_inputs(graph)
     with built(compile_graph(graph, target, Options()), target) as build:
-        sources, model = build.folder / "src", build.manifest["model_prefix"]
+        sources, model = build.folder / "src", build.manifest.model_prefix
         text = MAIN.replace("MODEL.h", f"{model}.h").replace("MODEL_run", f"{model}_run")
         (tmp_path / "main.cpp").write_text(text.replace("MODEL", model.upper()))
         strict = ["-Wall", "-Wextra", "-Werror", "-DDOVETAIL_HOST", f"-I{sources}", f"-I{build.folder / 'runtime'}"]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.codegen.build.elf import code_ranges, load_image, symbols
-from dovetail.codegen.emit.project import MANIFEST, write_project
+from dovetail.codegen.emit.project import write_project
+from dovetail.codegen.manifest import MANIFEST
 from dovetail.compile import Compiled, Options, compile_graph, compile_model
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from dovetail import prove, zoo
+from dovetail import prove
 from dovetail.arrays import built, seeded_inputs
 from dovetail.compile import Options, compile_model
 from dovetail.errors import BuildError, ModelError
+from dovetail.guests import zoo
 from dovetail.ir.graph import evaluate_all
 from dovetail.run import run_build
 from dovetail.targets import load_target
@@ -51,13 +52,13 @@ def test_a_planted_bug_is_seen_by_a_run_and_its_layer_named(name: str, digits: P
     old, new = next((plant[1], plant[2]) for plant in PLANTS if plant[0] == name)
     target = port(tmp_path, old, new)
     with built(compile_model(digits, target, Options()), target) as build:
-        graph, inputs = prove.read_graph(build), [seeded_inputs(build.manifest["inputs"])]
+        graph, inputs = prove.read_graph(build), [seeded_inputs(build.manifest.inputs)]
         found = prove.difference(graph, inputs, run_build(build, "iss", inputs).outputs)
         count, wrong = prove.layers(build, graph, "iss", inputs)
     assert wrong is not None, "no layer differs"
     region, layer = wrong
     assert region.place == target.engines[0].name
-    assert count <= len(build.manifest["layers"]) and layer.count and layer.found != layer.expected
+    assert count <= len(build.manifest.layers) and layer.count and layer.found != layer.expected
     if found is None:  # the classes may come out the same
         assert name == "rounding", "the outputs are not compared"
 
@@ -65,7 +66,7 @@ def test_a_planted_bug_is_seen_by_a_run_and_its_layer_named(name: str, digits: P
 def test_a_right_port_computes_every_layer(digits: Path, tmp_path: Path) -> None:
     target = port(tmp_path)
     with built(compile_model(digits, target, Options()), target) as build:
-        graph, inputs = prove.read_graph(build), [seeded_inputs(build.manifest["inputs"])] * 2
+        graph, inputs = prove.read_graph(build), [seeded_inputs(build.manifest.inputs)] * 2
         result = run_build(build, "iss", inputs)
         assert prove.prove(result, graph, inputs) == "outputs equal the integer graph in 2 inferences"
         count, wrong = prove.layers(build, graph, "iss", inputs[:1])
@@ -78,7 +79,7 @@ def test_layers_are_compared_in_parts_where_memory_is_small(digits: Path) -> Non
     size = 36 << 10  # constants, code and stack take 34,728 bytes of it
     small = replace(ne16, memories=tuple(replace(m, size=size) if m.name == "L2" else m for m in ne16.memories))
     with built(compile_model(digits, small, Options()), small) as build:
-        graph, inputs = prove.read_graph(build), [seeded_inputs(build.manifest["inputs"])]
+        graph, inputs = prove.read_graph(build), [seeded_inputs(build.manifest.inputs)]
         assert prove.layers(build, graph, "iss", inputs)[1] is None
 
 
@@ -121,8 +122,8 @@ def test_a_build_without_its_graph_or_with_anothers(digits: Path, tmp_path: Path
             with pytest.raises((ModelError, BuildError)):
                 prove.read_graph(build)
         graph.write_bytes(held)
-        manifest = {**build.manifest, "outputs": [{**build.manifest["outputs"][0], "name": "other"}]}
-        (build.folder / "dovetail.json").write_text(json.dumps(manifest))
+        (port,) = build.manifest.outputs
+        manifest = msgspec.structs.replace(build.manifest, outputs=(msgspec.structs.replace(port, name="other"),))
         with pytest.raises(BuildError, match="other inputs or outputs"):
             prove.read_graph(replace(build, manifest=manifest))
 

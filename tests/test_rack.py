@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from command_line import dovetail, refused
+from dovetail.codegen.manifest import TensorPort
 from dovetail.errors import BoardError, BuildError
 from dovetail.guests.agent import Agent, read_settings
 from dovetail.guests.mesh.compiled import with_compiler
@@ -91,9 +92,9 @@ def test_a_network_behind_an_agent_that_is_killed(
 ) -> None:
     """The firmware of every element runs in the agent's process; the one after it is loaded anew."""
     build, port = read_mesh(folder), free_port()
-    shape = build.inputs[0]["shape"]
+    shape = build.inputs[0].shape
     given = np.random.default_rng(1).integers(-128, 128, [16, *shape]).astype(np.int8)
-    np.savez(tmp_path / "x.npz", **{build.inputs[0]["name"]: given})
+    np.savez(tmp_path / "x.npz", **{build.inputs[0].name: given})
     command = ("run", folder, "--on", f"agent:127.0.0.1:{port}/rack", "--secret", secret)
     with agent_process(bench(tmp_path), port) as first:
         assert dovetail(*command, "--json", tmp_path / "first.json") == 0
@@ -114,7 +115,7 @@ def test_a_network_behind_an_agent_that_is_killed(
             runs.join(60)
     assert done == [0] and "equals the integer graph's" in capsys.readouterr().out
     assert json.loads((tmp_path / "second.json").read_text())["loaded_anew"] >= 1
-    assert len(np.load(tmp_path / "y.npz")[build.outputs[0]["name"]]) == 16
+    assert len(np.load(tmp_path / "y.npz")[build.outputs[0].name]) == 16
 
 
 @needs_firmware
@@ -122,7 +123,7 @@ def test_what_is_wrong_with_what_was_loaded_is_found(folder: Path) -> None:
     """Routes, tables and data are what is used: with one of them changed, nothing comes out, or something else."""
     build, target = read_mesh(folder), with_compiler(load_target("spinnaker2"))
     images = mesh_images(build, target)
-    given = [{one["name"]: np.full(one["shape"], 3, np.int8) for one in build.inputs}]
+    given = [{one.name: np.full(one.shape, 3, np.int8) for one in build.inputs}]
     machine = EmulatedElements(target)
     right = run_on(machine, build, images, given)
     routes = next(content for what, _, content in images if what is LoadKind.ROUTES)
@@ -138,7 +139,7 @@ def test_what_is_wrong_with_what_was_loaded_is_found(folder: Path) -> None:
     ]
     assert wrong != images
     found = run_on(machine, build, wrong, given)
-    assert any(not np.array_equal(found[one["name"]], right[one["name"]]) for one in build.outputs)
+    assert any(not np.array_equal(found[one.name], right[one.name]) for one in build.outputs)
 
 
 def run_on(
@@ -170,7 +171,7 @@ IMAGES: Images = [
 
 def small(folder: Path) -> MeshBuild:
     """What fits `Adder`."""
-    ports = [{"name": name, "shape": [24], "dtype": "uint8"} for name in ("x", "y")]
+    ports = [TensorPort(name=name, shape=(24,), dtype="uint8") for name in ("x", "y")]
     part = ResultPart("y", 0, ((0, 24),), (24,))
     return MeshBuild(folder, "none", "5a" * 16, ports[:1], ports[1:], ["x"], {7: ("p", (0,))}, [part])
 
@@ -282,7 +283,7 @@ def test_mistakes_are_told(folder: Path, secret: Path, tmp_path: Path, capsys: p
         assert "leave it out" in refused(capsys, "run", folder, *given)
     assert "does not answer" in refused(capsys, "run", folder, *on)
     (tmp_path / "mesh.json").write_text('{"schema": 1, "inputs": 3}')
-    assert "damaged" in refused(capsys, "run", tmp_path)
+    assert "mesh.json:1: inputs: must be a list" in refused(capsys, "run", tmp_path)
     (tmp_path / "mesh.json").unlink()
     with pytest.raises(BuildError, match="this is not a mapped network"):
         read_mesh(tmp_path)

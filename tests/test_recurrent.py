@@ -12,6 +12,7 @@ import pytest
 
 from dovetail.codegen.build.toolchain import compile_host
 from dovetail.codegen.emit.project import write_project
+from dovetail.codegen.manifest import read_manifest
 from dovetail.compile import Options, compile_model, prepare, sample_inputs
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, evaluate, evaluate_all, verify
@@ -141,10 +142,11 @@ def test_a_new_sequence_begins_after_reset(tmp_path: Path) -> None:
     folders = [Path("src"), Path("runtime")]
     made = compile_host(tmp_path / "build", sources, defines={"DOVETAIL_HOST": None}, include=folders)
     library = ctypes.CDLL(str(made))
-    ports = [open_build(tmp_path / "build").manifest[kind][0] for kind in ("inputs", "outputs")]
-    size = max(port["offset"] + port["bytes"] for port in ports)
-    memory = np.frombuffer((ctypes.c_byte * size).in_dll(library, ports[0]["symbol"]), np.int8)
-    given, result = (memory[port["offset"] : port["offset"] + port["bytes"]] for port in ports)
+    manifest = read_manifest(tmp_path / "build")
+    ports = (*manifest.inputs, *manifest.outputs)
+    size = max(port.offset + port.bytes for port in ports)
+    memory = np.frombuffer((ctypes.c_byte * size).in_dll(library, ports[0].symbol), np.int8)
+    given, result = (memory[port.offset : port.offset + port.bytes] for port in ports)
     for sequence in range(3):
         for x, expected in zip(streamed.inputs[: 4 + sequence], micro(streamed), strict=False):
             given[:] = x.reshape(-1)

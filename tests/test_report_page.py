@@ -81,7 +81,7 @@ def ran(model: Path, target_name: str, folder: Path, simulator: str | None = Non
     write_project(compile_model(model, target, Options(optimize=optimize)).project, folder)
     build = open_build(folder, target)
     try:
-        return run_build(build, simulator, [seeded_inputs(build.manifest["inputs"])])
+        return run_build(build, simulator, [seeded_inputs(build.manifest.inputs)])
     except DovetailError as error:
         if default_simulator(target) == "host":
             pytest.skip(f"{target_name} does not run on this computer: {error.what}")
@@ -202,7 +202,7 @@ def test_stages_of_a_pipeline_have_times_of_their_own(digits: Path, tmp_path: Pa
     target = load_target("riscv_big_small")
     write_project(compile_model(digits, target, Options(pipeline=True)).project, tmp_path / "build")
     build = open_build(tmp_path / "build", target)
-    data = detail(run_build(build, "iss", [seeded_inputs(build.manifest["inputs"])]))
+    data = detail(run_build(build, "iss", [seeded_inputs(build.manifest.inputs)]))
     worked = {name: cycles for core in data["cores"] for name, cycles in core["layers"].items()}
     for layer in data["layers"]:
         assert layer["bound"] <= layer["time"]

@@ -124,7 +124,7 @@ def test_the_instructions_of_core_v(shared: Path, tmp_path: Path, name: str) -> 
     """`riscv_xpulp` on CV32E40P with its PULP instructions."""
     simulated, core = both(name, "riscv_xpulp", "cv32e40p-pulp", tmp_path, shared, whole=True)
     off = error(simulated, core)
-    work = sum(int(layer["macs"]) for layer in core.build.manifest["layers"])
+    work = sum(layer.macs for layer in core.build.manifest.layers)
     instructions = core.simulation.inferences[0].instructions or 0
     per_mac, cycles = instructions / work, core.simulation.inferences[0].total_cycles
     print(f"{name} with CORE-V on the RTL: {instructions} instructions, {per_mac:.3f} per MAC, {cycles} cycles")
@@ -133,7 +133,7 @@ def test_the_instructions_of_core_v(shared: Path, tmp_path: Path, name: str) -> 
     assert per_mac <= MOST_PER_MAC[name]
     if name == AD:
         with pytest.raises(SimulationError, match="the core has trapped"):
-            run_build(core.build, "rtl", [seeded_inputs(core.build.manifest["inputs"])], core="cv32e40p")
+            run_build(core.build, "rtl", [seeded_inputs(core.build.manifest.inputs)], core="cv32e40p")
 
 
 def test_random_instructions_of_core_v(tmp_path: Path) -> None:

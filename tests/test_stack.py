@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -67,7 +68,10 @@ def test_firmware_uses_no_more_and_little_less(
     assert used is not None and need.nbytes <= used + 16 and used <= need.nbytes + 64
     header = (tmp_path / "build" / "src" / f"{compiled.unit.model}.h").read_text()
     said = re.search(r"#define \w+_STACK_BYTES (\d+)u", header)
-    assert said is not None and int(said[1]) == need.nbytes == build.manifest["stack"]["nbytes"]
+    assert (
+        said is not None
+        and int(said[1]) == need.nbytes == json.loads((build.folder / "dovetail.json").read_text())["stack"]["nbytes"]
+    )
     assert need.compiler in header
 
 

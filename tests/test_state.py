@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_states_are_carried_over_everywhere(ring: Graph, target: str, tmp_path: 
     same(ring, interpret(made.plan.program, load_target(target), feeds), expected)
     write_project(made.project, tmp_path / "build")
     build = open_build(tmp_path / "build")
-    assert build.manifest["state_bytes"] == 48 + 12 + 10
+    assert json.loads((build.folder / "dovetail.json").read_text())["state_bytes"] == 48 + 12 + 10
     for simulator in ("host", "iss"):
         same(ring, run_build(build, simulator, feeds).outputs, expected)
         same(ring, run_build(build, simulator, feeds[:1]).outputs, expected[:1])  # a run begins anew

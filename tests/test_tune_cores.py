@@ -50,7 +50,7 @@ def test_tuning_gives_a_file_that_compile_uses(
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(re.sub(r"choice = \{.*\}", "choice = { pixels = 77 }", text, count=1))
     said = refused(capsys, "compile", model, "--target", target, "-o", tmp_path / "c", "--tuning", wrong)
-    assert "pixels = 77 is out of range; it may be" in said and "layer 1" in said
+    assert "pixels = 77 is out of range; it may be" in said and "layer[0].choice" in said
 
 
 @pytest.mark.parametrize("name", ["riscv", "cortex_m3", "cortex_m4"])

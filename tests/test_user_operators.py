@@ -316,7 +316,7 @@ def test_a_target_brings_operators_and_an_engine_computes_them(tmp_path: Path) -
     assert [region.place for region in compiled.regions] == ["lab"]
     run_everywhere(compiled, known, feeds(4, 2, 9))
     with built(compiled, known) as build:
-        assert run_build(build, "iss", [seeded_inputs(build.manifest["inputs"])]).outputs
+        assert run_build(build, "iss", [seeded_inputs(build.manifest.inputs)]).outputs
 
 
 @pytest.mark.parametrize("factor", ["factor", "factor + 1"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 
     from dovetail.guests.sweep.run import SweepOutcome
     from dovetail.target import Target
-
-_NEEDED = (
-    *("dovetail", "entry", "inputs", "layers", "memory", "model", "model_prefix", "outputs", "policy", "sources"),
-    *("uses_float", "work"),
-)
-"""Keys a run needs in a build's manifest."""
 
 
 def run(
@@ -90,13 +83,8 @@ def run(
         from dovetail.target.registry import load_target
 
         opened = open_build(build, load_target(target) if target else None)
-        missing = [key for key in _NEEDED if key not in opened.manifest]
-        if missing:
-            raise BuildError(
-                f"the build does not say its {missing[0]}", where=str(build), hint="compile the model again"
-            )
         graph = prove.read_graph(opened, opt.operators_of(operators)) if check else None
-        ports = opened.manifest["inputs"]
+        ports = opened.manifest.inputs
         inputs, batched = read_inputs(input_file, ports) if input_file else ([seeded_inputs(ports)], False)
         where = board.where if board else f"the {sim or default_simulator(opened.target)}"
         show(f"compiling and running {len(inputs)} inference{'s' if len(inputs) > 1 else ''} on {where}")
@@ -194,7 +182,7 @@ def _detailed(
     build = open_build(folder, load_target(target_name) if target_name else None)
     read_plan(build)
     graph = prove.read_graph(build, opt.operators_of(operators))
-    ports = build.manifest["inputs"]
+    ports = build.manifest.inputs
     inputs = [seeded_inputs(ports)] if source is None else read_inputs(source, ports)[0]
     simulator = simulator or default_simulator(build.target)
     show(f"compiling and running {folder} on the {simulator}")
@@ -251,14 +239,12 @@ def compare(
 
 def _target_of(folder: Path, targets: Sequence[str]) -> str | None:
     """Of the target files given, the one a build was made for; None for a built-in target."""
-    from dovetail.codegen.emit.project import MANIFEST
+    from dovetail.codegen.manifest import read_manifest
     from dovetail.target.registry import load_target
 
-    if not targets or not (folder / MANIFEST).is_file():
-        return None
     try:
-        name = json.loads((folder / MANIFEST).read_text())["target"]
-    except (ValueError, KeyError, TypeError):
+        name = read_manifest(folder).target if targets else ""
+    except BuildError:
         return None  # opening the build says what is wrong with it
     return next((given for given in targets if load_target(given).name == name), None)
 

@@ -9,11 +9,11 @@ import signal
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from dovetail.codegen.manifest import BuildManifest
 from dovetail.errors import BoardError
 from dovetail.sim.agent import open_agent
 from dovetail.sim.frames import FrameConversation, FrameKind, read_all, read_cycles, write_all
@@ -68,7 +68,7 @@ def opener(board: Board) -> Callable[..., Link]:
     return partial(open_link, board.where)
 
 
-def open_board(board: Board, manifest: Mapping[str, Any], isa: str, elf: Path) -> BoardSession:
+def open_board(board: Board, manifest: BuildManifest, isa: str, elf: Path) -> BoardSession:
     """Bring the firmware of a build to a board if that is asked for, and begin to speak to it.
 
     `isa` is the instruction set of its core; `elf` need not be there where it is neither loaded nor debugged.
@@ -87,7 +87,7 @@ def open_board(board: Board, manifest: Mapping[str, Any], isa: str, elf: Path) -
     try:
         if kind == "gdb":
             return GdbSession(link, manifest, isa, elf, board.timeout)
-        return FrameSession(link, str(manifest["digest"]), len(manifest["layers"]), board.timeout, opened)
+        return FrameSession(link, manifest.digest, len(manifest.layers), board.timeout, opened)
     except BaseException:
         link.close()
         raise

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dovetail.codegen.build.elf import load_image, symbols
 from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.codegen.manifest import BuildManifest, BuildPort
 from dovetail.errors import BoardError
 from dovetail.sim.architecture import architecture_of
 from dovetail.sim.line import Board, BoardSession, Link, connect, host_and_port, unknown
@@ -150,7 +150,7 @@ class GdbSession(BoardSession):
         DovetailError: the firmware is missing or not that of the manifest, or the server does not do its part.
     """
 
-    def __init__(self, link: Link, manifest: Mapping[str, Any], isa: str, elf: Path, timeout: float) -> None:
+    def __init__(self, link: Link, manifest: BuildManifest, isa: str, elf: Path, timeout: float) -> None:
         super().__init__(link)
         self._remote = Remote(link, min(_ANSWER_SECONDS, timeout))
         self._timeout = timeout
@@ -168,21 +168,21 @@ class GdbSession(BoardSession):
         if self._remote.ask(f"Z0,{self._breakpoint}") != "OK":
             self._remote.done(f"Z1,{self._breakpoint}")
         self._go(entry & ~self._thumb)
-        self._check_digest(self._remote.read(self._symbol("board_digest"), 16).hex(), str(manifest["digest"]))
+        self._check_digest(self._remote.read(self._symbol("board_digest"), 16).hex(), manifest.digest)
 
     def write(self, port: int, content: bytes) -> None:
-        self._remote.write(self._place(self._manifest["inputs"][port]), content)
+        self._remote.write(self._place(self._manifest.inputs[port]), content)
 
     def infer(self) -> tuple[int, Sequence[int]]:
         self._set(self._return, self._stop | self._thumb)
         self._go(self._symbol("board_infer"))
-        count = max(1, len(self._manifest["layers"]))
+        count = max(1, len(self._manifest.layers))
         (total,) = struct.unpack("<Q", self._remote.read(self._symbol("board_total_cycles"), 8))
         layers = self._remote.read(self._symbol("board_layer_cycles"), 8 * count)
         return total, struct.unpack(f"<{count}Q", layers)
 
     def read(self, port: int, nbytes: int) -> bytes:
-        return self._remote.read(self._place(self._manifest["outputs"][port]), nbytes)
+        return self._remote.read(self._place(self._manifest.outputs[port]), nbytes)
 
     def __exit__(self, *raised: object) -> None:
         """Take the breakpoint away, if the server still listens, and close the connection."""
@@ -220,8 +220,8 @@ class GdbSession(BoardSession):
             raise BoardError(f"the firmware has no symbol '{name}'", where=self._link.where, hint=hint)
         return self._symbols[name].address
 
-    def _place(self, port: Mapping[str, object]) -> int:
-        return self._symbol(str(port["symbol"])) + int(str(port["offset"]))
+    def _place(self, port: BuildPort) -> int:
+        return self._symbol(port.symbol) + port.offset
 
 
 def _address(answer: str) -> str:

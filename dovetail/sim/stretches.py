@@ -6,23 +6,21 @@ and how many commands each queue was given for it (`commands`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from dovetail.codegen.manifest import Stretch
 from dovetail.sim.device import Activity
 from dovetail.sim.protocol import InferenceResult, Marker
 
-Stretches = Sequence[Mapping[str, Any]]
 
-
-def jobs_of(stretches: Stretches, inference: InferenceResult) -> list[list[tuple[str, Activity]]] | None:
+def jobs_of(stretches: Sequence[Stretch], inference: InferenceResult) -> list[list[tuple[str, Activity]]] | None:
     """The commands of each stretch, each with its queue; None where they do not match what the devices did."""
-    places = {queue: 0 for own in stretches for queue in own["commands"]}
+    places = {queue: 0 for own in stretches for queue in own.commands}
     found: list[list[tuple[str, Activity]]] = []
     for own in stretches:
         jobs: list[tuple[str, Activity]] = []
-        for queue, count in own["commands"].items():
+        for queue, count in own.commands.items():
             start = places[queue]
             places[queue] += count
             jobs += [(queue, job) for job in inference.activities.get(queue, ())[start : start + count]]
@@ -31,11 +29,11 @@ def jobs_of(stretches: Stretches, inference: InferenceResult) -> list[list[tuple
     return found if fits else None
 
 
-def with_lists(stretches: Stretches, inference: InferenceResult) -> InferenceResult:
+def with_lists(stretches: Sequence[Stretch], inference: InferenceResult) -> InferenceResult:
     """The inference with a marker for every stretch: one that is in a list ends with its last command, and each begins
     where the one before ended. As it is where it cannot be told, and without stretches."""
     jobs = jobs_of(stretches, inference) if inference.total_cycles is not None else None
-    marked = [own["layer"] for own in stretches if own["core"]]
+    marked = [own.layer for own in stretches if own.core]
     if not stretches or jobs is None or marked != [marker.layer for marker in inference.markers]:
         return inference
     found: list[Marker] = []
@@ -44,10 +42,10 @@ def with_lists(stretches: Stretches, inference: InferenceResult) -> InferenceRes
     count = core[0].start_instruction if core else 0
     for own, done in zip(stretches, jobs, strict=True):
         end, begun = max([reached, *(job.end for _, job in done)]), count
-        if own["core"]:
+        if own.core:
             marker = core.pop(0)
             count = marker.end_instruction
             end = max(end, marker.end_cycle) if not done else end
-        found.append(Marker(own["layer"], reached, end, begun, count))
+        found.append(Marker(own.layer, reached, end, begun, count))
         reached = end
     return replace(inference, markers=tuple(found))

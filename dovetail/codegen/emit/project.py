@@ -27,6 +27,7 @@ from dovetail.codegen.emit.source import (
     weights_source,
 )
 from dovetail.codegen.emit.unit import Unit
+from dovetail.codegen.manifest import MANIFEST
 from dovetail.errors import BuildError
 from dovetail.ir.graph import Graph
 from dovetail.ir.onnx_file import graph_parts
@@ -38,8 +39,6 @@ from dovetail.target.description import Target
 from dovetail.target.engine import Deployed, Engine, Launched
 from dovetail.version import __version__
 
-MANIFEST = "dovetail.json"
-"""Name of the file that describes a build."""
 GRAPH = "dovetail-graph.onnx"
 """Name of the file with the integer graph that a build's outputs are compared with."""
 

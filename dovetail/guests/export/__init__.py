@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.codegen.emit.project import MANIFEST, write_files
+from dovetail.codegen.emit.project import write_files
+from dovetail.codegen.manifest import MANIFEST
 from dovetail.errors import BuildError
 from dovetail.guests.export.forms import C_ALONE, FORMS
 from dovetail.guests.export.library import library_of

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dovetail.codegen.emit.project import defines
+from dovetail.codegen.manifest import BuildPort
 from dovetail.errors import BuildError
 from dovetail.run import ProjectBuild
 
@@ -32,9 +32,9 @@ class ExportLibrary:
     sources: Mapping[str, str]
     """Text of each C or assembler file."""
     headers: Mapping[str, str]
-    inputs: Sequence[Mapping[str, Any]]
+    inputs: Sequence[BuildPort]
     """As in the build's description: name, shape, dtype, scale."""
-    outputs: Sequence[Mapping[str, Any]]
+    outputs: Sequence[BuildPort]
     arena: str
     """C name of an array the program must bring; empty for none."""
     foreign: tuple[str, ...]
@@ -65,8 +65,8 @@ def library_of(build: ProjectBuild) -> ExportLibrary:
     if target.core.isa == "host":
         hint = "link with its own sources, which its Makefile names"
         raise BuildError("this build is a program for this computer", where=str(build.folder), hint=hint)
-    name = str(manifest["model_prefix"])
-    wanted = [path for path in manifest["sources"]["target"] if not _SURROUNDINGS.search(path)]
+    name = manifest.model_prefix
+    wanted = [path for path in manifest.sources.target if not _SURROUNDINGS.search(path)]
     foreign = [path for path in wanted if path.startswith("driver/") and path.count("/") > 1]
     sources = {path.rpartition("/")[2]: _text(build, path) for path in wanted if path not in foreign}
     paths = sorted(path.relative_to(build.folder).as_posix() for path in build.folder.glob("*/*.h"))
@@ -76,24 +76,24 @@ def library_of(build: ProjectBuild) -> ExportLibrary:
     headers[RUNTIME] = with_macros(headers[RUNTIME], macros)
     return ExportLibrary(
         name=name,
-        version=str(manifest["dovetail"]),
-        sentence=f"{manifest['model']}: a neural network for {target.name}, static and bare-metal",
+        version=manifest.dovetail,
+        sentence=f"{manifest.model}: a neural network for {target.name}, static and bare-metal",
         sources={file: _ALIASING + text if file.endswith(".c") else text for file, text in sources.items()},
         headers=headers,
-        inputs=manifest["inputs"],
-        outputs=manifest["outputs"],
-        arena=str(manifest.get("arena") or ""),
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        arena=manifest.arena or "",
         foreign=tuple(sorted({path.split("/")[1] for path in foreign})),
         waits=_waits(build, sources),
-        layers=tuple(str(layer["name"]) for layer in manifest["layers"]),
-        data={path.rpartition("/")[2]: build.folder / path for path in manifest["sources"].get("data", ())},
+        layers=tuple(layer.name for layer in manifest.layers),
+        data={path.rpartition("/")[2]: build.folder / path for path in manifest.sources.data},
     )
 
 
 def _waits(build: ProjectBuild, sources: Mapping[str, str]) -> tuple[str, ...]:
     """The devices a network uses whose drivers wait."""
     waiting = {file for file, text in sources.items() if _WAITING in text}
-    used = {name for work in build.manifest["work"] for name in work["engines"]} if waiting - {_DMA} else set()
+    used = {name for work in build.manifest.work for name in work.engines} if waiting - {_DMA} else set()
     engines = [engine.name for engine in build.target.engines if engine.name in used]
     return (*engines, build.target.dma.name) if build.target.dma and _DMA in waiting else tuple(engines)
 
@@ -132,7 +132,7 @@ def example(library: ExportLibrary, head: str, main: str, tail: Sequence[str]) -
     upper, lines = library.upper, []
     for index, port in enumerate(library.inputs):
         stem = f"{upper}_INPUT_{index}"
-        real, value = port.get("scale") is not None, f"{stem}[at] = 0; /* what your sensor gives */"
+        real, value = port.scale is not None, f"{stem}[at] = 0; /* what your sensor gives */"
         if real:
             value = f"{stem}[at] = {library.name}_quantize_input_{index}(0.0f); /* what your sensor gives */"
         lines += [f"for (int at = 0; at < {stem}_ELEMENTS; at++) {{", f"    {value}", "}"]

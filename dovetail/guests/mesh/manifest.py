@@ -12,35 +12,65 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
+from dovetail.codegen.manifest import Count, TensorPort
+from dovetail.documents import read_document
 from dovetail.errors import BuildError
 from dovetail.guests.mesh.emit import Element, MeshProject
 from dovetail.guests.mesh.mapping import MeshMapping, result_box
 from dovetail.ir.onnx_file import graph_bytes
-from dovetail.ir.types import Array, Box, DType, box_shape
+from dovetail.ir.types import Array, DType, box_shape
 from dovetail.target.description import Target
 
 MANIFEST = "mesh.json"
 GRAPH = "network.onnx"
 SCHEMA = 1
 _MOST = 64 << 20
+ChipNumber = Annotated[int, Meta(ge=0, lt=256)]
 _IMAGE = struct.Struct("<4sIIIII")
 _LOADED = struct.Struct("<II32sI")
 
 
-@dataclass(frozen=True)
-class ResultPart:
+class ResultPart(msgspec.Struct, frozen=True):
     """Where one stored result belongs."""
 
     output: str
-    result: int
+    result: Count
     """Which of all the results that are stored, by element and piece."""
-    box: Box
+    box: tuple[tuple[Count, Count], ...]
     """Of `shape`."""
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
+
+
+class ElementEntry(msgspec.Struct, frozen=True):
+    """An element of the file."""
+
+    on: tuple[ChipNumber, ChipNumber, Annotated[int, Meta(ge=0, lt=1 << 16)]]
+    """Column, row and number."""
+    program: Annotated[str, Meta(pattern=r"^[^./][^/]*$", description="the name of a program")]
+    places: tuple[Count, ...]
+    """Where the data of each piece begin."""
+
+
+class MeshFile(msgspec.Struct, frozen=True):
+    """The file: what a mapped network's folder says of itself."""
+
+    target: str
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{32}$", description="32 hexadecimal digits")]
+    inputs: tuple[TensorPort, ...]
+    outputs: tuple[TensorPort, ...]
+    tensors: tuple[str, ...]
+    elements: tuple[ElementEntry, ...]
+    parts: tuple[ResultPart, ...]
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.tensors) - {port.name for port in self.inputs}:
+            raise ValueError(f"the tensor '{min(unknown)}' is no input")
 
 
 @dataclass(frozen=True)
@@ -51,9 +81,8 @@ class MeshBuild:
     target: str
     digest: str
     """Of everything emitted, 32 hexadecimal digits."""
-    inputs: Sequence[Mapping[str, Any]]
-    """Name, shape and dtype of each."""
-    outputs: Sequence[Mapping[str, Any]]
+    inputs: Sequence[TensorPort]
+    outputs: Sequence[TensorPort]
     tensors: Sequence[str]
     """The input that each tensor in DRAM is, by its number."""
     elements: Mapping[int, tuple[str, tuple[int, ...]]]
@@ -135,63 +164,29 @@ def is_mesh(folder: Path) -> bool:
 def read_mesh(folder: Path) -> MeshBuild:
     """A folder of `dovetail mesh -o`; raises BuildError where it is none, or damaged."""
     path = folder / MANIFEST
-    try:
-        if path.stat().st_size > _MOST:
-            raise ValueError(f"it is larger than {_MOST} bytes")
-        found = json.loads(path.read_text())
-        if found["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {found['schema']}, expected {SCHEMA}")
-        ports = {side: [_checked_port(one) for one in found[side]] for side in ("inputs", "outputs")}
-        elements = {
-            word_of(_position(one["on"])): (_program(one), tuple(map(int, one["places"]))) for one in found["elements"]
-        }
-        build = MeshBuild(
-            folder,
-            str(found["target"]),
-            str(found["digest"]),
-            ports["inputs"],
-            ports["outputs"],
-            [str(name) for name in found["tensors"]],
-            dict(sorted(elements.items())),
-            [
-                ResultPart(
-                    str(p["output"]),
-                    int(p["result"]),
-                    tuple((int(a), int(b)) for a, b in p["box"]),
-                    tuple(map(int, p["shape"])),
-                )
-                for p in found["parts"]
-            ],
-        )
-        if len(bytes.fromhex(build.digest)) != 16 or not set(build.tensors) <= {one["name"] for one in build.inputs}:
-            raise ValueError("its digest or tensors are none")
-    except FileNotFoundError:
+    if not path.is_file():
         what = f"this is not a mapped network: it has no {MANIFEST}"
-        raise BuildError(what, where=str(folder), hint="make one with dovetail mesh -o") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BuildError(f"the file is damaged: {error}", where=str(path), hint="run dovetail mesh again") from None
-    return build
-
-
-def _checked_port(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    if one["dtype"] not in {kind.text for kind in DType} or not all(
-        isinstance(n, int) and n >= 0 for n in one["shape"]
-    ):
-        raise ValueError(f"'{one['name']}' has no type or shape")
-    return one
-
-
-def _position(on: Sequence[int]) -> Sequence[int]:
-    if len(on) != 3 or not (0 <= on[0] < 256 and 0 <= on[1] < 256 and 0 <= on[2] < 1 << 16):
-        raise ValueError(f"{on} is no element")
-    return on
-
-
-def _program(one: Mapping[str, Any]) -> str:
-    name = str(one["program"])
-    if not name or "/" in name or name.startswith("."):
-        raise ValueError(f"'{name}' is no program")
-    return name
+        raise BuildError(what, where=str(folder), hint="make one with dovetail mesh -o")
+    file = read_document(
+        path,
+        "json",
+        MeshFile,
+        schema=SCHEMA,
+        most_bytes=_MOST,
+        error=BuildError,
+        hint="run dovetail mesh again",
+    ).value
+    elements = {word_of(one.on): (one.program, one.places) for one in file.elements}
+    return MeshBuild(
+        folder,
+        file.target,
+        file.digest,
+        file.inputs,
+        file.outputs,
+        file.tensors,
+        dict(sorted(elements.items())),
+        file.parts,
+    )
 
 
 def read_images(build: MeshBuild) -> tuple[dict[int, bytes], dict[int, bytes]]:
@@ -226,21 +221,21 @@ def gathered(build: MeshBuild, stored: Mapping[int, bytes]) -> dict[str, Array]:
     """The outputs of an input, from what elements stored, by number; raises BuildError where sizes do not agree."""
     found = {}
     for one in build.outputs:
-        kind = next(kind for kind in DType if kind.text == one["dtype"])
-        parts = [part for part in build.parts if part.output == one["name"]]
-        result = np.zeros(parts[0].shape if parts else one["shape"], kind.numpy)
+        kind = one.kind
+        parts = [part for part in build.parts if part.output == one.name]
+        result = np.zeros(parts[0].shape if parts else one.shape, kind.numpy)
         try:
             for part in parts:
                 piece = np.frombuffer(stored[part.result], kind.numpy).reshape(box_shape(part.box))
                 result[tuple(slice(first, last) for first, last in part.box)] = piece
-            found[str(one["name"])] = result.reshape(one["shape"])
+            found[one.name] = result.reshape(one.shape)
         except (ValueError, KeyError, IndexError):
-            what = f"'{one['name']}' cannot be put together from what elements stored"
+            what = f"'{one.name}' cannot be put together from what elements stored"
             raise BuildError(what, where=str(build.folder), hint="run dovetail mesh again") from None
     return found
 
 
 def part_bytes(build: MeshBuild) -> dict[int, int]:
     """Bytes of each stored result."""
-    kinds = {one["name"]: next(kind for kind in DType if kind.text == one["dtype"]) for one in build.outputs}
+    kinds = {one.name: one.kind for one in build.outputs}
     return {part.result: int(np.prod(box_shape(part.box))) * kinds[part.output].numpy.itemsize for part in build.parts}

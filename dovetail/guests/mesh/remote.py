@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Self
 
@@ -88,10 +89,7 @@ def _project(build: MeshBuild, numbers: Mapping[str, int]) -> MeshProject:
 
 def _sizes(build: MeshBuild) -> dict[str, int]:
     """Bytes of each input."""
-    from dovetail.ir.types import DType
-
-    kinds = {kind.text: kind.numpy.itemsize for kind in DType}
-    return {str(one["name"]): int(np.prod(one["shape"])) * kinds[one["dtype"]] for one in build.inputs}
+    return {one.name: prod(one.shape) * one.kind.numpy.itemsize for one in build.inputs}
 
 
 class RackSession:

@@ -56,8 +56,8 @@ def read_plan(build: ProjectBuild) -> Json:
         raise BuildError(f"the file is damaged: {error}", where=str(path), hint=hint) from None
     if lacking:
         raise BuildError(f"the file does not say its {lacking[0]}", where=str(path), hint=hint)
-    if schema != SCHEMA or len(layers) != len(build.manifest["layers"]):
-        what = f"schema {schema}, expected {SCHEMA}; {len(layers)} layers, expected {len(build.manifest['layers'])}"
+    if schema != SCHEMA or len(layers) != len(build.manifest.layers):
+        what = f"schema {schema}, expected {SCHEMA}; {len(layers)} layers, expected {len(build.manifest.layers)}"
         raise BuildError(f"the file does not fit the build: {what}", where=str(path), hint=hint)
     return dict(found)
 
@@ -69,7 +69,9 @@ def detail(result: RunResult) -> Json:
     first, target = result.simulation.inferences[0], result.build.target
     data: Json = json.loads(json.dumps(report.to_json()))
     data["layers"] = _layers(data, plan, first, target)
-    data["options"] = {name: result.build.manifest.get(name) for name in ("rounding", "optimize", "memory_budget")}
+    manifest = result.build.manifest
+    options = {"rounding": manifest.rounding, "optimize": manifest.optimize, "memory_budget": manifest.memory_budget}
+    data["options"] = options
     data["devices"] = _devices(report, target, first)
     data["graph"] = plan["graph"]
     data["memories"] = {name: {**memory, "live": _live(memory)} for name, memory in plan["memories"].items()}

@@ -117,7 +117,7 @@ def _measured(task: SweepTask, settings: Mapping[str, Value]) -> SweepOutcome:
     options = Options(policy=task.policy, allow_float=task.allow_float, optimize=Optimize(task.optimize))
     compiled = compile_model(Path(task.model), target, options)
     with built(compiled, target) as build:
-        inputs = seeded_inputs(build.manifest["inputs"])
+        inputs = seeded_inputs(build.manifest.inputs)
         result = run_build(build, "iss", [inputs])
     (expected,) = evaluate_all(compiled.graph, [inputs])
     for name, array in result.outputs[0].items():
