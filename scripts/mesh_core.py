@@ -142,10 +142,9 @@ def executed(graph: Graph, sums: int, target: Target, mesh: Mesh) -> list[Stages
     made = section(layers, cuts, [(1,) * len(layer.readings) for layer in layers], mesh)
     parts = MeshPartition(graph, layers, output_layers(graph, layers, regions), mesh, Objective.LATENCY, (made,))
     found = place_and_route(parts, topology)
-    placed, tables = found.whole
-    project = emit_mesh(parts, placed, tables, target)
+    project = emit_mesh(found, target)
     given = [sample_inputs(graph, seed) for seed in range(2)]
-    clocks = run_exact(parts, placed, tables, project, target, given, jobs=1).turns.mean(axis=0)
+    clocks = run_exact(found, project, target, given, jobs=1).turns.mean(axis=0)
     return [
         Stages(
             stage.layer,

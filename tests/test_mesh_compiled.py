@@ -84,9 +84,8 @@ def mapped(target: dt.Target, graph: Graph, objective: Objective) -> MeshMapping
 
 def run(target: dt.Target, graph: Graph, project: MeshProject, found: MeshMapping) -> tuple[ExactRun, bool]:
     """What the elements did with two inputs, and whether every output was right."""
-    placed, tables = found.whole
     given = [sample_inputs(graph, seed) for seed in range(2)]
-    done = run_exact(found.parts, placed, tables, project, target, given, jobs=1)
+    done = run_exact(found, project, target, given, jobs=1)
     pairs = [(evaluate(graph, arrays), outputs) for arrays, outputs in zip(given, done.outputs, strict=True)]
     assert all(len(np.unique(expected[name])) > 1 for expected, _ in pairs for name in graph.outputs)
     return done, all(np.array_equal(e[name], outputs[name]) for e, outputs in pairs for name in graph.outputs)
@@ -120,8 +119,7 @@ def test_the_engine_of_the_porting_page(wren: dt.Target, objective: Objective) -
     stages = found.parts.sections[0].stages
     assert max(stage.pieces for stage in stages) > 1 and all(stage.cut.sums == 1 for stage in stages)
     assert shares(target, found) >= 0.95
-    placed, tables = found.whole
-    project = emit_mesh(found.parts, placed, tables, target)
+    project = emit_mesh(found, target)
     done, right = run(target, graph, project, found)
     assert right and max(done.memory) <= wren.memory("L2").size
     check_times(found, done)
@@ -141,7 +139,7 @@ def test_pieces_that_differ_in_constants_share_a_program() -> None:
     found = mapped(target, graph, Objective.THROUGHPUT)
     stages = found.parts.sections[0].stages
     assert max(stage.cut.channels * stage.cut.rows for stage in stages) > 1
-    first, second = (emit_mesh(found.parts, *found.whole, target) for _ in range(2))
+    first, second = (emit_mesh(found, target) for _ in range(2))
     assert first.files == second.files
     assert len(first.programs) < len(first.elements)
     assert all(stage.costs.clocks.max() < 1 << 30 for stage in stages)
@@ -177,7 +175,7 @@ def test_a_partition_of_ones_own(tmp_path: Path) -> None:
     found = owned(target, f"schema: 2\nlayers: {{conv_0: {{pieces: {boxes}}}}}", tmp_path)
     stage = found.parts.sections[0].stages[0]
     assert stage.free and found.whole[0].element[0] == 9
-    done, right = run(target, network(), emit_mesh(found.parts, *found.whole, target), found)
+    done, right = run(target, network(), emit_mesh(found, target), found)
     assert right and len(done.cycles) == found.parts.sections[0].pieces
 
 
@@ -208,7 +206,7 @@ def test_a_core_alone_is_an_element_too() -> None:
     """Without engines and DMA: the kernels of the core, as for one machine."""
     target, graph = meshed(load_target("riscv"), 3), network()
     found = mapped(target, graph, Objective.LATENCY)
-    project = emit_mesh(found.parts, *found.whole, target)
+    project = emit_mesh(found, target)
     done, right = run(target, graph, project, found)
     assert shares(target, found) == 0 and right
     check_times(found, done, 0.25)  # kernels of the core are charged by an estimate
@@ -221,6 +219,6 @@ def test_times_on_elements_of_ones_own() -> None:
     target, graph = meshed(load_target("macarray"), 4), network(32)
     for objective in Objective:
         found = mapped(target, graph, objective)
-        done, right = run(target, graph, emit_mesh(found.parts, *found.whole, target), found)
+        done, right = run(target, graph, emit_mesh(found, target), found)
         assert right
         check_times(found, done)

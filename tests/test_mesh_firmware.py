@@ -34,10 +34,9 @@ if find_spec("unicorn") is None or find_spec("ziglang") is None:
 
 def run(graph: Graph, found: MeshMapping, inputs: int = 3) -> tuple[MeshProject, ExactRun]:
     """The project, and what its elements did; outputs are compared."""
-    placed, tables = found.whole
-    project = emit_mesh(found.parts, placed, tables, TARGET)
+    project = emit_mesh(found, TARGET)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]
-    done = run_exact(found.parts, placed, tables, project, TARGET, given)
+    done = run_exact(found, project, TARGET, given)
     for arrays, outputs in zip(given, done.outputs, strict=True):
         expected = evaluate(graph, arrays)
         assert all(np.array_equal(expected[name], outputs[name]) for name in graph.outputs)
@@ -105,25 +104,24 @@ def test_networks_on_at_least_64_elements(name: str) -> None:
         print(f"{name}: {kind}, {len(each)} pieces, modelled / executed {min(each):.2f} to {max(each):.2f}")
         assert min(each) > 0.88 and max(each) < 1.14
     print(
-        f"{name}: {len(project.elements)} elements, {done.programs} programs, {done.instructions} instructions, "
-        f"{max(done.memory)} bytes at most"
+        f"{name}: {len(project.elements)} elements, {len(project.programs)} programs, "
+        f"{done.instructions} instructions, {max(done.memory)} bytes at most"
     )
 
 
 def test_a_cluster_gives_the_same() -> None:
     distributed = pytest.importorskip("distributed")
     found = mapped(small(), FEW)
-    placed, tables = found.whole
-    project = emit_mesh(found.parts, placed, tables, TARGET)
+    project = emit_mesh(found, TARGET)
     given, said = [sample_inputs(small())], list[tuple[int, int]]()
     setting = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
-    runs = [run_exact(found.parts, placed, tables, project, TARGET, given, jobs=jobs) for jobs in (1, 2)]
+    runs = [run_exact(found, project, TARGET, given, jobs=jobs) for jobs in (1, 2)]
     with distributed.LocalCluster(**setting) as cluster:
         address = cluster.scheduler_address
         last = run_exact(
-            *(found.parts, placed, tables, project, TARGET, given),
+            *(found, project, TARGET, given),
             scheduler=address,
-            told=lambda done, count: said.append((done, count)),
+            ended=lambda done, count: said.append((done, count)),
         )
     assert [done for done, _ in said] == list(range(1, said[-1][1] + 1))
     assert said[-1][1] >= len(project.elements)
@@ -139,14 +137,13 @@ def test_an_element_that_ends_its_process_is_named() -> None:
         yield from ((number, LOST) for number, _ in enumerate(items))
 
     with pytest.raises(SimulationError, match="died") as caught:
-        run_wave(dying, element_setup(TARGET), {7: ElementJob(b"", {}, ())})  # type: ignore[arg-type]
+        run_wave(dying, element_setup(TARGET), {7: ElementJob(b"", b"")})  # type: ignore[arg-type]
     assert caught.value.where == "element 7"
 
 
 def test_projects_are_the_same_twice_and_images_hold_every_element() -> None:
     found = mapped(small(), FEW, Objective.LATENCY)
-    placed, tables = found.whole
-    first, second = (emit_mesh(found.parts, placed, tables, TARGET) for _ in range(2))
+    first, second = (emit_mesh(found, TARGET) for _ in range(2))
     assert first.files == second.files
     count = 0
     for name, content in first.files.items():
@@ -165,14 +162,13 @@ def test_projects_are_the_same_twice_and_images_hold_every_element() -> None:
 def test_a_wrong_constant_is_noticed() -> None:
     """The comparison can fail: some of one element's weights are changed."""
     found = mapped(small(), FEW, Objective.LATENCY)
-    placed, tables = found.whole
-    project = emit_mesh(found.parts, placed, tables, TARGET)
+    project = emit_mesh(found, TARGET)
     last = project.elements[-1]
     data = bytearray(last.data)
     data[32:300] = bytes(byte ^ 0x55 for byte in data[32:300])
     broken = replace(project, elements=(*project.elements[:-1], replace(last, data=bytes(data))))
     given = sample_inputs(small())
-    done = run_exact(found.parts, placed, tables, broken, TARGET, [given])
+    done = run_exact(found, broken, TARGET, [given])
     expected = evaluate(small(), given)
     assert any(not np.array_equal(expected[name], done.outputs[0][name]) for name in small().outputs)
 
@@ -187,14 +183,13 @@ def test_pieces_that_share_elements_take_turns() -> None:
         *("program.c", "program.h", "piece_0.c", "piece_1.c", "piece_2.c")
     }
     assert max(done.memory) <= MESH.usable
-    placed, tables = found.whole
     last, text = shared[0], project.files[f"programs/{shared[0].program}/piece_1.c"].decode()
     start = int(text.split("(element_data + ")[1].split("u)")[0]) + 32
     wrong = bytearray(last.data)
     wrong[start : start + 300] = bytes(byte ^ 0x55 for byte in wrong[start : start + 300])
     broken = [replace(last, data=bytes(wrong)) if one is last else one for one in project.elements]
     given = sample_inputs(tiny("ic_resnet8"))
-    done = run_exact(found.parts, placed, tables, replace(project, elements=tuple(broken)), TARGET, [given])
+    done = run_exact(found, replace(project, elements=tuple(broken)), TARGET, [given])
     expected = evaluate(tiny("ic_resnet8"), given)
     assert any(not np.array_equal(expected[name], done.outputs[0][name]) for name in expected)
 
@@ -221,15 +216,14 @@ def test_a_network_on_fewer_elements_than_layers() -> None:
 
 def test_a_message_that_never_comes_is_said() -> None:
     found = mapped(small(), FEW, Objective.LATENCY)
-    placed, tables = found.whole
-    project = emit_mesh(found.parts, placed, tables, TARGET)
+    project = emit_mesh(found, TARGET)
     last = project.elements[-1]
     start = struct.unpack_from("<I", last.data, 16)[0]
     data = bytearray(last.data)
     struct.pack_into("<I", data, start, 0xFFFF)
     broken = replace(project, elements=(*project.elements[:-1], replace(last, data=bytes(data))))
     with pytest.raises(SimulationError, match="no message of the key 65535"):
-        run_exact(found.parts, placed, tables, broken, TARGET, [sample_inputs(small())])
+        run_exact(found, broken, TARGET, [sample_inputs(small())])
 
 
 def test_networks_in_sections_are_not_emitted() -> None:
@@ -240,7 +234,7 @@ def test_networks_in_sections_are_not_emitted() -> None:
     with pytest.raises(ValueError, match="not resident"):
         assert found.whole
     with pytest.raises((PlanError, DovetailError)):
-        emit_mesh(found.parts, mapped(small(), FEW).whole[0], found.tables[0], TARGET)  # type: ignore[arg-type]
+        emit_mesh(found, TARGET)
 
 
 def test_weights_are_packed_in_groups_of_channels() -> None:

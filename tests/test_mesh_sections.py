@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from dovetail.compile import sample_inputs
 from dovetail.errors import PlanError, SimulationError, TargetError
 from dovetail.guests.mesh.choice import Objective
+from dovetail.guests.mesh.emit import MeshProject, emit_mesh
+from dovetail.guests.mesh.exact import SectionsRun, run_sections
 from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure
-from dovetail.guests.mesh.sections_emit import SectionsProject, emit_sections
-from dovetail.guests.mesh.sections_exact import SectionsRun, run_sections
 from dovetail.guests.mesh.topology import build_topology, random_faults
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.schedule.partition import partition
@@ -89,9 +89,9 @@ def test_sections_on_a_mesh_of_sixteen(name: str) -> None:
     assert quicker < 0.6 * before
 
 
-def run(graph: Graph, found: MeshMapping, inputs: int = 2) -> tuple[SectionsProject, SectionsRun]:
+def run(graph: Graph, found: MeshMapping, inputs: int = 2) -> tuple[MeshProject, SectionsRun]:
     """What the elements did; outputs are compared, and the time with the model's."""
-    project = emit_sections(found, TARGET)
+    project = emit_mesh(found, TARGET)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]
     done = run_sections(found, project, TARGET, given)
     for arrays, outputs in zip(given, done.outputs, strict=True):
@@ -130,15 +130,15 @@ def test_faults_in_sections_are_noticed() -> None:
     assert len(found.placed) > 1
     given, expected = [sample_inputs(graph)], evaluate(graph, sample_inputs(graph))
 
-    def differs(wrong: SectionsProject) -> bool:
+    def differs(wrong: MeshProject) -> bool:
         try:
             outputs = run_sections(found, wrong, TARGET, given).outputs[0]
         except SimulationError:
             return True
         return any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs)
 
-    place = struct.unpack_from("<I", next(iter(project.elements.values())), 4)[0]
-    at = [struct.unpack_from("<3I", one, place + 12) for one in project.elements.values()]
+    place = struct.unpack_from("<I", project.elements[0].data, 4)[0]
+    at = [struct.unpack_from("<3I", one.data, place + 12) for one in project.elements]
     weights = bytearray(project.dram)
     for start, _, size in at:
         weights[start : start + size] = bytes(byte ^ 0x55 for byte in project.dram[start : start + size])
@@ -153,7 +153,7 @@ def test_faults_in_sections_are_noticed() -> None:
 @needs_firmware
 def test_projects_in_sections_are_the_same_twice() -> None:
     found = quick(small_net(3), replace(FOUR, grid=Grid(2, 2, 1)))
-    first, second = (emit_sections(found, TARGET) for _ in range(2))
+    first, second = (emit_mesh(found, TARGET) for _ in range(2))
     assert first.files == second.files and first.elements == second.elements
     keys = np.concatenate([tables.key for tables in first.keys])
     assert len(np.unique(keys)) == len(keys)

@@ -129,7 +129,6 @@ def mesh(
     from dovetail.guests.mesh.own import read_mapping
     from dovetail.guests.mesh.parts import part_graphs, read_parts
     from dovetail.guests.mesh.picture import picture
-    from dovetail.guests.mesh.sections_emit import emit_sections
     from dovetail.ir.onnx_file import graph_bytes
     from dovetail.operators import known_operators
     from dovetail.schedule.partition import partition
@@ -171,10 +170,10 @@ def mesh(
             files = {"mapping.json": mapping_json(mapped), "mesh.html": picture(mapped, performance)}
             if mapped.parts.resident:
                 files["mapping.yaml"] = mapping_yaml(mapped)
-                project = emit_mesh(mapped.parts, *mapped.whole, known)
+                project = emit_mesh(mapped, known)
                 files.update({**project.files, **mesh_manifest(mapped, project, known), **manager_files()})
             elif None not in mapped.placed:
-                files.update(emit_sections(mapped, known).files)
+                files.update(emit_mesh(mapped, known).files)
             else:
                 say("layers are streamed, or on several chips one after the other: no programs are written")
             write_files(files, folder, force)
@@ -231,20 +230,16 @@ def _run_exactly(
     from dovetail.guests.mesh.emit import emit_mesh
     from dovetail.guests.mesh.exact import run_exact
 
-    if not mapped.parts.resident:
-        what = "the network is not on the mesh as a whole, so that no programs are written"
-        raise DovetailError(what, where=mapped.parts.graph.name, hint="use --whole, or more chips or boards")
-    placed, tables = mapped.whole
-    project = emit_mesh(mapped.parts, placed, tables, target)
+    project = emit_mesh(mapped, target)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]
 
     def told(done: int, count: int) -> None:
         show(f"running every element's firmware: {done} of {count}")
 
-    run = run_exact(mapped.parts, placed, tables, project, target, given, jobs, scheduler, told)
+    run = run_exact(mapped, project, target, given, jobs, scheduler, told)
     _check_outputs(graph, given, run.outputs)
     say(
-        f"{len(run.cycles)} elements ran {run.programs} programs over {len(given)} inputs, {run.instructions} "
+        f"{len(run.cycles)} elements ran {len(project.programs)} programs over {len(given)} inputs, {run.instructions} "
         f"instructions in all; every output equals the integer graph's. Most memory of an element {max(run.memory)} of "
         f"{mapped.parts.mesh.usable} bytes, most stack {run.stack}"
     )
@@ -269,10 +264,10 @@ def _check_outputs(graph: Graph, given: Sequence[Mapping[str, Array]], found: Se
 def _run_sections(target: Target, graph: Graph, mapped: MeshMapping, inputs: int, modelled: Performance) -> None:
     """Every element's firmware, section after section, on several inputs, against the integer graph."""
     from dovetail.compile import sample_inputs
-    from dovetail.guests.mesh.sections_emit import emit_sections
-    from dovetail.guests.mesh.sections_exact import run_sections
+    from dovetail.guests.mesh.emit import emit_mesh
+    from dovetail.guests.mesh.exact import run_sections
 
-    project = emit_sections(mapped, target)
+    project = emit_mesh(mapped, target)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]
     run = run_sections(mapped, project, target, given)
     _check_outputs(graph, given, run.outputs)

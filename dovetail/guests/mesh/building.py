@@ -1,69 +1,83 @@
-"""What the programs of a mesh are built from: runtime, linker script, Makefile, and a folder for each program."""
+"""Builds the programs of a mesh: the files they share, the Makefile, and the firmware of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dovetail.codegen.build.elf import symbols
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
+from dovetail.codegen.build.toolchain import compile_firmware
 from dovetail.codegen.emit.firmware import FRAMES, linker_script, runtime_path
+from dovetail.errors import PlanError
 from dovetail.guests.mesh.compiled import macros, shared_files
 from dovetail.target.description import Target
 
-SHARED = ("dovetail_rt.h", "dovetail_rt.c")
-OWN = ("mesh_hal.h", "element.h", "mesh_sim.c")
-MANAGER = ("mesh_manager.h", "mesh_manager.c")
-"""The protocol of the element that manages the others."""
+_SHARED = ("dovetail_rt.h", "dovetail_rt.c")
+_OWN = ("mesh_hal.h", "element.h", "mesh_sim.c")
+_SECTIONS = ("mesh_sections.h", "mesh_sections_sim.c")
+_MANAGER = ("mesh_manager.h", "mesh_manager.c")
 
 
-def build_files(sources: Mapping[str, Mapping[str, str]], target: Target) -> Iterator[tuple[str, bytes]]:
-    """The files of all programs, by name, and what they share: sources by the name of a program and of its file."""
-    core = instruction_set(target.core.isa)
+def runtime_bytes(name: str) -> bytes:
+    """A file of the mesh's own run-time."""
+    return (Path(__file__).parent / "runtime" / name).read_bytes()
+
+
+def c_template(name: str) -> str:
+    """C text of the run-time with places for `%`."""
+    return runtime_bytes(f"{name}.c.txt").decode()
+
+
+def build_files(
+    sources: Mapping[str, Mapping[str, str]], target: Target, sections: bool = False
+) -> Iterator[tuple[str, bytes]]:
+    """All files that programs are built from, by relative path.
+
+    Args:
+        sources: program -> file name -> C text.
+        target: the element.
+        sections: True if the programs compute sections.
+    """
+    core, drivers = instruction_set(target.core.isa), shared_files(target)
+    own = {f".{memory.name.lower()}": memory.name for memory in target.memories} if drivers else {}
     script = linker_script(
         target.memories,
         text=target.code,
         data=target.values,
         stack_bytes=target.core.stack,
-        extra={**_fixed(target), ".element": target.code},
+        extra={**own, ".element": target.code},
         isa=target.core.isa,
     )
-    for name in (core.start, *SHARED):
+    for name in (core.start, *_SHARED):
         yield f"runtime/{name}", runtime_path(name).read_bytes()
-    for name in OWN:
-        yield f"runtime/{name}", (Path(__file__).parent / "runtime" / name).read_bytes()
+    for name in (*_OWN, *_SECTIONS) if sections else _OWN:
+        yield f"runtime/{name}", runtime_bytes(name)
     yield "link.ld", script.encode()
-    for name, files in sorted(sources.items()):
-        for file, text in files.items():
-            yield f"programs/{name}/{file}", text.encode()
-    shared = shared_files(target)
-    yield from ((name, text.encode()) for name, text in shared.items())
-    yield "Makefile", _makefile(target, shared).encode()
+    for program, files in sorted(sources.items()):
+        yield from ((f"programs/{program}/{name}", text.encode()) for name, text in files.items())
+    yield from ((name, text.encode()) for name, text in drivers.items())
+    hal = [*(name for name in drivers if name.endswith(".c")), "runtime/mesh_sim.c"]
+    yield "Makefile", _makefile(target, [*hal, *["runtime/mesh_sections_sim.c"] * sections], bool(drivers)).encode()
 
 
 def manager_files() -> dict[str, bytes]:
-    """The files of whoever manages the elements, by name, but for the user's own."""
-    ours = {name: (Path(__file__).parent / "runtime" / name).read_bytes() for name in MANAGER}
-    return {f"manager/{name}": content for name, content in ours.items()} | {
-        f"manager/{name}": runtime_path(name).read_bytes() for name in FRAMES
-    }
+    """Files of the element that manages the others, without the user's own."""
+    own = {f"manager/{name}": runtime_bytes(name) for name in _MANAGER}
+    return own | {f"manager/{name}": runtime_path(name).read_bytes() for name in FRAMES}
 
 
-def _fixed(target: Target) -> dict[str, str]:
-    """The sections of buffers that compiled pieces have at addresses of their own, in the order of the memories."""
-    return {f".{memory.name.lower()}": memory.name for memory in target.memories} if shared_files(target) else {}
-
-
-def _makefile(target: Target, shared: Mapping[str, str]) -> str:
+def _makefile(target: Target, hal: list[str], has_drivers: bool) -> str:
     core = instruction_set(target.core.isa)
     command, flags, start = core.gcc_command, " ".join(core.gcc), core.start
     own = [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in macros(target).items()]
-    sources = " ".join([*(name for name in shared if name.endswith(".c")), "runtime/mesh_sim.c"])
-    include = "-Iruntime -Idriver" if shared else "-Iruntime"
+    include = "-Iruntime -Idriver" if has_drivers else "-Iruntime"
     return f"""# Builds every element program. HAL is what supplies the functions of runtime/mesh_hal.h.
 CC = {command}
 CFLAGS = {flags} -std=c99 -O2 -ffreestanding -ffunction-sections -fdata-sections \\
 \t{" ".join(EMITTED_C)}
-HAL = {sources} {" ".join(own)}
+HAL = {" ".join(hal)} {" ".join(own)}
 PROGRAMS = $(patsubst programs/%/program.c,%.elf,$(wildcard programs/*/program.c))
 
 all: $(PROGRAMS)
@@ -74,3 +88,52 @@ clean:
 \trm -f $(PROGRAMS)
 .PHONY: all clean
 """
+
+
+def build_programs(files: Mapping[str, bytes], target: Target, folder: Path, jobs: int = 2) -> dict[str, Path]:
+    """Compile every program; returns its ELF file.
+
+    Args:
+        files: all that was emitted, by relative path.
+        target: the element.
+        folder: where the files are written.
+        jobs: compilers that run side by side.
+
+    Raises:
+        BuildError: the compiler refuses a program.
+    """
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    runtime = (instruction_set(target.core.isa).start, "dovetail_rt.c", "mesh_sim.c", "mesh_sections_sim.c")
+    shared = [folder / "runtime" / name for name in runtime if f"runtime/{name}" in files]
+    shared += [folder / name for name in shared_files(target) if name.endswith(".c")]
+    drivers = [folder / "driver"] if (folder / "driver").is_dir() else []
+
+    def build(program: Path) -> tuple[str, Path]:
+        own = sorted(program.glob("*.c"), reverse=True)
+        return program.name, compile_firmware(
+            program,
+            [*own, *shared],
+            linker_script=folder / "link.ld",
+            isa=target.core.isa,
+            defines=macros(target),
+            include=(folder / "runtime", *drivers),
+            flags=EMITTED_C,
+            compiler_runtime=any(b"float" in path.read_bytes() for path in own),
+        )
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(pool.map(build, sorted((folder / "programs").iterdir())))
+
+
+def used_bytes(firmware: Mapping[str, Path], target: Target, usable: int, hint: str) -> dict[str, int]:
+    """Bytes of an element's memory that each program, its stack, data and buffers take; PlanError above `usable`."""
+    base = target.memory(target.values).base
+    used = {name: symbols(path)["__bss_end"].address - base for name, path in firmware.items()}
+    for name in sorted(used):
+        if used[name] > usable:
+            what = f"a program takes {used[name]} bytes, an element has {usable}"
+            raise PlanError(what, where=name, hint=hint)
+    return used

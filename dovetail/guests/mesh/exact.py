@@ -1,44 +1,51 @@
 """Exact execution: every element's real firmware in its own emulated core, messages passed between them.
 
-Messages only go from lower stages to higher ones, so a stage's elements run side by side, over all inputs, once those
-before have run; the message unit of each keeps to its slots. An element with several pieces runs once for each of them,
-those of later stages idle, the last time with all; every time it must send the same. The elements of a stage are
-spread over a farm.
+A resident network runs as on a rack, wave after wave of elements. Of a network in sections, all elements stand at the
+barrier of a section; each is then run to the next, those first whose messages others read. What they store is put
+together and is what later sections fetch.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dovetail.codegen.build.elf import symbols
-from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.codegen.build.toolchain import compile_firmware
-from dovetail.errors import MissingExtraError, PlanError, SimulationError
-from dovetail.farm import farm
-from dovetail.guests.mesh.compiled import macros, shared_files
-from dovetail.guests.mesh.emit import Element, MeshProject, senders_of
+from dovetail.errors import MissingExtraError, SimulationError
+from dovetail.farm import LostResult, farm
+from dovetail.guests.mesh.building import build_programs, used_bytes
+from dovetail.guests.mesh.element import ElementDevice
+from dovetail.guests.mesh.emit import SECTIONS, MeshProject
 from dovetail.guests.mesh.layers import Ints
-from dovetail.guests.mesh.mapping import result_box
-from dovetail.guests.mesh.partition import MeshPartition, MeshStage
-from dovetail.guests.mesh.placement import SectionPlacement, Tables
-from dovetail.guests.mesh.workers import ElementJob, element_setup, run_wave
-from dovetail.ir.types import Array, box_slices
-from dovetail.sim.protocol import SimulationResult
+from dovetail.guests.mesh.manifest import mesh_build, outputs_of, rack_images, read_images, word_of
+from dovetail.guests.mesh.mapping import MeshMapping
+from dovetail.guests.mesh.placement import SectionPlacement
+from dovetail.guests.mesh.rack import LoadedElements
+from dovetail.guests.mesh.sections import SectionTimes
+from dovetail.guests.mesh.simulate import simulate
+from dovetail.guests.mesh.transfers import senders_of
+from dovetail.guests.mesh.workers import LOST_HINT, ElementRun, element_setup
+from dovetail.ir.types import Array
+from dovetail.sim.protocol import RunRequest, SimulationSetup
+from dovetail.sim.rack import LoadKind, RackContents, RefusedError
 from dovetail.target.description import Target
+
+if TYPE_CHECKING:
+    from dovetail.sim.machine import Machine
+
+_LIMIT = 200_000_000
+"""Instructions of an element in a section."""
 
 
 @dataclass(frozen=True)
 class ExactRun:
-    """Outputs of the elements, and what they used."""
+    """Outputs of the elements of a resident network, and what they used."""
 
     outputs: tuple[Mapping[str, Array], ...]
     """Per input, by the network's output names."""
@@ -52,72 +59,42 @@ class ExactRun:
     paces: tuple[int, ...]
     """Per element: the cycles of an input, all its pieces, the longest of the inputs."""
     memory: tuple[int, ...]
-    """Per element: bytes of its element's memory that its program, stack, data and buffers take."""
+    """Per element: bytes of its memory that its program, stack, data and buffers take."""
     stack: int
     """Most bytes of stack any of them used."""
-    programs: int
 
 
-def build_programs(project: MeshProject, target: Target, folder: Path, jobs: int = 2) -> dict[str, Path]:
-    """Compile every program.
-
-    Args:
-        project: what was emitted.
-        target: the element.
-        folder: where its files are written.
-        jobs: compilers that run side by side.
-
-    Raises:
-        PlanError: a program does not fit its element.
-        BuildError: the compiler refused one.
-    """
-    for name, content in project.files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    start = instruction_set(target.core.isa).start
-
-    def build(name: str) -> tuple[str, Path]:
-        shared = [folder / "runtime" / source for source in (start, "dovetail_rt.c", "mesh_sim.c")]
-        shared += [folder / source for source in shared_files(target) if source.endswith(".c")]
-        return name, compile_firmware(
-            folder / "programs" / name,
-            [*sorted((folder / "programs" / name).glob("*.c"), reverse=True), *shared],
-            linker_script=folder / "link.ld",
-            isa=target.core.isa,
-            defines=macros(target),
-            include=(folder / "runtime", *([folder / "driver"] if (folder / "driver").is_dir() else [])),
-            flags=EMITTED_C,
-            compiler_runtime="float" in project.programs[name],
-        )
-
-    with ThreadPoolExecutor(jobs) as pool:
-        return dict(pool.map(build, sorted(project.programs)))
+@contextmanager
+def _firmware(
+    mapped: MeshMapping, project: MeshProject, target: Target, hint: str, jobs: int = 1
+) -> Iterator[tuple[dict[str, Path], dict[str, int]]]:
+    """The firmware of each program, and bytes of an element it takes; raises as `run_exact`."""
+    if find_spec("unicorn") is None:
+        raise MissingExtraError("unicorn", "iss", "simulating firmware")
+    with tempfile.TemporaryDirectory() as folder:
+        firmware = build_programs(project.files, target, Path(folder), jobs)
+        yield firmware, used_bytes(firmware, target, mapped.parts.mesh.usable, hint)
 
 
 def run_exact(
-    parts: MeshPartition,
-    placed: SectionPlacement,
-    tables: Tables,
+    mapped: MeshMapping,
     project: MeshProject,
     target: Target,
     inputs: Sequence[Mapping[str, Array]],
     jobs: int = 2,
     scheduler: str | None = None,
-    told: Callable[[int, int], None] = lambda done, count: None,
+    ended: Callable[[int, int], None] = lambda done, count: None,
 ) -> ExactRun:
-    """Run every element over some inputs.
+    """Run every element of a resident network over some inputs.
 
     Args:
-        parts: the network in pieces.
-        placed: where they are.
-        tables: the keys of messages.
+        mapped: the network.
         project: programs and data.
         target: the element.
         inputs: arrays by input name, for each inference.
         jobs: processes.
         scheduler: address of a Dask scheduler whose workers are used instead; the results are the same.
-        told: how many elements have run, and of how many; one with pieces in several stages counts for each.
+        ended: called with how many runs of elements have ended, and how many there are.
 
     Raises:
         SimulationError: an element does something it must not, or ends the process it runs in.
@@ -125,122 +102,184 @@ def run_exact(
         DovetailError: `jobs` is below 1, or the scheduler does not answer.
         MissingExtraError: Unicorn or Dask is not installed.
     """
-    if find_spec("unicorn") is None:
-        raise MissingExtraError("unicorn", "iss", "simulating firmware")
-    with farm(jobs, scheduler) as spread, tempfile.TemporaryDirectory() as folder:
-        firmware = build_programs(project, target, Path(folder), jobs)
-        base = target.memory(target.values).base
-        used = {name: symbols(path)["__bss_end"].address - base for name, path in firmware.items()}
-        over = [name for name in sorted(used) if used[name] > parts.mesh.usable]
-        if over:
-            what = f"a program takes {used[over[0]]} bytes, an element has {parts.mesh.usable}"
-            hint = "cut the layer into more pieces in the mapping file, or give fewer slots"
-            raise PlanError(what, where=over[0], hint=hint)
-        run = partial(run_wave, spread, element_setup(target))
-        images = {name: path.read_bytes() for name, path in firmware.items()}
-        return _waves(parts, placed, project, images, used, inputs, tables, run, told)
+    build = mesh_build(mapped, project, target)
+    words = [word_of(mapped.topology.position(one.element)) for one in project.elements]
+    fetches = mapped.whole[0].traffic.fetches
+    tensors = [{n: _bytes(arrays[fetch.value]) for n, fetch in enumerate(fetches)} for arrays in inputs]
+    hint = "cut the layer into more pieces in the mapping file, or give fewer slots"
+    with farm(jobs, scheduler) as spread, _firmware(mapped, project, target, hint, jobs) as (firmware, used):
+        data = {word: one.data for word, one in zip(words, project.elements, strict=True)}
+        kinds: dict[LoadKind, dict[int, bytearray]] = {kind: {} for kind in LoadKind}
+        for kind, number, content in rack_images(build, firmware, data, read_images(build, project.files)[1]):
+            kinds[kind][number] = bytearray(content)
+        try:
+            elements = LoadedElements(RackContents(*(kinds[kind] for kind in LoadKind if kind)), mapped.topology)
+            runs = elements.run(spread, element_setup(target), tensors, ended)
+        except RefusedError as error:
+            hint = "report this: the tables of sender and receiver disagree"
+            raise SimulationError(str(error), where="mesh", hint=hint) from None
+    results = elements.rack_run(runs, len(inputs)).results
+    outputs = outputs_of(build, dict(enumerate(results)), len(inputs))
+    return _exact_run(project, [runs[word] for word in words], outputs, used)
 
 
-def _waves(
-    parts: MeshPartition,
-    placed: SectionPlacement,
-    project: MeshProject,
-    images: Mapping[str, bytes],
-    used: Mapping[str, int],
-    inputs: Sequence[Mapping[str, Array]],
-    tables: Tables,
-    run: Callable[[Mapping[int, ElementJob], Callable[[], None]], Mapping[int, SimulationResult]],
-    told: Callable[[int, int], None],
+def _bytes(array: Array) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def _exact_run(
+    project: MeshProject, runs: Sequence[ElementRun], outputs: list[dict[str, Array]], used: Mapping[str, int]
 ) -> ExactRun:
-    """Stage after stage; of pieces that sum for each other, one after the other. Arguments as of `run_exact`."""
-    senders, fetches = senders_of(placed), placed.traffic.fetches
-    home = {piece: element for element in project.elements for piece in element.pieces}
-    tensors = [
-        {f"dram {n}": np.ascontiguousarray(given[fetch.value]).tobytes() for n, fetch in enumerate(fetches)}
-        for given in inputs
-    ]
-    sent: list[dict[str, bytes]] = [{} for _ in inputs]
-    stored: list[dict[int, bytes]] = [{} for _ in inputs]
-    results: dict[int, SimulationResult] = {}
-    done: set[int] = set()
-    fetching = {int(piece) for fetch in fetches for piece in fetch.pieces}
-
-    def job(element: Element) -> ElementJob:
-        """An element with those of its pieces that all they read has been sent for."""
-        pieces = [piece for piece in element.pieces if piece in done]
-        reads = [sender for piece in pieces for sender in senders[piece]]
-        keys = {str(int(tables.key[sender])) for sender in reads if sender not in element.pieces}
-        fetched = tensors if fetching.intersection(pieces) else [{} for _ in inputs]
-        brought = tuple({**{k: given[k] for k in keys}, **more} for given, more in zip(sent, fetched, strict=True))
-        limits = np.array([len(inputs) * (piece in done) for piece in element.pieces], "<u4")
-        own = np.array(sorted({int(tables.key[s]) for s in reads if s in element.pieces}), "<u4")
-        first = {"element_data": element.data, "inputs": limits.tobytes(), "own": own.tobytes()}
-        return ElementJob(images[element.program], first, brought)
-
-    waves = [
-        range(stage.first + turn, stage.first + stage.pieces, stage.cut.sums)
-        for stage in placed.section.stages
-        for turn in range(stage.cut.sums)
-    ]
-    ended = iter(range(1, 1 + (count := sum(len({home[piece].element for piece in pieces}) for pieces in waves))))
-    for pieces in waves:
-        done.update(pieces)
-        wave = {home[piece].element: home[piece] for piece in pieces}
-        made = run({number: job(element) for number, element in wave.items()}, lambda: told(next(ended), count))
-        for number, element in wave.items():
-            results[number] = made[number]
-            for place, inference in enumerate(made[number].inferences):
-                for name, content in inference.outputs.items():
-                    if name.startswith("stored "):
-                        _keep(stored[place], element.pieces[int(name[7:])], content)
-                    elif not name.startswith("turn "):
-                        _keep(sent[place], name, content)
-    found = [results[element.element] for element in project.elements]
-    turns = _turns(project, found, len(inputs))
+    pieces = sum(len(element.pieces) for element in project.elements)
+    turns = np.zeros((len(outputs), pieces, 3), np.int64)
+    for element, run in zip(project.elements, runs, strict=True):
+        turns[:, element.pieces] = run.clocks[:, :, 1:] - run.clocks[:, :, :1]
     return ExactRun(
-        tuple(_gathered(parts, placed, one) for one in stored),
-        sum(one.executed_instructions or 0 for one in found),
-        tuple(one.inferences[0].total_cycles or 0 for one in found),
+        tuple(outputs),
+        sum(run.instructions for run in runs),
+        tuple(run.cycles for run in runs),
         turns,
         tuple(int(turns[:, element.pieces, 2].sum(axis=1).max()) for element in project.elements),
         tuple(used[element.program] for element in project.elements),
-        max(one.stack_bytes or 0 for one in found),
-        len(project.programs),
+        max(run.stack for run in runs),
     )
 
 
-def _turns(project: MeshProject, results: Sequence[SimulationResult], inputs: int) -> Ints:
-    """As `ExactRun.turns`."""
-    found = np.zeros((inputs, sum(len(element.pieces) for element in project.elements), 3), np.int64)
-    for element, result in zip(project.elements, results, strict=True):
-        for number, inference in enumerate(result.inferences):
-            for place, piece in enumerate(element.pieces):
-                clocks = np.frombuffer(inference.outputs[f"turn {place}"], "<i8")
-                found[number, piece] = clocks[1:] - clocks[0]
-    return found
+@dataclass(frozen=True)
+class SectionsRun:
+    """Outputs of the elements of a network in sections, and what they used."""
+
+    outputs: tuple[Mapping[str, Array], ...]
+    """Per input, by the network's output names."""
+    clocks: tuple[Ints, ...]
+    """Per section [inputs, pieces, 3]: cycles of each piece until it begins, waiting for what is loaded left out; from
+    there until its result can go; and until it waits for the others."""
+    latency: float
+    """Clocks of an input by the model of time, with these cycles; the longest of the inputs."""
+    memory: int
+    """Bytes of an element that program, stack, tables and the memory for sections take."""
 
 
-def _keep(known: dict[Any, bytes], name: Any, content: bytes) -> None:
-    """Note down what an element gave; raises SimulationError where it gave something else before."""
-    if known.setdefault(name, content) != content:
-        hint = "look at the element's driver: a piece must not change what another reads"
-        raise SimulationError(f"with more pieces on its element, '{name}' is another", where="mesh", hint=hint)
+def run_sections(
+    mapped: MeshMapping, project: MeshProject, target: Target, inputs: Sequence[Mapping[str, Array]]
+) -> SectionsRun:
+    """Run every element of a network in sections over some inputs; arguments and errors as of `run_exact`."""
+    with _firmware(mapped, project, target, "use more chips, or --whole") as (firmware, used):
+        content = firmware[SECTIONS].read_bytes()
+    job = _EmulationJob(mapped, project, element_setup(target), content, tuple(inputs))
+    with farm(1) as spread:  # elements meet at barriers: all in one process, but not in this one
+        ((_, run),) = spread(_run, [job])
+    if isinstance(run, LostResult):
+        raise SimulationError(run.value, where=mapped.parts.graph.name, hint=LOST_HINT)
+    outputs, cycles = run
+    clocks = tuple(np.array([one[section] for one in cycles]) for section in range(len(mapped.placed)))
+    latency = max(_latency(mapped, [one[number] for one in clocks]) for number in range(len(inputs)))
+    return SectionsRun(outputs, clocks, latency, used[SECTIONS])
 
 
-def _gathered(parts: MeshPartition, placed: SectionPlacement, stored: Mapping[int, bytes]) -> dict[str, Array]:
-    """The network's outputs, put together from what elements stored."""
-    stages: dict[int, MeshStage] = {stage.layer.index: stage for stage in placed.section.stages}
-    found = {}
-    for name, index in parts.outputs.items():
-        stage = stages[index]
-        kind = stage.layer.graph.types[stage.layer.graph.outputs[0]]
-        result = np.zeros(kind.shape, kind.dtype.numpy)
-        for piece in np.nonzero(stage.last)[0].tolist():
-            if stage.first + piece not in stored:
-                hint = "look at the element's driver: every piece must store its result"
-                raise SimulationError(f"piece {piece} stored nothing", where=stage.layer.name, hint=hint)
-            box = result_box(stage, piece)
-            part = np.frombuffer(stored[stage.first + piece], kind.dtype.numpy)
-            result[box_slices(box)] = part.reshape([stop - start for start, stop in box])
-        found[name] = result.reshape(parts.graph.types[name].shape)
-    return found
+@dataclass(frozen=True)
+class _EmulationJob:
+    """Everything a process needs to emulate all elements over some inputs."""
+
+    mapped: MeshMapping
+    project: MeshProject
+    setup: SimulationSetup
+    firmware: bytes
+    """An ELF file."""
+    inputs: tuple[Mapping[str, Array], ...]
+
+
+_Cycles = list[list[list[list[int]]]]
+"""By input, section and piece: see `SectionsRun.clocks`."""
+
+
+def _run(job: _EmulationJob) -> tuple[tuple[dict[str, Array], ...], _Cycles]:
+    """The outputs of each input, and what pieces took; in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sections.elf"
+        path.write_bytes(job.firmware)
+        elements = _Elements(job.mapped, job.project, replace(job.setup, elf=path))
+        outputs = tuple(elements.inference(number, arrays) for number, arrays in enumerate(job.inputs))
+    return outputs, elements.cycles
+
+
+class _Elements:
+    """The elements, all at the barrier of the same section."""
+
+    def __init__(self, mapped: MeshMapping, project: MeshProject, setup: SimulationSetup) -> None:
+        from dovetail.sim.machine import Machine
+
+        self._placed, _ = mapped.resident_sections
+        self._parts, self._keys = mapped.parts, project.keys
+        self._machines: dict[int, Machine] = {}
+        self.cycles: _Cycles = []
+        for element in project.elements:
+            machine = Machine(setup)
+            machine.firmware.write("element_data", element.data)
+            device = _device(machine)
+            device.inputs = [1 << 20] * len(self._placed)
+            device.dram, device.rate = project.dram, mapped.parts.mesh.rates.dram / len(project.elements)
+            machine.run(RunRequest((), {}, _LIMIT))
+            self._machines[element.element] = machine
+
+    def inference(self, number: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs for an input; cycles are noted down."""
+        values = dict(arrays)
+        self.cycles.append([])
+        for section, placed in enumerate(self._placed):
+            stored = self._section(section, number, placed, values)
+            for piece in np.nonzero(placed.traffic.stores)[0].tolist():
+                stage, place = placed.section.owners[piece]
+                if piece not in stored:
+                    hint = "look at the element's driver: every piece must store its result"
+                    raise SimulationError(f"piece {place} stored nothing", where=stage.layer.name, hint=hint)
+                stage.put(values, place, np.frombuffer(stored[piece], stage.result.dtype.numpy))
+        return self._parts.outputs_in(values)
+
+    def _section(
+        self, section: int, number: int, placed: SectionPlacement, values: Mapping[str, Array]
+    ) -> dict[int, bytes]:
+        """Run all elements to the next barrier; returns what each piece stored."""
+        keys, senders = self._keys[section].key, senders_of(placed)
+        fetches = {n: _bytes(values[fetch.value]) for n, fetch in enumerate(placed.traffic.fetches)}
+        sent: dict[int, bytes] = {}
+        stored: dict[int, bytes] = {}
+        cycles = [[0, 0, 0]] * placed.section.pieces
+        home = {int(element): piece for piece, element in enumerate(placed.element)}
+        idle = [element for element in self._machines if element not in home]
+        for element in [*home, *idle]:  # a piece's senders have lower numbers
+            machine, piece = self._machines[element], home.get(element)
+            reads = [int(keys[sender]) for sender in senders[piece]] if piece is not None else []
+            device, before = _device(machine), machine.cycles
+            device.enter(section, number, {key: sent[key] for key in reads}, fetches)
+            machine.run(RunRequest(({},), {}, _LIMIT))
+            if piece is not None:
+                turn = device.turns[-1]
+                cycles[piece] = [
+                    turn.begun - before - device.waited,
+                    turn.done - turn.begun,
+                    machine.cycles - turn.begun,
+                ]
+                sent |= device.sent[number]
+                if section in device.stored[number]:
+                    stored[piece] = device.stored[number][section]
+        self.cycles[-1].append(cycles)
+        return stored
+
+
+def _device(machine: Machine) -> ElementDevice:
+    device = machine.devices[0]
+    assert isinstance(device, ElementDevice)
+    return device
+
+
+def _latency(mapped: MeshMapping, clocks: Sequence[Ints]) -> float:
+    """The latency of an input whose pieces take so many clocks."""
+    total, before = 0.0, None
+    for placed, own in zip(mapped.resident_sections[0], clocks, strict=True):
+        one = SectionTimes(placed)
+        turns = own[None][:, :, [1, 1, 2]]
+        executed = float(own[:, 0].max()) + simulate(placed, 1, turns=turns).latency
+        total += one.after(before) - one.prepared - one.timing.latency + executed
+        before = one
+    return total

@@ -1,6 +1,6 @@
-"""What a mapped network's folder says of itself, so that it can be run from the folder alone: `mesh.json`.
+"""The manifest of a mapped network's folder, by which the folder alone can be run: `mesh.json`.
 
-Elements are named by column, row and number in one word (`word_of`); results and clocks are counted by elements in the
+Elements are named by column, row and number in one word (`word_of`). Results and clocks are counted by elements in the
 order of these words, and the pieces of each.
 """
 
@@ -11,8 +11,9 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -21,61 +22,62 @@ from msgspec import Meta
 from dovetail.codegen.manifest import Count, TensorPort
 from dovetail.documents import read_document
 from dovetail.errors import BuildError
-from dovetail.guests.mesh.emit import Element, MeshProject
-from dovetail.guests.mesh.mapping import MeshMapping, result_box
+from dovetail.guests.mesh.emit import MeshProject, read_chip_image
+from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.ir.onnx_file import graph_bytes
-from dovetail.ir.types import Array, DType, box_shape
+from dovetail.ir.types import Array, box_shape, box_slices
+from dovetail.sim.rack import LoadKind
 from dovetail.target.description import Target
 
 MANIFEST = "mesh.json"
 GRAPH = "network.onnx"
-SCHEMA = 1
-_MOST = 64 << 20
-ChipNumber = Annotated[int, Meta(ge=0, lt=256)]
-_IMAGE = struct.Struct("<4sIIIII")
-_LOADED = struct.Struct("<II32sI")
+_SCHEMA = 1
+_MOST_BYTES = 64 << 20
+_AGAIN = "run dovetail mesh again"
+Images = Sequence[tuple[LoadKind, int, bytes]]
+"""Everything a rack is loaded with, in order."""
+_Byte = Annotated[int, Meta(ge=0, le=255)]
 
 
 class ResultPart(msgspec.Struct, frozen=True):
-    """Where one stored result belongs."""
+    """Place of a stored result in an output."""
 
     output: str
     result: Count
-    """Which of all the results that are stored, by element and piece."""
+    """Its number among all stored results, by element and piece."""
     box: tuple[tuple[Count, Count], ...]
-    """Of `shape`."""
+    """Part of a value of `shape`."""
     shape: tuple[Count, ...]
 
 
-class ElementEntry(msgspec.Struct, frozen=True):
-    """An element of the file."""
+class ElementRecord(msgspec.Struct, frozen=True):
+    """An element, its program, and the first byte of each piece's data."""
 
-    on: tuple[ChipNumber, ChipNumber, Annotated[int, Meta(ge=0, lt=1 << 16)]]
-    """Column, row and number."""
-    program: Annotated[str, Meta(pattern=r"^[^./][^/]*$", description="the name of a program")]
+    on: tuple[_Byte, _Byte, Annotated[int, Meta(ge=0, lt=1 << 16)]]
+    program: Annotated[str, Meta(pattern="^[^./][^/]*$", description="the name of a program")]
     places: tuple[Count, ...]
-    """Where the data of each piece begin."""
 
 
-class MeshFile(msgspec.Struct, frozen=True):
-    """The file: what a mapped network's folder says of itself."""
+class MeshRecord(msgspec.Struct, frozen=True):
+    """The contents of `mesh.json`, behind its schema."""
 
+    network: str
     target: str
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{32}$", description="32 hexadecimal digits")]
     inputs: tuple[TensorPort, ...]
     outputs: tuple[TensorPort, ...]
     tensors: tuple[str, ...]
-    elements: tuple[ElementEntry, ...]
+    elements: tuple[ElementRecord, ...]
     parts: tuple[ResultPart, ...]
 
     def __post_init__(self) -> None:
-        if unknown := set(self.tensors) - {port.name for port in self.inputs}:
+        if unknown := {*self.tensors} - {one.name for one in self.inputs}:
             raise ValueError(f"the tensor '{min(unknown)}' is no input")
 
 
 @dataclass(frozen=True)
 class MeshBuild:
-    """A folder made by `dovetail mesh -o`."""
+    """A network mapped by `dovetail mesh`, as it is run."""
 
     folder: Path
     target: str
@@ -86,12 +88,12 @@ class MeshBuild:
     tensors: Sequence[str]
     """The input that each tensor in DRAM is, by its number."""
     elements: Mapping[int, tuple[str, tuple[int, ...]]]
-    """By its word, in their order: an element's program, and where the data of each piece begin."""
+    """Word -> an element's program, and the first byte of each piece's data; in the order of words."""
     parts: Sequence[ResultPart]
 
     @property
     def pieces(self) -> int:
-        """Of all elements."""
+        """Number of pieces of all elements."""
         return sum(len(places) for _, places in self.elements.values())
 
 
@@ -101,64 +103,60 @@ def word_of(position: Sequence[int]) -> int:
 
 
 def name_of(word: int) -> str:
-    """An element as people say it."""
+    """Column, row and number of an element in text."""
     return f"({word >> 24}, {word >> 16 & 0xFF}, {word & 0xFFFF})"
 
 
-def port(name: str, shape: Sequence[int], kind: DType) -> dict[str, Any]:
-    """An input or output as a manifest has it."""
-    return {"name": name, "shape": list(shape), "dtype": kind.text}
-
-
 def mesh_manifest(mapped: MeshMapping, project: MeshProject, target: Target) -> dict[str, bytes]:
-    """The files of a resident network by which its folder can be run: the manifest and the integer graph."""
-    graph, (placed, _) = mapped.parts.graph, mapped.whole
-    ordered = sorted(project.elements, key=lambda one: word_of(mapped.topology.position(one.element)))
-    elements = [_element(mapped, one) for one in ordered]
-    results = {
-        piece: number
-        for number, piece in enumerate(piece for one in ordered for piece in one.pieces if placed.traffic.stores[piece])
-    }
+    """The files by which the folder of a resident network can be run: the manifest and the integer graph."""
+    content = {"schema": _SCHEMA, **msgspec.to_builtins(_record(mapped, project, target))}
+    text = json.dumps(content, separators=(",", ":"))
+    return {MANIFEST: text.encode() + b"\n", GRAPH: graph_bytes(mapped.parts.graph)}
+
+
+def mesh_build(mapped: MeshMapping, project: MeshProject, target: Target) -> MeshBuild:
+    """A resident network as it is run, without a folder."""
+    return _build(_record(mapped, project, target), Path())
+
+
+def _record(mapped: MeshMapping, project: MeshProject, target: Target) -> MeshRecord:
+    graph, (placed, _), position = mapped.parts.graph, mapped.whole, mapped.topology.position
+    ordered = sorted(project.elements, key=lambda one: word_of(position(one.element)))
+    stored = [piece for one in ordered for piece in one.pieces if placed.traffic.stores[piece]]
+    results = {piece: number for number, piece in enumerate(stored)}
     parts, stages = [], {stage.layer.index: stage for stage in placed.section.stages}
     for name, index in mapped.parts.outputs.items():
         stage = stages[index]
-        shape = stage.layer.graph.types[stage.layer.graph.outputs[0]].shape
         for piece in np.nonzero(stage.last)[0].tolist():
-            box = [list(span) for span in result_box(stage, piece)]
-            parts.append({"output": name, "result": results[stage.first + piece], "box": box, "shape": list(shape)})
-    content = {
-        "schema": SCHEMA,
-        "network": graph.name,
-        "target": target.name,
-        "digest": _digest(project.files),
-        "inputs": [port(name, graph.types[name].shape, graph.types[name].dtype) for name in graph.inputs],
-        "outputs": [port(name, graph.types[name].shape, graph.types[name].dtype) for name in graph.outputs],
-        "tensors": [fetch.value for fetch in placed.traffic.fetches],
-        "elements": elements,
-        "parts": parts,
-    }
-    text = json.dumps(content, separators=(",", ":")).encode() + b"\n"
-    return {MANIFEST: text, GRAPH: graph_bytes(graph)}
+            parts.append(ResultPart(name, results[stage.first + piece], stage.result_box(piece), stage.result.shape))
 
+    def ports(names: Sequence[str]) -> tuple[TensorPort, ...]:
+        kinds = ((name, graph.types[name]) for name in names)
+        return tuple(TensorPort(name=name, shape=kind.shape, dtype=kind.dtype.text) for name, kind in kinds)
 
-def _element(mapped: MeshMapping, element: Element) -> dict[str, Any]:
-    return {
-        "on": list(mapped.topology.position(element.element)),
-        "program": element.program,
-        "places": list(element.places),
-    }
+    return MeshRecord(
+        graph.name,
+        target.name,
+        _digest(project.files),
+        ports(graph.inputs),
+        ports(graph.outputs),
+        tuple(fetch.value for fetch in placed.traffic.fetches),
+        tuple(ElementRecord(position(one.element), one.program, one.places) for one in ordered),
+        tuple(parts),
+    )
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
-    found = hashlib.sha256()
+    state = hashlib.sha256()
     for name, content in sorted(files.items()):
-        found.update(struct.pack("<QQ", len(name), len(content)) + name.encode() + content)
-    return found.hexdigest()[:32]
+        state.update(struct.pack("<QQ", len(name), len(content)) + name.encode() + content)
+    return state.hexdigest()[:32]
 
 
-def is_mesh(folder: Path) -> bool:
-    """Whether a folder was made by `dovetail mesh -o`."""
-    return (folder / MANIFEST).is_file()
+def _build(record: MeshRecord, folder: Path) -> MeshBuild:
+    elements = dict(sorted((word_of(one.on), (one.program, one.places)) for one in record.elements))
+    ports = (record.inputs, record.outputs)
+    return MeshBuild(folder, record.target, record.digest, *ports, record.tensors, elements, record.parts)
 
 
 def read_mesh(folder: Path) -> MeshBuild:
@@ -167,75 +165,76 @@ def read_mesh(folder: Path) -> MeshBuild:
     if not path.is_file():
         what = f"this is not a mapped network: it has no {MANIFEST}"
         raise BuildError(what, where=str(folder), hint="make one with dovetail mesh -o")
-    file = read_document(
-        path,
-        "json",
-        MeshFile,
-        schema=SCHEMA,
-        most_bytes=_MOST,
-        error=BuildError,
-        hint="run dovetail mesh again",
-    ).value
-    elements = {word_of(one.on): (one.program, one.places) for one in file.elements}
-    return MeshBuild(
-        folder,
-        file.target,
-        file.digest,
-        file.inputs,
-        file.outputs,
-        file.tensors,
-        dict(sorted(elements.items())),
-        file.parts,
+    hint = f"the file is damaged: {_AGAIN}"
+    document = read_document(
+        path, "json", MeshRecord, hint=hint, schema=_SCHEMA, most_bytes=_MOST_BYTES, error=BuildError
     )
+    return _build(document.value, folder)
 
 
-def read_images(build: MeshBuild) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Data of every element by its word, and by the word of each chip its routing entries and sets: what the files in
-    chips/ hold (`emit.chip_images`). Raises BuildError where they are damaged."""
+def read_images(build: MeshBuild, files: Mapping[str, bytes]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """Data of every element by its word, and the routes of each chip by its word: what the files in chips/ hold.
+
+    Raises:
+        BuildError: they are damaged.
+    """
     data: dict[int, bytes] = {}
     routes: dict[int, bytes] = {}
-    for path in sorted((build.folder / "chips").glob("chip_*.img")):
-        content = path.read_bytes()
+    for name in sorted(files):
+        if not name.startswith("chips/chip_"):
+            continue
         try:
-            magic, x, y, count, _, _ = _IMAGE.unpack_from(content)
-            if magic != b"DVM1":
-                raise ValueError("no image")
-            chip, place = word_of((x, y, 0)), _IMAGE.size
-            for _ in range(count):
-                number, nbytes, _, _ = _LOADED.unpack_from(content, place)
-                place += _LOADED.size
-                data[chip | number] = content[place : place + nbytes]
-                place += -(-nbytes // 4) * 4
-            routes[chip] = struct.pack("<2I", *_IMAGE.unpack_from(content)[4:]) + content[place:]
+            place, elements, routes_of_chip = read_chip_image(files[name])
         except (struct.error, ValueError) as error:
-            raise BuildError(
-                f"the image is damaged: {error}", where=str(path), hint="run dovetail mesh again"
-            ) from None
+            where = str(build.folder / name)
+            raise BuildError(f"the image is damaged: {error}", where=where, hint=_AGAIN) from None
+        data |= {word_of((*place, number)): content for number, content in elements.items()}
+        routes[word_of((*place, 0))] = routes_of_chip
     if set(data) != set(build.elements):
         what = f"chips/ has {len(data)} elements, {MANIFEST} {len(build.elements)}, and they are not the same"
-        raise BuildError(what, where=str(build.folder), hint="run dovetail mesh again")
+        raise BuildError(what, where=str(build.folder), hint=_AGAIN)
     return data, routes
 
 
-def gathered(build: MeshBuild, stored: Mapping[int, bytes]) -> dict[str, Array]:
-    """The outputs of an input, from what elements stored, by number; raises BuildError where sizes do not agree."""
-    found = {}
-    for one in build.outputs:
-        kind = one.kind
-        parts = [part for part in build.parts if part.output == one.name]
-        result = np.zeros(parts[0].shape if parts else one.shape, kind.numpy)
-        try:
-            for part in parts:
-                piece = np.frombuffer(stored[part.result], kind.numpy).reshape(box_shape(part.box))
-                result[tuple(slice(first, last) for first, last in part.box)] = piece
-            found[one.name] = result.reshape(one.shape)
-        except (ValueError, KeyError, IndexError):
-            what = f"'{one.name}' cannot be put together from what elements stored"
-            raise BuildError(what, where=str(build.folder), hint="run dovetail mesh again") from None
-    return found
+def rack_images(
+    build: MeshBuild, firmware: Mapping[str, Path], data: Mapping[int, bytes], routes: Mapping[int, bytes]
+) -> Images:
+    """Everything a rack is loaded with: programs, data of elements, routes of chips and sizes of tensors."""
+    numbers = {name: number for number, name in enumerate(sorted({program for program, _ in build.elements.values()}))}
+    images = [(LoadKind.PROGRAM, number, firmware[name].read_bytes()) for name, number in numbers.items()]
+    for word, (program, places) in build.elements.items():
+        table = struct.pack(f"<{1 + len(places)}I", numbers[program], *places)
+        images += [(LoadKind.DATA, word, data[word]), (LoadKind.TABLE, word, table)]
+    images += [(LoadKind.ROUTES, word, content) for word, content in routes.items()]
+    sizes = {one.name: prod(one.shape) * one.kind.numpy.itemsize for one in build.inputs}
+    tensors = ((LoadKind.TENSOR, n, struct.pack("<I", sizes[name])) for n, name in enumerate(build.tensors))
+    return [*images, *tensors]
 
 
 def part_bytes(build: MeshBuild) -> dict[int, int]:
     """Bytes of each stored result."""
-    kinds = {one.name: one.kind for one in build.outputs}
-    return {part.result: int(np.prod(box_shape(part.box))) * kinds[part.output].numpy.itemsize for part in build.parts}
+    sizes = {one.name: one.kind.numpy.itemsize for one in build.outputs}
+    return {part.result: prod(box_shape(part.box)) * sizes[part.output] for part in build.parts}
+
+
+def outputs_of(build: MeshBuild, stored: Mapping[int, bytes], inputs: int) -> list[dict[str, Array]]:
+    """The outputs of each input, from stored results, each of all inputs; raises BuildError where sizes differ."""
+    sizes = part_bytes(build)
+    turns = ({n: content[t * sizes[n] : (t + 1) * sizes[n]] for n, content in stored.items()} for t in range(inputs))
+    return [_outputs(build, one) for one in turns]
+
+
+def _outputs(build: MeshBuild, stored: Mapping[int, bytes]) -> dict[str, Array]:
+    outputs = {}
+    for one in build.outputs:
+        kind = one.kind.numpy
+        parts = [part for part in build.parts if part.output == one.name]
+        result = np.zeros(parts[0].shape if parts else one.shape, kind)
+        try:
+            for part in parts:
+                result[box_slices(part.box)] = np.frombuffer(stored[part.result], kind).reshape(box_shape(part.box))
+            outputs[one.name] = result.reshape(one.shape)
+        except (ValueError, KeyError, IndexError):
+            what = f"'{one.name}' cannot be put together from what elements stored"
+            raise BuildError(what, where=str(build.folder), hint=_AGAIN) from None
+    return outputs

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.errors import ProgramError
+from dovetail.errors import PlanError, ProgramError
 from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.layers import Ints, layers_of, output_layers
 from dovetail.guests.mesh.partition import FEW_SUMS, SMALL, MeshPartition, MeshStage, Section, partition_mesh, read_span
@@ -27,25 +27,14 @@ PARTIAL = "partial_sums"
 """Name of the operand through which sums go from piece to piece."""
 
 
-def result_box(stage: MeshStage, piece: int) -> Box:
-    """The part of its layer's result a piece computes."""
-    shape = stage.layer.graph.types[stage.layer.graph.outputs[0]].shape
-    r0, r1, c0, c1, o0, o1 = (int(end) for end in stage.boxes[piece, :6])
-    if len(shape) == 4 and shape[0] == 1:
-        return ((0, 1), (r0, r1), (c0, c1), (o0, o1))
-    if len(shape) == 2 and shape[0] == 1:
-        return ((0, 1), (o0, o1))
-    return full_box(shape)
-
-
 def piece_graph(stage: MeshStage, piece: int) -> tuple[Graph, dict[str, Box]]:
     """The computation of a piece, and the part it reads of each operand.
 
     Of pieces that sum for each other, all but the first read `PARTIAL`, and all but the last give 32-bit sums.
     """
     layer = stage.layer
-    box = result_box(stage, piece)
-    if box == full_box(layer.graph.types[layer.graph.outputs[0]].shape):
+    box = stage.result_box(piece)
+    if box == full_box(stage.result.shape):
         cut = layer.graph
         reads = {name: full_box(cut.types[name].shape) for name in cut.inputs}
     else:
@@ -105,43 +94,31 @@ def execute(parts: MeshPartition, inputs: Mapping[str, Array]) -> dict[str, Arra
         ProgramError: pieces overlap or leave something of a result out.
     """
     values: dict[str, Array] = dict(inputs)
-    times: dict[int, Array] = {}
+    times = {layer.index: np.zeros(layer.graph.types[layer.graph.outputs[0]].shape, np.int8) for layer in parts.layers}
     for section in parts.sections:
         for stage in section.stages:
-            name = stage.layer.graph.outputs[0]
-            kind = stage.layer.graph.types[name]
-            result = values.setdefault(name, np.zeros(kind.shape, kind.dtype.numpy))
-            _stage(stage, values, result, times.setdefault(stage.layer.index, np.zeros(kind.shape, np.int8)))
+            _execute_stage(stage, values, times[stage.layer.index])
     for layer in parts.layers:
         if (times[layer.index] != 1).any():
             what = "pieces overlap or leave something out"
             raise ProgramError(what, where=layer.name, hint="report this with the mapping file")
-    types = parts.graph.types
-    return {
-        name: values[parts.layers[index].graph.outputs[0]].reshape(types[name].shape)
-        for name, index in parts.outputs.items()
-    }
+    return parts.outputs_in(values)
 
 
-def _stage(stage: MeshStage, values: Mapping[str, Array], result: Array, times: Array) -> None:
-    """Compute the pieces of a stage into `result`, and count in `times` how often each element is."""
-    partial: Array | None = None
+def _execute_stage(stage: MeshStage, values: dict[str, Array], times: Array) -> None:
+    """Compute the pieces of a stage into `values`, and count in `times` how often each element is."""
+    result: Array | None = None
     for piece in range(stage.pieces):
         graph, reads = piece_graph(stage, piece)
-        given = {}
+        operands = {PARTIAL: result} if PARTIAL in graph.inputs and result is not None else {}
         for reading in stage.layer.readings:
             if reading.name in graph.inputs:
                 whole = values[reading.value].reshape(stage.layer.graph.types[reading.name].shape)
-                given[reading.name] = np.ascontiguousarray(whole[box_slices(reads[reading.name])])
-        if PARTIAL in graph.inputs:
-            assert partial is not None
-            given[PARTIAL] = partial
-        found = evaluate(graph, given)[graph.outputs[0]]
-        partial = found
+                operands[reading.name] = np.ascontiguousarray(whole[box_slices(reads[reading.name])])
+        result = evaluate(graph, operands)[graph.outputs[0]]
         if stage.last[piece]:
-            slices = box_slices(result_box(stage, piece))
-            result[slices] = found
-            times[slices] += 1
+            stage.put(values, piece, result)
+            times[box_slices(stage.result_box(piece))] += 1
 
 
 def check_covered(section: Section, traffic: Traffic) -> int:
@@ -205,6 +182,15 @@ class MeshMapping:
         if not self.parts.resident or placed is None or tables is None:
             raise ValueError("the network is not resident as a whole")
         return placed, tables
+
+    @property
+    def resident_sections(self) -> tuple[tuple[SectionPlacement, ...], tuple[Tables, ...]]:
+        """Placement and tables of every section; raises PlanError if one is streamed."""
+        placed, tables = [one for one in self.placed if one], [one for one in self.tables if one]
+        if len(placed) < len(self.placed):
+            what = "programs are written for sections in which everything is resident"
+            raise PlanError(what, where=self.parts.graph.name, hint="use more chips or boards")
+        return tuple(placed), tuple(tables)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -25,6 +26,7 @@ from dovetail.guests.mesh.cuts import (
 from dovetail.guests.mesh.layers import INPUT, MOST_SUMS, Ints, MeshLayer, OperandRead, layers_of, output_layers
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array, Box, TensorType, box_shape, box_slices, full_box
 from dovetail.schedule.partition import Region
 from dovetail.target.mesh import Mesh
 
@@ -61,6 +63,27 @@ class MeshStage:
         """The pieces that give results: of those that sum for each other, the last."""
         return np.asarray(np.arange(self.pieces) % self.cut.sums == self.cut.sums - 1)
 
+    @property
+    def result(self) -> TensorType:
+        """Type of the layer's result."""
+        return self.layer.graph.types[self.layer.graph.outputs[0]]
+
+    def result_box(self, piece: int) -> Box:
+        """The part of the layer's result that a piece computes."""
+        shape = self.result.shape
+        r0, r1, c0, c1, o0, o1 = (int(end) for end in self.boxes[piece, :6])
+        if len(shape) == 4 and shape[0] == 1:
+            return ((0, 1), (r0, r1), (c0, c1), (o0, o1))
+        if len(shape) == 2 and shape[0] == 1:
+            return ((0, 1), (o0, o1))
+        return full_box(shape)
+
+    def put(self, values: dict[str, Array], piece: int, content: Array) -> None:
+        """Put the result of a piece into the layer's result among values; zeros where no piece has put any."""
+        kind, box = self.result, self.result_box(piece)
+        result = values.setdefault(self.layer.graph.outputs[0], np.zeros(kind.shape, kind.dtype.numpy))
+        result[box_slices(box)] = content.reshape(box_shape(box))
+
     def readers(self, reading: OperandRead) -> Ints:
         """The pieces that read an operand: the first is summed over, the others are for what gives results."""
         return np.nonzero(self.last | (reading is self.layer.readings[0]))[0]
@@ -81,6 +104,11 @@ class Section:
         """Number of pieces."""
         return sum(stage.pieces for stage in self.stages)
 
+    @cached_property
+    def owners(self) -> list[tuple[MeshStage, int]]:
+        """The stage of each piece, and its number there."""
+        return [(stage, piece) for stage in self.stages for piece in range(stage.pieces)]
+
 
 @dataclass(frozen=True)
 class MeshPartition:
@@ -98,6 +126,12 @@ class MeshPartition:
     def resident(self) -> bool:
         """True where the whole network is on the mesh at once."""
         return len(self.sections) == 1 and self.sections[0].streaming is None
+
+    def outputs_in(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """The network's outputs, given the results of its layers."""
+        types = self.graph.types
+        names = {name: self.layers[index].graph.outputs[0] for name, index in self.outputs.items()}
+        return {name: values[value].reshape(types[name].shape) for name, value in names.items()}
 
 
 FEW_SUMS = 2

@@ -9,12 +9,13 @@ from types import MappingProxyType
 import numpy as np
 
 from dovetail import kernels
+from dovetail.guests.mesh.building import c_template
 from dovetail.guests.mesh.compiled import CompiledPieces, copying
 from dovetail.guests.mesh.cuts import PieceSizes, rows_together
 from dovetail.guests.mesh.finish import SUMS, by_lines, lines_behind, tail_of
-from dovetail.guests.mesh.mapping import PARTIAL, piece_graph, result_box
+from dovetail.guests.mesh.layout import ELEMENT_DATA
+from dovetail.guests.mesh.mapping import PARTIAL, piece_graph
 from dovetail.guests.mesh.partition import MeshStage, read_span
-from dovetail.guests.mesh.shared import ELEMENT_DATA
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.types import Box, box_shape
 from dovetail.kernels import CoreKernel, core_traits
@@ -222,7 +223,7 @@ def _behind_lines(tail: Graph) -> Graph | None:
 
 def result_size(stage: MeshStage, piece: int) -> tuple[int, int, int]:
     """Rows, columns and channels of a piece's result; whatever is no image is one row of one column."""
-    shape = box_shape(result_box(stage, piece))
+    shape = box_shape(stage.result_box(piece))
     return (shape[1], shape[2], shape[3]) if len(shape) == 4 else (1, 1, shape[1])
 
 
@@ -347,64 +348,17 @@ def _source(
 
 def message_loop(places: Sequence[OperandPlace], result_bytes: int, compute: Sequence[str]) -> list[str]:
     """The C functions of element.h around the lines that compute `result` from `operand_0`, `operand_1`, ..."""
-    body = "\n".join(f"    {line}" for line in compute)
-    return [_TRANSFERS, *_begin(places), _RUN % (body, result_bytes, result_bytes)]
-
-
-_TRANSFERS = """
-static mesh_transfer_t *transfers(void)
-{
-    const element_t *self = (const element_t *)(const void *)element_data;
-    return (mesh_transfer_t *)(void *)(element_data + self->transfers);
-}
-"""
-_RUN = """
-void element_run(uint32_t input)
-{
-    const element_t *self = (const element_t *)(const void *)element_data;
-    uint8_t *result = results[input & 1u];
-    if (self->fetches > 0u) {
-        mesh_fetch(transfers() + self->messages, self->fetches, input);
+    padding = "".join(
+        f"    for (uint32_t i = 0; i < {place.slots * place.nbytes}u; ++i) {{\n"
+        f"        operand_{number}[i] = {place.fill}u;\n    }}\n"
+        for number, place in enumerate(places)
+        if place.fill
+    )
+    values = {
+        "count": len(places),
+        "operands": ", ".join(f"operand_{number}" for number in range(len(places))),
+        "padding": padding,
+        "compute": "\n".join(f"    {line}" for line in compute),
+        "bytes": result_bytes,
     }
-    if (self->messages > 0u) {
-        mesh_wait(input);
-    }
-    if (input > 1u) {
-        mesh_sent(input - 2u);
-    }
-%s
-    mesh_release(input);
-    if (self->sends != 0u) {
-        mesh_send(self->key, input, result, %du);
-    }
-    if (self->stores != 0u) {
-        mesh_store(input, result, %du);
-    }
-}
-"""
-
-
-def _begin(places: Sequence[OperandPlace]) -> list[str]:
-    """The function that makes ready: padding, and where messages belong."""
-    names = ", ".join(f"operand_{number}" for number in range(len(places)))
-    lines = [
-        "void element_begin(void)",
-        "{",
-        "    const element_t *self = (const element_t *)(const void *)element_data;",
-        f"    uint8_t *const operands[{len(places)}] = {{{names}}};",
-    ]
-    for number, place in enumerate(places):
-        if place.fill:
-            lines += [
-                f"    for (uint32_t i = 0; i < {place.slots * place.nbytes}u; ++i) {{",
-                f"        operand_{number}[i] = {place.fill}u;",
-                "    }",
-            ]
-    return [
-        *lines,
-        "    for (uint32_t i = 0; i < self->messages + self->fetches; ++i) {",
-        "        transfers()[i].target += (uint32_t)(uintptr_t)operands[transfers()[i].operand];",
-        "    }",
-        "    mesh_expect(transfers(), self->messages);",
-        "}",
-    ]
+    return ["", c_template("piece") % values]

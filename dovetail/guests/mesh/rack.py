@@ -1,32 +1,35 @@
 """A rack of emulated elements: every element's firmware computes, and messages go by the routing tables.
 
-An element runs when all that some of its pieces read was sent, over all inputs, as in `exact.py`; here nothing is known
-of the network but what was loaded.
+Nothing is known of the network but what was loaded. An element runs when all messages that some of its pieces read were
+sent, over all inputs; one with several pieces runs again when more of them can compute, the last time with all, and
+every time it must send the same. Elements that can run at the same time are a wave, which is spread over a farm.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from dovetail.errors import SimulationError
 from dovetail.farm import Farm, farm
-from dovetail.guests.mesh.manifest import name_of
+from dovetail.guests.mesh.manifest import name_of, word_of
 from dovetail.guests.mesh.topology import Topology, build_topology
-from dovetail.guests.mesh.workers import ElementJob, element_setup, run_wave
-from dovetail.sim.protocol import SimulationResult
+from dovetail.guests.mesh.transfers import ELEMENT_HEADER, TRANSFER
+from dovetail.guests.mesh.workers import ElementJob, ElementRun, element_setup, run_wave
+from dovetail.sim.protocol import SimulationSetup
 from dovetail.sim.rack import RackBackend, RackContents, RackRun, RefusedError
 from dovetail.target.description import Target
 
-_HEADER = struct.Struct("<8I")
-_TRANSFER_BYTES = 52
 _CHIP = 0xFFFF0000
+"""Bits of an element's word that say which chip it is on."""
 
 
 @dataclass(frozen=True)
-class _RackPiece:
+class _LoadedPiece:
     """A piece by its data."""
 
     key: int
@@ -39,193 +42,227 @@ class _RackPiece:
 
 
 @dataclass(frozen=True)
-class _RackElement:
+class _LoadedElement:
     """An element by what it was loaded with."""
 
     word: int
     firmware: bytes
     data: bytes
-    pieces: tuple[_RackPiece, ...]
+    pieces: tuple[_LoadedPiece, ...]
+
+
+@dataclass(frozen=True)
+class _Routes:
+    """Routing entries of a chip."""
+
+    entries: tuple[tuple[int, ...], ...]
+    """Key, mask, directions and local set of each."""
+    sets: Mapping[int, Sequence[int]]
+
+
+_Wave = list[tuple[_LoadedElement, frozenset[int]]]
+"""Elements that run side by side, and the pieces that compute on each."""
+
+
+class LoadedElements:
+    """What a rack was loaded with; raises RefusedError where it is damaged."""
+
+    def __init__(self, loaded: RackContents, topology: Topology) -> None:
+        self._topology = topology
+        self.elements = [_element(loaded, word) for word in sorted(loaded.data)]
+        self._routes = {chip: _routes(bytes(content)) for chip, content in loaded.routes.items()}
+
+    def check(self) -> None:
+        """Raise RefusedError where elements do not exist, or messages do not arrive."""
+        if not self.elements:
+            raise RefusedError("no element was loaded")
+        chips, per = self._topology.chips, self._topology.mesh.per_chip
+        for one in self.elements:
+            x, y, number = one.word >> 24, one.word >> 16 & 0xFF, one.word & 0xFFFF
+            if (x, y) not in chips or chips[x, y] * per + number not in self._topology.usable:
+                raise RefusedError(f"this rack has no element {name_of(one.word)}")
+        for one in self.elements:
+            for piece in one.pieces:
+                if piece.sends:
+                    self._readers(one.word, piece.key)
+
+    def _readers(self, word: int, key: int) -> set[int]:
+        """The elements that a message from one of them comes to."""
+        readers, todo, seen = set[int](), [word & _CHIP], set[int]()
+        while todo:
+            chip = todo.pop()
+            routes = self._routes.get(chip)
+            entry = next((e for e in routes.entries if key & e[1] == e[0]), None) if routes else None
+            if routes is None or entry is None or chip in seen:
+                raise RefusedError(f"the message {key} is lost at chip {name_of(chip)}, or goes round")
+            seen.add(chip)
+            readers.update(chip | number for number in routes.sets.get(entry[3], ()) if entry[3])
+            number = self._topology.chips[chip >> 24, chip >> 16 & 0xFF]
+            for way, neighbour in enumerate(self._topology.neighbours[number].tolist()):
+                if entry[2] >> way & 1:
+                    if neighbour < 0:
+                        raise RefusedError(f"the message {key} leaves chip {name_of(chip)} where there is no link")
+                    todo.append(word_of((*self._topology.places[neighbour], 0)))
+        return readers
+
+    @cached_property
+    def waves(self) -> list[_Wave]:
+        """All runs of elements, in order; raises RefusedError where some wait for ever."""
+        waves: list[_Wave] = []
+        done: dict[int, frozenset[int]] = {one.word: frozenset() for one in self.elements}
+        keys: dict[int, set[int]] = {one.word: set() for one in self.elements}
+        while waiting := [one for one in self.elements if len(done[one.word]) < len(one.pieces)]:
+            ready = ((one, _ready(one, done[one.word], keys[one.word])) for one in waiting)
+            waves.append([(one, pieces) for one, pieces in ready if pieces > done[one.word]])
+            if not waves[-1]:
+                one = waiting[0]
+                missing = min(key for piece in one.pieces for key in piece.reads - keys[one.word])
+                what = f"no message of the key {missing} comes to element {name_of(one.word)}"
+                raise RefusedError(f"{len(waiting)} elements wait for messages nobody sends them: {what}")
+            for one, pieces in waves[-1]:
+                for number in pieces - done[one.word]:
+                    for word in self._readers(one.word, one.pieces[number].key) if one.pieces[number].sends else ():
+                        if word not in keys:
+                            raise RefusedError(f"a message goes to element {name_of(word)}, which was not loaded")
+                        keys[word].add(one.pieces[number].key)
+                done[one.word] = pieces
+        return waves
+
+    def run(
+        self,
+        spread: Farm,
+        setup: SimulationSetup,
+        inputs: Sequence[Mapping[int, bytes]],
+        ended: Callable[[int, int], None] = lambda done, count: None,
+    ) -> dict[int, ElementRun]:
+        """Run all elements; returns the last run of each.
+
+        Args:
+            spread: runs elements side by side.
+            setup: the element.
+            inputs: tensors by number of each input.
+            ended: called with how many runs have ended, and how many there are.
+
+        Raises:
+            SimulationError: an element does something it must not.
+            RefusedError: what was loaded cannot run.
+        """
+        messages: dict[int, list[dict[int, bytes]]] = {one.word: [{} for _ in inputs] for one in self.elements}
+        count, done = sum(map(len, self.waves)), iter(range(1, 1 + sum(map(len, self.waves))))
+        runs: dict[int, ElementRun] = {}
+        for wave in self.waves:
+            jobs = {one.word: _job(one, pieces, messages[one.word], inputs) for one, pieces in wave}
+            runs |= run_wave(spread, setup, jobs, lambda: ended(next(done), count))
+            for one, pieces in wave:
+                for number in sorted(pieces):
+                    self._deliver(one, one.pieces[number].key, runs[one.word], messages)
+        return runs
+
+    def _deliver(
+        self, one: _LoadedElement, key: int, run: ElementRun, messages: Mapping[int, list[dict[int, bytes]]]
+    ) -> None:
+        """Bring the messages of a key to the elements that the tables lead to."""
+        contents = [run.sent.get(number, {}).get(key) for number in range(len(messages[one.word]))]
+        for word in self._readers(one.word, key) if None not in contents else ():
+            for brought, content in zip(messages[word], contents, strict=True):
+                if content is not None and brought.setdefault(key, content) != content:
+                    what = f"with more pieces on element {name_of(one.word)}, its message {key} is another"
+                    hint = "look at the element's driver: a piece must not change what another reads"
+                    raise SimulationError(what, where="mesh", hint=hint)
+
+    def rack_run(self, runs: Mapping[int, ElementRun], inputs: int) -> RackRun:
+        """Results and cycles, by elements and pieces."""
+        results = list(self._results(runs, inputs))
+        clocks = np.concatenate([runs[one.word].clocks for one in self.elements], axis=1)
+        return RackRun(results, clocks.reshape(-1).tolist(), max(run.cycles for run in runs.values()))
+
+    def _results(self, runs: Mapping[int, ElementRun], inputs: int) -> Iterator[bytes]:
+        for one in self.elements:
+            for number, piece in enumerate(one.pieces):
+                if piece.stores:
+                    stored = [runs[one.word].stored.get(turn, {}).get(number) for turn in range(inputs)]
+                    if None in stored:
+                        hint = "look at the element's driver: every piece must store its result"
+                        what = f"piece {number} of element {name_of(one.word)} stored nothing"
+                        raise SimulationError(what, where="mesh", hint=hint)
+                    yield b"".join(content or b"" for content in stored)
 
 
 class EmulatedElements(RackBackend):
     """The elements of a target with a mesh, each run in an emulated core of its own."""
 
     def __init__(self, target: Target) -> None:
-        self._target, self._setup = target, element_setup(target)
         assert target.mesh is not None, "was looked at before"
-        self._topology: Topology = build_topology(target.mesh)
+        self._setup, self._topology = element_setup(target), build_topology(target.mesh)
 
     def check(self, loaded: RackContents) -> None:
-        elements = _elements(loaded)
-        if not elements:
-            raise RefusedError("no element was loaded")
-        for one in elements:
-            place = (one.word >> 24, one.word >> 16 & 0xFF)
-            per, known = self._topology.mesh.per_chip, self._topology.chips
-            if place not in known or known[place] * per + (one.word & 0xFFFF) not in self._topology.usable:
-                raise RefusedError(f"this rack has no element {name_of(one.word)}")
-        chips = {chip: self._routes(bytes(content)) for chip, content in loaded.routes.items()}
-        for one in elements:
-            for piece in one.pieces:
-                if piece.sends:
-                    self._reached(chips, one.word, piece.key)
+        LoadedElements(loaded, self._topology).check()
 
     def run(self, loaded: RackContents, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
+        elements = LoadedElements(loaded, self._topology)
         with farm(1) as spread:  # firmware that ends its process does not end the rack's
-            return self._run(spread, loaded, inputs)
-
-    def _run(self, spread: Farm, loaded: RackContents, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
-        elements = _elements(loaded)
-        chips = {chip: self._routes(bytes(content)) for chip, content in loaded.routes.items()}
-        brought: dict[int, list[dict[str, bytes]]] = {one.word: [{} for _ in inputs] for one in elements}
-        done: dict[int, set[int]] = {one.word: set() for one in elements}
-        found: dict[int, SimulationResult] = {}
-        while waiting := [one for one in elements if len(done[one.word]) < len(one.pieces)]:
-            ready = [(one, pieces) for one in waiting if (pieces := _ready(one, done[one.word], brought[one.word][0]))]
-            if not ready:
-                names = ", ".join(name_of(one.word) for one in waiting[:4])
-                raise RefusedError(f"{len(waiting)} elements wait for messages nobody sends them, such as {names}")
-            wave = {one.word: _job(one, pieces, brought[one.word], inputs) for one, pieces in ready}
-            found |= run_wave(spread, self._setup, wave)
-            for one, pieces in ready:
-                done[one.word] = pieces
-                for piece in sorted(pieces):
-                    self._deliver(chips, one, one.pieces[piece].key, found[one.word], brought)
-        return _ran(elements, found, len(inputs))
-
-    def _deliver(
-        self,
-        chips: Mapping[int, _Routes],
-        one: _RackElement,
-        key: int,
-        result: SimulationResult,
-        brought: dict[int, list[dict[str, bytes]]],
-    ) -> None:
-        """Bring the messages of a key to whoever the tables say."""
-        sent = [inference.outputs.get(str(key)) for inference in result.inferences]
-        if any(content is None for content in sent):
-            return
-        for word in self._reached(chips, one.word, key):
-            if word not in brought:
-                raise RefusedError(f"a message goes to element {name_of(word)}, which was not loaded")
-            for place, content in enumerate(sent):
-                brought[word][place][str(key)] = content or b""
-
-    def _reached(self, chips: Mapping[int, _Routes], word: int, key: int) -> set[int]:
-        """The elements that a message from one of them comes to."""
-        found, todo, seen = set(), [word & _CHIP], set()
-        while todo:
-            chip = todo.pop()
-            routes = chips.get(chip)
-            entry = next((e for e in routes.entries if key & e[1] == e[0]), None) if routes else None
-            if routes is None or entry is None or chip in seen:
-                raise RefusedError(f"the message {key} is lost at chip {name_of(chip)}, or goes round")
-            seen.add(chip)
-            if entry[3]:
-                found |= {chip | number for number in routes.sets.get(entry[3], ())}
-            number = self._topology.chips[chip >> 24, chip >> 16 & 0xFF]
-            for way, there in enumerate(self._topology.neighbours[number].tolist()):
-                if entry[2] >> way & 1:
-                    if there < 0:
-                        raise RefusedError(f"the message {key} leaves chip {name_of(chip)} where there is no link")
-                    x, y = self._topology.places[there]
-                    todo.append(x << 24 | y << 16)
-        return found
-
-    def _routes(self, content: bytes) -> _Routes:
-        try:
-            entries, sets = struct.unpack_from("<2I", content)
-            words = struct.unpack(f"<{len(content) // 4}I", content)
-            rows = [words[2 + 4 * n : 6 + 4 * n] for n in range(min(entries, len(words)))]
-            place, named = 2 + 4 * entries, {}
-            for _ in range(min(sets, len(words))):
-                number, count = words[place : place + 2]
-                named[number] = words[place + 2 : place + 2 + count]
-                place += 2 + count
-        except (struct.error, ValueError):
-            raise RefusedError("the routing entries of a chip are damaged") from None
-        if place != len(words):
-            raise RefusedError("the routing entries of a chip are damaged")
-        return _Routes(tuple((a, b, c, d) for a, b, c, d in rows), named)
+            return elements.rack_run(elements.run(spread, self._setup, inputs), len(inputs))
 
 
-@dataclass(frozen=True)
-class _Routes:
-    """Of a chip."""
-
-    entries: tuple[tuple[int, int, int, int], ...]
-    """Key, mask, directions and local set of each."""
-    sets: Mapping[int, Sequence[int]]
-
-
-def _elements(loaded: RackContents) -> list[_RackElement]:
-    """Everything that was loaded, in the order of words; raises RefusedError."""
-    found = []
-    for word, data in sorted(loaded.data.items()):
-        table = bytes(loaded.tables.get(word, b""))
-        numbers = struct.unpack(f"<{len(table) // 4}I", table[: len(table) // 4 * 4])
-        if len(numbers) < 2 or numbers[0] not in loaded.programs:
-            raise RefusedError(f"element {name_of(word)} has no program")
-        pieces = tuple(_piece(bytes(data), place, word) for place in numbers[1:])
-        found.append(_RackElement(word, bytes(loaded.programs[numbers[0]]), bytes(data), pieces))
-    return found
+def _element(loaded: RackContents, word: int) -> _LoadedElement:
+    table, data = bytes(loaded.tables.get(word, b"")), bytes(loaded.data[word])
+    numbers = struct.unpack(f"<{len(table) // 4}I", table[: len(table) // 4 * 4])
+    if len(numbers) < 2 or numbers[0] not in loaded.programs:
+        raise RefusedError(f"element {name_of(word)} has no program")
+    pieces = tuple(_piece(data, place, word) for place in numbers[1:])
+    return _LoadedElement(word, bytes(loaded.programs[numbers[0]]), data, pieces)
 
 
-def _piece(data: bytes, place: int, word: int) -> _RackPiece:
+def _piece(data: bytes, place: int, word: int) -> _LoadedPiece:
     try:
-        key, sends, stores, _, first, messages, fetches, _ = _HEADER.unpack_from(data, place)
-        where = [place + first + _TRANSFER_BYTES * n for n in range(min(messages + fetches, len(data)))]
-        keys = [struct.unpack_from("<I", data, at)[0] for at in where]
+        key, sends, stores, _, first, messages, fetches, _ = ELEMENT_HEADER.unpack_from(data, place)
+        first, count = place + first, min(messages + fetches, len(data))
+        keys = [TRANSFER.unpack_from(data, first + TRANSFER.size * number)[0] for number in range(count)]
     except struct.error:
         raise RefusedError(f"the data of element {name_of(word)} are damaged") from None
-    return _RackPiece(key, bool(sends), bool(stores), frozenset(keys[:messages]), frozenset(keys[messages:]))
+    return _LoadedPiece(key, bool(sends), bool(stores), frozenset(keys[:messages]), frozenset(keys[messages:]))
 
 
-def _ready(one: _RackElement, done: set[int], there: Mapping[str, bytes]) -> set[int]:
-    """What an element can compute now, all together, if that is more than it has done."""
-    found = set(done)
-    own = {piece.key for number, piece in enumerate(one.pieces) if number in found}
+def _routes(content: bytes) -> _Routes:
+    try:
+        words = struct.unpack(f"<{len(content) // 4}I", content)
+        entries, count = words[:2]
+        rows = tuple(words[2 + 4 * n : 6 + 4 * n] for n in range(min(entries, len(words))))
+        place, sets = 2 + 4 * entries, {}
+        for _ in range(min(count, len(words))):
+            number, size = words[place : place + 2]
+            sets[number] = words[place + 2 : place + 2 + size]
+            place += 2 + size
+        if place != len(words):
+            raise ValueError
+    except (struct.error, ValueError):
+        raise RefusedError("the routing entries of a chip are damaged") from None
+    return _Routes(rows, sets)
+
+
+def _ready(one: _LoadedElement, done: frozenset[int], keys: set[int]) -> frozenset[int]:
+    """The pieces of an element that can compute, given those that have and the keys of messages it was sent."""
+    pieces = set(done)
     while more := {
         number
         for number, piece in enumerate(one.pieces)
-        if number not in found and all(key in own or str(key) in there for key in piece.reads)
+        if number not in pieces and piece.reads <= keys | {one.pieces[other].key for other in pieces}
     }:
-        found |= more
-        own |= {one.pieces[number].key for number in more}
-    return found if len(found) > len(done) else set()
+        pieces |= more
+    return frozenset(pieces)
 
 
 def _job(
-    one: _RackElement, pieces: set[int], there: Sequence[Mapping[str, bytes]], inputs: Sequence[Mapping[int, bytes]]
+    one: _LoadedElement,
+    pieces: frozenset[int],
+    messages: Sequence[Mapping[int, bytes]],
+    inputs: Sequence[Mapping[int, bytes]],
 ) -> ElementJob:
-    """An element with those of its pieces that compute."""
-    limits = np.array([len(inputs) * (number in pieces) for number in range(len(one.pieces))], "<u4")
+    """An element whose pieces compute that can."""
+    limits = tuple(len(inputs) * (number in pieces) for number in range(len(one.pieces)))
     reads = {key for number in pieces for key in one.pieces[number].reads}
-    own = np.array(sorted(reads & {one.pieces[number].key for number in pieces}), "<u4")
-    fetched = {number for piece in one.pieces for number in piece.fetches}
-    brought = tuple(
-        {key: content for key, content in messages.items() if int(key) not in own}
-        | {f"dram {number}": tensors[number] for number in sorted(fetched) if number in tensors}
-        for messages, tensors in zip(there, inputs, strict=True)
-    )
-    return ElementJob(
-        one.firmware, {"element_data": one.data, "inputs": limits.tobytes(), "own": own.tobytes()}, brought
-    )
-
-
-def _ran(elements: Sequence[_RackElement], found: Mapping[int, SimulationResult], inputs: int) -> RackRun:
-    """Results and clocks, by elements and pieces."""
-    results = []
-    clocks = np.zeros((inputs, sum(len(one.pieces) for one in elements), 4), np.int64)
-    column = 0
-    for one in elements:
-        inferences = found[one.word].inferences
-        for number, piece in enumerate(one.pieces):
-            if piece.stores:
-                results.append(b"".join(inference.outputs[f"stored {number}"] for inference in inferences))
-            for turn, inference in enumerate(inferences):
-                clocks[turn, column] = np.frombuffer(inference.outputs[f"turn {number}"], "<i8")
-            column += 1
-    cycles = max((result.inferences[0].total_cycles or 0) for result in found.values())
-    return RackRun(results, clocks.reshape(-1).tolist(), cycles)
+    own = reads & {one.pieces[number].key for number in pieces}
+    fetches = {number for piece in one.pieces for number in piece.fetches}
+    brought = tuple({key: content for key, content in each.items() if key not in own} for each in messages)
+    tensors = tuple({number: each[number] for number in fetches if number in each} for each in inputs)
+    return ElementJob(one.firmware, one.data, limits, frozenset(own), brought, tensors)

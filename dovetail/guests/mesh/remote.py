@@ -11,17 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from dovetail.errors import BoardError, BuildError
-from dovetail.guests.mesh.emit import MeshProject
-from dovetail.guests.mesh.exact import build_programs
+from dovetail.guests.mesh.building import build_programs
 from dovetail.guests.mesh.layers import Ints
-from dovetail.guests.mesh.manifest import MeshBuild, gathered, part_bytes, read_images
+from dovetail.guests.mesh.manifest import Images, MeshBuild, outputs_of, part_bytes, rack_images, read_images
 from dovetail.ir.types import Array
 from dovetail.sim.frames import BoardRestart, FrameConversation, FrameKind, read_all, read_cycles, write_all
 from dovetail.sim.line import LineGone, Link
@@ -31,9 +29,9 @@ from dovetail.target.description import Target
 _MOST_RESTARTS = 100
 """How often a rack may begin anew before one more result has come."""
 _LEAST_PAYLOAD = 32
+_FOLDERS = ("programs", "runtime", "driver", "src", "link.ld", "chips")
+"""Files of a folder that its programs are built from, and images of its chips."""
 _HINT = "see that a rack of the mesh's target is there: dovetail agent, or mesh_manager.c"
-Images = Sequence[tuple[LoadKind, int, bytes]]
-"""What is loaded, in order."""
 
 
 @dataclass(frozen=True)
@@ -59,37 +57,14 @@ def mesh_images(build: MeshBuild, target: Target, jobs: int = 1) -> Images:
     Raises:
         DovetailError: the folder is damaged, or the compiler refuses a program.
     """
-    data, routes = read_images(build)
-    numbers = {name: number for number, name in enumerate(sorted({program for program, _ in build.elements.values()}))}
+    paths = {path.relative_to(build.folder).as_posix(): path for path in sorted(build.folder.rglob("*"))}
+    files = {n: p.read_bytes() for n, p in paths.items() if n.split("/")[0] in _FOLDERS and p.is_file()}
+    data, routes = read_images(build, files)
+    for program in sorted({program for program, _ in build.elements.values()}):
+        if not any(name.startswith(f"programs/{program}/") for name in files):
+            raise BuildError(f"there is no program {program}", where=str(build.folder), hint="run dovetail mesh again")
     with tempfile.TemporaryDirectory() as folder:
-        firmware = build_programs(_project(build, numbers), target, Path(folder), jobs)
-        found = [(LoadKind.PROGRAM, number, firmware[name].read_bytes()) for name, number in numbers.items()]
-    for word, (program, places) in build.elements.items():
-        table = struct.pack(f"<{1 + len(places)}I", numbers[program], *places)
-        found += [(LoadKind.DATA, word, data[word]), (LoadKind.TABLE, word, table)]
-    found += [(LoadKind.ROUTES, word, content) for word, content in routes.items()]
-    sizes = _sizes(build)
-    return [*found, *((LoadKind.TENSOR, n, struct.pack("<I", sizes[name])) for n, name in enumerate(build.tensors))]
-
-
-def _project(build: MeshBuild, numbers: Mapping[str, int]) -> MeshProject:
-    """The sources of a folder."""
-    files, programs = {}, {}
-    for path in sorted(build.folder.rglob("*")):
-        name = path.relative_to(build.folder).as_posix()
-        if path.is_file() and name.split("/")[0] in ("programs", "runtime", "driver", "src", "link.ld"):
-            files[name] = path.read_bytes()
-    for name in numbers:
-        texts = [content.decode() for file, content in files.items() if file.startswith(f"programs/{name}/")]
-        if not texts:
-            raise BuildError(f"there is no program {name}", where=str(build.folder), hint="run dovetail mesh again")
-        programs[name] = "\n".join(texts)
-    return MeshProject(programs, (), files)
-
-
-def _sizes(build: MeshBuild) -> dict[str, int]:
-    """Bytes of each input."""
-    return {one.name: prod(one.shape) * one.kind.numpy.itemsize for one in build.inputs}
+        return rack_images(build, build_programs(files, target, Path(folder), jobs), data, routes)
 
 
 class RackSession:
@@ -200,8 +175,5 @@ class RackSession:
         self.talk.sized(self.talk.ask(FrameKind.RUN, request, 8), 8)
         stored = {n: read_all(self.talk, n, size * len(inputs), self._most) for n, size in self._bytes.items()}
         marks = read_cycles(self.talk, 4 * self._build.pieces * len(inputs), self._most)
-        found = []
-        for turn in range(len(inputs)):
-            one = {n: content[turn * self._bytes[n] : (turn + 1) * self._bytes[n]] for n, content in stored.items()}
-            found.append(gathered(self._build, one))
-        return found, np.array(marks, np.int64).reshape(len(inputs), self._build.pieces, 4)
+        clocks = np.array(marks, np.int64).reshape(len(inputs), self._build.pieces, 4)
+        return outputs_of(self._build, stored, len(inputs)), clocks

@@ -10,14 +10,16 @@ from pathlib import Path
 
 from dovetail.errors import SimulationError
 from dovetail.farm import Farm, LostResult
-from dovetail.guests.mesh.element import BASE, runner
+from dovetail.guests.mesh.element import BASE, ElementDevice
+from dovetail.guests.mesh.layers import Ints
 from dovetail.sim.device import DeviceSpec, MemoryRegion, target_devices
-from dovetail.sim.protocol import Buffers, RunRequest, SimulationResult, SimulationSetup
+from dovetail.sim.protocol import RunRequest, SimulationSetup
 from dovetail.target.description import Target
 from dovetail.user_file import blamed
 
 _LIMIT = 2_000_000_000
 """Instructions of an element, over all inputs."""
+LOST_HINT = "look for a bad pointer in the element's driver or device model, or give the process more memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +28,48 @@ class ElementJob:
 
     firmware: bytes
     """An ELF file."""
-    data: Buffers
-    """Its own: tables, and how many inputs each piece computes."""
-    brought: tuple[Buffers, ...]
-    """What each input brings it, by key."""
+    data: bytes
+    """For the symbol element_data."""
+    inputs: tuple[int, ...] = ()
+    """Inputs that each piece computes."""
+    own: frozenset[int] = frozenset()
+    """Keys of messages the element sends to itself."""
+    messages: tuple[Mapping[int, bytes], ...] = ()
+    """Per input: message by key."""
+    tensors: tuple[Mapping[int, bytes], ...] = ()
+    """Per input: tensor in DRAM by number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementRun:
+    """Messages, results and cycles of an element."""
+
+    sent: Mapping[int, Mapping[int, bytes]]
+    """Input -> message by key."""
+    stored: Mapping[int, Mapping[int, bytes]]
+    """Input -> result by piece."""
+    clocks: Ints
+    """[inputs, pieces, 4] as `ElementDevice.clocks`."""
+    cycles: int
+    """Executing, and waiting for the MAC array."""
+    instructions: int
+    stack: int
+    """Most bytes of stack."""
 
 
 def element_setup(target: Target) -> SimulationSetup:
     """The emulated element of a target, its firmware left out."""
     assert target.mesh is not None
-    whole = target.mesh.pieces is not None
-    array = {"array": "" if whole else target.mesh.mac.place}
+    has_engines = target.mesh.pieces is not None
+    array = {"array": "" if has_engines else target.mesh.mac.place}
     device = DeviceSpec("dovetail.guests.mesh.element:element_device", BASE, 4096, array)
-    devices = (device, *(target_devices(target) if whole else ()))
+    devices = (device, *(target_devices(target) if has_engines else ()))
     memories = tuple(MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core")) for m in target.memories)
     own = (target.core.isa, target.core.costs)
     return SimulationSetup(Path(), memories, devices, *own, extension=target.core.extension)
 
 
-def run_element(setup: SimulationSetup, job: ElementJob) -> SimulationResult:
+def run_element(setup: SimulationSetup, job: ElementJob) -> ElementRun:
     """Run an element in this process.
 
     Raises:
@@ -54,34 +79,48 @@ def run_element(setup: SimulationSetup, job: ElementJob) -> SimulationResult:
         path = Path(folder) / "element.elf"
         path.write_bytes(job.firmware)
         try:
-            return runner(replace(setup, elf=path))(RunRequest((job.data, *job.brought), {}, _LIMIT))
+            return _run(replace(setup, elf=path), job)
         except Exception as error:
-            told = None if isinstance(error, SimulationError) else blamed(error)
-            if told is None:
+            fault = None if isinstance(error, SimulationError) else blamed(error)
+            if fault is None:
                 raise
-            raise SimulationError(told.what, where=told.where, hint=told.hint) from None
+            raise SimulationError(fault.what, where=fault.where, hint=fault.hint) from None
+
+
+def _run(setup: SimulationSetup, job: ElementJob) -> ElementRun:
+    from dovetail.sim.machine import Machine
+
+    machine = Machine(setup)
+    device = machine.devices[0]
+    assert isinstance(device, ElementDevice)
+    machine.firmware.write("element_data", job.data)
+    device.inputs, device.own, device.tensors = job.inputs, job.own, job.tensors
+    device.messages = [dict(messages) for messages in job.messages]
+    result = machine.run(RunRequest((), {}, _LIMIT))
+    clocks = device.clocks(len(job.messages), machine.cycles)
+    counts = (machine.cycles, result.executed_instructions or 0, result.stack_bytes or 0)
+    return ElementRun(dict(device.sent), dict(device.stored), clocks, *counts)
 
 
 def run_wave(
-    spread: Farm, setup: SimulationSetup, wave: Mapping[int, ElementJob], told: Callable[[], None] = lambda: None
-) -> dict[int, SimulationResult]:
+    spread: Farm, setup: SimulationSetup, wave: Mapping[int, ElementJob], ended: Callable[[], None] = lambda: None
+) -> dict[int, ElementRun]:
     """Run elements side by side.
 
     Args:
-        spread: what does it.
+        spread: runs them.
         setup: the element.
         wave: by number of the element.
-        told: called as each has ended.
+        ended: called as each has ended.
 
     Raises:
         SimulationError: one of them failed, or ended the process it ran in, twice.
     """
     numbers: Sequence[int] = list(wave)
-    found: dict[int, SimulationResult] = {}
-    for place, result in spread(partial(run_element, setup), [wave[number] for number in numbers]):
-        if isinstance(result, LostResult):
-            hint = "look for a bad pointer in the element's driver or device model, or give the process more memory"
-            raise SimulationError(result.value, where=f"element {numbers[place]}", hint=hint)
-        found[numbers[place]] = result
-        told()
-    return found
+    runs: dict[int, ElementRun] = {}
+    for place, run in spread(partial(run_element, setup), list(wave.values())):
+        if isinstance(run, LostResult):
+            raise SimulationError(run.value, where=f"element {numbers[place]}", hint=LOST_HINT)
+        runs[numbers[place]] = run
+        ended()
+    return runs

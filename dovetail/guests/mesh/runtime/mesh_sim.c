@@ -1,4 +1,4 @@
-/* The HAL on the registers of the simulated element (dovetail/guests/mesh/element_device.py), and the loop over inputs. */
+/* The HAL on the registers of the simulated element (dovetail/guests/mesh/element.py), and the loop over inputs. */
 #include "dovetail_rt.h"
 #include "element.h"
 #include "mesh_hal.h"

@@ -1,0 +1,95 @@
+"""The data of a piece: its header, constants, and which parts of messages belong where in its operands."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from dovetail.guests.mesh.partition import MeshStage
+from dovetail.guests.mesh.placement import SectionPlacement, Tables
+from dovetail.guests.mesh.programs import HEADER_BYTES, ElementProgram, OperandPlace, result_size, wanted
+
+ELEMENT_HEADER = struct.Struct("<8I")
+"""`element_t`."""
+TRANSFER = struct.Struct("<13I")
+"""`mesh_transfer_t`."""
+
+
+def senders_of(placed: SectionPlacement) -> list[list[int]]:
+    """Per piece the pieces whose messages it is sent."""
+    senders: list[list[int]] = [[] for _ in range(placed.section.pieces)]
+    for sender, reader in zip(*(ends.tolist() for ends in placed.traffic.pairs()), strict=True):
+        senders[reader].append(sender)
+    return [sorted(one) for one in senders]
+
+
+def piece_bytes(
+    placed: SectionPlacement, number: int, program: ElementProgram, tables: Tables, senders: list[int]
+) -> bytes:
+    """The data of the piece with a number: header, constants, transfers."""
+    messages = [transfer for sender in senders for transfer in _messages(placed, number, program, tables, sender)]
+    fetches = list(_fetches(placed, number, program))
+    constants = program.constants[HEADER_BYTES:] + bytes(-len(program.constants) % 16)
+    traffic = placed.traffic
+    group = traffic.group[number]
+    does = (int(traffic.start[group + 1] > traffic.start[group]), int(traffic.stores[number]), program.skip)
+    counts = (HEADER_BYTES + len(constants), len(messages), len(fetches), 0)
+    header = ELEMENT_HEADER.pack(int(tables.key[number]), *does, *counts)
+    return header + constants + b"".join(TRANSFER.pack(*transfer) for transfer in (*messages, *fetches))
+
+
+def _messages(
+    placed: SectionPlacement, number: int, program: ElementProgram, tables: Tables, sender: int
+) -> Iterator[tuple[int, ...]]:
+    """The transfers of one sender's message: into every operand that reads some of it."""
+    (stage, piece), (sending, part) = placed.section.owners[number], placed.section.owners[sender]
+    key, sent = int(tables.key[sender]), sending.boxes[part].reshape(4, 2)[:3].tolist()
+    if sending is stage:  # partial sums
+        yield _transfer(key, len(program.operands) - 1, program.operands[-1], sent, sent)
+        return
+    for operand, reading in enumerate(stage.layer.readings):
+        if reading.producer == sending.layer.index and (operand == 0 or stage.last[piece]):
+            spans = zip(wanted(stage, piece, operand), sent, strict=True)
+            both = [[max(a, first), min(b, last)] for (a, b), (first, last) in spans]
+            if all(a < b for a, b in both):
+                yield _transfer(key, operand, program.operands[operand], sent, both)
+
+
+def _fetches(placed: SectionPlacement, number: int, program: ElementProgram) -> Iterator[tuple[int, ...]]:
+    """The transfers of operands from DRAM; the key is the operand's number among those of the section."""
+    stage, piece = placed.section.owners[number]
+    done: set[int] = set()
+    for tensor, fetch in enumerate(placed.traffic.fetches):
+        for operand, reading in enumerate(stage.layer.readings):
+            if operand not in done and reading.value == fetch.value and number in fetch.pieces:
+                done.add(operand)
+                whole = [[0, size] for size in reading.image]
+                yield _transfer(tensor, operand, program.operands[operand], whole, wanted(stage, piece, operand))
+
+
+def _transfer(
+    key: int, operand: int, place: OperandPlace, sent: list[list[int]], part: list[list[int]]
+) -> tuple[int, ...]:
+    """Fields of `mesh_transfer_t`: part of a dense message, which holds the box `sent`, into an operand."""
+    size, (_, columns, channels) = place.itemsize, (stop - start for start, stop in sent)
+    rows, wide, deep = (stop - start for start, stop in part)
+    row, column, channel = (a - b for (a, _), (b, _) in zip(part, sent, strict=True))
+    source = ((row * columns + column) * channels + channel) * size
+    row, column, channel = (a - b for (a, _), b in zip(part, place.start, strict=True))
+    target = row * place.row_bytes + column * place.column_bytes + channel * size
+    steps = (columns * channels * size, channels * size, place.row_bytes, place.column_bytes)
+    return (key, source, target, operand, rows, wide, deep * size, *steps, place.slots, place.nbytes)
+
+
+def padding(stage: MeshStage, piece: int, place: OperandPlace) -> list[tuple[int, int, int, int]]:
+    """The padding in the buffer of a piece's first operand: first row, rows, first column, columns of each box."""
+    layer = stage.layer
+    if not layer.on_array or layer.kind == "dense":
+        return []
+    reading, (_, columns, _) = layer.readings[0], result_size(stage, piece)
+    high, wide = place.nbytes // place.row_bytes, (columns - 1) * reading.step[1] + reading.span[1]
+    spans = zip(wanted(stage, piece, 0), place.start, strict=True)
+    (top, below), (left, right), _ = ((first - start, last - start) for (first, last), start in spans)
+    boxes = [(0, top, 0, wide), (below, high - below, 0, wide), (top, below - top, 0, left)]
+    boxes.append((top, below - top, right, wide - right))
+    return [box for box in boxes if box[1] > 0 and box[3] > 0]
