@@ -15,27 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 import dovetail.run as running
-from dovetail import prove
+from dovetail import plugins, prove
 from dovetail.arrays import checked, seeded_inputs
 from dovetail.codegen.emit.project import write_project
 from dovetail.codegen.manifest import BuildPort
-from dovetail.compile import Options, compile_model
+from dovetail.compile import compile_model
 from dovetail.errors import DovetailError
-from dovetail.fields import changed, settings_of
-from dovetail.guests.report.detail import detail
-from dovetail.guests.report.page import page
 from dovetail.ir.boundary import Steps
 from dovetail.ir.types import Array, DType
 from dovetail.operators import UserOperator, combined
+from dovetail.options import Options, keywords_of
 from dovetail.report import Report, make_report, print_report
 from dovetail.sim.line import Board
-from dovetail.target.description import Target, with_cores
+from dovetail.target.description import Target
 from dovetail.target.registry import load_target
 
 if TYPE_CHECKING:
@@ -84,7 +82,9 @@ class Run:
 
     def page(self) -> str:
         """The HTML page of `dovetail report`: where time, memory and bytes go."""
-        return page(detail(self._result))
+        page = plugins.load(plugins.PAGES, "report", _is_page, "a function")
+        assert page is not None, "it is one of Dovetail's own"
+        return page(self._result)
 
 
 @dataclass(frozen=True)
@@ -175,16 +175,20 @@ class Build:
         return ports[name], steps
 
 
+def _is_page(value: object) -> TypeGuard[Callable[[running.RunResult], str]]:
+    return callable(value)
+
+
+@keywords_of(Options)
 def compile(
     model: str | Path,
     target: str | Target = "riscv",
     folder: str | Path | None = None,
     *,
     options: Options | None = None,
-    settings: Mapping[str, float | str] | None = None,
-    cores: int | None = None,
     replace_folder: bool = False,
     progress: Callable[[str], None] = lambda text: None,
+    **keywords: Any,
 ) -> Build:
     """Compile a model to a C project, verified on the way.
 
@@ -192,34 +196,32 @@ def compile(
         model: a .tflite, .onnx, .keras or .h5 file.
         target: a name of `dovetail.targets.BUILT_IN`, the path of a target file, or a `Target`.
         folder: of the project; None for one that is there as long as the build is.
-        options: the other options of `dovetail compile`.
-        settings: numbers of the target to change, such as {"ram.size": "16M"}.
-        cores: like the target's own, that share every layer; None for the target's number.
+        options: those of `dovetail compile`; None for the defaults.
         replace_folder: replace the build that is already there.
         progress: told what is being done.
+        keywords: fields of `Options`, in place of those of `options`, such as settings={"ram.size": "16M"} or cores=2.
 
     Raises:
         DovetailError: the model, the target or the memories do not allow it.
     """
-    machine = with_cores(target if isinstance(target, Target) else load_target(target), cores)
-    numbers = settings_of(machine, [f"{name}={value}" for name, value in (settings or {}).items()])
-    machine = changed(machine, numbers) if numbers else machine
-    said: list[str] = []
-    asked = options or Options()
+    given = {name: value for name, value in keywords.items() if value is not None}
+    options = replace(options or Options(), **given)
+    own_tell, notes = options.tell, list[str]()
 
     def tell(sentence: str) -> None:
-        said.append(sentence)
-        asked.tell(sentence)
+        notes.append(sentence)
+        own_tell(sentence)
 
-    compiled = compile_model(Path(model), machine, replace(asked, settings=numbers, tell=tell), progress)
-    kept = TemporaryDirectory(prefix="dovetail-") if folder is None else None
-    place = Path(kept.name, "build") if kept else Path(str(folder))
+    machine = target if isinstance(target, Target) else load_target(target)
+    compiled = compile_model(Path(model), machine, replace(options, tell=tell), progress)
+    temporary = TemporaryDirectory(prefix="dovetail-") if folder is None else None
+    place = Path(temporary.name, "build") if temporary else Path(str(folder))
     write_project(compiled.project, place, replace=replace_folder)
-    built = _knowing(running.open_build(place, machine), asked.operators)
-    return Build(place, (*said, *compiled.unit.notes), built, kept)
+    build = running.open_build(place, compiled.unit.target)
+    return Build(place, (*notes, *compiled.unit.notes), _with_operators(build, options.operators), temporary)
 
 
-def _knowing(build: running.ProjectBuild, operators: Sequence[type[UserOperator]]) -> running.ProjectBuild:
+def _with_operators(build: running.ProjectBuild, operators: Sequence[type[UserOperator]]) -> running.ProjectBuild:
     """The build with operators that its target does not bring."""
     return replace(build, target=replace(build.target, operators=combined(build.target.operators, operators)))
 
@@ -238,7 +240,7 @@ def open_build(
         DovetailError: it is no build, or one for another target.
     """
     machine = load_target(target) if isinstance(target, str) else target
-    return Build(Path(folder), (), _knowing(running.open_build(Path(folder), machine), operators))
+    return Build(Path(folder), (), _with_operators(running.open_build(Path(folder), machine), operators))
 
 
 def _ports(ports: Sequence[BuildPort]) -> tuple[Port, ...]:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from dovetail.target import Target
 
 
+def inputs_of(path: Path | None, ports: Sequence[TensorPort]) -> tuple[list[dict[str, Array]], bool]:
+    """The inferences of a file as `read_inputs` gives them; without one, a single inference of seeded inputs."""
+    return read_inputs(path, ports) if path else ([seeded_inputs(ports)], False)
+
+
 def read_inputs(path: Path, ports: Sequence[TensorPort]) -> tuple[list[dict[str, Array]], bool]:
     """The inferences a file asks for.
 

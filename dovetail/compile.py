@@ -1,32 +1,35 @@
-"""The way through the house, top to bottom: a model file in, a verified C project out."""
+"""All stages of a compilation, top to bottom: a model file in, a verified C project out."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
+from dovetail.codegen.build.toolchain import firmware_stack
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import PLAN, manifest, plan_text
-from dovetail.codegen.emit.unit import CODE_RESERVE
+from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, with_stack_said, write_project
+from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed
 from dovetail.codegen.emit.weights import Weights
-from dovetail.errors import ModelError, PlanError, TargetError
+from dovetail.errors import BuildError, MissingExtraError, ModelError, PlanError, TargetError
+from dovetail.fields import changed, settings_of
 from dovetail.ir.boundary import Steps, boundary
 from dovetail.ir.crop import total_macs, trim
 from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
-from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.redundant import DeduplicatedGraph, without_redundant
 from dovetail.ir.rewrite import simplify
-from dovetail.ir.types import Shape
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import is_identifier
 from dovetail.legalize import adapt
 from dovetail.operators import combined
+from dovetail.options import Options as Options
 from dovetail.program.interpret import check_program
 from dovetail.program.interpret import sample_inputs as sample_inputs
 from dovetail.program.loops import rolled
@@ -35,6 +38,7 @@ from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
 from dovetail.schedule.assign import Assignment, assign, first, one_by_one, pinned_core
+from dovetail.schedule.assign.pins import read_pins
 from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.knobs import choose, region_space
 from dovetail.schedule.layout import LayoutPlan, choose_layouts
@@ -43,64 +47,11 @@ from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, check_reserved, plan
 from dovetail.schedule.stripe import StripedNetwork, Striping, within
 from dovetail.schedule.tuning import choices_for, identity
-from dovetail.target.description import Policy, Target, check_cores
+from dovetail.target.description import Policy, Target, check_cores, with_cores
 from dovetail.target.pattern import Choice
 
 Progress = Callable[[str], None]
 """Told what is being done now."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of one compilation."""
-
-    policy: str | None = None
-    """Requantisation policy of the target; None for its default."""
-    rounding: Rounding | None = None
-    """Rounding of the model's own requantisations; None for that of the policy, or of the runtime of the model's
-    format."""
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
-    """Of inputs whose sizes the model leaves open, by name."""
-    operators: tuple[type[UserOperator], ...] = ()
-    """The user's own, beside those of the target and those bundled."""
-    integer_inputs: bool = False
-    """Take inputs as the integers the network computes with, where a float input is only quantised."""
-    integer_outputs: bool = False
-    """Give outputs as integers, where a float output is only dequantised."""
-    settings: Mapping[str, float] = field(default_factory=dict)
-    """Numbers the target was changed in, by the names of its fields; only noted down, to run what was compiled."""
-    tell: Progress = lambda sentence: None
-    """Is told in a sentence what was taken for granted of the model."""
-    save_stages: Path | None = None
-    """Folder for an ONNX model after every stage."""
-    check: bool = False
-    """Compare every stage with the one before in ONNX Runtime."""
-    tuning: Path | None = None
-    """A tuning file made for this model and target, used for the layers it names."""
-    allow_float: bool = False
-    """Compute in float32 on the core what the model does not quantise; without it such a model is refused."""
-    optimize: Optimize = Optimize.SPEED
-    """Whether the code of the core is made for speed or size."""
-    weights: Weights = Weights.AUTO
-    """How constants are written: as C, or as bytes beside it."""
-    memory_budget: int | None = None
-    """Bytes the activations of a core alone may take, inputs, outputs and its stack counted; None for what there is."""
-    pipeline: bool = False
-    """Let each core work on an input of its own; without, the cores share every layer."""
-    keep_dead: bool = False
-    """Compute what changes nothing, or twice, too."""
-    name: str | None = None
-    """What the C names of the network begin with; None for the model's own name."""
-    arena: str | None = None
-    """C name of an array of the user's own for the values, which networks may share; None for an array of the build."""
-    pins: Mapping[str, str] = field(default_factory=dict)
-    """Layer, or operator of the model -> the engine that shall compute it, "core", one of several cores by its number
-    ("core1"), or several engines joined by "+"."""
-
-    def rounding_of(self, model: Path | None, target: Target) -> Rounding:
-        """The rounding for a model file, TFLite Micro's without one; raises TargetError for a policy there is not."""
-        of_format = own_rounding(model) if model else Rounding.DOUBLE
-        return self.rounding or _policy(target, self).rounding or of_format
 
 
 @dataclass(frozen=True)
@@ -123,6 +74,26 @@ class Compiled:
     """Multiply-accumulates of the model that change nothing and were left out."""
     redundant: tuple[int, int] = (0, 0)
     """Operators that were left out because another one computes the same, and because they change nothing."""
+
+
+def machine(target: Target, options: Options) -> tuple[Target, Options]:
+    """The target with the cores and numbers that options ask for; the options with these numbers, and all pins, read.
+
+    Raises:
+        DovetailError: the target has no such number, or cannot have it; a file of pins is not one.
+    """
+    target = with_cores(target, options.cores)
+    settings = settings_of(target, [f"{name}={value}" for name, value in options.settings.items()])
+    pins = {**(read_pins(options.pins_file) if options.pins_file else {}), **options.pins}
+    target = changed(target, settings) if settings else target
+    return target, replace(options, settings=settings, pins=pins, pins_file=None)
+
+
+def rounding_of(model: Path | None, target: Target, options: Options) -> Rounding:
+    """The rounding of a model's own requantisations; of TFLite Micro where there is no file.
+    Raises TargetError for a policy the target does not have."""
+    of_format = own_rounding(model) if model else Rounding.DOUBLE
+    return Rounding(options.rounding or _policy(target, options).rounding or of_format)
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -152,7 +123,7 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     graph, steps = replace(graph, name=options.name or graph.name), boundary(graph)
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
-    graph = trim(quantize(graph, options.rounding_of(model, target), options.allow_float))
+    graph = trim(quantize(graph, rounding_of(model, target, options), options.allow_float))
     stages.add("integer", graph, lsb=1)
     graph, scales = integer_inputs(graph) if options.integer_inputs else (graph, {})
     graph, others = integer_outputs(graph) if options.integer_outputs else (graph, {})
@@ -175,6 +146,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     Raises:
         DovetailError: the model, the target or the memories do not allow it; says what, where and what to do.
     """
+    target, options = machine(target, options)
     prepared = _prepared(model, target, options, progress)
     graph = prepared.graph
     idle = set(graph.outputs) - {node.output for node in graph.nodes}
@@ -184,10 +156,11 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     choices: Mapping[str, Choice] = {}
     if options.tuning is not None:
         policy = _policy(target, options).name
-        of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding_of(model, target).value)
+        of = identity(graph.name, model.read_bytes(), target.name, policy, rounding_of(model, target, options).value)
         choices = choices_for(options.tuning, of, first(graph, target), target)
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=prepared.steps)
-    return replace(made, dead_macs=prepared.dead_macs, redundant=prepared.redundant)
+    progress("looking at the stack it needs")
+    return replace(_with_stack(made), dead_macs=prepared.dead_macs, redundant=prepared.redundant)
 
 
 def compile_graph(
@@ -230,11 +203,12 @@ def compile_graph(
     if interpret:
         check_program(planned.program, target, graph if striped else laid.graph, sample_inputs(graph))
     progress("writing C")
-    unit = make_unit(planned.program, laid.regions, target, options.optimize, pipeline.delay if pipeline else 0)
-    rounding = options.rounding_of(model, target)
+    delay = pipeline.delay if pipeline else 0
+    unit = make_unit(planned.program, laid.regions, target, Optimize(options.optimize), delay)
+    rounding = rounding_of(model, target, options)
     unit = replace(
         unit,
-        weights=options.weights,
+        weights=Weights(options.weights),
         rounding=rounding,
         steps=steps or {},
         shared_arena=_shared_arena(unit, options.arena),
@@ -244,6 +218,42 @@ def compile_graph(
     project = replace(emit_project(unit, described), graph=meant)
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))
     return Compiled(laid.graph, laid.regions, planned, unit, project, striped, pipeline, made.assignment)
+
+
+def _with_stack(compiled: Compiled) -> Compiled:
+    """The compiled network with the stack it needs in header and description, as the compiler of its firmware says;
+    unchanged where there is no compiler, where the core is this computer, or where that is not known.
+
+    Raises:
+        PlanError: fewer bytes of stack are reserved than it needs.
+    """
+    unit, target, project = compiled.unit, compiled.unit.target, compiled.project
+    if instruction_set(target.core.isa).is_host:
+        return compiled
+    data = {f"src/{unit.model}_constants.c", f"src/{unit.model}_weights.S"}  # these have no functions
+    with tempfile.TemporaryDirectory() as folder:
+        write_project(replace(project, graph=None, data={}), Path(folder) / "build")
+        try:
+            need, compiler = firmware_stack(
+                Path(folder) / "build",
+                [Path(name) for name in project.target_sources if name not in data],
+                f"{unit.model}_run",
+                isa=target.core.isa,
+                defines=defines(unit.model, target),
+                include=INCLUDED,
+                flags=(*EMITTED_C, OPTIMISATION[unit.optimize]),
+            )
+        except (BuildError, MissingExtraError):  # whoever builds the firmware hears of it
+            return compiled
+    if need is None:
+        return compiled
+    if need > (reserved := target.core.stack):
+        what = f"it needs {need:,} bytes of stack as {compiler} compiles it, {reserved:,} are reserved"
+        room = -(-need // 64) * 64
+        hint = f"--set core.stack={room}, or Core(stack={room}) in the target's file"
+        raise PlanError(what, where=target.name, hint=hint)
+    unit = replace(unit, stack=StackNeed(need, compiler))
+    return replace(compiled, unit=unit, project=with_stack_said(project, unit))
 
 
 @dataclass(frozen=True)

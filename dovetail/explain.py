@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail import kernels
 from dovetail.codegen.emit.manifest import why_not_offloaded
-from dovetail.compile import Options, compile_graph, prepare
+from dovetail.compile import Options, compile_graph, machine, prepare
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits
 from dovetail.program.ir import Call, Program
@@ -80,23 +80,25 @@ class PlacementReport:
         return found
 
 
-def explain(model: Path, target: Target, options: Options, report: Callable[[str], None]) -> PlacementReport:
+def explain(
+    model: Path, target: Target, options: Options, report: Callable[[str], None] = lambda text: None
+) -> PlacementReport:
     """Place a network, and plan it too where cores, stripes or stages matter; raises DovetailError."""
+    target, options = machine(target, options)
     graph = prepare(model, target, options, report)
-    if options.memory_budget is None and not target.workers and not options.pipeline:
-        report("placing")
-        assignment = assign(graph, first(graph, target), target, options.pins)
-        laid = (
-            choose_layouts(graph, assignment.regions, target, ()) if any(one.joint for one in target.engines) else None
+    if options.memory_budget is not None or target.workers or options.pipeline:
+        made = compile_graph(graph, target, options, report, interpret=False)
+        program = made.plan.program if target.workers else None
+        return PlacementReport(
+            graph, target, options, made.regions, made.assignment, made.striped, made.pipeline, program
         )
-        side: dict[str, tuple[str, ...]] = {}
-        if any(engine.joint for engine in target.engines):
-            laid = choose_layouts(graph, assignment.regions, target)
-            side = beside(side_by_side(laid, target).regions)
-        return PlacementReport(graph, target, options, assignment.regions, assignment, side=side)
-    made = compile_graph(graph, target, options, report, interpret=False)
-    program = made.plan.program if target.workers else None
-    return PlacementReport(graph, target, options, made.regions, made.assignment, made.striped, made.pipeline, program)
+    report("placing")
+    assignment = assign(graph, first(graph, target), target, options.pins)
+    side: dict[str, tuple[str, ...]] = {}
+    if any(engine.joint for engine in target.engines):
+        laid = choose_layouts(graph, assignment.regions, target)
+        side = beside(side_by_side(laid, target).regions)
+    return PlacementReport(graph, target, options, assignment.regions, assignment, side=side)
 
 
 def _core_shares(program: Program) -> list[dict[str, float]]:

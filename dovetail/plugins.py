@@ -17,8 +17,16 @@ from typing import TypeGuard, TypeVar
 
 from dovetail.errors import DovetailError
 
-TARGETS, COMMANDS, OPERATORS = "dovetail.targets", "dovetail.commands", "dovetail.operators"
-"""Groups of entry points: a `Target`, a function with typer's annotations, a class of `UserOperator`."""
+TARGETS = "dovetail.targets"
+"""The group of targets: each a `Target`, by its name."""
+COMMANDS = "dovetail.commands"
+"""The group of commands: each a function with typer's annotations (dovetail/cli/options.py)."""
+OPERATORS = "dovetail.operators"
+"""The group of operators: each a class of `UserOperator`."""
+BUILDS = "dovetail.builds"
+"""The group of other folders that `dovetail run` takes: a function, by the file that tells the kind of folder."""
+PAGES = "dovetail.pages"
+"""The group of pages: each a function that gives the HTML of a run (`dovetail.run.RunResult`)."""
 
 T = TypeVar("T")
 _OWN = "dovetail"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.codegen.emit.project import OPTIMISATION, defines, with_stack_said, write_project
-from dovetail.codegen.emit.unit import StackNeed
+from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines
 from dovetail.codegen.manifest import BuildManifest, BuildPort, read_manifest
-from dovetail.compile import Compiled
-from dovetail.errors import BoardError, BuildError, DovetailError, MissingExtraError, PlanError
+from dovetail.errors import BoardError, BuildError, DovetailError
 from dovetail.fields import changed, fields_of
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
 from dovetail.ir.types import Array, TensorType
@@ -31,9 +28,6 @@ SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
 BOARD = "board"
 """Stands in place of the simulator's name for a run on a board."""
-
-_FOLDERS = (Path("src"), Path("runtime"), Path("driver"))
-"""Of a build, where files are included from."""
 
 
 @dataclass(frozen=True)
@@ -188,51 +182,11 @@ def firmware(
         linker_script=Path("link.ld"),
         isa=build.target.core.isa,
         defines=macros,
-        include=_FOLDERS,
+        include=INCLUDED,
         flags=(*EMITTED_C, OPTIMISATION[build.manifest.optimize]),
         cache=cache,
         compiler_runtime=build.manifest.uses_float,
     )
-
-
-def with_stack(compiled: Compiled, cache: Path | None = None) -> Compiled:
-    """The compiled network with the stack it needs in header and description, as the compiler of its firmware says;
-    unchanged where there is no compiler, where the core is this computer, or where that is not known.
-
-    Raises:
-        PlanError: fewer bytes of stack are reserved than it needs.
-    """
-    from dovetail.codegen.build.toolchain import firmware_stack
-
-    unit, target, project = compiled.unit, compiled.unit.target, compiled.project
-    if instruction_set(target.core.isa).is_host:
-        return compiled
-    data = {f"src/{unit.model}_constants.c", f"src/{unit.model}_weights.S"}  # these have no functions
-    with tempfile.TemporaryDirectory() as folder:
-        write_project(replace(project, graph=None, data={}), Path(folder) / "build")
-        try:
-            need, compiler = firmware_stack(
-                Path(folder) / "build",
-                [Path(name) for name in project.target_sources if name not in data],
-                f"{unit.model}_run",
-                isa=target.core.isa,
-                defines=defines(unit.model, target),
-                include=_FOLDERS,
-                flags=(*EMITTED_C, OPTIMISATION[unit.optimize]),
-                cache=cache,
-            )
-        except (BuildError, MissingExtraError):  # who builds the firmware is told
-            return compiled
-    if need is None:
-        return compiled
-    if need > (reserved := target.core.stack):
-        what = f"it needs {need:,} bytes of stack as {compiler} compiles it, {reserved:,} are reserved"
-        room = -(-need // 64) * 64
-        raise PlanError(
-            what, where=target.name, hint=f"--set core.stack={room}, or Core(stack={room}) in the target's file"
-        )
-    unit = replace(unit, stack=StackNeed(need, compiler))
-    return replace(compiled, unit=unit, project=with_stack_said(project, unit))
 
 
 _Sets = Sequence[Mapping[str, bytes]]

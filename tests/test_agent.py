@@ -20,7 +20,7 @@ import board_rig as rig
 from command_line import dovetail, refused
 from dovetail.arrays import seeded_inputs
 from dovetail.errors import BoardError, DovetailError
-from dovetail.guests.agent import Agent, AgentSettings, read_settings
+from dovetail.guests.agent.server import Agent, AgentSettings, read_settings
 from dovetail.guests.tune.tuner import TuningRequest, tune
 from dovetail.run import ProjectBuild, open_build, run_build
 from dovetail.sim import agent as greeting

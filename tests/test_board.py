@@ -26,7 +26,7 @@ import board_rig as rig
 from command_line import dovetail, refused
 from dovetail.arrays import seeded_inputs
 from dovetail.errors import BoardError, BuildError, DovetailError
-from dovetail.guests.agent import Agent, read_settings
+from dovetail.guests.agent.server import Agent, read_settings
 from dovetail.guests.tune.measure import make_task, runner
 from dovetail.prove import read_graph
 from dovetail.run import ProjectBuild, RunResult, board_firmware, board_image, open_build, run_build

@@ -21,7 +21,7 @@ import typer
 from command_line import dovetail
 from dovetail import plugins
 from dovetail.cli import options
-from dovetail.cli.main import COMMANDS, app, main
+from dovetail.cli.main import all_commands, command_line, main
 from dovetail.errors import DovetailError
 from dovetail.fields import axes_of
 from dovetail.guests import zoo
@@ -29,12 +29,14 @@ from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.ptq import Method
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.kernels import Optimize
+from dovetail.options import flags_of
 from dovetail.schedule.assign.pins import parse_pins
 from dovetail.sim.line import KINDS
 from dovetail.targets import BUILT_IN, load_target
 from porting import port_file
 
-GROUP: Any = typer.main.get_command(app)
+COMMANDS = all_commands()
+GROUP: Any = typer.main.get_command(command_line(COMMANDS))
 EXAMPLES = [
     (name, text)
     for name, command in GROUP.commands.items()
@@ -93,7 +95,7 @@ def test_examples_with_a_mistake_are_noticed() -> None:
     ],
 )
 def test_choices_are_those_of_the_library(name: str, option: str, kind: type[Enum], left_out: set[str]) -> None:
-    given = get_type_hints(COMMANDS[name])[option]
+    given = get_type_hints(options.expanded(COMMANDS[name]))[option]
     choices = next((kind for kind in get_args(given) if get_origin(kind) is Literal), given)  # of one or none
     assert {*get_args(choices)} == {one.value for one in kind} - left_out
 
@@ -226,4 +228,4 @@ def test_a_reader_that_leaves_is_no_error(arguments: tuple[str, ...], tmp_path: 
 
 
 def test_the_help_names_every_way_to_a_board() -> None:
-    assert all(kind in options.On.__metadata__[0].help for kind in KINDS)
+    assert all(kind in flags_of(options.BoardOptions)["on"].help for kind in KINDS)

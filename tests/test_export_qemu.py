@@ -12,7 +12,7 @@ import pytest
 
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model
-from dovetail.guests.export import export
+from dovetail.guests.export.write import export
 from dovetail.run import open_build
 from dovetail.target.description import Target
 from dovetail.targets import load_target

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from command_line import dovetail, refused
-from dovetail.guests.export import export
+from dovetail.guests.export.write import export
 from dovetail.run import open_build
 
 RTOS = Path(__file__).parent / "rtos"

@@ -14,8 +14,8 @@ import pytest
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, sample_inputs
 from dovetail.errors import PlanError, ProgramError, SimulationError, TargetError
+from dovetail.guests.check.vectors import read_vectors, write_vectors
 from dovetail.guests.report.detail import detail, trace_text
-from dovetail.guests.vectors import read_vectors, write_vectors
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.operators.arithmetic import Lookup
 from dovetail.ir.types import Array

@@ -11,39 +11,13 @@ import pytest
 
 pytestmark = pytest.mark.quick
 PACKAGE = Path(__file__).resolve().parents[1] / "dovetail"
-ORDER = (
-    *(
-        "version",
-        "errors",
-        "files",
-        "documents",
-        "farm",
-        "user_file",
-        "plugins",
-        "ir",
-        "operators",
-        "read",
-        "quantize",
-        "target",
-        "legalize",
-    ),
-    *(
-        "loops",
-        "kernels",
-        "program",
-        "schedule",
-        "codegen",
-        "sim",
-        "compile",
-        "targets",
-        "fields",
-        "run",
-        "report",
-        "arrays",
-        "prove",
-    ),
-    *("explain", "guests", "api", "cli", "__main__"),
+CORE = (
+    *("version", "names", "errors", "files", "documents", "farm", "user_file", "plugins", "ir", "operators", "read"),
+    *("quantize", "target", "legalize", "loops", "kernels", "program", "schedule", "codegen", "sim", "fields"),
+    *("options", "compile", "run", "report", "arrays", "prove", "explain", "api", "cli", "__main__"),
 )
+"""The compiler of a described target: everything but the guests."""
+ORDER = (*CORE, "targets", "guests")
 """Folders and files of the package in the order data flows; each imports only what stands before it."""
 WITHIN = {
     "schedule": (

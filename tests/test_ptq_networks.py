@@ -16,7 +16,7 @@ from dovetail.guests.ptq import Method, QuantisedNetwork, Samples, Settings, pre
 from dovetail.guests.ptq.calibration import calibrate, choose_layers
 from dovetail.guests.ptq.execute import run
 from dovetail.guests.ptq.onnx_writer import plain_onnx
-from dovetail.guests.ptq.prepare import equalise, pairs
+from dovetail.guests.ptq.preparation import equalise, pairs
 from dovetail.guests.ptq.qdq import Scheme, qdq_graph
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.onnx_runtime import runtime_session

@@ -15,7 +15,7 @@ from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
 from dovetail.errors import ModelError
 from dovetail.guests.ptq import Samples, Settings, quantise_network
-from dovetail.guests.ptq.prepare import prepare
+from dovetail.guests.ptq.preparation import prepare
 from dovetail.ir.graph import Graph, evaluate, evaluate_all
 from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.onnx_runtime import runtime_session

@@ -22,7 +22,7 @@ import pytest
 from command_line import dovetail, refused
 from dovetail.codegen.manifest import TensorPort
 from dovetail.errors import BoardError, BuildError
-from dovetail.guests.agent import Agent, read_settings
+from dovetail.guests.agent.server import Agent, read_settings
 from dovetail.guests.mesh.compiled import with_compiler
 from dovetail.guests.mesh.manifest import MeshBuild, ResultPart, read_mesh
 from dovetail.guests.mesh.rack import EmulatedElements
@@ -178,7 +178,7 @@ def small(folder: Path) -> MeshBuild:
 
 def test_lines_that_are_cut_and_agents_that_end(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every input has its own result, once and in its place; racks that begin anew are loaded anew."""
-    monkeypatch.setattr("dovetail.guests.agent.line_to", lambda one: rack_link(Rack(Adder(), room=2), one.where))
+    monkeypatch.setattr("dovetail.guests.agent.server.line_to", lambda one: rack_link(Rack(Adder(), room=2), one.where))
     told, ended, kills = read_settings(bench(tmp_path)), threading.Event(), []
     generator = random.Random(5)
     first = Agent(told, "127.0.0.1", 0, UNTOLD.append)

@@ -16,7 +16,7 @@ from dovetail.compile import Compiled, Options, compile_model
 from dovetail.errors import PlanError
 from dovetail.guests import zoo
 from dovetail.program.interpret import sample_inputs
-from dovetail.run import open_build, run_build, with_stack
+from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from firmware import require_chip
 
@@ -41,7 +41,7 @@ def chosen(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def digits(folder: Path, target: str) -> Compiled:
     path = folder / "digits.onnx"
     path.write_bytes(zoo.build("digits"))
-    return with_stack(compile_model(path, load_target(target), Options()))
+    return compile_model(path, load_target(target), Options())
 
 
 @pytest.mark.parametrize(
@@ -155,5 +155,5 @@ def test_less_than_it_needs_is_refused(tmp_path: Path) -> None:
     riscv = load_target("riscv")
     small = replace(riscv, core=replace(riscv.core, stack=64))
     with pytest.raises(PlanError, match=r"needs [\d,]+ bytes of stack .* 64 are reserved") as caught:
-        with_stack(compile_model(tmp_path / "digits.onnx", small, Options()))
+        compile_model(tmp_path / "digits.onnx", small, Options())
     assert "--set core.stack=" in caught.value.hint

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.cli.compile import parse_bytes
 from dovetail.cli.main import main
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, reserved, sample_inputs
@@ -21,6 +20,7 @@ from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.types import DType, TensorType
+from dovetail.options import parse_bytes
 from dovetail.program.ir import Call, Role
 from dovetail.program.verify import verify as verify_program
 from dovetail.run import open_build, run_build

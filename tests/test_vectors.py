@@ -12,7 +12,7 @@ import pytest
 
 from dovetail.errors import DovetailError
 from dovetail.guests import vectors
-from dovetail.guests.vectors import FORMATS, read_vectors, write_vectors
+from dovetail.guests.check.vectors import FORMATS, read_vectors, write_vectors
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.target import Engine, Offload, Target
 from dovetail.targets import load_target
@@ -83,7 +83,7 @@ def test_hex_is_what_readmemh_takes(tmp_path: Path) -> None:
 
 def test_register_writes_seen_on_the_chip(tmp_path: Path) -> None:
     from dovetail.guests.check.cases import Case, base
-    from dovetail.guests.vectors import vectors_of, writes_seen
+    from dovetail.guests.check.vectors import vectors_of, writes_seen
 
     target = load_target("macarray")
     engine = target.engines[0]

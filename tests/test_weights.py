@@ -102,7 +102,7 @@ def test_what_is_written_as_bytes() -> None:
     constants["large"] = ("int8_t", large[LEAST:])
     del constants["other"]
     assert not as_bytes(constants, Weights.AUTO) and as_bytes(constants, Weights.BINARY) == {"large"}
-    assert Options().weights is Weights.AUTO
+    assert Weights(Options().weights) is Weights.AUTO
 
 
 @pytest.mark.parametrize("target", sorted(CASES))

@@ -21,7 +21,7 @@ INTERRUPTED = 130
 """Status after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The commands; Ctrl-C in one of them ends the process with one line."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -81,6 +81,12 @@ def short_name(operator: str) -> str:
 def note(text: str) -> None:
     """Print a remark on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def note_seeded(file: Path | None) -> None:
+    """Say where inputs are not from a file."""
+    if file is None:
+        note("no --input: the inputs are random numbers with seed 0")
 
 
 def show_error(error: DovetailError) -> None:

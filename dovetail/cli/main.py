@@ -1,23 +1,20 @@
-"""The command `dovetail`."""
+"""The command `dovetail`: its commands are the entry points `dovetail.commands` of installed packages."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, TypeGuard
 
 import typer
 
-from dovetail.cli.agent import agent
-from dovetail.cli.compile import compile_model, explain, tune
-from dovetail.cli.console import Commands, show_error
-from dovetail.cli.export import export
-from dovetail.cli.mesh import mesh, schedule
-from dovetail.cli.port import check, new_target, targets, vectors, zoo
-from dovetail.cli.quantize import accuracy, quantize
-from dovetail.cli.report import compare, report, run, sweep
+from dovetail import plugins
+from dovetail.cli.console import CommandGroup, note, show_error
+from dovetail.cli.options import expanded
 from dovetail.errors import DovetailError
 from dovetail.user_file import blamed
+
+Command = Callable[..., None]
 
 
 def _show_version(wanted: bool) -> None:
@@ -28,7 +25,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def every(
+def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -36,53 +33,54 @@ def every(
     """Fits a quantised neural network to the accelerator you built: a model in, verified bare-metal C out."""
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    **{"compile": compile_model, "run": run, "report": report, "export": export},
-    **{"compare": compare, "sweep": sweep, "explain": explain},
-    **{"tune": tune, "schedule": schedule, "mesh": mesh, "quantize": quantize, "accuracy": accuracy},
-    **{"new-target": new_target, "check": check, "vectors": vectors, "targets": targets, "zoo": zoo},
-    **{"agent": agent},
-}
-"""In the order in which they are listed."""
+def _is_command(value: object) -> TypeGuard[Command]:
+    return callable(value)
 
 
-def _with(names: Iterable[str]) -> typer.Typer:
+def all_commands(tell: Callable[[str], None] = lambda sentence: None) -> Mapping[str, Command]:
+    """Every command by name; `tell` hears of those that cannot be used."""
+    commands, errors = plugins.load_all(plugins.COMMANDS, _is_command, "a function")
+    for error in errors:
+        tell(str(error))
+    return commands
+
+
+def command_line(commands: Mapping[str, Command]) -> typer.Typer:
     """The command line with some of the commands."""
-    made = typer.Typer(
-        cls=Commands,
+    app = typer.Typer(
+        cls=CommandGroup,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    made.callback(
+    app.callback(
         epilog="Example: dovetail zoo digits -o digits.onnx, then dovetail compile digits.onnx --target ne16 "
         "-o build/net, then dovetail run build/net"
-    )(every)
-    for name in names:
-        made.command(name)(COMMANDS[name])
-    return made
-
-
-app = _with(COMMANDS)
+    )(root)
+    for name, command in commands.items():
+        app.command(name)(expanded(command))
+    return app
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: status 0, 1 after a message about a mistake, 2 for wrong usage, 130 after Ctrl-C.
 
-    A bug shows its stack; what a function of the user's target file raises is told with its line there.
+    A bug shows its stack; an exception of a function in the user's target file is shown with its line there.
 
     Args:
         arguments: without the program's name; None for those of the process.
     """
-    asked = (sys.argv[1:] if arguments is None else arguments)[:1]
-    try:  # the options of commands nobody asked for need not be looked at
-        (_with(asked) if asked and asked[0] in COMMANDS else app)(arguments, prog_name="dovetail")
+    name = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    try:  # the other commands need not be loaded
+        command = None if name.startswith("-") else plugins.load(plugins.COMMANDS, name, _is_command, "a function")
+        app = command_line({name: command} if command else all_commands(note))
+        app(arguments, prog_name="dovetail")
     except Exception as error:
-        told = error if isinstance(error, DovetailError) else blamed(error)
-        if told is None:
+        message = error if isinstance(error, DovetailError) else blamed(error)
+        if message is None:
             raise
-        show_error(told)
+        show_error(message)
         sys.exit(1)
 
 

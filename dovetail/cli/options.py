@@ -1,22 +1,32 @@
-"""Options several commands share; a command's own stand in its signature."""
+"""Parameters that commands share, and commands whose parameters are the fields of dataclasses.
+
+A command is a function with typer's annotations. A parameter whose type is a dataclass stands for an option per field
+that `dovetail.options.flag` made:
+
+    def mine(model: Model, options: Options, few: Annotated[BoardOptions, "on", "timeout"]) -> None: ...
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, is_dataclass
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
 from dovetail.errors import DovetailError
+from dovetail.options import Flag, flag, flags_of
 
 if TYPE_CHECKING:
-    from dovetail.operators import UserOperator
     from dovetail.sim.line import Board
 
-argument = partial(typer.Argument, show_default=False)
+argument = functools.partial(typer.Argument, show_default=False)
 """An argument without a default."""
-option = partial(typer.Option, show_default=False)
+option = functools.partial(typer.Option, show_default=False)
 """An option without a default worth showing."""
 
 Simulator = Literal["iss", "rtl", "host"]
@@ -31,36 +41,8 @@ TargetName = Annotated[
         help="A target's or part's name (see dovetail targets), or the path of a target file.",
     ),
 ]
+TargetArgument = Annotated[str, argument(metavar="TARGET", help="A target's name, or the path of a target file.")]
 TargetFile = Annotated[str | None, option("--target", "-t", help="The target file it was made for, if it was one.")]
-Requant = Annotated[str | None, option(help="Requantisation policy; the target's default if not given.")]
-Rounding = Annotated[
-    Literal["double", "single"] | None,
-    option(help="Rounding of the model's requantisations; single for ONNX, double for others if not given."),
-]
-Shapes = Annotated[
-    list[str] | None,
-    option("--shape", metavar="NAME=1,3,32,32", help="The shape of an input whose sizes the model leaves open."),
-]
-Operators = Annotated[
-    Path | None, option("--operators", metavar="FILE", help="A Python file that defines operators of your own.")
-]
-Ends = Literal["model", "int8"]
-IntegerInputs = Annotated[
-    Ends,
-    typer.Option(
-        "--inputs",
-        help="int8: float inputs that are only quantised are taken as the network's own integers; the header has their "
-        "scales.",
-    ),
-]
-IntegerOutputs = Annotated[Ends, typer.Option("--outputs", help="int8: the same of float outputs.")]
-Set = Annotated[
-    list[str] | None,
-    option("--set", metavar="NAME=VALUE", help="A number of the target, such as ram.size=16M. May be repeated."),
-]
-AllowFloat = Annotated[
-    bool, typer.Option("--float", help="Compute in float32 on the core what the model does not quantise.")
-]
 Sim = Annotated[
     Simulator | None,
     option(
@@ -74,89 +56,85 @@ Inputs = Annotated[
 BuildFolder = Annotated[Path, argument(help="A folder made by dovetail compile.")]
 Page = Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")]
 Json = Annotated[Path | None, option("--json", help="Write the same here as JSON; - for stdout.")]
-
-Pin = Annotated[
-    list[str] | None,
-    option(
-        metavar="NAME=ENGINE",
-        help="Compute a layer, or an operator of the model, on an engine, core, one core of several (core1), or "
-        "several engines (a+b). May be repeated.",
-    ),
-]
-Pins = Annotated[Path | None, option(help='A file of pins: a table pins of NAME = "ENGINE" in TOML, or in .json.')]
-Cores = Annotated[
-    int | None,
-    option(min=1, help="Cores like the target's own that share every layer; the target's number if not given."),
-]
-InPipeline = Annotated[
-    bool, typer.Option("--pipeline", help="Let each core work on an input of its own, in stages of equal length.")
-]
-Name = Annotated[
-    str | None, option(help="What the C names of the network begin with; the model's own name if not given.")
-]
-Arena = Annotated[
-    str | None,
-    option(metavar="SYMBOL", help="C name of an array of your own for the values, which several networks may share."),
-]
-KeepDead = Annotated[bool, typer.Option("--keep-dead", help="Compute what changes nothing, or twice, too.")]
-MemoryBudget = Annotated[
-    str | None,
-    option(
-        metavar="BYTES|32K",
-        help="Most bytes of activations and stack on a core alone: layers are computed in stripes where that saves "
-        "memory.",
-    ),
-]
-
 LocalJobs = Annotated[int, typer.Option(help="Processes on this machine.")]
 Scheduler = Annotated[str | None, option(help="Address of a Dask scheduler to use instead.")]
 ReplaceFolder = Annotated[bool, typer.Option("--force", help="Replace the folder that is already there.")]
 ReplaceFiles = Annotated[bool, typer.Option("--force", help="Replace what is already there.")]
 
-On = Annotated[
-    str | None,
-    option(
+
+@dataclass(frozen=True)
+class BoardOptions:
+    """The board a command runs on."""
+
+    on: str | None = flag(
+        None,
+        "Run on a board: serial:/dev/ttyX[:BAUD], tcp:HOST:PORT, gdb[:HOST:PORT], agent:HOST[:PORT]/BOARD.",
         "--on",
         metavar="BOARD",
-        help="Run on a board: serial:/dev/ttyX[:BAUD], tcp:HOST:PORT, gdb[:HOST:PORT], agent:HOST[:PORT]/BOARD.",
-    ),
-]
-BoardIo = Annotated[
-    Path | None, option("--board-io", help="With --on: make its firmware with this C file (see runtime/board.h).")
-]
-BoardLoad = Annotated[
-    str | None, option("--load", metavar="COMMAND", help="With --on: load the firmware, {elf}, by this command.")
-]
-BoardSecret = Annotated[
-    Path | None,
-    option("--secret", envvar="DOVETAIL_SECRET", help="With --on agent: the file of its secret."),
-]
-BoardTimeout = Annotated[float, typer.Option("--timeout", help="With --on: seconds an inference may take.")]
+    )
+    io: Path | None = flag(
+        None,
+        "With --on: make its firmware with this C file (see runtime/board.h).",
+        "--board-io",
+        kind=Path | None,
+    )
+    load: str | None = flag(None, "With --on: load the firmware, {elf}, by this command.", "--load", metavar="COMMAND")
+    timeout: float = flag(60.0, "With --on: seconds an inference may take.", "--timeout")
+    secret: Path | None = flag(
+        None, "With --on agent: the file of its secret.", "--secret", kind=Path | None, envvar="DOVETAIL_SECRET"
+    )
 
-Data = Annotated[
-    Path, option(help="An .npz with an array per input (and labels), a folder of .npy, or a folder of images.")
-]
-DataScale = Annotated[float, typer.Option("--scale", help="Every element of the data is multiplied with this first.")]
-DataOffset = Annotated[float, typer.Option("--offset", help="And this is added to it.")]
-DataResize = Annotated[bool, typer.Option("--resize", help="Scale images of another size than the model's.")]
-Samples = Annotated[int, typer.Option(help="Samples read, from the first.", min=1)]
-
-
-def board_of(on: str | None, io: Path | None, load: str | None, timeout: float, secret: Path | None) -> Board | None:
-    """The board of these options; None without --on. Raises DovetailError."""
-    if on is not None:
+    def board(self) -> Board | None:
+        """The board; None without --on. Raises DovetailError where an option has no board."""
         from dovetail.sim.line import Board
 
-        return Board(on, io, load or "", timeout, secret)
-    if io is not None or load is not None:
-        raise DovetailError(
-            "these options are about a board, and none is given", where="--board-io, --load", hint="add --on BOARD"
-        )
-    return None
+        if self.on is not None:
+            return Board(self.on, self.io, self.load or "", self.timeout, self.secret)
+        if self.io is not None or self.load is not None:
+            what = "these options are about a board, and none is given"
+            raise DovetailError(what, where="--board-io, --load", hint="add --on BOARD")
+        return None
 
 
-def operators_of(file: Path | None) -> tuple[type[UserOperator], ...]:
-    """The operators of a user's file, none without one; raises DovetailError."""
-    from dovetail.operators import load_operators
+def changed_options(options: Any, fields: Collection[str]) -> list[str]:
+    """Of some fields those that are not at their defaults, by the names of their options, such as --check-layers."""
+    return [
+        own.names[0] if own.names else f"--{name.replace('_', '-')}"
+        for name, own in flags_of(type(options)).items()
+        if name in fields and getattr(options, name) != own.default
+    ]
 
-    return load_operators(file) if file else ()
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with a parameter for each option of the dataclasses among its parameters."""
+    groups: dict[str, tuple[type, dict[str, Flag]]] = {}
+    parameters = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind, *chosen = get_args(parameter.annotation) or (parameter.annotation,)
+        if is_dataclass(kind) and isinstance(kind, type):
+            flags = {name: own for name, own in flags_of(kind).items() if not chosen or name in chosen}
+            groups[parameter.name] = kind, flags
+            parameters += [_parameter(name, own) for name, own in flags.items()]
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for group, (kind, flags) in groups.items():
+            values[group] = kind(**_fields(flags, {name: values.pop(name) for name in flags}))
+        command(**values)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameter(name: str, own: Flag) -> Parameter:
+    asked = typer.Option(*own.names, help=own.help, show_default=own.default is not None, **own.more)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=own.default, annotation=Annotated[own.kind, asked])
+
+
+def _fields(flags: Mapping[str, Flag], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a dataclass's fields, of those on the command line; what is not given there keeps its default."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: own.read(given[name]) if own.read else given[name] for name, own in flags.items() if name in given}

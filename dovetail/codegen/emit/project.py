@@ -42,6 +42,8 @@ from dovetail.version import __version__
 GRAPH = "dovetail-graph.onnx"
 """Name of the file with the integer graph that a build's outputs are compared with."""
 
+INCLUDED = (Path("src"), Path("runtime"), Path("driver"))
+"""Folders of a project where files are included from."""
 OPTIMISATION: Mapping[Optimize, str] = {Optimize.SPEED: "-O2", Optimize.SIZE: "-Os"}
 """The compiler's option for what the code is made for."""
 _HEADER, _MAIN = "dovetail_rt.h", "src/main.c"

@@ -1,112 +1,35 @@
-"""Calibrate: from a float network, or what a quantised one stands for, and data to a quantised one that a target takes.
+"""Quantise a network after training: a float model, or a quantised one anew, and data give one that a target takes.
 
-`quantise_network` is the table of contents. The result is in QDQ form, which the quantize stage takes.
+`network.quantise_network` is the table of contents. The result is in QDQ form, which the quantize stage takes.
 """
 
-from __future__ import annotations
-
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dovetail.guests.ptq.accuracy import FACTORS
-from dovetail.guests.ptq.budget import LayerCost, weight_bytes
-from dovetail.guests.ptq.calibration import (
-    CalibratedNetwork,
-    Settings,
-    calibrate,
-    choose_layers,
-    finds_two_bits,
-    named_activations,
-    named_widths,
-    weight_widths,
-)
-from dovetail.guests.ptq.data import Preprocessing, Samples, read_samples
-from dovetail.guests.ptq.execute import Told, silent
-from dovetail.guests.ptq.onnx_writer import plain_onnx
-from dovetail.guests.ptq.prepare import prepare
-from dovetail.guests.ptq.qdq import qdq_graph
-from dovetail.guests.ptq.search import WidthSearchResult, activation_costs, search
-from dovetail.guests.ptq.steps import Method
-from dovetail.guests.ptq.unquantise import input_steps, is_quantised
-from dovetail.ir.graph import Graph
-from dovetail.ir.types import Array
-from dovetail.target.description import Target
+from dovetail.names import lazy
 
 if TYPE_CHECKING:
-    import onnx
+    from dovetail.guests.ptq.calibration import Settings as Settings
+    from dovetail.guests.ptq.calibration import finds_two_bits as finds_two_bits
+    from dovetail.guests.ptq.calibration import named_activations as named_activations
+    from dovetail.guests.ptq.calibration import named_widths as named_widths
+    from dovetail.guests.ptq.data import Preprocessing as Preprocessing
+    from dovetail.guests.ptq.data import Samples as Samples
+    from dovetail.guests.ptq.data import read_samples as read_samples
+    from dovetail.guests.ptq.network import QuantisedNetwork as QuantisedNetwork
+    from dovetail.guests.ptq.network import quantise_network as quantise_network
+    from dovetail.guests.ptq.preparation import prepare as prepare
+    from dovetail.guests.ptq.steps import Method as Method
+    from dovetail.guests.ptq.unquantise import input_steps as input_steps
+    from dovetail.guests.ptq.unquantise import is_quantised as is_quantised
 
-__all__ = ["Method", "Preprocessing", "QuantisedNetwork", "Samples", "Settings", "input_steps", "is_quantised"]
-__all__ += ["finds_two_bits", "named_activations", "named_widths", "prepare", "quantise_network", "read_samples"]
-
-
-@dataclass(frozen=True)
-class QuantisedNetwork:
-    """A quantised network."""
-
-    graph: Graph
-    """In QDQ form."""
-    model: onnx.ModelProto
-    """The same as plain ONNX."""
-    widths: Mapping[str, int]
-    """Bits of the weights by result of the layer."""
-    weight_bytes: int
-    """Of all weights, packed."""
-    search: WidthSearchResult | None
-    """How the widths were found, where a budget was given."""
-    activations: tuple[LayerCost, ...] = ()
-    """Activations of fewer than 8 bits, each at its own width alone: bytes and noise. Empty where none is."""
-
-
-def quantise_network(
-    graph: Graph,
-    samples: Samples,
-    target: Target,
-    settings: Settings,
-    validation: Samples | None = None,
-    report: Told = silent,
-) -> QuantisedNetwork:
-    """Quantise a network to what a target takes.
-
-    Args:
-        graph: what `prepare` gave.
-        samples: what ranges, rounding and biases are fitted to.
-        target: the machine.
-        settings: the user's choices.
-        validation: other samples, perhaps with labels, that a budget of accuracy is measured on; None for the same.
-        report: told the progress.
-
-    Raises:
-        TargetError: the target does not take weights of a width.
-        DovetailError: the network computes NaN or infinity on the data, or no choice keeps the budget.
-    """
-    data, measured = samples.inputs, validation or samples
-    widths: Mapping[str, int] = weight_widths(graph, settings, target)
-    calibrated = calibrate(graph, data, target.quantisation, settings, report)
-    found = None
-    if settings.budget is not None:
-        found = search(calibrated, data, measured, target, settings.budget, report)
-        widths = found.widths
-        calibrated = calibrated.at_widths(found.activation_widths) if found.values else calibrated
-    scheme = choose_layers(calibrated, data, widths, report)
-    report("writing the model")
-    quantised = qdq_graph(calibrated.graph, scheme)
-    rows = {name: [round(float(value), 9) for value in row] for name, row in calibrated.factors.items()}
-    notes = {FACTORS: json.dumps(rows, sort_keys=True)} if rows else {}
-    model, narrow = plain_onnx(quantised, notes), _narrow_activations(calibrated, data, report)
-    return QuantisedNetwork(quantised, model, widths, weight_bytes(graph, widths), found, narrow)
-
-
-def _narrow_activations(
-    calibrated: CalibratedNetwork, data: Mapping[str, Array], report: Told
-) -> tuple[LayerCost, ...]:
-    """What activations of fewer than 8 bits take, and the noise each makes alone, in the network's order."""
-    bits = {name: steps.dtype.bits for name, steps in calibrated.activations.items()}
-    groups = {name: (name,) for name in bits if bits[name] < 8}
-    widths = sorted({bits[name] for name in groups}, reverse=True)
-    costs = activation_costs(calibrated, data, groups, widths, report)
-    return tuple(
-        LayerCost(one.name, {bits[one.name]: one.noise[bits[one.name]]}, {bits[one.name]: one.cost[bits[one.name]]})
-        for one in costs
-    )
+__getattr__ = lazy(
+    __name__,
+    {
+        "dovetail.guests.ptq.calibration": ("Settings", "finds_two_bits", "named_activations", "named_widths"),
+        "dovetail.guests.ptq.data": ("Preprocessing", "Samples", "read_samples"),
+        "dovetail.guests.ptq.network": ("QuantisedNetwork", "quantise_network"),
+        "dovetail.guests.ptq.preparation": ("prepare",),
+        "dovetail.guests.ptq.steps": ("Method",),
+        "dovetail.guests.ptq.unquantise": ("input_steps", "is_quantised"),
+    },
+)

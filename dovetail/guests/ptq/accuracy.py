@@ -16,7 +16,7 @@ from dovetail.errors import DovetailError
 from dovetail.guests.ptq.budget import decibel
 from dovetail.guests.ptq.data import Preprocessing, check_labels, read_samples
 from dovetail.guests.ptq.execute import Told, run
-from dovetail.guests.ptq.prepare import prepare
+from dovetail.guests.ptq.preparation import prepare
 from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate
 from dovetail.ir.operators.activation import Softmax
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
@@ -269,7 +269,7 @@ def accuracy_of(
     Raises:
         DovetailError: a file is at fault, or they do not fit each other.
     """
-    from dovetail.compile import Options
+    from dovetail.compile import Options, rounding_of
     from dovetail.run import default_simulator
     from dovetail.target.registry import load_target
 
@@ -278,7 +278,7 @@ def accuracy_of(
     known = combined(target.operators if target is not None else (), operators)
     target = replace(target, operators=known) if target is not None else None
     qdq = simplify(load_model(model, operators=known))
-    own = Options().rounding_of(model, target) if target is not None else own_rounding(model)
+    own = rounding_of(model, target, Options()) if target is not None else own_rounding(model)
     integer = quantize(qdq, own, allow_float=True)
     reference = (
         prepare(load_model(float_model, operators=known), float_model.name) if float_model else without_activations(qdq)

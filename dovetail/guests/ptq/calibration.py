@@ -14,7 +14,7 @@ from dovetail.guests.ptq.attention import wide_values
 from dovetail.guests.ptq.budget import Budget
 from dovetail.guests.ptq.execute import Told, observe, silent
 from dovetail.guests.ptq.layers import LayerSettings, fit_layers, weighted_layers
-from dovetail.guests.ptq.prepare import equalise
+from dovetail.guests.ptq.preparation import equalise
 from dovetail.guests.ptq.qdq import Scheme
 from dovetail.guests.ptq.steps import Histogram, Method, TensorQuantisation
 from dovetail.ir.graph import Graph, GraphBuilder

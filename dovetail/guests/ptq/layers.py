@@ -19,7 +19,7 @@ from math import inf
 import numpy as np
 
 from dovetail.guests.ptq.execute import Told, Values, compute, sampled, silent, windows_of
-from dovetail.guests.ptq.prepare import along
+from dovetail.guests.ptq.preparation import along
 from dovetail.guests.ptq.steps import TensorQuantisation, steps_of
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.linear import Convolution, DepthwiseConv2d, FullyConnected, Linear

@@ -1,1 +1,16 @@
 """`dovetail report` and `dovetail compare`: a run's costs in detail, as JSON, tables and HTML pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail.run import RunResult
+
+
+def run_page(result: RunResult) -> str:
+    """The HTML page of `dovetail report` for a run."""
+    from dovetail.guests.report.detail import detail
+    from dovetail.guests.report.page import page
+
+    return page(detail(result))

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from dovetail.compile import Options, prepare, reserved
+from dovetail.compile import Options, prepare, reserved, rounding_of
 from dovetail.errors import DovetailError, TargetError
 from dovetail.guests.tune.floor import Floor, network_floor
 from dovetail.guests.tune.log import LOG_SCHEMA, NETWORK, TrialLog, open_log
@@ -235,7 +235,7 @@ def tune(
         request.model.read_bytes(),
         target.name,
         policy,
-        request.options.rounding_of(request.model, target).value,
+        rounding_of(request.model, target, request.options).value,
     )
     header = {
         "dovetail_tuning_log": LOG_SCHEMA,

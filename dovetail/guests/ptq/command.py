@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dovetail.cli import options as opt
 from dovetail.cli.console import beside_json, note, progress, say, show_table
-from dovetail.cli.options import argument, option
+from dovetail.cli.options import Model, Simulator, TargetName, argument, option
 from dovetail.errors import DovetailError
+from dovetail.options import Options, flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dovetail.guests.ptq import QuantisedNetwork, Samples
     from dovetail.guests.ptq.accuracy import Accuracy, Column
     from dovetail.guests.ptq.budget import FrontierPoint
+    from dovetail.guests.ptq.data import Preprocessing
     from dovetail.guests.ptq.execute import Told
     from dovetail.guests.ptq.search import WidthSearchResult
     from dovetail.target import Target
@@ -30,10 +31,33 @@ SHOWN = 12
 """Points of the frontier in the table."""
 
 
+Data = Annotated[
+    Path, option(help="An .npz with an array per input (and labels), a folder of .npy, or a folder of images.")
+]
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How data are read."""
+
+    samples: int = flag(512, "Samples read, from the first.", min=1)
+    scale: float = flag(1.0, "Every element of the data is multiplied with this first.", "--scale")
+    offset: float = flag(0.0, "And this is added to it.", "--offset")
+    resize: bool = flag(False, "Scale images of another size than the model's.", "--resize")
+
+    def preprocessing(self) -> Preprocessing:
+        """The same for the reader of data."""
+        from dovetail.guests.ptq.data import Preprocessing
+
+        return Preprocessing(self.scale, self.offset, self.resize, self.samples)
+
+
 def quantize(
     model: Annotated[Path, argument(help="A .tflite, .onnx or Keras file: float, or quantised in another way.")],
-    data: opt.Data,
-    target: opt.TargetName,
+    data: Data,
+    target: TargetName,
+    images: DataOptions,
+    own: Annotated[Options, "operators"],
     output: Annotated[
         Path | None, option("--output", "-o", help="The .onnx file to write; MODEL_WIDTH.onnx if not given.")
     ] = None,
@@ -88,11 +112,6 @@ def quantize(
         bool,
         typer.Option("--compare", help="Compare with ONNX Runtime's quantisers, on --validation or the same data."),
     ] = False,
-    samples: opt.Samples = 512,
-    scale: opt.DataScale = 1.0,
-    offset: opt.DataOffset = 0.0,
-    resize: opt.DataResize = False,
-    operators: opt.Operators = None,
 ) -> None:
     """Quantise a float model, or a quantised one anew, with calibration data.
 
@@ -131,16 +150,14 @@ def quantize(
         )
         known = load_target(target)
         report("reading the model")
-        loaded = load_model(model, operators=combined(known.operators, opt.operators_of(operators)))
+        loaded = load_model(model, operators=combined(known.operators, own.operators))
         again, steps = ptq.is_quantised(loaded), ptq.input_steps(loaded)
         settings = replace(settings, integer_ends=settings.integer_ends or (again and bool(steps)))
         graph = ptq.prepare(loaded, model.name)
         named = ptq.named_activations(graph, activation_width or ())
         settings = replace(settings, widths=ptq.named_widths(graph, width or ()), activation_widths=named)
         report("reading the data")
-        read = partial(
-            ptq.read_samples, graph=graph, how=ptq.Preprocessing(scale, offset, resize, samples), steps=steps
-        )
+        read = partial(ptq.read_samples, graph=graph, how=images.preprocessing(), steps=steps)
         given, other = read(data), read(validation) if validation is not None else None
         found = ptq.quantise_network(graph, given, known, settings, other, report)
         write_file(result, found.model.SerializeToString(deterministic=True))
@@ -254,20 +271,17 @@ def _point(point: FrontierPoint, found: WidthSearchResult, widths: list[int]) ->
 
 
 def accuracy(
-    model: opt.Model,
-    data: opt.Data,
+    model: Model,
+    data: Data,
+    images: DataOptions,
+    own: Annotated[Options, "operators"],
     target: Annotated[str | None, option("--target", "-t", help="Compare firmware for this target too.")] = None,
     float_model: Annotated[Path | None, option("--float-model", help="The float model it was made from.")] = None,
     sim: Annotated[
-        opt.Simulator | None,
+        Simulator | None,
         option(help="What firmware runs on: the simulated chip, or this machine; iss where there is such a chip."),
     ] = None,
     json_file: Annotated[Path | None, option("--json", help="Write the figures here as JSON; - for stdout.")] = None,
-    samples: opt.Samples = 512,
-    scale: opt.DataScale = 1.0,
-    offset: opt.DataOffset = 0.0,
-    resize: opt.DataResize = False,
-    operators: opt.Operators = None,
 ) -> None:
     """Compare float model, integer graph and firmware on data.
 
@@ -277,10 +291,9 @@ def accuracy(
     """
     with progress("starting") as report:
         from dovetail.guests.ptq.accuracy import accuracy_of
-        from dovetail.guests.ptq.data import Preprocessing
 
-        how = Preprocessing(scale, offset, resize, samples)
-        found = accuracy_of(model, data, how, target, float_model, sim, report, opt.operators_of(operators))
+        how = images.preprocessing()
+        found = accuracy_of(model, data, how, target, float_model, sim, report, own.operators)
     if float_model is None:
         note("no --float-model: float is this model with float activations, its weights as they are quantised")
     with beside_json(json_file, {"schema": 1, **asdict(found)}):

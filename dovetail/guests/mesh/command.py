@@ -1,4 +1,4 @@
-"""`dovetail schedule` and `dovetail mesh`: whole networks on hardware that is told what to do part by part."""
+"""`dovetail mesh`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dovetail.cli import options as opt
-from dovetail.cli.console import note, progress, say, show_table
-from dovetail.cli.options import option
+from dovetail.cli.console import progress, say, show_table
+from dovetail.cli.options import Model, ReplaceFolder, Scheduler, TargetName, option
 from dovetail.errors import DovetailError, TargetError
 
 if TYPE_CHECKING:
@@ -22,68 +21,9 @@ if TYPE_CHECKING:
     from dovetail.target.description import Target
 
 
-def schedule(
-    model: opt.Model,
-    target: opt.TargetName,
-    multipliers: Annotated[int | None, option(help="Of the hardware; the target's own if not given.")] = None,
-    sizes: Annotated[
-        list[str] | None, option("--set", help="NAME=NUMBER: another size of the hardware. May be repeated.")
-    ] = None,
-    rules: Annotated[Path | None, option(help="A YAML file of your own rules for the order.")] = None,
-    seconds: Annotated[float, typer.Option(help="To spend on better orders than the first.")] = 5.0,
-    simulate: Annotated[bool, typer.Option(help="Execute the order cycle by cycle and compare.")] = True,
-    folder: Annotated[
-        Path | None, option("--output", "-o", help="Folder for the order, its picture and programs.")
-    ] = None,
-    force: opt.ReplaceFolder = False,
-) -> None:
-    """Order a whole network on a target's hardware.
-
-    Which part works where, and when.
-
-    Example: dovetail schedule net.h5 --target maeri --multipliers 64 -o build/order
-    """
-    from dovetail.codegen.emit.project import write_files
-    from dovetail.compile import Options, prepare, sample_inputs
-    from dovetail.target import OrderRequest
-    from dovetail.target.registry import advice, load_target
-
-    with progress("starting") as show:
-        known = load_target(target)
-        if known.ordering is None:
-            hint = advice(lambda one: one.ordering is not None)
-            raise TargetError("this target does not order whole networks", where=known.name, hint=hint)
-        graph = prepare(model, known, Options(allow_float=True), show)
-
-        def told(text: str) -> None:
-            show(text)
-            note(text)
-
-        inputs = sample_inputs(graph) if simulate else None
-        request = OrderRequest(_settings(multipliers, sizes or ()), rules, seconds, inputs, told)
-        ordered = known.ordering(graph, request)
-    show_table(ordered.headings, ordered.rows, left=ordered.headings[:1], fold=ordered.headings)
-    for sentence in ordered.notes:
-        say(sentence)
-    if folder is not None:
-        write_files(ordered.files, folder, force)
-        say(f"{folder}: {', '.join(sorted({name.split('/')[0] for name in ordered.files}))}")
-
-
-def _settings(multipliers: int | None, sizes: Sequence[str]) -> dict[str, int]:
-    """The sizes to change, from --multipliers and --set."""
-    found = {} if multipliers is None else {"multipliers": multipliers}
-    for text in sizes:
-        name, _, value = text.partition("=")
-        if not value.lstrip("-").isdigit():
-            raise TargetError(f"'{text}' is not NAME=NUMBER", where="--set", hint="for example --set distribution=16")
-        found[name] = int(value)
-    return found
-
-
 def mesh(
-    model: opt.Model,
-    target: opt.TargetName,
+    model: Model,
+    target: TargetName,
     boards: Annotated[int | None, option(help="Boards there are; the target's own number if not given.")] = None,
     chips: Annotated[int | None, option(help="Only so many chips of one board.")] = None,
     objective: Annotated[
@@ -105,11 +45,11 @@ def mesh(
         bool, typer.Option("--exact", help="Run every element's firmware in an emulated core of its own.")
     ] = False,
     jobs: Annotated[int, typer.Option(help="Processes that do so on this machine.")] = 2,
-    scheduler: opt.Scheduler = None,
+    scheduler: Scheduler = None,
     folder: Annotated[
         Path | None, option("--output", "-o", help="Folder for programs, images, mapping and picture.")
     ] = None,
-    force: opt.ReplaceFolder = False,
+    force: ReplaceFolder = False,
 ) -> None:
     """Cut a network into pieces for the elements of a mesh.
 

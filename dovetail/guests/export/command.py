@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from dovetail.cli import options as opt
 from dovetail.cli.console import say
-from dovetail.cli.options import option
+from dovetail.cli.options import BuildFolder, TargetFile, option
 
 
 def export(
-    build: opt.BuildFolder,
+    build: BuildFolder,
     to: Annotated[
         Literal["cmake", "make", "arduino", "platformio", "zephyr", "esp-idf", "cmsis-pack"],
         option(help="Who the library is for."),
@@ -23,7 +22,7 @@ def export(
         Literal["freertos"] | None,
         option(help="Wait by semaphores of this system; zephyr and esp-idf have their own without being asked."),
     ] = None,
-    target: opt.TargetFile = None,
+    target: TargetFile = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the export that is already there.")] = False,
 ) -> None:
     """Write a build as a library for another build system, with an example program.
@@ -34,7 +33,7 @@ def export(
 
     Example: dovetail export build/net --to arduino -o ~/Arduino/libraries/net
     """
-    from dovetail.guests.export import export as write
+    from dovetail.guests.export.write import export as write
     from dovetail.run import open_build
     from dovetail.target.registry import load_target
 

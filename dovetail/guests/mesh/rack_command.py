@@ -1,4 +1,4 @@
-"""`dovetail run` of a folder made by `dovetail mesh`."""
+"""`dovetail run` of a folder that `dovetail mesh` wrote: the entry point `mesh.json` of `dovetail.builds`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.cli.console import beside_json, note, progress, say
+from dovetail.cli.console import beside_json, note_seeded, progress, say
+from dovetail.cli.options import BoardOptions, changed_options
+from dovetail.cli.run import RunOptions
 from dovetail.errors import DovetailError
+from dovetail.options import Options
 
 if TYPE_CHECKING:
     from dovetail.guests.mesh.manifest import MeshBuild
@@ -17,45 +20,25 @@ if TYPE_CHECKING:
     from dovetail.sim.line import Board, Link
     from dovetail.target.description import Target
 
-_MANIFEST = "mesh.json"
+_UNSUITED = ("sim", "core", "waves", "io", "load", "check_layers")
+"""Options of `dovetail run` that a rack does not have."""
 
 
-def is_mesh(folder: Path) -> bool:
-    """Whether a folder was made by `dovetail mesh`."""
-    return (folder / _MANIFEST).is_file()
-
-
-def run_mesh(
-    folder: Path,
-    board: Board | None,
-    input_file: Path | None,
-    output_file: Path | None,
-    json_file: Path | None,
-    target: str | None,
-    check: bool,
-    operators: Sequence[type[UserOperator]],
-    others: Mapping[str, object],
-) -> None:
+def run_mesh(folder: Path, options: RunOptions, on: BoardOptions, own: Options) -> None:
     """Run a mapped network on a rack, or without one on emulated elements of this computer.
 
-    Args:
-        folder: what was emitted.
-        board: the rack; None for emulated elements.
-        input_file, output_file, json_file, target: as `dovetail run` has them.
-        check: compare with the integer graph.
-        operators: the user's own.
-        others: options that are not for racks, by name.
-
     Raises:
-        DovetailError: an option of `others` is given, the rack does not do its part, or an output differs.
+        DovetailError: an option is not for racks, the rack does not do its part, or an output differs.
     """
-    if given := [name for name, value in others.items() if value]:
+    unsuited = [*changed_options(options, _UNSUITED), *changed_options(on, _UNSUITED)]
+    if unsuited:
         what = "a mapped network runs on a rack, and its programs are made by dovetail itself"
-        raise DovetailError(what, where=", ".join(given), hint="leave it out; name a rack with --on")
+        raise DovetailError(what, where=", ".join(unsuited), hint="leave it out; name a rack with --on")
+    board = on.board()
     if board is not None:
         board.check()
     with progress("starting") as show:
-        from dovetail.arrays import read_inputs, seeded_inputs, write_outputs
+        from dovetail.arrays import inputs_of, write_outputs
         from dovetail.guests.mesh.compiled import with_compiler
         from dovetail.guests.mesh.manifest import read_mesh
         from dovetail.guests.mesh.remote import RackSession, mesh_images
@@ -63,22 +46,19 @@ def run_mesh(
         from dovetail.target.registry import load_target
 
         build = read_mesh(folder)
-        known = with_compiler(load_target(target or build.target))
-        inputs, batched = (
-            read_inputs(input_file, build.inputs) if input_file else ([seeded_inputs(build.inputs)], False)
-        )
+        known = with_compiler(load_target(options.target or build.target))
+        inputs, batched = inputs_of(options.input_file, build.inputs)
         show("compiling the elements' programs")
         images = mesh_images(build, known)
         with RackSession(build, images, _opener(known, board), board.timeout if board else 600.0, show) as session:
             found = session.run(inputs)
-    if input_file is None:
-        note("no --input: the inputs are random numbers with seed 0")
-    if output_file is not None:
-        write_outputs(output_file, found.outputs, batched)
-    with beside_json(json_file, _as_json(build, found)):
+    note_seeded(options.input_file)
+    if options.output_file is not None:
+        write_outputs(options.output_file, found.outputs, batched)
+    with beside_json(options.json_file, _as_json(build, found)):
         _tell(build, found)
-    if check:
-        _compare(build, inputs, found, combined(known.operators, operators))
+    if options.check:
+        _compare(build, inputs, found, combined(known.operators, own.operators))
 
 
 def _opener(target: Target, board: Board | None) -> Callable[[], Link]:

@@ -1,0 +1,1 @@
+"""`dovetail agent`: lends boards of this computer to others on the network."""

@@ -1,0 +1,87 @@
+"""`dovetail check` and `dovetail vectors`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dovetail.cli.console import note, progress, say
+from dovetail.cli.options import LocalJobs, ReplaceFiles, Scheduler, TargetArgument, option
+from dovetail.errors import BuildError
+
+
+def check(
+    target: TargetArgument,
+    sim: Annotated[
+        list[str] | None,
+        option(
+            "--sim",
+            help="What the cases run on: the device's Python model alone (model), the simulated chip (iss), the same "
+            "with Verilog (rtl), this computer (host). May be repeated; the quickest and the chip if not given.",
+        ),
+    ] = None,
+    only: Annotated[list[str] | None, option("--only", help="Only this offload; may be repeated.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="More and larger cases.")] = False,
+    first: Annotated[bool, typer.Option("--first", help="Stop behind the first offload with findings.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds some 20 cases together may take.")] = 60.0,
+    jobs: LocalJobs = 1,
+    scheduler: Scheduler = None,
+    junit: Annotated[Path | None, option(help="Write JUnit XML here.")] = None,
+    markdown: Annotated[Path | None, option(help="Write Markdown here.")] = None,
+) -> None:
+    """Try a port at every limit it declares.
+
+    Says what is likely wrong, in the smallest form. The status is 1 where there are findings.
+
+    Example: dovetail check port/mine.py --junit check.xml
+    """
+    for path in (junit, markdown):
+        if path is not None:
+            _write(path, "")  # a file that cannot be written is told before the work, not after it
+    with progress("reading the target") as report:
+        from dovetail.guests.check import findings, suite
+        from dovetail.guests.check.cases import FULL, QUICK
+        from dovetail.target.registry import load_target
+
+        order = suite.Order(FULL if full else QUICK, tuple(sim or ()), tuple(only or ()), timeout, first)
+        found = suite.check(load_target(target), order, report, name=target, jobs=jobs, scheduler=scheduler)
+    for path, text in ((junit, findings.junit), (markdown, findings.markdown)):
+        if path is not None:
+            _write(path, text(found))
+    for number, finding in enumerate(found.findings, 1):
+        say(f"{number}. {findings.finding_text(finding)}\n")
+    say(findings.summary(found))
+    if found.findings:
+        sys.exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise BuildError(f"cannot write it: {error.strerror}", where=str(path), hint="choose another file") from None
+
+
+def vectors(
+    target: TargetArgument,
+    output: Annotated[Path, option("--output", "-o", help="Folder for the vectors.")],
+    form: Annotated[str, typer.Option("--format", help="hex (for $readmemh), bin or npz.")] = "hex",
+    force: ReplaceFiles = False,
+) -> None:
+    """Write test vectors for a Verilog test bench.
+
+    What each kernel finds in memory, its register writes and the result.
+
+    Example: dovetail vectors macarray --format hex -o vectors
+    """
+    with progress("making vectors"):
+        from dovetail.guests.check.vectors import write_vectors
+        from dovetail.target.registry import load_target
+
+        count, without = write_vectors(load_target(target), form, output, force)
+    if without:
+        note(f"no layer is made for {', '.join(without)}")
+    say(f"{output}: {count} kernels")

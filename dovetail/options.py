@@ -1,0 +1,238 @@
+"""The options of a compilation, each said once: its meaning, its default, and how the command line asks for it.
+
+The parameters of commands (dovetail/cli/options.py), the keywords of `dovetail.compile` and docs/reference/options.md
+are made from the fields of `Options`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from dovetail.errors import DovetailError, ModelError
+
+if TYPE_CHECKING:
+    from dovetail.codegen.emit.weights import Weights
+    from dovetail.ir.operators.arithmetic import Rounding
+    from dovetail.ir.operators.user import UserOperator
+    from dovetail.ir.types import Shape
+    from dovetail.kernels import Optimize
+
+
+def silent(sentence: str) -> None:
+    """Hears of something and keeps it to itself."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line asks for a field of a dataclass."""
+
+    help: str
+    names: tuple[str, ...]
+    """Empty for the name that typer makes of the field's."""
+    kind: Any
+    """Type of the value on the command line."""
+    default: Any
+    """The value on the command line where it is not given."""
+    read: Callable[[Any], Any] | None
+    """Makes the field's value; None where it is that on the command line."""
+    more: Mapping[str, Any]
+    """Further arguments of `typer.Option`."""
+
+
+def flag(
+    default: Any,
+    help: str,
+    *names: str,
+    kind: Any = None,
+    unset: Any = None,
+    read: Callable[[Any], Any] | None = None,
+    **more: Any,
+) -> Any:
+    """A field of a dataclass of options.
+
+    Args:
+        default: of the field; `dict` or `tuple` for an empty one.
+        help: its meaning, in a sentence.
+        names: on the command line; its own if not given.
+        kind: type of the value there; None for that of the default, or a text.
+        unset: the value there where it is not given; None for the default.
+        read: makes the field's value of that on the command line.
+        more: arguments of `typer.Option`.
+    """
+    empty = default in (dict, tuple)
+    kind = kind or (str | None if default is None else type(default))
+    about = Flag(help, names, kind, None if empty else default if unset is None else unset, read, more)
+    default = {"default_factory": default} if empty else {"default": default}
+    return field(**default, metadata={"flag": about})
+
+
+def keywords_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Show a function's `**keywords` as the fields of a dataclass, to `help` and editors."""
+
+    def shown(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        *others, _ = signature.parameters.values()
+        own = inspect.signature(kind).parameters.values()
+        every = [*others, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own)]
+        function.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
+        return function
+
+    return shown
+
+
+def flags_of(kind: type) -> dict[str, Flag]:
+    """The fields of a dataclass that the command line asks for, by name."""
+    return {own.name: own.metadata["flag"] for own in fields(kind) if "flag" in own.metadata}
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes: digits, and K for 1024 of them or M for 1024 K. Raises ModelError where it is not one."""
+    match = re.fullmatch(r"(\d+)\s*([KkMm]?)(?:i?[Bb])?", text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ModelError(f"'{text}' is not a number of bytes", where="--memory-budget", hint="such as 32768 or 32K")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2].upper()]
+
+
+def _shapes(texts: Sequence[str]) -> dict[str, Shape]:
+    """The shapes of `--shape`, by input; raises ModelError."""
+    shapes = {}
+    for text in texts:
+        name, _, sizes = text.rpartition("=")
+        parts = [size.strip() for size in sizes.split(",")]
+        if not name or not all(size.isdecimal() and 0 < int(size) < 1 << 31 for size in parts):
+            raise ModelError(f"'{text}' is not a shape", where="--shape", hint="such as --shape input=1,3,32,32")
+        shapes[name] = tuple(map(int, parts))
+    return shapes
+
+
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    """The values of `--set` as texts, by field; raises DovetailError."""
+    names = [text.partition("=")[0] for text in texts]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise DovetailError("this is set twice", where=min(twice), hint="give it once")
+    return {name: text.partition("=")[2] for name, text in zip(names, texts, strict=True)}
+
+
+def _operators(file: Path) -> tuple[type[UserOperator], ...]:
+    from dovetail.operators import load_operators
+
+    return load_operators(file)
+
+
+def _pins(texts: Sequence[str]) -> dict[str, str]:
+    from dovetail.schedule.assign.pins import parse_pins
+
+    return parse_pins(texts)
+
+
+def _is_int8(ends: str) -> bool:
+    return ends == "int8"
+
+
+_ENDS = Literal["model", "int8"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one compilation."""
+
+    policy: str | None = flag(None, "Requantisation policy; the target's default if not given.", "--requant")
+    rounding: Rounding | Literal["double", "single"] | None = flag(
+        None,
+        "Rounding of the model's requantisations; single for ONNX, double for others if not given.",
+        kind=Literal["double", "single"] | None,
+    )
+    shapes: Mapping[str, Shape] = flag(
+        dict,
+        "The shape of an input whose sizes the model leaves open.",
+        "--shape",
+        kind=list[str] | None,
+        read=_shapes,
+        metavar="NAME=1,3,32,32",
+    )
+    settings: Mapping[str, float | str] = flag(
+        dict,
+        "A number of the target, such as ram.size=16M. May be repeated.",
+        "--set",
+        kind=list[str] | None,
+        read=_settings,
+        metavar="NAME=VALUE",
+    )
+    operators: tuple[type[UserOperator], ...] = flag(
+        tuple,
+        "A Python file that defines operators of your own.",
+        "--operators",
+        kind=Path | None,
+        read=_operators,
+        metavar="FILE",
+    )
+    integer_inputs: bool = flag(
+        False,
+        "int8: float inputs that are only quantised are taken as the network's own integers; the header has their "
+        "scales.",
+        "--inputs",
+        kind=_ENDS,
+        unset="model",
+        read=_is_int8,
+    )
+    integer_outputs: bool = flag(
+        False, "int8: the same of float outputs.", "--outputs", kind=_ENDS, unset="model", read=_is_int8
+    )
+    save_stages: Path | None = flag(None, "Folder for an ONNX model after every stage.", kind=Path | None)
+    check: bool = flag(False, "Compare every stage with the one before in ONNX Runtime.", "--check")
+    allow_float: bool = flag(False, "Compute in float32 on the core what the model does not quantise.", "--float")
+    optimize: Optimize | Literal["speed", "size"] = flag(
+        "speed",
+        "The core's code: few instructions executed, or one small function for layers of a kind.",
+        kind=Literal["speed", "size"],
+    )
+    weights: Weights | Literal["auto", "text", "binary"] = flag(
+        "auto",
+        "Constants as C, or as bytes in a file the assembler takes; auto: bytes of large networks.",
+        kind=Literal["auto", "text", "binary"],
+    )
+    tuning: Path | None = flag(None, "A tuning file made by dovetail tune for this model.", kind=Path | None)
+    memory_budget: int | None = flag(
+        None,
+        "Most bytes of activations and stack on a core alone: layers are computed in stripes where that saves memory.",
+        read=parse_bytes,
+        metavar="BYTES|32K",
+    )
+    cores: int | None = flag(
+        None,
+        "Cores like the target's own that share every layer; the target's number if not given.",
+        kind=int | None,
+        min=1,
+    )
+    pipeline: bool = flag(False, "Let each core work on an input of its own, in stages of equal length.", "--pipeline")
+    keep_dead: bool = flag(False, "Keep dead and duplicate operators.", "--keep-dead")
+    name: str | None = flag(None, "What the C names of the network begin with; the model's own name if not given.")
+    arena: str | None = flag(
+        None, "C name of an array of your own for the values, which several networks may share.", metavar="SYMBOL"
+    )
+    pins: Mapping[str, str] = flag(
+        dict,
+        "Compute a layer, or an operator of the model, on an engine, core, one core of several (core1), or several "
+        "engines (a+b). May be repeated.",
+        "--pin",
+        kind=list[str] | None,
+        read=_pins,
+        metavar="NAME=ENGINE",
+    )
+    pins_file: Path | None = flag(
+        None,
+        'A file of pins: a table pins of NAME = "ENGINE" in TOML, or in .json.',
+        "--pins",
+        kind=Path | None,
+    )
+    tell: Callable[[str], None] = silent
+    """Is told in a sentence what was taken for granted of the model."""
