@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import DovetailError
-from dovetail.guests import vectors
+from dovetail.guests.check import vectors
 from dovetail.guests.check.vectors import FORMATS, read_vectors, write_vectors
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.target import Engine, Offload, Target
