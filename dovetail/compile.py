@@ -37,14 +37,15 @@ from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
-from dovetail.schedule.assign import Assignment, assign, first, one_by_one, pinned_core
+from dovetail.schedule.assign import Assignment, assign, one_by_one, pinned_core
 from dovetail.schedule.assign.pins import read_pins
 from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.knobs import choose, region_space
 from dovetail.schedule.layout import LayoutPlan, choose_layouts
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import initial_partition
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, check_reserved, plan
+from dovetail.schedule.region import LaidRegion, Region
 from dovetail.schedule.stripe import StripedNetwork, Striping, within
 from dovetail.schedule.tuning import choices_for, identity
 from dovetail.target.description import Policy, Target, check_cores, with_cores
@@ -60,7 +61,7 @@ class Compiled:
 
     graph: Graph
     """The integer graph as the target computes it, relayouts included."""
-    regions: tuple[Region, ...]
+    regions: tuple[LaidRegion, ...]
     plan: Plan
     unit: Unit
     project: Project
@@ -157,7 +158,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     if options.tuning is not None:
         policy = _policy(target, options).name
         of = identity(graph.name, model.read_bytes(), target.name, policy, rounding_of(model, target, options).value)
-        choices = choices_for(options.tuning, of, first(graph, target), target)
+        choices = choices_for(options.tuning, of, initial_partition(graph, target), target)
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=prepared.steps)
     progress("looking at the stack it needs")
     return replace(_with_stack(made), dead_macs=prepared.dead_macs, redundant=prepared.redundant)
@@ -193,7 +194,7 @@ def compile_graph(
     meant = graph
     graph, pipeline = _step(graph, target, options, interpret)
     progress("partitioning")
-    regions = pipeline.regions if pipeline else first(graph, target)
+    regions = pipeline.regions if pipeline else initial_partition(graph, target)
     check_reserved(regions, target, reserved(graph, target))  # before anything that takes time
     asked = _CompileRequest(target, options, choices or {}, near, pipeline.cores if pipeline else None, progress)
     made, striped = _within_budget(graph, regions, asked)
@@ -284,7 +285,7 @@ def _within_budget(
     def in_stripes(striped: StripedNetwork) -> tuple[_ProgramPlan, int]:
         """A program in stripes, and its activations' bytes."""
         asked.progress("partitioning")
-        parts = first(striped.graph, target)
+        parts = initial_partition(striped.graph, target)
         spaces = {part.name: region_space(part, target) for part in parts if part.name in asked.choices}
         kept = {name: asked.choices[name] for name, one in spaces.items() if one.refusal(asked.choices[name]) is None}
         made = _assigned(striped.graph, parts, replace(asked, choices=kept))
@@ -317,7 +318,7 @@ def _placed(graph: Graph, assignment: Assignment, asked: _CompileRequest) -> _Pr
     try:
         found = plan(joint, *given)
     except PlanError:
-        if not any(region.held for region in joint.regions):
+        if not joint.turns:
             raise
         joint, found = laid, plan(laid, *given)
     return _ProgramPlan(assignment, joint, found, next(p.peak for p in found.placements if p.memory == target.values))

@@ -13,11 +13,12 @@ from dovetail.compile import Options, compile_graph, machine, prepare
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits
 from dovetail.program.ir import Call, Program
-from dovetail.schedule.assign import Assignment, assign, first, told
+from dovetail.schedule.assign import Assignment, assign, placement_reasons
 from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.layout import choose_layouts
-from dovetail.schedule.partition import Region, beside, rivals
+from dovetail.schedule.partition import initial_partition, rivals
 from dovetail.schedule.pipeline import Pipeline
+from dovetail.schedule.region import Region
 from dovetail.schedule.stripe import StripedNetwork
 from dovetail.target import Target
 
@@ -36,23 +37,23 @@ class PlacementReport:
     program: Program | None = None
     """Of several cores."""
     side: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The regions each is computed side by side with, by name, where `regions` do not say it."""
+    """Region name -> names of the regions it is computed side by side with."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Per layer: what computes it, its candidates, and the sentences that say why, as plain values."""
         own = core_traits(self.target.core)
         planned = self.assignment.schedule
-        candidates = told(self.assignment.layers, planned) if planned else self.assignment.compared
+        candidates = placement_reasons(self.assignment.layers, planned) if planned else self.assignment.compared
         shares = _core_shares(self.program) if self.program else None
-        side, rows = self.side or beside(self.regions), list[dict[str, Any]]()
+        rows = list[dict[str, Any]]()
         for number, region in enumerate(self.regions):
-            computed = own.instructions and region.place == "core" and not region.is_view and not region.still
+            computed = own.instructions and region.place == "core" and not region.is_idle
             row: dict[str, Any] = {
                 "name": region.name,
                 "operators": list(region.origins),
                 "engine": region.place,
                 "offload": region.offload.name if region.offload else "",
-                "beside": list(side.get(region.name, ())),
+                "beside": list(self.side.get(region.name, ())),
                 "macs": region.macs,
                 "reason_not_offloaded": why_not_offloaded(region),
                 "offloads_not_used": [] if region.name in candidates else list(rivals(self.graph, self.target, region)),
@@ -89,15 +90,13 @@ def explain(
     if options.memory_budget is not None or target.workers or options.pipeline:
         made = compile_graph(graph, target, options, report, interpret=False)
         program = made.plan.program if target.workers else None
-        return PlacementReport(
-            graph, target, options, made.regions, made.assignment, made.striped, made.pipeline, program
-        )
+        of_plan = (made.assignment, made.striped, made.pipeline, program, made.unit.beside)
+        return PlacementReport(graph, target, options, made.regions, *of_plan)
     report("placing")
-    assignment = assign(graph, first(graph, target), target, options.pins)
+    assignment = assign(graph, initial_partition(graph, target), target, options.pins)
     side: dict[str, tuple[str, ...]] = {}
     if any(engine.joint for engine in target.engines):
-        laid = choose_layouts(graph, assignment.regions, target)
-        side = beside(side_by_side(laid, target).regions)
+        side = side_by_side(choose_layouts(graph, assignment.regions, target), target).beside
     return PlacementReport(graph, target, options, assignment.regions, assignment, side=side)
 
 

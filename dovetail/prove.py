@@ -21,8 +21,8 @@ from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType
 from dovetail.operators import combined, known_operators
 from dovetail.run import ProjectBuild, RunResult, run_build
-from dovetail.schedule.assign import first
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import initial_partition
+from dovetail.schedule.region import Region
 
 _NEAR = 1e-4
 """How far float32 results may lie apart, as a part of the largest one: no two runtimes add in the same order."""
@@ -160,7 +160,7 @@ def layers(
         DovetailError: as `run_build`.
     """
     target, options = build.target, Options(build.manifest.policy, optimize=build.manifest.optimize)
-    regions = {region.output: region for region in first(graph, target) if not region.is_view}
+    regions = {region.output: region for region in initial_partition(graph, target) if not region.is_view}
     parts = [list(regions)]
     count = 0
     while parts:

@@ -105,7 +105,7 @@ def layers_on(target: Target, models: Sequence[Path]) -> Iterator[Layer]:
             print(f"{model.name}: {error.what[:100]}")
             continue
         measured = {layer["name"]: layer["cycles"] for layer in report["layers"]}
-        own = [region for region in made.regions if region.engine is None and not region.is_view and not region.mover]
+        own = [region for region in made.regions if not (region.shares or region.is_view or region.copied_by)]
         little = set(with_little_work([region.graph for region in own]))
         for number, region in enumerate(own):
             if number not in little and measured.get(region.name):

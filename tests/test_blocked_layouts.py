@@ -157,7 +157,7 @@ def test_no_relayout_between_engine_regions(tmp_path: Path) -> None:
         maker = producers.get(region.graph.inputs[0])
         readers = [reader for reader in compiled.regions if region.output in reader.graph.inputs]
         assert not (maker and maker.engine and any(reader.engine for reader in readers))
-        assert region.place == CORE and region.mover == CORE
+        assert region.place == CORE and region.copied_by == CORE
     adds = [r for r in compiled.regions if r.engine is None and any(isinstance(n.operator, Add) for n in r.graph.nodes)]
     assert len(adds) == 3 and all(set(region.layouts.values()) == {IMAGES} for region in adds)
     assert '"relayout_0"' in compiled.project.files["dovetail.json"]

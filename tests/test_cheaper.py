@@ -13,7 +13,8 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.reduction import MaxPool2d
-from dovetail.schedule.assign import assign, first
+from dovetail.schedule.assign import assign
+from dovetail.schedule.partition import initial_partition
 from dovetail.target import Match, Target
 from dovetail.target.layers import requantised
 from dovetail.target.pattern import apply, constant, operand
@@ -47,7 +48,7 @@ def offload(name: str, factor: float, pattern: Any = None, **changes: Any) -> An
 def places(target: Target) -> tuple[list[str], dict[str, Any]]:
     """Who computes the convolution (and the pool), by which offloads, and what is said."""
     graph = small()
-    made = assign(graph, first(graph, target), target, {})
+    made = assign(graph, initial_partition(graph, target), target, {})
     found = [r.offload.name if r.offload else r.place for r in made.regions]
     return found, {name: told.why for name, told in made.compared.items()}
 

@@ -33,7 +33,7 @@ from dovetail.legalize import (
 from dovetail.program.verify import verify
 from dovetail.read import load_model
 from dovetail.run import open_build, run_build
-from dovetail.schedule.assign import told
+from dovetail.schedule.assign import placement_reasons
 from dovetail.schedule.partition import partition
 from dovetail.targets import load_target
 from ptq_networks import images, varied
@@ -379,6 +379,6 @@ def test_a_layer_whose_weights_fit_no_tile(tmp_path: Path) -> None:
     path.write_bytes(found.model.SerializeToString())
     compiled = compile_model(path, TARGET, Options())
     assert compiled.assignment.schedule is not None
-    refused = told(compiled.assignment.layers, compiled.assignment.schedule)["dense_0"].refused["digital"]
+    refused = placement_reasons(compiled.assignment.layers, compiled.assignment.schedule)["dense_0"].refused["digital"]
     assert re.search(r"no tile of dense_0 is one digital can .*, with constants that fit WEIGHTS", refused)
     assert [region.place for region in compiled.regions if region.macs] == ["core"]

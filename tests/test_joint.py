@@ -28,7 +28,7 @@ from dovetail.program.synchronise import synchronise
 from dovetail.program.verify import verify
 from dovetail.run import open_build, run_build
 from dovetail.schedule import joint
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import LaidRegion
 from dovetail.sim.device import MemoryBus, MemoryRegion
 from dovetail.sim.protocol import InferenceResult
 from dovetail.target import Engine, Joint, Launched
@@ -120,12 +120,17 @@ def test_shortcuts_of_resnet8() -> None:
 def test_what_people_read(tmp_path: Path) -> None:
     """The program, the C and `explain` say what is done beside what."""
     made = compiled(kernels, NARROW)
-    held = next(one for one in made.plan.program.statements if isinstance(one, LaunchStatement) and one.held)
+    held = next(
+        one for one in made.plan.program.statements if isinstance(one, LaunchStatement) and one.starts_with_next
+    )
     name = made.plan.program.layers[held.layer]
     source = made.project.files["src/mixed.c"]
     text = source if isinstance(source, str) else source.decode()
     assert f"/* {name} on maeri beside " in text and f"(void)maeri_hold(mixed_{name}_task, " in text
-    rows = PlacementReport(made.graph, target(NARROW), Options(), made.regions, made.assignment).rows()
+    report = PlacementReport(
+        made.graph, target(NARROW), Options(), made.regions, made.assignment, side=made.unit.beside
+    )
+    rows = report.rows()
     assert [row["name"] for row in rows if name in row["beside"]]
     assert (
         made.project.files["src/mixed.c"]
@@ -136,7 +141,7 @@ def test_what_people_read(tmp_path: Path) -> None:
 def broken(program: Program, **changes: Any) -> Program:
     """The program without its waits, some launches changed by the name of their layer, and waits put in anew."""
     statements = [
-        replace(one, held=changes[program.layers[one.layer]])
+        replace(one, starts_with_next=changes[program.layers[one.layer]])
         if isinstance(one, LaunchStatement) and program.layers[one.layer] in changes
         else one
         for one in program.statements
@@ -167,7 +172,9 @@ def test_faults_are_found() -> None:
     unheard = broken(program, **{fourth: True}).statements[:-1]
     with pytest.raises(ProgramError, match="which none starts"):
         verify(replace(program, statements=unheard), chip)
-    held = next(index for index, one in enumerate(mine.statements) if isinstance(one, LaunchStatement) and one.held)
+    held = next(
+        index for index, one in enumerate(mine.statements) if isinstance(one, LaunchStatement) and one.starts_with_next
+    )
     early = [replace(one, statement=held) if isinstance(one, Wait) else one for one in mine.statements]
     with pytest.raises(ProgramError, match="which another launch starts"):
         verify(replace(mine, statements=tuple(early)), chip)
@@ -274,16 +281,16 @@ def test_turns_end_first(drawn: tuple[list[list[int]], list[int], dict[tuple[int
     engine = cast("Engine", SimpleNamespace(name="e", joint=ways))
     regions = [
         SimpleNamespace(
-            name=str(n), output=str(n), graph=SimpleNamespace(inputs=[str(m) for m in own]), engine=engine,
-            is_view=False, offload=SimpleNamespace(name=str(n)), match=object(), shares=(), extent=(),
-            still=False, mover="",
+            name=str(n), output=str(n), graph=SimpleNamespace(inputs=[str(m) for m in own]), shares=(object(),),
+            is_idle=False, copied_by="",
+            parts=(SimpleNamespace(offload=SimpleNamespace(name=str(n)), match=object(), extent=()),),
         )
         for n, own in enumerate(reads)
     ]  # fmt: skip
-    search = joint._TurnSearch(cast("Sequence[Region]", regions), engine, ways, {})
+    search = joint._TurnSearch(cast("Sequence[LaidRegion]", regions), engine, ways, {})
     run = tuple(range(len(reads)))
-    assert len({search.kin(index) for index in run}) == 1
-    with patch.object(joint, "tile_match", lambda region, extent: (None, region.match)):
+    assert len({search.neighbours(index) for index in run}) == 1
+    with patch.object(joint, "tile_match", lambda part, extent: (None, part.match)):
         turns = search.turns(run)
     assert sorted(index for turn in turns for index in turn) == list(run)
 

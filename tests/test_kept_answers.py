@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from importlib import import_module
 from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
@@ -16,10 +17,10 @@ from dovetail.cli.main import COMMANDS, app, main
 from dovetail.compile import Options, prepare
 from dovetail.errors import PlanError
 from dovetail.guests import zoo
-from dovetail.schedule.assign import first
 from dovetail.schedule.assign.candidates import others
 from dovetail.schedule.assign.cheaper import _alike
-from dovetail.schedule.partition import PartitionCache, Region, partition
+from dovetail.schedule.partition import PartitionCache, initial_partition, partition
+from dovetail.schedule.region import LaidRegion, Region
 from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.tiling import TileCache, Tiling
 from dovetail.target.description import Target
@@ -43,7 +44,7 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, list[Regio
     target, model = load_target("ne16"), tmp_path_factory.mktemp("net") / "digits.onnx"
     model.write_bytes(zoo.build("digits"))
     graph = prepare(model, target, Options())
-    return target, [region for region in first(graph, target) if region.engine is not None]
+    return target, [region for region in initial_partition(graph, target) if region.engine is not None]
 
 
 def tiling(region: Region, target: Target, near: bool, budget: int, known: TileCache | None) -> Tiling | str:
@@ -52,7 +53,7 @@ def tiling(region: Region, target: Target, near: bool, budget: int, known: TileC
     values = (*region.graph.inputs, region.output)
     try:
         homes = dict.fromkeys(values, region.engine.memory if near else target.values)
-        return choose_tiling(region, target, homes, budget, known)
+        return choose_tiling(LaidRegion.of(region).parts[0], target, homes, budget, known)
     except PlanError as error:
         return error.what
 
@@ -66,11 +67,13 @@ def test_tilings_do_not_depend_on_what_was_asked_before(
     region, known = data.draw(st.sampled_from(regions)), TileCache()
     for near, budget in asked:
         assert tiling(region, target, near, budget, known) == tiling(region, target, near, budget, None)
-    again = known.of({region.name})
+    again = known.again(lambda text: None)
     assert [tiling(region, target, *one, again) for one in asked] == [
         tiling(region, target, *one, None) for one in asked
     ]
-    assert not known.of({"another"}).cuts
+    part = LaidRegion.of(region).parts[0]
+    assert again.of(part, target).cuts and not again.of(replace(part, name="another"), target).cuts
+    assert not again.of(replace(part, converted=frozenset({part.output}), choice={"a": 1}), target).cuts
 
 
 def test_variants_of_a_target_share_what_was_tried(layers: tuple[Target, list[Region]]) -> None:
@@ -84,7 +87,7 @@ def test_variants_of_a_target_share_what_was_tried(layers: tuple[Target, list[Re
         anew = list(others(region.graph, [region], target))
         shown = [[(part.name, part.place, part.graph.nodes, part.reason) for part in way] for way in ways]
         assert shown == [[(part.name, part.place, part.graph.nodes, part.reason) for part in way] for way in anew]
-        assert partition(region.graph, target, tried=tried) == partition(region.graph, target)
+        assert partition(region.graph, target, cache=tried) == partition(region.graph, target)
         assert _alike(region, region)
         assert not any(_alike(one, region) for way in ways for one in way if "32-bit" in one.graph.name)
 
@@ -146,7 +149,7 @@ def test_the_solver_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     pytest.importorskip("ortools")
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
     sizes, calls = {"a": 16, "b": 32, "c": 16}, list[int]()
-    pieces = {name: allocate.Piece(0, size, allocate.Lifetime(0, 1, {}, {})) for name, size in sizes.items()}
+    pieces = {name: allocate.BufferFragment(0, size, allocate.Lifetime(0, 1, {}, {})) for name, size in sizes.items()}
     pair = {("a", "b"), ("b", "a"), ("b", "c"), ("c", "b")}
     clashes = {
         one: {two: [(pieces[one], pieces[two])] for two in sizes if (one, two) in pair} for one in sizes
@@ -178,7 +181,7 @@ def test_no_placement_needs_less_than_what_lies_apart(data: st.DataObject) -> No
     groups = {}
     for name in "abcdef"[: data.draw(st.integers(2, 6))]:
         cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 6), min_size=1, max_size=2)))]
-        groups[name] = [allocate.Piece(16 * a, 16 * b, life) for a, b in pairwise(cuts)]
+        groups[name] = [allocate.BufferFragment(16 * a, 16 * b, life) for a, b in pairwise(cuts)]
     clashes: dict[str, dict[str, Any]] = {name: {} for name in groups}
     for one, two in combinations(groups, 2):
         every = list(product(groups[one], groups[two]))

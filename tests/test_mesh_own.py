@@ -25,7 +25,8 @@ from dovetail.guests.mesh.own import complete, read_mapping
 from dovetail.guests.mesh.topology import Topology, build_topology
 from dovetail.guests.mesh.wishes import wishes_of
 from dovetail.ir.graph import Graph
-from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.partition import partition
+from dovetail.schedule.region import Region
 from dovetail.target.mesh import Grid, Mesh
 from dovetail.targets.spinnaker2 import MESH, TARGET
 from networks import image_net

@@ -22,6 +22,7 @@ ORDER = (*CORE, "targets", "guests")
 WITHIN = {
     "schedule": (
         *(
+            "region",
             "partition",
             "shipped",
             "tiles",

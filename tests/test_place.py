@@ -21,14 +21,15 @@ from dovetail.guests import zoo
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import blocked
 from dovetail.program.ir import Begin, Wait
-from dovetail.schedule.assign import assign, first, told
+from dovetail.schedule.assign import assign, placement_reasons
 from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, QueueUse, Schedule, border
 from dovetail.schedule.assign.pins import parse_pins, read_pins
 from dovetail.schedule.assign.timetable import _merit, heuristic, improve, in_order, lower_bound, settled
 from dovetail.schedule.layout import _waits_for
-from dovetail.schedule.partition import Region, Slot
+from dovetail.schedule.partition import initial_partition
 from dovetail.schedule.plan.lower import in_turn
 from dovetail.schedule.plan.lowered import LayerStatements
+from dovetail.schedule.region import AssignedRegion, Region, Slot
 from dovetail.target import Constraint, Memory, Target
 from dovetail.targets import load_target, ne16
 from two_engines.twins import machine
@@ -53,7 +54,9 @@ def graph(model: Path) -> Graph:
 
 def placed(graph: Graph, target: Target, pins: Mapping[str, str]) -> dict[str, str]:
     """Region name -> where it is."""
-    return {region.name: region.place for region in assign(graph, first(graph, target), target, pins).regions}
+    return {
+        region.name: region.place for region in assign(graph, initial_partition(graph, target), target, pins).regions
+    }
 
 
 # -- pins
@@ -61,14 +64,14 @@ def placed(graph: Graph, target: Target, pins: Mapping[str, str]) -> dict[str, s
 
 def test_pins_by_layer_and_by_operator(graph: Graph) -> None:
     """To one engine, to several, to the core; the reason given is the user's."""
-    regions = [region for region in first(graph, TWINS) if region.engine is not None]
+    regions = [region for region in initial_partition(graph, TWINS) if region.engine is not None]
     operator = next(name for name in regions[1].origins if "Conv" in name)
     pins = {regions[0].name: "second", operator: "ne16+second", regions[-1].name: "core"}
-    found = assign(graph, first(graph, TWINS), TWINS, pins)
+    found = assign(graph, initial_partition(graph, TWINS), TWINS, pins)
     where = {region.name: region.place for region in found.regions}
     assert where[regions[0].name] == "second" and where[regions[1].name] == "ne16+second"
     assert where[regions[-1].name] == "core"
-    reasons = told(found.layers, found.schedule) if found.schedule else {}
+    reasons = placement_reasons(found.layers, found.schedule) if found.schedule else {}
     assert reasons[regions[-1].name].why == "the user pinned it to core"
     compile_graph(graph, TWINS, Options(pins=pins))  # the program computes the same
 
@@ -77,9 +80,9 @@ def test_one_engine_needs_no_placement_but_takes_pins(model: Path) -> None:
     """Regions are the partition's own; a pin to the core moves one layer and nothing else."""
     target = load_target("ne16")
     graph = prepare(model, target, Options())
-    regions = first(graph, target)
+    regions = initial_partition(graph, target)
     found = assign(graph, regions, target, {})
-    assert all(one is other for one, other in zip(found.regions, regions, strict=True)) and found.describe() == ""
+    assert found.regions == tuple(map(AssignedRegion.of, regions)) and found.describe() == ""
     layer = next(region.name for region in regions if region.engine is not None)
     moved = placed(graph, target, {layer: "core"})
     assert moved == {region.name: "core" if region.name == layer else region.place for region in regions}
@@ -87,7 +90,7 @@ def test_one_engine_needs_no_placement_but_takes_pins(model: Path) -> None:
 
 def test_mistaken_pins_are_explained(graph: Graph) -> None:
     """Unknown names with what is near, unknown engines with what there is, an engine that cannot with its own limit."""
-    conv = next(region for region in first(graph, TWINS) if region.engine is not None)
+    conv = next(region for region in initial_partition(graph, TWINS) if region.engine is not None)
     with pytest.raises(PlaceError, match=f"'{conv.name}x': there is no such layer .*\n.*perhaps '{conv.name}'"):
         placed(graph, TWINS, {f"{conv.name}x": "core"})
     with pytest.raises(PlaceError, match=r"'third', which two_engines does not have\n.*use ne16, second, core"):
@@ -96,7 +99,7 @@ def test_mistaken_pins_are_explained(graph: Graph) -> None:
         placed(graph, TWINS, {conv.name: "ne16+core"})
     with pytest.raises(PlaceError, match=f"'{conv.name}' is pinned to core and '.*' to ne16, and both are this layer"):
         placed(graph, TWINS, {conv.name: "core", next(name for name in conv.origins): "ne16"})
-    mover = next(region for region in first(graph, TWINS) if region.mover)
+    mover = next(region for region in initial_partition(graph, TWINS) if region.copied_by)
     with pytest.raises(PlaceError, match="elements only move"):
         placed(graph, TWINS, {mover.name: "ne16"})
     small = Constraint("there must be at most 4 channels", lambda m: m.result.shape[-1], lambda v: v <= 4)
@@ -186,31 +189,32 @@ def test_what_costs_accuracy_is_used_only_where_pinned(graph: Graph) -> None:
     for engines in ((one, analog), (analog, one)):
         target = replace(TWINS, engines=engines)
         assert not any("second" in where for where in placed(graph, target, {}).values())
-        layer = next(region.name for region in first(graph, target) if region.engine is not None)
-        found = assign(graph, first(graph, target), target, {layer: "second"})
+        layer = next(region.name for region in initial_partition(graph, target) if region.engine is not None)
+        found = assign(graph, initial_partition(graph, target), target, {layer: "second"})
         assert [region.name for region in found.regions if "second" in region.place] == [layer]
-        free = assign(graph, first(graph, target), target, {})
+        free = assign(graph, initial_partition(graph, target), target, {})
         assert free.schedule is not None
-        assert sentence in told(free.layers, free.schedule)[layer].refused["second"]
+        assert sentence in placement_reasons(free.layers, free.schedule)[layer].refused["second"]
     sole = replace(TWINS, engines=(analog,))
-    assert not any(region.engine for region in first(graph, sole))
+    assert not any(region.engine for region in initial_partition(graph, sole))
 
 
 def test_borders_cost_relayouts_and_transfers(graph: Graph) -> None:
     """Nothing between engines alike; a row of each block's channels where layouts differ; bytes copied where memories
     do."""
-    regions = [region for region in first(graph, TWINS) if region.engine is not None]
+    regions = [region for region in initial_partition(graph, TWINS) if region.engine is not None]
     maker, reader = next((a, b) for a in regions for b in regions if a.output in b.graph.inputs)
     value, dma = maker.output, ne16.DMA
     nbytes = graph.types[value].nbytes
     assert border(value, maker, reader, TWINS) == 0
-    assert reader.engine is not None and maker.offload is not None
-    apart = replace(reader, engine=replace(reader.engine, memory="L1b"))
+    (maker_share,), (reader_share,) = maker.shares, reader.shares
+    apart = replace(reader, shares=(replace(reader_share, engine=replace(reader_share.engine, memory="L1b")),))
     target = replace(TWINS, memories=(*TWINS.memories, Memory("L1b", 0x10400000, 1 << 16)))
     copied = dma.setup_cycles + -(-nbytes // dma.bytes_per_cycle)
     assert border(value, maker, apart, target) == copied
     channels = graph.types[value].shape[-1]
-    laid = replace(maker, offload=replace(maker.offload, layouts={"result": blocked((0, 3, 1, 2), 3, channels // 2)}))
+    halves = replace(maker_share.offload, layouts={"result": blocked((0, 3, 1, 2), 3, channels // 2)})
+    laid = replace(maker, shares=(replace(maker_share, offload=halves),))
     rows = nbytes // (channels // 2)
     assert border(value, laid, reader, TWINS) == dma.setup_cycles + rows * -(-(channels // 2) // dma.bytes_per_cycle)
     assert border(value, laid, apart, target) > copied
@@ -288,7 +292,7 @@ def check(layers: list[LayerOptions], found: Schedule, dma: str) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_schedules_against_all_there_are(seed: int, graph: Graph) -> None:
     """The exact answer is the best of all, the heuristic's none better, the bound none worse; both are valid."""
-    layers = sample(seed, first(graph, TWINS)[0])
+    layers = sample(seed, initial_partition(graph, TWINS)[0])
     best = best_of_all(layers)
     fast, bound = heuristic(layers, "dma"), lower_bound(layers, "dma")
     exact, proven = improve(layers, fast, bound, "dma", 5.0)
@@ -308,7 +312,7 @@ def test_schedules_against_all_there_are(seed: int, graph: Graph) -> None:
 def test_constants_wait_where_there_is_room(filled: int, finish: int, graph: Graph) -> None:
     """Those of the last step are fetched while the first computes if they fit beside those of the second, else when
     has begun: by the quick schedule and by the exact one."""
-    region = first(graph, TWINS)[0]
+    region = initial_partition(graph, TWINS)[0]
     layers = []
     for index, (cycles, fetch) in enumerate(((10, 0), (2, 1), (3, 8))):
         own = CandidateStep(
@@ -323,7 +327,7 @@ def test_constants_wait_where_there_is_room(filled: int, finish: int, graph: Gra
 
 def test_constants_and_a_relayout_take_turns(graph: Graph) -> None:
     """Both go by one queue before the layer begins: the quick schedule knows it too, else no solver finds any."""
-    region = first(graph, TWINS)[0]
+    region = initial_partition(graph, TWINS)[0]
     made = CandidateStep(region, 1, (QueueUse("core", 0, 1),))
     uses = (QueueUse("a", 0, 10), QueueUse("dma", -4, 4))
     own = CandidateStep(region, 10, uses, 8, taken=10, engines=("a",), filled=(ALL_ROOM,))
@@ -340,7 +344,7 @@ def test_constants_and_a_relayout_take_turns(graph: Graph) -> None:
 def test_every_quick_schedule_is_one_a_solver_knows(seed: int, graph: Graph) -> None:
     """With copies before layers too: a solver that finds no schedule at all leaves the bound below."""
     layers = []
-    for layer in sample(seed, first(graph, TWINS)[0]):
+    for layer in sample(seed, initial_partition(graph, TWINS)[0]):
         candidates = list(layer.candidates)
         if layer.delays:
             (own,), lead = candidates[0].steps, max(layer.delays.values())

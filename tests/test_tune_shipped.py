@@ -14,6 +14,7 @@ from dovetail.ir.types import Shape
 from dovetail.program.interpret import check_program
 from dovetail.schedule import shipped
 from dovetail.schedule.partition import partition
+from dovetail.schedule.region import LaidRegion
 from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.target import Target
@@ -100,10 +101,10 @@ def test_the_table_of_the_package_is_as_it_was_written() -> None:
 def test_an_entry_is_asked_for_by_the_ends_that_lie_near(layer: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """By those of the layer itself: what else lies in the engine's memory does not count."""
     asked = list[frozenset[str]]()
-    monkeypatch.setattr(shipped, "found", lambda target, graph, near: asked.append(near))
+    monkeypatch.setattr(shipped, "find_entry", lambda target, graph, near: asked.append(near))
     (region,) = (one for one in partition(layer, NE16) if one.engine)
     ends = (*region.graph.inputs, region.output)
     for near in (set[str](), {ends[0]}, {ends[-1]}, set(ends)):
         homes = {name: "L1" if name in near or name == "other" else "L2" for name in (*ends, "other")}
-        choose_tiling(region, NE16, homes, 100 << 10)
+        choose_tiling(LaidRegion.of(region).parts[0], NE16, homes, 100 << 10)
         assert asked.pop() == near and not asked

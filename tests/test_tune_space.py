@@ -20,9 +20,11 @@ from dovetail.program.ir import Call, LaunchStatement
 from dovetail.program.verify import verify
 from dovetail.schedule.knobs import canonical, choose, region_space, tile_classes
 from dovetail.schedule.layout import choose_layouts
-from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
+from dovetail.schedule.region import Region
 from dovetail.target import Knob, Space, Target
+from dovetail.target.offload import Offload
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
 from tuning_cases import adapted, layer_graph, tunable
@@ -34,6 +36,11 @@ CASES = {
     "1x1": layer_graph((12, 9, 64), 70),
     "dense": layer_graph((96,), 50),
 }
+
+
+def taken_by(region: Region, offload: Offload) -> Region:
+    """The region with another offload."""
+    return replace(region, shares=(replace(region.shares[0], offload=offload),))
 
 
 def with_choice(graph: Graph, region: Region, choice: Choice, target: Target = NE16) -> list[object]:
@@ -112,7 +119,7 @@ def test_refusals_name_knob_limit_and_value() -> None:
 def test_a_tile_the_engine_refuses_is_never_offered() -> None:
     graph, region = adapted(layer_graph((17, 23, 24), 40, 3), NE16)
     fussy = replace(region.offload, constraints=(*region.offload.constraints, *_even_rows()))  # type: ignore[type-var]
-    space = region_space(replace(region, offload=fussy), NE16)
+    space = region_space(taken_by(region, fussy), NE16)
     assert "rows must be even; here: 17" in str(
         space.refusal({"tile_rows": 17, "tile_columns": 23, "tile_channels": 40})
     )
@@ -155,9 +162,9 @@ def test_an_offload_may_not_use_the_planners_names() -> None:
     assert region.offload is not None
     clash = replace(region.offload, knobs=lambda match: Space((Knob("buffers", (1, 2), "mine"),)))
     with pytest.raises(TargetError, match="no default"):
-        region_space(replace(region, offload=replace(region.offload, default=None)), NE16)
+        region_space(taken_by(region, replace(region.offload, default=None)), NE16)
     with pytest.raises(TargetError, match="'buffers'"):
-        region_space(replace(region, offload=clash), NE16)
+        region_space(taken_by(region, clash), NE16)
 
 
 def test_points_and_classes_cover_everything_once() -> None:

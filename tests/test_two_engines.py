@@ -113,7 +113,11 @@ def test_unlike_engines_share_in_proportion(tmp_path: Path) -> None:
     print(found.compiled.assignment.describe())
     assert found.cycles <= 0.85 * sole.cycles
     assert 0 < found.report.macs["second"] < found.report.macs["ne16"]
-    sizes = [[np.prod([b - a for a, b in share.box]) for share in r.shares] for r in found.compiled.regions if r.shares]
+    sizes = [
+        [np.prod([b - a for a, b in share.box]) for share in r.shares]
+        for r in found.compiled.regions
+        if len(r.shares) > 1
+    ]
     assert sum(first for first, _ in sizes) > 1.3 * sum(second for _, second in sizes)
 
 
@@ -144,4 +148,4 @@ def test_little_memory_gives_up_what_is_at_once(tmp_path: Path, monkeypatch: pyt
     path.write_bytes(zoo.build("digits"))
     compiled = compile_model(path, TWINS, Options())
     assert "one after the other" in compiled.assignment.describe()
-    assert not any(region.shares or region.slot for region in compiled.regions)
+    assert not any(len(region.shares) > 1 or region.slot for region in compiled.regions)

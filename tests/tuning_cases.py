@@ -12,8 +12,9 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.types import DType
 from dovetail.legalize import adapt
 from dovetail.schedule.layout import choose_layouts
-from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
+from dovetail.schedule.region import Region
 from dovetail.target import Target
 from networks import Net
 

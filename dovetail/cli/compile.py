@@ -92,7 +92,7 @@ def _dumped(compiled: Compiled, folder: Path, report: Callable[[str], None]) -> 
 
 def _summary(compiled: Compiled) -> str:
     """One sentence: where layers are computed, and the memory they need."""
-    regions = [region for region in compiled.regions if not region.is_view and not region.still]
+    regions = [region for region in compiled.regions if not region.is_idle]
     offloaded = [region for region in regions if region.engine is not None]
     macs = sum(region.macs for region in regions)
     share = 100 * sum(region.macs for region in offloaded) / macs if macs else 0.0

@@ -104,9 +104,9 @@ def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> It
         held.append((index, statement))
         before = {name: memory.copy() for name, memory in machine.memories.items()}
         machine.step(index, statement)
-        for number, launch in held if not statement.held else ():
+        for number, launch in held if not statement.starts_with_next else ():
             yield LaunchRecord(number, launch, before, machine.read(launch.result, machine.place(launch)))
-        held = held if statement.held else []
+        held = held if statement.starts_with_next else []
 
 
 def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:
@@ -194,7 +194,7 @@ class ProgramInterpreter:
                         hint="look at the offload's constants: they must not depend on more than the match and "
                         "the tile",
                     )
-            if isinstance(statement, LaunchStatement) and statement.held:
+            if isinstance(statement, LaunchStatement) and statement.starts_with_next:
                 self.held.setdefault(statement.engine, []).append(statement)
                 return
             own = self.held.pop(statement.engine, []) if isinstance(statement, LaunchStatement) else []

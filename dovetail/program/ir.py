@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import NewType, TypeAlias
 
 import numpy as np
 
@@ -24,10 +24,23 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, axis_offsets, check_part, field_numbers, from_field, physical_shape, stored_shape
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, box_shape, dense_steps, full_box
 from dovetail.program.series import Loop
+from dovetail.target.description import Target
 from dovetail.target.pattern import Match
 
-CORE = "core"
-"""The queue name of what core 0 does itself."""
+Queue = NewType("Queue", str)
+"""What works on statements in order, by name: an engine, a DMA or a core."""
+CORE = Queue("core")
+"""The queue of core 0."""
+
+
+def core_queue(core: int) -> Queue:
+    """The queue of a core by its number."""
+    return Queue(f"{CORE}{core}") if core else CORE
+
+
+def copy_queue(target: Target) -> Queue:
+    """The queue of copies: the DMA's, `CORE` where there is none."""
+    return Queue(target.dma.name) if target.dma else CORE
 
 
 class Role(enum.Enum):
@@ -199,8 +212,8 @@ class Copy:
     before: Shape = ()
     """Elements of padding per axis ahead of the source; empty for none."""
     fill: int = 0
-    queue: str = ""
-    """The engine's DMA that copies in a stream; empty for the program's own queue of copies."""
+    queue: Queue | None = None
+    """The engine's DMA that copies in a stream; None for the program's own queue of copies."""
     stream: str = ""
     """Engine whose list it is a command of; empty for none."""
 
@@ -251,12 +264,12 @@ class LaunchStatement:
     """What the bytes of each packed constant must be."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """The layout the engine takes each value in, its result by the value's name too; row-major where absent."""
-    queue: str = ""
-    """`CORE` where the core does it itself, so that it has finished when the next statement begins; empty for the
+    queue: Queue | None = None
+    """`CORE` where the core does it itself, so that it has finished when the next statement begins; None for the
     engine's own queue."""
     stream: str = ""
     """Engine whose list it is a command of; empty for none."""
-    held: bool = False
+    starts_with_next: bool = False
     """Whether it begins only with the engine's next launch, which starts both, and so in no order with it."""
 
     @property
@@ -285,7 +298,7 @@ class Wait:
     it)."""
 
     layer: int
-    queue: str
+    queue: Queue
     statement: int
     stream: str = ""
     """Engine whose list it is a command of; empty where the core waits."""
@@ -319,8 +332,8 @@ class Program:
     outputs: Mapping[str, View]
     values: Mapping[str, View] = field(default_factory=dict)
     """Where each intermediate value lies when it has been computed, for checks."""
-    dma: str = "dma"
-    """Name of the queue that copies run on: `CORE` where there is no DMA."""
+    dma: Queue = Queue("dma")
+    """The queue that copies run on: `CORE` where there is no DMA."""
     states: tuple[StateVariable, ...] = ()
     moves: Mapping[int, tuple[Move, ...]] = field(default_factory=dict)
     """What is brought where before a statement, by its index; the number of statements stands for the end."""
@@ -338,13 +351,13 @@ class Move:
     to_engine: bool
 
 
-def queue_of(statement: Statement, dma: str) -> str:
-    """The queue a statement runs on."""
+def queue_of(statement: Statement, dma: Queue) -> Queue:
+    """The queue a statement runs on; `dma` is that of copies."""
     if isinstance(statement, Copy):
         return statement.queue or dma
-    if isinstance(statement, Call) and statement.core:
-        return core_queue(statement.core)
-    return statement.queue or statement.engine if isinstance(statement, LaunchStatement) else CORE
+    if isinstance(statement, LaunchStatement):
+        return statement.queue or Queue(statement.engine)
+    return core_queue(statement.core) if isinstance(statement, Call) else CORE
 
 
 def stream_of(statement: Statement) -> str:
@@ -378,15 +391,10 @@ def side_by_side(statements: Sequence[Statement]) -> dict[int, tuple[int, ...]]:
             continue
         own = waiting.setdefault(statement.engine, [])
         own.append(index)
-        if not statement.held:
+        if not statement.starts_with_next:
             found |= dict.fromkeys(own, tuple(own)) if len(own) > 1 else {}
             waiting[statement.engine] = []
     return found
-
-
-def core_queue(core: int) -> str:
-    """The queue name of a core by its number."""
-    return f"{CORE}{core}" if core else CORE
 
 
 def reads(statement: Statement) -> tuple[View, ...]:
@@ -505,7 +513,7 @@ def _body(program: Program, statement: Statement) -> str:
         who = statement.engine if isinstance(statement, LaunchStatement) else core_queue(statement.core)
         kinds = "+".join(type(node.operator).__name__ for node in statement.graph.nodes)
         operands = ", ".join(map(print_view, statement.operands.values()))
-        held = ", held for the next" if isinstance(statement, LaunchStatement) and statement.held else ""
+        held = ", held for the next" if isinstance(statement, LaunchStatement) and statement.starts_with_next else ""
         return f"{who}: {kinds} of {operands} into {print_view(statement.result)}{held}"
     if isinstance(statement, Wait):
         who = f"{statement.stream}: " if statement.stream else ""

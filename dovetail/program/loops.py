@@ -216,7 +216,15 @@ def _form(program: Program, statement: Statement, index: int) -> Hashable:
     where = tuple(_memory(program, view) for view in views)
     kinds = tuple((view.type.dtype, len(view.type.shape), view.layout) for view in views)
     if isinstance(statement, LaunchStatement):
-        return "launch", statement.engine, statement.queue, statement.held, tuple(statement.packed), where, kinds
+        return (
+            "launch",
+            statement.engine,
+            statement.queue,
+            statement.starts_with_next,
+            tuple(statement.packed),
+            where,
+            kinds,
+        )
     if isinstance(statement, Copy):
         made = tuple(
             (one.is_padded, one.border, one.planes > 1, one.rows > 1, one.pad_rows, one.pad_bytes, one.fill)

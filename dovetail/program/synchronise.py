@@ -21,6 +21,7 @@ from dovetail.program.ir import (
     Copy,
     LaunchStatement,
     Move,
+    Queue,
     Role,
     Statement,
     View,
@@ -39,7 +40,7 @@ from dovetail.program.ir import (
 class _ViewAccess:
     index: int
     """Of the statement, or of the launch that starts it."""
-    queue: str
+    queue: Queue
     stream: str
     view: View
     is_write: bool
@@ -65,7 +66,7 @@ _IN_FLIGHT = 2
 
 def synchronise(
     statements: Sequence[Statement],
-    dma: str,
+    dma: Queue,
     settle: bool = False,
     paced: bool = False,
     placed: Mapping[str, tuple[str, int]] | None = None,
@@ -81,8 +82,8 @@ def synchronise(
     result: list[Statement] = []
     accesses: dict[str, list[_ViewAccess]] = {}
     finished, running = _CompletionState(), _QueueState()
-    launches: dict[str, list[int]] = {}
-    held: dict[str, list[_ViewAccess]] = {}
+    launches: dict[Queue, list[int]] = {}
+    held: dict[Queue, list[_ViewAccess]] = {}
 
     def issue(statement: Statement) -> None:
         """Put a statement behind the others."""
@@ -101,12 +102,12 @@ def synchronise(
         needed = _needed(touched, accesses, queue, stream, finished)
         for other, handed in launches.items() if paced and isinstance(statement, Copy) else ():
             if len(handed) > _IN_FLIGHT and handed[-1 - _IN_FLIGHT] > finished.upto.get(("", other), -1):
-                needed["", other] = max(needed.get(("", other), (-1, "")), (handed[-1 - _IN_FLIGHT], other))
+                needed["", other] = max(needed.get(("", other), (-1, CORE)), (handed[-1 - _IN_FLIGHT], other))
         for (waiter, what), (index, other) in sorted(needed.items()):
             issue(Wait(statement.layer, other, index, waiter))
             finished.upto[waiter, what] = index
         is_launch = isinstance(statement, LaunchStatement)
-        is_held = isinstance(statement, LaunchStatement) and statement.held
+        is_held = isinstance(statement, LaunchStatement) and statement.starts_with_next
         for view, is_write in touched if queue != CORE else ():  # what the core does is over when the next begins
             record = _still_running(accesses, view, is_write, None if held else finished)
             record.append(_ViewAccess(len(result), queue, stream, view, is_write))
@@ -156,13 +157,13 @@ def _placed(view: View, placed: Mapping[str, tuple[str, int]]) -> View:
 def _needed(
     touched: Sequence[tuple[View, bool]],
     accesses: Mapping[str, list[_ViewAccess]],
-    queue: str,
+    queue: Queue,
     stream: str,
     finished: _CompletionState,
-) -> dict[tuple[str, str], tuple[int, str]]:
+) -> dict[tuple[str, str], tuple[int, Queue]]:
     """Who must wait (empty: core 0) for which queue, or for an engine's list -> index of the statement that must have
     finished before these views may be touched, and its queue. An engine waits for its own queues only."""
-    needed: dict[tuple[str, str], tuple[int, str]] = {}
+    needed: dict[tuple[str, str], tuple[int, Queue]] = {}
     for view, is_write in touched:
         for access in accesses.get(view.buffer, ()):
             if access.queue == queue or not (is_write or access.is_write) or finished.knows(stream, access):
@@ -171,7 +172,7 @@ def _needed(
                 continue
             mine = bool(stream) and access.stream == stream
             key = (stream, access.queue) if mine else ("", access.stream or access.queue)
-            needed[key] = max(needed.get(key, (-1, "")), (access.index, access.queue))
+            needed[key] = max(needed.get(key, (-1, CORE)), (access.index, access.queue))
     return needed
 
 
@@ -181,12 +182,12 @@ class _QueueState:
 
     stream: str = ""
     """The engine; empty for core 0."""
-    last: dict[str, tuple[int, str]] = field(default_factory=dict)
+    last: dict[Queue, tuple[int, str]] = field(default_factory=dict)
     """Queue -> its last statement that has not been waited for, and whose list that is of."""
     layer: int = 0
     """The last that anything has been issued for."""
 
-    def issued(self, statements: Sequence[Statement], index: int, queue: str) -> None:
+    def issued(self, statements: Sequence[Statement], index: int, queue: Queue) -> None:
         """The next of some statements, by its index, is handed to a queue."""
         statement, stream = statements[index], self.stream
         own = stream_of(statement)
@@ -210,7 +211,7 @@ class _QueueState:
         return [Wait(self.layer, queue, index) for _, (index, queue) in sorted(ending.items())]
 
 
-def _left(statements: Sequence[Statement], dma: str, stream: str) -> list[Wait]:
+def _left(statements: Sequence[Statement], dma: Queue, stream: str) -> list[Wait]:
     """The waits of an engine's list for what it still runs."""
     running = _QueueState(stream)
     for index, statement in enumerate(statements):

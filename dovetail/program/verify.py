@@ -11,7 +11,6 @@ import numpy as np
 from dovetail.errors import ProgramError
 from dovetail.ir.crop import reads_in_place
 from dovetail.ir.layout import packing_fits
-from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Array
 from dovetail.kernels import may_overwrite
 from dovetail.program.ir import (
@@ -171,7 +170,7 @@ def _step(state: _VerifierState, index: int, statement: Statement) -> None:
             span = _absolute(buffer, view)
             state.running.append(_InFlightAccess(index, queue, buffer.memory, span, view, is_write, stream))
     if isinstance(statement, LaunchStatement):
-        state.held[queue] = [*beside, index] if statement.held else []
+        state.held[queue] = [*beside, index] if statement.starts_with_next else []
 
 
 def _beside(state: _VerifierState, statement: Statement) -> Sequence[int]:
@@ -179,7 +178,9 @@ def _beside(state: _VerifierState, statement: Statement) -> Sequence[int]:
     if not isinstance(statement, LaunchStatement):
         return ()
     own, joint = state.held.get(statement.engine, []), state.target.engine(statement.engine).joint
-    if (statement.held or own) and (joint is None or len(own) + 1 + statement.held > joint.most):
+    if (statement.starts_with_next or own) and (
+        joint is None or len(own) + 1 + statement.starts_with_next > joint.most
+    ):
         most = joint.most if joint else 1
         raise ProgramError(f"{statement.engine} takes {most} launches at a time", hint="look at Engine.joint")
     return own
@@ -218,7 +219,7 @@ def _check_wait(state: _VerifierState, index: int, wait: Wait) -> None:
     waited = state.program.statements[wait.statement]
     if isinstance(waited, Begin | Wait) or queue_of(waited, state.program.dma) != wait.queue:
         raise ProgramError(f"waits for statement {wait.statement}, which does not run on {wait.queue}")
-    if isinstance(waited, LaunchStatement) and waited.held:
+    if isinstance(waited, LaunchStatement) and waited.starts_with_next:
         raise ProgramError(f"waits for statement {wait.statement}, which another launch starts")
     if wait.stream and stream_of(waited) != wait.stream:
         raise ProgramError(
@@ -297,7 +298,7 @@ def _check_layouts(statement: LaunchStatement | Call) -> None:
     converts between two of which one shares bytes."""
     graph = statement.graph
     views = {**{name: statement.operands[name] for name in graph.inputs}, graph.outputs[0]: statement.result}
-    converts = isinstance(statement, Call) and isinstance(graph.nodes[0].operator, Relayout)
+    converts = isinstance(statement, Call) and graph.nodes[0].operator.changes_layout
     for name, view in views.items():
         if not packing_fits(view.layout, view.type.dtype):
             raise ProgramError(f"'{name}' is {view.type} and lies {view.layout}, whose bytes it cannot fill")

@@ -14,14 +14,12 @@ from math import gcd, prod
 
 from dovetail import kernels
 from dovetail.ir import crop
-from dovetail.ir.crop import ALIGNMENT, sliced_box
+from dovetail.ir.crop import ALIGNMENT
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.linear import DepthwiseConv2d
-from dovetail.ir.operators.movement import Relayout, Slice
 from dovetail.ir.types import Box, TensorType, box_shape, full_box
 from dovetail.program.ir import Begin, Call, Copy, Statement, View, dense_view
 from dovetail.program.transfers import same_packing
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 from dovetail.target.description import Target
 
 _MAC, _DEPTHWISE_MAC = 3.0, 3.5
@@ -31,15 +29,15 @@ _ELEMENT = 6.0
 
 def work(graph: Graph) -> float:
     """Cycles that computing a region takes on a core of speed 1, by estimate."""
-    found = 0.0
+    cycles = 0.0
     for node in graph.nodes:
         types = [graph.types[name] for name in node.inputs]
-        each = _DEPTHWISE_MAC if isinstance(node.operator, DepthwiseConv2d) else _MAC
+        each = _DEPTHWISE_MAC if node.operator.is_channelwise else _MAC
         macs, elements = node.operator.macs(types), graph.types[node.output].elements
         if not macs:
             elements = max([elements, *(kind.elements for kind in types[:1])])
-        found += each * macs + _ELEMENT * elements
-    return found
+        cycles += each * macs + _ELEMENT * elements
+    return cycles
 
 
 START_CYCLES = 100
@@ -60,11 +58,13 @@ def copies(layer: int, graph: Graph, operands: Mapping[str, View], result: View)
     node = graph.nodes[0]
     if len(graph.nodes) != 1 or any(name in graph.constants for name in node.inputs):
         return None
-    if isinstance(node.operator, Relayout) and not same_packing(operands[node.inputs[0]].layout, result.layout):
+    if node.operator.changes_layout and not same_packing(operands[node.inputs[0]].layout, result.layout):
         return None
     pieces = node.operator.pieces([graph.types[name] for name in node.inputs])
+    if pieces is None:
+        return None
     made = []
-    for piece in pieces or ():
+    for piece in pieces:
         source, target = operands[node.inputs[piece.operand]], result.part(piece.box)
         if node.operator.is_view:
             source = dense_view(source.buffer, result.type, source.offset)
@@ -73,7 +73,7 @@ def copies(layer: int, graph: Graph, operands: Mapping[str, View], result: View)
             strides = tuple(source.strides[axis] * step for axis, step in piece.walks)
             source = View(source.buffer, target.type, strides, source.offset + start)
         made.append(Copy(layer, source, target, piece.before, piece.fill))
-    return None if pieces is None else tuple(made)
+    return tuple(made)
 
 
 def split(
@@ -183,11 +183,12 @@ def part(whole: Call, box: Box, core: int) -> Call:
     operands: dict[str, View] = {}
     nodes: list[Node] = []
     for node in cut.nodes:
-        if isinstance(node.operator, Slice) and set(node.operator.step) == {1} and node.inputs[0] in whole.operands:
-            operands[node.output] = whole.operands[node.inputs[0]].part(sliced_box(node))
+        read = node.operator.box_read
+        if read is not None and not node.operator.skips and node.inputs[0] in whole.operands:
+            operands[node.output] = whole.operands[node.inputs[0]].part(read)
         else:
             nodes.append(node)
-    read = {name for node in nodes for name in node.inputs}
-    operands |= {name: view for name, view in whole.operands.items() if name in read}
+    values = {name for node in nodes for name in node.inputs}
+    operands |= {name: view for name, view in whole.operands.items() if name in values}
     graph = replace(cut, inputs=tuple(operands), nodes=tuple(nodes))
     return Call(whole.layer, graph, operands, whole.result.part(box), core)

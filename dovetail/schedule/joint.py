@@ -1,4 +1,4 @@
-"""Which regions an engine computes side by side, where it can (`Engine.joint`): those that read nothing of each other.
+"""Turns: regions that read nothing of each other, computed side by side by an engine that can (`Engine.joint`).
 
 Looked for are the turns that end first, by the engine's own cycles and the core's for handing over. Only regions change
 places between which the core does nothing, that wait for the same work of the core, and that the same work of the core
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby
 
 from dovetail.schedule.layout import LayoutPlan
-from dovetail.schedule.layout.choose import ValueSlice
-from dovetail.schedule.partition import Region
+from dovetail.schedule.layout.inside import ValueSlice
+from dovetail.schedule.region import LaidRegion
 from dovetail.schedule.tiles.tile import tile_match
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine, Joint, Launched
@@ -22,9 +22,9 @@ from dovetail.user_file import asking
 MOST_ASKED = 32
 """Sets of regions of a network an engine is asked about; further ones are not tried."""
 _READY = 8
-"""Regions of which sets are made, of those whose operands exist; the first ones."""
+"""The first so many regions whose operands exist are combined to sets."""
 _KEPT = 32
-"""Ways to have come to a number of regions that are followed up, the best of them."""
+"""The best so many sequences of a number of regions are followed up."""
 
 _Turn = tuple[int, ...]
 """Regions computed side by side, by index."""
@@ -32,7 +32,7 @@ _Turn = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _TurnSequence:
-    """Turns one after the other, and when they end."""
+    """Turns one after the other, and the cycles they end in."""
 
     turns: tuple[_Turn, ...]
     ends: tuple[int, ...]
@@ -42,7 +42,7 @@ class _TurnSequence:
 
     @property
     def rank(self) -> tuple[int, int, tuple[_Turn, ...]]:
-        """What is better comes first; of equal ones more turns."""
+        """Sort key: the end, then more turns."""
         return self.ends[-1] if self.ends else 0, -len(self.turns), self.turns
 
     @property
@@ -52,7 +52,7 @@ class _TurnSequence:
 
 
 def _undominated(ways: Sequence[_TurnSequence]) -> list[_TurnSequence]:
-    """Those of the same regions than which none ends sooner and leaves the core free as soon; one of equals."""
+    """The sequences of the same regions that none beats with both its end and a core that is free; one of equals."""
     kept: list[_TurnSequence] = []
     for way in sorted(ways, key=lambda way: way.rank):
         if all(way.free < other.free for other in kept):
@@ -61,7 +61,7 @@ def _undominated(ways: Sequence[_TurnSequence]) -> list[_TurnSequence]:
 
 
 def side_by_side(laid: LayoutPlan, target: Target) -> LayoutPlan:
-    """The network with regions that are computed side by side one behind the other, all but the last of them held.
+    """The network with the turns in which its engine computes regions side by side, these one behind the other.
 
     Args:
         laid: the network; what has regions in pieces stays as it is.
@@ -72,47 +72,46 @@ def side_by_side(laid: LayoutPlan, target: Target) -> LayoutPlan:
     if engine is None or engine.joint is None or not target.works_in_place(engine):
         return laid
     search = _TurnSearch(regions, engine, engine.joint, laid.inside)
-    mine = [index for index, region in enumerate(regions) if region.engine is not None and not region.shares]
+    mine = [index for index, region in enumerate(regions) if len(region.shares) == 1]
     turns: list[_Turn] = []
-    for _, run in groupby(mine, key=lambda index: (search.kin(index), sum(n < index for n in search.others))):
+    for _, run in groupby(mine, key=lambda index: (search.neighbours(index), sum(n < index for n in search.others))):
         turns += search.turns(tuple(run))
-    return replace(laid, regions=_in_turn(regions, turns, mine, search))
+    names = tuple(tuple(regions[index].name for index in turn) for turn in turns if len(turn) > 1)
+    return replace(laid, regions=_in_turn(regions, turns, mine, search), turns=names)
 
 
 def _in_turn(
-    regions: Sequence[Region], turns: Sequence[_Turn], mine: Sequence[int], search: _TurnSearch
-) -> tuple[Region, ...]:
+    regions: Sequence[LaidRegion], turns: Sequence[_Turn], mine: Sequence[int], search: _TurnSearch
+) -> tuple[LaidRegion, ...]:
     """The regions, the engine's (`mine`) turn after turn at the places they had, later only where operands are
     missing."""
     places: dict[_Turn, int] = {(index,): index for index in range(len(regions)) if index not in mine}
     taken = 0
     for turn in turns:
         places[turn], taken = mine[taken], taken + len(turn)
-    waiting, done, found = sorted(places, key=places.__getitem__), set[int](), list[Region]()
+    waiting, done = sorted(places, key=places.__getitem__), list[int]()
     while waiting:
-        turn = next(turn for turn in waiting if all(search.makers[index] <= done for index in turn))
+        turn = next(turn for turn in waiting if all(search.makers[index].issubset(done) for index in turn))
         waiting.remove(turn)
-        done |= set(turn)
-        found += [replace(regions[index], held=index != turn[-1]) for index in turn]
-    return tuple(found)
+        done += turn
+    return tuple(regions[index] for index in done)
 
 
 @dataclass
 class _TurnSearch:
-    """What is known of a network while turns are looked for."""
+    """The search for the turns of a network."""
 
-    regions: Sequence[Region]
+    regions: Sequence[LaidRegion]
     engine: Engine
     joint: Joint
     inside: Mapping[str, ValueSlice]
     """The values that lie inside others: where they are joined, nothing is done for them."""
     cycles: dict[_Turn, int | None] = field(default_factory=dict)
-    """Of sets of regions the engine was asked about."""
+    """Cycles of the sets of regions the engine was asked about."""
     asked: int = 0
-    """Sets of several."""
+    """Number of sets of several regions the engine was asked about."""
 
     def __post_init__(self) -> None:
-        """Follow values from maker to reader."""
         made = {region.output: index for index, region in enumerate(self.regions)}
         inputs = [region.graph.inputs for region in self.regions]
         self.of_operand = [{value: made[value] for value in values if value in made} for values in inputs]
@@ -121,24 +120,24 @@ class _TurnSearch:
             {value for value in one.graph.inputs if value not in self.inside or self.inside[value].outer != one.output}
             for one in self.regions
         ]
-        """What a region waits for until it does something."""
+        """By region, the operands it waits for until it does something."""
         self.others = [
             n
             for n, one in enumerate(self.regions)
-            if one.engine is None and not (one.is_view or one.still) and (self.waits[n] or not one.mover)
+            if not (one.shares or one.is_idle) and (self.waits[n] or not one.copied_by)
         ]
-        """What the core, or a DMA, does."""
+        """The regions of the core, or of a DMA."""
         self.before: list[set[int]] = []
-        """What a region is computed from, directly or not."""
+        """By region, the regions it is computed from, directly or not."""
         for makers in self.makers:
             self.before.append(makers.union(*(self.before[maker] for maker in makers)))
 
-    def kin(self, index: int) -> tuple[frozenset[int], frozenset[tuple[int, str]]]:
-        """What the core, or a DMA, does before a region and after it; what of it waits for each operand by itself, for
-        which."""
+    def neighbours(self, index: int) -> tuple[frozenset[int], frozenset[tuple[int, str]]]:
+        """The work of the core, or a DMA, before a region and after it; of work that waits for each operand by itself,
+        the operand too."""
         after: set[tuple[int, str]] = set()
         for other in self.others:
-            made, moves = self.of_operand[other], self.regions[other].mover
+            made, moves = self.of_operand[other], self.regions[other].copied_by
             read = ((value, maker) for value, maker in made.items() if value in self.waits[other])
             waited = (value for value, maker in read if index == maker or index in self.before[maker])
             after |= {(other, value if moves else "") for value in waited}
@@ -161,43 +160,42 @@ class _TurnSearch:
                     if (longer := self.then(way, turn)) is not None:
                         after = done | set(turn)
                         ways[len(after)][after] = _undominated([*ways[len(after)].get(after, []), longer])
-        found = min(ways[-1].get(frozenset(run), [alone]), key=lambda way: way.rank)
-        return found.turns if found.ends[-1] < alone.ends[-1] else alone.turns
+        best = min(ways[-1].get(frozenset(run), [alone]), key=lambda way: way.rank)
+        return best.turns if best.ends[-1] < alone.ends[-1] else alone.turns
 
     def following(self, run: _Turn, done: frozenset[int]) -> Iterator[_Turn]:
-        """What may be computed next: a region whose operands exist, or several."""
+        """The turns that may come next: a region whose operands exist, or several."""
         own = set(run) - done
         ready = [index for index in run if index in own and not self.before[index] & own][:_READY]
         for size in range(1, min(self.joint.most, len(ready)) + 1):
             yield from combinations(ready, size)
 
     def then(self, way: _TurnSequence, turn: _Turn) -> _TurnSequence | None:
-        """A way with a turn more; None where the engine cannot."""
-        cycles = self.asked_for(turn)
+        """A sequence with a turn more; None where the engine cannot."""
+        cycles = self.cycles_of(turn)
         if cycles is None:
             return None
         core = way.free + self.joint.handing * len(turn)
         begin = max(core, way.ends[-1] if way.ends else 0)
         return _TurnSequence((*way.turns, turn), (*way.ends, begin + cycles), core)
 
-    def asked_for(self, turn: _Turn) -> int | None:
-        """The engine's cycles for regions side by side."""
+    def cycles_of(self, turn: _Turn) -> int | None:
+        """The engine's cycles for regions side by side; None where it cannot, or may not be asked any more."""
         if turn not in self.cycles:
             if len(turn) > 1 and self.asked >= MOST_ASKED:
                 return None
             self.asked += len(turn) > 1
-            own = [self.launched(index) for index in turn]
-            known = [one for one in own if one is not None]
             names = ", ".join(self.regions[index].name for index in turn)
+            try:
+                launched = [self.launched(index) for index in turn]
+            except ValueError:  # a region cannot be launched as a whole
+                self.cycles[turn] = None
+                return None
             with asking(f"the cycles of {self.engine.name} for {names} side by side"):
-                self.cycles[turn] = self.joint.cycles(known) if len(known) == len(own) else None
+                self.cycles[turn] = self.joint.cycles(launched)
         return self.cycles[turn]
 
-    def launched(self, index: int) -> Launched | None:
-        """A region as it is launched: as a whole; None where it cannot be."""
-        region = self.regions[index]
-        assert region.offload is not None
-        try:
-            return Launched(region.offload.name, tile_match(region, region.extent)[1])
-        except ValueError:
-            return None
+    def launched(self, index: int) -> Launched:
+        """A region launched as a whole; raises ValueError where it cannot be."""
+        (part,) = self.regions[index].parts
+        return Launched(part.offload.name, tile_match(part, part.extent)[1])

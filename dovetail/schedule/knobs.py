@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from dovetail import kernels
 from dovetail.errors import PlanError, TargetError
-from dovetail.ir.types import Box
-from dovetail.schedule.partition import Region, engine_layouts
-from dovetail.schedule.tiles.tile import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, cuts, tile_classes, tile_match
-from dovetail.schedule.tiles.tiling import TileCache, Tiling, evaluate
+from dovetail.ir.types import Box, full_box
+from dovetail.schedule.region import AssignedRegion, EnginePart, LaidRegion, Region, engine_layouts
+from dovetail.schedule.tiles.tile import (
+    BUFFERS,
+    EARLY,
+    ORDER,
+    PLACEMENT,
+    TILE,
+    cuts,
+    tile_classes,
+    tile_counts,
+    tile_match,
+)
+from dovetail.schedule.tiles.tiling import PartTiles, Tiling
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Knob, Space, Value
 
@@ -25,26 +35,28 @@ _STEP_PARTS = (1, 2, 3, 4)
 
 
 def region_space(region: Region, target: Target) -> Space:
-    """The knobs of a region and what they may be set to: on the core those of its kernel; none where nobody has any.
+    """The knobs of a region and what they may be set to: on the core those of its kernel; none where there are none.
 
     Raises:
         TargetError: the offload has a knob of a name the planner uses, or knobs without a default.
     """
-    if region.engine is None or region.offload is None or region.match is None:
-        on_core = region.engine is None and not (region.is_view or region.still or region.mover)
-        return kernels.offered(region.graph, kernels.core_traits(target.core)).space if on_core else Space(())
-    planner = _planner_knobs(region, target)
-    own = region.offload.knobs(region.match) if region.offload.knobs else Space(())
-    if own.knobs and region.offload.default is None:
-        what = "this offload has knobs and no default for them"
-        raise TargetError(what, where=f"{region.engine.name} {region.offload.name}", hint="give the Offload a default=")
-    clash = {knob.name for knob in planner} & {knob.name for knob in own.knobs}
-    if clash:
+    if not region.shares:
+        no_knobs = Space(())
+        return kernels.offered(region.graph, kernels.core_traits(target.core)).space if region.is_kernel else no_knobs
+    (part,) = replace(LaidRegion.of(region), layouts=engine_layouts(region)).parts
+    planner = _planner_knobs(part, target)
+    own = part.offload.knobs(part.match) if part.offload.knobs else Space(())
+    where = f"{part.engine.name} {part.offload.name}"
+    if own.knobs and part.offload.default is None:
+        raise TargetError(
+            "this offload has knobs and no default for them", where=where, hint="give the Offload a default="
+        )
+    if clash := {knob.name for knob in planner} & {knob.name for knob in own.knobs}:
         what = f"the knob '{min(clash)}' has a name the planner uses"
-        raise TargetError(what, where=f"{region.engine.name} {region.offload.name}", hint="give it another name")
+        raise TargetError(what, where=where, hint="give it another name")
     own_names = {knob.name for knob in own.knobs}
     first = {knob.name: knob.values[0] for knob in (*planner, *own.knobs)}
-    tiles = _Tiles(region, target)
+    tiles = _Tiles(part, target)
 
     def problem(choice: Choice) -> str | None:
         """Why a choice is not allowed, None where it is."""
@@ -63,7 +75,7 @@ def canonical(choice: Choice) -> dict[str, Value]:
     return {name: value for name, value in choice.items() if name != PLACEMENT}
 
 
-def choose(regions: tuple[Region, ...], choices: Mapping[str, Choice], target: Target) -> tuple[Region, ...]:
+def choose(regions: Sequence[Region], choices: Mapping[str, Choice], target: Target) -> tuple[AssignedRegion, ...]:
     """The regions with what is chosen for them, those moved to the core included.
 
     Args:
@@ -74,39 +86,33 @@ def choose(regions: tuple[Region, ...], choices: Mapping[str, Choice], target: T
     Raises:
         PlanError: an unknown region or knob, a value out of range, or a choice that is not allowed; says which.
     """
-    known = {region.name: region for region in regions}
+    by_name = {region.name: region for region in regions}
     for name, choice in choices.items():
-        if name not in known:
+        if name not in by_name:
             raise PlanError(
                 f"there is no layer '{name}'", where=f"choice for '{name}'", hint="dovetail explain lists the layers"
             )
-        refusal = region_space(known[name], target).refusal(choice)
-        if refusal:
+        if refusal := region_space(by_name[name], target).refusal(choice):
             raise PlanError(refusal, where=f"layer {name}", hint="tune again, or change the entry")
-    return tuple(chosen(region, choices.get(region.name, {})) for region in regions)
+    return tuple(_chosen(AssignedRegion.of(region), choices.get(region.name, {})) for region in regions)
 
 
-def chosen(region: Region, choice: Choice) -> Region:
-    """One region with a choice known to be allowed."""
+def _chosen(region: AssignedRegion, choice: Choice) -> AssignedRegion:
+    """A region with a choice that is allowed."""
     if choice.get(PLACEMENT) == "core":
-        reason = "the tuning file places it on the core"
-        return replace(region, match=None, engine=None, offload=None, reason=reason, choice={})
+        return replace(region, shares=(), reason="the tuning file places it on the core", choice={})
     return replace(region, choice=dict(choice)) if choice else region
 
 
-def _planner_knobs(region: Region, target: Target) -> tuple[Knob, ...]:
+def _planner_knobs(part: EnginePart, target: Target) -> tuple[Knob, ...]:
     """Placement, and what concerns tiles where the planner cuts any."""
-    assert region.offload is not None and region.engine is not None
-    shape, offload = region.graph.types[region.output].shape, region.offload
-    image = len(shape) == 4
-    on_core = ("core",) if kernels.supports(region.graph) is None else ()
-    placement = Knob(PLACEMENT, (region.engine.name, *on_core), "what computes the layer")
-    if target.works_in_place(region.engine):
+    shape, offload = part.shape, part.offload
+    on_core = ("core",) if kernels.supports(part.graph) is None else ()
+    placement = Knob(PLACEMENT, (part.engine.name, *on_core), "what computes the layer")
+    if target.works_in_place(part.engine):
         return (placement,)
-    sizes = [
-        *((TILE[axis - 1], _sizes(shape[axis], offload.row_step)) for axis in (1, 2) if image),
-        (TILE[2], _channels(region, target)),
-    ]
+    image = [(TILE[axis - 1], _sizes(shape[axis], offload.row_step)) for axis in (1, 2) if len(shape) == 4]
+    sizes = [*image, (TILE[2], _channels(part, target))]
     return (
         placement,
         *(Knob(name, values, f"{name[5:]} of a tile's result") for name, values in sizes),
@@ -116,74 +122,70 @@ def _planner_knobs(region: Region, target: Target) -> tuple[Knob, ...]:
     )
 
 
-def _channels(region: Region, target: Target) -> tuple[int, ...]:
+def _channels(part: EnginePart, target: Target) -> tuple[int, ...]:
     """Channels of a tile: of whole steps, for an engine takes as long for a part of one. Parts too where no tile of
     whole steps fits the engine's memory."""
-    assert region.offload is not None and region.engine is not None
-    *rest, total = region.graph.types[region.output].shape
-    step = region.offload.channel_step
+    *rest, total = part.shape
+    step = part.offload.channel_step
     whole = tuple(cuts(total, step))
-    least = (
-        *(cuts(size, region.offload.row_step)[-1] if place else size for place, size in enumerate(rest)),
-        whole[-1],
-    )
-    laid = replace(region, layouts={**engine_layouts(region), **region.layouts})
-    in_place = frozenset({""} if target.reads_constants(region.engine) else ())
-    found = evaluate(laid, target, least, in_place, 1, TileCache())
-    fits = isinstance(found, Tiling) and found.nbytes <= target.memory(region.engine.memory).size
-    return whole if fits else _sizes(total, step)
+    smallest = (cuts(size, part.offload.row_step)[-1] if place else size for place, size in enumerate(rest))
+    in_place = frozenset({""} if target.reads_constants(part.engine) else ())
+    room = target.memory(part.engine.memory).size
+    outcome = PartTiles(part, target).evaluate((*smallest, whole[-1]), in_place, 1, room)
+    return whole if isinstance(outcome, Tiling) else _sizes(total, step)
 
 
 def _sizes(total: int, step: int) -> tuple[int, ...]:
-    found = {size for part in _STEP_PARTS for size in cuts(total, max(1, step // part))}
-    return tuple(sorted(found, reverse=True))
+    sizes = {size for part in _STEP_PARTS for size in cuts(total, max(1, step // part))}
+    return tuple(sorted(sizes, reverse=True))
 
 
+@dataclass
 class _Tiles:
     """Asks whether tiles are allowed; every shape of tile is cut only once."""
 
-    def __init__(self, region: Region, target: Target) -> None:
-        assert region.engine is not None
-        self._region = replace(region, layouts={**engine_layouts(region), **region.layouts})
-        self._memory = target.memory(region.engine.memory)
-        self._refusals: dict[tuple[object, ...], str | None] = {}
-        self._shape = region.graph.types[region.output].shape
-        self._image = len(self._shape) == 4
+    part: EnginePart
+    target: Target
+    refusals: dict[tuple[object, ...], str | None] = field(default_factory=dict)
 
     def problem(self, choice: Choice) -> str | None:
         """Why tiles like these are not allowed; None when they are, or when not all of their sizes are chosen."""
-        names = TILE if self._image else TILE[2:]
+        shape = self.part.shape
+        names = TILE if len(shape) == 4 else TILE[2:]
         if any(name not in choice for name in names):
             return None
         sizes = tuple(int(choice[name]) for name in names)
-        size = (self._shape[0], *sizes) if self._image else (*self._shape[:-1], *sizes)
-        counts = [-(-total // step) for total, step in zip(self._shape, size, strict=True)]
-        tiles = prod(counts)
+        size = (*shape[: -len(sizes)], *sizes)
+        counts = tile_counts(full_box(shape), size)
+        tiles, buffers = prod(counts), int(choice.get(BUFFERS, 2))
         if tiles > MOST_TILES:
             return f"it would be cut into {tiles} tiles; at most {MOST_TILES} are allowed"
-        if tiles == 1 and choice.get(BUFFERS, 2) != 2:
-            return f"{BUFFERS} = {choice[BUFFERS]} changes nothing for a single tile"
+        if tiles == 1 and buffers != 2:
+            return f"{BUFFERS} = {buffers} changes nothing for a single tile"
         if (counts[-1] == 1 or tiles == counts[-1]) and choice.get(ORDER, "channels") != "channels":
             return f"{ORDER} = {choice[ORDER]} changes nothing: only one of channels and positions is cut"
-        if tiles < int(choice.get(BUFFERS, 2)) and choice.get(BUFFERS) == 3:
+        if tiles < buffers == 3:
             return f"{BUFFERS} = 3 changes nothing for {tiles} tiles"
-        for box, _ in tile_classes(self._shape, size):
-            refusal = self._refusal(box, choice)
-            if refusal:
+        for box, _ in tile_classes(shape, size):
+            if refusal := self._refusal(box, choice):
                 return f"a tile of {'x'.join(map(str, size))} is not possible: {refusal}"
         return None
 
     def _refusal(self, box: Box, choice: Choice) -> str | None:
         """Why one tile is not allowed; tiles of one size that touch the same edges are alike."""
         own = tuple(value for name, value in choice.items() if name not in (PLACEMENT, BUFFERS, ORDER, EARLY, *TILE))
-        key = (own, *((b - a, a == 0, b == total) for (a, b), total in zip(box, self._shape, strict=True)))
-        if key not in self._refusals:
-            self._refusals[key] = None
-            try:
-                tile, _ = tile_match(replace(self._region, choice=choice), box)
-                needed = tile.graph.types[self._region.output].nbytes
-                if needed > self._memory.size:  # whatever else it needs
-                    self._refusals[key] = f"its result has {needed} bytes, {self._memory.name} has {self._memory.size}"
-            except ValueError as error:
-                self._refusals[key] = str(error)
-        return self._refusals[key]
+        edges = ((b - a, a == 0, b == total) for (a, b), total in zip(box, self.part.shape, strict=True))
+        key = (own, *edges)
+        if key not in self.refusals:
+            self.refusals[key] = self._asked(box, choice)
+        return self.refusals[key]
+
+    def _asked(self, box: Box, choice: Choice) -> str | None:
+        try:
+            tile, _ = tile_match(replace(self.part, choice=choice), box)
+        except ValueError as error:
+            return str(error)
+        memory, needed = self.target.memory(self.part.engine.memory), tile.graph.types[self.part.output].nbytes
+        if needed > memory.size:  # whatever else it needs
+            return f"its result has {needed} bytes, {memory.name} has {memory.size}"
+        return None

@@ -22,7 +22,8 @@ from dovetail.ir.graph import Graph, Node, evaluate_all, prune
 from dovetail.ir.operators.movement import Concat, Reshape
 from dovetail.ir.types import Array, Box, full_box
 from dovetail.schedule.cores import stretch_axis, work
-from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.partition import partition
+from dovetail.schedule.region import Region
 from dovetail.target.description import Target
 
 
@@ -205,7 +206,7 @@ def _refuse(graph: Graph, target: Target) -> None:
 
 
 def _work(region: Region) -> float:
-    return 0.0 if region.is_view or region.still else work(region.graph)
+    return 0.0 if region.is_idle else work(region.graph)
 
 
 def _deal(builder: PipelineBuilder, region: Region, span: tuple[float, float], cuts: Sequence[float]) -> None:

@@ -56,7 +56,7 @@ def key_of(graph: Graph, near: frozenset[str]) -> str:
     return f"{signature(graph)}-{''.join('n' if end in near else 'f' for end in (*graph.inputs, *graph.outputs))}"
 
 
-def found(target: Target, graph: Graph, near: frozenset[str]) -> TilingEntry | None:
+def find_entry(target: Target, graph: Graph, near: frozenset[str]) -> TilingEntry | None:
     """The entry for a layer whose ends `near` lie in the engine's memory; None where there is none."""
     table = _read().get(target.name)
     if not table or table["description"] != description(target):

@@ -14,7 +14,7 @@ from msgspec import Meta
 from dovetail.documents import Document, read_document
 from dovetail.errors import DovetailError, PlanError
 from dovetail.schedule.knobs import choose
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 from dovetail.schedule.shipped import signature
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Value

@@ -22,7 +22,8 @@ from dovetail.kernels.relayout import field_text, index_text
 from dovetail.program.ir import Copy, LaunchStatement, Role, View, reads
 from dovetail.program.loops import digest
 from dovetail.program.transfers import Transfer
-from dovetail.schedule.partition import Region, as_kernels
+from dovetail.schedule.partition import as_kernels
+from dovetail.schedule.region import Region
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Command

@@ -35,10 +35,10 @@ from dovetail.program.ir import (
 from dovetail.program.transfers import transfers
 from dovetail.schedule.assign import Assignment
 from dovetail.schedule.layout import LayoutPlan
-from dovetail.schedule.partition import Region, beside
 from dovetail.schedule.pipeline import Pipeline
 from dovetail.schedule.plan import Plan
 from dovetail.schedule.plan.allocate import StatementOrder, pieces, touches
+from dovetail.schedule.region import Region
 from dovetail.schedule.stripe import StripedNetwork
 from dovetail.target.description import Target
 from dovetail.version import __version__
@@ -74,7 +74,7 @@ def manifest(
         assignment: who computes each layer. laid: the network and how its values lie. planned: where and when.
         striped: what is computed in stripes. pipeline: its stages.
     """
-    side = beside(laid.regions)
+    side = laid.beside
     layers = [
         {
             "name": region.name,
@@ -271,7 +271,7 @@ def _layer(region: Region, own: Sequence[Statement]) -> dict[str, Any]:
         "kinds": list(dict.fromkeys(type(node.operator).__name__ for node in nodes)),
         "offload": region.offload.name if region.offload else "",
         "reason": why_not_offloaded(region),
-        "nothing": region.is_view or region.still,
+        "nothing": region.is_idle,
         "idle": all(isinstance(s, Begin) for s in own),
         "products": products,
         "read": read,
@@ -308,10 +308,10 @@ def why_not_offloaded(region: Region) -> str:
     """Why no engine computes a layer, as a sentence; empty where one does."""
     if region.is_view:
         return "nothing is computed: the same bytes under another shape"
-    if region.still:
+    if region.is_noop:
         return "nothing is copied: rows lie where they belong"
-    if region.mover:
-        return f"{'the core copies' if region.mover == 'core' else 'the DMA does it'}: elements only move"
+    if region.copied_by:
+        return f"{'the core copies' if region.copied_by == 'core' else 'the DMA does it'}: elements only move"
     if region.engine is None and not region.reason:
         return "the target has no engine"
     return region.reason

@@ -16,7 +16,7 @@ from dovetail.kernels.c import identifier, one_line
 from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, Wait
 from dovetail.program.loops import carried_out
 from dovetail.program.series import Loop
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 
 
 def model_source(unit: Unit) -> str:

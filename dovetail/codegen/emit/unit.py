@@ -41,7 +41,7 @@ from dovetail.program.ir import (
 )
 from dovetail.program.loops import digest
 from dovetail.program.series import ByteAddress
-from dovetail.schedule.partition import Region, beside
+from dovetail.schedule.region import LaidRegion
 from dovetail.target.description import Target
 from dovetail.target.engine import Launched
 from dovetail.target.offload import Command, LibraryCall, Offload, Operand
@@ -75,7 +75,7 @@ class Unit:
     """Everything the emitted text is made from."""
 
     program: Program
-    regions: Sequence[Region]
+    regions: Sequence[LaidRegion]
     target: Target
     model: str
     """Prefix of every name that other files see."""
@@ -177,7 +177,11 @@ class Unit:
     @cached_property
     def beside(self) -> dict[str, tuple[str, ...]]:
         """The names of the layers each layer is computed side by side with."""
-        return beside(self.regions)
+        found: dict[str, tuple[str, ...]] = {}
+        for indices in set(side_by_side(self.program.statements).values()):
+            names = [self.program.layers[self.program.statements[index].layer] for index in indices]
+            found |= {name: tuple(other for other in names if other != name) for name in names}
+        return found
 
     @cached_property
     def starts(self) -> dict[int, int]:
@@ -256,7 +260,7 @@ class Unit:
 
 
 def make_unit(
-    program: Program, regions: Sequence[Region], target: Target, optimize: Optimize = Optimize.SPEED, delay: int = 0
+    program: Program, regions: Sequence[LaidRegion], target: Target, optimize: Optimize = Optimize.SPEED, delay: int = 0
 ) -> Unit:
     """Choose kernels, constants and names for a program."""
     model = identifier(program.name)
@@ -281,14 +285,14 @@ def make_unit(
     return Unit(program, regions, target, model, *known, optimize, delay)
 
 
-def offload_of(region: Region, launch: LaunchStatement) -> Offload:
+def offload_of(region: LaidRegion, launch: LaunchStatement) -> Offload:
     """What a launch of a region's asks its engine for."""
-    offload = next(part.offload for part in region.parts if part.engine and part.engine.name == launch.engine)
+    offload = next(share.offload for share in region.shares if share.engine.name == launch.engine)
     assert offload is not None
     return offload
 
 
-def _joint_commands(program: Program, target: Target, regions: Sequence[Region]) -> dict[int, tuple[Command, ...]]:
+def _joint_commands(program: Program, target: Target, regions: Sequence[LaidRegion]) -> dict[int, tuple[Command, ...]]:
     """The commands of launches that begin together, by the index of each."""
     found: dict[int, tuple[Command, ...]] = {}
     for together in dict.fromkeys(side_by_side(program.statements).values()):
@@ -318,7 +322,7 @@ def _stems(program: Program, model: str, launches: Sequence[tuple[int, LaunchSta
 def _commands(
     program: Program,
     target: Target,
-    regions: Sequence[Region],
+    regions: Sequence[LaidRegion],
     stem: str,
     launch: LaunchStatement,
     joint: tuple[Command, ...] | None,
@@ -392,7 +396,7 @@ class _ConstantNames:
         }
 
 
-def traits_for(regions: Sequence[Region], target: Target) -> CoreTraits:
+def traits_for(regions: Sequence[LaidRegion], target: Target) -> CoreTraits:
     """What the core offers the kernels of a network: weights are no pairs where twice their bytes would not fit."""
     core = core_traits(target.core)
     constants = {name: array.nbytes for region in regions for name, array in region.graph.constants.items()}
@@ -402,7 +406,7 @@ def traits_for(regions: Sequence[Region], target: Target) -> CoreTraits:
 
 def kernel_calls(
     program: Program,
-    regions: Sequence[Region],
+    regions: Sequence[LaidRegion],
     target: Target,
     model: str,
     optimize: Optimize,

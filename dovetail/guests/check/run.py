@@ -27,7 +27,7 @@ from dovetail.ir.types import Array, TensorType
 from dovetail.program.interpret import ProgramInterpreter
 from dovetail.program.ir import LaunchStatement, View, byte_places, dense_view, load, store
 from dovetail.run import Watchdog, run_build
-from dovetail.schedule.assign import first
+from dovetail.schedule.partition import initial_partition
 from dovetail.sim.device import Bytes, Device, DeviceSpec, MemoryRegion, accesses, hurried, make_device
 from dovetail.sim.launch_queue import FINISHED, START
 from dovetail.target.description import Target
@@ -327,7 +327,7 @@ def _refused(target: Target, cases: Mapping[int, Case]) -> dict[int, Outcome]:
     for index, case in cases.items():
         offload = offload_of(target, case)
         graph, layer = single(offload.pattern, offload.cases, case.point)
-        regions = first(graph, _alone(target, case))
+        regions = initial_partition(graph, _alone(target, case))
         taken = any(region.engine and region.graph.outputs == (layer.root,) for region in regions)
         error = f"the engine took it, against its limit: {case.failure}" if taken else ""
         done[index] = Outcome(case, layer.expected, layer.expected, error)

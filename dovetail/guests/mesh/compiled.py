@@ -22,8 +22,8 @@ from dovetail.codegen.emit.weights import Weights
 from dovetail.compile import Compiled, Options, compile_graph
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
-from dovetail.schedule.assign import first
 from dovetail.schedule.assign.costs import COPY_CYCLES, step
+from dovetail.schedule.partition import initial_partition
 from dovetail.target.description import Target
 from dovetail.target.engine import IN_PLACE_ALIGNMENT
 from dovetail.target.mesh import CoreClocks
@@ -66,7 +66,7 @@ class CompiledPieces:
 
     def grain(self, graph: Graph) -> tuple[int, int, int]:
         """Rows, columns and channels at multiples of which a layer is cut: the steps of what takes it."""
-        taking = [region.offload for region in first(graph, self.target) if region.offload is not None]
+        taking = [region.offload for region in initial_partition(graph, self.target) if region.offload is not None]
         rows = max((offload.row_step for offload in taking), default=1)
         return rows, rows, max((offload.channel_step for offload in taking), default=4)
 
@@ -75,7 +75,7 @@ class CompiledPieces:
         key = digest(graph)
         if key not in self.prices:
             try:
-                steps = [step(region, graph, self.target) for region in first(graph, self.target)]
+                steps = [step(region, graph, self.target) for region in initial_partition(graph, self.target)]
                 self.prices[key] = sum(one.cycles + one.fetch + one.launch for one in steps)
                 self.prices[key] += messages(graph, self.target, graph.inputs)
             except (PlanError, ModelError):
@@ -222,8 +222,8 @@ def macros(target: Target) -> dict[str, str | None]:
 
 def used_places(compiled: Compiled) -> frozenset[str]:
     """Who computes a piece: engines, "core"."""
-    done = [region for region in compiled.regions if not (region.is_view or region.still)]
-    computing = [region for region in done if not region.mover] or done
+    done = [region for region in compiled.regions if not region.is_idle]
+    computing = [region for region in done if not region.copied_by] or done
     return frozenset(name for region in computing for name in region.place.split("+"))
 
 

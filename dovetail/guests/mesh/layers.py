@@ -21,7 +21,7 @@ from dovetail.ir.requantisation.lines import ChannelLines
 from dovetail.ir.types import Shape, full_box
 from dovetail.kernels.region import RegionParts as Parts
 from dovetail.kernels.region import split
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 
 INPUT = -1
 """The producer of what the network is given."""

@@ -21,7 +21,7 @@ from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node, evaluate
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.types import Array, Box, DType, TensorType, box_slices, full_box
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 
 PARTIAL = "partial_sums"
 """Name of the operand through which sums go from piece to piece."""

@@ -37,7 +37,7 @@ from dovetail.guests.mesh.topology import Topology
 from dovetail.guests.mesh.traffic import loads_of, traffic_of
 from dovetail.guests.mesh.wishes import MappingFile, Position, Ref, shown_ref, wishes_of
 from dovetail.ir.graph import Graph
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 from dovetail.target.mesh import Mesh
 
 

@@ -27,7 +27,7 @@ from dovetail.guests.mesh.layers import INPUT, MOST_SUMS, Ints, MeshLayer, Opera
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Box, TensorType, box_shape, box_slices, full_box
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 from dovetail.target.mesh import Mesh
 
 

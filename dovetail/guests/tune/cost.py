@@ -19,7 +19,7 @@ from dovetail.program.transfers import transfers
 from dovetail.schedule.assign.costs import core_parts, cores_cycles, shared_cycles
 from dovetail.schedule.cores import copies
 from dovetail.schedule.layout import choose_layouts
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 from dovetail.schedule.tiles.chain import WAKE_CYCLES
 from dovetail.schedule.tiles.tile import BUFFERS, ORDER, PLACEMENT, TILE, packed_bytes, tile_match
 from dovetail.schedule.tiles.tiling import (
@@ -166,7 +166,8 @@ class Estimator:
         laid, ends = choose_layouts(region.graph, [region], target, near), {*region.graph.inputs, region.output}
         place = next(place for place, one in enumerate(laid.regions) if one.engine is not None)
         self.region, self._target, self._layouts = region, target, laid.layouts
-        self._region = region = laid.regions[place]
+        region = laid.regions[place]
+        (self._part,) = region.parts
         assert region.engine is not None and region.offload is not None
         self._engine, self._dma, self._offload = region.engine, region.engine.dma or target.dma, region.offload
         # an engine with a DMA of its own copies from and to the memory of values, whatever lies there
@@ -228,11 +229,11 @@ class Estimator:
         return replace(kinds[0], constants=NOTHING if place else _CopyCost(1, dma_cycles(self._dma, nbytes)))
 
     def _cost(self, choice: Choice, box: Box, constants: tuple[object, ...]) -> _TileKind:
-        tile, match = tile_match(replace(self._region, choice=choice), box, self._tiles.get(box))
+        tile, match = tile_match(replace(self._part, choice=choice), box, self._tiles.get(box))
         self._tiles[box] = tile
         if constants not in self._constants:
             self._constants[constants] = packed_bytes(self._offload.pack(match)) if self._fetches else 0
-        types, whole, output = tile.graph.types, self._region.graph.types, self._region.output
+        types, whole, output = tile.graph.types, self._part.graph.types, self._part.output
         boxes = {**tile.reads, output: box}
         within = {
             n: whole[n].shape for n, part in boxes.items() if n in self._near and part != full_box(whole[n].shape)
@@ -243,20 +244,20 @@ class Estimator:
         packed = self._constants[constants]
         fetch = _CopyCost(1, dma_cycles(self._dma, packed)) if packed else NOTHING
         cycles = self._offload.cycles(replace(match, within=within))
-        held = {name: nbytes(self._region.layouts.get(name), types[name]) for name in (*away, output)}
+        held = {name: nbytes(self._part.layouts.get(name), types[name]) for name in (*away, output)}
         load_bytes, stored = sum(held[name] for name in away), held[output] if store.starts else 0
         return _TileKind(cycles, loads, fetch, store, load_bytes, packed, stored, self._offload.scratch(match))
 
     def _load(self, name: str, part: Box, kind: TensorType) -> _OperandLoad:
-        whole = self._region.graph.types[name].shape
+        whole = self._part.graph.types[name].shape
         cut = [span != (0, size) for span, size in zip(part, whole, strict=True)]
         return _OperandLoad(self._copied(name, part, kind, True), any(cut[:-1]), cut[-1])
 
     def _copied(self, name: str, part: Box, kind: TensorType, loads: bool) -> _CopyCost:
         """The copy of a part of a value to a tile, which lies as the engine takes it, or from one."""
-        layout = self._region.layouts.get(name)
-        lies = self._layouts.get(name) if name in self._region.converted else layout
-        whole = dense_view("value", self._region.graph.types[name], layout=lies).part(part)
+        layout = self._part.layouts.get(name)
+        lies = self._layouts.get(name) if name in self._part.converted else layout
+        whole = dense_view("value", self._part.graph.types[name], layout=lies).part(part)
         tile = dense_view("tile", kind, layout=layout)
         return _moved(self._dma, Copy(0, *((whole, tile) if loads else (tile, whole))))
 
@@ -265,7 +266,7 @@ class Estimator:
         views = {
             name: dense_view(name, kind, layout=self._layouts.get(name)) for name, kind in region.graph.types.items()
         }
-        moved = self._target.dma and region.mover
+        moved = self._target.dma and region.copied_by
         made = copies(0, region.graph, views, views[region.output]) if moved else None
         if made is None:
             return _CopyCost(0, cores_cycles(region.graph, self._target))

@@ -18,7 +18,7 @@ from dovetail.ir.types import Box, full_box
 from dovetail.kernels import core_traits, offered
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.costs import cores_cycles
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 from dovetail.target.description import Target
 
 _SURE = 0.75
@@ -91,10 +91,10 @@ def _work(region: Region, floor: Floor | None, target: Target) -> tuple[str, int
     """The unit that computes a region, and its least cycles."""
     if region.engine is not None:
         idle = region.engine.launching if region.engine.queue == 1 and not region.engine.stream else 0
-        if floor is None or region.shares or region.engine.joint is not None:
+        if floor is None or len(region.shares) > 1 or region.engine.joint is not None:
             return region.engine.name, 0
         return region.engine.name, floor.engine + idle
-    if region.is_view or region.still or region.mover or target.workers:
+    if not region.is_kernel or target.workers:
         return CORE, 0
     return CORE, floor.engine if floor is not None else int(_SURE * cores_cycles(region.graph, target))
 

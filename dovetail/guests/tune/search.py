@@ -23,8 +23,9 @@ from dovetail.kernels import core_traits, offered
 from dovetail.schedule.assign import assign
 from dovetail.schedule.knobs import CONTEXT, canonical, region_space
 from dovetail.schedule.layout import choose_layouts
-from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import Plan, plan
+from dovetail.schedule.region import LaidRegion, Region
 from dovetail.schedule.shipped import key_of, signature
 from dovetail.schedule.tiles.tile import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, offload_choice
 from dovetail.target.description import Target
@@ -100,9 +101,10 @@ def _stands_alone(graph: Graph, region: Region, target: Target) -> bool:
 def resolved_default(region: Region, target: Target, near: Collection[str]) -> dict[str, Value]:
     """The whole choice that stands for the planner's own, for a region that is a network by itself.
     Raises PlanError where the layer does not fit."""
-    if region.engine is None or region.match is None:
+    if region.engine is None:
         return dict(offered(region.graph, core_traits(target.core)).default)
-    own = {PLACEMENT: region.engine.name, **offload_choice(region, region.match)}
+    (part,) = LaidRegion.of(region).parts
+    own = {PLACEMENT: region.engine.name, **offload_choice(part, part.match)}
     if target.works_in_place(region.engine):
         return own
     tiling = plan(choose_layouts(region.graph, [region], target), target, {}, near).tilings[region.name]

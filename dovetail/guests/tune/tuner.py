@@ -30,8 +30,9 @@ from dovetail.guests.tune.search import (
 )
 from dovetail.ir.graph import Graph
 from dovetail.schedule.layout import choose_layouts
-from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
+from dovetail.schedule.region import Region
 from dovetail.schedule.tiles.tile import EARLY, PLACEMENT
 from dovetail.schedule.tuning import Identity, Tuning, TuningEntry, identity
 from dovetail.sim.line import Board

@@ -21,6 +21,11 @@ ONNX and its traits stand in one class, so adding an operator touches one place.
 | `reordered(order, types)` | the operator for operands with their axes in another order |
 | `axis_after(axis, types)` | the axis of the result that an axis of the operand becomes |
 | `pieces(types)` | the strided copies that compute it, as `Piece`s |
+| `joins` | its operands lie side by side in the result; `pieces` says where |
+| `pads` | the result is the operand with other elements around it |
+| `box_read` | of a slice: the box of the operand that its elements come from; `skips` says whether it takes all of it |
+| `changes_layout` | the result is the operand in another layout |
+| `is_channelwise` | each channel of the result is a sum over one channel of the operand |
 
 Traits of a family are inherited: `Pointwise`, `Rowwise`, `Mover`. So `kernels` asks `operator.pointwise`, the partition
 whether `pieces(types)` is None (and not `is_view`), the planner makes one copy of each piece, `ptq` gives a value steps
@@ -138,6 +143,15 @@ class Operator:
     is_rowwise: ClassVar[bool] = False
     """The result has the operand's shape, and each row along the last axis is made from the same row, all of it."""
 
+    joins: ClassVar[bool] = False
+    """The result is its operands side by side: `pieces` says where each lies."""
+    pads: ClassVar[bool] = False
+    """The result is the operand with elements of one value around it."""
+    changes_layout: ClassVar[bool] = False
+    """The result is the operand, lying in another layout."""
+    is_channelwise: ClassVar[bool] = False
+    """Each channel of the result is a sum over one channel of the operand."""
+
     weight_axis: ClassVar[int | None] = None
     """For a layer, whose second operand is its weights and whose third, if there is one, a bias of one element per
     output channel: the axis of the weights that output channels run along. None for every other operator."""
@@ -151,6 +165,20 @@ class Operator:
         """By how much the result grows with each of its `pointwise` operands, rounding aside; None where that is not
         one number known at compile time. `constants` are the operands, None for those computed at run time."""
         return None
+
+    @property
+    def box_read(self) -> Box | None:
+        """The box of its operand that is the result, but for elements it `skips`; None for other operators."""
+        return None
+
+    @property
+    def skips(self) -> bool:
+        """True for a slice that takes some elements of `box_read` only."""
+        return False
+
+    def within(self, box: Box) -> Operator:
+        """The slice that takes the same elements where only a box of the operand is there; others as they are."""
+        return self
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         """Type of the result; raises ValueError when the operands do not fit the operator."""

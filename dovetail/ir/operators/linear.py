@@ -143,6 +143,7 @@ class DepthwiseConv2d(Convolution):
     """
 
     weight_axis = 3
+    is_channelwise = True
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         x, w, *bias = inputs

@@ -88,6 +88,7 @@ class Transpose(Mover):
 class Pad(Mover):
     """Elements of one value before and after each axis."""
 
+    pads = True
     before: Shape
     after: Shape
     value: float = 0
@@ -134,6 +135,7 @@ class Pad(Mover):
 class Concat(Mover):
     """Operands one behind the other along an axis."""
 
+    joins = True
     axis: int
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
@@ -178,6 +180,18 @@ class Slice(Mover):
     start: Shape
     stop: Shape
     step: Shape
+
+    @property
+    def box_read(self) -> Box:
+        return tuple(zip(self.start, self.stop, strict=True))
+
+    @property
+    def skips(self) -> bool:
+        return any(step > 1 for step in self.step)
+
+    def within(self, box: Box) -> Slice:
+        start, stop = (tuple(x - a for x, (a, _) in zip(end, box, strict=True)) for end in (self.start, self.stop))
+        return Slice(start, stop, self.step)
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         require(
@@ -271,6 +285,8 @@ Im2col.__name__ = "Patches"  # its name in layers' names, saved stages and messa
 @dataclass(frozen=True)
 class Relayout(Mover):
     """The same value lying in another layout: no element changes, only where it is. The layout stage puts it in."""
+
+    changes_layout = True
 
     def is_noop(self, inputs: Sequence[TensorType]) -> bool:
         return False

@@ -10,7 +10,7 @@ computed where it takes the fewest cycles (`cheaper.py`), or where the user pinn
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from itertools import pairwise
@@ -18,41 +18,32 @@ from pathlib import Path
 
 from dovetail.files import kept_answer
 from dovetail.ir.graph import Graph
-from dovetail.program.ir import CORE
+from dovetail.program.ir import CORE, Queue, copy_queue
 from dovetail.schedule.assign.candidates import layers
 from dovetail.schedule.assign.candidates import pinned_core as pinned_core
 from dovetail.schedule.assign.cheaper import cheaper
-from dovetail.schedule.assign.costs import (
-    ALL_ROOM,
-    Candidate,
-    CandidateStep,
-    LayerOptions,
-    PlacementReason,
-    Schedule,
-    without_offloads,
-)
+from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, PlacementReason, Schedule
 from dovetail.schedule.assign.pins import resolve
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, settled, slots
-from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.region import AssignedRegion, Region
 from dovetail.schedule.tiles.tiling import TileCache
 from dovetail.target.description import Target
 
 
-def told(layers: tuple[LayerOptions, ...], schedule: Schedule) -> dict[str, PlacementReason]:
-    """Region name -> what there is to say; nothing for what nobody computes."""
-    found: dict[str, PlacementReason] = {}
+def placement_reasons(layers: Sequence[LayerOptions], schedule: Schedule) -> dict[str, PlacementReason]:
+    """Region name -> why it is where it is; nothing for a layer that could be nowhere else."""
+    reasons: dict[str, PlacementReason] = {}
     for layer, pick in zip(layers, schedule.picks, strict=True):
         picked = layer.candidates[pick]
-        known = (*layer.candidates, *layer.passed_over)
-        if len(known) > 1 or layer.refused or layer.pinned:
-            costs = tuple((one.place, one.cycles) for one in known)
-            found |= dict.fromkeys(
-                (step.region.name for step in picked.steps), PlacementReason(costs, layer.refused, why(layer, picked))
-            )
-    return found
+        all_candidates = (*layer.candidates, *layer.passed_over)
+        if len(all_candidates) > 1 or layer.refused or layer.pinned:
+            costs = tuple((one.place, one.cycles) for one in all_candidates)
+            reason = PlacementReason(costs, layer.refused, _why(layer, picked))
+            reasons |= dict.fromkeys((step.region.name for step in picked.steps), reason)
+    return reasons
 
 
-def why(layer: LayerOptions, picked: Candidate) -> str:
+def _why(layer: LayerOptions, picked: Candidate) -> str:
     """Why a layer is where it is, in one sentence."""
     if layer.pinned:
         return f"the user pinned it to {layer.pinned}"
@@ -75,7 +66,7 @@ def overlap(layers: tuple[LayerOptions, ...], schedule: Schedule) -> int:
     changes: list[tuple[int, int]] = []
     for layer, pick, starts in zip(layers, schedule.picks, schedule.starts, strict=True):
         for step, start in zip(layer.candidates[pick].steps, starts, strict=True):
-            count = len(step.region.parts) if step.region.engine or step.region.place == CORE else 0
+            count = len(step.region.shares) or int(step.region.place == CORE)
             changes += [(start, count), (start + step.cycles, -count)]
     total = busy = 0
     for (moment, count), (later, _) in pairwise(sorted(changes)):
@@ -94,7 +85,7 @@ _EXACT_CANDIDATES = 600
 class Assignment:
     """Where everything is computed, and how good that is."""
 
-    regions: tuple[Region, ...]
+    regions: tuple[AssignedRegion, ...]
     """In the order in which they begin."""
     layers: tuple[LayerOptions, ...] = ()
     """Every layer with its candidates, in the partition's order; empty where nothing was to decide."""
@@ -104,7 +95,7 @@ class Assignment:
     compared: Mapping[str, PlacementReason] = field(default_factory=dict)
     """Region name -> what there is to say of a layer that was compared by itself, with one engine."""
     tiles: TileCache = field(default_factory=TileCache, compare=False)
-    """What is known of tiles of regions, by their names, where their values lie row-major."""
+    """The tilings that were looked at."""
     note: str = ""
     """A sentence about what was given up for want of memory; empty for nothing."""
 
@@ -126,13 +117,13 @@ class Assignment:
 
 
 def assign(
-    graph: Graph, regions: tuple[Region, ...], target: Target, pins: Mapping[str, str], held: Collection[str] = ()
+    graph: Graph, regions: Sequence[Region], target: Target, pins: Mapping[str, str], held: Collection[str] = ()
 ) -> Assignment:
     """Decide where every region is computed.
 
     Args:
         graph: the whole network.
-        regions: of `first`, their knobs chosen.
+        regions: of `initial_partition`, their knobs chosen.
         target: the machine.
         pins: layer or operator -> engine, "core", a core by its number ("core1"), or engines joined by "+".
         held: names of regions that stay where they are, since knobs were chosen for them.
@@ -140,27 +131,30 @@ def assign(
     Raises:
         PlaceError: a pin names what does not exist, or wants a layer where it cannot be; says why.
     """
-    wishes = resolve(pins, regions, target)
+    own = [AssignedRegion.of(region) for region in regions]
+    wishes = resolve(pins, own, target)
     if len(target.engines) < 2 and not wishes:
         tiles = TileCache()
-        chosen, compared = cheaper(graph, regions, target, held, tiles)
-        before = {region.name: region.offload for region in regions}
-        same = {region.name for region in chosen if region.offload is before.get(region.name)}
-        return Assignment(chosen, compared=compared, tiles=tiles.of(same))
-    known = layers(graph, regions, target, wishes, held)
-    dma = target.dma.name if target.dma else CORE
-    found, bound = _kept(known, dma)
-    return Assignment(_placed(known, found, dma if len(target.engines) > 1 else None), known, found, bound)
+        chosen, compared = cheaper(graph, own, target, held, tiles)
+        return Assignment(chosen, compared=compared, tiles=tiles)
+    options, dma = layers(graph, own, target, wishes, held), copy_queue(target)
+    schedule, bound = _solved(options, dma)
+    placed = _placed(options, schedule, dma if len(target.engines) > 1 else None)
+    return Assignment(placed, options, schedule, bound)
 
 
-def _kept(known: tuple[LayerOptions, ...], dma: str) -> tuple[Schedule, int]:
-    """The schedule that was found before for such layers, or is found now, and what none can be below."""
-    asked = [(layer.after, sorted(layer.delays.items()), _costs(layer)) for layer in known]
-    solver = find_spec("ortools") is not None
-    answer = kept_answer(Path(__file__).parent, repr((asked, dma, solver)), lambda: _answer(*_found(known, dma)))
-    held = json.loads(answer)
-    launches, starts = (tuple(map(tuple, held[name])) for name in ("launches", "starts"))
-    return Schedule(tuple(held["picks"]), launches, starts, held["finish"]), held["bound"]
+def _solved(layers: tuple[LayerOptions, ...], dma: Queue) -> tuple[Schedule, int]:
+    """A schedule of the layers, and the cycle none can end before; from the cache where these layers were solved."""
+    costs = [(layer.after, sorted(layer.delays.items()), _costs(layer)) for layer in layers]
+    question = repr((costs, dma, find_spec("ortools") is not None))
+
+    def solve() -> bytes:
+        schedule, bound = _solve(layers, dma)
+        return json.dumps({**asdict(schedule), "bound": bound}).encode()
+
+    answer = json.loads(kept_answer(Path(__file__).parent, question, solve))
+    launches, starts = (tuple(map(tuple, answer[name])) for name in ("launches", "starts"))
+    return Schedule(tuple(answer["picks"]), launches, starts, answer["finish"]), answer["bound"]
 
 
 def _costs(layer: LayerOptions) -> list[object]:
@@ -171,19 +165,14 @@ def _costs(layer: LayerOptions) -> list[object]:
     ]
 
 
-def _answer(found: Schedule, bound: int) -> bytes:
-    return json.dumps({**asdict(found), "bound": bound}).encode()
-
-
-def _found(known: tuple[LayerOptions, ...], dma: str) -> tuple[Schedule, int]:
-    """A schedule of some layers, and what none can be below."""
-    engines = {name for layer in known for one in layer.candidates for step in one.steps for name in step.engines}
-    known = tuple(map(_one_ahead, known)) if len(engines) > 1 else known
-    found, bound = heuristic(known, dma), lower_bound(known, dma)
-    if found.finish > bound and sum(len(layer.candidates) for layer in known) <= _EXACT_CANDIDATES:
-        found, bound = improve(known, found, bound, dma, _EXACT_SECONDS)
-        found = settled(known, found, dma)
-    return in_order(known, found, dma), bound
+def _solve(layers: tuple[LayerOptions, ...], dma: Queue) -> tuple[Schedule, int]:
+    engines = {name for layer in layers for one in layer.candidates for step in one.steps for name in step.engines}
+    layers = tuple(map(_one_ahead, layers)) if len(engines) > 1 else layers
+    schedule, bound = heuristic(layers, dma), lower_bound(layers, dma)
+    if schedule.finish > bound and sum(len(layer.candidates) for layer in layers) <= _EXACT_CANDIDATES:
+        schedule, bound = improve(layers, schedule, bound, dma, _EXACT_SECONDS)
+        schedule = settled(layers, schedule, dma)
+    return in_order(layers, schedule, dma), bound
 
 
 def _one_ahead(layer: LayerOptions) -> LayerOptions:
@@ -198,29 +187,24 @@ def _one_ahead(layer: LayerOptions) -> LayerOptions:
 
 
 def one_by_one(assignment: Assignment) -> Assignment:
-    """The same engines, each layer on one of them and after the one before: what needs least memory."""
+    """The same engines, each layer on one of them and after the one before, which needs least memory."""
     assert assignment.schedule is not None
     regions = _placed(assignment.layers, assignment.schedule, None)
+    alone = (tuple(replace(share, box=None) for share in region.shares[:1]) for region in regions)
     note = "there is no memory for several layers at once: they are computed one after the other"
-    return Assignment(tuple(replace(region, shares=()) for region in regions), note=note)
+    return Assignment(tuple(replace(one, shares=own) for one, own in zip(regions, alone, strict=True)), note=note)
 
 
-def first(graph: Graph, target: Target) -> tuple[Region, ...]:
-    """The partition from which placement starts: without offloads that cost accuracy."""
-    lossless = {engine.name: False for engine in target.engines}
-    return partition(graph, without_offloads(target, lossless))
-
-
-def _placed(known: tuple[LayerOptions, ...], found: Schedule, dma: str | None) -> tuple[Region, ...]:
+def _placed(layers: Sequence[LayerOptions], schedule: Schedule, dma: Queue | None) -> tuple[AssignedRegion, ...]:
     """The chosen regions, in the order in which they are issued; without times, and in the partition's order, without
-    the name of the queue of copies."""
-    times = slots(known, found, dma) if dma is not None else {}
+    the queue of copies."""
+    times = slots(layers, schedule, dma) if dma is not None else {}
     chosen = []
-    for layer, pick in zip(known, found.picks, strict=True):
-        could_be_elsewhere = layer.region.engine is not None or layer.pinned
+    for layer, pick in zip(layers, schedule.picks, strict=True):
+        could_be_elsewhere = layer.region.shares or layer.pinned
         for region in (step.region for step in layer.candidates[pick].steps):
-            on_core = region.engine is None and not region.mover
-            reason = why(layer, layer.candidates[pick]) if on_core and could_be_elsewhere else region.reason
+            on_core = not (region.shares or region.copied_by)
+            reason = _why(layer, layer.candidates[pick]) if on_core and could_be_elsewhere else region.reason
             core = pinned_core(layer.pinned) if on_core else None
             chosen.append(replace(region, reason=reason, slot=times.get(region.name), core=core))
     return tuple(sorted(chosen, key=lambda region: region.slot.issue if region.slot else 0))

@@ -10,8 +10,9 @@ from dovetail.errors import ModelError, PlaceError, PlanError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, full_box
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.costs import Candidate, LayerOptions, QueueUse, border, step, without_offloads
-from dovetail.schedule.partition import PartitionCache, Region, Share, engine_layouts, explain_mismatch, partition
+from dovetail.schedule.assign.costs import Candidate, LayerOptions, QueueUse, border, step
+from dovetail.schedule.partition import PartitionCache, explain_mismatch, partition, without_offloads
+from dovetail.schedule.region import EnginePart, LaidRegion, Region, Share, engine_layouts
 from dovetail.schedule.tiles.tile import tile_match
 from dovetail.schedule.tiles.tiling import TileCache
 from dovetail.target.description import Target
@@ -26,59 +27,58 @@ def shared(alone: Sequence[Region], cycles: Sequence[int]) -> Iterator[Region]:
     """A layer shared by every set of engines that can: the best cut of each set.
 
     Args:
-        alone: the layer as each engine takes it by itself; all compute the same nodes.
+        alone: the layer as each engine takes it by itself.
         cycles: what that takes, for each.
     """
     ways = zip(alone, cycles, strict=True)
-    usable = [(one, each) for one, each in ways if one.offload and one.offload.strided and _alike(one, alone[0])]
-    usable = usable[:_MOST_ENGINES]
+    usable = [(one, each) for one, each in ways if one.takes_strides and _lies_alike(one, alone[0])][:_MOST_ENGINES]
     for count in range(2, len(usable) + 1):
         for chosen in combinations(usable, count):
-            found = _split([one for one, _ in chosen], [each for _, each in chosen])
-            if found is not None:
-                yield found
+            region = _split([one for one, _ in chosen], [each for _, each in chosen])
+            if region is not None:
+                yield region
 
 
-def _alike(region: Region, other: Region) -> bool:
+def _lies_alike(region: Region, other: Region) -> bool:
     """True when both compute the same, on operands that lie alike."""
     values = (*region.graph.inputs, region.output)
     nodes = [node.output for node in region.graph.nodes]
     same = nodes == [node.output for node in other.graph.nodes]
-    laid = engine_layouts(region), engine_layouts(other)
-    return same and all(laid[0].get(value) == laid[1].get(value) for value in values)
+    layouts = engine_layouts(region), engine_layouts(other)
+    return same and all(layouts[0].get(value) == layouts[1].get(value) for value in values)
 
 
 def _split(alone: Sequence[Region], cycles: Sequence[int]) -> Region | None:
     """The cut whose slowest part is fastest; of equals the one by rows, whose parts read the same constants."""
-    shape = alone[0].graph.types[alone[0].output].shape
+    parts = [LaidRegion.of(region).parts[0] for region in alone]
+    rank = len(parts[0].shape)
     known: dict[tuple[int, Box], int | None] = {}
     best: tuple[int, tuple[Box, ...]] | None = None
-    for axis in (*([1] if len(shape) == 4 else []), len(shape) - 1):
-        for boxes in _cuts(alone, cycles, axis):
+    for axis in (*([1] if rank == 4 else []), rank - 1):
+        for boxes in _cuts(parts, cycles, axis):
             costs = []
             for index, box in enumerate(boxes):
                 if (index, box) not in known:
-                    known[index, box] = _cycles(alone[index], box)
+                    known[index, box] = _cycles(parts[index], box)
                 costs.append(known[index, box])
             slowest = max((cost for cost in costs if cost is not None), default=0)
             if None not in costs and (best is None or slowest < best[0]):
                 best = slowest, boxes
     if best is None:
         return None
-    shares = []
-    for region, box in zip(alone, best[1], strict=True):
-        assert region.engine is not None and region.offload is not None
-        shares.append(Share(region.engine, region.offload, box))
-    return replace(alone[0], shares=tuple(shares))
+    shares = zip(parts, best[1], strict=True)
+    return replace(alone[0], shares=tuple(Share(part.engine, part.offload, box) for part, box in shares))
 
 
-def _cuts(alone: Sequence[Region], cycles: Sequence[int], axis: int) -> Iterator[tuple[Box, ...]]:
+def _cuts(parts: Sequence[EnginePart], cycles: Sequence[int], axis: int) -> Iterator[tuple[Box, ...]]:
     """The result cut along an axis in proportion to the engines' speeds, at the multiples of a step near that."""
-    whole = full_box(alone[0].graph.types[alone[0].output].shape)
+    whole = full_box(parts[0].shape)
     size = whole[axis][1]
     speeds = [1 / max(count, 1) for count in cycles]
     ideal = [size * sum(speeds[: number + 1]) / sum(speeds) for number in range(len(speeds) - 1)]
-    steps = _steps(alone, axis)
+    is_last = axis == len(whole) - 1
+    step = max(part.offload.channel_step if is_last else part.offload.row_step for part in parts)
+    steps = {max(1, step // count) for count in _STEP_PARTS}
     places = [sorted({int(place // n) * n + more for n in steps for more in (0, n)}) for place in ideal]
     for inner in product(*places):
         ends = (0, *inner, size)
@@ -86,18 +86,10 @@ def _cuts(alone: Sequence[Region], cycles: Sequence[int], axis: int) -> Iterator
             yield tuple((*whole[:axis], span, *whole[axis + 1 :]) for span in pairwise(ends))
 
 
-def _steps(alone: Sequence[Region], axis: int) -> set[int]:
-    offloads = [region.offload for region in alone if region.offload is not None]
-    last = len(alone[0].graph.types[alone[0].output].shape) - 1
-    own = max(offload.channel_step if axis == last else offload.row_step for offload in offloads)
-    return {max(1, own // part) for part in _STEP_PARTS}
-
-
-def _cycles(region: Region, box: Box) -> int | None:
-    """Cycles of a part; None where the engine does not take it."""
-    assert region.offload is not None
+def _cycles(part: EnginePart, box: Box) -> int | None:
+    """Cycles of a box of the result; None where the engine does not take it."""
     try:
-        return region.offload.cycles(tile_match(region, box)[1])
+        return part.offload.cycles(tile_match(part, box)[1])
     except ValueError:
         return None
 
@@ -147,7 +139,7 @@ def _candidates(
     """Each engine by itself, several together, then the core; what it is as long as no engine was ever asked."""
     engines = [engine.name for engine in target.engines]
     wanted = set(wish.split("+")) - {CORE, ""}
-    if held or (region.engine is None and not wanted):
+    if held or not (region.shares or wanted):
         lossy = [engine.name for engine in target.engines if any(offload.lossy for offload in engine.offloads)]
         refused |= {name: _refusal(region.graph, target, name) for name in lossy}
         return (Candidate(region.place, (step(region, graph, target),)),)
@@ -155,7 +147,7 @@ def _candidates(
     for name in engines:
         sole = without_offloads(target, {name: name in wanted})
         parts = partition(region.graph, sole)
-        if not any(part.engine is not None for part in parts):
+        if not any(part.shares for part in parts):
             refused[name] = _refusal(region.graph, target, name)
             continue
         mixed = without_offloads(target, {other: other in wanted for other in (name, *engines)})
@@ -184,7 +176,7 @@ _MOST_WAYS = 4
 
 
 def others(
-    graph: Graph, parts: Sequence[Region], target: Target, tried: PartitionCache | None = None
+    graph: Graph, parts: Sequence[Region], target: Target, cache: PartitionCache | None = None
 ) -> Iterator[tuple[Region, ...]]:
     """The same layer by other offloads of its engines: each time without those used before.
 
@@ -192,12 +184,13 @@ def others(
         graph: the layer.
         parts: how it is computed first; nothing else is tried for an offload that is preferred.
         target: the machine, with the offloads that may be used.
-        tried: as `partition`.
+        cache: as of `partition`.
     """
-    left, tried = target, tried or PartitionCache()
+    left, cache = target, cache or PartitionCache()
     for _ in range(_MOST_WAYS):
-        used = {(part.engine.name, part.offload.name) for part in parts if part.engine and part.offload}
-        if not used or any(part.offload.prefer for part in parts if part.offload):
+        shares = [share for part in parts for share in part.shares]
+        used = {(share.engine.name, share.offload.name) for share in shares}
+        if not used or any(share.offload.prefer for share in shares):
             return
         engines = []
         for one in left.engines:
@@ -205,28 +198,28 @@ def others(
             engines.append(replace(one, offloads=kept))
         left = replace(left, engines=tuple(engines))
         try:
-            parts = partition(graph, left, tried=tried)
+            parts = partition(graph, left, cache=cache)
         except ModelError:  # the core has no kernel for a part
             return
-        if not any(part.engine for part in parts):
+        if not any(part.shares for part in parts):
             return
         yield parts
 
 
 def as_regions(
-    region: Region, parts: Sequence[Region], graph: Graph, target: Target, known: TileCache | None = None
+    region: Region, parts: Sequence[Region], graph: Graph, target: Target, cache: TileCache | None = None
 ) -> Candidate:
-    """A layer computed as some regions, which get its name; `known` as of `step`."""
+    """A layer computed as some regions, which get its name; `cache` as of `step`."""
     names = [region.name] if len(parts) == 1 else [f"{region.name}_{number}" for number in range(len(parts))]
     parts = [replace(part, name=name) for part, name in zip(parts, names, strict=True)]
-    places = dict.fromkeys(part.place for part in parts if not (part.is_view or part.still))
-    return Candidate(" then ".join(places), tuple(step(part, graph, target, known) for part in parts))
+    places = dict.fromkeys(part.place for part in parts if not part.is_idle)
+    return Candidate(" then ".join(places), tuple(step(part, graph, target, cache) for part in parts))
 
 
 def _together(alone: Sequence[Candidate], graph: Graph, target: Target) -> Iterator[Candidate]:
     """The layer shared by engines that take it whole and go on by themselves."""
     single = [one for one in alone if len(one.steps) == 1]
-    whole = [one for one in single if (engine := one.steps[0].region.engine) and engine.wait]
+    whole = [one for one in single if any(share.engine.wait for share in one.steps[0].region.shares)]
     for region in shared([one.steps[0].region for one in whole], [one.cycles for one in whole]):
         try:
             yield Candidate(region.place, (step(region, graph, target),))
@@ -239,13 +232,13 @@ def on_core(
     graph: Graph,
     target: Target,
     refused: dict[str, str],
-    tried: PartitionCache | None = None,
+    cache: PartitionCache | None = None,
     doubt: float = _DOUBT,
 ) -> Iterator[Candidate]:
     """The layer on the core, beside hardware so many times its cycles, for they are an estimate and the engine's a
     formula; nothing where it has no kernel for it."""
     try:
-        parts = partition(region.graph, without_offloads(target, {}), tried=tried)
+        parts = partition(region.graph, without_offloads(target, {}), cache=cache)
     except ModelError as error:
         refused[CORE] = error.what
         return
@@ -286,7 +279,7 @@ def _wished(
     if kept:
         return kept
     where = f"layer {region.name}" + (f" ({', '.join(region.origins)})" if region.origins else "")
-    if region.mover or region.is_view or region.still:
+    if region.copied_by or region.is_idle:
         raise PlaceError(f"{wish} does not compute it: elements only move", where=where, hint="leave out this pin")
     reason = next((f"{name} does not take it: {refused[name]}" for name in sorted(wanted) if name in refused), "")
     raise PlaceError(

@@ -13,8 +13,9 @@ from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import as_regions, on_core, others
-from dovetail.schedule.assign.costs import Candidate, PlacementReason, border, core_cycles, step, without_offloads
-from dovetail.schedule.partition import PartitionCache, Region, named, partition
+from dovetail.schedule.assign.costs import Candidate, PlacementReason, border, core_cycles, step
+from dovetail.schedule.partition import PartitionCache, named, partition, without_offloads
+from dovetail.schedule.region import AssignedRegion, Region
 from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, TileCache, dma_cycles
 from dovetail.target.description import Target
 from dovetail.user_file import asking
@@ -26,8 +27,8 @@ _FAR = 4
 
 
 def cheaper(
-    graph: Graph, regions: Sequence[Region], target: Target, held: Collection[str], tiles: TileCache
-) -> tuple[tuple[Region, ...], dict[str, PlacementReason]]:
+    graph: Graph, regions: Sequence[AssignedRegion], target: Target, held: Collection[str], tiles: TileCache
+) -> tuple[tuple[AssignedRegion, ...], dict[str, PlacementReason]]:
     """The regions, each as it takes the fewest cycles, and what there is to say of those that were compared.
 
     Args:
@@ -35,7 +36,7 @@ def cheaper(
         regions: of the partition.
         target: the machine, with one engine.
         held: names of the regions that stay as they are.
-        tiles: gains what is found of tiles of the regions as they are given.
+        tiles: gains the tiles of the regions as they are given.
     """
     if target.core.is_host:
         return tuple(regions), {}
@@ -44,62 +45,63 @@ def cheaper(
     for region in regions:
         for value in region.graph.inputs:
             readers.setdefault(value, []).append(region)
-    found: list[Region] = []
-    said: dict[str, PlacementReason] = {}
+    chosen: list[AssignedRegion] = []
+    reasons: dict[str, PlacementReason] = {}
     declined: dict[str, str] = {}
     for region in regions:
 
         def cost(one: Candidate) -> int:
             return one.cycles + _around(one, makers, readers, target)
 
-        known = () if region.name in held else tuple(_candidates(region, graph, target, cost, tiles))
-        if len(known) < 2:
-            found.append(region)
+        candidates = () if region.name in held else tuple(_candidates(region, graph, target, cost, tiles))
+        if len(candidates) < 2:
+            chosen.append(region)
             continue
-        costs = [cost(one) for one in known]
-        best = min(range(len(known)), key=lambda at: (costs[at], at))
-        parts = [step.region for step in known[best].steps] if best else [region]
-        told = _told(known, costs, best)
-        found += [replace(part, reason=told.why) if told and part.place == CORE else part for part in parts]
-        said |= dict.fromkeys((part.name for part in parts), told) if told else {}
+        costs = [cost(one) for one in candidates]
+        best = min(range(len(candidates)), key=lambda at: (costs[at], at))
+        parts = [step.region for step in candidates[best].steps] if best else [region]
+        reason = _reason(candidates, costs, best)
+        chosen += [replace(part, reason=reason.why) if reason and part.place == CORE else part for part in parts]
+        reasons |= dict.fromkeys((part.name for part in parts), reason) if reason else {}
         if all(part.place == CORE for part in parts):
-            declined[region.output] = told.why if told else ""
-    software = all(engine.device is None for engine in target.engines)  # others have copies between layers
-    return _as_one(found, said, graph, target, declined) if declined and software else (tuple(found), said)
+            declined[region.output] = reason.why if reason else ""
+    if not declined or any(engine.device for engine in target.engines):  # hardware has copies between layers
+        return tuple(chosen), reasons
+    return _as_one(chosen, reasons, graph, target, declined)
 
 
 def _as_one(
-    found: Sequence[Region],
-    said: Mapping[str, PlacementReason],
+    regions: Sequence[AssignedRegion],
+    reasons: Mapping[str, PlacementReason],
     graph: Graph,
     target: Target,
     declined: Mapping[str, str],
-) -> tuple[tuple[Region, ...], dict[str, PlacementReason]]:
+) -> tuple[tuple[AssignedRegion, ...], dict[str, PlacementReason]]:
     """The regions with neighbours on the core as one kernel where they are one on a core alone, and what is said of
     them; as they are where the engine's offloads are not those of the partition."""
-    known = {region.output: region for region in found}
-    owners = {node.output: region for region in found for node in region.graph.nodes}
-    made: list[Region] = []
-    telling = dict(said)
+    known = {region.output: region for region in regions}
+    owners = {node.output: region for region in regions for node in region.graph.nodes}
+    joined: list[AssignedRegion] = []
+    all_reasons = dict(reasons)
     for region in partition(graph, target, declined):
         old = known.get(region.output)
         if old is not None and old.graph.nodes == region.graph.nodes:
-            made.append(old)
+            joined.append(old)
             continue
-        if region.engine is not None:
-            return tuple(found), telling
-        name = old.name if old is not None else f"{owners[region.output].name}_{len(made)}"
+        if region.shares:
+            return tuple(regions), all_reasons
+        name = old.name if old is not None else f"{owners[region.output].name}_{len(joined)}"
         inner = [declined[node.output] for node in region.graph.nodes if declined.get(node.output)]
         reason = "; ".join(dict.fromkeys(inner)) or region.reason
-        telling |= {name: replace(said[name], why=reason)} if name in said else {}
-        made.append(replace(named(region, name), reason=reason))
-    return tuple(made), telling
+        all_reasons |= {name: replace(reasons[name], why=reason)} if name in reasons else {}
+        joined.append(AssignedRegion.of(replace(named(region, name), reason=reason)))
+    return tuple(joined), all_reasons
 
 
-def _told(known: Sequence[Candidate], costs: Sequence[int], best: int) -> PlacementReason | None:
-    """What there is to say of the ways that are not far slower than the best, and of the first if it is not that; None
-    where there are no others."""
-    names = [_label(one) for one in known]
+def _reason(candidates: Sequence[Candidate], costs: Sequence[int], best: int) -> PlacementReason | None:
+    """The reason for the best candidate, beside the first and those that are not far slower; None where there are no
+    others."""
+    names = [_label(one) for one in candidates]
     near = [at for at, cost in enumerate(costs) if at in (0, best) or costs[best] < cost < _FAR * costs[best]]
     near = [at for at in near if at == best or costs[at] > costs[best]]
     if len(near) < 2:
@@ -114,11 +116,11 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """The layer as it is, by other offloads, and on the core; nothing where it is clear which. What takes far longer by
     the core's part alone is left out: nothing would be said of it."""
-    if region.engine is None or region.offload is None or region.offload.prefer:
+    if region.offload is None or region.offload.prefer:
         return
     lossless = without_offloads(target, {engine.name: False for engine in target.engines})
-    tried = PartitionCache()
-    ways = list(others(region.graph, [region], lossless, tried))
+    cache = PartitionCache()
+    ways = list(others(region.graph, [region], lossless, cache))
     if not ways and core_cycles(region.graph, target) >= _FAR * _about(region, target):
         return
     try:
@@ -129,27 +131,28 @@ def _candidates(
     far = _FAR * cost(first)
     for way in ways:
         if len(way) == 1 and _alike(way[0], region):
-            yield replace(first, steps=(replace(first.steps[0], region=replace(way[0], name=region.name)),))
+            renamed = AssignedRegion.of(replace(way[0], name=region.name))
+            yield replace(first, steps=(replace(first.steps[0], region=renamed),))
             continue
-        if sum(step(part, graph, target).cycles for part in way if part.engine is None) >= far:
+        if sum(step(part, graph, target).cycles for part in way if not part.shares) >= far:
             continue
         with suppress(PlanError):
             yield as_regions(region, way, graph, target)
-    yield from on_core(region, graph, target, {}, tried, _DOUBT)
+    yield from on_core(region, graph, target, {}, cache, _DOUBT)
 
 
 def _alike(one: Region, other: Region) -> bool:
     """Whether two offloads that take a layer alike are the same functions and limits."""
     if one.offload is None or other.offload is None or one.match is None or other.match is None:
         return False
-    same = one.place == other.place and one.choice == other.choice and one.graph.nodes == other.graph.nodes
+    same = one.place == other.place and one.graph.nodes == other.graph.nodes
     matched = one.match.values == other.match.values and one.match.nodes == other.match.nodes
-    named = replace(one.offload, name=other.offload.name, pattern=other.offload.pattern)
-    return same and matched and named == other.offload
+    renamed = replace(one.offload, name=other.offload.name, pattern=other.offload.pattern)
+    return same and matched and renamed == other.offload
 
 
 def _about(region: Region, target: Target) -> int:
-    """About how long the engine takes, in one piece and with everything copied."""
+    """Cycles of the engine, about, in one piece and with everything copied."""
     assert region.engine is not None and region.offload is not None and region.match is not None
     types, constants = region.graph.types, region.graph.constants
     with asking(f"the cycles of {region.offload.name} for {region.name}"):
@@ -176,5 +179,5 @@ def _around(
 
 def _label(candidate: Candidate) -> str:
     """Who computes it, by which offloads."""
-    parts = (step.region for step in candidate.steps if not (step.region.is_view or step.region.still))
+    parts = (step.region for step in candidate.steps if not step.region.is_idle)
     return " then ".join(f"{one.place} {one.offload.name}" if one.offload else one.place for one in parts)

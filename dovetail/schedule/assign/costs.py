@@ -15,16 +15,16 @@ import numpy as np
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import nbytes, same_bytes
-from dovetail.ir.operators.movement import Concat, Pad
 from dovetail.kernels import core_traits, offered, turns
 from dovetail.kernels.kernel import CHANNELS
 from dovetail.kernels.turns import rate
 from dovetail.program.ir import CORE, Copy, dense_view
 from dovetail.program.transfers import same_packing, transfers
 from dovetail.schedule.cores import START_CYCLES, copies, split
-from dovetail.schedule.partition import Region, engine_layouts
+from dovetail.schedule.region import AssignedRegion, EnginePart, LaidRegion, Region, engine_layouts
 from dovetail.schedule.tiles import choose_tiling
-from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, TileCache, Tiling, dma_cycles, first_tile
+from dovetail.schedule.tiles.tile import tile_counts
+from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, TileCache, Tiling, dma_cycles, first_constants
 from dovetail.target.costs import kernel_cycles
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
@@ -49,7 +49,7 @@ ALL_ROOM = 1000
 class CandidateStep:
     """One region as a candidate computes it."""
 
-    region: Region
+    region: AssignedRegion
     cycles: int
     """From its beginning to its end."""
     uses: tuple[QueueUse, ...]
@@ -139,23 +139,24 @@ _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
 
 
-def step(region: Region, graph: Graph, target: Target, known: TileCache | None = None) -> CandidateStep:
+def step(region: Region, graph: Graph, target: Target, cache: TileCache | None = None) -> CandidateStep:
     """The cost of computing a region.
 
     Args:
         region: one as it shall be computed, its shares included.
         graph: the whole network.
         target: the machine.
-        known: what is known of tiles of the region, if it is; what is found is added.
+        cache: tiles of the network's regions, if there is one; new answers are added.
 
     Raises:
         PlanError: an engine's memory does not hold its smallest tile.
     """
-    if region.engine is not None:
-        return _on_engines(region, graph, target, known)
-    if region.is_view or region.still:
+    region = AssignedRegion.of(region)
+    if region.shares:
+        return _on_engines(region, graph, target, cache)
+    if region.is_idle:
         return CandidateStep(region, 0, ())
-    if region.mover:
+    if region.copied_by:
         return _moved(region, target)
     cycles = cores_cycles(region.graph, target, region.choice)
     return CandidateStep(region, cycles, (QueueUse(CORE, 0, cycles),))
@@ -215,21 +216,20 @@ def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType(
     return round(sum(rate(part, rates) * count for part, count in counts.items()))
 
 
-def _on_engines(region: Region, graph: Graph, target: Target, known: TileCache | None) -> CandidateStep:
+def _on_engines(region: AssignedRegion, graph: Graph, target: Target, cache: TileCache | None) -> CandidateStep:
     """Every part at the same time, as far as the core can start them; the DMA brings operands as the step begins."""
-    parts = region.parts
-    tilings = [_tiling(part, parts[0], graph, target, len(parts), known) for part in parts]
+    parts = LaidRegion.of(region).parts
+    tilings = [_tiling(part, parts, graph, target, cache) for part in parts]
     uses: list[QueueUse] = []
     engines: list[str] = []
     filled: list[int] = []
     held = launches = 0
     for part, tiling in zip(parts, tilings, strict=True):
-        assert part.engine is not None
         if not part.engine.wait:
             uses.append(QueueUse(CORE, 0, tiling.ready_cycles))
             continue
         engines.append(part.engine.name)
-        tiles = prod(-(-(end - begin) // size) for (begin, end), size in zip(part.extent, tiling.shape, strict=True))
+        tiles = prod(tile_counts(part.extent, tiling.shape))
         filled.append(_filled(part, tiling, tiles, target))
         uses.append(QueueUse(part.engine.name, held // tiles, max(tiling.ready_cycles, tiling.starting)))
         held += tiling.starting
@@ -245,54 +245,48 @@ def _on_engines(region: Region, graph: Graph, target: Target, known: TileCache |
     if held:
         rest = [QueueUse(CORE, number * cycles // most, min(held, cycles) // most) for number in range(most)]
     issuing = (launches - 1) * cycles // launches if launches else 0
-    taken = cycles if any(part.engine is not None and part.engine.queue == 1 for part in parts) else issuing
+    taken = cycles if any(part.engine.queue == 1 for part in parts) else issuing
     return CandidateStep(region, cycles, (*uses, *rest), fetch, launch, issuing, taken, tuple(engines), tuple(filled))
 
 
-def _filled(part: Region, tiling: Tiling, tiles: int, target: Target) -> int:
-    """How much of the room for constants that wait a region's take, in thousandths: half of the engine's memory for
-    them. All of it where more are fetched while it computes, or values lie there too."""
-    assert part.engine is not None
+def _filled(part: EnginePart, tiling: Tiling, tiles: int, target: Target) -> int:
+    """Thousandths of the room for constants that wait which a part's take: half of the engine's memory for them. All of
+    it where more are fetched while it computes, or values lie there too."""
     if not tiling.fetching:
         return 0
     if not part.engine.constants or tiles > 1:
         return ALL_ROOM
-    nbytes = sum(array.nbytes for array in first_tile(part, tiling).packed.values())
+    nbytes = sum(map(len, first_constants(part, tiling)))
     return min(-(-2 * nbytes * ALL_ROOM // target.memory(part.engine.constants).size), ALL_ROOM)
 
 
-def _fetching(parts: tuple[Region, ...], tilings: list[Tiling]) -> int:
+def _fetching(parts: Sequence[EnginePart], tilings: Sequence[Tiling]) -> int:
     """Parts that read the same constants from one memory share them."""
     if len(parts) == 1:
         return tilings[0].fetching
-    found: dict[tuple[object, ...], int] = {}
-    for part, tiling in zip(parts, tilings, strict=True):
-        assert part.engine is not None
-        packed = tuple(array.tobytes() for array in first_tile(part, tiling).packed.values())
-        found[part.engine.constants or part.engine.memory, packed] = tiling.fetching
-    return sum(found.values())
+    pairs = zip(parts, tilings, strict=True)
+    each = {(p.engine.constants or p.engine.memory, first_constants(p, one)): one.fetching for p, one in pairs}
+    return sum(each.values())
 
 
 def _tiling(
-    part: Region, leader: Region, graph: Graph, target: Target, sharers: int, known: TileCache | None
+    part: EnginePart, parts: Sequence[EnginePart], graph: Graph, target: Target, cache: TileCache | None
 ) -> Tiling:
-    """The tiling the planner would choose with the values in the leader's memory, of which each sharer has its part."""
-    assert part.engine is not None and leader.engine is not None
+    """The tiling the planner would choose with the values in the first part's memory, of which each has its share."""
     ends = {*graph.inputs, *graph.outputs}
     values = (*part.graph.inputs, part.output)
-    homes = {name: target.values if name in ends else leader.engine.memory for name in values}
-    return choose_tiling(part, target, homes, target.memory(part.engine.memory).size // sharers, known)
+    homes = {name: target.values if name in ends else parts[0].engine.memory for name in values}
+    return choose_tiling(part, target, homes, target.memory(part.engine.memory).size // len(parts), cache)
 
 
-def _moved(region: Region, target: Target) -> CandidateStep:
+def _moved(region: AssignedRegion, target: Target) -> CandidateStep:
     """Copies of values that lie densely; nothing for a joint, whose operands lie inside it as a rule."""
-    if isinstance(region.graph.nodes[0].operator, Concat):
+    if region.graph.nodes[0].operator.joins:
         return CandidateStep(region, 0, ())
     types = region.graph.types
     views = {name: dense_view(name, types[name]) for name in (*region.graph.inputs, region.output)}
     operands = {name: views[name] for name in region.graph.inputs}
-    made = copies(0, region.graph, operands, views[region.output]) or ()
-    count, cycles = copied(made, target)
+    count, cycles = copied(copies(0, region.graph, operands, views[region.output]) or (), target)
     if target.dma is None:
         return CandidateStep(region, cycles, (QueueUse(CORE, 0, cycles),))
     return CandidateStep(region, cycles, (QueueUse(target.dma.name, 0, cycles),), launch=COPY_CYCLES * count)
@@ -335,25 +329,9 @@ def _at_once(count: int, target: Target) -> int:
 
 def _is_flexible(region: Region) -> bool:
     """True for what may keep the layout its values come in: the layout stage has the last word."""
-    if region.engine is not None:
+    if region.shares:
         return False
-    if region.mover:
-        return isinstance(region.graph.nodes[0].operator, Concat | Pad)
-    shape = region.graph.types[region.output].shape
-    return all(region.graph.types[name].shape == shape for name in region.graph.inputs)
-
-
-def without_offloads(target: Target, allowed: Mapping[str, bool]) -> Target:
-    """The machine with only some engines' offloads, the engines in the order given.
-
-    Args:
-        target: the machine.
-        allowed: engine -> whether offloads are allowed that cost accuracy.
-    """
-    engines = []
-    for name, lossy in allowed.items():
-        engine = target.engine(name)
-        kept = tuple(offload for offload in engine.offloads if lossy or not offload.lossy)
-        engines.append(engine if len(kept) == len(engine.offloads) else replace(engine, offloads=kept))
-    others = [replace(engine, offloads=()) for engine in target.engines if engine.name not in allowed]
-    return replace(target, engines=(*engines, *others))
+    if region.copied_by:
+        operator = region.graph.nodes[0].operator
+        return operator.joins or operator.pads
+    return all(region.graph.types[name].shape == region.shape for name in region.graph.inputs)

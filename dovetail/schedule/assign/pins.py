@@ -14,7 +14,7 @@ from msgspec import Meta
 from dovetail.documents import TextForm, read_document
 from dovetail.errors import PlaceError
 from dovetail.program.ir import CORE
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 from dovetail.target.description import Target
 
 MOST_PINS = 10_000
@@ -85,7 +85,7 @@ def resolve(pins: Mapping[str, str], regions: Sequence[Region], target: Target) 
             hint = f"perhaps {' or '.join(repr(one) for one in near)}; " if near else ""
             what = "there is no such layer or operator to pin"
             raise PlaceError(what, where=f"pin '{name}'", hint=f"{hint}dovetail explain lists the layers")
-        for region in _meant(name, named[name]):
+        for region in _meant(named[name]):
             if found.setdefault(region.name, wish) != wish:
                 raise PlaceError(
                     f"'{because[region.name]}' is pinned to {found[region.name]} and '{name}' to {wish}, "
@@ -97,10 +97,10 @@ def resolve(pins: Mapping[str, str], regions: Sequence[Region], target: Target) 
     return found
 
 
-def _meant(name: str, regions: Sequence[Region]) -> Sequence[Region]:
-    """Of the regions of one operator those that compute; all where none does."""
-    computing = [region for region in regions if not (region.mover or region.is_view or region.still)]
-    return [region for region in computing if region.engine is not None] or computing or regions
+def _meant(regions: Sequence[Region]) -> Sequence[Region]:
+    """The regions of one operator that compute; all where none does."""
+    computing = [region for region in regions if region.shares or region.is_kernel]
+    return [region for region in computing if region.shares] or computing or regions
 
 
 def _check_engines(name: str, wish: str, target: Target) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, QueueUse, Schedule
-from dovetail.schedule.partition import Slot
+from dovetail.schedule.region import Slot
 from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES
 
 _MOST_TRIES, _MOST_PLACED = 2000, 50_000
@@ -270,9 +270,9 @@ def slots(layers: Sequence[LayerOptions], found: Schedule, dma: str) -> Mapping[
     for begin, issue, step in sorted(steps, key=lambda one: -one[0]):
         fetch = late.fetched_by(begin, step.fetch)
         slot = Slot(issue, begin, begin + step.cycles, max(0, fetch - LAUNCH_CYCLES), begin + step.issuing)
-        if step.region.mover:  # the queue of copies is in order
+        if step.region.copied_by:  # the queue of copies is in order
             slot = replace(slot, issue=begin - step.launch, issued=begin - step.launch)
-        elif step.region.engine is None:
+        elif not step.region.shares:
             slot = replace(slot, issued=slot.end)
         result[step.region.name] = slot
     return result

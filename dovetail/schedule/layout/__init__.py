@@ -1,4 +1,4 @@
-"""Layout: how every value of the network lies, chosen for the graph as a whole so that as few bytes as possible move.
+"""Layouts of all values of the network, chosen for the graph as a whole so that as few bytes as possible move.
 
 Every value has exactly one layout. Engines say which they take and give; the core takes row-major, and so do the
 network's inputs and outputs. In three steps: `choose` gives every region the layouts of its values, `insert` puts a
@@ -19,10 +19,10 @@ from dovetail.ir.types import TensorType
 from dovetail.program.ir import Copy, dense_view
 from dovetail.program.transfers import same_packing
 from dovetail.schedule.assign.costs import copied, cores_cycles
-from dovetail.schedule.layout.choose import ValueSlice, choose, inside, others
-from dovetail.schedule.partition import Region, Slot
+from dovetail.schedule.layout.choose import choose, others
+from dovetail.schedule.layout.inside import ValueSlice, inside
+from dovetail.schedule.region import LaidRegion, Region, Slot
 from dovetail.target.description import Target
-from dovetail.target.pattern import Match, match_pattern
 
 
 @dataclass
@@ -55,8 +55,8 @@ class _RelayoutBuilder:
 
 
 def insert(
-    graph: Graph, regions: Sequence[Region], target: Target, native: Collection[str]
-) -> tuple[Graph, tuple[Region, ...], Mapping[str, Layout]]:
+    graph: Graph, regions: Sequence[LaidRegion], target: Target, native: Collection[str]
+) -> tuple[Graph, tuple[LaidRegion, ...], Mapping[str, Layout]]:
     """The network with its relayouts: whole graph, regions in execution order, and the layouts that are not row-major.
 
     A relayout comes right before the first region that reads its result; that of a network output right after
@@ -71,7 +71,7 @@ def insert(
             readers.setdefault(value, []).append(index)
     for value in (*graph.inputs, *(region.output for region in regions)):
         _relay(draft, graph, regions, value, makers.get(value), readers.get(value, []), value in native)
-    renamed = [_renamed(region, draft.names.get(index, {}), draft.types) for index, region in enumerate(regions)]
+    renamed = [_renamed(region, draft.names.get(index, {})) for index, region in enumerate(regions)]
     ordered = _ordered(graph, renamed, draft, target)
     names = {node.output: draft.names.get(i, {}) for i, region in enumerate(regions) for node in region.graph.nodes}
     nodes = [_renamed_node(node, names.get(node.output, {})) for node in graph.nodes]
@@ -82,7 +82,7 @@ def insert(
 def _relay(
     draft: _RelayoutBuilder,
     graph: Graph,
-    regions: Sequence[Region],
+    regions: Sequence[LaidRegion],
     value: str,
     maker: int | None,
     readers: Sequence[int],
@@ -96,14 +96,13 @@ def _relay(
     if maker is not None and _converts(regions[maker]) and (readers or is_output):
         lies = None if is_output else regions[readers[0]].layouts.get(value)
     wanted = [*([None] if is_output else []), *(regions[index].layouts.get(value) for index in readers)]
-    moved = others(lies, wanted, graph, value)
     source = value
     if is_output and maker is not None and not same_bytes(lies, None, shape):
         source = draft.value(f"{value} as {lies}", value, lies)
         draft.rename(maker, value, source)
     else:
         draft.lies(value, lies)
-    for layout in moved:
+    for layout in others(lies, wanted, graph, value):
         is_final = is_output and same_bytes(layout, None, shape)
         result = value if is_final else draft.value(f"{value} as {layout or 'row-major'}", value, layout)
         draft.made.append(Node(Relayout(), (source,), result))
@@ -120,14 +119,14 @@ def _converts(region: Region) -> bool:
     return region.engine is not None and region.engine.dma is not None
 
 
-def _converted(region: Region, layouts: Mapping[str, Layout]) -> Region:
-    """The region, told which values lie otherwise than it takes and gives them."""
+def _converted(region: LaidRegion, layouts: Mapping[str, Layout]) -> LaidRegion:
+    """The region with the values that lie otherwise than it takes and gives them, if its DMA converts."""
     if not _converts(region):
         return region
     types, own = region.graph.types, region.layouts
     values = (*region.graph.inputs, region.output)
-    found = (v for v in values if not same_bytes(own.get(v), layouts.get(v), types[v].shape))
-    return replace(region, converted=frozenset(found))
+    differ = (v for v in values if not same_bytes(own.get(v), layouts.get(v), types[v].shape))
+    return replace(region, converted=frozenset(differ))
 
 
 def _renamed_node(node: Node, names: Mapping[str, str]) -> Node:
@@ -135,27 +134,26 @@ def _renamed_node(node: Node, names: Mapping[str, str]) -> Node:
     return replace(node, inputs=inputs, output=names.get(node.output, node.output))
 
 
-def _renamed(region: Region, names: Mapping[str, str], types: Mapping[str, TensorType]) -> Region:
-    """The region with other names for some of its values, its match found again."""
-    changed = {old: new for old, new in names.items() if old != new}
-    if not changed:
+def _renamed(region: LaidRegion, names: Mapping[str, str]) -> LaidRegion:
+    """The region with other names for some of its values."""
+    if all(old == new for old, new in names.items()):
         return region
     graph = replace(
         region.graph,
-        inputs=tuple(changed.get(value, value) for value in region.graph.inputs),
-        outputs=tuple(changed.get(value, value) for value in region.graph.outputs),
-        nodes=tuple(_renamed_node(node, changed) for node in region.graph.nodes),
-        types={changed.get(value, value): kind for value, kind in region.graph.types.items()},
+        inputs=tuple(names.get(value, value) for value in region.graph.inputs),
+        outputs=tuple(names.get(value, value) for value in region.graph.outputs),
+        nodes=tuple(_renamed_node(node, names) for node in region.graph.nodes),
+        types={names.get(value, value): kind for value, kind in region.graph.types.items()},
     )
-    layouts = {changed.get(value, value): layout for value, layout in region.layouts.items()}
-    match = match_pattern(region.offload.pattern, graph, graph.outputs[0]) if region.offload else None
-    assert match is None or isinstance(match, Match), "names do not matter to patterns"
-    return replace(region, graph=graph, match=match, layouts=layouts)
+    return replace(region, graph=graph, layouts={names.get(v, v): layout for v, layout in region.layouts.items()})
 
 
-def _ordered(graph: Graph, regions: Sequence[Region], draft: _RelayoutBuilder, target: Target) -> tuple[Region, ...]:
-    before: dict[int, list[Region]] = {}
-    after: dict[int, list[Region]] = {}
+def _ordered(
+    graph: Graph, regions: Sequence[LaidRegion], draft: _RelayoutBuilder, target: Target
+) -> tuple[LaidRegion, ...]:
+    """The regions with the relayouts between them."""
+    before: dict[int, list[LaidRegion]] = {}
+    after: dict[int, list[LaidRegion]] = {}
     for number, node in enumerate(draft.made):
         region = _relayout(node, number, draft, target)
         if node.output in graph.outputs:
@@ -164,31 +162,34 @@ def _ordered(graph: Graph, regions: Sequence[Region], draft: _RelayoutBuilder, t
         else:
             reader = next(index for index, other in enumerate(regions) if node.output in other.graph.inputs)
             before.setdefault(_soonest(region, reader, regions, target), []).append(region)
-    found: list[Region] = []
+    ordered: list[LaidRegion] = []
     for index, region in enumerate(regions):
-        found += [*before.get(index, []), region, *after.get(index, [])]
-    return tuple(found)
+        ordered += [*before.get(index, []), region, *after.get(index, [])]
+    return tuple(ordered)
 
 
-def _soonest(relayout: Region, reader: int, regions: Sequence[Region], target: Target) -> int:
-    """The place of the region before which a relayout comes: of its reader; where the DMA brings it about and has moved
-    its operand, behind that, but not before the timetable has time for it; where an engine makes that by a timetable,
-    of the first that is issued when it has been computed, by the timetable or because the engine has been given more
-    than it holds since. What would keep the core busy long beyond that waits for it."""
+def _soonest(relayout: LaidRegion, reader: int, regions: Sequence[LaidRegion], target: Target) -> int:
+    """The place of the region before which a relayout comes: of its reader, as a rule.
+
+    Where the DMA brings it about and has moved its operand, it comes behind that, but not before the timetable has time
+    for it. Where an engine makes the operand by a timetable, it comes before the first region that is issued when that
+    has been computed, by the timetable or because the engine has been given more than it holds since. What would keep
+    the core busy long beyond that waits for it.
+    """
     made = next((index for index, other in enumerate(regions) if other.output == relayout.graph.inputs[0]), reader)
-    slot, engine = regions[made].slot, regions[made].engine
-    if made >= reader or target.dma is None or relayout.mover != target.dma.name:
+    maker = regions[made]
+    if made >= reader or target.dma is None or relayout.copied_by != target.dma.name:
         return reader
-    if regions[made].mover == relayout.mover:
+    if maker.copied_by == relayout.copied_by:
         return _in_time(relayout, made, reader, regions, target)
-    if slot is None or engine is None:
+    if maker.slot is None or maker.engine is None:
         return reader
-    given = 0
+    issued = 0
     for place in range(made + 1, reader):
         other = regions[place]
-        if given >= engine.queue or (other.slot is not None and _waits_for(slot.end, other.slot)):
+        if issued >= maker.engine.queue or (other.slot is not None and _waits_for(maker.slot.end, other.slot)):
             return place
-        given += other.engine is engine
+        issued += other.engine is maker.engine
     return reader
 
 
@@ -201,33 +202,34 @@ def _waits_for(end: int, region: Slot) -> bool:
     return _WORTH * (end - region.issue) <= max(region.issued - region.issue, 0)
 
 
-def _in_time(relayout: Region, made: int, reader: int, regions: Sequence[Region], target: Target) -> int:
+def _in_time(relayout: LaidRegion, made: int, reader: int, regions: Sequence[LaidRegion], target: Target) -> int:
     """The place behind a region that is moved from which the DMA brings about a relayout for its reader in time."""
     wanted = regions[reader].slot
     if wanted is None:
         return made + 1
-    ends = (*relayout.graph.inputs, relayout.output)
-    source, result = (dense_view("", relayout.graph.types[end], 0, relayout.layouts.get(end)) for end in ends)
-    start = wanted.begin - copied([Copy(0, source, result)], target)[1]
+    start = wanted.begin - _dma_cycles(relayout.graph, relayout.layouts, target)
     later = (place for place in range(made + 1, reader) if (slot := regions[place].slot) and slot.issued > start)
     return next(later, reader)
 
 
-def _relayout(node: Node, number: int, draft: _RelayoutBuilder, target: Target) -> Region:
+def _relayout(node: Node, number: int, draft: _RelayoutBuilder, target: Target) -> LaidRegion:
+    """The region of a relayout; the DMA does it unless the core has changed the layout before that has made many
+    transfers of a few bytes."""
     (source,), result, name = node.inputs, node.output, f"relayout_{number}"
     types = {value: draft.types[value] for value in (source, result)}
     layouts = {value: draft.layouts[value] for value in (source, result) if value in draft.layouts}
     inner = Graph(name, (source,), (result,), (node,), types)
     moves = same_packing(layouts.get(source), layouts.get(result))  # else bytes are put together and taken apart
-    mover = target.mover if moves and not _sooner_by_core(inner, layouts, target) else ""
-    return Region(name, inner, None, None, None, "", (), mover, layouts)
+    if moves and target.dma is not None:
+        moves = cores_cycles(inner, target) >= _dma_cycles(inner, layouts, target)
+    return LaidRegion(name, inner, (), "", (), target.mover if moves else "", layouts=layouts)
 
 
-def _sooner_by_core(relayout: Graph, layouts: Mapping[str, Layout], target: Target) -> bool:
-    """Whether the core has changed the layout of a value before the DMA has made many transfers of a few bytes."""
+def _dma_cycles(relayout: Graph, layouts: Mapping[str, Layout], target: Target) -> int:
+    """Cycles of the DMA for a relayout."""
     ends = (*relayout.inputs, *relayout.outputs)
     source, result = (dense_view("", relayout.types[end], 0, layouts.get(end)) for end in ends)
-    return target.dma is not None and cores_cycles(relayout, target) < copied([Copy(0, source, result)], target)[1]
+    return copied([Copy(0, source, result)], target)[1]
 
 
 def _sorted(nodes: Sequence[Node], made: Sequence[Node]) -> list[Node]:
@@ -236,10 +238,10 @@ def _sorted(nodes: Sequence[Node], made: Sequence[Node]) -> list[Node]:
     computed = {node.output for node in nodes}
     for node in made:
         behind.setdefault(node.inputs[0] if node.inputs[0] in computed else "", []).append(node)
-    found = list(behind.get("", []))
+    ordered = list(behind.get("", []))
     for node in nodes:
-        found += [node, *behind.get(node.output, [])]
-    return found
+        ordered += [node, *behind.get(node.output, [])]
+    return ordered
 
 
 @dataclass(frozen=True)
@@ -249,9 +251,9 @@ class Conversion:
     layer: str
     """The region that does it."""
     maker: str
-    """Who computes the value: an engine, the DMA, "core", or "input"."""
+    """Place that computes the value: an engine, the DMA, "core", or "input"."""
     readers: tuple[str, ...]
-    """Who reads the result; "output" where the network gives it."""
+    """Places that read the result; "output" where the network gives it."""
     nbytes: int
     """Bytes read and written."""
 
@@ -262,30 +264,42 @@ class LayoutPlan:
 
     graph: Graph
     """The whole network, with a `Relayout` node wherever a value changes its layout."""
-    regions: tuple[Region, ...]
-    """In execution order; each knows the layouts of its values."""
+    regions: tuple[LaidRegion, ...]
+    """In execution order."""
     layouts: Mapping[str, Layout]
     """The values that do not lie row-major."""
     inside: Mapping[str, ValueSlice]
     """The values that do not lie by themselves."""
+    turns: tuple[tuple[str, ...], ...] = ()
+    """Regions an engine computes side by side, by name; the last of a turn starts all."""
 
     def nbytes(self, value: str) -> int:
         """Bytes of a value as it lies, unused parts of last blocks included."""
         return nbytes(self.layouts.get(value), self.graph.types[value])
 
+    @property
+    def beside(self) -> dict[str, tuple[str, ...]]:
+        """Region name -> names of the regions it is computed side by side with; none for regions alone."""
+        return {name: tuple(one for one in turn if one != name) for turn in self.turns for name in turn}
+
+    def starts_with_next(self, region: Region) -> bool:
+        """Whether a region starts with the next one of its engine."""
+        return any(region.name in turn[:-1] for turn in self.turns)
+
     def conversions(self) -> tuple[Conversion, ...]:
         """The relayouts, in execution order."""
-        made = {region.output: region.place for region in self.regions}
-        found = []
+        makers = {region.output: region.place for region in self.regions}
+        conversions = []
         for region in self.regions:
-            if not isinstance(region.graph.nodes[0].operator, Relayout):
+            if not region.graph.nodes[0].operator.changes_layout:
                 continue
             source, result = region.graph.inputs[0], region.output
             readers = [reader.place for reader in self.regions if result in reader.graph.inputs]
             readers += ["output"] if result in self.graph.outputs else []
             moved = self.nbytes(source) + self.nbytes(result)
-            found.append(Conversion(region.name, made.get(source, "input"), tuple(dict.fromkeys(readers)), moved))
-        return tuple(found)
+            names = tuple(dict.fromkeys(readers))
+            conversions.append(Conversion(region.name, makers.get(source, "input"), names, moved))
+        return tuple(conversions)
 
 
 def choose_layouts(graph: Graph, regions: Sequence[Region], target: Target, native: Collection[str] = ()) -> LayoutPlan:
@@ -303,6 +317,6 @@ def choose_layouts(graph: Graph, regions: Sequence[Region], target: Target, nati
     # Narrow ends lie as the network has them: to pack or unpack them is up to who gives and takes them.
     narrow = [name for name in (*graph.given, *graph.results) if graph.types[name].dtype.bits < 8]
     chosen = choose(graph, regions, target.core.packs)
-    placed, known, layouts = insert(graph, chosen, target, {*native, *narrow})
-    known = tuple(_converted(region, layouts) for region in known)
-    return LayoutPlan(placed, known, layouts, inside(placed, known))
+    whole, ordered, layouts = insert(graph, chosen, target, {*native, *narrow})
+    laid = tuple(_converted(region, layouts) for region in ordered)
+    return LayoutPlan(whole, laid, layouts, inside(whole, laid))

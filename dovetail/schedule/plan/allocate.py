@@ -24,6 +24,7 @@ from dovetail.program.ir import (
     Begin,
     Buffer,
     Call,
+    Queue,
     Role,
     Statement,
     Wait,
@@ -43,8 +44,8 @@ class Lifetime:
     """The first statement that touches it is issued."""
     last: int
     """The last statement that touches it is issued."""
-    first_by_queue: Mapping[str, int]
-    last_by_queue: Mapping[str, int]
+    first_by_queue: Mapping[Queue, int]
+    last_by_queue: Mapping[Queue, int]
 
     def covers(self, index: int) -> bool:
         """True when the buffer is in use at a statement."""
@@ -79,11 +80,11 @@ class Placement:
     """The statement where that is so."""
 
 
-Touch = tuple[int, str, int, int]
+Touch = tuple[int, Queue, int, int]
 """Index of a statement, its queue, and the first byte and one past the last byte of a buffer it touches."""
 
 
-def touches(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, list[Touch]]:
+def touches(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: Queue) -> dict[str, list[Touch]]:
     """Every access to each buffer, in order; to an input that nothing reads, none."""
     found: dict[str, list[Touch]] = {}
     together = side_by_side(statements)
@@ -103,7 +104,7 @@ def touches(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma:
 class Timeline:
     """What is known of a list of statements: what touches each buffer, and what has finished when."""
 
-    def __init__(self, statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> None:
+    def __init__(self, statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: Queue) -> None:
         """The statements in issue order, with their waits; the buffers they touch; the queue of copies."""
         self.statements, self.buffers = statements, buffers
         self.touches = touches(statements, buffers, dma)
@@ -114,8 +115,8 @@ class Timeline:
 
 
 def _lifetime(role: Role, some: Sequence[Touch], end: int) -> Lifetime:
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
+    first: dict[Queue, int] = {}
+    last: dict[Queue, int] = {}
     for index, queue, _, _ in some:
         first.setdefault(queue, index)
         last[queue] = index
@@ -177,13 +178,13 @@ def _up(size: int, alignment: int) -> int:
 class StatementOrder:
     """Which statements are known to have finished before others are issued."""
 
-    def __init__(self, statements: Sequence[Statement], dma: str) -> None:
+    def __init__(self, statements: Sequence[Statement], dma: Queue) -> None:
         work = [one for one in statements if not isinstance(one, Begin | Wait)]
         self._streams = {queue_of(one, dma): stream_of(one) for one in work}
-        self._waits: dict[str, list[tuple[int, int, str]]] = {queue: [] for queue in self._streams}
+        self._waits: dict[Queue, list[tuple[int, int, str]]] = {queue: [] for queue in self._streams}
         """By queue: up to which statement it has been waited for, at which one, and who knows (empty: everybody)."""
-        self._known: dict[tuple[str, int, str], int] = {}
-        self._heard: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+        self._known: dict[tuple[Queue, int, str], int] = {}
+        self._heard: dict[tuple[Queue, str], tuple[list[int], list[int]]] = {}
         for index, statement in enumerate(statements):
             if isinstance(statement, Wait):
                 whole = "" if statement.stream else self._streams[statement.queue]
@@ -191,7 +192,7 @@ class StatementOrder:
                     if queue == statement.queue or (whole and stream == whole):  # core 0 waits for whole lists
                         self._waits[queue].append((statement.statement, index, statement.stream))
 
-    def finished_at(self, queue: str, index: int, reader: str = CORE) -> int:
+    def finished_at(self, queue: Queue, index: int, reader: Queue = CORE) -> int:
         """Index of the statement by whose issue, on the queue `reader`, the one at `index` has surely finished."""
         if queue == CORE:
             return index
@@ -204,7 +205,7 @@ class StatementOrder:
             self._known[key] = places[first] if first < len(places) else 1 << 30
         return self._known[key]
 
-    def _told(self, queue: str, stream: str) -> tuple[list[int], list[int]]:
+    def _told(self, queue: Queue, stream: str) -> tuple[list[int], list[int]]:
         """Up to which statement of a queue an engine's list (empty: core 0) knows it has finished, growing, and where
         it learns that."""
         upto, places = list[int](), list[int]()

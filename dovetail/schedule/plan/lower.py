@@ -8,13 +8,12 @@ from itertools import zip_longest
 
 import numpy as np
 
-from dovetail.ir.operators.movement import Relayout
 from dovetail.program.ir import (
     CORE,
     Begin,
-    Buffer,
     Call,
     Copy,
+    Queue,
     Role,
     Statement,
     View,
@@ -25,10 +24,10 @@ from dovetail.program.ir import (
 )
 from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LayoutPlan
-from dovetail.schedule.partition import Region, Slot
 from dovetail.schedule.plan.lowered import LayerStatements, LoweredNetwork, LoweringCache
 from dovetail.schedule.plan.on_engine import EngineLowering
-from dovetail.schedule.tiles.tiling import Tiling
+from dovetail.schedule.region import LaidRegion, Slot
+from dovetail.schedule.tiles.tiling import CompleteTiling
 from dovetail.target.description import Target
 
 
@@ -60,18 +59,18 @@ def in_turn(slots: Sequence[Slot | None], layers: Sequence[LayerStatements]) -> 
 
 def _times(slots: Sequence[Slot | None]) -> list[Slot]:
     """The time of every layer, no layer issued before the one ahead of it; all 0 where nothing is scheduled."""
-    found: list[Slot] = []
+    times: list[Slot] = []
     last = max((slot.end for slot in slots if slot), default=0)
     following = Slot(last, last, last)
     for slot in reversed(slots):
         following = slot or Slot(following.issue, following.issue, following.issue)
-        found.append(following)
-    return found[::-1]
+        times.append(following)
+    return times[::-1]
 
 
 def lower(
     laid: LayoutPlan,
-    tilings: Mapping[str, Tiling],
+    tilings: Mapping[str, CompleteTiling],
     target: Target,
     homes: Mapping[str, str],
     early: frozenset[str],
@@ -82,34 +81,34 @@ def lower(
 
     Args:
         laid: the network and how its values lie.
-        tilings: the tiles of each engine region, by region name.
+        tilings: by name of the region, or part of one.
         target: the machine.
         homes: memory of every computed value and input.
         early: names of the regions whose constants are fetched while the region before is computed.
         cores: the core that computes each value, in a pipeline; empty for as many as make each region fastest.
-        known: of the same network and target, from other tilings, homes and fetches; what is made is added.
+        known: of the same network and target, from other tilings, homes and fetches; new parts are added.
     """
     graph, regions = laid.graph, laid.regions
-    context = LoweredNetwork(laid, target, homes, cores, known=known or LoweringCache())
+    context = LoweredNetwork(laid, target, homes, cores, known or LoweringCache())
     names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
     names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
     for name, (stem, role) in names.items():
         buffer = context.buffer(stem, homes[name], laid.nbytes(name), role)
         context.values[name] = dense_view(buffer, graph.types[name], layout=laid.layouts.get(name))
-    parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
-    for index, fetches in _early_of_next(regions, parts, early).items():
-        kernel = regions[index].slot or any(isinstance(one, Call) for one in parts[index].head)
-        if kernel and regions[index].place == CORE:  # which would hold them up
-            parts[index].head[:0] = fetches
-        elif (last := _last_fetch(context, parts[index])) is not None:
-            parts[index].rest[last] = [*parts[index].rest[last], *fetches]
+    layers = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
+    for index, fetches in _early_of_next(regions, layers, early).items():
+        has_kernel = regions[index].slot or any(isinstance(one, Call) for one in layers[index].head)
+        if has_kernel and regions[index].place == CORE:  # which would hold them up
+            layers[index].head[:0] = fetches
+        elif (last := _last_fetch(context, layers[index])) is not None:
+            layers[index].rest[last] = [*layers[index].rest[last], *fetches]
         else:
-            parts[index].head += fetches
-    ordered = in_turn([region.slot for region in regions], parts)
-    ordered = workers_first(ordered, regions, cores) if cores else ordered
+            layers[index].head += fetches
+    context.statements = in_turn([region.slot for region in regions], layers)
+    if cores:
+        context.statements = workers_first(context.statements, regions, cores)
     for read, written, _ in graph.kept:
-        _replace_state(ordered, context.values[read], context.values[written], bool(cores))
-    context.statements = ordered
+        _replace_state(context.statements, context.values[read], context.values[written], bool(cores))
     return context
 
 
@@ -126,32 +125,32 @@ def _replace_state(ordered: list[Statement], state: View, value: View, at_end: b
 
 
 def _early_of_next(
-    regions: Sequence[Region], parts: list[LayerStatements], early: frozenset[str]
+    regions: Sequence[LaidRegion], layers: Sequence[LayerStatements], early: frozenset[str]
 ) -> dict[int, list[Statement]]:
     """Move each early region's constants behind the first loads of the engine region before it (or the very start), or
     to where they are scheduled."""
-    laid: dict[int, list[Statement]] = {}
+    moved: dict[int, list[Statement]] = {}
     previous = 0
     for index, region in enumerate(regions):
-        if region.engine is None:
+        if not region.shares:
             continue
         if region.name in early and index > 0:
-            laid.setdefault(_fetched_with(regions, index, previous), []).extend(parts[index].early)
-            parts[index].early = []
+            moved.setdefault(_fetched_with(regions, index, previous), []).extend(layers[index].early)
+            layers[index].early = []
         previous = index
-    return laid
+    return moved
 
 
-def _last_fetch(context: LoweredNetwork, parts: LayerStatements) -> int | None:
+def _last_fetch(context: LoweredNetwork, layer: LayerStatements) -> int | None:
     """The tile with whose launch the last constants of a layer are fetched; None where all are before the first."""
 
     def fetches(one: Statement) -> bool:
         return isinstance(one, Copy) and context.buffers[one.source.buffer].role is Role.CONSTANT
 
-    return max((number for number, step in enumerate(parts.rest) if any(map(fetches, step))), default=None)
+    return max((number for number, step in enumerate(layer.rest) if any(map(fetches, step))), default=None)
 
 
-def _fetched_with(regions: Sequence[Region], index: int, previous: int) -> int:
+def _fetched_with(regions: Sequence[LaidRegion], index: int, previous: int) -> int:
     """The region with which the constants of another one are fetched: the last that is issued when that is scheduled;
     the engine region before where nothing is."""
     own = regions[index].slot
@@ -161,29 +160,37 @@ def _fetched_with(regions: Sequence[Region], index: int, previous: int) -> int:
     return issued[-1] if issued else 0
 
 
-def _region(context: LoweredNetwork, index: int, region: Region, tilings: Mapping[str, Tiling]) -> LayerStatements:
-    graph = context.laid.graph
-    kind = graph.types[region.output]
+def _region(
+    context: LoweredNetwork, index: int, region: LaidRegion, tilings: Mapping[str, CompleteTiling]
+) -> LayerStatements:
+    graph, values, target = context.laid.graph, context.values, context.target
     if region.is_view and region.output not in graph.outputs:
-        source = context.operand(region, region.graph.inputs[0])
-        layout = region.layouts.get(region.output)
-        context.values[region.output] = dense_view(source.buffer, kind, source.offset, layout)
+        source = _operand(context, region, region.graph.inputs[0])
+        kind, layout = graph.types[region.output], region.layouts.get(region.output)
+        values[region.output] = dense_view(source.buffer, kind, source.offset, layout)
         return LayerStatements()
-    result = context.values[region.output] = _result(context, region)
-    if region.still:
+    result = values[region.output] = _result(context, region)
+    if region.is_noop:
         return LayerStatements()
-    if region.engine is not None:
-        shares = [(part, part.engine, tilings[part.name]) for part in region.parts if part.engine is not None]
-        return _together([EngineLowering(context, index, *share, result).share() for share in shares])
-    operands = {value: context.operand(region, value) for value in region.graph.inputs}
-    relayout = isinstance(region.graph.nodes[0].operator, Relayout)
-    copying = region.mover if relayout else context.target.dma or context.target.engines
+    operands = {value: _operand(context, region, value) for value in region.graph.inputs}
+    if region.shares:
+        held = context.laid.starts_with_next(region)
+        parts = ((part, tilings[part.name], operands, result, held) for part in region.parts)
+        return _together([EngineLowering(context, index, *part).lowered() for part in parts])
+    is_relayout = region.graph.nodes[0].operator.changes_layout
+    copying = region.copied_by if is_relayout else target.dma or target.engines
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
         wanted = (copy for copy in moved if copy.source != copy.destination or copy.before)
         return LayerStatements(head=[made for copy in wanted for made in _by_engine(context, copy)])
     core = context.cores.get(region.output) if region.core is None else region.core
-    return LayerStatements(head=[*split(index, region.graph, operands, result, context.target, core)])
+    return LayerStatements(head=[*split(index, region.graph, operands, result, target, core)])
+
+
+def _operand(context: LoweredNetwork, region: LaidRegion, value: str) -> View:
+    """An operand in the layout the region takes it in; where its DMA converts, in the value's own."""
+    view = context.values[value]
+    return view if value in region.converted else view.seen_as(region.layouts.get(value))
 
 
 def _by_engine(context: LoweredNetwork, copy: Copy) -> list[Copy]:
@@ -193,7 +200,7 @@ def _by_engine(context: LoweredNetwork, copy: Copy) -> list[Copy]:
     engine = next((e for e in context.target.engines if e.dma and e.memory in memories), None)
     if engine is None or engine.dma is None:
         return [copy]
-    made = [replace(copy, queue=engine.dma.name, stream=engine.name)]
+    made = [replace(copy, queue=Queue(engine.dma.name), stream=engine.name)]
     if copy.before:
         box = tuple((b, b + size) for b, size in zip(copy.before, copy.source.type.shape, strict=True))
         plain = replace(made[0], before=(), fill=0)
@@ -218,12 +225,12 @@ def _fill(context: LoweredNetwork, like: View, value: int) -> View:
         own[place], nbytes = nbytes, nbytes * size
     name = f"fill_{like.type.dtype.text}_{value & 0xFFFFFFFF}_{nbytes}"
     context.constants[name] = np.frombuffer(element * (nbytes // len(element)), np.uint8)
-    context.buffers[name] = Buffer(name, context.target.code, nbytes, Role.CONSTANT)
+    context.buffer(name, context.target.code, nbytes, Role.CONSTANT)
     return View(name, like.type, tuple(own), 0, like.layout)
 
 
-def _result(context: LoweredNetwork, region: Region) -> View:
-    """Where a region's result lies; declares the buffer unless another region has."""
+def _result(context: LoweredNetwork, region: LaidRegion) -> View:
+    """The place of a region's result; declares the buffer unless another region has."""
     laid, graph = context.laid, context.laid.graph
     inside = laid.inside.get(region.output)
     if inside is not None:
@@ -240,7 +247,7 @@ def _result(context: LoweredNetwork, region: Region) -> View:
 
 
 def _outer(context: LoweredNetwork, value: str) -> View:
-    """Where a value that others lie in lies."""
+    """The place of a value that others lie in."""
     laid = context.laid
     name = f"joined_{sorted({inside.outer for inside in laid.inside.values()}).index(value)}"
     if name not in context.buffers:
@@ -248,14 +255,14 @@ def _outer(context: LoweredNetwork, value: str) -> View:
     return dense_view(name, laid.graph.types[value], 0, laid.layouts.get(value))
 
 
-def _together(shares: Sequence[LayerStatements]) -> LayerStatements:
+def _together(parts: Sequence[LayerStatements]) -> LayerStatements:
     """The statements of a region's parts as those of one: the first tiles of all are launched, then the second ones."""
-    found = LayerStatements()
-    for share in shares:
-        found.early += share.early
-        found.head += share.head
-        found.tail += share.tail
-    for turn in zip_longest(*(share.rest for share in shares), fillvalue=()):
+    layer = LayerStatements()
+    for part in parts:
+        layer.early += part.early
+        layer.head += part.head
+        layer.tail += part.tail
+    for turn in zip_longest(*(part.rest for part in parts), fillvalue=()):
         launches = [step[0] for step in turn if step]
-        found.rest.append([*launches, *(statement for step in turn for statement in step[1:])])
-    return found
+        layer.rest.append([*launches, *(statement for step in turn for statement in step[1:])])
+    return layer

@@ -1,4 +1,5 @@
-"""What lowering makes: a network's statements before waits and addresses, and what a round of planning keeps of it."""
+"""Records of lowering: a network's statements before waits and addresses, and the answers that rounds of planning
+share."""
 
 from __future__ import annotations
 
@@ -10,8 +11,7 @@ import numpy as np
 from dovetail.ir.types import Array
 from dovetail.program.ir import Buffer, Role, Statement, View
 from dovetail.schedule.layout import LayoutPlan
-from dovetail.schedule.partition import Region
-from dovetail.schedule.tiles.tiling import Tiling
+from dovetail.schedule.tiles.tiling import CompleteTiling
 from dovetail.target.description import Target
 
 
@@ -31,13 +31,11 @@ class LayerStatements:
 
 @dataclass
 class LoweringCache:
-    """What rounds of planning have lowered: parts of engines that lie and are cut as they did are the same
-    statements."""
+    """Parts of engines as rounds of planning have lowered them, by name."""
 
-    blobs: dict[str, tuple[Tiling, list[Blob]]] = field(default_factory=dict)
-    """Region, or part of one -> how it is cut, and the packed constants of its tiles."""
-    shares: dict[str, LoweredShare] = field(default_factory=dict)
-    """By name of the region, or part of one."""
+    blobs: dict[str, tuple[CompleteTiling, list[Blob]]] = field(default_factory=dict)
+    """The tiling of a part, and the packed constants of its tiles."""
+    parts: dict[str, LoweredPart] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,17 +47,18 @@ class Blob:
 
 
 @dataclass(frozen=True)
-class LoweredShare:
-    """An engine's part of a layer, lowered."""
+class LoweredPart:
+    """An engine's part of a layer, lowered: the same statements as long as it lies and is cut as before."""
 
-    given: tuple[object, ...]
-    """All that it was made from, beside the network and the target."""
-    tiling: Tiling
-    parts: LayerStatements
+    source: tuple[object, ...]
+    """All that it was made from, beside its tiling, the network and the target."""
+    tiling: CompleteTiling
+    statements: LayerStatements
     buffers: Mapping[str, Buffer]
-    """What it has declared."""
+    """The buffers it declares."""
     fetches: Mapping[str, str]
     fetched: Mapping[tuple[View, str], str]
+    """Both as of a `LoweredNetwork`."""
 
 
 @dataclass
@@ -70,13 +69,13 @@ class LoweredNetwork:
     target: Target
     homes: Mapping[str, str]
     cores: Mapping[str, int]
+    known: LoweringCache = field(default_factory=LoweringCache)
     statements: list[Statement] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     values: dict[str, View] = field(default_factory=dict)
     fetches: dict[str, str] = field(default_factory=dict)
     """Buffer that constants are fetched into -> name of the region they are for."""
-    known: LoweringCache = field(default_factory=LoweringCache)
     blobs: dict[tuple[int, bytes], View] = field(default_factory=dict)
     """Alignment and digest of packed constants -> where they lie."""
     pieces: dict[str, list[Array]] = field(default_factory=dict)
@@ -89,20 +88,6 @@ class LoweredNetwork:
         self.buffers[name] = Buffer(name, memory, nbytes, role)
         return name
 
-    def tile_buffer(self, name: str, memory: str, nbytes: int) -> str:
-        """A tile's buffer: as large as the largest tile that uses the slot."""
-        known = self.buffers.get(name)
-        return self.buffer(name, memory, nbytes, Role.TILE) if known is None or known.nbytes < nbytes else name
-
-    def operand(self, region: Region, value: str) -> View:
-        """Where an operand lies, in the layout the region takes it in; where its DMA converts, in the value's own."""
-        if value in region.converted:
-            return self.values[value]
-        return self.values[value].seen_as(region.layouts.get(value))
-
     def contents(self) -> dict[str, Array]:
         """The bytes of every constant."""
-        packed = {
-            name: pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for name, pieces in self.pieces.items()
-        }
-        return self.constants | packed
+        return self.constants | {name: np.concatenate(pieces) for name, pieces in self.pieces.items()}

@@ -1,84 +1,85 @@
-"""Turns a region of an engine, or one engine's part of it, into statements: copies and launches of its tiles."""
+"""Turns an engine's part of a region into statements: copies and launches of its tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from dovetail.ir.layout import nbytes
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.program.ir import CORE, Buffer, Copy, LaunchStatement, Role, Statement, View, dense_view
+from dovetail.program.ir import CORE, Buffer, Copy, LaunchStatement, Queue, Role, Statement, View, dense_view
 from dovetail.program.loops import digest
-from dovetail.schedule.partition import Region
-from dovetail.schedule.plan.lowered import Blob, LayerStatements, LoweredNetwork, LoweredShare
+from dovetail.schedule.plan.lowered import Blob, LayerStatements, LoweredNetwork, LoweredPart
+from dovetail.schedule.region import EnginePart
 from dovetail.schedule.tiles.tile import PACK_ALIGNMENT, EngineTile
-from dovetail.schedule.tiles.tiling import Tiling, constants_ahead, tiles_ahead
-from dovetail.target.engine import IN_PLACE_ALIGNMENT, Engine
+from dovetail.schedule.tiles.tiling import CompleteTiling, constants_ahead, tiles_ahead
+from dovetail.target.engine import IN_PLACE_ALIGNMENT
 
 
 @dataclass(frozen=True)
 class EngineLowering:
-    """A region of an engine, or one engine's part of it, while its tiles become statements."""
+    """An engine's part of a region while its tiles become statements."""
 
     context: LoweredNetwork
     index: int
-    """Of the layer."""
-    region: Region
-    engine: Engine
-    tiling: Tiling
+    """Index of the layer."""
+    part: EnginePart
+    tiling: CompleteTiling
+    operands: Mapping[str, View]
     result: View
+    starts_with_next: bool
+    """As of a `LaunchStatement`."""
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    fetches: dict[str, str] = field(default_factory=dict)
+    fetched: dict[tuple[View, str], str] = field(default_factory=dict)
+    """These three as of a `LoweredPart`."""
 
-    def share(self) -> LayerStatements:
-        """The statements of `parts`, those of an earlier round where all they are made from is the same."""
-        context, tiling, place = self.context, self.tiling, self.engine.constants or self.engine.memory
+    def lowered(self) -> LayerStatements:
+        """The statements, those of an earlier round where all they are made from is the same."""
+        context, tiling = self.context, self.tiling
         blobs = tuple(self.blob(number) if tile.packed else None for number, tile in enumerate(tiling.tiles))
         sources = dict.fromkeys(self.source(number) for number, blob in enumerate(blobs) if blob is not None)
-        loaded = tuple(context.fetched.get((source, place)) for source in sources)
-        operands = tuple(context.operand(self.region, value) for value in self.region.graph.inputs)
-        given, share = (operands, self.result, blobs, loaded), context.known.shares.get(self.region.name)
-        if share is None or share.tiling is not tiling or share.given != given:
-            before = len(context.buffers), len(context.fetches), len(context.fetched)
-            parts = self.parts()
-            buffers = dict(islice(context.buffers.items(), before[0], None))
-            fetches = dict(islice(context.fetches.items(), before[1], None))
-            fetched = dict(islice(context.fetched.items(), before[2], None))
-            share = LoweredShare(given, tiling, parts, buffers, fetches, fetched)
-            context.known.shares[self.region.name] = share
-        context.buffers |= share.buffers
-        context.fetches |= share.fetches
-        context.fetched |= share.fetched
-        return share.parts
+        loaded = tuple(context.fetched.get((source, self.constants_memory)) for source in sources)
+        source, part = (*self.operands.values(), self.result, blobs, loaded), context.known.parts.get(self.part.name)
+        if part is None or part.tiling is not tiling or part.source != source:
+            part = LoweredPart(source, tiling, self.statements(), self.buffers, self.fetches, self.fetched)
+            context.known.parts[self.part.name] = part
+        context.buffers |= part.buffers
+        context.fetches |= part.fetches
+        context.fetched |= part.fetched
+        return part.statements
 
-    def parts(self) -> LayerStatements:
+    def statements(self) -> LayerStatements:
         """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored; with
         three the one after it too, so that the DMA has a transfer when it ends one."""
-        region, tiling = self.region, self.tiling
+        tiling, late = self.tiling, self.tiling.buffers - 1
         numbers = range(len(tiling.tiles))
         loads = [(self.constants(number), self.inputs(number)) for number in numbers]
         cycles = tiling.fetching, tiling.ready_cycles
         ahead = tiles_ahead(tiling.buffers, len(loads), *cycles)
         fetched = constants_ahead(tiling.buffers, len(loads), self.together, *cycles)
-        early = [copy for load in loads[:fetched] for copy in load[0]]
-        parts = LayerStatements(early=early, head=[copy for load in loads[:ahead] for copy in load[1]])
+        made = LayerStatements(
+            early=[copy for load in loads[:fetched] for copy in load[0]],
+            head=[copy for load in loads[:ahead] for copy in load[1]],
+        )
         launches = [self.launch(number) for number in numbers]
         stores: list[list[Statement]] = [[] for _ in launches]
-        if region.output not in tiling.in_place:
+        if self.part.output not in tiling.in_place:
             pairs = zip(launches, tiling.tiles, strict=True)
             stores = [[self.copy(one.result, self.result.part(tile.tile.box))] for one, tile in pairs]
-        late = tiling.buffers - 1
         for number, launch in enumerate(launches):
             step: list[Statement] = [launch]
             if number >= late:
                 step += stores[number - late]
             for place, kind in ((number + fetched, 0), (number + ahead, 1)):
                 step += loads[place][kind] if place < len(loads) else []
-            parts.rest.append(step)
-        parts.tail += [copy for store in stores[len(stores) - late :] for copy in store]
-        return parts
+            made.rest.append(step)
+        made.tail += [copy for store in stores[len(stores) - late :] for copy in store]
+        return made
 
     def slot(self, number: int, value: str = "") -> tuple[int, bool]:
         """The slot a tile's operand (or constants) is in, and whether it must be loaded: equal neighbours share one."""
@@ -88,10 +89,10 @@ class EngineLowering:
 
     @cached_property
     def _changes(self) -> Mapping[str, list[int]]:
-        """Of each operand, of constants under "", how often a tile up to each has needed another part of it."""
+        """For each operand, and for constants under "", how often a tile up to each has needed another part of it."""
         tiles = [one.tile for one in self.tiling.tiles]
         keys: dict[str, list[object]] = {"": [tile.box[-1] for tile in tiles]}
-        keys |= {value: [tile.reads[value] for tile in tiles] for value in self.region.graph.inputs}
+        keys |= {value: [tile.reads[value] for tile in tiles] for value in self.operands}
         return {
             value: list(accumulate((one != other for one, other in pairwise(own)), initial=0))
             for value, own in keys.items()
@@ -99,87 +100,105 @@ class EngineLowering:
 
     def constants(self, number: int) -> list[Statement]:
         """Copies of constants a tile needs before its launch."""
-        context, tile = self.context, self.tiling.tiles[number]
-        if not tile.packed or "" in self.tiling.in_place:
+        if not self.tiling.tiles[number].packed or "" in self.tiling.in_place:
             return []
         slot, load = self.slot(number)
-        source, place = self.source(number), self.engine.constants or self.engine.memory
-        shared = (source, place)
-        if not load or shared in context.fetched:
+        source, place = self.source(number), self.constants_memory
+        if not load or (source, place) in self.context.fetched | self.fetched:
             return []
-        target = context.tile_buffer(f"{self.region.name}_constants_{slot}", place, source.type.elements)
-        context.fetches[target] = context.laid.regions[self.index].name
-        parts = len({other.tile.box[-1] for other in self.tiling.tiles})
-        if parts <= self.tiling.buffers * self.together:  # they stay where they are
-            context.fetched[shared] = target
-        made = dense_view(target, source.type)
+        buffer = self.tile_buffer(f"constants_{slot}", place, source.type.elements)
+        self.fetches[buffer] = self.context.laid.regions[self.index].name
+        spans = len({other.tile.box[-1] for other in self.tiling.tiles})
+        if spans <= self.tiling.buffers * self.together:  # they stay where they are
+            self.fetched[source, place] = buffer
+        held = dense_view(buffer, source.type)
         # its own DMA copies into the engine's memory only
-        return [self.copy(source, made) if place == self.engine.memory else Copy(self.index, source, made)]
+        return [self.copy(source, held) if place == self.part.engine.memory else Copy(self.index, source, held)]
 
     def inputs(self, number: int) -> list[Statement]:
         """Copies of operands a tile needs before its launch."""
         tile = self.tiling.tiles[number].tile
-        made: list[Statement] = []
-        for position, value in enumerate(self.region.graph.inputs):
+        copies: list[Statement] = []
+        for position, (value, view) in enumerate(self.operands.items()):
             slot, load = self.slot(number, value)
             if value not in self.tiling.in_place and load:
-                source = self.context.operand(self.region, value).part(tile.reads[value])
-                view = self.buffer(f"in{position}_{slot}", value, tile.graph.types[value])
-                made.append(self.copy(source, view))
-        return made
+                held = self.held(f"in{position}_{slot}", value, tile.graph.types[value])
+                copies.append(self.copy(view.part(tile.reads[value]), held))
+        return copies
 
     def copy(self, source: View, destination: View) -> Copy:
         """A copy by the engine's own DMA, or by what copies for everybody."""
-        dma, stream = self.engine.dma, self.engine.name
-        return Copy(self.index, source, destination, queue=dma.name if dma else "", stream=stream if dma else "")
+        engine = self.part.engine
+        if engine.dma is None:
+            return Copy(self.index, source, destination)
+        return Copy(self.index, source, destination, queue=Queue(engine.dma.name), stream=engine.name)
 
-    def buffer(self, suffix: str, value: str, kind: TensorType) -> View:
+    def held(self, suffix: str, value: str, kind: TensorType) -> View:
         """A tile's part of a value in a buffer of its own, in the layout the engine takes it in."""
-        layout = self.region.layouts.get(value)
-        name = self.context.tile_buffer(f"{self.region.name}_{suffix}", self.engine.memory, nbytes(layout, kind))
-        return dense_view(name, kind, 0, layout)
+        layout = self.part.layouts.get(value)
+        return dense_view(self.tile_buffer(suffix, self.part.engine.memory, nbytes(layout, kind)), kind, 0, layout)
+
+    def tile_buffer(self, suffix: str, memory: str, nbytes: int) -> str:
+        """Name of a buffer of tiles, which is as large as the largest of them."""
+        name = f"{self.part.name}_{suffix}"
+        if name not in self.buffers or self.buffers[name].nbytes < nbytes:
+            self.buffers[name] = Buffer(name, memory, nbytes, Role.TILE)
+        return name
 
     def launch(self, number: int) -> LaunchStatement:
-        region, context, tile = self.region, self.context, self.tiling.tiles[number]
-        types, in_place, output = tile.tile.graph.types, self.tiling.in_place, region.output
+        part, engine, tile = self.part, self.part.engine, self.tiling.tiles[number]
+        types, in_place = tile.tile.graph.types, self.tiling.in_place
         operands: dict[str, View] = {}
-        for position, value in enumerate(region.graph.inputs):
+        for position, (value, view) in enumerate(self.operands.items()):
             if value in in_place:
-                operands[value] = context.operand(region, value).part(tile.tile.reads[value])
+                operands[value] = view.part(tile.tile.reads[value])
             else:
-                operands[value] = self.buffer(f"in{position}_{self.slot(number, value)[0]}", value, types[value])
+                operands[value] = self.held(f"in{position}_{self.slot(number, value)[0]}", value, types[value])
         operands |= self.packed(number)
         if tile.scratch:
-            buffer = context.tile_buffer(f"{region.name}_scratch", self.engine.memory, tile.scratch)
+            buffer = self.tile_buffer("scratch", engine.memory, tile.scratch)
             operands["scratch"] = dense_view(buffer, TensorType((tile.scratch,), DType.UINT8))
-        if output in in_place:
-            written = self.result.seen_as(region.layouts.get(output)).part(tile.tile.box)
+        if part.output in in_place:
+            written = self.result.seen_as(part.layouts.get(part.output)).part(tile.tile.box)
         else:
-            written = self.buffer(f"out_{number % self.tiling.buffers}", output, types[output])
-        queue = "" if self.engine.wait else CORE
-        stream = self.engine.name if self.engine.stream else ""
-        known = (tile.match, operands, written, tile.packed, region.layouts, queue, stream, region.held)
-        return LaunchStatement(self.index, self.engine.name, *known)
+            written = self.held(f"out_{number % self.tiling.buffers}", part.output, types[part.output])
+        return LaunchStatement(
+            self.index,
+            engine.name,
+            tile.match,
+            operands,
+            written,
+            tile.packed,
+            part.layouts,
+            None if engine.wait else CORE,
+            engine.name if engine.stream else "",
+            self.starts_with_next,
+        )
 
     def packed(self, number: int) -> dict[str, View]:
-        """Where a launch finds its packed constants: copied close to the engine, or where they lie."""
+        """The packed constants of a launch: copied close to the engine, or where they lie."""
         tile = self.tiling.tiles[number]
         if not tile.packed:
             return {}
         blob = self.blob(number)
         buffer, start = blob.buffer, blob.offset
         if "" not in self.tiling.in_place:
-            own, source = f"{self.region.name}_constants_{self.slot(number)[0]}", self.source(number)
-            buffer = self.context.fetched.get((source, self.engine.constants or self.engine.memory), own)
+            own, source = f"{self.part.name}_constants_{self.slot(number)[0]}", self.source(number)
+            buffer = (self.context.fetched | self.fetched).get((source, self.constants_memory), own)
             start = blob.offset - source.offset
         offsets = pack_offsets(tile.packed, self.alignment)
         kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
         return {name: dense_view(buffer, kind, start + offsets[name]) for name, kind in kinds.items()}
 
     @property
+    def constants_memory(self) -> str:
+        """Memory that constants are fetched into."""
+        return self.part.engine.constants or self.part.engine.memory
+
+    @property
     def alignment(self) -> int:
         """Bytes each packed constant is aligned to."""
-        return IN_PLACE_ALIGNMENT if self.context.target.reads_constants(self.engine) else PACK_ALIGNMENT
+        return IN_PLACE_ALIGNMENT if self.context.target.reads_constants(self.part.engine) else PACK_ALIGNMENT
 
     @cached_property
     def together(self) -> int:
@@ -204,23 +223,22 @@ class EngineLowering:
     def blob(self, number: int) -> View:
         """The packed constants of a tile: those of all tiles of a layer are one constant of the program, in the order
         of the tiles, and equal ones are stored once."""
-        context, kept = self.context, self.context.known.blobs.get(self.region.name)
+        context, kept = self.context, self.context.known.blobs.get(self.part.name)
         if kept is None or kept[0] is not self.tiling:
             kept = self.tiling, [_blob(tile, self.alignment) for tile in self.tiling.tiles]
-            context.known.blobs[self.region.name] = kept
+            context.known.blobs[self.part.name] = kept
         blob = kept[1][number]
         key = (self.alignment, blob.digest)
         if key not in context.blobs:
-            name = f"{self.region.name}_constants"
+            name = f"{self.part.name}_constants"
             start = context.buffers[name].nbytes if name in context.buffers else 0
-            context.buffers[name] = Buffer(name, context.target.code, start + blob.array.nbytes, Role.CONSTANT)
+            context.buffer(name, context.target.code, start + blob.array.nbytes, Role.CONSTANT)
             context.pieces.setdefault(name, []).append(blob.array)
             context.blobs[key] = dense_view(name, TensorType(blob.array.shape, DType.UINT8), start)
         return context.blobs[key]
 
 
 def _blob(tile: EngineTile, alignment: int) -> Blob:
-    """What a tile's packed constants are as bytes."""
     offsets = pack_offsets(tile.packed, alignment)
     array = np.zeros(offsets[""], dtype=np.uint8)
     for name, own in tile.packed.items():
@@ -229,7 +247,7 @@ def _blob(tile: EngineTile, alignment: int) -> Blob:
 
 
 def pack_offsets(packed: Mapping[str, Array], alignment: int) -> dict[str, int]:
-    """Where each packed constant begins in a tile's blob, bytes; the blob's size under ""."""
+    """First byte of each packed constant in a tile's blob; the blob's size under ""."""
     offsets, total = {}, 0
     for name, array in packed.items():
         offsets[name] = total

@@ -20,7 +20,8 @@ from dovetail.ir.graph import Graph, Node, prune
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Slice
 from dovetail.ir.types import Array, Box, TensorType, full_box
-from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.partition import partition
+from dovetail.schedule.region import Region
 from dovetail.schedule.stripe.segments import Bands, RowBuffer, Rows, Segment, SegmentCosts, StripeStep, cuts
 from dovetail.target.description import Target
 
@@ -87,10 +88,9 @@ class _StripeGraph:
         kept = self._kept(step, end) if step.before is not None else None
         for node in cut.nodes:
             operator, source = node.operator, places.get(node.inputs[0])
-            if isinstance(operator, Slice) and source is not None:
-                spans = zip(operator.start, operator.stop, strict=True)
-                first, rows, *rest = spans
-                operator = replace(_slice_of((first, source.at(rows), *rest)), step=operator.step)
+            if source is not None and operator.box_read is not None:
+                whole = full_box(self.types[source.value].shape)
+                operator = operator.within((whole[0], source.rows, *whole[2:]))
                 if node.output != output and operator == _slice_of(full_box(self.types[self._name(source)].shape)):
                     names[node.output] = self._name(source)
                     continue

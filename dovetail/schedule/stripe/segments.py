@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dovetail import kernels
-from dovetail.ir.crop import ALIGNMENT, is_stretch, part, parts, reads_in_place, sliced_box
+from dovetail.ir.crop import ALIGNMENT, is_stretch, part, parts, reads_in_place
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.movement import Slice
 from dovetail.ir.types import TensorType, full_box
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import Region
 
 Rows = tuple[int, int]
 """First row and one past the last."""
@@ -78,10 +77,10 @@ def _band(graph: Graph, rows: Rows) -> Band | None:
     plain = all(boxes[name] == full_box(graph.types[name].shape) for name in graph.inputs) or rows != whole[1]
     if any(not is_stretch(boxes[name], graph.types[name].shape) for name in graph.inputs):
         cut = part(graph, {output: (whole[0], rows, *whole[2:])})
-        slices = [n for n in cut.nodes if isinstance(n.operator, Slice) and n.inputs[0] in graph.inputs]
-        plain &= all(is_stretch(sliced_box(node), graph.types[node.inputs[0]].shape) for node in slices)
-    reads = tuple((name, boxes[name][1]) for name in graph.inputs)
-    return Band(reads, sum(one.macs(graph) for one in found.values()), plain)
+        reads = [(node.operator.box_read, node.inputs[0]) for node in cut.nodes if node.inputs[0] in graph.inputs]
+        plain &= all(box is None or is_stretch(box, graph.types[name].shape) for box, name in reads)
+    rows_read = tuple((name, boxes[name][1]) for name in graph.inputs)
+    return Band(rows_read, sum(one.macs(graph) for one in found.values()), plain)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How layers one behind the other are cut, so that engine and DMA wait for each other least.
+"""Chains: layers one behind the other, cut so that engine and DMA wait for each other least.
 
 A layer whose constants are many begins with some of its channels while the rest is fetched; each further part is a
 launch, and holds the DMA up for the layer behind, whose first constants are fetched early. What is best for one layer
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from dovetail.ir.types import box_shape
-from dovetail.schedule.partition import Region
-from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts
-from dovetail.schedule.tiles.tiling import TileCache, TileCost, Tiling, evaluate, tiles_ahead
-from dovetail.target.description import Target
+from dovetail.schedule.region import EnginePart
+from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts, tile_counts
+from dovetail.schedule.tiles.tiling import PartTiles, Tiling, tiles_ahead
 
 WAKE_CYCLES = 26
-"""How long after a transfer the core goes on that slept until then."""
+"""Cycles from the end of a transfer to when the core goes on that slept until then."""
 
 
 @dataclass(frozen=True)
@@ -26,73 +26,71 @@ class ChainLink:
 
     tiling: Tiling
     parts: int
-    """How many, of its channels."""
+    """Number of parts its channels are cut into."""
     computing: int
-    """Of the engine, for a part."""
+    """The engine computes a part."""
     fetching: int
-    """Of the DMA, for the constants of a part."""
+    """The DMA fetches the constants of a part."""
     gap: int
-    """The engine waits so long for its next launch."""
+    """The engine waits for its next launch."""
     start: int
     """From when constants have arrived to when the engine begins."""
 
 
-def link(region: Region, tiling: Tiling, known: TileCache) -> ChainLink:
-    """A region as it is cut."""
-    assert region.engine is not None
-    whole = box_shape(region.extent)
-    parts = -(-whole[-1] // tiling.shape[-1])
-    launching, wake = (0, 0) if region.engine.stream else (region.engine.launching, WAKE_CYCLES)
-    cost, gap = known.costs.get((region.name, tiling.shape)), launching if region.engine.queue == 1 else 0
-    computing = tiling.ready_cycles // parts
-    if isinstance(cost, TileCost) and tiling.shape[:-1] == whole[:-1]:
-        computing = max(cost.cycles, tiling.moving // parts)
-    return ChainLink(tiling, parts, computing, tiling.fetching // parts, gap, launching + wake)
+def link(part: EnginePart, tiling: Tiling) -> ChainLink:
+    """A layer cut as a tiling says."""
+    engine, whole = part.engine, box_shape(part.extent)
+    count = tile_counts(part.extent, tiling.shape)[-1]
+    launching, wake = (0, 0) if engine.stream else (engine.launching, WAKE_CYCLES)
+    cuts_channels_only = tiling.shape[:-1] == whole[:-1]
+    computing = max(tiling.computing, tiling.moving // count) if cuts_channels_only else tiling.ready_cycles // count
+    gap = launching if engine.queue == 1 else 0
+    return ChainLink(tiling, count, computing, tiling.fetching // count, gap, launching + wake)
 
 
-def ways(region: Region, target: Target, tiling: Tiling, budget: int, known: TileCache) -> Iterator[ChainLink]:
-    """The ways a region may be cut: as it was chosen, and into fewer parts of its channels where these fit.
+def ways(tiles: PartTiles, tiling: Tiling, budget: int) -> Iterator[ChainLink]:
+    """The ways a layer may be cut: as it was chosen, and into fewer parts of its channels where these fit.
 
     Args:
-        region: one whose constants are fetched early.
-        target: the machine.
+        tiles: of a part whose constants are fetched early.
         tiling: chosen for it alone.
         budget: bytes of the engine's memory for its tiles.
-        known: of the same region.
     """
-    assert region.offload is not None
-    yield link(region, tiling, known)
-    whole = box_shape(region.extent)
-    fixed = not tiling.fetching or not region.choice.keys().isdisjoint((*TILE, BUFFERS))
-    for channels in () if fixed or tiling.shape[:-1] != whole[:-1] else cuts(whole[-1], region.offload.channel_step):
+    part = tiles.part
+    yield link(part, tiling)
+    *rest, total = box_shape(part.extent)
+    is_set = not part.choice.keys().isdisjoint((*TILE, BUFFERS))
+    if is_set or not tiling.fetching or tiling.shape[:-1] != tuple(rest):
+        return
+    for channels in cuts(total, part.offload.channel_step):
         if channels <= tiling.shape[-1]:
             break
-        parts = -(-whole[-1] // channels)
-        found = evaluate(region, target, (*whole[:-1], channels), tiling.in_place, min(parts, 2), known)
-        if isinstance(found, Tiling) and found.nbytes <= budget:
-            yield link(region, found, known)
+        count = -(-total // channels)
+        other = tiles.evaluate((*rest, channels), tiling.in_place, min(count, 2), budget)
+        if isinstance(other, Tiling):
+            yield link(part, other)
 
 
 @dataclass(frozen=True, slots=True)
 class _ChainState:
-    """Where a chain stands behind one of its layers. Times are since it began."""
+    """State of a chain after one of its layers. Times are cycles since the chain began."""
 
     computed: int = 0
-    """When the engine has ended."""
+    """The engine has ended."""
     copied: int = 0
-    """When the DMA has."""
+    """The DMA has ended."""
     launched: int = 0
-    """When the last part was launched: the core goes on to the next layer."""
+    """The last part was launched: the core goes on to the next layer."""
     asked: int = 0
-    """When the DMA had been asked for the last constants: those of the layer behind are fetched then."""
+    """The DMA was asked for the last constants: those of the layer behind are fetched then."""
     launches: int = 0
     link: ChainLink | None = None
-    """How the layer is cut."""
+    """The layer."""
     before: _ChainState | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """What makes one better: an early end, then a free DMA, then few launches."""
+        """Sort key: end of the engine, then of the DMA, then number of launches."""
         return self.computed, self.copied, self.launches
 
 
@@ -113,29 +111,28 @@ def _behind(before: _ChainState, layer: ChainLink) -> _ChainState:
 
 
 def end_of(links: Sequence[ChainLink]) -> int:
-    """When layers cut in these ways have ended."""
-    clock = _ChainState()
-    for layer in links:
-        clock = _behind(clock, layer)
-    return clock.computed
+    """Cycle in which layers cut in these ways have ended."""
+    return reduce(_behind, links, _ChainState()).computed
 
 
 _KEPT = 8
-"""Ways of cutting the layers so far that are followed."""
+"""Number of ways of cutting the layers so far that are kept."""
 
 
 def quickest(layers: Sequence[Sequence[ChainLink]]) -> list[ChainLink]:
-    """The ways of cutting a chain's layers that end first, of those that are followed: all with an early end that no
-    other beats with a DMA that is free as early."""
-    clocks = [_ChainState()]
+    """The way of cutting each layer of a chain with which the chain ends first.
+
+    A longer chain is only made of ways that none beats with both an earlier end and a DMA that is free earlier.
+    """
+    states = [_ChainState()]
     for options in layers:
-        made = sorted((_behind(clock, layer) for clock in clocks for layer in options), key=lambda one: one.order)
-        clocks = [made[0]]
-        for one in made[1:]:
-            if one.copied < clocks[-1].copied and len(clocks) < _KEPT:
-                clocks.append(one)
-    found, clock = list[ChainLink](), clocks[0]
-    while clock.link is not None and clock.before is not None:
-        found.append(clock.link)
-        clock = clock.before
-    return found[::-1]
+        first, *rest = sorted((_behind(one, layer) for one in states for layer in options), key=lambda one: one.order)
+        states = [first]
+        for one in rest:
+            if one.copied < states[-1].copied and len(states) < _KEPT:
+                states.append(one)
+    links, state = list[ChainLink](), states[0]
+    while state.link is not None and state.before is not None:
+        links.append(state.link)
+        state = state.before
+    return links[::-1]

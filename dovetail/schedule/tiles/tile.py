@@ -1,4 +1,4 @@
-"""One tile of a region: where it lies, what a launch of it computes, and what the engine says of it."""
+"""Tiles of an engine's part of a region: where they lie, what a launch computes, and what the target says of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dovetail.ir.crop import Tile, crop
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import check_part
 from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, full_box
-from dovetail.schedule.partition import Region
-from dovetail.target.pattern import Choice, Match, Scope, match_again, match_pattern
+from dovetail.schedule.region import EnginePart
+from dovetail.target.pattern import Choice, Match, Mismatch, Scope, match_again, match_pattern
 from dovetail.user_file import asking
 
 PLACEMENT, EARLY, ORDER, BUFFERS = "placement", "early", "order", "buffers"
@@ -25,7 +25,7 @@ PACK_ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class EngineTile:
-    """A tile with everything a launch of it needs."""
+    """A tile with everything a launch needs."""
 
     tile: Tile
     match: Match
@@ -45,6 +45,11 @@ def tile_boxes(extent: Box, size: Shape, channels_outer: bool) -> Iterator[Box]:
             yield (*rest, last)
     else:
         yield from product(*spans)
+
+
+def tile_counts(extent: Box, size: Shape) -> list[int]:
+    """How many tiles of a size a box of a result has along each axis."""
+    return [-(-(end - begin) // step) for (begin, end), step in zip(extent, size, strict=True)]
 
 
 def tile_classes(shape: Shape, size: Shape) -> Iterator[tuple[Box, int]]:
@@ -74,8 +79,7 @@ def cuts(total: int, step: int) -> list[int]:
     sizes = {total: None}
     parts = 2
     while parts <= _MOST_CUTS:
-        size = -(-total // parts)
-        size = -(-size // step) * step
+        size = -(-total // (parts * step)) * step
         if size < total:
             sizes[size] = None
         if size <= step:
@@ -84,54 +88,55 @@ def cuts(total: int, step: int) -> list[int]:
     return list(sizes)
 
 
-def tile_match(region: Region, box: Box, tile: Tile | None = None) -> tuple[Tile, Match]:
-    """A tile and the match of its offload in it, with the region's choice; `tile` where it has been cut before.
+def tile_match(part: EnginePart, box: Box, tile: Tile | None = None) -> tuple[Tile, Match]:
+    """A tile and the match of its offload in it, with the part's choice; `tile` where it has been cut before.
 
     Raises:
         ValueError: the region cannot be cut like that, or the offload does not take the tile; says why.
     """
-    assert region.offload is not None
-    tile, offload = tile or laid_part(region, box), region.offload
-    again = match_again(region.match, tile.graph) if region.match is not None else None
-    match = again or match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
-    if not isinstance(match, Match):
+    tile, offload = tile or laid_part(part, box), part.offload
+    match = match_again(part.match, tile.graph) or match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
+    if isinstance(match, Mismatch):
         raise ValueError(match.sentence)
-    match = replace(match, choice=offload_choice(region, match))
+    match = replace(match, choice=offload_choice(part, match))
     for constraint in offload.constraints:
-        with asking(f"the limit '{constraint.sentence}' of {offload.name} for {region.name}"):
+        with asking(f"the limit '{constraint.sentence}' of {offload.name} for {part.name}"):
             failure = constraint.failure(match) if constraint.scope is not Scope.LAYERS else None
         if failure:
             raise ValueError(failure)
     return tile, match
 
 
-def laid_part(region: Region, box: Box) -> Tile:
+def laid_part(part: EnginePart, box: Box) -> Tile:
     """The computation of a box of the result, of whole blocks of every value; raises ValueError where it cannot be."""
-    tile = _part(region, box)
-    for value, part in (*tile.reads.items(), (region.output, box)):
-        check_part(region.layouts.get(value), part, region.graph.types[value].shape)
+    tile = _cropped(part, box)
+    for value, read in (*tile.reads.items(), (part.output, box)):
+        check_part(part.layouts.get(value), read, part.graph.types[value].shape)
     return tile
 
 
-def _part(region: Region, box: Box) -> Tile:
-    """The computation of a box of the result. What takes no strides is given whole operands: of the last rows too that
-    a strided window does not reach. So is what cannot be cut, as several results of one launch."""
-    is_whole = box == full_box(region.graph.types[region.output].shape)
-    if region.takes_strides or not is_whole:
+def _cropped(part: EnginePart, box: Box) -> Tile:
+    """The computation of a box of the result.
+
+    An offload that takes no strides is given whole operands: the last rows too that a strided window does not reach.
+    So is one that cannot be cut, as several results of one launch.
+    """
+    graph, is_whole = part.graph, box == full_box(part.shape)
+    if part.offload.strided or not is_whole:
         try:
-            return _whole_blocks(region, crop(region.graph, box))
+            return _whole_blocks(part, crop(graph, box))
         except ValueError:
             if not is_whole:
                 raise
-    return Tile(region.graph, box, {name: full_box(region.graph.types[name].shape) for name in region.graph.inputs})
+    return Tile(graph, box, {name: full_box(graph.types[name].shape) for name in graph.inputs})
 
 
-def _whole_blocks(region: Region, tile: Tile) -> Tile:
+def _whole_blocks(part: EnginePart, tile: Tile) -> Tile:
     """The tile with operands up to the end of a block, where it computes the same from them: a strided window need not
     reach it."""
     types, reads = dict(tile.graph.types), dict(tile.reads)
-    for name, layout in ((name, region.layouts[name]) for name in tile.reads if name in region.layouts):
-        ends = zip(tile.reads[name], region.graph.types[name].shape, strict=True)
+    for name, layout in ((name, part.layouts[name]) for name in tile.reads if name in part.layouts):
+        ends = zip(tile.reads[name], part.graph.types[name].shape, strict=True)
         reads[name] = tuple(
             (start, min(stop + -stop % layout.block(axis), size)) for axis, ((start, stop), size) in enumerate(ends)
         )
@@ -140,37 +145,38 @@ def _whole_blocks(region: Region, tile: Tile) -> Tile:
         return tile
     for node in tile.graph.nodes:
         types[node.output] = node.operator.infer([types[name] for name in node.inputs])
-    same = types[region.output] == tile.graph.types[region.output]
+    same = types[part.output] == tile.graph.types[part.output]
     return Tile(replace(tile.graph, types=types), tile.box, reads) if same else tile
 
 
-def offload_choice(region: Region, match: Match) -> Choice:
+def offload_choice(part: EnginePart, match: Match) -> Choice:
     """Settings of the offload's own knobs: its default's, and over them those chosen for the region."""
-    assert region.offload is not None
-    if region.offload.knobs is None:
+    if part.offload.knobs is None:
         return {}
-    default = region.offload.default(match) if region.offload.default else {}
+    default = part.offload.default(match) if part.offload.default else {}
     planner = (PLACEMENT, EARLY, ORDER, BUFFERS, *TILE)
-    return {**default, **{name: value for name, value in region.choice.items() if name not in planner}}
+    return {**default, **{name: value for name, value in part.choice.items() if name not in planner}}
 
 
-def packed_tile(region: Region, tile: Tile, match: Match, packs: bool = True) -> EngineTile:
-    """What a launch of a matched tile needs; without constants unless it `packs`."""
-    assert region.offload is not None
-    with asking(f"the packed constants and scratch of {region.offload.name} for {region.name}"):
-        packed = region.offload.pack(match) if packs else {}
-        return EngineTile(tile, match, packed, region.offload.scratch(match))
+def packed_tile(part: EnginePart, tile: Tile, match: Match, packs: bool = True) -> EngineTile:
+    """A matched tile with its constants and scratch; without constants unless it `packs`."""
+    with asking(f"the packed constants and scratch of {part.offload.name} for {part.name}"):
+        packed = part.offload.pack(match) if packs else {}
+        return EngineTile(tile, match, packed, part.offload.scratch(match))
 
 
-def packed_tiles(region: Region, boxes: Iterable[Box]) -> Iterator[EngineTile]:
-    """What launches of tiles need, for each box in turn: those that compute the same, with the same constants, have one
-    graph and match, and the target is asked once for them. Raises ValueError as `tile_match`."""
+def packed_tiles(part: EnginePart, boxes: Iterable[Box]) -> Iterator[EngineTile]:
+    """The tile of each box in turn.
+
+    Tiles that compute the same, with the same constants, have one graph and match, and the target is asked once for
+    them. Raises ValueError as `tile_match`.
+    """
     kinds: list[EngineTile] = []
     for box in boxes:
-        tile = laid_part(region, box)
+        tile = laid_part(part, box)
         same = next((kind for kind in kinds if _computes_same(kind.tile.graph, tile.graph)), None)
         if same is None:
-            kinds.append(packed_tile(region, *tile_match(region, box, tile)))
+            kinds.append(packed_tile(part, *tile_match(part, box, tile)))
             yield kinds[-1]
         else:
             yield replace(same, tile=replace(same.tile, box=box, reads=tile.reads))
@@ -184,13 +190,5 @@ def _computes_same(one: Graph, other: Graph) -> bool:
 
 
 def packed_bytes(packed: Mapping[str, Array]) -> int:
-    """Bytes of the packed constants side by side, each aligned to `PACK_ALIGNMENT`."""
+    """Bytes of packed constants side by side, each aligned to `PACK_ALIGNMENT`."""
     return sum(-(-array.nbytes // PACK_ALIGNMENT) * PACK_ALIGNMENT for array in packed.values())
-
-
-def first_part(region: Region, size: Shape) -> Tile | None:
-    """The first tile of a size; None when the region cannot be cut like that."""
-    try:
-        return laid_part(region, next(tile_boxes(region.extent, size, True)))
-    except ValueError:
-        return None

@@ -1,42 +1,44 @@
-"""What a way of cutting a region takes: bytes of the engine's memory, and cycles by the formula that ranks them."""
+"""Tilings: how an engine's part of a region is cut, the engine memory that takes, and cycles by the formula that ranks
+them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
 from dovetail.errors import PlanError
 from dovetail.ir.crop import Tile
 from dovetail.ir.layout import nbytes
-from dovetail.ir.types import Shape, box_shape
+from dovetail.ir.types import Shape
 from dovetail.schedule import shipped
-from dovetail.schedule.partition import Region
+from dovetail.schedule.region import EnginePart
 from dovetail.schedule.tiles.tile import (
     ORDER,
     EngineTile,
-    first_part,
+    laid_part,
     packed_bytes,
     packed_tile,
     packed_tiles,
     tile_boxes,
+    tile_counts,
     tile_match,
 )
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine, StreamDma
+from dovetail.target.pattern import Match, Value
 from dovetail.user_file import asking
 
 LAUNCH_CYCLES = 150
 """Core cycles a tile costs for programming the engine and the DMA; an estimate, used to rank tilings only."""
 MOST_ASKED = 2000
-"""Tile shapes of a region the target's functions are asked about; then the best one found is taken."""
+"""Tile shapes of a part the target's functions are asked about; then the best one so far is taken."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a region is cut, and what the cut costs."""
+    """How a part is cut, and what the cut costs."""
 
     shape: Shape
     """Result shape of a whole tile."""
@@ -60,229 +62,309 @@ class Tiling:
     """Estimated cycles from when the constants are there, as they are where they are fetched early."""
     starting: int = 0
     """Cycles in which the core goes along with tiles it starts."""
+    computing: int = 0
+    """Engine cycles of a whole tile."""
+
+    def not_slower_than(self, other: Tiling) -> Tiling:
+        """The tiling with the other's estimates where these are less: it was measured to be faster."""
+        cycles, ready = min(self.cycles, other.cycles), min(self.ready_cycles, other.ready_cycles)
+        return replace(self, cycles=cycles, ready_cycles=ready)
+
+
+@dataclass(frozen=True)
+class CompleteTiling(Tiling):
+    """A tiling with its tiles."""
+
     tiles: tuple[EngineTile, ...] = ()
-    """Every tile, in the order they are launched; none until `complete` makes them."""
+    """In the order they are launched."""
 
 
 @dataclass(frozen=True)
-class TileSize:
-    """Bytes one tile takes, by its shapes alone."""
+class TooLarge:
+    """The outcome for a cut whose tiles do not fit the budget."""
 
-    operands: Mapping[str, int]
-    """Of every runtime operand."""
-    result: int
+    nbytes: int
+    """Bytes of engine memory it takes, at least."""
 
 
 @dataclass(frozen=True)
-class TileCost:
-    """What one tile needs beside its operands, as the target's functions say."""
+class NotTaken:
+    """The outcome for a cut that the engine cannot compute, or that is slower than another."""
 
-    packed: int
-    """Bytes of its packed constants; 0 where they are read in place."""
-    scratch: int
-    cycles: int
-    """Of the engine."""
-    starting: int
-    """Cycles in which the core goes along with it."""
-
-
-_Place = tuple[str, Shape, frozenset[str], int]
-"""Region, tile, what the engine reaches where it lies, buffers per operand."""
-
-
-@dataclass
-class TileCache:
-    """The first tile of each size, by region and result shape; None where the region cannot be cut like that. Kept
-    through the rounds of planning, since the target's functions may take long."""
-
-    sizes: dict[tuple[str, Shape], TileSize | None] = field(default_factory=dict)
-    costs: dict[tuple[str, Shape], TileCost | int | None] = field(default_factory=dict)
-    """The engine's cycles alone where these rule the size out."""
-    asked: Counter[str] = field(default_factory=Counter)
-    """Tiles of each region the target's functions were asked about."""
-    cuts: dict[_Place, _TileCut | None] = field(default_factory=dict)
-    tilings: dict[tuple[_Place, object], Tiling | None] = field(default_factory=dict)
-    """By how the region is cut, and the order chosen for it."""
-    chosen: dict[tuple[str, frozenset[str], frozenset[str], int], Tiling] = field(default_factory=dict)
-    """By region, its ends in the engine's memory, what is reached where it lies, and budget."""
-    ranked: dict[tuple[str, frozenset[str]], list[tuple[int, Tiling]]] = field(default_factory=dict)
-    """By region and what is reached where it lies: the fastest within a budget, by the formula."""
-    shipped: dict[tuple[str, frozenset[str]], shipped.TilingEntry | None] = field(default_factory=dict)
-    """What the table that comes with the package has, by region and its ends in the engine's memory."""
-    progress: Callable[[str], None] = lambda text: None
-    """Told which region they are asked about, and where `MOST_ASKED` is reached."""
-    _tile: tuple[tuple[str, Shape], Tile | None] = (("", ()), None)
-    """The tile that was cut last, and which it is."""
-
-    def size(self, region: Region, size: Shape) -> TileSize | None:
-        """What a tile takes by its shapes."""
-        if (place := (region.name, size)) not in self.sizes:
-            tile = first_part(region, size)
-            self.sizes[place], self._tile = _tile_size(region, tile) if tile else None, (place, tile)
-        return self.sizes[place]
-
-    def of(self, names: Collection[str], progress: Callable[[str], None] = lambda text: None) -> TileCache:
-        """What is known of some regions, whatever memory and budget they have."""
-        return TileCache(
-            {place: one for place, one in self.sizes.items() if place[0] in names},
-            {place: one for place, one in self.costs.items() if place[0] in names},
-            cuts={place: one for place, one in self.cuts.items() if place[0] in names},
-            tilings={place: one for place, one in self.tilings.items() if place[0][0] in names},
-            ranked={place: list(one) for place, one in self.ranked.items() if place[0] in names},
-            progress=progress,
-        )
-
-    def within(self, region: Region, in_place: frozenset[str], budget: int) -> Tiling | None:
-        """The fastest tiling within a larger budget, where it is within this one too: then none here is faster."""
-        found = self.ranked.get((region.name, in_place), ())
-        return next((one for most, one in found if one.nbytes <= budget <= most), None)
-
-    def may_ask(self, region: Region, size: Shape) -> bool:
-        """Whether the target's functions have answered for a tile, or may be asked about one more."""
-        return self.asked[region.name] < MOST_ASKED or (region.name, size) in self.costs
-
-    def cost(self, region: Region, size: Shape, packs: bool, worth: Callable[[int], bool]) -> TileCost | int | None:
-        """What the target's functions say of a tile; `packs` where its constants are copied. The engine's cycles where
-        these are not `worth` more: then nothing is packed."""
-        place = region.name, size
-        kept = self.costs.get(place)
-        if place not in self.costs:
-            self.asked[region.name] += 1
-            if self.asked[region.name] in (1, MOST_ASKED):
-                more = "" if self.asked[region.name] == 1 else f": {MOST_ASKED} sizes tried, the best of them is taken"
-                self.progress(f"planning tiles of {region.name}{more}")
-        if place not in self.costs or (isinstance(kept, int) and worth(kept)):
-            tile = self._tile[1] if self._tile[0] == place else first_part(region, size)
-            self.costs[place] = _tile_cost(region, tile, packs, worth) if tile is not None else None
-        return self.costs[place]
-
-
-def evaluate(
-    region: Region,
-    target: Target,
-    size: Shape,
-    in_place: frozenset[str],
-    buffers: int,
-    known: TileCache,
-    limits: tuple[int | None, int | None] = (None, None),
-) -> Tiling | int | None:
-    """Bytes and cycles of a tiling; None when the region cannot be cut like that, and only the least bytes it takes
-    where these, or its cycles without those of its constants, are over the limits: then nothing is packed."""
-    place = region.name, size, in_place, buffers
-    if place not in known.cuts:
-        launching = _launching(region, size)
-        if limits[1] is not None and launching >= limits[1]:
-            return None
-        known.cuts[place] = _cut(region, target, size, in_place, buffers, known)
-    if (cut := known.cuts[place]) is None:
-        return None
-    most_bytes, most = limits
-    if most is not None and cut.launch * cut.tiles >= most:
-        return None
-    if (most_bytes is not None and cut.nbytes > most_bytes) or (most is not None and cut.least(0) >= most):
-        return cut.nbytes
-    first = known.cost(region, size, "" not in in_place, lambda own: most is None or cut.least(own) < most)
-    if not isinstance(first, TileCost):
-        return None if first is None else cut.nbytes
-    order = region.choice.get(ORDER)
-    if (place, order) not in known.tilings:
-        known.tilings[place, order] = _tiling(region, target, cut, first)
-    return known.tilings[place, order]
-
-
-def _launching(region: Region, size: Shape) -> int:
-    """Core cycles of starting all tiles of a size."""
-    assert region.engine is not None
-    tiles = prod(-(-total // step) for total, step in zip(box_shape(region.extent), size, strict=True))
-    return 0 if region.engine.stream else LAUNCH_CYCLES * tiles
+    reason: str
 
 
 @dataclass(frozen=True)
 class _TileCut:
-    """A way of cutting a region, by the shapes of its tiles alone."""
+    """A way of cutting a part, by the shapes of its tiles alone. Bytes and counts are of a tile, if nothing else is
+    said."""
 
     size: Shape
     in_place: frozenset[str]
     buffers: int
-    """As in a `Tiling`."""
-    dma: Dma | StreamDma | None
-    launch: int
-    """Core cycles of starting a tile."""
+    """These as in a `Tiling`."""
     spatial: int
+    """Tiles of the same channels."""
     channel_cuts: int
-    """Tiles of the same channels, and how often the channels are cut."""
+    """How often the channels are cut."""
     loads: int
+    """Bytes of operands that are copied."""
     result: int
-    """Bytes copied for a tile: of its operands, and of its result."""
+    """Bytes of the result, if it is copied."""
     setups: int
+    """Transfers of operands and results of all tiles."""
     fetches: int
-    """Transfers of operands and results, and the fewest of constants."""
+    """The fewest transfers of constants for all tiles."""
     nbytes: int
-    """Of engine memory without constants and working memory."""
+    """Engine memory for all, without constants and working memory."""
 
     @property
     def tiles(self) -> int:
-        """How many there are."""
+        """Number of tiles."""
         return self.spatial * self.channel_cuts
 
     def both(self, computing: int, copying: int) -> int:
         """Cycles of both, at the same time where there are buffers for that."""
         return max(computing, copying) if self.buffers > 1 else computing + copying
 
-    def least(self, engine: int) -> int:
-        """Cycles it takes at least, without those of constants, where the engine takes so many for a tile."""
-        copying = dma_cycles(self.dma, self.loads * self.spatial + self.result * self.tiles, self.setups + self.fetches)
-        return self.both((engine + self.launch) * self.tiles, copying) + dma_cycles(
-            self.dma, self.loads + self.result, 1
+
+@dataclass(frozen=True)
+class _TileWork:
+    """Cycles of a whole tile, as the target's functions say."""
+
+    computing: int
+    """The engine's."""
+    starting: int
+    """Those in which the core goes along with it."""
+
+
+@dataclass(frozen=True)
+class _TileRoom:
+    """Bytes of a whole tile beside its operands and result, as the target's functions say."""
+
+    packed: int
+    """Packed constants; 0 where they are read in place."""
+    scratch: int
+
+
+_Place = tuple[Shape, frozenset[str], int]
+"""A tile, the values the engine reaches where they lie, buffers per operand."""
+
+
+@dataclass
+class PartTiles:
+    """The ways of cutting one engine's part. Answers are kept, since the target's functions may take long."""
+
+    part: EnginePart
+    target: Target
+    progress: Callable[[str], None] = lambda text: None
+    """Told when they are asked for the first time, and when `MOST_ASKED` is reached."""
+    asked: int = 0
+    """Tiles the target's functions were asked about."""
+    sizes: dict[Shape, Mapping[str, int] | None] = field(default_factory=dict)
+    """Bytes of each operand and of the result in a tile; None where the region cannot be cut like that."""
+    work: dict[Shape, _TileWork | NotTaken] = field(default_factory=dict)
+    room: dict[Shape, _TileRoom] = field(default_factory=dict)
+    cuts: dict[_Place, _TileCut | None] = field(default_factory=dict)
+    tilings: dict[tuple[_Place, Value | None], Tiling | NotTaken] = field(default_factory=dict)
+    """By how the part is cut, and the order chosen for it."""
+    ranked: dict[frozenset[str], list[tuple[int, Tiling]]] = field(default_factory=dict)
+    """By the values reached where they lie: the fastest within each budget, by the formula."""
+    shipped: dict[frozenset[str], shipped.TilingEntry | None] = field(default_factory=dict)
+    """The entry of the table that comes with the package, by the ends in the engine's memory."""
+    last: tuple[Shape, Tile, Match | None] | None = None
+    """The tile that was cut last, and its size."""
+
+    def __post_init__(self) -> None:
+        self.launch = 0 if self.part.engine.stream else LAUNCH_CYCLES
+        """Core cycles of starting a tile."""
+        self.dma = self.target.dma_of(self.part.engine)
+        self.constants_room = constants_room(self.target, self.part.engine)
+
+    def is_of(self, part: EnginePart) -> bool:
+        """Whether answers for a part hold: it is the same one, perhaps as another stage has it."""
+        own = self.part
+        same = own.graph is part.graph and own.engine is part.engine and own.offload is part.offload
+        return same and (own.layouts, own.choice, own.extent) == (part.layouts, part.choice, part.extent)
+
+    def within(self, in_place: frozenset[str], budget: int) -> Tiling | None:
+        """The fastest tiling within a larger budget, where it is within this one too: then none here is faster."""
+        ranked = self.ranked.get(in_place, ())
+        return next((tiling for most, tiling in ranked if tiling.nbytes <= budget <= most), None)
+
+    def may_ask(self, size: Shape) -> bool:
+        """Whether the target's functions have answered for a tile, or may be asked about one more."""
+        return self.asked < MOST_ASKED or size in self.work
+
+    def evaluate(
+        self,
+        size: Shape,
+        in_place: frozenset[str],
+        buffers: int,
+        budget: int | None = None,
+        rival: int | None = None,
+        order: Value | None = None,
+    ) -> Tiling | TooLarge | NotTaken:
+        """Bytes and cycles of a cut. The target's functions are asked only where the shapes leave it a chance.
+
+        Args:
+            size: result shape of a whole tile.
+            in_place: as in a `Tiling`.
+            buffers: per operand that changes from tile to tile.
+            budget: bytes of engine memory it may take; None for any.
+            rival: cycles of another tiling, which it has to beat; None for none.
+            order: of the loop over tiles; None for the one chosen for the part, or the one that moves fewest bytes.
+        """
+        place, slow = (size, in_place, buffers), NotTaken("it takes longer than another")
+        if rival is not None and self.launch * prod(tile_counts(self.part.extent, size)) >= rival:
+            return slow
+        if place not in self.cuts:
+            self.cuts[place] = self._cut(size, in_place, buffers)
+        if (cut := self.cuts[place]) is None:
+            return NotTaken("it cannot be cut like that")
+        if budget is not None and cut.nbytes > budget:
+            return TooLarge(cut.nbytes)
+        if rival is not None and self._least(cut, 0) >= rival:
+            return slow
+        work = self._work(size)
+        if isinstance(work, NotTaken):
+            return work
+        if rival is not None and self._least(cut, work.computing) >= rival:
+            return slow
+        order = order or self.part.choice.get(ORDER)
+        if (place, order) not in self.tilings:
+            self.tilings[place, order] = self._tiling(cut, work, self._room(size, "" not in in_place), order)
+        tiling = self.tilings[place, order]
+        if isinstance(tiling, Tiling) and budget is not None and tiling.nbytes > budget:
+            return TooLarge(tiling.nbytes)
+        return tiling
+
+    def _first(self, size: Shape) -> Tile | None:
+        """The first tile of a size; None when the region cannot be cut like that."""
+        if self.last is not None and self.last[0] == size:
+            return self.last[1]
+        try:
+            tile = laid_part(self.part, next(tile_boxes(self.part.extent, size, True)))
+        except ValueError:
+            return None
+        self.last = size, tile, None
+        return tile
+
+    def _size(self, size: Shape) -> Mapping[str, int] | None:
+        if size not in self.sizes:
+            tile, layouts = self._first(size), self.part.layouts
+            kinds = {name: tile.graph.types[name] for name in (*tile.graph.inputs, self.part.output)} if tile else {}
+            self.sizes[size] = {name: nbytes(layouts.get(name), kind) for name, kind in kinds.items()} or None
+        return self.sizes[size]
+
+    def _work(self, size: Shape) -> _TileWork | NotTaken:
+        if size not in self.work:
+            self.asked += 1
+            if self.asked in (1, MOST_ASKED):
+                more = "" if self.asked == 1 else f": {MOST_ASKED} sizes tried, the best of them is taken"
+                self.progress(f"planning tiles of {self.part.name}{more}")
+            try:
+                match, offload = self._match(size), self.part.offload
+            except ValueError as error:
+                self.work[size] = NotTaken(str(error))
+                return self.work[size]
+            with asking(f"the cycles of {offload.name} for {self.part.name}"):
+                self.work[size] = _TileWork(offload.cycles(match), offload.starting(match))
+        return self.work[size]
+
+    def _match(self, size: Shape) -> Match:
+        """The match of the first tile; raises ValueError where the offload does not take it."""
+        tile = self._first(size)
+        if tile is None:
+            raise ValueError("it cannot be cut like that")
+        if self.last is not None and self.last[0] == size and self.last[2] is not None:
+            return self.last[2]
+        _, match = tile_match(self.part, tile.box, tile)
+        self.last = size, tile, match
+        return match
+
+    def _room(self, size: Shape, packs: bool) -> _TileRoom:
+        if size not in self.room:
+            match, tile = self._match(size), self._first(size)
+            assert tile is not None
+            packed = packed_tile(self.part, tile, match, packs)
+            self.room[size] = _TileRoom(packed_bytes(packed.packed), packed.scratch)
+        return self.room[size]
+
+    def _cut(self, size: Shape, in_place: frozenset[str], buffers: int) -> _TileCut | None:
+        """What a cut takes by its shapes; None when the region cannot be cut like that."""
+        part = self.part
+        ends = {*part.graph.inputs, part.output}
+        if size != part.shape and not part.offload.strided and not in_place.isdisjoint(ends):
+            return None
+        if (sizes := self._size(size)) is None:
+            return None
+        *rest, channel_cuts = tile_counts(part.extent, size)
+        spatial, tiles = prod(rest), prod(rest) * channel_cuts
+        loaded = [sizes[name] for name in part.graph.inputs if name not in in_place]
+        loads, result = sum(loaded), 0 if part.output in in_place else sizes[part.output]
+        nbytes = loads * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
+        setups, fetches = tiles * (bool(loaded) + bool(result)), channel_cuts if "" not in in_place else 0
+        fetches = min(fetches, 1) if spatial == 1 and self.constants_room else fetches
+        return _TileCut(size, in_place, buffers, spatial, channel_cuts, loads, result, setups, fetches, nbytes)
+
+    def _least(self, cut: _TileCut, computing: int) -> int:
+        """Cycles a cut takes at least, without those of constants, where the engine takes so many for a tile."""
+        moved = cut.loads * cut.spatial + cut.result * cut.tiles
+        copying = dma_cycles(self.dma, moved, cut.setups + cut.fetches)
+        ends = dma_cycles(self.dma, cut.loads + cut.result, 1)
+        return cut.both((computing + self.launch) * cut.tiles, copying) + ends
+
+    def _tiling(self, cut: _TileCut, work: _TileWork, room: _TileRoom, order: Value | None) -> Tiling | NotTaken:
+        """A cut with what the target's functions say of a tile."""
+        packed, loads, result, tiles = room.packed, cut.loads, cut.result, cut.tiles
+        counts = cut.spatial, cut.channel_cuts
+        constants = constants_in_copies(self.dma, packed, counts, cut.buffers, self.constants_room)
+        if constants is None:
+            return NotTaken(f"its constants do not fit {self.part.engine.constants}")
+        fetches = constants.copies if cut.fetches else 0
+        nbytes = cut.nbytes + room.scratch + (0 if self.constants_room else constants.held)
+        channels_outer = outer_channels(loads, packed, *counts) if order is None else order == "channels"
+        moved = loads * (tiles if channels_outer and cut.spatial > 1 else cut.spatial) + result * tiles
+        fetched = packed * (cut.channel_cuts if channels_outer or cut.spatial == 1 else tiles)
+        engine, ends = (work.computing + self.launch) * tiles, loads + result
+        copying = dma_cycles(self.dma, moved + fetched, cut.setups + fetches)
+        moving = dma_cycles(self.dma, moved, cut.setups)
+        return Tiling(
+            cut.size,
+            cut.in_place,
+            nbytes,
+            cut.both(engine, copying) + dma_cycles(self.dma, ends + packed, 1),
+            cut.buffers,
+            channels_outer,
+            constants.together,
+            copying - moving,
+            moving,
+            cut.both(engine, moving) + dma_cycles(self.dma, ends, 1 if ends else 0),
+            work.starting * tiles,
+            work.computing,
         )
 
 
-def _cut(
-    region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int, known: TileCache
-) -> _TileCut | None:
-    """What a cut takes by its shapes; None when the region cannot be cut like that."""
-    assert region.offload is not None and region.engine is not None
-    whole = region.graph.types[region.output].shape
-    if size != whole and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
-        return None
-    if (sizes := known.size(region, size)) is None:
-        return None
-    counts = [-(-total // step) for total, step in zip(box_shape(region.extent), size, strict=True)]
-    spatial, channel_cuts = prod(counts[:-1]), counts[-1]
-    tiles, launch = spatial * channel_cuts, 0 if region.engine.stream else LAUNCH_CYCLES
-    loaded = [count for name, count in sizes.operands.items() if name not in in_place]
-    loads, result = sum(loaded), 0 if region.output in in_place else sizes.result
-    nbytes = loads * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
-    setups, fetches = tiles * (bool(loaded) + bool(result)), channel_cuts if "" not in in_place else 0
-    fetches = min(fetches, 1) if spatial == 1 and constants_room(target, region.engine) else fetches
-    dma = target.dma_of(region.engine)
-    return _TileCut(size, in_place, buffers, dma, launch, spatial, channel_cuts, loads, result, setups, fetches, nbytes)
+@dataclass
+class TileCache:
+    """The ways of cutting each part of a network that was looked at, by its name."""
 
+    parts: dict[str, PartTiles] = field(default_factory=dict)
+    progress: Callable[[str], None] = lambda text: None
+    """As `PartTiles.progress`."""
 
-def _tiling(region: Region, target: Target, cut: _TileCut, first: TileCost) -> Tiling | None:
-    """A cut with what the target's functions say of a tile; None where the constants do not fit."""
-    assert region.engine is not None
-    packed, loads, result, tiles = first.packed, cut.loads, cut.result, cut.tiles
-    room = constants_room(target, region.engine)
-    constants = constants_in_copies(cut.dma, packed, (cut.spatial, cut.channel_cuts), cut.buffers, room)
-    if constants is None:
-        return None
-    fetches = constants.copies if cut.fetches else 0
-    nbytes = cut.nbytes + first.scratch + (0 if room else constants.held)
-    channels_outer = outer_channels(loads, packed, cut.spatial, cut.channel_cuts)
-    if ORDER in region.choice:
-        channels_outer = region.choice[ORDER] == "channels"
-    moved = loads * (tiles if channels_outer and cut.spatial > 1 else cut.spatial) + result * tiles
-    fetched = packed * (cut.channel_cuts if channels_outer or cut.spatial == 1 else tiles)
-    engine, ends = (first.cycles + cut.launch) * tiles, loads + result
-    copying, moving = (
-        dma_cycles(cut.dma, moved + fetched, cut.setups + fetches),
-        dma_cycles(cut.dma, moved, cut.setups),
-    )
-    cycles = cut.both(engine, copying) + dma_cycles(cut.dma, ends + packed, 1)
-    ready = cut.both(engine, moving) + dma_cycles(cut.dma, ends, 1 if ends else 0)
-    times = (copying - moving, moving, ready, first.starting * tiles)
-    return Tiling(cut.size, cut.in_place, nbytes, cycles, cut.buffers, channels_outer, constants.together, *times)
+    def of(self, part: EnginePart, target: Target) -> PartTiles:
+        """The ways of cutting a part; those known of it, if it is still the same."""
+        tiles = self.parts.get(part.name)
+        if tiles is None or not tiles.is_of(part):
+            tiles = self.parts[part.name] = PartTiles(part, target, self.progress)
+        return tiles
+
+    def again(self, progress: Callable[[str], None]) -> TileCache:
+        """The same answers for another stage, which may ask as often."""
+        parts = {name: replace(tiles, asked=0, progress=progress) for name, tiles in self.parts.items()}
+        return TileCache(parts, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +408,7 @@ def constants_room(target: Target, engine: Engine) -> int:
 
 
 def fetched_together(dma: Dma | StreamDma | None, packed: int, tiles: int, room: int) -> int:
-    """For how many tiles one copy fetches the constants, where an engine has a memory of its own for them.
+    """Number of tiles whose constants one copy fetches, where an engine has a memory of its own for constants.
 
     Args:
         dma: what copies them.
@@ -341,28 +423,6 @@ def fetched_together(dma: Dma | StreamDma | None, packed: int, tiles: int, room:
     return -(-tiles // copies)
 
 
-def _tile_size(region: Region, tile: Tile) -> TileSize:
-    """What a tile takes by its shapes."""
-    kinds, lies = tile.graph.types, region.layouts
-    sizes = {name: nbytes(lies.get(name), kinds[name]) for name in (*tile.graph.inputs, region.output)}
-    return TileSize({name: sizes[name] for name in tile.graph.inputs}, sizes[region.output])
-
-
-def _tile_cost(region: Region, tile: Tile, packs: bool, worth: Callable[[int], bool]) -> TileCost | int | None:
-    """What a tile needs, as `Known.cost`; None when the offload does not take it."""
-    assert region.offload is not None
-    try:
-        tile, match = tile_match(region, tile.box, tile)
-    except ValueError:
-        return None
-    with asking(f"the cycles of {region.offload.name} for {region.name}"):
-        cycles, starting = region.offload.cycles(match), region.offload.starting(match)
-    if not worth(cycles):
-        return cycles
-    made = packed_tile(region, tile, match, packs)
-    return TileCost(packed_bytes(made.packed), made.scratch, cycles, starting)
-
-
 def outer_channels(loads: int, packed: int, spatial: int, channel_cuts: int) -> bool:
     """True when looping over channels outside moves fewer bytes than looping over positions outside."""
     if spatial == 1 or channel_cuts == 1:
@@ -370,32 +430,39 @@ def outer_channels(loads: int, packed: int, spatial: int, channel_cuts: int) -> 
     return loads * spatial * channel_cuts + packed * channel_cuts <= loads * spatial + packed * spatial * channel_cuts
 
 
-def complete(region: Region, tiling: Tiling, before: Tiling | None = None) -> Tiling:
-    """The tiling with every one of its tiles; those of `before`, a complete tiling, where it is the same.
+def complete(part: EnginePart, tiling: Tiling, before: CompleteTiling | None = None) -> CompleteTiling:
+    """The tiling with its tiles; `before`, the one of an earlier round, where it is the same.
 
     Raises:
         PlanError: the engine takes the first tile and not another one, e.g. at an edge.
     """
-    if before is not None and replace(before, tiles=()) == tiling:
+    if before is not None and CompleteTiling(**vars(tiling), tiles=before.tiles) == before:
         return before
-    boxes = tile_boxes(region.extent, tiling.shape, tiling.channels_outer)
+    boxes = tile_boxes(part.extent, tiling.shape, tiling.channels_outer)
     try:
-        tiles = tuple(packed_tiles(region, boxes))
+        return CompleteTiling(**vars(tiling), tiles=tuple(packed_tiles(part, boxes)))
     except ValueError as error:
-        set_to = ", ".join(f"{name} = {value}" for name, value in region.choice.items()) or "the planner's own choice"
+        set_to = ", ".join(f"{name} = {value}" for name, value in part.choice.items()) or "the planner's own choice"
         raise PlanError(
-            f"tiles of {'x'.join(map(str, tiling.shape))} do not fit {region.name} ({set_to}): {error}",
-            where=", ".join(region.origins),
+            f"tiles of {'x'.join(map(str, tiling.shape))} do not fit {part.name} ({set_to}): {error}",
+            where=", ".join(part.origins),
             hint="choose another tile, or let a Constraint of the offload (scope tiles) say what the "
             "engine does not take",
         ) from None
-    return replace(tiling, tiles=tiles)
 
 
 def tiles_ahead(buffers: int, parts: int, fetching: int, computing: int) -> int:
-    """For how many tiles, of so many with constants of their own, these are fetched before the first is launched: for
-    one less than there are buffers, so that the core launches soon; for all where each has a buffer and the DMA takes
-    longer, as it would idle else. Cycles are those of all tiles."""
+    """Number of tiles whose constants are fetched before the first is launched.
+
+    It is one less than there are buffers, so that the core launches soon; all where each tile has a buffer and the DMA
+    takes longer than the engine, as it would idle else.
+
+    Args:
+        buffers: per operand that changes from tile to tile.
+        parts: tiles with constants of their own.
+        fetching: cycles of the DMA for the constants of all tiles.
+        computing: cycles of the engine for all tiles.
+    """
     return parts if parts <= buffers and fetching > computing else min(parts, max(buffers - 1, 1))
 
 
@@ -406,9 +473,10 @@ def constants_ahead(buffers: int, tiles: int, together: int, fetching: int, comp
     return 1 if buffers == 1 < copies else together * tiles_ahead(buffers, copies, fetching, computing)
 
 
-def first_tile(region: Region, tiling: Tiling) -> EngineTile:
-    """The tile that is launched first; the region is one that can be cut like that."""
-    return packed_tile(region, *tile_match(region, next(tile_boxes(region.extent, tiling.shape, True))))
+def first_constants(part: EnginePart, tiling: Tiling) -> tuple[bytes, ...]:
+    """The packed constants of the tile that is launched first; the part is one that can be cut like that."""
+    box = next(tile_boxes(part.extent, tiling.shape, True))
+    return tuple(array.tobytes() for array in packed_tile(part, *tile_match(part, box)).packed.values())
 
 
 def dma_cycles(dma: Dma | StreamDma | None, nbytes: int, transfers: int) -> int:
