@@ -184,7 +184,7 @@ def test_a_partition_of_ones_own_that_engines_do_not_take(tmp_path: Path) -> Non
     two = "schema: 2\nlayers:\n  conv_0: {on: [0, 0, 1]}\n  conv_1: {on: [0, 0, 1]}\n"
     with pytest.raises(PlanError, match=r"own.yaml:4: .* on an element that holds one \(clashes with own.yaml:3\)"):
         owned(target, two, tmp_path)
-    with pytest.raises(PlanError, match=r"own.yaml:2: conv_1 is cut over what it sums"):
+    with pytest.raises(PlanError, match=r"own.yaml:2: .*conv_1 is cut over what it sums"):
         owned(target, "schema: 2\nlayers: {conv_1: {cut: [1, 1, 1, 2]}}", tmp_path)
 
 

@@ -151,7 +151,7 @@ def test_parts_that_cannot_be(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text("schema: 2\nlayers:\n  conv_0: {cut: [4, 1, 1, 1]}\n")
     with pytest.raises(
-        PlanError, match=r"own.yaml:3: conv_0 is cut here and in a part \(clashes with \d_\d_\d+.onnx\)"
+        PlanError, match=r"own.yaml:3: .*conv_0 is cut here and in a part \(clashes with \d_\d_\d+.onnx\)"
     ):
         read(tmp_path / "parts", graph, file)
     with pytest.raises(PlanError, match="0 ONNX files are here"):

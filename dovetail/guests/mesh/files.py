@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dovetail.guests.mesh.mapping import MeshMapping, Performance
+from dovetail.guests.mesh.mapping_file import SCHEMA as FILE_SCHEMA
 from dovetail.guests.mesh.own_routes import routes_of
-from dovetail.guests.mesh.wishes import SCHEMA as OWN_SCHEMA
 
 SCHEMA = 1
 
@@ -64,7 +64,11 @@ def mapping_yaml(mapped: MeshMapping) -> bytes:
     """The mapping of a resident network in the form `own.read_mapping` reads: with nothing left to choose."""
     placed, _ = mapped.whole
     parts, topology = mapped.parts, mapped.topology
-    lines = [f"schema: {OWN_SCHEMA}", f"network: {json.dumps(parts.graph.name)}", f"objective: {parts.objective.value}"]
+    lines = [
+        f"schema: {FILE_SCHEMA}",
+        f"network: {json.dumps(parts.graph.name)}",
+        f"objective: {parts.objective.value}",
+    ]
     lines.append("layers:")
     for stage in placed.section.stages:
         lines += [f"  {json.dumps(stage.layer.name)}:", f"    slots: {list(stage.slots)}", "    pieces:"]

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.guests.mesh.layers import Ints
+from dovetail.guests.mesh.mapping_file import RouteWish
 from dovetail.guests.mesh.placement import SectionPlacement
 from dovetail.guests.mesh.topology import FAR, Topology, Trees, build_topology, routers_beside
-from dovetail.guests.mesh.wishes import RouteMapping
 
 
-def routed(topology: Topology, routes: Sequence[RouteMapping]) -> Topology:
+def routed(topology: Topology, routes: Sequence[RouteWish]) -> Topology:
     """The topology with some routes as a file gives them; every other stays.
 
     Messages to several readers share their way, so that from one source each place is reached from one place only; and
@@ -65,12 +65,12 @@ def _ways(trees: Trees, pairs: Ints) -> list[list[int]]:
     return found
 
 
-_Way = tuple[tuple[int, ...], RouteMapping]
+_Way = tuple[tuple[int, ...], RouteWish]
 
 
 def _changed(trees: Trees, neighbours: Ints, ways: Sequence[_Way]) -> Trees:
     parent = trees.parent.copy()
-    given: dict[tuple[int, int], RouteMapping] = {}
+    given: dict[tuple[int, int], RouteWish] = {}
     for way, wish in ways:
         for before, here in pairwise(way):
             places = dict(zip(way, wish.way, strict=True))

@@ -18,10 +18,9 @@ import numpy as np
 from dovetail.errors import ModelError, PlanError
 from dovetail.guests.mesh.layers import MeshLayer
 from dovetail.guests.mesh.mapping import PARTIAL, MeshMapping, piece_graph
-from dovetail.guests.mesh.marked import LocatedValue
+from dovetail.guests.mesh.mapping_file import LayerWish, MappingWishes, PieceWish, Position, unread
 from dovetail.guests.mesh.partition import MeshStage
 from dovetail.guests.mesh.topology import Topology
-from dovetail.guests.mesh.wishes import LayerMapping, MappingFile, PieceMapping, Position, Ref
 from dovetail.ir.graph import Graph, Node, renamed
 from dovetail.ir.onnx_file import load_graph
 from dovetail.ir.operators.base import Operator
@@ -122,35 +121,34 @@ def read_parts(folder: Path, operators: Mapping[str, type[Operator]]) -> dict[st
 
 
 def wishes_of_parts(
-    wishes: MappingFile, graphs: Mapping[str, Graph], layers: Sequence[MeshLayer], topology: Topology
-) -> MappingFile:
+    wishes: MappingWishes, graphs: Mapping[str, Graph], layers: Sequence[MeshLayer], topology: Topology
+) -> MappingWishes:
     """The wishes of a mapping file, and those of parts: each computes its pieces on an element with its name.
 
     Raises:
         PlanError: a part computes no layer; a layer is in the file and in a part; a box cannot be.
     """
-    known = {layer.graph.outputs[0]: layer for layer in layers}
-    pieces: dict[str, list[PieceMapping]] = {}
+    by_result = {layer.graph.outputs[0]: layer for layer in layers}
+    pieces: dict[str, list[PieceWish]] = {}
     elements = dict(wishes.elements)
     for name, graph in graphs.items():
-        at = LocatedValue(None, f"{name}.onnx", 0)
-        own = [(layer, box) for node in graph.nodes for layer, box in _piece_of(node.output, known)]
+        at = unread(f"{name}.onnx", _HINT)
+        own = [(layer, box) for node in graph.nodes for layer, box in _piece_of(node.output, by_result)]
         if not own:
-            raise at.wrong("no value in it is the result of a layer of the network", _HINT)
-        ref: Ref = name
+            raise at.wrong("no value in it is the result of a layer of the network")
         if name not in elements:
-            elements[name] = _place_of(name, topology), at
+            elements[name] = _place_of(name, topology)
         for layer, box in own:
             if any(not 0 <= a < b <= size for (a, b), size in zip(box, (*layer.image, layer.summed), strict=True)):
-                raise at.wrong(f"{layer.name} has no part {_shown(box)}", _HINT)
-            pieces.setdefault(layer.name, []).append(PieceMapping(box, ref, at))
-    found = dict(wishes.layers)
-    for layer_name, given in pieces.items():
-        wish = found.get(layer_name, LayerMapping(layer_name, given[0].at))
-        if wish.cut is not None or wish.pieces is not None:
-            raise wish.at.wrong(f"{layer_name} is cut here and in a part", "leave it to one of them", given[0].at)
-        found[layer_name] = replace(wish, pieces=tuple(given))
-    return replace(wishes, elements=elements, layers=found)
+                raise at.wrong(f"{layer.name} has no part {_shown(box)}")
+            pieces.setdefault(layer.name, []).append(PieceWish(box, name, at))
+    wished = dict(wishes.layers)
+    for layer_name, parts in pieces.items():
+        wish = wished.get(layer_name, LayerWish(layer_name, parts[0].at))
+        if wish.cut is not None or wish.pieces:
+            raise wish.at.wrong(f"{layer_name} is cut here and in a part", "leave it to one of them", parts[0].at)
+        wished[layer_name] = replace(wish, pieces=tuple(parts))
+    return replace(wishes, elements=elements, layers=wished)
 
 
 def _place_of(name: str, topology: Topology) -> Position | None:
