@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -82,9 +82,9 @@ class Run:
 
     def page(self) -> str:
         """The HTML page of `dovetail report`: where time, memory and bytes go."""
-        page = plugins.load(plugins.PAGES, "report", _is_page, "a function")
+        page = plugins.load(plugins.PAGES, "report", plugins.function)
         assert page is not None, "it is one of Dovetail's own"
-        return page(self._result)
+        return str(page(self._result))
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,6 @@ class Build:
             what = f"'{name}' is {ports[name].dtype}, without one scale for all its values"
             raise DovetailError(what, where=str(self.folder), hint="use the values as they are")
         return ports[name], steps
-
-
-def _is_page(value: object) -> TypeGuard[Callable[[running.RunResult], str]]:
-    return callable(value)
 
 
 @keywords_of(Options)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from dovetail.errors import DovetailError
 
@@ -24,7 +24,8 @@ COMMANDS = "dovetail.commands"
 OPERATORS = "dovetail.operators"
 """The group of operators: each a class of `UserOperator`."""
 BUILDS = "dovetail.builds"
-"""The group of other folders that `dovetail run` takes: a function, by the file that tells the kind of folder."""
+"""The group of other folders that `dovetail run` takes, by the file that tells the kind of folder: each a function of
+the folder, `dovetail.cli.run.RunOptions`, `dovetail.cli.options.BoardOptions` and `dovetail.options.Options`."""
 PAGES = "dovetail.pages"
 """The group of pages: each a function that gives the HTML of a run (`dovetail.run.RunResult`)."""
 
@@ -56,12 +57,12 @@ def bundled(group: str) -> Mapping[str, EntryPoint]:
         table = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
         if table.get("name") == _OWN:
             declared = table.get("entry-points", {}).get(group, {})
-            return {name: EntryPoint(name, value, group) for name, value in declared.items()}
+            return {name: EntryPoint(name, value, group) for name, value in sorted(declared.items())}
     try:
         points: Iterable[EntryPoint] = distribution(_OWN).entry_points.select(group=group)
     except PackageNotFoundError:
         points = EntryPoints()
-    return {point.name: point for point in points}
+    return {point.name: point for point in sorted(points, key=lambda point: point.name)}
 
 
 @cache
@@ -85,40 +86,41 @@ def collisions(group: str) -> tuple[PluginError, ...]:
     return _points(group)[1]
 
 
-def load(group: str, name: str, suits: Callable[[object], TypeGuard[T]], kind: str) -> T | None:
+def load(group: str, name: str, accept: Callable[[object], T]) -> T | None:
     """The object of an entry point; None where no package declares one of this name.
 
     Args:
         group: one of this module's groups.
         name: of the entry point.
-        suits: whether an object is of the kind that the group is for.
-        kind: that kind in words, such as "a Target".
+        accept: gives the object back, or raises DovetailError where it cannot be used in this group.
 
     Raises:
-        PluginError: the entry point of another package does not import, or is something else.
+        PluginError: the entry point of another package does not import, or is not accepted.
     """
     point = bundled(group).get(name) or _points(group)[0].get(name)
     if point is None:
         return None
-    # an error in one of Dovetail's own is a bug, which shows its stack
-    value = point.load() if _package(point) == _OWN else _load_foreign(point)
-    if not suits(value):
-        what = f"{point.value} is {type(value).__name__}, not {kind}"
-        hint = f"correct the entry point of {_package(point)}, or uninstall that package"
-        raise PluginError(point, what, hint=hint)
-    return value
+    if _package(point) == _OWN:  # an error is a bug, which shows its stack
+        return accept(point.load())
+    try:
+        return accept(point.load())
+    except DovetailError as error:
+        what = error.what
+    except (Exception, SystemExit) as error:
+        text = str(error).strip()[:_LONGEST]
+        what = f"does not import: {type(error).__name__}{': ' if text else ''}{text}"
+    hint = f"correct {_package(point)}, install another version of it, or uninstall it"
+    raise PluginError(point, f"{point.value}: {what}", hint=hint)
 
 
-def load_all(
-    group: str, suits: Callable[[object], TypeGuard[T]], kind: str
-) -> tuple[Mapping[str, T], tuple[PluginError, ...]]:
+def load_all(group: str, accept: Callable[[object], T]) -> tuple[Mapping[str, T], tuple[PluginError, ...]]:
     """The objects of a group by name, and an error for each that cannot be used; arguments as for `load`."""
     points, errors = _points(group)
     values: dict[str, T] = {}
     failures: list[PluginError] = []
     for name in points:
         try:
-            value = load(group, name, suits, kind)
+            value = load(group, name, accept)
         except PluginError as error:
             failures.append(error)
         else:
@@ -127,14 +129,11 @@ def load_all(
     return values, (*errors, *failures)
 
 
-def _load_foreign(point: EntryPoint) -> object:
-    try:
-        return point.load()
-    except (Exception, SystemExit) as error:
-        text = str(error).strip()
-        what = f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
-        hint = f"install a version of {_package(point)} for this one of dovetail, or uninstall that package"
-        raise PluginError(point, f"{point.value} does not import: {what}", hint=hint) from error
+def function(value: object) -> Callable[..., Any]:
+    """Accept a function; raises DovetailError for anything else."""
+    if not callable(value):
+        raise DovetailError(f"is {type(value).__name__}, not a function", where="entry point", hint="name a function")
+    return value
 
 
 def _package(point: EntryPoint) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 
 import dovetail
+from command_line import refused
+from dovetail.errors import DovetailError
 from dovetail.guests.zoo import build as zoo
 from dovetail.ir.graph import evaluate
 from dovetail.prove import read_graph
 from dovetail.target import Target
+from firmware import require_chip
 
 USERS_FILE = """
 from pathlib import Path
@@ -130,3 +134,19 @@ def test_users_files_pass_strict_types(tmp_path: Path) -> None:
     files = ["mine.py", "user.py"]
     found = subprocess.run([sys.executable, "-m", "mypy", "--strict", *files], cwd=tmp_path, capture_output=True)
     assert found.returncode == 0, found.stdout.decode()
+
+
+def test_python_refuses_a_stack_as_the_command_line_does(
+    tmp_path: Path, digits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The need of stack is a stage of every compilation: the same refusal, and the header says it."""
+    require_chip()
+    riscv = dovetail.load_target("riscv")
+    small = dataclasses.replace(riscv, core=dataclasses.replace(riscv.core, stack=64))
+    with pytest.raises(DovetailError, match=r"it needs [\d,]+ bytes of stack .* 64 are reserved") as raised:
+        dovetail.compile(digits, small, tmp_path / "python")
+    words = ("compile", digits, "--target", "riscv", "--set", "core.stack=64", "-o", tmp_path / "words")
+    assert refused(capsys, *words).removeprefix("error: ").strip() == str(raised.value)
+    assert not (tmp_path / "python").exists() and not (tmp_path / "words").exists()
+    build = dovetail.compile(digits, riscv, tmp_path / "enough", settings={"core.stack": 4096})
+    assert "_STACK_BYTES" in next((build.folder / "src").glob("digits.h")).read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, TypeGuard
+from typing import Annotated
 
 import typer
 
@@ -33,13 +33,9 @@ def root(
     """Fits a quantised neural network to the accelerator you built: a model in, verified bare-metal C out."""
 
 
-def _is_command(value: object) -> TypeGuard[Command]:
-    return callable(value)
-
-
 def all_commands(tell: Callable[[str], None] = lambda sentence: None) -> Mapping[str, Command]:
     """Every command by name; `tell` hears of those that cannot be used."""
-    commands, errors = plugins.load_all(plugins.COMMANDS, _is_command, "a function")
+    commands, errors = plugins.load_all(plugins.COMMANDS, plugins.function)
     for error in errors:
         tell(str(error))
     return commands
@@ -73,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     name = next(iter(sys.argv[1:] if arguments is None else arguments), "")
     try:  # the other commands need not be loaded
-        command = None if name.startswith("-") else plugins.load(plugins.COMMANDS, name, _is_command, "a function")
+        command = None if name.startswith("-") else plugins.load(plugins.COMMANDS, name, plugins.function)
         app = command_line({name: command} if command else all_commands(note))
         app(arguments, prog_name="dovetail")
     except Exception as error:

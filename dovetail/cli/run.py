@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeGuard
+from typing import TYPE_CHECKING, Annotated
 
 from dovetail import plugins
 from dovetail.cli.console import beside_json, note_seeded, output, progress, say
@@ -46,10 +45,6 @@ class RunOptions:
     )
 
 
-BuildRunner = Callable[[Path, RunOptions, BoardOptions, Options], None]
-"""Runs a folder of another kind: the entry points `dovetail.builds`, named after the file that tells the kind."""
-
-
 def run(
     build: Annotated[Path, argument(help="A folder made by dovetail compile, or by dovetail mesh.")],
     options: RunOptions,
@@ -77,14 +72,10 @@ def run(
         what = "layers are compared on a simulator, and only where outputs are"
         raise DovetailError(what, where="--check-layers", hint="leave out --on and --no-check")
     for name in plugins.names(plugins.BUILDS):
-        if (build / name).is_file() and (runner := plugins.load(plugins.BUILDS, name, _is_runner, "a function")):
+        if (build / name).is_file() and (runner := plugins.load(plugins.BUILDS, name, plugins.function)):
             runner(build, options, on, own)
             return
     _run(build, options, own, board)
-
-
-def _is_runner(value: object) -> TypeGuard[BuildRunner]:
-    return callable(value)
 
 
 def _run(folder: Path, options: RunOptions, own: Options, board: Board | None) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeGuard
 
 from dovetail import plugins
 from dovetail.errors import DovetailError, ModelError
@@ -49,22 +48,16 @@ def installed_operators(tell: Callable[[str], None] = lambda sentence: None) -> 
 
 @cache
 def _installed() -> tuple[tuple[type[UserOperator], ...], tuple[DovetailError, ...]]:
-    members, failures = plugins.load_all(plugins.OPERATORS, _is_operator, "a subclass of UserOperator")
-    kinds: dict[str, type[UserOperator]] = {}
-    errors: list[DovetailError] = list(failures)
-    for name, kind in members.items():
-        try:
-            _check(kind, f"{plugins.OPERATORS} '{name}'")
-            _check_names([kind.__name__])
-        except ModelError as error:
-            errors.append(error)
-        else:
-            kinds[kind.__name__] = kind
-    return tuple(kinds.values()), tuple(errors)
+    kinds, errors = plugins.load_all(plugins.OPERATORS, _accepted)
+    return tuple(kinds.values()), errors
 
 
-def _is_operator(value: object) -> TypeGuard[type[UserOperator]]:
-    return isinstance(value, type) and issubclass(value, UserOperator)
+def _accepted(value: object) -> type[UserOperator]:
+    if not isinstance(value, type) or not issubclass(value, UserOperator):
+        raise ModelError(f"is no subclass of UserOperator: {value!r}", where="entry point", hint=_WRITTEN)
+    _check_names([value.__name__])
+    _check(value, value.__module__)
+    return value
 
 
 def load_operators(path: Path) -> tuple[type[UserOperator], ...]:

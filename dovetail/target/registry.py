@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeGuard
 
 from dovetail import plugins
 from dovetail.errors import DovetailError, TargetError
@@ -41,30 +40,35 @@ def load_target(name: str) -> Target:
     """
     if name in PARTS:
         return part_of(name, load_target(PARTS[name].core))
-    target: Target | None = plugins.load(plugins.TARGETS, name, _is_target, "a Target")
-    if target is None:
-        if not name.endswith(".py") or not Path(name).is_file():
-            known = ", ".join(plugins.names(plugins.TARGETS))
-            hint = f"use one of {known}, a part (dovetail targets --parts), or the path of a target file"
-            raise TargetError("there is no such target", where=f"target '{name}'", hint=hint)
-        target = getattr(import_file(Path(name)), "TARGET", None)
-    elif target.name != name:
-        hint = "give the entry point and the Target one name"
-        raise TargetError(f"the target of this entry point is called '{target.name}'", where=name, hint=hint)
-    if not isinstance(target, Target):
+    target = plugins.load(plugins.TARGETS, name, lambda value: _accepted(value, name))
+    if target is not None:
+        return target
+    if not name.endswith(".py") or not Path(name).is_file():
+        known = ", ".join(plugins.names(plugins.TARGETS))
+        hint = f"use one of {known}, a part (dovetail targets --parts), or the path of a target file"
+        raise TargetError("there is no such target", where=f"target '{name}'", hint=hint)
+    own = getattr(import_file(Path(name)), "TARGET", None)
+    if not isinstance(own, Target):
         raise TargetError("the file does not define TARGET", where=name, hint="end the file with TARGET = Target(...)")
-    _check_names(target, name)
-    return target
+    _check_names(own, name)
+    return own
+
+
+def _accepted(value: object, name: str) -> Target:
+    """The target of an entry point; raises TargetError where it is not complete, or not one of this name."""
+    if not isinstance(value, Target):
+        raise TargetError(f"is {type(value).__name__}, not a Target", where=name, hint="name a Target")
+    if value.name != name:
+        hint = "give the entry point and the Target one name"
+        raise TargetError(f"the target is called '{value.name}', not '{name}'", where=name, hint=hint)
+    _check_names(value, name)
+    return value
 
 
 def advice(suits: Callable[[Target], bool]) -> str:
     """A hint that names the installed targets that suit."""
     names = [name for name, target in installed_targets() if suits(target)]
     return f"use --target {' or '.join(names)}, or a file of your own"
-
-
-def _is_target(value: object) -> TypeGuard[Target]:
-    return isinstance(value, Target)
 
 
 def _check_names(target: Target, where: str) -> None:

@@ -1,0 +1,3 @@
+"""Entry points that cannot be used."""
+
+NUMBER = 3

@@ -1,0 +1,1 @@
+"""A target, a command and an operator."""
