@@ -12,10 +12,12 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.build.toolchain import firmware_stack
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
-from dovetail.codegen.emit.manifest import PLAN, manifest, plan_text
+from dovetail.codegen.emit.manifest import manifest
+from dovetail.codegen.emit.plan_file import plan_text
 from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, with_stack_said, write_project
 from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed
 from dovetail.codegen.emit.weights import Weights
+from dovetail.codegen.plan_file import PLAN
 from dovetail.errors import BuildError, MissingExtraError, ModelError, PlanError, TargetError
 from dovetail.fields import changed, settings_of
 from dovetail.ir.boundary import Steps, boundary

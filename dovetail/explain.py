@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import kernels
-from dovetail.codegen.emit.manifest import why_not_offloaded
+from dovetail.codegen.emit.plan_file import why_not_offloaded
 from dovetail.compile import Options, compile_graph, machine, prepare
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits

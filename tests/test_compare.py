@@ -112,10 +112,10 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good.write_text(json.dumps(report([layer("a", ["x"], 1)])))
     text.write_text("{")
     old.write_text(json.dumps({"schema": 1, "model": "m"}))
-    assert "no report" in refused(capsys, "compare", good, text)
-    assert "has no 'target'" in refused(capsys, "compare", old, good)
+    assert "text.json:1: this is not JSON" in refused(capsys, "compare", good, text)
+    assert "'target' is missing" in refused(capsys, "compare", old, good)
     for damaged in ("[1]", '"model target"', json.dumps(report([{"name": "a"}])), json.dumps(report([], memory=[]))):
         old.write_text(damaged)
-        assert "no report" in refused(capsys, "compare", old, good)
+        assert "give a build, or what dovetail report --json wrote" in refused(capsys, "compare", old, good)
     assert "is not a build" in refused(capsys, "compare", good, tmp_path / "nowhere")
     assert dovetail("compare", good, good) == 0

@@ -16,8 +16,8 @@ import pytest
 from browser import Browser, chromium
 from command_line import refused
 from dovetail.arrays import seeded_inputs
-from dovetail.codegen.emit.manifest import PLAN
 from dovetail.codegen.emit.project import write_project
+from dovetail.codegen.plan_file import PLAN
 from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.guests import zoo
@@ -295,11 +295,11 @@ def test_what_is_no_build(results: dict[str, RunResult], tmp_path: Path, capsys:
     assert "leave --trace out" in refused(capsys, "report", folder, "--sim", "host", "--trace", "t", *page_file)
     plan = json.loads((folder / PLAN).read_text())
     for text, message in (
-        ("{", "is damaged"),
-        ("[]", "is damaged"),
-        (json.dumps({**plan, "schema": 9}), "schema 9, expected 1"),
+        ("{", "plan.json:1: this is not JSON"),
+        ("[]", "this must be a mapping of begins, graph"),
+        (json.dumps({**plan, "schema": 9}), "schema: is 9, expected 1"),
         (json.dumps({**plan, "layers": plan["layers"][1:]}), "does not fit the build"),
-        (json.dumps({key: value for key, value in plan.items() if key != "graph"}), "does not say its graph"),
+        (json.dumps({key: value for key, value in plan.items() if key != "graph"}), "'graph' is missing"),
     ):
         (folder / PLAN).write_text(text)
         assert message in refused(capsys, "report", folder, *page_file)

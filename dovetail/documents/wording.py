@@ -38,7 +38,7 @@ def in_words(kind: kinds.Type) -> str:
             return f"a list{_sizes(kind.min_length, kind.max_length, 'members')}{_each(kind.item_type)}"
         case kinds.DictType():
             return f"a mapping{_sizes(kind.min_length, kind.max_length, 'entries')}{_each(kind.value_type)}"
-        case kinds.StructType() | kinds.DataclassType():
+        case kinds.StructType() | kinds.DataclassType() | kinds.TypedDictType():
             return f"a mapping of {', '.join(names_of(kind))}"
         case kinds.UnionType():
             return _alternatives([in_words(one) for one in kind.types if not isinstance(one, kinds.NoneType)])
@@ -47,7 +47,8 @@ def in_words(kind: kinds.Type) -> str:
 
 def names_of(kind: kinds.Type) -> list[str]:
     """Names of the entries of a record's type."""
-    return [one.encode_name for one in kind.fields] if isinstance(kind, kinds.StructType | kinds.DataclassType) else []
+    records = kinds.StructType | kinds.DataclassType | kinds.TypedDictType
+    return [one.encode_name for one in kind.fields] if isinstance(kind, records) else []
 
 
 def kind_at(kind: kinds.Type, path: tuple[str | int, ...]) -> kinds.Type:
@@ -77,7 +78,7 @@ def _variants(kind: kinds.Type) -> list[kinds.Type]:
 
 def _inner(kind: kinds.Type, step: str | int) -> kinds.Type | None:
     match kind:
-        case kinds.StructType() | kinds.DataclassType():
+        case kinds.StructType() | kinds.DataclassType() | kinds.TypedDictType():
             return next((one.type for one in kind.fields if one.encode_name == step), None)
         case kinds.DictType():
             return kind.value_type

@@ -83,6 +83,11 @@ def dma_rows(copy: Copy) -> Iterator[Transfer]:
             yield replace(turned, source=places[0], destination=places[1], planes=1)
 
 
+def transfer_count(copy: Copy) -> int:
+    """Number of transfers a DMA makes of a copy."""
+    return len(list(dma_rows(copy)) if copy.stream else dma_transfers(copy))
+
+
 def dma_transfers(copy: Copy) -> list[Transfer]:
     """What a DMA is asked for to carry out a copy, in order: borders as strips."""
     return [part for whole in transfers(copy) for part in (strips(whole) if whole.border else (whole,))]

@@ -85,12 +85,13 @@ def _detailed(
     """Everything known of a build and one run of it; raises DovetailError."""
     from dovetail import prove
     from dovetail.arrays import inputs_of
-    from dovetail.guests.report.detail import detail, read_plan
+    from dovetail.codegen.plan_file import read_plan
+    from dovetail.guests.report.detail import detail
     from dovetail.run import default_simulator, open_build, run_build
     from dovetail.target.registry import load_target
 
     build = open_build(folder, load_target(target_name) if target_name else None)
-    read_plan(build)
+    read_plan(folder, len(build.manifest.layers))
     graph = prove.read_graph(build, options.operators)
     inputs, _ = inputs_of(source, build.manifest.inputs)
     simulator = simulator or default_simulator(build.target)

@@ -6,12 +6,11 @@ of the two builds that share operators are one row together.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-from dovetail.errors import DovetailError
+from dovetail.documents import read_document
 from dovetail.guests.report.markup import (
     TIP,
     Sheet,
@@ -24,35 +23,63 @@ from dovetail.guests.report.markup import (
     swatch,
     table,
 )
+from dovetail.report import SCHEMA as REPORT_SCHEMA
 
 SCHEMA = 1
 """Version of the JSON. It grows when a field is removed or changes its meaning."""
 
-_MOST = 256 << 20
+_MOST_BYTES = 256 << 20
 _CHOICES = ("model", "target", "policy", "simulator", "dovetail")
-_NEEDED = ("model", "target", "policy", "simulator", "dovetail", "cycles", "macs", "memory", "sizes", "layers")
-_LAYER = ("name", "operators", "engine", "cycles", "macs", "bytes_moved", "ideal_macs_per_cycle")
 
 Json = dict[str, Any]
+
+
+class ReportedLayer(TypedDict):
+    """A layer of a report, as far as it is compared."""
+
+    name: str
+    operators: list[str]
+    engine: str
+    cycles: int | None
+    time: NotRequired[int | None]
+    macs: int
+    bytes_moved: int
+    ideal_macs_per_cycle: float | None
+
+
+class ReportedMemory(TypedDict):
+    """Bytes of a memory."""
+
+    size: int
+    peak: int
+
+
+class ReportedRun(TypedDict):
+    """A report's JSON, as far as it is compared."""
+
+    model: str
+    target: str
+    policy: str
+    simulator: str
+    dovetail: str
+    cycles: dict[str, int | None]
+    macs: dict[str, int]
+    memory: dict[str, ReportedMemory]
+    sizes: dict[str, int]
+    layers: list[ReportedLayer]
+    instructions: NotRequired[int | None]
+    stack: NotRequired[int | None]
+    options: NotRequired[dict[str, Any] | None]
 
 
 def read_report(path: Path) -> Json:
     """A report from the JSON that `dovetail report --json` or `dovetail run --json` wrote.
     Raises DovetailError where it is no such file."""
     hint = "give a build, or what dovetail report --json wrote"
-    if path.stat().st_size > _MOST:
-        raise DovetailError(f"larger than {_MOST} bytes", where=str(path), hint=hint)
-    try:
-        found = dict(json.loads(path.read_text()))
-        missing = [name for name in _NEEDED if name not in found]
-        missing += [name for layer in found.get("layers", ()) for name in _LAYER if name not in layer]
-        missing += [name for use in found.get("memory", {}).values() for name in ("size", "peak") if name not in use]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise DovetailError(f"no report: {error}", where=str(path), hint=hint) from None
-    if missing or found.get("schema") != 1:
-        what = f"it has no '{missing[0]}'" if missing else f"its schema is {found.get('schema')}, expected 1"
-        raise DovetailError(f"no report: {what}", where=str(path), hint=hint)
-    return found
+    document = read_document(path, "json", ReportedRun, schema=REPORT_SCHEMA, most_bytes=_MOST_BYTES, hint=hint)
+    if "total" not in document.value["cycles"]:
+        raise document.wrong("'total' is missing", ("cycles",))
+    return {**document.value}
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any], names: tuple[str, str]) -> Json:

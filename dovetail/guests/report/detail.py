@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dovetail.codegen.emit.manifest import PLAN, SCHEMA, constants_of
-from dovetail.errors import BuildError
+from dovetail.codegen.plan_file import PlanFile, PlanLayer, PlanMemory, read_plan
 from dovetail.guests.report.bounds import (
     KINDS,
     bound,
@@ -23,53 +22,21 @@ from dovetail.guests.report.bounds import (
 from dovetail.report import Report, busy, make_report, union, windows
 
 if TYPE_CHECKING:
-    from dovetail.run import ProjectBuild, RunResult
+    from dovetail.run import RunResult
     from dovetail.sim.protocol import InferenceResult
     from dovetail.target.description import Target
 
-_MOST = 256 << 20
-_PLAN = ("begins", "graph", "memories", "moves", "statements", "transfers")
-_LAYER = (
-    *("calls", "constants", "idle", "kinds", "launches", "modelled", "nothing", "offload", "products", "read"),
-    *("reason", "written"),
-)
-"""Keys of a plan, and of each of its layers."""
-
 Json = dict[str, Any]
-
-
-def read_plan(build: ProjectBuild) -> Json:
-    """The plan file a build keeps for its report. Raises BuildError where it has none, or another version's."""
-    path = build.folder / PLAN
-    if not path.is_file():
-        what = f"the build has no {PLAN}: it was made before there were reports"
-        raise BuildError(what, where=str(build.folder), hint="compile the model again")
-    hint = "compile the model again"
-    if path.stat().st_size > _MOST:
-        raise BuildError(f"the file is larger than {_MOST} bytes", where=str(path), hint=hint)
-    try:
-        found = json.loads(path.read_text())
-        schema, layers = found["schema"], found["layers"]
-        lacking = [name for name in _PLAN if name not in found]
-        lacking += [name for layer in layers for name in _LAYER if name not in layer]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BuildError(f"the file is damaged: {error}", where=str(path), hint=hint) from None
-    if lacking:
-        raise BuildError(f"the file does not say its {lacking[0]}", where=str(path), hint=hint)
-    if schema != SCHEMA or len(layers) != len(build.manifest.layers):
-        what = f"schema {schema}, expected {SCHEMA}; {len(layers)} layers, expected {len(build.manifest.layers)}"
-        raise BuildError(f"the file does not fit the build: {what}", where=str(path), hint=hint)
-    return dict(found)
 
 
 def detail(result: RunResult) -> Json:
     """The report of a run as plain values for `json.dumps`: a superset of `Report.to_json()`.
     Raises BuildError where the build has no plan that fits it."""
-    report, plan = make_report(result), read_plan(result.build)
+    report, manifest = make_report(result), result.build.manifest
+    plan = read_plan(result.build.folder, len(manifest.layers))
     first, target = result.simulation.inferences[0], result.build.target
     data: Json = json.loads(json.dumps(report.to_json()))
     data["layers"] = _layers(data, plan, first, target)
-    manifest = result.build.manifest
     options = {"rounding": manifest.rounding, "optimize": manifest.optimize, "memory_budget": manifest.memory_budget}
     data["options"] = options
     data["devices"] = _devices(report, target, first)
@@ -84,7 +51,7 @@ def detail(result: RunResult) -> Json:
     return data
 
 
-def _layers(run: Json, plan: Json, first: InferenceResult, target: Target) -> list[Json]:
+def _layers(run: Json, plan: PlanFile, first: InferenceResult, target: Target) -> list[Json]:
     owners = _owners(plan, first, target)
     parts = exposed(first, len(run["layers"]), target, owners)
     moving = Counter[int]()
@@ -124,13 +91,13 @@ def _layers(run: Json, plan: Json, first: InferenceResult, target: Target) -> li
     return layers
 
 
-def _owners(plan: Json, first: InferenceResult, target: Target) -> list[int] | None:
+def _owners(plan: PlanFile, first: InferenceResult, target: Target) -> list[int] | None:
     """The layer of each DMA transfer; None without time, or where transfers and the program's copies do not match."""
     if not target.dmas or first.total_cycles is None:
         return None
     default = target.dma.name if target.dma else ""
-    copies = [(layer, count, queue[0] if queue else default) for layer, count, *queue in plan["transfers"]]
-    owners = [layer for dma in target.dmas for layer, count, name in copies if name == dma.name for _ in range(count)]
+    copies = [(copy.queue or default, [copy.layer] * copy.count) for copy in plan["transfers"]]
+    owners = [layer for dma in target.dmas for name, layers in copies if name == dma.name for layer in layers]
     return owners if len(owners) == len(transfers_of(first, target)) else None
 
 
@@ -151,7 +118,7 @@ def _devices(report: Report, target: Target, first: InferenceResult) -> list[Jso
     return devices
 
 
-def _live(memory: Json) -> list[list[int]]:
+def _live(memory: PlanMemory) -> list[list[int]]:
     """The steps at which the bytes in use of a memory change, each with those in use from there on."""
     parts = [
         (first, last, buffer["address"] + start, buffer["address"] + stop)
@@ -166,7 +133,7 @@ def _live(memory: Json) -> list[list[int]]:
     return live
 
 
-def _steps(plan: Json, first: InferenceResult) -> Json:
+def _steps(plan: PlanFile, first: InferenceResult) -> Json:
     """The program's steps in time: where each stretch of a layer begins, and when, in cycles (None where unknown)."""
     begins, timed = plan["begins"], windows(first)
     fits = [layer for _, layer in begins] == [layer for layer, _, _ in timed]
@@ -176,11 +143,11 @@ def _steps(plan: Json, first: InferenceResult) -> Json:
     return {"count": plan["statements"], "begins": stretches}
 
 
-def _weights(layers: Sequence[Json]) -> tuple[list[Json], Json]:
+def _weights(layers: Sequence[PlanLayer]) -> tuple[list[Json], Json]:
     """Weights by element type, the widest first, and all other constants."""
     groups: dict[tuple[int, str], Json] = {}
     others = {"elements": 0, "bytes": 0}
-    for constant in constants_of(layers):
+    for constant in {constant["name"]: constant for layer in layers for constant in layer["constants"]}.values():
         group = others
         if constant["weights"]:
             new = {"dtype": constant["dtype"], "bits": constant["bits"], "elements": 0, "bytes": 0}

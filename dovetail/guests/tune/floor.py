@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dovetail.codegen.emit.manifest import least_work
+from dovetail.codegen.emit.plan_file import least_work
 from dovetail.guests.report.bounds import core_product, core_word
 from dovetail.guests.tune.cost import END_CYCLES, START_CYCLES
 from dovetail.ir.crop import parts
