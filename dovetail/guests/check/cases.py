@@ -1,17 +1,19 @@
 """Cases from declarations: a layer every limit takes, then each axis at and on both sides of where that ends.
 
-What is inside is tried several axes at a time (`_packed`): each layer has as many settings worth trying as the limits
-take at once, as long as they hide nothing of each other. What is outside is asked one axis at a time. Declarations that
-cannot be right are found without computing anything.
+Settings inside the limits are tried several at a time (`_packed`): each case has as many as the limits take at once, as
+long as they hide nothing of each other. Settings outside are tried one axis at a time. Declarations that cannot be
+right are found without computing anything.
 """
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise, product, zip_longest
+from math import inf
 from pathlib import Path
 
 from dovetail.guests.check.layers import (
@@ -37,22 +39,19 @@ from dovetail.target.pattern import Constraint, Match, Pattern, Scope, match_pat
 
 
 def raised(error: Exception) -> str:
-    """Type, message, file and line of an exception; of one in a simulator's process what that process said."""
+    """Type, message, file and line of an exception; of one in a simulator's process the same from its traceback."""
     text = str(error)
     if isinstance(error, RuntimeError) and text.startswith(BUG):
-        lines = text.strip().splitlines()
-        places = [line.strip().split('"') for line in lines if line.strip().startswith('File "')]
-        if not places:
-            return lines[-1]
-        _, file, rest = places[-1][:3]
-        return f"{lines[-1]} ({Path(file).name}:{rest.split(',')[1].removeprefix(' line ')})"
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{place}"
+        message = text.strip().splitlines()[-1]
+        places = re.findall(r'^ *File "(.*?)", line (\d+)', text, re.MULTILINE)
+    else:
+        message = f"{type(error).__name__}: {text}"
+        places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    return message + "".join(f" ({Path(file).name}:{line})" for file, line in places[-1:])
 
 
 _LADDER = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 512, 1024, 4096, 32768, 65536)
-"""Sizes that are asked; between two that the limits judge differently, the place where they change is searched."""
+"""Sizes that are tried; between two that the limits judge differently, the edge is searched."""
 _WINDOW = tuple((f"{what}_rows", f"{what}_columns") for what in ("stride", "kernel", "dilation"))
 _TOGETHER: tuple[tuple[str, ...], ...] = (*_WINDOW, ("rows", "columns"), PADS)
 """Axes that limits often want to be equal."""
@@ -79,10 +78,10 @@ _WEAK = {("x", 0), ("weights", 0)}
 """Settings with which little can be wrong: for smallest forms only."""
 _BESIDE: tuple[dict[str, int], ...]
 _BESIDE = ({"bottom": 0, "right": 0}, {"rows": 6, "columns": 6}, {"kernel_rows": 1, "kernel_columns": 1}, {"groups": 2})
-"""What else is changed for a number that is refused otherwise."""
+"""Other changes with which a setting is tried that is refused alone."""
 _ODD = (3, 13)
 """Sizes that do not fill bytes of 2 or 4 elements."""
-_TOLD = 3
+_NAMED = 3
 """Settings of a case that are named."""
 _BINS = 4
 """Cases a setting is tried to be put into before it gets one of its own."""
@@ -96,13 +95,13 @@ class Case:
     offload: str
     point: Point
     why: str
-    """What it is about, for people."""
+    """The settings it is for, for people."""
     taken: bool = True
     """Whether the limits let the engine take it."""
     failure: str = ""
-    """The limit that keeps it out, where they do not."""
+    """The limit that keeps it out, if one does."""
     aligned: bool = False
-    """On a model alone: everything lies at multiples of 256 bytes, whatever the declarations say."""
+    """On a model alone: everything lies at multiples of 256 bytes, also if the declarations allow less."""
     dense: bool = False
     """On a model alone: rows and pixels lie side by side, although operands may have strides."""
     room: int = 0
@@ -111,7 +110,7 @@ class Case:
 
 @dataclass(frozen=True)
 class PointCheck:
-    """What the limits say of a point."""
+    """The layer of a point, and every limit it breaks."""
 
     layer: MadeLayer
     match: Match
@@ -124,10 +123,20 @@ class UserCodeError(Exception):
 
 
 def ask(offload: Offload, point: Point) -> PointCheck | None:
-    """Make the layer of a point and ask every limit; None where there is no such layer.
-    Raises Underivable where no layer can be made from the pattern, Unasked where a limit raises."""
+    """The layer of a point, checked by every limit; None where there is no such layer.
+
+    Raises:
+        NoLayerError: no layer can be made from the pattern.
+        UserCodeError: a limit raises.
+    """
     settings = tuple(sorted(point.items()))
     return _asked(offload.pattern, offload.cases, offload.constraints, settings)
+
+
+def taken(offload: Offload, point: Point) -> PointCheck | None:
+    """The layer of a point if there is one and every limit takes it."""
+    checked = ask(offload, point)
+    return checked if checked is not None and not checked.failures else None
 
 
 @lru_cache(maxsize=2048)
@@ -147,16 +156,14 @@ def _asked(
             continue
         try:
             failure = limit.failure(match)
-        except Exception as error:  # a limit may rely on those before it, which are asked first
-            if failures:
-                failures.append(f"{limit.sentence}; here: {type(error).__name__}")
-                continue
-            what = f"the limit '{limit.sentence}' raises {raised(error)}; it is asked of all the pattern matches"
-            raise UserCodeError(what) from error
-        if failure:
-            failures.append(failure)
-    held = (*layer.inputs.values(), *graph.constants.values(), layer.expected)
-    return PointCheck(layer, match, tuple(failures), sum(array.nbytes for array in held))
+        except Exception as error:  # a limit may rely on the limits before it
+            if not failures:
+                what = f"the limit '{limit.sentence}' raises {raised(error)}; it is asked of all the pattern matches"
+                raise UserCodeError(what) from error
+            failure = f"{limit.sentence}; here: {type(error).__name__}"
+        failures += [failure] if failure else []
+    arrays = (*layer.inputs.values(), *graph.constants.values(), layer.expected)
+    return PointCheck(layer, match, tuple(failures), sum(array.nbytes for array in arrays))
 
 
 def choices(axis: str) -> tuple[int, ...]:
@@ -168,32 +175,36 @@ def choices(axis: str) -> tuple[int, ...]:
     return NUMBERS[axis] if axis in NUMBERS else OWN[axis.split(":")[0]]
 
 
-def bases(offload: Offload) -> list[Point]:
-    """Layers the limits take, to begin with: one made from the pattern, one of the port's own networks if it has any,
-    and where neither is to be had one of each usual network that comes to it. Empty if there is none.
+_PATTERN: Point = {}
+"""The origin of layers made from the pattern."""
 
-    Raises: as `ask`; Underivable only where there is nothing else.
+
+def bases(offload: Offload) -> list[Point]:
+    """Layers to begin with that every limit takes: one made from the pattern and one of the port's own networks, or if
+    there are neither, one of each usual network with such a layer. Empty if there is none.
+
+    Raises:
+        NoLayerError: no layer can be made from the pattern, and there is no other.
+        UserCodeError: a limit raises.
     """
     networks = offload.cases if isinstance(offload.cases, FromNetworks) else None
     own: list[Point] = [{"made": 1}] if networks is not None and networks.own is not None else []
     usual: list[Point] = [{"made": 1, "model": number + 1} for number in range(len(NETWORKS) if networks else 0)]
     missing: NoLayerError | None = None
-    found: list[Point] = []
-    for made in (_FROM_PATTERN, *own, *usual):
-        if found and made in usual and made.get("model", 0) == 1:
-            break
-        try:
-            point = _within_limits(offload, made)
-        except NoLayerError as error:
-            missing = error
-            continue
-        found += [point] if point is not None else []
-    if not found and missing is not None:
+    for origins in ([_PATTERN, *own], usual):
+        points: list[Point] = []
+        for origin in origins:
+            try:
+                point = _within_limits(offload, origin)
+            except NoLayerError as error:
+                missing = error
+            else:
+                points += [point] if point is not None else []
+        if points:
+            return points
+    if missing is not None:
         raise missing
-    return found
-
-
-_FROM_PATTERN: Point = {}
+    return []
 
 
 def base(offload: Offload) -> Point | None:
@@ -201,109 +212,102 @@ def base(offload: Offload) -> Point | None:
     return next(iter(bases(offload)), None)
 
 
-def _within_limits(offload: Offload, made: Point) -> Point | None:
-    """A layer made in one way that the limits take, as near to the defaults as can be found; None where none is."""
+def _within_limits(offload: Offload, origin: Point) -> Point | None:
+    """A layer of one origin that every limit takes, as near to the defaults as can be; None where there is none."""
     for pairs in (False, True):  # two axes at a time only where one at a time leads nowhere
-        for start in ({**made, **one} for one in _BASES):
-            misses = _misses(offload, start)
-            found: tuple[int, Point] | None = None if misses is None else (misses, start)
-            while found is not None and found[0]:
-                found = _better(offload, found[1], found[0], pairs)
-            if found is not None:
-                return found[1]
+        for start in _BASES:
+            point: Point | None = {**origin, **start}
+            while point is not None and (misses := _misses(offload, point)):
+                point = _better(offload, point, pairs) if misses < inf else None
+            if point is not None:
+                return point
     return None
 
 
 def nearest_failure(offload: Offload) -> str:
     """The limits that the default layer breaks."""
-    tried = ask(offload, {})
-    return "; ".join(tried.failures) if tried else "the pattern matches no layer of it"
+    default = ask(offload, {})
+    return "; ".join(default.failures) if default else "the pattern matches no layer of it"
 
 
-def _misses(offload: Offload, point: Point) -> int | None:
-    tried = ask(offload, point)
-    return None if tried is None else len(tried.failures)
+def _misses(offload: Offload, point: Point) -> float:
+    """How many limits the layer of a point breaks; infinite where there is no such layer."""
+    checked = ask(offload, point)
+    return inf if checked is None else len(checked.failures)
 
 
-def _better(offload: Offload, point: Point, count: int, pairs: bool) -> tuple[int, Point] | None:
-    """The first change that breaks fewer limits than `count`: of one axis, with `pairs` else of any two of those that
-    change what a broken limit says or whether there is a layer, if every broken limit looks at some axis."""
+def _better(offload: Offload, point: Point, pairs: bool) -> Point | None:
+    """The first change that breaks fewer limits: of one axis, with `pairs` else of any two of the axes that change what
+    a broken limit says or whether there is a layer, if every broken limit looks at some axis."""
     others, broken = _others(offload, point), ask(offload, point)
     assert broken is not None
-    said, looked_at = set(broken.failures), list[str]()
+    unmoved, axes = set(broken.failures), list[str]()
     for axis, values in others.items():
         for changed in ({**point, axis: value} for value in values):
-            tried = ask(offload, changed)
-            if tried is not None and len(tried.failures) < count:
-                return len(tried.failures), changed
-            if tried is None or tried.failures != broken.failures:
-                looked_at.append(axis)
-            said &= said if tried is None else set(tried.failures)
-    for axes in combinations(dict.fromkeys(looked_at), 2) if pairs and not said else ():
-        for values_of_both in product(*(others[axis] for axis in axes)):
-            changed = {**point, **dict(zip(axes, values_of_both, strict=True))}
-            fewer = _misses(offload, changed)
-            if fewer is not None and fewer < count:
-                return fewer, changed
+            checked = ask(offload, changed)
+            if checked is not None and len(checked.failures) < len(broken.failures):
+                return changed
+            if checked is None or checked.failures != broken.failures:
+                axes.append(axis)
+            unmoved &= unmoved if checked is None else set(checked.failures)
+    for pair in combinations(dict.fromkeys(axes), 2) if pairs and not unmoved else ():
+        for values_of_both in product(*(others[axis] for axis in pair)):
+            changed = {**point, **dict(zip(pair, values_of_both, strict=True))}
+            if _misses(offload, changed) < len(broken.failures):
+                return changed
     return None
 
 
 def _others(offload: Offload, point: Point) -> dict[str, list[int]]:
     """Other settings of each axis that matters; axes of one operator first, sizes last."""
-    tried = ask(offload, point)
-    assert tried is not None
-    axes = sorted(tried.layer.used, key=lambda axis: (axis in SIZES, axis in NUMBERS))
+    checked = ask(offload, point)
+    assert checked is not None
+    axes = sorted(checked.layer.used, key=lambda axis: (axis in SIZES, axis in NUMBERS))
     return {axis: [s for s in choices(axis) if s <= 33 and s != setting(point, axis)] for axis in axes}
 
 
 def derive(engine: Engine, offload: Offload, start: Point, limits: Limits) -> list[Case]:
     """The cases of an offload around a layer it takes: every setting worth trying is in one of them."""
-    wishes = _Variations(engine.name, offload, start, limits)
-    wishes.both_ways()
-    for axis in wishes.used:
-        wishes.axis(axis)
-    wishes.steps()
-    wishes.narrow()
-    points = [(start, "a layer within every limit"), *_packed(wishes)]
-    points += [({**start, **wish.changes}, wish.why) for wish in wishes.inside if limits.alone]
-    found: dict[tuple[tuple[str, int], ...], Case] = {}
+    variations = _Variations(engine.name, offload, start, limits)
+    variations.both_ways()
+    for axis in variations.used:
+        variations.axis(axis)
+    variations.steps()
+    variations.narrow()
+    points = [(start, "a layer within every limit"), *_packed(variations)]
+    points += [({**start, **changes}, why) for changes, why in variations.inside if limits.alone]
+    cases: dict[tuple[tuple[str, int], ...], Case] = {}
     for point, why in points:
-        asked = ask(offload, point)
-        assert asked is not None
-        whole = asked.layer.settings(point)
-        found.setdefault(tuple(whole.items()), Case(engine.name, offload.name, whole, why))
-    return [*found.values(), *wishes.outside.values()]
-
-
-@dataclass(frozen=True)
-class _Variation:
-    """A setting worth trying that the limits take."""
-
-    changes: Point
-    why: str
+        checked = ask(offload, point)
+        assert checked is not None
+        whole = checked.layer.settings(point)
+        cases.setdefault(tuple(whole.items()), Case(engine.name, offload.name, whole, why))
+    return [*cases.values(), *variations.outside.values()]
 
 
 class _Variations:
-    """Settings worth trying, each as what differs from a layer that the limits take."""
+    """Settings worth trying, each as its differences from a layer that every limit takes."""
 
     def __init__(self, engine: str, offload: Offload, start: Point, limits: Limits) -> None:
         self._engine, self._offload, self.start, self._limits = engine, offload, start, limits
-        tried = ask(offload, start)
-        assert tried is not None
-        self.used = tried.layer.used
-        self.inside: list[_Variation] = []
+        checked = ask(offload, start)
+        assert checked is not None
+        self.used = checked.layer.used
+        self.inside: list[tuple[Point, str]] = []
+        """Changes that every limit takes, and why they are tried."""
         self.outside: dict[tuple[tuple[str, int], ...], Case] = {}
 
-    def asked(self, changes: Point) -> PointCheck | None:
+    def checked(self, changes: Point) -> PointCheck | None:
         """The layer with these changes, if it is small enough."""
-        found = ask(self._offload, {**self.start, **changes})
-        small = found is not None and found.layer.work <= self._limits.work and found.nbytes <= self._limits.nbytes
-        return found if small else None
+        checked = ask(self._offload, {**self.start, **changes})
+        if checked is None or checked.layer.work > self._limits.work or checked.nbytes > self._limits.nbytes:
+            return None
+        return checked
 
     def takes(self, changes: Point) -> bool:
         """Whether every limit takes the layer with these changes, it is small enough, and all of them matter to it."""
-        found = self.asked(changes)
-        return found is not None and not found.failures and set(changes) <= set(found.layer.used)
+        checked = self.checked(changes)
+        return checked is not None and not checked.failures and set(changes) <= set(checked.layer.used)
 
     def kind(self, changes: Point) -> int:
         """Which changes go into one layer: a size of 1 may hide what a stride of 2 does, or parameters per channel, and
@@ -317,6 +321,7 @@ class _Variations:
         return 2 if any(value > setting(self.start, axis) for axis, value in changes.items()) else 1
 
     def axis(self, axis: str) -> None:
+        """Note every setting of an axis."""
         if axis in SIZES:
             self._edges(axis)
             return
@@ -327,13 +332,13 @@ class _Variations:
                 self._keep_beside({axis: value}, why)
 
     def _keep_beside(self, changes: Point, why: str) -> None:
-        """Note a setting that is refused in the layer cases start from with what else it may be taken beside."""
+        """Note a setting that is refused alone with other changes beside which it is taken."""
         if self.takes(changes):
             return
         for others in _BESIDE:
-            more = {axis: value for axis, value in others.items() if axis in self.used}
-            if self.takes({**more, **changes}):
-                self._keep({**more, **changes}, why)
+            more = {**{axis: value for axis, value in others.items() if axis in self.used}, **changes}
+            if self.takes(more):
+                self._keep(more, why)
                 return
 
     def both_ways(self) -> None:
@@ -348,61 +353,59 @@ class _Variations:
         offload = self._offload
         for step, axes in ((offload.channel_step, ("outputs", "channels")), (offload.row_step, ("rows", "columns"))):
             for size in (step - 1, step, step + 1, 2 * step + 1) if step > 1 else ():
-                for axis in (axis for axis in axes if axis in self.used and size > 0):
+                for axis in (axis for axis in axes if axis in self.used):
                     self._keep({axis: size}, f"{axis} = {size}, around the tile step {step}")
 
     def narrow(self) -> None:
         """Note narrow types beside sizes that do not fill bytes."""
-        axes = [axis for axis in ("channels", "outputs", "columns") if axis in self.used]
-        for axis in (axis for axis in self.used if axis.split(":")[0] in ("type", "result")):
-            for number, dtype in enumerate(TYPES):
-                if dtype.bits < 8 and (self.takes({axis: number}) or number == setting(self.start, axis)):
-                    for changes in ({axis: number, size: most} for size in axes for most in _ODD):
-                        text = ", ".join(f"{name} = {value}" for name, value in changes.items())
-                        self._keep(changes, f"{text}: {dtype.text}")
+        sizes = [axis for axis in ("channels", "outputs", "columns") if axis in self.used]
+        types = [axis for axis in self.used if axis.split(":")[0] in ("type", "result")]
+        for axis, (number, dtype) in product(types, enumerate(TYPES)):
+            if dtype.bits < 8 and (self.takes({axis: number}) or number == setting(self.start, axis)):
+                for size, most in product(sizes, _ODD):
+                    self._keep({axis: number, size: most}, f"{axis} = {number}, {size} = {most}: {dtype.text}")
 
     def _keep(self, changes: Point, why: str) -> None:
-        asked = self.asked(changes)
-        if asked is None or all(setting(self.start, axis) == value for axis, value in changes.items()):
+        checked = self.checked(changes)
+        if checked is None or all(setting(self.start, axis) == value for axis, value in changes.items()):
             return
-        if not asked.failures:
-            self.inside.append(_Variation(changes, why))
+        if not checked.failures:
+            self.inside.append((changes, why))
             return
-        point = asked.layer.settings({**self.start, **changes})
-        case = Case(self._engine, self._offload.name, point, why, False, asked.failures[0])
+        point = checked.layer.settings({**self.start, **changes})
+        case = Case(self._engine, self._offload.name, point, why, False, checked.failures[0])
         self.outside.setdefault(tuple(point.items()), case)
 
     def _edges(self, axis: str) -> None:
-        """Note every place where the limits change their mind, and the ends of what is tried."""
+        """Note every size at which the limits change their answer, and the ends of the sizes that are tried."""
         before: tuple[int, bool] | None = None
         for size in (LEAST[axis], *(size for size in _LADDER if size > LEAST[axis])):
             changes = self._thin(axis, size)
             if ask(self._offload, {**self.start, **changes}) is None:
                 continue
-            asked = self.asked(changes)
-            if asked is None:  # too large, and so is what follows
+            checked = self.checked(changes)
+            if checked is None:  # too large, and so is what follows
                 break
-            taken = not asked.failures
+            is_taken = not checked.failures
             if before is None or size <= 3:
                 self._keep(changes, f"{axis} = {size}")
-            elif before[1] != taken:
-                self._flip(axis, before[0], size, taken)
-            before = (size, taken)
+            elif before[1] != is_taken:
+                self._flip(axis, before[0], size, is_taken)
+            before = (size, is_taken)
         if before is not None and before[1]:
             self._keep(self._thin(axis, before[0]), f"{axis} = {before[0]}, the largest tried")
 
-    def _flip(self, axis: str, low: int, high: int, taken: bool) -> None:
+    def _flip(self, axis: str, low: int, high: int, is_taken: bool) -> None:
         """Note both sides of the limit between two sizes, of which the larger is taken or is not."""
         while high - low > 1:
             middle = (low + high) // 2
-            asked = self.asked(self._thin(axis, middle))
-            if asked is not None and (not asked.failures) == taken:
+            checked = self.checked(self._thin(axis, middle))
+            if checked is not None and (not checked.failures) == is_taken:
                 high = middle
             else:
                 low = middle
-        inside, outside = (high, low) if taken else (low, high)
-        self._keep(self._thin(axis, inside), f"{axis} = {inside}, just inside")
-        self._keep(self._thin(axis, outside), f"{axis} = {outside}, just outside")
+        for size, side in ((high, "inside"), (low, "outside")) if is_taken else ((low, "inside"), (high, "outside")):
+            self._keep(self._thin(axis, size), f"{axis} = {size}, just {side}")
 
     def _thin(self, axis: str, size: int) -> Point:
         """This size; the other ones small where it is large, so that it can be computed."""
@@ -414,35 +417,36 @@ class _Variations:
         return few if self.takes(few) else {axis: size}
 
 
-def _packed(wishes: _Variations) -> list[tuple[Point, str]]:
+def _packed(variations: _Variations) -> list[tuple[Point, str]]:
     """Few points with every setting the limits take."""
-    found: list[tuple[dict[str, int], list[str], int]] = []
-    for number, wish in enumerate(sorted(wishes.inside, key=lambda wish: wishes.kind(wish.changes))):
-        kind = wishes.kind(wish.changes)
-        known = [one for one in found if one[2] == kind]
-        turned = [known[(number + step) % len(known)] for step in range(len(known))]
-        free = [one for one in turned if all(one[0].get(axis, value) == value for axis, value in wish.changes.items())]
-        joined = next((one for one in free[:_BINS] if wishes.takes({**one[0], **wish.changes})), None)
-        if joined is not None:
-            joined[0].update(wish.changes)
-            joined[1].append(wish.why)
+    bins: dict[int, list[tuple[dict[str, int], list[str]]]] = {}
+    ordered = sorted(variations.inside, key=lambda variation: variations.kind(variation[0]))
+    for number, (changes, why) in enumerate(ordered):
+        own = bins.setdefault(variations.kind(changes), [])
+        turned = [own[(number + step) % len(own)] for step in range(len(own))]
+        free = [one for one in turned if all(one[0].get(axis, value) == value for axis, value in changes.items())]
+        wider = next((one for one in free[:_BINS] if variations.takes({**one[0], **changes})), None)
+        if wider is not None:
+            wider[0].update(changes)
+            wider[1].append(why)
         else:
-            found.append((dict(wish.changes), [wish.why], kind))
-    return [({**wishes.start, **point}, _in_short(texts)) for point, texts, _ in found]
+            own.append((dict(changes), [why]))
+    every = (one for own in bins.values() for one in own)
+    return [({**variations.start, **changes}, _in_short(texts)) for changes, texts in every]
 
 
 def _in_short(texts: Sequence[str]) -> str:
-    more = f" and {len(texts) - _TOLD} more settings" if len(texts) > _TOLD else ""
-    return "; ".join(texts[:_TOLD]) + more
+    more = f" and {len(texts) - _NAMED} more settings" if len(texts) > _NAMED else ""
+    return "; ".join(texts[:_NAMED]) + more
 
 
 _GROWING = ("rows", "channels", "outputs")
 _SLACK = 0.75
-"""What a layer twice as large may cost at least, relative to the smaller: hardware has modes that fit some sizes."""
+"""Least cost of a layer twice as large, relative to the smaller: hardware has modes that fit some sizes."""
 
 
 def lint_target(target: Target) -> Iterator[str]:
-    """What is wrong with memories, and with limits that say nothing; a sentence each."""
+    """Mistakes in the declarations of memories, and limits that say nothing; a sentence each."""
     used = {target.code, target.values}
     for engine in target.engines:
         used |= {engine.memory, *engine.raw.contents, *engine.raw.pointers.values()}
@@ -458,41 +462,40 @@ def lint_target(target: Target) -> Iterator[str]:
             if key in seen:
                 yield f"{engine.name} {offload.name}: nothing can reach it, {seen[key]} takes the same and comes first"
             seen.setdefault(key, offload.name)
-    known = {memory.name for memory in target.memories}
-    for name in sorted(used - known - {"constants", "task"}):
-        if any(engine.memory == name or engine.constants == name for engine in target.engines):
-            yield f"the memory {name} is used and not declared"
+    of_engines = {name for engine in target.engines for name in (engine.memory, engine.constants) if name}
+    for name in sorted((used & of_engines) - {memory.name for memory in target.memories} - {"constants", "task"}):
+        yield f"the memory {name} is used and not declared"
     ordered = sorted(target.memories, key=lambda memory: memory.base)
-    for memory, after in zip(ordered, [*ordered[1:], None], strict=True):
+    addresses = {address for engine in target.engines for address in engine.defines.values()}
+    for memory, after in zip_longest(ordered, ordered[1:]):
         if memory.size <= 0 or memory.alignment <= 0 or memory.base % max(memory.alignment, 1):
             yield f"the memory {memory.name} has {memory.size} bytes at {memory.base:#x}, aligned to {memory.alignment}"
         if after is not None and memory.base + memory.size > after.base:
             yield f"the memories {memory.name} and {after.name} overlap at {after.base:#x}"
-        told = any(memory.base in engine.defines.values() for engine in target.engines)  # to a driver
-        if memory.name not in used and not told:
+        if memory.name not in used and memory.base not in addresses:
             yield f"nobody can fill the memory {memory.name}: no engine, value, constant or code lies there"
 
 
 def lint_cost(engine: Engine, offload: Offload, start: Point) -> Iterator[str]:
-    """What is wrong with the cycles an offload says it takes, around a layer it takes.
-    Raises Unasked where a limit or the cycles raise."""
+    """Mistakes in the cycles an offload declares, around a layer it takes.
+    Raises UserCodeError if a limit or the cycles raise."""
     where = f"{engine.name} {offload.name}"
     for axis in ("", *_GROWING):
         costs: list[tuple[int, int]] = []
         for factor in (1, 2, 4) if axis else (1,):
             point = {**start, axis: setting(start, axis) * factor} if axis else dict(start)
-            asked = ask(offload, point)
-            if asked is None or asked.failures or (axis and axis not in asked.layer.used):
+            checked = taken(offload, point)
+            if checked is None or (axis and axis not in checked.layer.used):
                 continue
             try:
-                cycles = offload.cycles(asked.match)
+                cycles = offload.cycles(checked.match)
             except Exception as error:
                 raise UserCodeError(f"its cycles raise {raised(error)}") from error
             if cycles <= 0:
                 at = f"{axis} = {point[axis]}" if axis else "a usual layer"
                 yield f"{where}: its cycles are {cycles} for {at}; they must be positive"
                 return
-            costs.append((max(setting(point, axis), LEAST[axis]) if axis else 0, cycles))
+            costs.append((max(point[axis], LEAST[axis]) if axis else 0, cycles))
         for (small, few), (large, more) in pairwise(costs):
             if more < _SLACK * few:
                 yield f"{where}: its cycles fall from {few} to {more} as {axis} grow from {small} to {large}"

@@ -1,41 +1,45 @@
-"""Results of usual mistakes: what a layer gives where one of its operators means something else."""
+"""Results of usual mistakes: outputs of a layer in which one operator means something else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import permutations
+from itertools import islice, permutations
 from typing import Any
 
 import numpy as np
 
 from dovetail.guests.check.layers import MadeLayer
-from dovetail.ir.graph import Graph, Node, evaluate
+from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected, Linear
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
 from dovetail.ir.types import Array, DType
 
+ArrayChange = Callable[[Array], Array]
 Compute = Callable[[Sequence[Array]], Array]
 Change = tuple[str, Compute] | tuple[str, Compute, Compute]
-"""A sentence and what the operator computes instead; twice where that depends on what lies around an operand: known is
-what both give. Several of one sentence are ways to make the same mistake."""
+"""A sentence, and the meaning that the operator has by mistake; two if the result depends on bytes around an operand:
+only elements on which both agree are known. Several changes with one sentence are ways to make the same mistake."""
+Mutation = tuple[str, Graph] | tuple[str, Graph, Graph]
+"""A `Change` as one or two graphs."""
+FORGOTTEN_ZERO = "forgotten zero point: differs by the operand's zero point times the sum of the weights"
 
 
 @dataclass(frozen=True)
 class MutantResult:
-    """What a mistake gives."""
+    """The result of a mistake."""
 
     sentence: str
     result: Array
     known: Array | None = None
-    """Which elements do not depend on what lies around an operand, of the result's shape; None for all."""
+    """Elements that do not depend on bytes around an operand, bool of the result's shape; None for all."""
 
     def gives(self, actual: Array) -> bool:
-        """Whether this is what was computed."""
+        """Whether the mistake gives this result."""
         known = slice(None) if self.known is None else self.known
         return np.array_equal(self.result[known], actual[known])
 
@@ -51,25 +55,24 @@ class _MutantOperator(Operator):
 
 
 def instead(graph: Graph, layer: MadeLayer, wanted: Collection[str] = ()) -> Iterator[MutantResult]:
-    """What every mistake gives that can be made here, the right result too; only those of the `wanted` sentences, if
-    there are any."""
-    for sentence, *changed in _changes(graph, layer):
+    """The result of every mistake that can be made here, also if it is the right one; with `wanted` only of these
+    sentences."""
+    for sentence, *mutants in _mutations(graph, layer):
         if wanted and sentence not in wanted:
             continue
         try:
-            found = [evaluate(one, layer.inputs)[layer.root] for one in changed]
+            results = [evaluate(mutant, layer.inputs)[layer.root] for mutant in mutants]
         except (ValueError, IndexError):  # not a mistake that can be made here
             continue
-        known = found[0] == found[-1] if len(found) > 1 else None
-        yield MutantResult(sentence, found[0], known)
+        yield MutantResult(sentence, results[0], results[0] == results[-1] if len(results) > 1 else None)
 
 
-def _changes(graph: Graph, layer: MadeLayer) -> Iterator[tuple[str, Graph] | tuple[str, Graph, Graph]]:
-    """Mistakes as graphs, two where `Change` has two."""
+def _mutations(graph: Graph, layer: MadeLayer) -> Iterator[Mutation]:
     for number, node in enumerate(graph.nodes):
-        for sentence, *ways in _MISTAKES.get(type(node.operator), lambda operator: ())(node.operator):
-            changed = [_with(graph, {number: _MutantOperator(compute)}) for compute in ways]
-            yield (sentence, *changed)  # type: ignore[misc]
+        for changes in _MISTAKES.get(type(node.operator), ()):
+            for sentence, *meanings in changes(node.operator):
+                mutants = [_with(graph, {number: _MutantOperator(compute)}) for compute in meanings]
+                yield (sentence, *mutants)  # type: ignore[misc]
     yield from _of_zeros(graph)
     yield from _misread(graph, layer)
 
@@ -80,40 +83,49 @@ def _with(graph: Graph, operators: Mapping[int, Operator]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
+def _on(compute: Compute, change: ArrayChange, *places: int) -> Compute:
+    """The same computation on changed operands."""
+    return lambda inputs: compute([change(x) if place in places else x for place, x in enumerate(inputs)])
+
+
 def _of_pad(pad: Pad) -> Iterator[Change]:
-    total = tuple(b + a for b, a in zip(pad.before, pad.after, strict=True))
-
-    def led(before: Sequence[int], value: float = pad.value) -> Compute:
-        def compute(inputs: Sequence[Array]) -> Array:
-            wide = [(max(lead, 0) + 2, 16) for lead in before]
-            large = np.pad(inputs[0], wide, constant_values=int(value))
-            starts = [2 + max(lead, 0) - lead for lead in before]
-            cuts = zip(starts, inputs[0].shape, total, strict=True)
-            return large[tuple(slice(start, start + size + more) for start, size, more in cuts)]
-
-        return compute
-
     none, top, left, last = pad.before
-    sides = tuple(zip(pad.before, pad.after, strict=True))[1:3]
-    yield "padding swapped: rows and columns", *_bordered(pad, ((left, sides[0][1]), (top, sides[1][1])))
-    yield "padding swapped: rows and columns", *_bordered(pad, sides[::-1])
-    yield "padding swapped: before and after", *_bordered(pad, tuple(pair[::-1] for pair in sides))
+    sides = tuple(zip(pad.before, pad.after, strict=True))
+    rows, columns = sides[1:3]
+    yield "padding swapped: rows and columns", *_bordered(pad, ((left, rows[1]), (top, columns[1])))
+    yield "padding swapped: rows and columns", *_bordered(pad, (columns, rows))
+    yield "padding swapped: before and after", *_bordered(pad, (rows[::-1], columns[::-1]))
     yield "padding is forgotten", *_bordered(pad, ((0, 0), (0, 0)))
-    yield "padding swapped: rows and columns", led((none, left, top, last))
-    yield "padding swapped: before and after", led(pad.after)
-    yield "padding is filled with 0 in place of the zero point", led(pad.before, 0)
+    yield "padding swapped: rows and columns", _led(pad, (none, left, top, last))
+    yield "padding swapped: before and after", _led(pad, pad.after)
+    yield "padding is filled with 0 in place of the zero point", _led(replace(pad, value=0), pad.before)
     for step, word in ((1, "late"), (-1, "early")):
-        yield f"halo off by one: rows begin one too {word}", led((none, top + step, left, last))
-        yield f"halo off by one: columns begin one too {word}", led((none, top, left + step, last))
-    yield "padding is forgotten", led((0, 0, 0, 0))
-    yield from _of_edges(pad)
-    edge = tuple(zip(pad.before, pad.after, strict=True))
-    yield "padding repeats the edge in place of the zero point", lambda inputs: np.pad(inputs[0], edge, mode="edge")
+        yield f"halo off by one: rows begin one too {word}", _led(pad, (none, top + step, left, last))
+        yield f"halo off by one: columns begin one too {word}", _led(pad, (none, top, left + step, last))
+    yield "padding is forgotten", _led(pad, (0, 0, 0, 0))
+    for axis, name in ((1, "row"), (2, "column")):
+        without = _on(pad.evaluate, partial(_without_last, axis, pad.value), 0)
+        yield f"halo: the last {name} of the operand is taken for padding", without
+    yield "padding repeats the edge in place of the zero point", lambda inputs: np.pad(inputs[0], sides, mode="edge")
+
+
+def _led(pad: Pad, before: Sequence[int]) -> Compute:
+    """The operand in a result of the same size with another lead along each axis."""
+    more = [lead + behind for lead, behind in zip(pad.before, pad.after, strict=True)]
+
+    def compute(inputs: Sequence[Array]) -> Array:
+        wide = [(max(lead, 0) + 2, 16) for lead in before]
+        large = np.pad(inputs[0], wide, constant_values=int(pad.value))
+        starts = [2 + max(lead, 0) - lead for lead in before]
+        cuts = zip(starts, inputs[0].shape, more, strict=True)
+        return large[tuple(slice(start, start + size + added) for start, size, added in cuts)]
+
+    return compute
 
 
 def _bordered(pad: Pad, sides: Sequence[tuple[int, int]]) -> tuple[Compute, Compute]:
     """Borders of other widths around an image that lies where it should: they cover some of it, or leave elements to
-    what happens to lie there."""
+    the bytes that happen to lie there."""
 
     def filled(inputs: Sequence[Array], seed: int) -> Array:
         x, limits = inputs[0], np.iinfo(inputs[0].dtype)
@@ -129,109 +141,97 @@ def _bordered(pad: Pad, sides: Sequence[tuple[int, int]]) -> tuple[Compute, Comp
     return partial(filled, seed=0), partial(filled, seed=1)
 
 
-def _of_linear(linear: Conv2d | DepthwiseConv2d | FullyConnected) -> Iterator[Change]:
-    same, zero = linear.evaluate, linear.input_zero_point
-    forgotten = "forgotten zero point: differs by the operand's zero point times the sum of the weights"
-    yield forgotten, replace(linear, input_zero_point=0).evaluate
-    yield "the operand's zero point has the wrong sign", replace(linear, input_zero_point=-zero).evaluate
-    yield "forgotten zero point of the weights", replace(linear, weight_zero_point=0).evaluate
+def _without_last(axis: int, filler: float, array: Array) -> Array:
+    """The array with a filler in the last place along an axis."""
+    changed = array.copy()
+    changed[(slice(None),) * axis + (-1,)] = filler
+    return changed
+
+
+def _of_linear(linear: Linear) -> Iterator[Change]:
+    same, (zero, weight_zero) = linear.evaluate, linear.zero_points
+    yield FORGOTTEN_ZERO, linear.with_zero_points(0, weight_zero).evaluate
+    yield "the operand's zero point has the wrong sign", linear.with_zero_points(-zero, weight_zero).evaluate
+    yield "forgotten zero point of the weights", linear.with_zero_points(zero).evaluate
     yield "the bias is forgotten", lambda inputs: same(inputs[:2])
-    yield "the bias is taken off", lambda inputs: same([*inputs[:2], *(-b for b in inputs[2:])])
-    yield "weights are read as unsigned", lambda i: same([i[0], i[1].view(np.uint8).astype(np.int64), *i[2:]])
-    yield "what is added to stored weights (128) is not taken off", lambda i: same([i[0], i[1] + np.int64(128), *i[2:]])
-    yield from _of_operand(same)
-    if not isinstance(linear, FullyConnected):
-        yield from _of_window(linear)
-    yield from _weight_orders(linear)
-
-
-def _of_operand(same: Compute) -> Iterator[Change]:
-    """Signs and zero points of an 8-bit operand, and edges of it that are not read."""
-
-    def other_sign(inputs: Sequence[Array]) -> Array:
-        x = inputs[0]
-        return same([x.view(np.uint8 if x.dtype == np.int8 else np.int8).astype(np.int64), *inputs[1:]])
-
-    yield "the operand is read with the wrong sign: as unsigned, or as signed", other_sign
+    yield "the bias is taken off", _on(same, np.negative, 2)
+    yield "weights are read as unsigned", _on(same, lambda weights: weights.view(np.uint8).astype(np.int64), 1)
+    yield "what is added to stored weights (128) is not taken off", _on(same, partial(np.add, np.int64(128)), 1)
+    yield "the operand is read with the wrong sign: as unsigned, or as signed", _on(same, _other_sign, 0)
     for step in (128, -128, 1, -1):
-        text = f"zero point of the operand: it is off by {step}"
-        yield text, partial(lambda inputs, step: same([inputs[0] + np.int64(step), *inputs[1:]]), step=step)
+        yield f"zero point of the operand: it is off by {step}", _on(same, partial(np.add, np.int64(step)), 0)
 
 
-def _of_edges(pad: Pad) -> Iterator[Change]:
-    """The last real row or column of the operand read as padding."""
-    for axis, name in ((1, "row"), (2, "column")):
-
-        def without(inputs: Sequence[Array], axis: int = axis) -> Array:
-            x = inputs[0].copy()
-            x[(slice(None),) * axis + (-1,)] = pad.value
-            return pad.evaluate([x])
-
-        yield f"halo: the last {name} of the operand is taken for padding", without
+def _other_sign(x: Array) -> Array:
+    return x.view(np.uint8 if x.dtype == np.int8 else np.int8).astype(np.int64)
 
 
-def _of_window(linear: Conv2d | DepthwiseConv2d) -> Iterator[Change]:
+def _of_window(linear: Convolution) -> Iterator[Change]:
+    same = linear.evaluate
     if linear.stride[0] != linear.stride[1]:
         yield "strides of rows and columns are swapped", replace(linear, stride=linear.stride[::-1]).evaluate
+    for axis, name in ((1, "row"), (2, "column")):
+        without = _on(same, partial(_without_last, axis, linear.weight_zero_point), 1)
+        yield f"the last {name} of the kernel is not read: halo off by one", without
+    if max(linear.stride) > 1:
+        yield "the stride is forgotten", _first_of(replace(linear, stride=(1, 1)), same)
+    if max(linear.dilation) > 1:
+        yield "the dilation is forgotten", _first_of(replace(linear, dilation=(1, 1)), same)
 
-    def without_last(inputs: Sequence[Array], axis: int) -> Array:
-        weights = inputs[1].copy()
-        weights[(slice(None),) * axis + (-1,)] = linear.weight_zero_point
-        return linear.evaluate([inputs[0], weights, *inputs[2:]])
 
-    def as_many(inputs: Sequence[Array], other: Conv2d | DepthwiseConv2d) -> Array:
-        _, rows, columns, _ = linear.evaluate(inputs).shape
+def _first_of(other: Operator, same: Compute) -> Compute:
+    """The first rows and columns of another operator's result, as many as there should be."""
+
+    def compute(inputs: Sequence[Array]) -> Array:
+        _, rows, columns, _ = same(inputs).shape
         return other.evaluate(inputs)[:, :rows, :columns]
 
-    for axis, name in ((1, "row"), (2, "column")):
-        yield f"the last {name} of the kernel is not read: halo off by one", partial(without_last, axis=axis)
-    if max(linear.stride) > 1:
-        yield "the stride is forgotten", partial(as_many, other=replace(linear, stride=(1, 1)))
-    if max(linear.dilation) > 1:
-        yield "the dilation is forgotten", partial(as_many, other=replace(linear, dilation=(1, 1)))
+    return compute
 
 
-def _weight_orders(linear: Conv2d | DepthwiseConv2d | FullyConnected) -> Iterator[Change]:
-    def ordered(change: Callable[[Array], Array]) -> Compute:
-        return lambda inputs: linear.evaluate([inputs[0], change(inputs[1]).reshape(inputs[1].shape), *inputs[2:]])
+_WEIGHT_AXES = {
+    "O": "output channels",
+    "I": "input channels",
+    "H": "rows of the kernel",
+    "W": "columns of the kernel",
+}
 
-    dense = isinstance(linear, FullyConnected)
-    names = "OI" if dense else "OHWI"
-    for order in permutations(range(len(names))):
-        if list(order) != sorted(order):
-            text = "".join(names[axis] for axis in order)
-            moved = ordered(lambda weights, order=order: np.ascontiguousarray(weights.transpose(order)))  # type: ignore[misc]
-            yield f"weight order: they lie as {text}, not {names}", moved
+
+def _ordered(linear: Linear, change: ArrayChange) -> Compute:
+    """The layer with the same weights lying in another order."""
+    return _on(linear.evaluate, lambda weights: change(weights).reshape(weights.shape), 1)
+
+
+def _of_order(names: str, linear: Linear) -> Iterator[Change]:
+    for order in islice(permutations(range(len(names))), 1, None):
+        text = "".join(names[axis] for axis in order)
+        yield f"weight order: they lie as {text}, not {names}", _ordered(linear, partial(np.transpose, axes=order))
     for axis, name in enumerate(names):
-        parts = {"O": "output channels", "I": "input channels", "H": "rows of the kernel", "W": "columns of the kernel"}
-        text = f"{parts[name]} permuted: weight order"
-        yield f"{text} (reversed)", ordered(partial(np.flip, axis=axis))
+        text = f"{_WEIGHT_AXES[name]} permuted: weight order"
+        yield f"{text} (reversed)", _ordered(linear, partial(np.flip, axis=axis))
         for step in (1, -1):
-            yield f"{text} (shifted by {step})", ordered(partial(np.roll, shift=step, axis=axis))
-    if not dense:
-        yield from _of_blocks(ordered)
-        yield "the kernel is flipped both ways: weight order", ordered(lambda weights: weights[:, ::-1, ::-1])
-        swapped = ordered(lambda weights: np.ascontiguousarray(weights.swapaxes(1, 2)))
-        yield "rows and columns of the kernel are swapped: weight order", swapped
+            yield f"{text} (shifted by {step})", _ordered(linear, partial(np.roll, shift=step, axis=axis))
 
 
-def _of_blocks(ordered: Callable[[Callable[[Array], Array]], Compute]) -> Iterator[Change]:
-    """Weights of several blocks of input channels, the blocks on the other side of the taps."""
-
-    def moved(weights: Array, block: int, first: bool) -> Array:
-        outputs, rows, columns, inputs = weights.shape
-        whole = np.pad(weights, [(0, 0)] * 3 + [(0, -inputs % block)])
-        if first:  # they lie before the taps, and are read behind them
-            lying = whole.reshape(outputs, rows, columns, -1, block).transpose(0, 3, 1, 2, 4).reshape(whole.shape)
-        else:
-            split = whole.reshape(outputs, -1, rows, columns, block)
-            lying = split.transpose(0, 2, 3, 1, 4).reshape(whole.shape)
-        return lying[..., :inputs]
-
-    for first, words in ((True, "before the taps, not behind them"), (False, "behind the taps, not before them")):
+def _of_taps(linear: Convolution) -> Iterator[Change]:
+    for behind, words in ((False, "before the taps, not behind them"), (True, "behind the taps, not before them")):
         for block in (4, 8, 16, 32):
-            change = ordered(partial(moved, block=block, first=first))
+            change = _ordered(linear, partial(_in_blocks, block, behind))
             yield f"weight order: blocks of input channels lie {words}", change
+    yield "the kernel is flipped both ways: weight order", _ordered(linear, partial(np.flip, axis=(1, 2)))
+    swapped = _ordered(linear, partial(np.swapaxes, axis1=1, axis2=2))
+    yield "rows and columns of the kernel are swapped: weight order", swapped
+
+
+def _in_blocks(block: int, behind: bool, weights: Array) -> Array:
+    """Weights in blocks of input channels, which lie on the other side of the taps than they are read from."""
+    outputs, rows, columns, inputs = weights.shape
+    whole = np.pad(weights, [(0, 0)] * 3 + [(0, -inputs % block)])
+    if behind:
+        lying = whole.reshape(outputs, -1, rows, columns, block).transpose(0, 2, 3, 1, 4)
+    else:
+        lying = whole.reshape(outputs, rows, columns, -1, block).transpose(0, 3, 1, 2, 4)
+    return lying.reshape(whole.shape)[..., :inputs]
 
 
 def _of_requantize(requantize: Requantize) -> Iterator[Change]:
@@ -251,27 +251,24 @@ def _of_requantize(requantize: Requantize) -> Iterator[Change]:
     yield "forgotten zero point of the result", replace(requantize, output_zero_point=0).evaluate
     yield "the result's zero point has the wrong sign", replace(requantize, output_zero_point=-zero).evaluate
     for step in (1, -1):
-        shifted = partial(lambda inputs, step: same([inputs[0], inputs[1], inputs[2] + step]), step=step)
-        yield f"requantisation: the shift is off by {step}", shifted
-    yield from _per_channel(same)
+        yield f"requantisation: the shift is off by {step}", _on(same, partial(np.add, step), 2)
 
 
-def _per_channel(same: Compute) -> Iterator[Change]:
-    first: Compute = lambda inputs: same([inputs[0], *(array[:1] for array in inputs[1:])])  # noqa: E731
-    yield "parameters per channel: the first channel's are used for all", first
+def _per_channel(scaling: Requantize | ScaleShift) -> Iterator[Change]:
+    same, parameters = scaling.evaluate, (1, 2, 3)
+    yield "parameters per channel: the first channel's are used for all", _on(same, lambda a: a[:1], *parameters)
     for step in (1, -1):
-        rolled = partial(lambda inputs, step: same([inputs[0], *(np.roll(a, step) for a in inputs[1:])]), step=step)
+        rolled = _on(same, partial(np.roll, shift=step), *parameters)
         yield f"parameters per channel are shifted by {step}", rolled
 
 
 def _of_scale_shift(scale_shift: ScaleShift) -> Iterator[Change]:
     same = scale_shift.evaluate
-    yield "the offset behind the sums (bias, zero point) is forgotten", lambda i: same([i[0], i[1], i[2] * 0, i[3]])
+    yield "the offset behind the sums (bias, zero point) is forgotten", _on(same, np.zeros_like, 2)
     for step in (1, -1):
-        shifted = partial(lambda i, step: same([*i[:3], np.maximum(i[3] + step, 0)]), step=step)
+        shifted = _on(same, partial(lambda step, shift: np.maximum(shift + step, 0), step), 3)
         yield f"requantisation: the shift is off by {step}", shifted
     yield "wrong rounding: to nearest, not down", lambda i: same([i[0], i[1], i[2] + ((1 << i[3]) >> 1), i[3]])
-    yield from _per_channel(same)
 
 
 def _of_clip(clip: Clip) -> Iterator[Change]:
@@ -287,108 +284,108 @@ def _of_clip(clip: Clip) -> Iterator[Change]:
 
 
 def _of_add(add: Add) -> Iterator[Change]:
-    for kept, lost in (("first", "second"), ("second", "first")):
-        chosen = partial(lambda inputs, at: add.evaluate([inputs[at], inputs[at]]), at=int(kept == "second"))
-        yield f"operands: the {kept} is read twice, the {lost} never", chosen
-    yield "operands: the second is taken off, not added", lambda inputs: add.evaluate([inputs[0], -inputs[1]])
+    yield "operands: the first is read twice, the second never", lambda inputs: add.evaluate([inputs[0]] * 2)
+    yield "operands: the second is read twice, the first never", lambda inputs: add.evaluate([inputs[1]] * 2)
+    yield "operands: the second is taken off, not added", _on(add.evaluate, np.negative, 1)
 
 
-def _of_pool(pool: Pool2d) -> Iterator[Change]:
-    """Another kind of pool, and what its padding counts as."""
+def _of_maximum(pool: MaxPool2d) -> Iterator[Change]:
     average = AveragePool2d(pool.kernel, pool.stride, pool.padding)
-    largest = MaxPool2d(pool.kernel, pool.stride, pool.padding)
 
     def narrow(inputs: Sequence[Array]) -> Array:
         return np.asarray(average.evaluate(inputs)).astype(inputs[0].dtype)
 
-    (top, bottom), (left, right) = pool.padding
-    around = ((0, 0), (top, bottom), (left, right), (0, 0))
+    yield "the kind of pool: it computes the average, not the maximum", narrow
+    yield "padding counts as 0 in a maximum", _padded_with_0(pool)
+
+
+def _of_mean(pool: Pool2d) -> Iterator[Change]:
+    largest = MaxPool2d(pool.kernel, pool.stride, pool.padding)
+    yield "the kind of pool: it computes the maximum, not the average", largest.evaluate
+    yield "padding is counted: the divisor is the whole window", _padded_with_0(pool)
+
+
+def _padded_with_0(pool: Pool2d) -> Compute:
+    around = ((0, 0), *pool.padding, (0, 0))
     bare = replace(pool, padding=((0, 0), (0, 0)))
-    if isinstance(pool, MaxPool2d):
-        yield "the kind of pool: it computes the average, not the maximum", narrow
-        yield "padding counts as 0 in a maximum", lambda inputs: bare.evaluate([np.pad(inputs[0], around)])
-    else:
-        yield "the kind of pool: it computes the maximum, not the average", largest.evaluate
-        yield "padding is counted: the divisor is the whole window", lambda i: bare.evaluate([np.pad(i[0], around)])
+    return _on(bare.evaluate, lambda x: np.pad(x, around), 0)
+
+
+def _of_steps(pool: Pool2d) -> Iterator[Change]:
     if max(pool.stride) > 1:
-
-        def dense(inputs: Sequence[Array]) -> Array:
-            _, rows, columns, _ = pool.evaluate(inputs).shape
-            return np.asarray(replace(pool, stride=(1, 1)).evaluate(inputs)[:, :rows, :columns])
-
-        yield "the stride is forgotten", dense
+        yield "the stride is forgotten", _first_of(replace(pool, stride=(1, 1)), pool.evaluate)
 
 
-_MISTAKES: Mapping[type[Operator], Callable[[Any], Iterable[Change]]] = {
-    Pad: _of_pad,
-    Conv2d: _of_linear,
-    DepthwiseConv2d: _of_linear,
-    FullyConnected: _of_linear,
-    Requantize: _of_requantize,
-    ScaleShift: _of_scale_shift,
-    Clip: _of_clip,
-    Add: _of_add,
-    MaxPool2d: _of_pool,
-    AveragePool2d: _of_pool,
-    SumPool2d: _of_pool,
+_CONVOLUTION = (_of_linear, _of_window, partial(_of_order, "OHWI"), _of_taps)
+_MISTAKES: Mapping[type[Operator], Sequence[Callable[[Any], Iterable[Change]]]] = {
+    Pad: (_of_pad,),
+    Conv2d: _CONVOLUTION,
+    DepthwiseConv2d: _CONVOLUTION,
+    FullyConnected: (_of_linear, partial(_of_order, "OI")),
+    Requantize: (_of_requantize, _per_channel),
+    ScaleShift: (_of_scale_shift, _per_channel),
+    Clip: (_of_clip,),
+    Add: (_of_add,),
+    MaxPool2d: (_of_maximum, _of_steps),
+    AveragePool2d: (_of_mean, _of_steps),
+    SumPool2d: (_of_mean, _of_steps),
 }
+_OPERAND_ZERO = {**dict.fromkeys((Conv2d, DepthwiseConv2d, FullyConnected), "input_zero_point"), Pad: "value"}
+_RESULT_ZERO = {Requantize: "output_zero_point"}
+"""Attributes of operators that hold the zero point of the layer's operand, and of its result."""
 
 
-def _zeros(graph: Graph, operand: int, result: int | None = None) -> Graph:
-    """The graph with another zero point of its operand, padding included, and of its result if one is given."""
-    changed: dict[int, Operator] = {}
-    for number, operator in enumerate(node.operator for node in graph.nodes):
-        if isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected):
-            changed[number] = replace(operator, input_zero_point=operand)
-        elif isinstance(operator, Pad):
-            changed[number] = replace(operator, value=operand)
-        elif isinstance(operator, Requantize) and result is not None:
-            changed[number] = replace(operator, output_zero_point=result)
-    return _with(graph, changed)
-
-
-def _of_zeros(graph: Graph) -> Iterator[tuple[str, Graph]]:
+def _of_zeros(graph: Graph) -> Iterator[Mutation]:
     """The zero point forgotten in the layer and in its padding at once, or in the place of the result's."""
-    sentence = "forgotten zero point: differs by the operand's zero point times the sum of the weights, padding too"
-    yield sentence, _zeros(graph, 0)
-    operators = [node.operator for node in graph.nodes]
-    linear = [one for one in operators if isinstance(one, Conv2d | DepthwiseConv2d | FullyConnected)]
-    scaled = [one for one in operators if isinstance(one, Requantize)]
-    if len(linear) == len(scaled) == 1:
+
+    def zeros(operand: int, result: int | None = None) -> Graph:
+        operators: dict[int, Operator] = {}
+        for number, node in enumerate(graph.nodes):
+            operator: Any = node.operator
+            if name := _OPERAND_ZERO.get(type(operator)):
+                operators[number] = replace(operator, **{name: operand})
+            elif result is not None and (name := _RESULT_ZERO.get(type(operator))):
+                operators[number] = replace(operator, **{name: result})
+        return _with(graph, operators)
+
+    yield f"{FORGOTTEN_ZERO}, padding too", zeros(0)
+    operators: list[Any] = [node.operator for node in graph.nodes]
+    layers = [operator for operator in operators if operator.weight_axis is not None]
+    scalings = [operator for operator in operators if type(operator) in _RESULT_ZERO]
+    if len(layers) == len(scalings) == 1:
         sentence = "the zero points of operand and result are in each other's place"
-        yield sentence, _zeros(graph, scaled[0].output_zero_point, linear[0].input_zero_point)
+        yield sentence, zeros(scalings[0].output_zero_point, layers[0].input_zero_point)
 
 
-def _misread(graph: Graph, layer: MadeLayer) -> Iterator[tuple[str, Graph] | tuple[str, Graph, Graph]]:
+def _misread(graph: Graph, layer: MadeLayer) -> Iterator[Mutation]:
     """Values of few bits taken out of bytes, or put into them, in another way."""
     for name, kind in graph.types.items():
         if kind.dtype.bits >= 8:
             continue
-        what = "the result" if name == layer.root else "weights" if name in graph.constants else "the operand"
+        noun = "the result" if name == layer.root else "weights" if name in graph.constants else "the operand"
         for sentence, *ways in _of_bytes(kind.dtype):
-            changed = []
-            for change in ways:
-                read = {n: _MutantOperator(_reading(node, name, change)) for n, node in enumerate(graph.nodes)}
-                made = {
-                    n: _MutantOperator(_then(node, change)) for n, node in enumerate(graph.nodes) if node.output == name
-                }
-                changed.append(_with(graph, made if name == layer.root else read))
-            yield (f"{what} of few bits: {sentence}", *changed)  # type: ignore[misc]
+            mutants = [_with(graph, _misreading(graph, name, change, name == layer.root)) for change in ways]
+            yield (f"{noun} of few bits: {sentence}", *mutants)  # type: ignore[misc]
 
 
-def _then(node: Node, change: Callable[[Array], Array]) -> Compute:
-    """What a node computes, changed."""
-    return lambda inputs: change(node.operator.evaluate(inputs))
+def _misreading(graph: Graph, value: str, change: ArrayChange, is_result: bool) -> dict[int, Operator]:
+    """The operators that compute a value, or read it, with it changed."""
+    operators: dict[int, Operator] = {}
+    for number, node in enumerate(graph.nodes):
+        if is_result and node.output == value:
+            operators[number] = _MutantOperator(partial(_then, node.operator.evaluate, change))
+        elif not is_result and value in node.inputs:
+            places = [place for place, name in enumerate(node.inputs) if name == value]
+            operators[number] = _MutantOperator(_on(node.operator.evaluate, change, *places))
+    return operators
 
 
-def _reading(node: Node, name: str, change: Callable[[Array], Array]) -> Compute:
-    """What a node computes where one of its operands is changed."""
-    pairs = partial(zip, node.inputs, strict=True)
-    return lambda inputs: node.operator.evaluate([change(a) if one == name else a for one, a in pairs(inputs)])
+def _then(compute: Compute, change: ArrayChange, inputs: Sequence[Array]) -> Array:
+    return change(compute(inputs))
 
 
-def _of_bytes(dtype: DType) -> Iterator[tuple[str, *tuple[Callable[[Array], Array], ...]]]:
-    """Other ways to read bytes of such elements; two that differ in what lies behind the last."""
+def _of_bytes(dtype: DType) -> Iterator[tuple[str, *tuple[ArrayChange, ...]]]:
+    """Other ways to read bytes of such elements; two that differ in the bytes behind the last."""
     share, half = 8 // dtype.bits, 1 << (dtype.bits - 1)
 
     def turned(array: Array, axis: int, seed: int) -> Array:

@@ -1,7 +1,7 @@
-"""Layers made from a pattern: a point says how large they are and what their numbers are like.
+"""Layers made from a pattern: a point says how large they are and how their numbers are chosen.
 
-A point is a setting for every axis below; axes that are absent have their first default. What a layer does with the
-operators of a pattern stands in `_MAKERS`; a pattern with another operator cannot be tried and says so.
+A point is a setting for every axis below; axes that are absent have their first default. `_MAKERS` has a function for
+each operator a pattern may have; a pattern with another operator cannot be tried and says so.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
-from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.base import Operator, require
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear, accumulator_type
 from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.operators.user import UserOperator
@@ -27,16 +27,18 @@ from dovetail.target.pattern import Apply, Leaf, Pattern
 
 Point = Mapping[str, int]
 """Axis -> setting."""
+Part = Apply[Any]
+"""An operator of a pattern, with its operands."""
 
 SIZES = {
     **{"rows": 6, "columns": 5, "channels": 8, "outputs": 8, "kernel_rows": 3, "kernel_columns": 3},
     **dict.fromkeys(("stride_rows", "stride_columns", "dilation_rows", "dilation_columns"), 1),
     **dict.fromkeys(("top", "left", "bottom", "right", "batch", "groups", "depth"), 1),
 }
-"""Axes that count something, with what they are where nothing is said. `depth` is a depthwise layer's multiplier."""
+"""Axes that count something, with their defaults. `depth` is a depthwise layer's multiplier."""
 PADS = ("top", "bottom", "left", "right")
 LEAST = {name: 0 if name in PADS else 1 for name in SIZES}
-"""The least each may be."""
+"""The smallest size of each."""
 TYPES = (DType.INT8, DType.UINT8, DType.INT16, DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
 WEIGHTS = (DType.INT8, DType.INT4, DType.INT2)
 RANGES = ((-1 << 31, (1 << 31) - 1), (0, (1 << 31) - 1), (0, 77), (-64, 63), (-32, 31))
@@ -59,19 +61,21 @@ ORDERS = ((0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 3, 2))
 FUNCTIONS = tuple(kind for kind in BinaryKind if kind is not BinaryKind.PRELU)
 """Functions of two integers."""
 OWN: dict[str, tuple[int, ...]] = {
-    **{
-        "range": (0, 1, 2, 3, 4),
-        "result": tuple(range(len(TYPES))),
-        "scale": (0, 1),
-        "offset": (0, 1, 2),
-        "with": (1, 0),
-    },
-    **{"order": tuple(range(len(ORDERS))), "function": tuple(range(len(FUNCTIONS)))},
-    **{"along": (3, 1, 2, 0), "unequal": (1, 0), "first": (0, 1, 3)},
+    "range": tuple(range(len(RANGES))),
+    "result": tuple(range(len(TYPES))),
+    "scale": (0, 1),
+    "offset": (0, 1, 2),
+    "with": (1, 0),
+    "order": tuple(range(len(ORDERS))),
+    "function": tuple(range(len(FUNCTIONS))),
+    "along": (3, 1, 2, 0),
+    "unequal": (1, 0),
+    "first": (0, 1, 3),
 }
 """Axes of one operator of the pattern, as `axis:name`. Of a ScaleShift, `scale` 1: a shift only, one for all channels;
 `offset` 0: any, 1: a multiple of the scale, 2: none. `with`: whether an optional operator is there. `along`: of a
 concatenation; `unequal`: whether its operands have different sizes there. `first`: channels a slice begins behind."""
+_DEFAULTS = SIZES | {axis: settings[0] for axis, settings in (MADE | NUMBERS | OWN).items()}
 
 
 MOST_WORK, MOST_ELEMENTS = 2_000_000, 200_000
@@ -83,14 +87,8 @@ class NoLayerError(Exception):
 
 
 def setting(point: Point, axis: str) -> int:
-    """What a point says of an axis, or the default."""
-    if axis in point:
-        return point[axis]
-    if axis in SIZES:
-        return SIZES[axis]
-    if axis in MADE:
-        return 0
-    return NUMBERS[axis][0] if axis in NUMBERS else OWN[axis.split(":")[0]][0]
+    """The setting of an axis in a point, or its default."""
+    return point.get(axis, _DEFAULTS[axis.split(":")[0]])
 
 
 @dataclass
@@ -105,15 +103,15 @@ class LayerBuilder:
     inputs: dict[str, str] = field(default_factory=dict)
     """Leaf -> value, of run-time operands."""
     parts: dict[int, str] = field(default_factory=dict)
-    """What was made of each part of the pattern, by identity: one that stands there twice is one value."""
+    """Part of the pattern, by identity -> its value: a part that stands in the pattern twice is one value."""
     used: dict[str, None] = field(default_factory=dict)
     work: int = 0
     matrix: bool = False
     result: DType = DType.INT8
-    """What is being made ends in."""
+    """Type of the result of the part that is being made."""
 
     def get(self, axis: str) -> int:
-        """The setting of an axis, which is thereby one that matters."""
+        """The setting of an axis; notes that the axis matters."""
         self.used[axis] = None
         return setting(self.point, axis)
 
@@ -127,28 +125,40 @@ class LayerBuilder:
         self.arrays[value] = array
         return value
 
-    def given(self, leaf: str, name: str, kind: TensorType, array: Array) -> str:
+    def given(self, leaf: str, kind: TensorType, array: Array) -> str:
         """Add a run-time operand."""
-        value = self.builder.input(f"{self.prefix}{name}", kind)
+        value = self.builder.input(f"{self.prefix}{leaf}", kind)
         self.arrays[value], self.inputs[leaf] = array.astype(kind.dtype.numpy), value
         return value
+
+    def operand(self, leaf: str, kind: TensorType) -> str:
+        """Add a run-time operand of random integers, or of one integer."""
+        low, high = kind.dtype.low, kind.dtype.high
+        array = np.full(kind.shape, low + 3)
+        if self.get("x"):
+            array = self.generator.integers(max(low, -(1 << 11)), min(high, 1 << 11) + 1, kind.shape)
+        return self.given(leaf, kind, array)
 
     def add(self, operator: Operator, *inputs: str) -> str:
         """Add an operator and compute it; raises ValueError where it does not take its operands."""
         kinds = [self.builder.type_of(name) for name in inputs]
-        made = operator.infer(kinds)
+        result = operator.infer(kinds)
         self.work += operator.macs(kinds)
-        if self.work > MOST_WORK or max(made.elements, *(kind.elements for kind in kinds)) > MOST_ELEMENTS:
-            raise ValueError("too large to be tried")
+        require_small(self.work <= MOST_WORK, *kinds, result)
         stem = f"{self.prefix}{type(operator).__name__.lower()}"
         value = self.builder.add(operator, inputs, stem, self.prefix or "case")
         self.arrays[value] = operator.evaluate([self.arrays[name] for name in inputs])
         return value
 
 
+def require_small(condition: bool, *kinds: TensorType) -> None:
+    """Raise ValueError unless the condition holds and the values are small enough to be tried."""
+    require(condition and all(kind.elements <= MOST_ELEMENTS for kind in kinds), "too large to be tried")
+
+
 @dataclass(frozen=True)
 class MadeLayer:
-    """A layer in a graph, with operands and what it must give."""
+    """A layer in a graph, with operands and the result it must give."""
 
     root: str
     inputs: Mapping[str, Array]
@@ -159,14 +169,17 @@ class MadeLayer:
     """Multiply-accumulates."""
 
     def settings(self, point: Point) -> dict[str, int]:
-        """What a point says of all axes that matter."""
+        """The settings of all axes that matter."""
         return {axis: setting(point, axis) for axis in self.used}
 
 
 def add_layer(builder: GraphBuilder, pattern: Pattern, cases: Cases | None, point: Point, prefix: str) -> MadeLayer:
-    """Put a layer of a pattern, or of a network, into a graph; its numbers depend on nothing but the point. Raises
-    ValueError where there is no such layer, e.g. a kernel larger than its image, Underivable for an operator that
-    cannot be made."""
+    """Put a layer of a pattern, or of a network, into a graph; its numbers depend on nothing but the point.
+
+    Raises:
+        ValueError: there is no such layer, e.g. a kernel larger than its image.
+        NoLayerError: no layer can be made with an operator of the pattern.
+    """
     seed = [abs(setting(point, axis)) for axis in _SEEDING]
     making = LayerBuilder(builder, point, prefix, np.random.default_rng(seed))
     making.matrix = FullyConnected in operators(pattern)
@@ -180,7 +193,7 @@ _SEEDING = (*SIZES, *(axis for axis in NUMBERS if axis not in ("multiplier", "sc
 
 
 class _PointSettings(Mapping[str, int]):
-    """The settings of a point, which notes what is asked for."""
+    """The settings of a point; each one that is read is noted."""
 
     def __init__(self, making: LayerBuilder) -> None:
         self._making = making
@@ -207,12 +220,7 @@ def _of_network(making: LayerBuilder, cases: Cases | None) -> str:
         raise ValueError("there are no networks for it")
     part = cases(_PointSettings(making))
     names = {name: making.constant(name, array, part.types[name].dtype) for name, array in part.constants.items()}
-    for name in part.inputs:
-        kind, low = part.types[name], part.types[name].dtype.low
-        array = np.full(kind.shape, low + 3)
-        if making.get("x"):
-            array = making.generator.integers(max(low, -(1 << 11)), min(kind.dtype.high, 1 << 11) + 1, kind.shape)
-        names[name] = making.given(name, name, kind, array)
+    names |= {name: making.operand(name, part.types[name]) for name in part.inputs}
     for node in part.nodes:
         names[node.output] = making.add(node.operator, *(names[name] for name in node.inputs))
     return names[part.outputs[0]]
@@ -238,7 +246,7 @@ def left_out(pattern: Pattern) -> tuple[str, ...]:
 
 
 def _maker(kind: type[Operator]) -> Maker | None:
-    """What makes layers with an operator."""
+    """The function that makes layers with an operator."""
     if issubclass(kind, UserOperator):
         return _user
     return _MAKERS.get(kind)
@@ -263,22 +271,17 @@ def _leaf(making: LayerBuilder, leaf: Leaf, along: int = 0, more: int = 0) -> st
         raise NoLayerError(f"no constant is made for {leaf.name} where it stands")
     if leaf.name in making.inputs:
         return making.inputs[leaf.name]
-    dtype, rows = TYPES[making.get("type")], making.get("batch")
+    dtype, images = TYPES[making.get("type")], making.get("batch")
     image = () if making.matrix else (making.get("rows"), making.get("columns"))
-    shape = [rows, *image, making.get("channels")]
+    shape = [images, *image, making.get("channels")]
     shape[along] += more
     kind = TensorType(tuple(shape), dtype)
-    if kind.elements > MOST_ELEMENTS:
-        raise ValueError("too large to be tried")
-    array = np.full(shape, dtype.low + 3)
-    if making.get("x"):
-        array = making.generator.integers(max(dtype.low, -(1 << 11)), min(dtype.high, 1 << 11) + 1, shape)
-    return making.given(leaf.name, leaf.name, kind, array)
+    require_small(True, kind)
+    return making.operand(leaf.name, kind)
 
 
 def _weights(making: LayerBuilder, shape: tuple[int, ...]) -> str:
-    if TensorType(shape, DType.INT8).elements > MOST_ELEMENTS:
-        raise ValueError("too large to be tried")
+    require_small(True, TensorType(shape, DType.INT8))
     dtype, kind = WEIGHTS[making.get("weight_type")], making.get("weights")
     low, high = (-1, 1) if kind == 2 else (dtype.low, dtype.high)
     array = making.generator.integers(low, high + 1, shape) if kind else np.ones(shape)
@@ -290,54 +293,65 @@ def _zero(making: LayerBuilder, axis: str, dtype: DType) -> int:
     return max(dtype.low, min(making.get(axis), dtype.high))
 
 
-def _linear(making: LayerBuilder, part: Apply[Any]) -> str:
+def _layer_operand(making: LayerBuilder, part: Part) -> tuple[str, TensorType, tuple[int, int]]:
+    """Name and type of a layer's operand, and the zero points of operand and weights."""
     x = _make(making, part.inputs[0])
-    channels, outputs = making.builder.type_of(x).shape[-1], 0
-    dtype = making.builder.type_of(x).dtype
-    zeros = {"input_zero_point": _zero(making, "input_zero", dtype), "weight_zero_point": making.get("weight_zero")}
-    operator: Operator
-    if part.operator is FullyConnected:
-        outputs = making.get("outputs")
-        weights, operator = _weights(making, (outputs, channels)), FullyConnected(**zeros)
-    else:
-        kernel, stride, dilation = making.both("kernel"), making.both("stride"), making.both("dilation")
-        _refuse_padding_alone(making, part, making.builder.type_of(x).shape)
-        if part.operator is Conv2d:
-            outputs, groups = making.get("outputs"), making.get("groups")
-            if channels % groups:
-                raise ValueError("groups divide the channels")
-            weights = _weights(making, (outputs, *kernel, channels // groups))
-            operator = Conv2d(stride, dilation, **zeros)
-        else:
-            outputs = channels * making.get("depth")
-            weights, operator = _weights(making, (1, *kernel, outputs)), DepthwiseConv2d(stride, dilation, **zeros)
+    kind = making.builder.type_of(x)
+    return x, kind, (_zero(making, "input_zero", kind.dtype), making.get("weight_zero"))
+
+
+def _dense(making: LayerBuilder, part: Part) -> str:
+    x, kind, zeros = _layer_operand(making, part)
+    weights = _weights(making, (making.get("outputs"), kind.shape[-1]))
+    return _layer(making, part, FullyConnected(*zeros), x, weights)
+
+
+def _convolution(making: LayerBuilder, part: Part) -> str:
+    x, kind, zeros = _layer_operand(making, part)
+    kernel, stride, dilation = making.both("kernel"), making.both("stride"), making.both("dilation")
+    _refuse_padding_alone(making, part, kind.shape)
+    outputs, groups = making.get("outputs"), making.get("groups")
+    require(kind.shape[-1] % groups == 0, "groups divide the channels")
+    weights = _weights(making, (outputs, *kernel, kind.shape[-1] // groups))
+    return _layer(making, part, Conv2d(stride, dilation, *zeros), x, weights)
+
+
+def _depthwise(making: LayerBuilder, part: Part) -> str:
+    x, kind, zeros = _layer_operand(making, part)
+    kernel, stride, dilation = making.both("kernel"), making.both("stride"), making.both("dilation")
+    _refuse_padding_alone(making, part, kind.shape)
+    weights = _weights(making, (1, *kernel, kind.shape[-1] * making.get("depth")))
+    return _layer(making, part, DepthwiseConv2d(stride, dilation, *zeros), x, weights)
+
+
+def _layer(making: LayerBuilder, part: Part, operator: Linear, x: str, weights: str) -> str:
+    """Add a layer, with a bias if the pattern has one."""
     if len(part.inputs) < 3:
         return making.add(operator, x, weights)
+    outputs = making.builder.type_of(weights).shape[operator.weight_axis]
     bias = making.generator.integers(-3000, 3001, outputs) * making.get("bias")
-    wide = DType.INT64 if dtype is DType.INT16 else DType.INT32
-    return making.add(operator, x, weights, making.constant("bias", bias.astype(wide.numpy)))
+    sums = accumulator_type(making.builder.type_of(x).dtype)
+    return making.add(operator, x, weights, making.constant("bias", bias.astype(sums.numpy)))
 
 
 _GROUP = 16
 """Neighbours whose bits lie together."""
 
 
-def _bit_product(making: LayerBuilder, part: Apply[Any]) -> str:
+def _bit_product(making: LayerBuilder, part: Part) -> str:
     """A product with the bits of a matrix, which is given as they lie."""
     x = _make(making, part.inputs[0])
     shape = (making.get("outputs"), making.builder.type_of(x).shape[-1])
-    if TensorType(shape, DType.UINT8).elements > MOST_ELEMENTS:
-        raise ValueError("too large to be tried")
+    require_small(True, TensorType(shape, DType.UINT8))
     array = np.full(shape, 129, np.uint8)
     if making.get("weights"):
         array = making.generator.integers(0, 256, shape).astype(np.uint8)
     planes = ToBitPlanes(_GROUP).evaluate([array])
     kind = TensorType(tuple(planes.shape), DType.UINT8)
-    leaf = part.inputs[1].name
-    return making.add(BitProduct(making.get("weight_zero")), x, making.given(leaf, leaf, kind, planes))
+    return making.add(BitProduct(making.get("weight_zero")), x, making.given(part.inputs[1].name, kind, planes))
 
 
-def _refuse_padding_alone(making: LayerBuilder, part: Apply[Any], shape: tuple[int, ...]) -> None:
+def _refuse_padding_alone(making: LayerBuilder, part: Part, shape: tuple[int, ...]) -> None:
     """Raise ValueError where a stride goes beyond the image, or no window has an element of it."""
     padded = isinstance(part.inputs[0], Apply) and part.inputs[0].operator is Pad
     for name, size, lead, end in (("rows", shape[1], "top", "bottom"), ("columns", shape[2], "left", "right")):
@@ -345,11 +359,11 @@ def _refuse_padding_alone(making: LayerBuilder, part: Apply[Any], shape: tuple[i
         before, after = (making.get(lead), making.get(end)) if padded else (0, 0)
         starts = range(0, size - (kernel - 1) * dilation, stride)
         read = (start + tap * dilation for start in starts for tap in range(kernel))
-        if stride > max(size, 1) or not any(before <= place < size - after for place in read):
-            raise ValueError("it reads padding alone")
+        is_read = any(before <= place < size - after for place in read)
+        require(stride <= max(size, 1) and is_read, "it reads padding alone")
 
 
-def _pad(making: LayerBuilder, part: Apply[Any]) -> str:
+def _pad(making: LayerBuilder, part: Part) -> str:
     x = _make(making, part.inputs[0])
     pads = [making.get(name) for name in ("top", "left", "bottom", "right")]
     if part.optional and not any(pads):
@@ -361,49 +375,42 @@ def _pad(making: LayerBuilder, part: Apply[Any]) -> str:
 
 
 def _spread(making: LayerBuilder, value: str) -> Array:
-    """What each channel of sums is to be multiplied with so that the results fill a byte, or a narrower type."""
+    """Factors of each channel of sums with which the results fill a byte, or a narrower type."""
     sums = making.arrays[value].astype(np.float64)
-    across = tuple(range(sums.ndim - 1))
-    width = np.maximum(np.abs(sums).mean(axis=across), np.abs(sums).max() / 16)
-    factors = (
-        70.0
-        / 2.0 ** max(8 - making.result.bits, 0)
-        / np.maximum(width, 1.0)
-        * making.generator.uniform(0.8, 1.25, sums.shape[-1])
-    )
+    mean = np.abs(sums).mean(axis=tuple(range(sums.ndim - 1)))
+    width = np.maximum(np.maximum(mean, np.abs(sums).max() / 16), 1.0)
+    spread = making.generator.uniform(0.8, 1.25, sums.shape[-1])
+    factors = 70.0 / 2.0 ** max(8 - making.result.bits, 0) / width * spread
     return np.asarray(factors if making.get("per_channel") else factors[:1])
 
 
-def _requantize(making: LayerBuilder, part: Apply[Any]) -> str:
+def _requantize(making: LayerBuilder, part: Part) -> str:
     x = _make(making, part.inputs[0])
     mantissa, exponent = np.frexp(_spread(making, x))
     bits = {0: 31, 1: 1, 2: 15, 3: 8}[making.get("multiplier")]
     whole = np.rint(mantissa * 2.0**bits).clip(1 << bits - 1, (1 << bits) - 1).astype(np.int64)
-    multiplier = (whole << 31 - bits).astype(np.int32)
     rounding = tuple(Rounding)[making.get("rounding")]
     operator = Requantize(rounding, output_zero_point=_zero(making, "output_zero", making.result))
-    constants = {"multiplier": multiplier, "shift": exponent.astype(np.int32)}
-    return making.add(operator, x, *(making.constant(name, array) for name, array in constants.items()))
+    multiplier = making.constant("multiplier", (whole << 31 - bits).astype(np.int32))
+    return making.add(operator, x, multiplier, making.constant("shift", exponent.astype(np.int32)))
 
 
-def _scale_shift(making: LayerBuilder, part: Apply[Any]) -> str:
+def _scale_shift(making: LayerBuilder, part: Part) -> str:
     x = _make(making, part.inputs[0])
-    factors, mode, odd = _spread(making, x), making.get(f"scale:{part.name}"), making.get(f"offset:{part.name}")
-    if mode:
-        factors = factors[:1]
-    bits = 0 if mode else 7
-    exponent = np.clip(np.floor(bits - np.log2(np.maximum(factors, 1e-9))), 0, 31).astype(np.int64)
-    shift = np.full(factors.size, exponent.min()) if mode else exponent
-    scale = np.ones(factors.size) if mode else np.clip(np.rint(factors * 2.0**shift), 1, 255)
+    factors, plain, offsets = _spread(making, x), making.get(f"scale:{part.name}"), making.get(f"offset:{part.name}")
+    factors = factors[:1] if plain else factors
+    exponent = np.floor((0 if plain else 7) - np.log2(np.maximum(factors, 1e-9)))
+    shift = np.clip(exponent, 0, 31).astype(np.int64)
+    scale = np.ones(1) if plain else np.clip(np.rint(factors * 2.0**shift), 1, 255)
     count = making.arrays[x].shape[-1] if making.get("per_channel") else 1
     steps = making.generator.integers(-700, 701, count)
-    offset = {0: scale * steps + (steps % np.maximum(scale, 1)), 1: scale * steps, 2: steps * 0}[odd]
+    offset = (scale * steps + steps % np.maximum(scale, 1), scale * steps, steps * 0)[offsets]
     constants = {"scale": scale, "offset": offset, "shift": shift}
     names = [making.constant(name, array.astype(np.int32)) for name, array in constants.items()]
     return making.add(ScaleShift(), x, *names)
 
 
-def _clip(making: LayerBuilder, part: Apply[Any]) -> str:
+def _clip(making: LayerBuilder, part: Part) -> str:
     if isinstance(part.inputs[0], Leaf):
         x = _make(making, part.inputs[0])
         dtype = making.builder.type_of(x).dtype
@@ -414,7 +421,7 @@ def _clip(making: LayerBuilder, part: Apply[Any]) -> str:
     return making.add(Clip(max(low, dtype.low), min(high, dtype.high), dtype), x)
 
 
-def _pool(making: LayerBuilder, part: Apply[Any]) -> str:
+def _pool(making: LayerBuilder, part: Part) -> str:
     x = _make(making, part.inputs[0])
     pads = tuple((making.get(a), making.get(b)) for a, b in (("top", "bottom"), ("left", "right")))
     kernel, stride = making.both("kernel"), making.both("stride")
@@ -425,34 +432,33 @@ def _pool(making: LayerBuilder, part: Apply[Any]) -> str:
     return making.add(kind(kernel, stride, (pads[0], pads[1])), x)
 
 
-def _operands(making: LayerBuilder, part: Apply[Any]) -> list[str]:
+def _operands(making: LayerBuilder, part: Part) -> list[str]:
     return [_make(making, operand) for operand in part.inputs]
 
 
-def _lookup(making: LayerBuilder, part: Apply[Any]) -> str:
+def _lookup(making: LayerBuilder, part: Part) -> str:
     x = _make(making, part.inputs[0])
     table = making.generator.integers(-128, 128, 256).astype(np.int8)
     return making.add(Lookup(), x, making.constant("table", table))
 
 
-def _slice(making: LayerBuilder, part: Apply[Any]) -> str:
+def _slice(making: LayerBuilder, part: Part) -> str:
     """Without what would be padding elsewhere, every `stride`-th element."""
     x = _make(making, part.inputs[0])
     images, rows, columns, channels = making.builder.type_of(x).shape
     start = (0, making.get("top"), making.get("left"), making.get(f"first:{part.name}"))
     stop = (images, rows - making.get("bottom"), columns - making.get("right"), channels)
-    if any(low >= high for low, high in zip(start, stop, strict=True)):
-        raise ValueError("nothing is left of it")
+    require(all(low < high for low, high in zip(start, stop, strict=True)), "nothing is left of it")
     return making.add(Slice(start, stop, (1, *making.both("stride"), 1)), x)
 
 
-def _flat(making: LayerBuilder, part: Apply[Any]) -> str:
+def _flat(making: LayerBuilder, part: Part) -> str:
     """One of several results of a launch."""
     x = _make(making, part.inputs[0])
     return making.add(Reshape((making.builder.type_of(x).elements,)), x)
 
 
-def _concat(making: LayerBuilder, part: Apply[Any]) -> str:
+def _concat(making: LayerBuilder, part: Part) -> str:
     if all(isinstance(one, Apply) and one.operator is Reshape for one in part.inputs):
         return making.add(Concat(0), *_operands(making, part))
     along, unequal = making.get(f"along:{part.name}"), making.get(f"unequal:{part.name}")
@@ -462,7 +468,7 @@ def _concat(making: LayerBuilder, part: Apply[Any]) -> str:
     return making.add(Concat(along), *parts)
 
 
-def _user(making: LayerBuilder, part: Apply[Any]) -> str:
+def _user(making: LayerBuilder, part: Part) -> str:
     """An operator of the user's own, by its example."""
     assert issubclass(part.operator, UserOperator)
     if part.operator.example.__func__ is UserOperator.example.__func__:  # type: ignore[attr-defined]
@@ -476,20 +482,20 @@ def _user(making: LayerBuilder, part: Apply[Any]) -> str:
             array = making.generator.normal(0, 1, kind.shape)
         elif kind.dtype.is_integer and not making.get("x"):
             array = np.full(kind.shape, max(low, 0) + 3)
-        if isinstance(leaf, Leaf) and leaf.constant:
-            names.append(making.constant(leaf.name, array.astype(kind.dtype.numpy), kind.dtype))
-        elif isinstance(leaf, Leaf):
-            names.append(making.given(leaf.name, leaf.name, kind, array))
-        else:
+        if not isinstance(leaf, Leaf):
             names.append(_make(making, leaf))
+        elif leaf.constant:
+            names.append(making.constant(leaf.name, array.astype(kind.dtype.numpy), kind.dtype))
+        else:
+            names.append(making.given(leaf.name, kind, array))
     return making.add(operator, *names)
 
 
-Maker = Callable[[LayerBuilder, Apply[Any]], str]
+Maker = Callable[[LayerBuilder, Part], str]
 _MAKERS: Mapping[type[Operator], Maker] = {
-    Conv2d: _linear,
-    DepthwiseConv2d: _linear,
-    FullyConnected: _linear,
+    Conv2d: _convolution,
+    DepthwiseConv2d: _depthwise,
+    FullyConnected: _dense,
     BitProduct: _bit_product,
     Pad: _pad,
     Requantize: _requantize,
