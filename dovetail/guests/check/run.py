@@ -1,4 +1,4 @@
-"""Carries cases out: many layers as one network, compiled as any, on whatever computes them.
+"""Runs cases: many layers as one network, compiled as any other, on a simulator or on a Python model alone.
 
 On "model" engines of `JobRegisters` are their Python models alone: no firmware, no core. A layer that is one launch is
 given to the model as it is, with gaps between rows, and memory is looked at afterwards.
@@ -19,7 +19,7 @@ import numpy as np
 from dovetail.arrays import built
 from dovetail.compile import Compiled, Options, compile_graph
 from dovetail.errors import DovetailError, PlaceError, PlanError, ProgramError, SimulationError
-from dovetail.guests.check.cases import Case, ask, raised
+from dovetail.guests.check.cases import Case, PointCheck, ask, raised
 from dovetail.guests.check.layers import MadeLayer, add_layer, single
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.layout import Layout
@@ -33,11 +33,15 @@ from dovetail.sim.launch_queue import FINISHED, START
 from dovetail.target.description import Target
 from dovetail.target.devices import JOB
 from dovetail.target.engine import Engine
-from dovetail.target.offload import Command, LibraryCall, Offload, Operand
-from dovetail.target.pattern import Match, Scope
+from dovetail.target.offload import Command, Offload, Operand
+from dovetail.target.pattern import Scope
 
 LAST = 8
 """Register accesses shown of a port that hangs."""
+_UNWRITTEN = 0xA5
+"""The byte in memory that nothing was written to, as on the simulated chip."""
+_CONSTANTS = 16
+"""Bytes that packed constants are aligned to."""
 
 
 class MemoryView:
@@ -91,11 +95,11 @@ def device_of(engine: Engine, bus: MemoryView) -> Device:
 
 def on_model(compiled: Compiled, inputs: Mapping[str, Array], seconds: float) -> dict[str, Array]:
     """The outputs of a program whose launches the devices carry out.
-    Raises SimulationError where a device accesses what it must not, or does not come to an end."""
+    Raises SimulationError if a device accesses other memory than its own, or does not come to an end."""
     program, target, unit = compiled.plan.program, compiled.unit.target, compiled.unit
     machine = ProgramInterpreter(program, target)
     for memory in machine.memories.values():
-        memory[:] = 0xA5  # as the simulated chip's: what nobody wrote is no friendly zero
+        memory[:] = _UNWRITTEN
     bus = MemoryView(target, machine.memories)
     for name, view in program.inputs.items():
         machine.write(view, inputs[name])
@@ -114,7 +118,7 @@ def on_model(compiled: Compiled, inputs: Mapping[str, Array], seconds: float) ->
 
 @contextmanager
 def time_limit(seconds: float, last: str) -> Iterator[None]:
-    """Raise SimulationError where the body takes longer; in the main thread of a system with alarms, else nothing."""
+    """Raise SimulationError if the body takes longer; only in the main thread of a system with alarms."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -134,35 +138,25 @@ def time_limit(seconds: float, last: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-_UNWRITTEN = 0xA5
-_CONSTANTS = 16
-"""Bytes that packed constants are aligned to."""
-
-
-def on_device(
-    target: Target, engine: Engine, offload: Offload, match: Match, layer: MadeLayer, case: Case, seconds: float
-) -> Array | None:
-    """What the engine computes of a layer; None where its memory does not hold it.
+def on_device(target: Target, case: Case, checked: PointCheck, seconds: float) -> Array | None:
+    """The result of a layer on an engine's Python model; None if the engine's memory does not hold the layer.
 
     Args:
         target: the machine.
-        engine: one with a Python model.
-        offload: what it is asked for.
-        match: the layer.
-        layer: its operands.
-        case: where things are to lie.
-        seconds: it may take.
+        case: which engine, and where operands lie.
+        checked: the layer of the case.
+        seconds: the most a command may take.
 
     Raises:
-        SimulationError: it does what it must not.
-        ProgramError: it writes outside of its result.
+        SimulationError: the model accesses other memory than its own, or does not come to an end.
+        ProgramError: the model writes outside of its result.
     """
-    memory = target.memory(engine.memory)
-    alignment, apart = 256 if case.aligned else memory.alignment, not case.dense
-    room = _MemoryAllocator(alignment)
-    inputs, types = ((leaf, name) for leaf, name in match.values.items() if name in layer.inputs), match.graph.types
-    layouts, apart = offload.layouts_of(match), apart and offload.strided
-    views = {name: room.view(name, types[name], layouts.get(leaf), apart) for leaf, name in inputs}
+    engine, offload = target.engine(case.engine), offload_of(target, case)
+    match, layer, memory = checked.match, checked.layer, target.memory(engine.memory)
+    alignment, apart = 256 if case.aligned else memory.alignment, offload.strided and not case.dense
+    room, layouts = _MemoryAllocator(alignment), offload.layouts_of(match)
+    inputs = [(leaf, name) for leaf, name in match.values.items() if name in layer.inputs]
+    views = {name: room.view(name, match.graph.types[name], layouts.get(leaf), apart) for leaf, name in inputs}
     packed = {name: array.reshape(-1).view(np.uint8) for name, array in offload.pack(match).items()}
     step = alignment if case.aligned else _CONSTANTS
     places = {name: room.take(array.size, step) for name, array in packed.items()}
@@ -170,35 +164,28 @@ def on_device(
     result = room.view("result", match.result, layouts.get("result"), apart)
     if room.used > memory.size:
         return None
-    contents = np.full(memory.size, _UNWRITTEN, np.uint8)
+    memories = {other.name: np.full(other.size, _UNWRITTEN, np.uint8) for other in target.memories}
+    contents = memories[engine.memory]
     for name, view in views.items():
         store(contents, view, 0, layer.inputs[name])
     for name, array in packed.items():
         contents[places[name] : places[name] + array.size] = array
     before = contents.copy()
-    of_views = {**views, "result": result}
-    operands = {name: Operand(memory.base + view.offset, view.strides) for name, view in of_views.items()}
+    laid_out = {**views, "result": result}
+    operands = {name: Operand(memory.base + view.offset, view.strides) for name, view in laid_out.items()}
     operands |= {name: Operand(memory.base + place, (1,)) for name, place in (places | {"scratch": scratch}).items()}
-    _carry_out(target, engine, offload.commands(match, operands), contents, seconds)
-    used = slice(scratch, scratch + offload.scratch(match))
-    before[used] = contents[used]
+    device = device_of(engine, MemoryView(target, memories))
+    for command in offload.commands(match, operands):
+        if isinstance(command, Command):
+            with time_limit(seconds, last_writes(command)):
+                carry_out(device, command)
+    before[scratch : scratch + offload.scratch(match)] = contents[scratch : scratch + offload.scratch(match)]
     _written_elsewhere(before, contents, result)
     return load(contents, result, 0)
 
 
-def _carry_out(
-    target: Target, engine: Engine, commands: Sequence[Command | LibraryCall], contents: Array, seconds: float
-) -> None:
-    others = {other.name: np.full(other.size, _UNWRITTEN, np.uint8) for other in target.memories}
-    device = device_of(engine, MemoryView(target, {**others, engine.memory: contents}))
-    for command in commands:
-        if isinstance(command, Command):
-            with time_limit(seconds, last_writes(command)):
-                carry_out(device, command)
-
-
 def _written_elsewhere(before: Array, after: Array, result: View) -> None:
-    """Raise where bytes have changed that are not the result's."""
+    """Raise ProgramError if other bytes than the result's have changed."""
     changed, bytewise = before != after, result.bytewise
     changed[byte_places(bytewise, 0)] = False
     if bytewise.layout is not None and not bytewise.layout.is_row_major:  # what pads the last blocks may hold any bytes
@@ -237,37 +224,36 @@ class _MemoryAllocator:
 
 
 def in_no_time(target: Target) -> Target:
-    """The target with engines that do at once what they are given."""
+    """The target with engines that finish each job at once."""
 
-    def made(engine: Engine) -> Engine:
-        if engine.device is None:
+    def at_once(engine: Engine) -> Engine:
+        if (device := engine.device) is None:
             return engine
-        d = engine.device
-        spec = hurried(DeviceSpec(d.factory, d.base, d.size, d.arguments))
-        return replace(engine, device=replace(d, factory=spec.factory, arguments=spec.arguments))
+        spec = hurried(DeviceSpec(device.factory, device.base, device.size, device.arguments))
+        return replace(engine, device=replace(device, factory=spec.factory, arguments=spec.arguments))
 
-    return replace(target, engines=tuple(made(engine) for engine in target.engines))
+    return replace(target, engines=tuple(map(at_once, target.engines)))
 
 
 INSTRUCTIONS = 30_000_000
-"""That a batch may take on the simulated chip at most."""
+"""Most instructions of a batch on the simulated chip."""
 SECONDS = 60.0
-"""That a batch may take."""
+"""Most seconds of a batch."""
 _START, _PER_CASE, _PER_PRODUCT = 1_000_000, 400_000, 40
 """Instructions a batch may take: for start-up, for each case, and for each multiply-accumulate."""
 _HANGS = ("it hangs", "gave no answer", "without an end", "deadlock")
-"""What is in the errors of a port that does not come to an end."""
+"""Parts of the errors of a port that does not come to an end."""
 _SKIPPED = "not tried after an error"
 _BATCH = 32
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case."""
+    """The result of a case, or why there is none."""
 
     case: Case
     actual: Array | None = None
-    """What was computed; None where nothing was."""
+    """The computed result; None if nothing was computed."""
     expected: Array | None = None
     error: str = ""
     """Why nothing was computed."""
@@ -276,12 +262,12 @@ class Outcome:
 
     @property
     def hangs(self) -> bool:
-        """True when it did not come to an end."""
+        """Whether it did not come to an end."""
         return any(word in self.error for word in _HANGS)
 
     @property
     def failed(self) -> bool:
-        """True when the port is wrong here."""
+        """Whether the port is wrong here."""
         if self.skipped or self.error:
             return bool(self.error)
         assert self.actual is not None and self.expected is not None
@@ -300,61 +286,58 @@ def run(
     seconds: float = SECONDS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Outcome]:
-    """Every case's outcome, in order.
+    """The outcome of every case, in order.
 
     Args:
         target: the machine.
-        cases: what to compute.
+        cases: the layers to compute.
         simulator: "model" (the device alone, in Python) or one of `dovetail.run.SIMULATORS`.
-        seconds: that a batch may take.
-        progress: told how many are done.
+        seconds: the most a batch may take.
+        progress: told how many cases have ended.
     """
-    done = _refused(target, {index: case for index, case in enumerate(cases) if not case.taken})
-    done |= _directly(target, cases, seconds) if simulator == "model" else {}
-    for batch in _batches({index: case for index, case in enumerate(cases) if index not in done}):
-        if any(outcome.hangs for outcome in done.values()):
-            outcomes = [Outcome(cases[index], skipped=_SKIPPED) for index in batch]
-        else:
-            outcomes = _attempt(target, [cases[index] for index in batch], simulator, seconds)
-        done.update(zip(batch, outcomes, strict=True))
-        progress(len(done))
-    return [done[index] for index in range(len(cases))]
+    outcomes = {index: _refused(target, case) for index, case in enumerate(cases) if not case.taken}
+    if simulator == "model":
+        for index, case in enumerate(cases):
+            if case.taken and (outcome := _directly(target, case, seconds, _hanging(outcomes))) is not None:
+                outcomes[index] = outcome
+    for batch in _batches({index: case for index, case in enumerate(cases) if index not in outcomes}):
+        own = [cases[index] for index in batch]
+        skipped = [Outcome(case, skipped=_SKIPPED) for case in own] if _hanging(outcomes) else None
+        outcomes.update(zip(batch, skipped or _attempt(target, own, simulator, seconds), strict=True))
+        progress(len(outcomes))
+    return [outcomes[index] for index in range(len(cases))]
 
 
-def _refused(target: Target, cases: Mapping[int, Case]) -> dict[int, Outcome]:
-    """Cases outside of a limit: whether the engine leaves them alone. What the core makes of them is not asked."""
-    done: dict[int, Outcome] = {}
-    for index, case in cases.items():
-        offload = offload_of(target, case)
-        graph, layer = single(offload.pattern, offload.cases, case.point)
-        regions = initial_partition(graph, _alone(target, case))
-        taken = any(region.engine and region.graph.outputs == (layer.root,) for region in regions)
-        error = f"the engine took it, against its limit: {case.failure}" if taken else ""
-        done[index] = Outcome(case, layer.expected, layer.expected, error)
-    return done
+def _hanging(outcomes: Mapping[int, Outcome]) -> bool:
+    return any(outcome.hangs for outcome in outcomes.values())
 
 
-def _directly(target: Target, cases: Sequence[Case], seconds: float) -> dict[int, Outcome]:
-    """Those cases that are one launch of a Python model, carried out without compiling anything."""
-    done: dict[int, Outcome] = {}
-    for index, case in ((index, case) for index, case in enumerate(cases) if case.taken):
-        offload = offload_of(target, case)
-        asked = ask(offload, case.point) if not case.room else None
-        limits = [limit for limit in offload.constraints if limit.scope is not Scope.LAYERS]
-        if asked is None or any(limit.failure(asked.match) is not None for limit in limits):  # not one launch
-            continue
-        if any(outcome.hangs for outcome in done.values()):
-            done[index] = Outcome(case, skipped=_SKIPPED)
-            continue
-        try:
-            found = on_device(target, target.engine(case.engine), offload, asked.match, asked.layer, case, seconds)
-            if found is not None:  # else it is computed in tiles
-                done[index] = Outcome(case, found, asked.layer.expected)
-        except DovetailError as error:
-            done[index] = Outcome(case, error=str(error))
-        except Exception as error:  # the port's own code: pack, commands, the device
-            done[index] = Outcome(case, error=raised(error))
-    return done
+def _refused(target: Target, case: Case) -> Outcome:
+    """Of a case outside of a limit: whether the engine leaves it alone. The core's result is not looked at."""
+    offload = offload_of(target, case)
+    graph, layer = single(offload.pattern, offload.cases, case.point)
+    regions = initial_partition(graph, _alone(target, case))
+    taken = any(region.engine and region.graph.outputs == (layer.root,) for region in regions)
+    error = f"the engine took it, against its limit: {case.failure}" if taken else ""
+    return Outcome(case, layer.expected, layer.expected, error)
+
+
+def _directly(target: Target, case: Case, seconds: float, skip: bool) -> Outcome | None:
+    """The outcome of a case that is one launch of a Python model, without compiling anything; None for others."""
+    offload = offload_of(target, case)
+    checked = ask(offload, case.point) if not case.room else None
+    limits = [limit for limit in offload.constraints if limit.scope is not Scope.LAYERS]
+    if checked is None or any(limit.failure(checked.match) is not None for limit in limits):
+        return None
+    if skip:
+        return Outcome(case, skipped=_SKIPPED)
+    try:
+        actual = on_device(target, case, checked, seconds)
+    except DovetailError as error:
+        return Outcome(case, error=str(error))
+    except Exception as error:  # the port's own code: pack, commands, the device
+        return Outcome(case, error=raised(error))
+    return None if actual is None else Outcome(case, actual, checked.layer.expected)
 
 
 def _batches(cases: Mapping[int, Case]) -> Iterator[list[int]]:
@@ -381,15 +364,15 @@ def _attempt(target: Target, cases: Sequence[Case], simulator: str, seconds: flo
     except Exception as error:  # the port's own code: pack, commands, the device
         if len(cases) == 1:
             return [Outcome(cases[0], error=raised(error))]
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     alone = 1 if simulator != "model" and len(cases) > 2 else 0
     half = alone + (len(cases) - alone) // 2
     for part in filter(None, (cases[:alone], cases[alone:half], cases[half:])):
-        if simulator != "model" and any(outcome.error for outcome in found):
-            found += [Outcome(case, skipped=_SKIPPED) for case in part]
+        if simulator != "model" and any(outcome.error for outcome in outcomes):
+            outcomes += [Outcome(case, skipped=_SKIPPED) for case in part]
         else:
-            found += _attempt(target, part, simulator, seconds)
-    return found
+            outcomes += _attempt(target, part, simulator, seconds)
+    return outcomes
 
 
 def compiled_cases(
@@ -397,14 +380,12 @@ def compiled_cases(
 ) -> tuple[Compiled, Mapping[str, Array], tuple[MadeLayer, ...]]:
     """Cases of one offload as one compiled network, its inputs, and the layers in it.
     Raises DovetailError where it cannot be compiled."""
-    machine = _alone(target, cases[0])
-    builder = GraphBuilder("check")
-    given = offload_of(target, cases[0])
+    builder, offload = GraphBuilder("check"), offload_of(target, cases[0])
     layers = tuple(
-        add_layer(builder, given.pattern, given.cases, case.point, f"c{index}_") for index, case in enumerate(cases)
+        add_layer(builder, offload.pattern, offload.cases, case.point, f"c{index}_") for index, case in enumerate(cases)
     )
     graph = builder.finish([layer.root for layer in layers])
-    compiled = compile_graph(graph, machine, Options(), interpret=False)
+    compiled = compile_graph(graph, _alone(target, cases[0]), Options(), interpret=False)
     return compiled, {name: array for layer in layers for name, array in layer.inputs.items()}, layers
 
 
@@ -415,16 +396,15 @@ def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float
     else:
         most = _START + sum(_PER_CASE + _PER_PRODUCT * layer.work for layer in layers)
         outputs = _on_simulator(compiled, inputs, simulator, min(most, INSTRUCTIONS), seconds)
-    pairs = enumerate(zip(cases, layers, strict=True))
-    return [_outcome(case, layer, f"c{index}_", compiled, outputs) for index, (case, layer) in pairs]
-
-
-def _outcome(case: Case, layer: MadeLayer, origin: str, compiled: Compiled, outputs: Mapping[str, Array]) -> Outcome:
-    regions = [region for region in compiled.regions if origin in region.origins]
-    if all(region.engine is None for region in regions):
-        reason = next((region.reason for region in regions if region.reason), "")
-        return Outcome(case, error=f"every limit takes it, and no engine did: {reason}")
-    return Outcome(case, outputs[layer.root], layer.expected)
+    outcomes = []
+    for index, (case, layer) in enumerate(zip(cases, layers, strict=True)):
+        regions = [region for region in compiled.regions if f"c{index}_" in region.origins]
+        if any(region.engine is not None for region in regions):
+            outcomes.append(Outcome(case, outputs[layer.root], layer.expected))
+        else:
+            reason = next((region.reason for region in regions if region.reason), "")
+            outcomes.append(Outcome(case, error=f"every limit takes it, and no engine did: {reason}"))
+    return outcomes
 
 
 def _alone(target: Target, case: Case) -> Target:
@@ -451,10 +431,10 @@ def _last_accesses(folder: Path) -> Iterator[None]:
     try:
         yield
     except SimulationError as error:
-        files = sorted(folder.glob("*.accesses"))
-        found = [f"{file.stem}: {access}" for file in files for access in accesses(file)[-LAST:]]
         if "last register accesses" in error.hint:
             raise
-        last = f"last register accesses: {'; '.join(found)}" if found else "no register was accessed"
+        files = sorted(folder.glob("*.accesses"))
+        texts = [f"{file.stem}: {access}" for file in files for access in accesses(file)[-LAST:]]
+        last = f"last register accesses: {'; '.join(texts)}" if texts else "no register was accessed"
         hint = f"{error.hint}; {last}" if error.hint else last
         raise SimulationError(error.what, where=error.where, hint=hint) from error

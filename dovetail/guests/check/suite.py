@@ -44,13 +44,13 @@ class Order:
 
     limits: Limits
     simulators: tuple[str, ...] = ()
-    """Of `SIMULATORS` and "model"; empty for the quickest that shows the engine, then the simulated chip."""
+    """Names in `SIMULATORS`, or "model"; empty for the quickest that shows the engine, then the simulated chip."""
     offloads: tuple[str, ...] = ()
-    """Only those of these names; empty for all."""
+    """Names of the offloads that are checked; empty for all."""
     seconds: float = SECONDS
-    """That a batch of cases may take."""
+    """The most a batch of cases may take."""
     first: bool = False
-    """Whether to stop behind the first offload that something is wrong with."""
+    """Whether to stop behind the first offload with findings."""
 
 
 def check(
@@ -76,33 +76,36 @@ def check(
         TargetError: it has no engine, or a simulator that is asked for does not exist or does not fit.
         DovetailError: its Verilog is asked for and does not build.
     """
-    target = through_policies(target)
+    checker = _Checker(through_policies(target), order, progress)
+    target = checker.target
     if not target.engines:
         raise TargetError("it has no engine to check", where=target.name, hint="give a target with an engine")
     if "rtl" in order.simulators:
         verilog_devices(target)  # else each batch would say that it does not build
-    found = Checked(target.name)
-    found.findings += [Finding(sentence, (sentence,)) for sentence in lint_target(target)]
-    lints = len(found.findings)
-    every = [(engine, offload) for engine in target.engines for offload in engine.offloads]
-    wanted = [(e, o) for e, o in every if not order.offloads or o.name in order.offloads]
+    checked = Checked(target.name, [_of_declarations(sentence) for sentence in lint_target(target)])
+    lints = len(checked.findings)
+    every = [(engine.name, offload.name) for engine in target.engines for offload in engine.offloads]
+    wanted = [(engine, offload) for engine, offload in every if not order.offloads or offload in order.offloads]
     if order.offloads and not wanted:
-        hint = f"there is {', '.join(offload.name for _, offload in every)}"
+        hint = f"there is {', '.join(offload for _, offload in every)}"
         raise TargetError(f"there is no offload {' or '.join(order.offloads)}", where=target.name, hint=hint)
     for engine in target.engines:
         simulators(target, engine, order)  # else each offload would say that one is not there
     alone = jobs == 1 and scheduler is None
     with farm(jobs, scheduler, here=True) as spread:
-        try_one = partial(_tried, target, order, progress) if alone else partial(_tried_elsewhere, name, order)
-        ended = spread(try_one, [(engine.name, offload.name) for engine, offload in wanted])
-        for (engine, offload), tried in zip(wanted, _in_order(ended), strict=False):
+        ended = spread(checker.tried if alone else partial(_tried_elsewhere, name, order), wanted)
+        for place, outcome in zip(wanted, _in_order(ended), strict=False):
             if not alone:
-                progress(f"{engine.name} {offload.name}: its cases have ended")
-            _judged(target, engine, offload, order, tried, found, progress)
-            if order.first and len(found.findings) > lints:
+                progress(f"{' '.join(place)}: its cases have ended")
+            checker.judge(place, outcome, checked)
+            if order.first and len(checked.findings) > lints:
                 break
-    found.findings[:] = _merged(found.findings)
-    return found
+    checked.findings[:] = _merged(checked.findings)
+    return checked
+
+
+def _of_declarations(sentence: str, suspicion: str = "") -> Finding:
+    return Finding(sentence, (suspicion or sentence,))
 
 
 @dataclass(frozen=True)
@@ -116,28 +119,26 @@ class _SimulatorRun:
 
 @dataclass(frozen=True)
 class _OffloadOutcome:
-    """What became of an offload's cases; may come from another process."""
+    """The runs of an offload's cases; may come from another process."""
 
     lints: tuple[Finding, ...] = ()
     remark: str = ""
-    """Why there are no cases, if there are none."""
+    """Why there are no cases; empty if there are some."""
     runs: tuple[_SimulatorRun, ...] = ()
-    """Up to the first simulator something failed on: what is wrong on the model is wrong everywhere."""
+    """Runs up to the first simulator with a failure: a case that fails on the model fails everywhere."""
 
 
 def _in_order(ended: Iterator[tuple[int, _OffloadOutcome | LostResult]]) -> Iterator[_OffloadOutcome]:
-    """By their numbers, each as soon as all before it have ended."""
+    """Outcomes by their numbers, each as soon as all before it have ended."""
     early: dict[int, _OffloadOutcome] = {}
-    wanted = 0
-    for number, tried in ended:
-        early[number] = (
-            _OffloadOutcome((Finding(tried.value, (tried.value,)),), tried.value)
-            if isinstance(tried, LostResult)
-            else tried
-        )
-        while wanted in early:
-            yield early.pop(wanted)
-            wanted += 1
+    place = 0
+    for number, outcome in ended:
+        if isinstance(outcome, LostResult):
+            outcome = _OffloadOutcome((_of_declarations(outcome.value),), outcome.value)
+        early[number] = outcome
+        while place in early:
+            yield early.pop(place)
+            place += 1
 
 
 @lru_cache(maxsize=2)
@@ -146,11 +147,11 @@ def _target(name: str) -> Target:
 
 
 def _tried_elsewhere(name: str, order: Order, place: tuple[str, str]) -> _OffloadOutcome:
-    return _tried(_target(name), order, lambda text: None, place)
+    return _Checker(_target(name), order).tried(place)
 
 
 def simulators(target: Target, engine: Engine, order: Order) -> tuple[str, ...]:
-    """What an engine's cases are carried out on; raises TargetError for what is not there."""
+    """The simulators an engine's cases run on; raises TargetError for one that is not there or does not fit."""
     host = engine.device is None or instruction_set(target.core.isa).is_host
     if not order.simulators:
         return ("host",) if host else ("model", "iss") if has_model(target, engine) else ("iss",)
@@ -165,177 +166,173 @@ def simulators(target: Target, engine: Engine, order: Order) -> tuple[str, ...]:
     return order.simulators
 
 
-def _tried(target: Target, order: Order, progress: Callable[[str], None], place: tuple[str, str]) -> _OffloadOutcome:
-    """Make the cases of an offload, by the names of engine and offload, and carry them out."""
-    engine, where = target.engine(place[0]), " ".join(place)
-    offload = next(one for one in engine.offloads if one.name == place[1])
-    progress(f"{where}: looking for layers it takes")
-    cases, remark, lints = _cases(engine, offload, order)
-    runs: list[_SimulatorRun] = []
-    for simulator in simulators(target, engine, order) if not remark else ():
-        began = time.monotonic()
-        progress(f"{where}: {len(cases)} cases on {simulator}")
+@dataclass(frozen=True)
+class _Checker:
+    """Tries the offloads of a target, and looks for what is wrong with them."""
 
-        def told(done: int, name: str = simulator) -> None:
-            progress(f"{where}: {done} of {len(cases)} cases on {name}")
+    target: Target
+    order: Order
+    progress: Callable[[str], None] = lambda text: None
 
-        outcomes = run(target, cases, simulator, order.seconds, told)
-        if not any(outcome.failed for outcome in outcomes):
-            tiled = run(target, _tiled(target, engine, offload, cases), simulator, order.seconds)
-            outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
-        runs.append(_SimulatorRun(simulator, tuple(outcomes), time.monotonic() - began))
-        if any(outcome.failed for outcome in outcomes):
-            break
-    return _OffloadOutcome(lints, remark, tuple(runs))
+    def _run(
+        self, cases: Sequence[Case], simulator: str, progress: Callable[[int], None] = lambda count: None
+    ) -> list[Outcome]:
+        return run(self.target, cases, simulator, self.order.seconds, progress)
 
+    def _offload(self, place: tuple[str, str]) -> tuple[Engine, Offload]:
+        engine = self.target.engine(place[0])
+        return engine, next(offload for offload in engine.offloads if offload.name == place[1])
 
-def _judged(
-    target: Target,
-    engine: Engine,
-    offload: Offload,
-    order: Order,
-    tried: _OffloadOutcome,
-    found: Checked,
-    progress: Callable[[str], None],
-) -> None:
-    """Say what is wrong with an offload."""
-    where = f"{engine.name} {offload.name}"
-    found.findings += tried.lints
-    if tried.remark:
-        found.tested.append(Tested(engine.name, offload.name, remark=tried.remark))
-    right: list[str] = []
-    for one in tried.runs:
-        simulator, outcomes = one.simulator, one.outcomes
-        before = tuple(found.findings)
-        found.findings += _explained(target, offload, simulator, outcomes, order, right, before, progress)
-        failed, skipped = sum(each.failed for each in outcomes), [each.skipped for each in outcomes if each.skipped]
-        reason = skipped[0].splitlines()[0] if skipped else ""
-        counted = (len(outcomes), failed, len(skipped), one.seconds, reason)
-        unmade = () if any("made" in each.case.point for each in outcomes) else left_out(offload.pattern)
-        found.tested.append(Tested(engine.name, offload.name, simulator, *counted, unmade))
-        if all(each.skipped for each in outcomes if each.case.taken):
-            sentence = f"{where}: no case was tried on {simulator}: {reason or 'there is none'}"
-            found.findings.append(Finding(sentence, (f"nothing is known of it on {simulator}",), simulator))
-        right.append(simulator)
+    def tried(self, place: tuple[str, str]) -> _OffloadOutcome:
+        """Make the cases of an offload, by the names of engine and offload, and run them."""
+        where, (engine, offload) = " ".join(place), self._offload(place)
+        self.progress(f"{where}: looking for layers it takes")
+        cases, remark, lints = _cases(engine, offload, self.order)
+        runs: list[_SimulatorRun] = []
+        for simulator in simulators(self.target, engine, self.order) if not remark else ():
+            began = time.monotonic()
+            self.progress(f"{where}: {len(cases)} cases on {simulator}")
+
+            def report(count: int, name: str = simulator) -> None:
+                self.progress(f"{where}: {count} of {len(cases)} cases on {name}")
+
+            outcomes = self._run(cases, simulator, report)
+            if not any(outcome.failed for outcome in outcomes):
+                tiled = self._run(_tiled(self.target, engine, offload, cases), simulator)
+                outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
+            runs.append(_SimulatorRun(simulator, tuple(outcomes), time.monotonic() - began))
+            if any(outcome.failed for outcome in outcomes):
+                break
+        return _OffloadOutcome(lints, remark, tuple(runs))
+
+    def judge(self, place: tuple[str, str], tried: _OffloadOutcome, checked: Checked) -> None:
+        """Add the findings of an offload, and the count of its cases."""
+        where, (_, offload) = " ".join(place), self._offload(place)
+        checked.findings += tried.lints
+        if tried.remark:
+            checked.tested.append(Tested(*place, remark=tried.remark))
+        for number, one in enumerate(tried.runs):
+            simulator, outcomes = one.simulator, one.outcomes
+            right = [before.simulator for before in tried.runs[:number]]
+            checked.findings += list(self._explained(offload, one, right, checked.findings))
+            failed, skipped = sum(each.failed for each in outcomes), [each.skipped for each in outcomes if each.skipped]
+            reason = skipped[0].splitlines()[0] if skipped else ""
+            unmade = () if any("made" in each.case.point for each in outcomes) else left_out(offload.pattern)
+            counts = (len(outcomes), failed, len(skipped))
+            checked.tested.append(Tested(*place, simulator, *counts, one.seconds, reason, unmade))
+            if all(each.skipped for each in outcomes if each.case.taken):
+                sentence = f"{where}: no case was tried on {simulator}: {reason or 'there is none'}"
+                checked.findings.append(Finding(sentence, (f"nothing is known of it on {simulator}",), simulator))
+
+    def _explained(
+        self, offload: Offload, ended: _SimulatorRun, right: Sequence[str], before: Sequence[Finding]
+    ) -> Iterator[Finding]:
+        """One finding for wrong results, one for errors, each in its smallest form.
+
+        On a chip, where runs take long, less is tried for a failure that a usual mistake explains, and nothing for one
+        that a finding `before` of another offload explains. `right` are simulators on which all cases are right.
+        """
+        simulator, outcomes = ended.simulator, ended.outcomes
+        suspected = {finding.suspicions[0] for finding in before}
+        errors = [(finding, finding.outcome.error) for finding in before if finding.outcome and finding.outcome.error]
+        for is_error, words in ((False, "wrong results"), (True, "errors")):
+            failed = [outcome for outcome in outcomes if outcome.failed and bool(outcome.error) == is_error]
+            if not failed:
+                continue
+            failed.sort(key=lambda outcome: (bool(outcome.case.room), _size(offload, outcome)))
+            first, where = failed[0], f"{failed[0].case.engine} {failed[0].case.offload}"
+            count = sum(not outcome.skipped for outcome in outcomes)
+            title = f"{where}, {simulator}: {words} in {len(failed)} of {count} cases, e.g. {first.case.why}"
+            same = next((finding for finding, error in errors if alike(error, first.error)), None) if is_error else None
+            if same is not None:
+                yield replace(same, title=title, simulator=simulator, outcome=first)
+                continue
+            self.progress(f"{where}: looking for the smallest case that fails")
+            dear = simulator != "model"
+            mistakes = explained(failed, outcomes, offload)[0] if dear and not is_error else []
+            of_time = list(self._of_time(outcomes, first)) if simulator == "iss" and not (is_error or mistakes) else []
+            small = MinimalCase(first, ())
+            if not of_time and not set(mistakes[:1]) & suspected:
+                rounds = _FEW if mistakes else _MANY
+                small = shrink(first, offload, lambda cases: self._run(cases, simulator), dear, rounds)
+            sentences = suspicions(small, failed, outcomes, offload)
+            if simulator == "model" and not small.outcome.hangs:
+                sentences[:0] = self._of_places(small.outcome)
+            if right:  # only what differs between the simulators is left
+                parts = ["the driver"] if "iss" not in right else []
+                parts += ["the Verilog"] if simulator == "rtl" else []
+                left = " or ".join(parts) or "its C"
+                sentences.insert(is_error, f"{left}: all cases are right on {' and '.join(right)}")
+            if first.case.room:
+                sentences.insert(0, "only in tiles: strides or addresses of parts, padding at inner edges")
+            yield Finding(title, (*of_time, *sentences), simulator, small.outcome, small.needed)
+
+    def _of_time(self, outcomes: Sequence[Outcome], first: Outcome) -> Iterator[str]:
+        """Whether all is well on the chip if the engine takes no time, or if nothing was launched before."""
+        same = [outcome.case for outcome in outcomes if outcome.case.taken and outcome.case.room == first.case.room]
+        at_once = run(in_no_time(self.target), same, "iss", self.order.seconds)
+        if not any(outcome.failed or outcome.skipped for outcome in at_once):
+            yield (
+                "results are read before they are there: all is well where the engine takes no time, so the driver "
+                "does not wait, or the engine says too early that it has finished"
+            )
+        elif len(same) > 1 and not self._run([first.case], "iss")[0].failed:
+            yield (
+                "what a launch before left behind: all is well where there is none, so a register is not written, or a "
+                "buffer, or a cache of the engine's keeps what is old"
+            )
+
+    def _of_places(self, outcome: Outcome) -> Iterator[str]:
+        """Whether all is well once operands lie more conveniently."""
+        for case, sentence in (
+            (
+                replace(outcome.case, aligned=True),
+                "bad alignment: all is well where everything is aligned to 256 bytes",
+            ),
+            (replace(outcome.case, dense=True), "strides: all is well where rows and pixels lie side by side"),
+        ):
+            if not self._run([case], "model")[0].failed:
+                yield sentence
 
 
 def _cases(engine: Engine, offload: Offload, order: Order) -> tuple[list[Case], str, tuple[Finding, ...]]:
-    """The cases, why there are none, if there are none, and lints."""
+    """The cases; why there are none, or an empty text; and lints."""
     where, lints = f"{engine.name} {offload.name}", list[Finding]()
     try:
         starts = bases(offload)
         if not starts:
             sentence = f"{where}: no layer reaches it; of the usual one: {nearest_failure(offload)}"
-            return [], "no layer reaches it", (Finding(sentence, (sentence,)),)
+            return [], "no layer reaches it", (_of_declarations(sentence),)
         cases: list[Case] = []
         for start in starts:
-            lints += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
+            lints += map(_of_declarations, lint_cost(engine, offload, start))
             cases += derive(engine, offload, start, order.limits)
         return cases, "", tuple(lints)
     except NoLayerError as error:
-        sentence = f"{where}: no case was tried: {error}"
-        return [], str(error), (*lints, Finding(sentence, (f"nothing is known of it: {error}",)))
+        finding = _of_declarations(f"{where}: no case was tried: {error}", f"nothing is known of it: {error}")
+        return [], str(error), (*lints, finding)
     except UserCodeError as error:
-        return [], "its declarations raise", (*lints, Finding(f"{where}: {error}", (str(error),)))
+        return [], "its declarations raise", (*lints, _of_declarations(f"{where}: {error}", str(error)))
 
 
 def _tiled(target: Target, engine: Engine, offload: Offload, cases: Sequence[Case]) -> list[Case]:
-    """Some of the largest in tiles, with one size of memory; none where nothing is cut."""
+    """Some of the largest cases in tiles, with one size of memory; none where nothing is cut."""
     if target.works_in_place(engine) or engine.memory == target.values or engine.device is None:
         return []
     sized = []
     for number, case in enumerate(cases):
-        asked = ask(offload, case.point) if case.taken else None
-        if asked is not None:
-            images = sum(array.nbytes for array in (*asked.layer.inputs.values(), asked.layer.expected))
-            sized.append((images, asked.nbytes - images, number))
+        checked = ask(offload, case.point) if case.taken else None
+        if checked is not None:
+            images = sum(array.nbytes for array in (*checked.layer.inputs.values(), checked.layer.expected))
+            sized.append((images, checked.nbytes - images, number))
     largest = sorted(sized, reverse=True)[:_TILED]
     room = max(512, max(constants + images // 2 for images, constants, _ in largest) // 64 * 64)
-    chosen = [cases[number] for *_, number in largest]
-    return [replace(case, why=f"{case.why}, in tiles", room=room) for case in chosen]
-
-
-def _explained(
-    target: Target,
-    offload: Offload,
-    simulator: str,
-    outcomes: Sequence[Outcome],
-    order: Order,
-    right: Sequence[str],
-    before: Sequence[Finding],
-    progress: Callable[[str], None],
-) -> Iterator[Finding]:
-    """One finding for wrong results, one for errors, each in its smallest form. On a chip, where tries are dear, less
-    is tried of what a usual mistake explains, and nothing of what was found `before` of another offload."""
-    said = {finding.suspicions[0] for finding in before}
-    errors = [(finding, finding.outcome.error) for finding in before if finding.outcome and finding.outcome.error]
-    for kind, word in ((False, "wrong results"), (True, "errors")):
-        failed = [outcome for outcome in outcomes if outcome.failed and bool(outcome.error) == kind]
-        if not failed:
-            continue
-        failed.sort(key=lambda outcome: (bool(outcome.case.room), _size(offload, outcome)))
-        first = failed[0]
-        where = f"{first.case.engine} {first.case.offload}"
-        tried = sum(not outcome.skipped for outcome in outcomes)
-        title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
-        same = next((finding for finding, error in errors if alike(error, first.error)), None) if kind else None
-        if same is not None:
-            yield replace(same, title=title, simulator=simulator, outcome=first)
-            continue
-        progress(f"{where}: looking for the smallest case that fails")
-        dear = simulator != "model"
-        known = explained(failed, outcomes, offload)[0] if dear and not kind else []
-        of_time: list[str] = []
-        if simulator == "iss" and not kind and not known:
-            of_time = list(_of_time(target, outcomes, failed, simulator, order))
-        small = MinimalCase(first, ())
-        if not of_time and not set(known[:1]) & said:
-            rounds = _FEW if known else _MANY
-            small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear, rounds)
-        found = suspicions(small, failed, outcomes, offload)
-        if simulator == "model" and not small.outcome.hangs:
-            found[:0] = _where_it_lies(target, small.outcome, order)
-        if right:  # what is left where something else computes all cases rightly
-            parts = ["the driver"] if "iss" not in right else []
-            parts += ["the Verilog"] if simulator == "rtl" else []
-            left = " or ".join(parts) or "its C"
-            found.insert(kind, f"{left}: all cases are right on {' and '.join(right)}")
-        if first.case.room:
-            found.insert(0, "only in tiles: strides or addresses of parts, padding at inner edges")
-        found[:0] = of_time
-        yield Finding(title, tuple(found), simulator, small.outcome, small.needed)
-
-
-def _of_time(
-    target: Target, outcomes: Sequence[Outcome], failed: Sequence[Outcome], simulator: str, order: Order
-) -> Iterator[str]:
-    """Whether all is well where the engine takes no time, or where nothing was launched before."""
-    same = [outcome.case for outcome in outcomes if outcome.case.taken and outcome.case.room == failed[0].case.room]
-    if not any(one.failed or one.skipped for one in run(in_no_time(target), same, simulator, order.seconds)):
-        yield (
-            "results are read before they are there: all is well where the engine takes no time, so the driver does "
-            "not wait, or the engine says too early that it has finished"
-        )
-    elif len(same) > 1 and not run(target, [failed[0].case], simulator, order.seconds)[0].failed:
-        yield (
-            "what a launch before left behind: all is well where there is none, so a register is not written, or a "
-            "buffer, or a cache of the engine's keeps what is old"
-        )
-
-
-def _where_it_lies(target: Target, outcome: Outcome, order: Order) -> Iterator[str]:
-    """Whether all is well once operands lie more conveniently."""
-    for case, sentence in (
-        (replace(outcome.case, aligned=True), "bad alignment: all is well where everything is aligned to 256 bytes"),
-        (replace(outcome.case, dense=True), "strides: all is well where rows and pixels lie side by side"),
-    ):
-        if not run(target, [case], "model", order.seconds)[0].failed:
-            yield sentence
+    return [replace(cases[number], why=f"{cases[number].why}, in tiles", room=room) for *_, number in largest]
 
 
 def _size(offload: Offload, outcome: Outcome) -> int:
-    asked = ask(offload, outcome.case.point)
-    return asked.nbytes if asked else 0
+    checked = ask(offload, outcome.case.point)
+    return checked.nbytes if checked else 0
 
 
 def _merged(findings: Sequence[Finding]) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
-"""A failure in its smallest form, and what is likely wrong.
+"""A failure in its smallest form, and its likely causes.
 
-Every axis is made as simple as it can be with the failure still there. What the result equals instead (`instead.py`
-computes the results of usual mistakes), how it differs, and what the failure cannot do without give the suspicions.
+Every axis is made as simple as it can be with the failure still there. The suspicions come from the usual mistakes that
+give the wrong result (`instead.py`), from the differences, and from the axes that the failure needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dovetail.guests.check.cases import Case, ask
+from dovetail.guests.check.cases import Case, taken
 from dovetail.guests.check.instead import instead
 from dovetail.guests.check.layers import LEAST, MADE, PADS, SIZES, single
 from dovetail.guests.check.run import Outcome
@@ -21,15 +21,15 @@ from dovetail.ir.types import Array
 from dovetail.target.offload import Offload
 
 _SIMPLEST = {"scale": 1, "offset": 2, "along": 3}
-"""The simplest settings of axes of which it is not 0."""
+"""The simplest settings of axes for which it is not 0."""
 _ROUNDS = 9
 Attempt = Callable[[Sequence[Case]], list[Outcome]]
-"""Carries cases out."""
+"""Runs cases."""
 
 
 @dataclass(frozen=True)
 class MinimalCase:
-    """The smallest form found."""
+    """A failing case in its smallest form."""
 
     outcome: Outcome
     needed: tuple[str, ...]
@@ -39,13 +39,15 @@ class MinimalCase:
 def shrink(
     outcome: Outcome, offload: Offload, attempt: Attempt, dear: bool = False, rounds: int = _ROUNDS
 ) -> MinimalCase:
-    """Make a failing case as simple as it goes, in so many rounds; `dear` where a try that ends in an error takes
-    long."""
-    needed: tuple[str, ...] = ()
+    """Make a failing case as simple as it can be in so many rounds; `dear` if runs that end in an error take long."""
     if outcome.hangs or (dear and outcome.error):
         simpler = {axis: Outcome(case) for axis, case in _simpler(outcome.case, offload)}
         small = _together(outcome, simpler, offload, lambda cases: _first(outcome, cases, attempt)) or outcome
-        return MinimalCase(small, () if outcome.hangs else _needed(small, offload, attempt))
+        if outcome.hangs:
+            return MinimalCase(small, ())
+        alone = _simpler(small.case, offload)
+        return MinimalCase(small, tuple(axis for axis, case in alone if not _same(small, attempt([case])[0])))
+    needed: tuple[str, ...] = ()
     for _ in range(rounds):
         single = dict(_simpler(outcome.case, offload))
         results = dict(zip(single, attempt(list(single.values())), strict=True))
@@ -59,18 +61,12 @@ def shrink(
 
 def _first(outcome: Outcome, cases: Sequence[Case], attempt: Attempt) -> list[Outcome]:
     """Cases one at a time, up to the first that fails alike."""
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     for case in cases:
-        found += attempt([case])
-        if _same(outcome, found[-1]):
+        outcomes += attempt([case])
+        if _same(outcome, outcomes[-1]):
             break
-    return found
-
-
-def _needed(outcome: Outcome, offload: Offload, attempt: Attempt) -> tuple[str, ...]:
-    """Axes without whose settings all is well, tried one at a time."""
-    simpler = dict(_simpler(outcome.case, offload))
-    return tuple(axis for axis, case in simpler.items() if not _same(outcome, attempt([case])[0]))
+    return outcomes
 
 
 def alike(one: str, other: str) -> bool:
@@ -86,16 +82,14 @@ def _same(one: Outcome, other: Outcome) -> bool:
 
 def _together(outcome: Outcome, failing: Mapping[str, Outcome], offload: Offload, attempt: Attempt) -> Outcome | None:
     """Every simplification at once, if that fails too; else half of them, and so on; None where nothing fails."""
-    axes = list(failing)
-    tries = []
+    axes, cases = list(failing), []
     while len(axes) > 1:
         point = {**outcome.case.point, **{axis: failing[axis].case.point[axis] for axis in axes}}
-        asked = ask(offload, point)
-        if asked is not None and not asked.failures:
-            tries.append(replace(outcome.case, point=asked.layer.settings(point)))
+        if (checked := taken(offload, point)) is not None:
+            cases.append(replace(outcome.case, point=checked.layer.settings(point)))
         axes = axes[: len(axes) // 2]
-    found = [result for result in attempt(tries) if _same(outcome, result)] if tries else []
-    return found[0] if found else None
+    results = attempt(cases) if cases else []
+    return next((result for result in results if _same(outcome, result)), None)
 
 
 def _simplest(axis: str) -> int:
@@ -110,23 +104,25 @@ def _simpler(case: Case, offload: Offload) -> Iterator[tuple[str, Case]]:
             continue
         if axis in SIZES:
             steps += [size for size in (2, 3, value // 2, value - 1) if LEAST[axis] < size < value]
-        other = axis.replace("_rows", "_columns") if axis.endswith("_rows") else axis.replace("_columns", "_rows")
-        both = {axis, other} & set(case.point)
-        tries = [{axis: size} for size in steps] + [dict.fromkeys(both, size) for size in steps if len(both) > 1]
-        for less in tries:  # some limits want both directions alike
+        tries = [{axis: size} for size in steps]
+        name, _, direction = axis.rpartition("_")
+        other = f"{name}_{_OTHER.get(direction, '')}"
+        if other in case.point:  # some limits want both directions alike
+            tries += [{axis: size, other: size} for size in steps]
+        for less in tries:
             point = _smaller_image({**case.point, **less}, axis)
-            asked = ask(offload, point)
-            if asked is not None and not asked.failures:
-                yield axis, replace(case, point=asked.layer.settings(point))
+            if (checked := taken(offload, point)) is not None:
+                yield axis, replace(case, point=checked.layer.settings(point))
                 break
 
 
+_OTHER = {"rows": "columns", "columns": "rows"}
+
+
 def _smaller_image(point: dict[str, int], axis: str) -> dict[str, int]:
-    """A kernel that gets smaller takes the padding beyond it along."""
-    if axis in ("kernel_rows", "kernel_columns"):
-        sides = PADS[:2] if axis == "kernel_rows" else PADS[2:]
-        point |= {side: min(point[side], point[axis] - 1) for side in sides if side in point}
-    return point
+    """The point with less padding where a kernel gets smaller: padding is smaller than the kernel."""
+    sides = {"kernel_rows": PADS[:2], "kernel_columns": PADS[2:]}.get(axis, ())
+    return point | {side: min(point[side], point[axis] - 1) for side in sides if side in point}
 
 
 _NEEDED = (
@@ -150,10 +146,10 @@ _NEEDED = (
     (("rows", "columns"), "addresses: alignment, strides between rows, or too wide a limit"),
 )
 _UNWRITTEN = 0xA5
-_ASKED = 6
+_EXAMINED = 6
 """Failing cases in which mistakes are looked for."""
 _COMPARED = 40
-"""Other cases whose results those found are compared with."""
+"""Other cases whose results the mistakes are compared with."""
 
 
 def suspicions(
@@ -161,87 +157,84 @@ def suspicions(
 ) -> list[str]:
     """Sentences, the likeliest first; at least one. `failed` are all that failed alike, the one shrunk first, and
     `others` all that were tried."""
+    needed = list(_of_needed(shrunk))
     if shrunk.outcome.error:
-        found = _of_error(shrunk.outcome.error)
-        needed = list(_of_needed(shrunk))
-        found = [*needed, *found] if found[0].startswith(_REPORTED) else [*found, *needed]
+        reason = _of_error(shrunk.outcome.error)
+        sentences = [*needed, reason] if reason.startswith(_REPORTED) else [reason, *needed]
     else:
         assert failed[0].actual is not None and failed[0].expected is not None
         likely, perhaps = explained([shrunk.outcome, *failed], others, offload)
-        seen, needed = list(_of_difference(failed[0].actual, failed[0].expected)), list(_of_needed(shrunk))
-        found = [*likely, *needed, *seen, *perhaps] if likely else [*seen, *perhaps, *needed]
-    return list(dict.fromkeys(found)) or ["nothing about it is known: compare the driver's registers with the job"]
+        seen = list(_of_difference(failed[0].actual, failed[0].expected))
+        sentences = [*likely, *needed, *seen, *perhaps] if likely else [*seen, *perhaps, *needed]
+    return list(dict.fromkeys(sentences)) or ["nothing about it is known: compare the driver's registers with the job"]
 
 
 _REPORTED = "as the error says: "
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
-"""What errors of the port's own code have in them."""
+"""Part of the errors of the port's own code."""
+_ERRORS = (
+    ("gave no answer", "the port hangs: the device model, the driver or a library never comes to an end"),
+    ("hang", "the port hangs: the engine never finishes, or the driver waits for the wrong register"),
+    ("instructions without an end", "the port hangs: the driver polls for what never comes"),
+    ("places taken", "a launch is started while the engine has no room: the driver does not wait for the one before"),
+    ("before a job is acquired", "a job is written while the engine has no room: the driver does not wait for one"),
+    (
+        "were never written",
+        "a register is not written: what the launch before was given is not there, e.g. in a second context",
+    ),
+    ("deadlock", "the port hangs: the engine raised no interrupt, or the driver waits for one too many"),
+    ("writes outside of its result", "the engine writes outside of its result: halo, size or stride"),
+    ("not inside one memory", "an address is wrong: halo, size or stride"),
+    ("align", "bad alignment: of an address, a stride or packed constants"),
+    ("multiple of", "bad alignment: of an address, a stride or packed constants"),
+    ("does not fit 32 bits", "a register is given a number that is too large: too wide a limit"),
+    ("against its limit", "a limit is asked differently of the same layer: what its measure depends on"),
+)
+"""Parts of errors, in lower case, and what they point to."""
 
 
-def _of_error(error: str) -> list[str]:
-    """What an error that is no wrong result points to."""
-    text, line = error.lower(), error.splitlines()[0]
-    known = (
-        ("gave no answer", "the port hangs: the device model, the driver or a library never comes to an end"),
-        ("hang", "the port hangs: the engine never finishes, or the driver waits for the wrong register"),
-        ("instructions without an end", "the port hangs: the driver polls for what never comes"),
-        (
-            "places taken",
-            "a launch is started while the engine has no room: the driver does not wait for the one before",
-        ),
-        ("before a job is acquired", "a job is written while the engine has no room: the driver does not wait for one"),
-        (
-            "were never written",
-            "a register is not written: what the launch before was given is not there, e.g. in a second context",
-        ),
-        ("deadlock", "the port hangs: the engine raised no interrupt, or the driver waits for one too many"),
-        ("writes outside of its result", "the engine writes outside of its result: halo, size or stride"),
-        ("not inside one memory", "an address is wrong: halo, size or stride"),
-        ("align", "bad alignment: of an address, a stride or packed constants"),
-        ("multiple of", "bad alignment: of an address, a stride or packed constants"),
-        ("does not fit 32 bits", "a register is given a number that is too large: too wide a limit"),
-        ("against its limit", "a limit is asked differently of the same layer: what its measure depends on"),
-    )
+def _of_error(error: str) -> str:
+    """The cause an error points to."""
+    line = error.splitlines()[0]
     own = "the port's own code: " if _EXCEPTION.search(line) else _REPORTED
-    return [sentence for key, sentence in known if key in text][:1] or [f"{own}{line}"]
+    return next((sentence for part, sentence in _ERRORS if part in error.lower()), f"{own}{line}")
 
 
 def explained(failed: Sequence[Outcome], others: Sequence[Outcome], offload: Offload) -> tuple[list[str], list[str]]:
-    """Mistakes that give the very results of failing cases: of most of those asked, and of fewer.
+    """Mistakes that give the very results of failing cases: of most of those examined, and of fewer.
 
-    Those come first that would give the results of the most cases, `others` included, which went well or failed too: on
+    The first are those that would give the results of the most cases, also of `others`, which failed or went well: on
     small layers many mistakes look alike.
     """
-    asked = failed[: _ASKED + 1]
+    examined = failed[: _EXAMINED + 1]
     counted: Counter[str] = Counter()
-    for outcome in asked:
-        counted.update(_given(outcome, offload))
-    known = {id(one) for one in asked}
-    rest = [one for one in others if one.actual is not None and one.case.taken and id(one) not in known][:_COMPARED]
+    for outcome in examined:
+        counted.update(_fitting(outcome, offload))
+    ids = {id(outcome) for outcome in examined}
+    rest = [one for one in others if one.actual is not None and one.case.taken and id(one) not in ids][:_COMPARED]
     right: Counter[str] = Counter()
-    for outcome in (*asked, *rest) if len(counted) > 1 else ():
-        right.update(_given(outcome, offload, counted))
+    for outcome in (*examined, *rest) if len(counted) > 1 else ():
+        right.update(_fitting(outcome, offload, counted))
     ranked = sorted(counted, key=lambda sentence: (-right[sentence], -counted[sentence]))
-    most = [sentence for sentence in ranked if 2 * counted[sentence] >= len(asked)]
+    most = [sentence for sentence in ranked if 2 * counted[sentence] >= len(examined)]
     return most[:2], [sentence for sentence in ranked if sentence not in most][:2]
 
 
-def _given(outcome: Outcome, offload: Offload, wanted: Collection[str] = ()) -> list[str]:
-    """Mistakes, of those `wanted` if there are any, that give what a case gave; where it went well those that change
-    nothing there, and those that cannot be made."""
+def _fitting(outcome: Outcome, offload: Offload, wanted: Collection[str] = ()) -> list[str]:
+    """Mistakes, of those `wanted` if there are any, that give the result of a case; of a case that went well those that
+    change nothing there, and those that cannot be made."""
     assert outcome.actual is not None and outcome.expected is not None
     graph, layer = single(offload.pattern, offload.cases, outcome.case.point)
-    made = list(instead(graph, layer, wanted))
-    given = dict.fromkeys(one.sentence for one in made if one.gives(outcome.actual))
+    mutants = list(instead(graph, layer, wanted))
+    fitting = dict.fromkeys(mutant.sentence for mutant in mutants if mutant.gives(outcome.actual))
     if outcome.failed:
-        right = {one.sentence for one in made if one.gives(outcome.expected)}
-        return [sentence for sentence in given if sentence not in right]
-    impossible = set(wanted) - {one.sentence for one in made}
-    return [*given, *sorted(impossible)]
+        right = {mutant.sentence for mutant in mutants if mutant.gives(outcome.expected)}
+        return [sentence for sentence in fitting if sentence not in right]
+    return [*fitting, *sorted(set(wanted) - {mutant.sentence for mutant in mutants})]
 
 
 def _of_difference(actual: Array, expected: Array) -> Iterator[str]:
-    """What the places and sizes of the differences look like."""
+    """Sentences on the places and sizes of the differences."""
     wrong, gap = actual != expected, actual.astype(np.int64) - expected.astype(np.int64)
     if (np.ascontiguousarray(actual[wrong]).view(np.uint8) == _UNWRITTEN).all():
         yield f"never written: {_where(wrong) or 'part of the result'}"
@@ -258,7 +251,7 @@ def _of_difference(actual: Array, expected: Array) -> Iterator[str]:
 
 
 def _where(wrong: Array) -> str:
-    """The part of the result all differences lie in, where that says something; empty otherwise."""
+    """The part of the result that holds all differences, if it is a small one; else empty."""
     if wrong.ndim == 4:
         for axis, name in ((1, "row"), (2, "column")):
             size = wrong.shape[axis]
@@ -275,7 +268,7 @@ def _where(wrong: Array) -> str:
 
 
 def _permutation(actual: Array, expected: Array) -> list[int] | None:
-    """Which expected channel each channel is, where they are all there in another order."""
+    """The expected channel that each channel equals, if they are all there in another order."""
     flat, wanted = (array.reshape(-1, array.shape[-1]) for array in (actual, expected))
     if len(flat) < 4 or flat.shape[1] < 2:
         return None
