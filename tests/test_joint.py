@@ -193,8 +193,8 @@ def test_memory_is_not_shared_within_a_joint_launch(monkeypatch: pytest.MonkeyPa
     """An allocator that thinks such launches are in order lays a result over the operand of another."""
     made = compile_graph(chains(), target(NARROW), Options())
     assert len(set(side_by_side(made.plan.program.statements).values())) == 3
-    allocate = import_module("dovetail.schedule.plan.allocate")
-    monkeypatch.setattr(allocate, "side_by_side", lambda statements: {})
+    lifetimes = import_module("dovetail.schedule.plan.lifetimes")
+    monkeypatch.setattr(lifetimes, "side_by_side", lambda statements: {})
     with pytest.raises(ProgramError, match="they begin together"):
         compile_graph(chains(), target(NARROW), Options())
 

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cli.main import COMMANDS, app, main
+from dovetail.cli.main import all_commands, command_line, main
 from dovetail.compile import Options, prepare
 from dovetail.errors import PlanError
 from dovetail.guests import zoo
 from dovetail.schedule.assign.candidates import others
 from dovetail.schedule.assign.cheaper import _alike
 from dovetail.schedule.partition import PartitionCache, initial_partition, partition
+from dovetail.schedule.plan.lifetimes import Lifetime
 from dovetail.schedule.region import LaidRegion, Region
 from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.tiling import TileCache, Tiling
@@ -135,9 +136,12 @@ def test_positions_apart(folds: int, rates: list[tuple[int, int]], pace: tuple[i
 
 @pytest.mark.parametrize("name", ["compile", "run", "targets"])
 def test_one_command_says_what_it_says_among_all(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert name in COMMANDS
+    assert name in all_commands()
     told = []
-    for call in (lambda: main([name, "--help"]), lambda: app([name, "--help"], prog_name="dovetail")):
+    for call in (
+        lambda: main([name, "--help"]),
+        lambda: command_line(all_commands())([name, "--help"], prog_name="dovetail"),
+    ):
         with contextlib.suppress(SystemExit):
             call()
         told.append(capsys.readouterr().out)
@@ -149,7 +153,7 @@ def test_the_solver_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     pytest.importorskip("ortools")
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
     sizes, calls = {"a": 16, "b": 32, "c": 16}, list[int]()
-    pieces = {name: allocate.BufferFragment(0, size, allocate.Lifetime(0, 1, {}, {})) for name, size in sizes.items()}
+    pieces = {name: allocate.BufferFragment(0, size, Lifetime({}, {})) for name, size in sizes.items()}
     pair = {("a", "b"), ("b", "a"), ("b", "c"), ("c", "b")}
     clashes = {
         one: {two: [(pieces[one], pieces[two])] for two in sizes if (one, two) in pair} for one in sizes
@@ -167,7 +171,7 @@ def test_the_solver_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert allocate._improved(*question) == first_answer and len(calls) == 1
     allocate._improved(sizes, clashes, {"a": 0, "b": 16, "c": 48}, 48, 8, 1.0)
     assert len(calls) == 2, "another alignment is another question"
-    for file in (tmp_path / "addresses").glob("*.json"):
+    for file in (tmp_path / "plan").glob("*.json"):
         file.write_bytes(b"[0, 0, 0]")
     assert allocate._improved(*question) == first_answer and len(calls) == 3
 
@@ -177,7 +181,7 @@ def test_the_solver_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_no_placement_needs_less_than_what_lies_apart(data: st.DataObject) -> None:
     """Buffers of one or two pieces, any of which must not share bytes: the solver finds nothing below the bound."""
     pytest.importorskip("ortools")
-    life = allocate.Lifetime(0, 1, {}, {})
+    life = Lifetime({}, {})
     groups = {}
     for name in "abcdef"[: data.draw(st.integers(2, 6))]:
         cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 6), min_size=1, max_size=2)))]

@@ -22,6 +22,7 @@ ORDER = (*CORE, "targets", "guests")
 WITHIN = {
     "schedule": (
         *(
+            "solver",
             "region",
             "partition",
             "shipped",

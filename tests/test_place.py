@@ -11,20 +11,20 @@ from itertools import pairwise, permutations, product
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from dovetail.cli.main import app
+from command_line import dovetail, refused
 from dovetail.compile import Options, compile_graph, prepare
 from dovetail.documents import MOST_BYTES
-from dovetail.errors import DovetailError, PlaceError
+from dovetail.errors import PlaceError
 from dovetail.guests import zoo
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import blocked
 from dovetail.program.ir import Begin, Wait
 from dovetail.schedule.assign import assign, placement_reasons
 from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, QueueUse, Schedule, border
+from dovetail.schedule.assign.exact import improve
 from dovetail.schedule.assign.pins import parse_pins, read_pins
-from dovetail.schedule.assign.timetable import _merit, heuristic, improve, in_order, lower_bound, settled
+from dovetail.schedule.assign.timetable import _merit, heuristic, in_order, lower_bound, settled
 from dovetail.schedule.layout import _waits_for
 from dovetail.schedule.partition import initial_partition
 from dovetail.schedule.plan.lower import in_turn
@@ -156,26 +156,29 @@ def test_damaged_files_of_pins(name: str, content: bytes, message: str, tmp_path
         read_pins(tmp_path / "absent.toml")
 
 
-def test_explain_compares_candidates(model: Path, tmp_path: Path) -> None:
+def test_explain_compares_candidates(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Costs of every candidate, the reason, and how good the placement is; a file and options together."""
     (tmp_path / "pins.toml").write_text('[pins]\nconv_3 = "core"\n')
     command = ["explain", str(model), "--target", TWINS_FILE, "--pins", str(tmp_path / "pins.toml"), "--pin"]
-    layers = json.loads(CliRunner().invoke(app, [*command[:4], "--json"]).stdout)["layers"]
+
+    def explained(*arguments: str) -> str:
+        capsys.readouterr()
+        assert dovetail(*arguments) == 0
+        return capsys.readouterr().out
+
+    layers = json.loads(explained(*command[:4], "--json"))["layers"]
     convs = [layer["name"] for layer in layers if layer["name"].startswith("conv")]
     (tmp_path / "pins.toml").write_text(f'[pins]\n{convs[0]} = "core"\n{convs[1]} = "core"\n')
-    found = CliRunner().invoke(app, [*command, f"{convs[1]}=second", "--json"])
-    described = json.loads(found.stdout)
+    described = json.loads(explained(*command, f"{convs[1]}=second", "--json"))
     rows = {row["name"]: row for row in described["layers"]}
     assert rows[convs[0]]["engine"] == "core" and rows[convs[1]]["engine"] == "second"
     assert rows[convs[1]]["why"] == "the user pinned it to second"
     free = next(row for row in layers if row["name"] == convs[0])
     assert {"ne16", "second", "ne16+second", "core"} == {one["place"] for one in free["candidates"]}
     assert 0 < described["placement"]["bound"] <= described["placement"]["cycles"]
-    text = CliRunner().invoke(app, command[:4]).stdout
+    text = explained(*command[:4])
     assert "cycles: ne16 " in text.replace("\n", " ") and "proven to be the least" in text
-    missing = CliRunner().invoke(app, [*command, "conv_x=second"])
-    assert isinstance(missing.exception, DovetailError)
-    assert "pin 'conv_x': there is no such layer or operator" in str(missing.exception)
+    assert "pin 'conv_x': there is no such layer or operator" in refused(capsys, *command, "conv_x=second")
 
 
 # -- accuracy and borders

@@ -27,7 +27,7 @@ from dovetail.program.verify import verify
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import Plan, plan
-from dovetail.schedule.plan.allocate import Timeline
+from dovetail.schedule.plan.lifetimes import Timeline
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import LoweredNetwork
 from dovetail.schedule.region import LaidRegion

@@ -29,7 +29,7 @@ from dovetail.program.ir import (
 )
 from dovetail.program.transfers import transfers
 from dovetail.schedule.plan import Plan
-from dovetail.schedule.plan.allocate import StatementOrder, pieces, touches
+from dovetail.schedule.plan.lifetimes import StatementOrder, pieces, touches
 from dovetail.schedule.region import Region
 from dovetail.target.description import Target
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,9 +22,11 @@ from dovetail.schedule.assign.candidates import layers
 from dovetail.schedule.assign.candidates import pinned_core as pinned_core
 from dovetail.schedule.assign.cheaper import cheaper
 from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, PlacementReason, Schedule
+from dovetail.schedule.assign.exact import improve
 from dovetail.schedule.assign.pins import resolve
-from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, settled, slots
+from dovetail.schedule.assign.timetable import heuristic, in_order, lower_bound, settled, slots
 from dovetail.schedule.region import AssignedRegion, Region
+from dovetail.schedule.solver import solver_version
 from dovetail.schedule.tiles.tiling import TileCache
 from dovetail.target.description import Target
 
@@ -146,7 +147,7 @@ def assign(
 def _solved(layers: tuple[LayerOptions, ...], dma: Queue) -> tuple[Schedule, int]:
     """A schedule of the layers, and the cycle none can end before; from the cache where these layers were solved."""
     costs = [(layer.after, sorted(layer.delays.items()), _costs(layer)) for layer in layers]
-    question = repr((costs, dma, find_spec("ortools") is not None))
+    question = repr((costs, dma, solver_version()))
 
     def solve() -> bytes:
         schedule, bound = _solve(layers, dma)

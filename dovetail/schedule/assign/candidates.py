@@ -9,7 +9,7 @@ from itertools import combinations, pairwise, product
 from dovetail.errors import ModelError, PlaceError, PlanError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, full_box
-from dovetail.program.ir import CORE
+from dovetail.program.ir import CORE, Queue, copy_queue
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, QueueUse, border, step
 from dovetail.schedule.partition import PartitionCache, explain_mismatch, partition, without_offloads
 from dovetail.schedule.region import EnginePart, LaidRegion, Region, Share, engine_layouts
@@ -126,9 +126,8 @@ def layers(
         after = tuple(dict.fromkeys(makers[value] for value in region.graph.inputs if value in makers))
         delays = _delays([found[index] for index in after], after, candidates, target)
         if target.dma is not None:
-            candidates = _brought(
-                candidates, delays, {one: len(found[one].candidates) for one in after}, target.dma.name
-            )
+            makers_of = {one: len(found[one].candidates) for one in after}
+            candidates = _brought(candidates, delays, makers_of, copy_queue(target))
         found.append(LayerOptions(region, candidates, refused, after, delays, pinned, passed_over))
     return tuple(found)
 
@@ -288,7 +287,7 @@ def _wished(
 
 
 def _brought(
-    candidates: tuple[Candidate, ...], delays: Mapping[tuple[int, int, int], int], makers: Mapping[int, int], dma: str
+    candidates: tuple[Candidate, ...], delays: Mapping[tuple[int, int, int], int], makers: Mapping[int, int], dma: Queue
 ) -> tuple[Candidate, ...]:
     """The candidates, the DMA busy before each with what has to be brought it whichever of its makers' candidates,
     given by their number, are chosen."""

@@ -14,11 +14,12 @@ from types import MappingProxyType
 import numpy as np
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import nbytes, same_bytes
+from dovetail.ir.layout import Layout, nbytes, same_bytes
+from dovetail.ir.types import TensorType
 from dovetail.kernels import core_traits, offered, turns
 from dovetail.kernels.kernel import CHANNELS
 from dovetail.kernels.turns import rate
-from dovetail.program.ir import CORE, Copy, dense_view
+from dovetail.program.ir import CORE, Copy, Queue, View, copy_queue, dense_view
 from dovetail.program.transfers import same_packing, transfers
 from dovetail.schedule.cores import START_CYCLES, copies, split
 from dovetail.schedule.region import AssignedRegion, EnginePart, LaidRegion, Region, engine_layouts
@@ -34,8 +35,7 @@ from dovetail.target.pattern import Choice
 class QueueUse:
     """A stretch of time in which a step keeps a queue busy."""
 
-    queue: str
-    """An engine, the DMA or the core."""
+    queue: Queue
     offset: int
     """Cycles after the step's beginning."""
     length: int
@@ -58,13 +58,13 @@ class CandidateStep:
     launch: int = 0
     """Cycles the core starts it, when its operands are there and at any time before it begins: engines have queues."""
     issuing: int = 0
-    """How long after its beginning its last tile is started."""
+    """Cycles after its beginning in which its last tile is started."""
     taken: int = 0
-    """How long after its beginning an engine takes the next: at its end where that holds nothing that waits."""
+    """Cycles after its beginning in which an engine takes the next: at its end where that holds nothing that waits."""
     engines: tuple[str, ...] = ()
-    """Those it is started on, which work on by themselves."""
+    """The engines it is started on that work on by themselves."""
     filled: tuple[int, ...] = ()
-    """Thousandths of each one's room for constants that wait, which its own take until it begins."""
+    """Thousandths of each engine's room for constants that wait, which the step's own take until it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ class Candidate:
     """A way of computing a layer."""
 
     place: str
-    """Who computes it: an engine, several joined by "+", "core", or who follows whom."""
+    """An engine, several joined by "+", "core", or one of these "then" another."""
     steps: tuple[CandidateStep, ...]
-    """One after the other."""
+    """In order, one after the other."""
 
     @property
     def cycles(self) -> int:
-        """Of the layer by itself."""
+        """Cycles of the layer by itself."""
         return sum(step.cycles for step in self.steps)
 
     @property
@@ -101,7 +101,7 @@ class LayerOptions:
     delays: Mapping[tuple[int, int, int], int]
     """LayerOptions it reads from, that one's candidate, its own -> cycles between the two, where there are any."""
     pinned: str = ""
-    """Where the user wants it; empty for no wish."""
+    """The place the user wants it in; empty for no wish."""
     passed_over: tuple[Candidate, ...] = ()
     """The other candidates, which that wish rules out."""
 
@@ -123,13 +123,13 @@ class Schedule:
     """A candidate and a time for every layer."""
 
     picks: tuple[int, ...]
-    """By layer, which candidate."""
+    """The candidate of each layer."""
     launches: tuple[tuple[int, ...], ...]
-    """By layer and step, when the core starts it."""
+    """By layer and step, the cycle in which the core starts it."""
     starts: tuple[tuple[int, ...], ...]
-    """By layer and step, when it begins."""
+    """By layer and step, the cycle in which it begins."""
     finish: int
-    """When everything has been computed."""
+    """Cycle in which everything has been computed."""
 
 
 COPY_CYCLES = 45
@@ -163,35 +163,40 @@ def step(region: Region, graph: Graph, target: Target, cache: TileCache | None =
 
 
 def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
-    """How long a region takes that the cores share."""
+    """Cycles of a region that the cores share."""
     return shared_cycles(core_parts(graph, target), target, choice)
 
 
 Parts = tuple[tuple[Graph, int], ...]
-"""What each core computes of a region, and which core."""
+"""The parts of a region, each with the number of its core."""
 
 
 def core_parts(graph: Graph, target: Target) -> Parts:
     """A region as the cores share it where its values lie densely."""
     if not target.workers:
         return ((graph, 0),)
+    calls = split(0, graph, *_dense(graph), target)
+    return tuple((call.graph, call.core) for call in calls)
+
+
+def _dense(graph: Graph) -> tuple[dict[str, View], View]:
+    """Operands and result of a region that lie densely, each in a buffer of its own."""
+    (result,) = graph.outputs
     operands = {value: dense_view(value, graph.types[value]) for value in graph.inputs}
-    result = dense_view(graph.outputs[0], graph.types[graph.outputs[0]])
-    return tuple((call.graph, call.core) for call in split(0, graph, operands, result, target))
+    return operands, dense_view(result, graph.types[result])
 
 
 def shared_cycles(parts: Parts, target: Target, choice: Choice) -> int:
     """Until the last core ends its part; workers are started one after the other."""
-    told = [_with_lanes(graph, parts, target, choice) for graph, _ in parts]
     cycles = [
-        core_cycles(graph, target, own) / target.cores[core].speed
-        for (graph, core), own in zip(parts, told, strict=True)
+        core_cycles(graph, target, _with_lanes(graph, parts, target, choice)) / target.cores[core].speed
+        for graph, core in parts
     ]
     return round(max(cycles)) + START_CYCLES * sum(core != 0 for _, core in parts)
 
 
 def _with_lanes(graph: Graph, parts: Parts, target: Target, choice: Choice) -> Choice:
-    """What is chosen of a part's kernel: parts of the same weights read them in blocks as the largest wants them."""
+    """The choice for a part's kernel: parts of the same weights read them in blocks as the largest wants them."""
     if choice or len(parts) == 1:
         return choice
     largest = max((other for other, _ in parts), key=lambda other: other.types[other.outputs[0]].elements)
@@ -204,7 +209,7 @@ def _with_lanes(graph: Graph, parts: Parts, target: Target, choice: Choice) -> C
 
 
 def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
-    """How long a region takes on core 0: its kernel's parts, as often as they run with what is chosen of its knobs.
+    """Cycles of a region on core 0: of its kernel's parts, as often as they run with what is chosen of its knobs.
 
     A core with instructions of its own, but no `kernels`, counts as one without.
     """
@@ -231,13 +236,13 @@ def _on_engines(region: AssignedRegion, graph: Graph, target: Target, cache: Til
         engines.append(part.engine.name)
         tiles = prod(tile_counts(part.extent, tiling.shape))
         filled.append(_filled(part, tiling, tiles, target))
-        uses.append(QueueUse(part.engine.name, held // tiles, max(tiling.ready_cycles, tiling.starting)))
+        uses.append(QueueUse(Queue(part.engine.name), held // tiles, max(tiling.ready_cycles, tiling.starting)))
         held += tiling.starting
         launches = max(launches, tiles)
     cycles = max(use.offset + use.length for use in uses)
     moving = sum(tiling.moving for tiling in tilings)
     if target.dma and moving:
-        uses.append(QueueUse(target.dma.name, 0, moving))
+        uses.append(QueueUse(copy_queue(target), 0, moving))
         cycles = max(cycles, moving)
     fetch, launch = _fetching(parts, tilings), LAUNCH_CYCLES * len(parts) if launches else 0
     most = min(launches, _MOST_LAUNCHES)
@@ -283,21 +288,23 @@ def _moved(region: AssignedRegion, target: Target) -> CandidateStep:
     """Copies of values that lie densely; nothing for a joint, whose operands lie inside it as a rule."""
     if region.graph.nodes[0].operator.joins:
         return CandidateStep(region, 0, ())
-    types = region.graph.types
-    views = {name: dense_view(name, types[name]) for name in (*region.graph.inputs, region.output)}
-    operands = {name: views[name] for name in region.graph.inputs}
-    count, cycles = copied(copies(0, region.graph, operands, views[region.output]) or (), target)
-    if target.dma is None:
-        return CandidateStep(region, cycles, (QueueUse(CORE, 0, cycles),))
-    return CandidateStep(region, cycles, (QueueUse(target.dma.name, 0, cycles),), launch=COPY_CYCLES * count)
+    count, cycles = copied(copies(0, region.graph, *_dense(region.graph)) or (), target)
+    launch = COPY_CYCLES * count if target.dma else 0
+    return CandidateStep(region, cycles, (QueueUse(copy_queue(target), 0, cycles),), launch=launch)
 
 
 def copied(made: Sequence[Copy], target: Target) -> tuple[int, int]:
-    """How many transfers some copies are, and how many cycles those take."""
+    """Number of transfers of some copies, and their cycles."""
     split = [transfer for copy in made for transfer in transfers(copy)]
     beat = target.dma.bytes_per_cycle if target.dma else 1
     cycles = len(split) * dma_cycles(target.dma, 0, 1)
     return len(split), cycles + sum(one.destination_rows * -(-one.destination_row_bytes // beat) for one in split)
+
+
+def relayout_cycles(kind: TensorType, lies: Layout | None, wanted: Layout | None, target: Target) -> int:
+    """Cycles of the copies that bring a whole value from one layout to another."""
+    source, destination = (dense_view("", kind, 0, layout) for layout in (lies, wanted))
+    return copied([Copy(0, source, destination)], target)[1]
 
 
 def border(value: str, maker: Region, reader: Region, target: Target) -> int:
@@ -314,7 +321,7 @@ def border(value: str, maker: Region, reader: Region, target: Target) -> int:
     cycles = 0
     if not _is_flexible(maker) and not _is_flexible(reader) and not same_bytes(lies, wanted, kind.shape):
         if target.dma and same_packing(lies, wanted):
-            cycles += copied([Copy(0, dense_view("", kind, 0, lies), dense_view("", kind, 0, wanted))], target)[1]
+            cycles += relayout_cycles(kind, lies, wanted, target)
         else:
             cycles += _at_once(nbytes(lies, kind) + nbytes(wanted, kind), target)
     if len({region.engine.memory for region in (maker, reader) if region.engine is not None}) == 2:
@@ -323,7 +330,7 @@ def border(value: str, maker: Region, reader: Region, target: Target) -> int:
 
 
 def _at_once(count: int, target: Target) -> int:
-    """How many cycles bytes take that are moved in one transfer."""
+    """Cycles of bytes that are moved in one transfer."""
     return dma_cycles(target.dma, count, 1) if target.dma else count
 
 

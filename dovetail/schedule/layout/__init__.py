@@ -16,9 +16,8 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.layout import Layout, nbytes, same_bytes
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import TensorType
-from dovetail.program.ir import Copy, dense_view
 from dovetail.program.transfers import same_packing
-from dovetail.schedule.assign.costs import copied, cores_cycles
+from dovetail.schedule.assign.costs import cores_cycles, relayout_cycles
 from dovetail.schedule.layout.choose import choose, others
 from dovetail.schedule.layout.inside import ValueSlice, inside
 from dovetail.schedule.region import LaidRegion, Region, Slot
@@ -227,9 +226,8 @@ def _relayout(node: Node, number: int, draft: _RelayoutBuilder, target: Target) 
 
 def _dma_cycles(relayout: Graph, layouts: Mapping[str, Layout], target: Target) -> int:
     """Cycles of the DMA for a relayout."""
-    ends = (*relayout.inputs, *relayout.outputs)
-    source, result = (dense_view("", relayout.types[end], 0, layouts.get(end)) for end in ends)
-    return copied([Copy(0, source, result)], target)[1]
+    (source,), (result,) = relayout.inputs, relayout.outputs
+    return relayout_cycles(relayout.types[source], layouts.get(source), layouts.get(result), target)
 
 
 def _sorted(nodes: Sequence[Node], made: Sequence[Node]) -> list[Node]:

@@ -19,8 +19,9 @@ from dovetail.program.ir import (
 )
 from dovetail.program.synchronise import mirror, synchronise
 from dovetail.schedule.layout import LayoutPlan
-from dovetail.schedule.plan.allocate import Placement, Timeline, allocate, overwrites
+from dovetail.schedule.plan.allocate import Placement, allocate
 from dovetail.schedule.plan.homes import ValueLifetimes, first_homes, same_bytes_as
+from dovetail.schedule.plan.lifetimes import Timeline, overwrites
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import LoweredNetwork, LoweringCache
 from dovetail.schedule.region import EnginePart, Region
@@ -302,12 +303,7 @@ def _alive(crowded: Placement, timeline: Timeline, room: int) -> list[Buffer]:
     if crowded.lower_bound > room:
         return [buffer for buffer in mine if spans[buffer.name].covers(crowded.busiest)]
     top = max(mine, key=lambda buffer: (crowded.addresses[buffer.name] + buffer.nbytes, buffer.name)).name
-    return [
-        buffer
-        for buffer in mine
-        if buffer.name == top
-        or not (order.before(spans[buffer.name], spans[top]) or order.before(spans[top], spans[buffer.name]))
-    ]
+    return [buffer for buffer in mine if buffer.name == top or not order.apart(spans[buffer.name], spans[top])]
 
 
 def _as_synchronised(
