@@ -19,6 +19,7 @@ from dovetail.sim.core import RUNNING, CoreSetup
 from dovetail.sim.device import AddressWindow
 from dovetail.sim.processor import Answer, DeviceAccess
 from dovetail.sim.riscv_costs import BlockCounter
+from dovetail.sim.rtl import load_calls, memories_of
 from dovetail.sim.verilator import Design, build_design
 
 _OURS = Path(__file__).parent
@@ -128,12 +129,6 @@ def build_core(name: str, cache: Path | None = None) -> Path:
     return build_design(core_rtl(name).design(), cache)
 
 
-class _CoreRtlMemory(ctypes.Structure):
-    """Mirrors `struct Memory` of core_host.cpp."""
-
-    _fields_ = (("base", ctypes.c_uint64), ("size", ctypes.c_uint64), ("data", ctypes.c_void_p))
-
-
 class _CoreRtlState(ctypes.Structure):
     """Mirrors `struct State` of core_host.cpp."""
 
@@ -194,10 +189,7 @@ class RtlProcessor:
         self._symbols, self._counter = setup.symbols, BlockCounter(setup.costs, setup.bus)
         self._late = CORES[core].counts_late
         self._calls = _load(library)
-        self._memories = (_CoreRtlMemory * len(setup.bus.regions))()
-        for memory, region in zip(self._memories, setup.bus.regions, strict=True):
-            memory.base, memory.size = region.base, region.size
-            memory.data = setup.bus.view(region.base, region.size).ctypes.data
+        self._memories = memories_of(setup.bus)
         self._answer = _ANSWER(self._access)
         self._model = self._calls.dovetail_core_new(self._memories, len(self._memories), self._answer)
         self.state: _CoreRtlState = self._calls.dovetail_core_state(self._model).contents
@@ -264,7 +256,6 @@ class RtlProcessor:
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
     pointer, number = ctypes.c_void_p, ctypes.c_uint32
     types: dict[str, tuple[list[Any], Any]] = {
         "new": ([pointer, number, _ANSWER], pointer),
@@ -273,7 +264,4 @@ def _load(path: Path) -> ctypes.CDLL:
         "reset": ([pointer, number], None),
         "run": ([pointer], None),
     }
-    for name, (arguments, result) in types.items():
-        function = getattr(library, f"dovetail_core_{name}")
-        function.argtypes, function.restype = arguments, result
-    return library
+    return load_calls(path, "dovetail_core_", types)

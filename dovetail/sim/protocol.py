@@ -1,36 +1,32 @@
 """Simulators: what they are given, what they answer, and how client and worker write that to a pipe.
 
-A message is a JSON object and byte strings: a header of two little-endian 64-bit numbers (bytes of JSON, bytes of
-all byte strings), the JSON, whose "blobs" lists the sizes of the byte strings, then those. Nothing that is read
-is ever executed, and all sizes are bounded.
+A message is its length as a little-endian 64-bit number, then MessagePack: a small mapping, and a record as content.
+Nothing that is read is ever executed, records are checked against their types, and the length is bounded.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar
+
+import msgspec
 
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, DeviceSpec, MemoryRegion
 
-MAXIMUM_JSON = 256 << 20
-"""Bytes of JSON a message may have."""
-MAXIMUM_BLOBS = 4 << 30
-"""Bytes of byte strings a message may have."""
+MAXIMUM_MESSAGE = 4 << 30
+"""Bytes a message may have."""
 SIM_CONTROL = 0x1A000000
 """Address of the harness's registers (DOVETAIL_SIM_CONTROL in dovetail_rt.h)."""
 DEFAULT_INSTRUCTION_LIMIT = 20_000_000_000
 DEFAULT_TIMEOUT = 600.0
 """Seconds a request may take."""
-_HEADER = struct.Struct("<QQ")
-_Kind = TypeVar("_Kind")
+_LENGTH = struct.Struct("<Q")
+_Record = TypeVar("_Record")
 
 Json = dict[str, Any]
 Buffers = Mapping[str, bytes]
@@ -171,28 +167,28 @@ class Simulator(ABC):
 
 
 class Content:
-    """What came with a message: JSON, and the byte strings that were taken out of it."""
+    """The record that came with a message."""
 
-    def __init__(self, json: Any, blobs: Sequence[bytes]) -> None:
-        self._json, self._blobs = json, blobs
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = data
 
-    def of(self, kind: type[_Kind]) -> _Kind:
-        """The content as an object of a dataclass."""
-        found: _Kind = _typed(kind, self._json, iter(self._blobs))
-        return found
+    def of(self, kind: type[_Record]) -> _Record:
+        """The content as a record of this type."""
+        return msgspec.msgpack.decode(self._data, type=kind, dec_hook=lambda to, text: to(text))
+
+
+class _Message(msgspec.Struct, array_like=True):
+    head: Json
+    content: msgspec.Raw
 
 
 def send(write: Callable[[bytes], object], message: Json, content: object = None) -> None:
-    """Write a message with `write`: a JSON object, and a dataclass or None as `content`; raises SimulationError where
-    it is larger than the bounds."""
-    blobs: list[bytes] = []
-    message = {**message, "content": _plain(content, blobs), "blobs": [len(blob) for blob in blobs]}
-    text = json.dumps(message).encode()
-    total = sum(len(blob) for blob in blobs)
-    _bounded(len(text), total)
-    write(_HEADER.pack(len(text), total) + text)
-    for blob in blobs:
-        write(blob)
+    """Write a message with `write`: a mapping of plain values, and a dataclass or None as `content`; raises
+    SimulationError where it is larger than `MAXIMUM_MESSAGE`."""
+    data = msgspec.msgpack.encode((message, content), enc_hook=_plain)
+    _check_length(len(data))
+    write(_LENGTH.pack(len(data)))
+    write(data)
 
 
 def receive(read: Callable[[int], bytes]) -> tuple[Json, Content] | None:
@@ -200,58 +196,28 @@ def receive(read: Callable[[int], bytes]) -> tuple[Json, Content] | None:
 
     `read(n)` must give exactly n bytes, or fewer at the end of the stream.
     """
-    header = read(_HEADER.size)
-    if len(header) < _HEADER.size:
+    header = read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
         return None
-    text_size, total = _HEADER.unpack(header)
-    _bounded(text_size, total)
-    text, content = read(text_size), read(total) if total else b""
-    if len(text) < text_size or len(content) < total:
+    (length,) = _LENGTH.unpack(header)
+    _check_length(length)
+    data = read(length)
+    if len(data) < length:
         return None
-    message = json.loads(text)
-    sizes = message.pop("blobs")
-    if sum(sizes) != total or any(size < 0 for size in sizes):
-        what = f"a message is damaged: {total} bytes, announced {sizes[:8]}"
+    try:
+        message = msgspec.msgpack.decode(data, type=_Message)
+    except msgspec.MsgspecError as error:
         hint = "let nothing else in the device model write to standard output"
-        raise SimulationError(what, where="simulator", hint=hint)
-    blobs = [content[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    return message, Content(message.pop("content"), blobs)
+        raise SimulationError(f"a message is damaged: {error}", where="simulator", hint=hint) from None
+    return message.head, Content(memoryview(message.content))
 
 
-def _bounded(text: int, blobs: int) -> None:
-    if text > MAXIMUM_JSON or blobs > MAXIMUM_BLOBS:
-        what = f"a message has {text} + {blobs} bytes; the limits are {MAXIMUM_JSON} + {MAXIMUM_BLOBS}"
+def _check_length(length: int) -> None:
+    if length > MAXIMUM_MESSAGE:
+        what = f"a message has {length} bytes; the limit is {MAXIMUM_MESSAGE}"
         raise SimulationError(what, where="simulator", hint="run fewer inferences per request")
 
 
-def _plain(value: Any, blobs: list[bytes]) -> Any:
-    """A value as JSON has it: a dataclass as the list of its fields; byte strings are taken out, in their order."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        blobs.append(bytes(value))
-        return None
-    if is_dataclass(value):
-        return [_plain(getattr(value, field.name), blobs) for field in fields(value)]
-    if isinstance(value, Mapping):
-        return {name: _plain(content, blobs) for name, content in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(content, blobs) for content in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _typed(kind: Any, value: Any, blobs: Iterator[bytes]) -> Any:
-    """The value of a type that `_plain` wrote."""
-    if kind is bytes:
-        return next(blobs)
-    origin = get_origin(kind)
-    if origin is None and hasattr(kind, "__dataclass_fields__"):
-        return kind(*(_typed(of, each, blobs) for of, each in zip(_field_types(kind), value, strict=True)))
-    if origin is tuple:
-        return tuple(_typed(get_args(kind)[0], each, blobs) for each in value)
-    if origin is Mapping:
-        return {name: _typed(get_args(kind)[1], each, blobs) for name, each in value.items()}
-    return Path(value) if kind is Path else value
-
-
-@cache
-def _field_types(kind: Any) -> tuple[Any, ...]:
-    return tuple(get_type_hints(kind).values())
+def _plain(value: Any) -> Any:
+    """What MessagePack has for a value that it does not know."""
+    return dict(value) if isinstance(value, Mapping) else str(value)

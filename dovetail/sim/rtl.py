@@ -106,12 +106,6 @@ _FAULTS = {1: "outside the memories", 2: "at no multiple of that"}
 _SILENT = -2
 
 
-class _RtlMemory(ctypes.Structure):
-    """Mirrors `struct Memory` of rtl_host.cpp."""
-
-    _fields_ = (("base", ctypes.c_uint64), ("size", ctypes.c_uint64), ("data", ctypes.c_void_p))
-
-
 class _RtlState(ctypes.Structure):
     """Mirrors `struct State` of rtl_host.cpp."""
 
@@ -159,10 +153,7 @@ class VerilatedDevice(Device):
         self._rtl = read_rtl(rtl)
         self._library = _load(Path(library) if library else build_rtl(self._rtl, traced=bool(waves)))
         self._waves, self._wave_cycles = waves.encode(), wave_cycles if waves else 0
-        self._memories = (_RtlMemory * len(bus.regions))()
-        for memory, region in zip(self._memories, bus.regions, strict=True):
-            memory.base, memory.size = region.base, region.size
-            memory.data = bus.view(region.base, region.size).ctypes.data
+        self._memories = memories_of(bus)
         self._macs: Callable[[Mapping[int, int]], int] = (
             find(self._rtl.macs, "function") if self._rtl.macs else lambda registers: 0
         )
@@ -285,7 +276,6 @@ class VerilatedDevice(Device):
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
     pointer, number = ctypes.c_void_p, ctypes.c_uint32
     types: dict[str, tuple[list[Any], Any]] = {
         "new": ([pointer, number, ctypes.c_char_p, ctypes.c_uint64, number], pointer),
@@ -295,7 +285,28 @@ def _load(path: Path) -> ctypes.CDLL:
         "access": ([pointer, number, number, ctypes.POINTER(number), ctypes.c_int32], ctypes.c_int32),
         "run": ([pointer, ctypes.c_uint64], None),
     }
+    return load_calls(path, "dovetail_rtl_", types)
+
+
+class _VerilogMemory(ctypes.Structure):
+    """Mirrors `struct Memory` of rtl_host.cpp and core_host.cpp."""
+
+    _fields_ = (("base", ctypes.c_uint64), ("size", ctypes.c_uint64), ("data", ctypes.c_void_p))
+
+
+def memories_of(bus: Bus) -> ctypes.Array[Any]:
+    """The memories of a chip as the C++ around a design takes them; the arrays stay those of the bus."""
+    memories = (_VerilogMemory * len(bus.regions))()
+    for memory, region in zip(memories, bus.regions, strict=True):
+        memory.base, memory.size = region.base, region.size
+        memory.data = bus.view(region.base, region.size).ctypes.data
+    return memories
+
+
+def load_calls(path: Path, prefix: str, types: Mapping[str, tuple[list[Any], Any]]) -> ctypes.CDLL:
+    """A library that `build_design` made, its functions `prefix` + name typed: arguments and result by name."""
+    library = ctypes.CDLL(str(path))
     for name, (arguments, result) in types.items():
-        function = getattr(library, f"dovetail_rtl_{name}")
+        function = getattr(library, prefix + name)
         function.argtypes, function.restype = arguments, result
     return library
