@@ -22,7 +22,8 @@ import pytest
 from command_line import dovetail, refused
 from dovetail.codegen.manifest import TensorPort
 from dovetail.errors import BoardError, BuildError
-from dovetail.guests.agent.server import Agent, read_settings
+from dovetail.guests.agent.server import Agent
+from dovetail.guests.agent.settings import read_settings
 from dovetail.guests.mesh.compiled import with_compiler
 from dovetail.guests.mesh.manifest import MeshBuild, ResultPart, read_mesh
 from dovetail.guests.mesh.rack import EmulatedElements

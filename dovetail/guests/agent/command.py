@@ -22,7 +22,8 @@ def agent(
 
     Example: dovetail agent bench.toml --listen 0.0.0.0:4711
     """
-    from dovetail.guests.agent.server import Agent, read_settings
+    from dovetail.guests.agent.server import Agent
+    from dovetail.guests.agent.settings import read_settings
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) >= 1 << 16:

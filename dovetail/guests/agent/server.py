@@ -10,29 +10,23 @@ import contextlib
 import hashlib
 import hmac
 import ipaddress
-import re
 import secrets
 import select
 import socket
 import tempfile
 import threading
 import time
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dovetail.errors import BoardError, DovetailError
+from dovetail.guests.agent.settings import AgentBoard, AgentSettings
 from dovetail.sim import agent
 from dovetail.sim.board import load_firmware
 from dovetail.sim.line import Board, LineGone, Link, open_link
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 MOST_CONNECTIONS = 64
-_MOST_FILE = 1 << 20
-_DEFAULT_SECONDS = 3600.0
 _TAKEN_OVER_SECONDS = 15.0
 _IMAGE_SECONDS = 120.0
 _QUIET_SECONDS = 0.05
@@ -44,87 +38,6 @@ class RequestRefusal(Exception):
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)
         self.hint = hint
-
-
-@dataclass(frozen=True)
-class AgentBoard:
-    """One board."""
-
-    name: str
-    where: str
-    """As `dovetail run --on` names it: serial or tcp; or "mesh:TARGET", a rack of emulated elements in this process."""
-    load: str = ""
-    """Command that loads firmware, with {elf} for its file; empty where none may be loaded."""
-    seconds: float = _DEFAULT_SECONDS
-    """A job may take."""
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """What an agent is told."""
-
-    secret: bytes
-    boards: Mapping[str, AgentBoard]
-    allow: tuple[Network, ...]
-    """Addresses that may connect."""
-
-
-def read_settings(path: Path) -> AgentSettings:
-    """The settings of a TOML file: `secret` (a file beside it), `allow` and a table `boards.NAME` for each board.
-
-    Raises:
-        DovetailError: it cannot be read, or an entry is missing or wrong; says which.
-    """
-    try:
-        if path.stat().st_size > _MOST_FILE:
-            raise DovetailError(f"larger than {_MOST_FILE} bytes", where=str(path), hint="this is no file for an agent")
-        read = tomllib.loads(path.read_text())
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise DovetailError(what, where=str(path), hint="check the spelling and the permission to read") from None
-    except (ValueError, RecursionError) as error:
-        raise DovetailError(f"this is no TOML: {error}", where=str(path), hint="see docs/agent.md") from None
-    _known(read, {"secret", "allow", "boards"}, "", path)
-    if not isinstance(read.get("secret"), str):
-        raise _wrong("secret", "the name of the file that holds it", path)
-    networks, allow = read.get("allow", ["127.0.0.0/8", "::1/128"]), []
-    for text in networks if isinstance(networks, list) else [networks]:
-        try:
-            allow.append(ipaddress.ip_network(text))
-        except (ValueError, TypeError):
-            raise _wrong("allow", f'addresses or networks such as ["10.0.0.0/8"], not {text!r}', path) from None
-    boards = read.get("boards")
-    if not isinstance(boards, dict) or not boards:
-        raise _wrong("boards", "a table for each board: [boards.NAME] and where = ...", path)
-    benches = {name: _bench(name, entry, path) for name, entry in boards.items()}
-    return AgentSettings(agent.read_secret(path.parent / str(read["secret"])), benches, tuple(allow))
-
-
-def _bench(name: str, entry: Any, path: Path) -> AgentBoard:
-    place = f"boards.{name}"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) or not isinstance(entry, dict):
-        raise _wrong(place, "a table, with a name of letters, digits, dots and hyphens", path)
-    _known(entry, {"where", "load", "seconds"}, f"{place}.", path)
-    where, load, seconds = entry.get("where"), entry.get("load", ""), entry.get("seconds", _DEFAULT_SECONDS)
-    if not isinstance(where, str) or where.partition(":")[0] not in ("serial", "tcp", "mesh"):
-        wanted = 'a line such as "serial:/dev/ttyUSB0:921600" or "tcp:127.0.0.1:4000", or "mesh:TARGET"'
-        raise _wrong(f"{place}.where", wanted, path)
-    if not isinstance(load, str):
-        raise _wrong(f"{place}.load", "a command", path)
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 7 * 86_400:
-        raise _wrong(f"{place}.seconds", "seconds a job may take, at most a week", path)
-    return AgentBoard(name, where, load, float(seconds))
-
-
-def _known(table: Mapping[str, Any], names: set[str], place: str, path: Path) -> None:
-    for name in table:
-        if name not in names:
-            hint = f"use {', '.join(sorted(names))}"
-            raise DovetailError(f"there is no setting '{place}{name}'", where=str(path), hint=hint)
-
-
-def _wrong(name: str, wanted: str, path: Path) -> DovetailError:
-    return DovetailError(f"'{name}' must be {wanted}", where=str(path), hint="see docs/agent.md")
 
 
 def line_to(bench: AgentBoard) -> Link:
@@ -151,8 +64,8 @@ def line_to(bench: AgentBoard) -> Link:
 class _BoardLease:
     """A board and who has it."""
 
-    def __init__(self, bench: AgentBoard) -> None:
-        self.bench = bench
+    def __init__(self, name: str, bench: AgentBoard) -> None:
+        self.name, self.bench = name, bench
         self.turn = threading.Lock()
         """Held by the connection that has the board."""
         self.guard = threading.Lock()
@@ -176,7 +89,7 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, host: str, port: int, tell: Callable[[str], None]) -> None:
         self._settings, self._tell = settings, tell
-        self._places = {name: _BoardLease(bench) for name, bench in settings.boards.items()}
+        self._places = {name: _BoardLease(name, bench) for name, bench in settings.boards.items()}
         self._seats = threading.Semaphore(MOST_CONNECTIONS)
         self._open: set[socket.socket] = set()
         self._closed = False
@@ -266,7 +179,7 @@ class Agent:
                 with contextlib.suppress(OSError):
                     place.client.shutdown(socket.SHUT_RDWR)
         if not place.turn.acquire(timeout=_TAKEN_OVER_SECONDS if again else 0.5):
-            raise RequestRefusal(f"the board '{place.bench.name}' is in use", "try again later, or name another board")
+            raise RequestRefusal(f"the board '{place.name}' is in use", "try again later, or name another board")
         try:
             with place.guard:
                 if place.job != job:
@@ -295,7 +208,7 @@ class Agent:
         """Load what is to be loaded, open the board's line, and throw away what waits in it."""
         bench = place.bench
         if image and not bench.load:
-            raise RequestRefusal(f"the board '{bench.name}' has no command to load firmware", "leave out --board-io")
+            raise RequestRefusal(f"the board '{place.name}' has no command to load firmware", "leave out --board-io")
         try:
             if image:
                 place.close()
@@ -330,7 +243,7 @@ def _relay(line: socket.socket, place: _BoardLease) -> None:
                 link.write(content)
         except LineGone as gone:
             place.close()
-            raise ConnectionError(f"the line to {place.bench.name} is gone: {gone.what}") from None
+            raise ConnectionError(f"the line to {place.name} is gone: {gone.what}") from None
         except BoardError as error:
             place.close()
-            raise ConnectionError(f"{place.bench.name}: {error.what}") from None
+            raise ConnectionError(f"{place.name}: {error.what}") from None
