@@ -77,7 +77,7 @@ class LayerEntry(msgspec.Struct, frozen=True):
 
 
 class LayerWork(msgspec.Struct, frozen=True):
-    """What is done for a layer; bytes with padding, MACs with what tiles compute twice."""
+    """Work done for a layer; bytes with padding, MACs with those tiles compute twice."""
 
     transfers: Count
     bytes: Count
@@ -120,7 +120,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class BuildManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a build says about itself. A file may say more, which nothing but people read."""
+    """A build's description of itself. A file may say more, which only people read."""
 
     dovetail: str
     """Version that made the build."""

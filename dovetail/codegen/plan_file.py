@@ -1,4 +1,4 @@
-"""What a build keeps for its report, `dovetail-plan.json`: where every buffer lies and when, and what moves.
+"""The file a build keeps for its report, `dovetail-plan.json`: place and time of every buffer, and every copy.
 
 `codegen/emit/plan_file.py` writes it; nothing but the report reads it. The fields are those of the report's JSON
 (docs/report.md). Layers are named by their numbers, lists of numbers by what each is.
@@ -97,7 +97,7 @@ class PlanBuffer(TypedDict):
 
 
 class PlanMemory(TypedDict):
-    """What lies in a memory, and when."""
+    """Buffers of a memory, and their times."""
 
     base: Count
     size: Count
@@ -130,7 +130,7 @@ class PlanFile(TypedDict):
     memories: dict[str, PlanMemory]
     moves: list[PlanMove]
     transfers: list[PlanTransfers]
-    """Of every copy of a DMA."""
+    """Every copy of a DMA."""
 
 
 def read_plan(folder: Path, layers: int) -> PlanFile:

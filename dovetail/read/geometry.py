@@ -15,7 +15,7 @@ from dovetail.ir.types import Array, Shape
 from dovetail.read.values import Values
 
 Pair = tuple[int, int]
-"""Of rows and of columns, or before and after."""
+"""Two numbers: for rows and columns, or before and after."""
 
 
 def same_border(size: int, span: int, stride: int) -> Pair:
@@ -122,7 +122,7 @@ def _phases(axes: Sequence[TransposedAxis], batch: int, outputs: int, groups: in
 
 
 def mirrored(size: int, before: int, after: int, mode: str) -> list[int]:
-    """Where the elements of an axis with a border come from; a negative border cuts off.
+    """Source places of the elements of an axis with a border; a negative border cuts off.
 
     Raises:
         ValueError: a mirrored border is as wide as the axis.
@@ -166,7 +166,7 @@ class ResizeAxis:
     mode: str
     """ONNX's coordinate_transformation_mode"""
     region: tuple[float, float] = (0.0, 1.0)
-    """Where tf_crop_and_resize begins and ends, as parts of the axis."""
+    """Begin and end of tf_crop_and_resize, as parts of the axis."""
 
     @property
     def still(self) -> bool:
@@ -174,7 +174,7 @@ class ResizeAxis:
         return self.result == self.size and self.scale == 1.0 and self.region == (0.0, 1.0)
 
     def coordinates(self) -> Array:
-        """Where the centre of each element of the result lies in the operand, float64 (ONNX's Resize)."""
+        """Places in the operand of the centres of the result's elements, float64 (ONNX's Resize)."""
         place, last = np.arange(self.result, dtype=np.float64), self.size - 1
         if self.mode == "tf_crop_and_resize":
             start, end = self.region

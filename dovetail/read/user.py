@@ -12,18 +12,18 @@ from dovetail.ir.types import DType, TensorType
 from dovetail.read.values import Values
 
 ADVICE = "say in a Python file what it computes, and give that with --operators (docs/own_operators.md)"
-"""What to do about an operator nobody knows."""
+"""Advice about an unknown operator."""
 
 Kind = type[UserOperator]
 
 
 def by_custom_code(operators: Iterable[Kind]) -> Mapping[str, Kind]:
-    """Those TFLite may have, by their names there; of one name the last."""
+    """Operators by their custom code in TFLite; the last definition of a name wins."""
     return {kind.custom_code: kind for kind in operators if kind.custom_code}
 
 
 def by_onnx_name(operators: Iterable[Kind]) -> Mapping[tuple[str, str], Kind]:
-    """Those ONNX may have, by domain and name, and all as `dovetail quantize` writes them; of one name the last."""
+    """Operators by domain and name, as ONNX and as `dovetail quantize` spell them; the last definition wins."""
     kinds = tuple(operators)
     own = {("" if kind.domain == "ai.onnx" else kind.domain, kind.op_type): kind for kind in kinds if kind.op_type}
     return {**own, **{(USER_DOMAIN, kind.__name__): kind for kind in kinds}}

@@ -35,7 +35,7 @@ MAX_PLACES = 1 << 16
 """Most places of one axis that elements are picked from."""
 
 GATE_ORDER = {RecurrentKind.LSTM: (0, 3, 1, 2), RecurrentKind.GRU: (0, 1, 2), RecurrentKind.RNN: (0,)}
-"""Where the gates of `Recurrent` (ONNX's order) stand in Keras's and TFLite's order. That is input, forget, candidate,
+"""Places of the gates of `Recurrent` (ONNX's order) in Keras's and TFLite's order. That is input, forget, candidate,
 output of an LSTM, and update, reset, candidate of a GRU."""
 
 

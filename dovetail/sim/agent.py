@@ -55,7 +55,7 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """What a client asks an agent for."""
+    """A client's request to an agent."""
 
     board: str
     job: str
@@ -83,7 +83,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def proof(secret: bytes, who: str, *parts: str) -> str:
-    """What only one who knows the secret can say: an HMAC-SHA256 in hexadecimal digits."""
+    """The proof that the speaker knows the secret: an HMAC-SHA256 in hexadecimal digits."""
     return hmac.new(secret, json.dumps([who, *parts]).encode(), hashlib.sha256).hexdigest()
 
 

@@ -62,7 +62,7 @@ class FrameSession(BoardSession):
 
 
 def opener(board: Board) -> Callable[..., Link]:
-    """What opens the line to a board, again where it was cut: every time as the same job, if an agent lends it."""
+    """Opens the line to a board, and opens it again after a cut: always as the same job if an agent lends the board."""
     if board.where.partition(":")[0] == "agent":
         return partial(open_agent, board, secrets.token_hex(16))
     return partial(open_link, board.where)

@@ -137,7 +137,7 @@ class ListDevice(QueueDevice[tuple[Timed, ...]]):
         return self.bus.view(own.base, own.size)
 
     def _effect(self, one: Timed) -> Effect:
-        """What a command would write now; memory stays as it is."""
+        """The bytes a command would write now; memory stays as it is."""
         before = {region.name: self._memory(region.name).copy() for region in self.bus.regions}
         self._compute(one.name, one.fields, self.bus)
         found: Effect = []
@@ -150,7 +150,7 @@ class ListDevice(QueueDevice[tuple[Timed, ...]]):
 
 
 def _beside(work: tuple[Timed, ...]) -> list[bool]:
-    """Of each command, whether another unit works during it; the commands of one unit follow one another."""
+    """For each command, whether another unit works during it; the commands of one unit follow one another."""
     units = {one.unit: [other for other in work if other.unit == one.unit] for one in work}
     ends = {unit: [one.end for one in ones] for unit, ones in units.items()}
 

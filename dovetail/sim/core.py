@@ -58,7 +58,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:
-    """What running a block once, up to its end, adds to the counters."""
+    """The counts that one run of a block, up to its end, adds."""
 
     end: int
     """Address after the last instruction that runs."""
@@ -82,14 +82,14 @@ class Pause:
     waits: bool
     """True after wfi, False where it can go on at once."""
     cycles: int = 0
-    """What the core has spent on whatever stopped it."""
+    """Cycles the core has spent on the instruction that stopped it."""
     fault: str = ""
-    """What it cannot go on after."""
+    """The fault the core cannot go on after; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreSetup:
-    """What a core is made from."""
+    """Everything a simulated core is made from."""
 
     isa: str
     costs: Any
@@ -98,7 +98,7 @@ class CoreSetup:
     elf: Path
     symbols: Mapping[str, Symbol]
     extension: str
-    """What executes instructions of the core's own (see `riscv.py`); empty for none."""
+    """The function that executes the core's own instructions (see `riscv.py`); empty for none."""
     native_hook: bool
     """Whether the compiled block hook is used where there is one."""
 
@@ -131,7 +131,7 @@ class EmulatedCore(Protocol):
         """Address of the next instruction."""
 
     def resume_at(self) -> int:
-        """What the emulator is told to go on at."""
+        """The address the emulator goes on at."""
         return self.pc()
 
     def pause(self) -> Pause | None:
@@ -163,7 +163,7 @@ class Architecture:
     word: Callable[[Any], int]
     """Fewest cycles in which a word of 4 bytes is loaded or stored."""
     bits: int = 32
-    """Of a register and an address."""
+    """Bits of a register and of an address."""
 
 
 def emulator_calls() -> Any:

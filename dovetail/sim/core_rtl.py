@@ -35,14 +35,14 @@ class CoreRtl:
     package: str
     """The package's module; on PyPI with hyphens."""
     sources: tuple[str, ...]
-    """Of the package's data, packages first; what they use is found beside them and in `include`."""
+    """Source files in the package, packages first; included files are found beside them and in `include`."""
     include: tuple[str, ...] = ()
     parameters: Mapping[str, int] = field(default_factory=dict)
-    """Of our module around it."""
+    """Parameters of our module around the core."""
     around: str = ""
     """That module's file in `cores`, without its ending; empty for the core's name."""
     isa: str = ""
-    """What firmware is compiled for; empty for what the target says."""
+    """Instruction set the firmware is compiled for; empty for the target's."""
     counts_late: bool = False
     """Whether a load or store is counted after it has asked for its data."""
 
@@ -153,7 +153,7 @@ _TRAPPED = 4
 
 
 class _Wires:
-    """What the machine asks of a core that takes interrupts by itself (`sim.core.Core`)."""
+    """The part of `sim.core.EmulatedCore` that the machine needs of a core that takes interrupts by itself."""
 
     wake = 0
     """It takes that time by itself."""

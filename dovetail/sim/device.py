@@ -39,7 +39,7 @@ class Bus(Protocol):
 
     @property
     def regions(self) -> Sequence[MemoryRegion]:
-        """What there is, by address."""
+        """The memories, in order of address."""
 
     def view(self, address: int, nbytes: int) -> Bytes:
         """A writable view of `nbytes` bytes at `address`; raises SimulationError where they are not in one memory."""
@@ -148,7 +148,7 @@ class MemoryBus:
         raise SimulationError(f"{nbytes} bytes at {address:#x} are not inside one memory", where="bus", hint=hint)
 
     def described(self) -> str:
-        """What there is and where, for messages."""
+        """The memories and their addresses, for messages."""
         return f"memories: {', '.join(f'{r.name} {r.base:#x}..{r.base + r.size - 1:#x}' for r in self.regions)}"
 
 
@@ -194,7 +194,7 @@ def target_devices(target: Target, instead: Mapping[str, DeviceModel] | None = N
 
 
 def make_device(spec: DeviceSpec, bus: Bus) -> Device:
-    """What its factory makes; raises SimulationError where that does not exist, or does not take the arguments."""
+    """The device its factory makes; raises SimulationError if there is no such factory or it refuses the arguments."""
     factory = find(spec.factory, "device factory")
     try:
         device: Device = factory(bus, **spec.arguments)
@@ -245,7 +245,7 @@ def watched(spec: DeviceSpec, file: Path) -> DeviceSpec:
 
 
 def accesses(file: Path) -> list[RegisterAccess]:
-    """What was noted, the oldest first; nothing where no device wrote the file."""
+    """The accesses in the file, the oldest first; none if no device wrote it."""
     data = file.read_bytes() if file.is_file() else b""
     whole = data[: len(data) // _RECORD.size * _RECORD.size]
     return [

@@ -53,7 +53,7 @@ class DmaRegister(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DmaJob:
-    """What one START copies.
+    """One transfer: the bytes that one START copies.
 
     Source rows of `row_bytes` bytes, `rows` of them in each of `planes` planes. In the destination every plane has
     top + rows + bottom rows of left + row_bytes + right bytes, the first starting at `destination`; what is not

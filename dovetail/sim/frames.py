@@ -28,14 +28,14 @@ ATTEMPTS = 8
 """How often a request is sent at most, while none but an inference keeps the board busy."""
 _ANSWER_SECONDS = 1.0
 VERSION = 2
-"""Of the protocol."""
+"""Version of the protocol."""
 _GONE_SECONDS = 30.0
 """How long a line that is gone may take to come again."""
 _PAUSE_SECONDS = 0.2
 
 
 class FrameKind(enum.IntEnum):
-    """What a request asks for."""
+    """Kind of a request."""
 
     HELLO = 1
     WRITE = 2
@@ -115,14 +115,14 @@ class Decoder:
 
 @dataclass(frozen=True)
 class BoardGreeting:
-    """What a board says of itself."""
+    """A board's answer to HELLO."""
 
     payload: int
     """Most bytes of a payload it takes, and this computer sends."""
     count: int
-    """Of layers; of a rack, how many elements it has."""
+    """Number of layers; for a rack, number of elements."""
     digest: str
-    """Of the build it has, 32 hexadecimal digits."""
+    """Digest of the build on the board, 32 hexadecimal digits."""
 
 
 class BoardRestart(BoardError):

@@ -21,7 +21,7 @@ from dovetail.sim.architecture import architecture_of
 from dovetail.sim.line import Board, BoardSession, Link, connect, host_and_port, unknown
 
 DEFAULT_SERVER = "127.0.0.1:3333"
-"""Where OpenOCD listens."""
+"""Port OpenOCD listens on."""
 _ANSWER_SECONDS = 5.0
 _ATTEMPTS = 4
 _MOST_ANSWER = 1 << 14

@@ -223,11 +223,11 @@ class JobDevice(QueueDevice[dict[str, int]]):
 
 
 MOST_FINISHED = 2
-"""Where FINISHED stops counting."""
+"""Largest value of FINISHED."""
 RUNNING_DELAY = 2
 """Cycles from an end until RUNNING_JOB tells it."""
 IDS = 256
-"""Of jobs, which then begin again with 0."""
+"""Number of job numbers; after the last one they begin again at 0."""
 
 
 class Control(IntEnum):
@@ -243,7 +243,7 @@ class Control(IntEnum):
 
 
 class AddressLines(Enum):
-    """What the address lines show between accesses: the interconnect decides, and the RTL looks at them then too."""
+    """Value of the address lines between accesses: the interconnect decides it, and the RTL looks at it then too."""
 
     HELD = "held"
     """The address of the last access, the worst there is: after a read of FINISHED it stays 0."""

@@ -16,11 +16,11 @@ JOB = (
     *("image", "weights", "sums", "image_row", "columns", "outputs", "inputs", "kernel_rows", "kernel_columns"),
     *("stride", "kind", "is_unsigned", "row_stride"),
 )
-"""Of a job of one row, in order."""
+"""Fields of a job of one row, in order."""
 ROWS_JOB = (*JOB, "rows")
-"""Of mac_job_t, in order."""
+"""Fields of mac_job_t, in order."""
 KINDS = ("convolution", "depthwise", "dense")
-"""What `kind` counts."""
+"""Kinds of jobs, by their number in `kind`."""
 
 
 def work_of(job: Mapping[str, int]) -> Work:

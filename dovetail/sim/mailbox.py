@@ -161,7 +161,7 @@ class Worker(Device):
 
 
 class Mailbox(Device):
-    """What core 0 sees of the mailbox; a `Device`."""
+    """The mailbox as core 0 sees it; a `Device`."""
 
     name = "mailbox"
 

@@ -110,12 +110,12 @@ class InferenceResult:
     activities: Mapping[str, tuple[Activity, ...]] = field(default_factory=dict)
     """By device name: jobs that ended during this inference, cycles since its start."""
     nanoseconds: int | None = None
-    """What it took on this computer; None on a simulated chip."""
+    """Time it took on this computer; None on a simulated chip."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What a request gave."""
+    """The results of a request."""
 
     inferences: tuple[InferenceResult, ...]
     """One per set of inputs."""
@@ -124,7 +124,7 @@ class SimulationResult:
     executed_instructions: int | None = None
     """Since the firmware was loaded, start-up included."""
     exit_code: int | None = None
-    """What the firmware exited with, None while it waits for the next inputs."""
+    """Exit code of the firmware; None while it waits for the next inputs."""
     worker_stack_bytes: tuple[int | None, ...] = ()
     """As `stack_bytes`, of each further core from number 1 on."""
 
@@ -142,11 +142,11 @@ class RunRequest:
 
 
 Runner = Callable[[RunRequest], SimulationResult]
-"""What `load(content)` of a worker's module gives: the function that answers requests."""
+"""The function that answers requests; `load(content)` of a worker's module returns it."""
 
 
 class Simulator(ABC):
-    """What runs inferences, kept open between them: a simulated chip, this computer, or a board."""
+    """A backend that runs inferences and stays open between them: a simulated chip, this computer, or a board."""
 
     @abstractmethod
     def run(self, inputs: Sequence[Buffers], outputs: Mapping[str, int]) -> SimulationResult:
@@ -219,5 +219,5 @@ def _check_length(length: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What MessagePack has for a value that it does not know."""
+    """A value of a type that MessagePack does not have, as one that it has."""
     return dict(value) if isinstance(value, Mapping) else str(value)

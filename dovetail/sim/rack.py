@@ -26,18 +26,18 @@ MOST_LOADED = 256 << 20
 
 
 class LoadKind(enum.IntEnum):
-    """What LOAD brings."""
+    """Kind of the content of a LOAD."""
 
     NOTHING = 0
     """Forget all there is."""
     PROGRAM = 1
     """By number, an ELF file."""
     DATA = 2
-    """Of an element."""
+    """Data of an element."""
     TABLE = 3
-    """Of an element: the number of its program, and where the data of each of its pieces begin."""
+    """An element's program number, and the offset of each of its pieces' data."""
     ROUTES = 4
-    """Of a chip: counts of entries and sets, then these."""
+    """A chip's routing table: counts of entries and sets, then both."""
     TENSOR = 5
     """By number: bytes of an input in DRAM."""
 
@@ -48,7 +48,7 @@ class RefusedError(Exception):
 
 @dataclass
 class RackContents:
-    """What a rack was given: by number, or by the word of an element or chip."""
+    """Everything loaded into a rack: by number, or by the word of an element or chip."""
 
     programs: dict[int, bytearray] = field(default_factory=dict)
     data: dict[int, bytearray] = field(default_factory=dict)
@@ -68,25 +68,25 @@ class RackContents:
         into[number] = known
 
     def nbytes(self) -> int:
-        """Of all that is there."""
+        """Number of elements on all chips."""
         every = (self.programs, self.data, self.tables, self.routes, self.tensors)
         return sum(len(content) for one in every for content in one.values())
 
 
 @dataclass(frozen=True)
 class RackRun:
-    """What came of some inputs."""
+    """Results and clock cycles of a run."""
 
     results: Sequence[bytes]
-    """What each piece stored that stores, by elements and pieces: of all inputs one after the other."""
+    """Bytes stored by each piece that stores, by element and piece; those of all inputs one after the other."""
     clocks: Sequence[int]
     """[inputs, pieces, 4] when each began, gave its slots back, sent, and when its element was free."""
     cycles: int
-    """Of the element that took most."""
+    """Clock cycles of the slowest element."""
 
 
 class RackBackend(ABC):
-    """What computes."""
+    """The backend that runs the elements: boards, or an emulator."""
 
     @abstractmethod
     def check(self, loaded: RackContents) -> None:
@@ -104,7 +104,7 @@ class Rack:
         self._machine, self._room = machine, room
         self.loaded = RackContents()
         self.digest = bytes(16)
-        """Of the build it has; zeros for none."""
+        """Digest of the build it has; zeros for none."""
         self.runs = 0
         """How often inputs were computed."""
         self._session = self._last = 0

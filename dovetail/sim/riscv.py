@@ -188,7 +188,7 @@ class _NativeInstructions:
         return int(self._library.dovetail_kind(word))
 
     def fault(self) -> str:
-        """What stopped the core; empty for nothing."""
+        """The fault that stopped the core; empty for none."""
         return _FAULTS[self._own.failed].format(self._own.word)
 
     def _counted(self, address: int, size: int) -> int:
@@ -222,7 +222,7 @@ class _PythonInstructions:
             self._write(self._emulator._uch, self._zero + number, self._pointer)
 
     def fault(self) -> str:
-        """What stopped the core; empty for nothing. Raises what the target's function raised."""
+        """The fault that stopped the core; empty for none. Raises the exception of the target's function."""
         if self._failure is not None:
             raise self._failure
         return self._fault

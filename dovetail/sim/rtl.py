@@ -56,7 +56,7 @@ def _check_ports(rtl: Rtl, model: str) -> None:
 _INPUTS = "psel penable pwrite paddr pwdata awvalid awaddr wvalid wdata wstrb bready arvalid araddr rready"
 """Signals of register ports the module reads."""
 _ABSENT = {"pready": "1", "pslverr": "0", "bresp": "0", "rresp": "0"}
-"""What a missing output stands for."""
+"""Value of an output that the module lacks."""
 
 
 def ports_header(rtl: Rtl) -> str:

@@ -1,4 +1,4 @@
-"""What an inference with lists of commands did for each layer: the engine issues those, so the core marks none of them.
+"""Layers of an inference with lists of commands: the engine issues these, so the core marks none of them.
 
 A build describes its statements as stretches, in program order: `layer`, whether the core marks its beginning (`core`),
 and how many commands each queue was given for it (`commands`).

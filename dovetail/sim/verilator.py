@@ -63,7 +63,7 @@ class Design:
     """Whether it can write waves, which makes it slower."""
 
     def folders(self) -> list[Path]:
-        """Where included files and modules are searched."""
+        """Folders that are searched for included files and modules."""
         beside = (source.resolve().parent for source in self.sources)
         return list(dict.fromkeys([*(folder.resolve() for folder in self.include), *sorted(beside)]))
 
@@ -137,7 +137,7 @@ def build_design(design: Design, cache: Path | None = None, check: Callable[[str
 
 
 def _places(design: Design) -> bytes:
-    """Where Verilator reads and searches, with the names of what lies there: a file that comes into the way of another
+    """The folders Verilator reads and searches, with the files in them: a file that comes into the way of another
     one changes it."""
     names = [[str(folder), *sorted(path.name for path in folder.iterdir())] for folder in design.folders()]
     return json.dumps([[str(path.resolve()) for path in design.sources], names]).encode()
@@ -184,7 +184,7 @@ def _compile(design: Design, verilator: Verilator, folder: Path, cache: Path, ma
 
 
 def verilator_error(output: str, top: str, folders: Sequence[Path], code: int) -> BuildError:
-    """What Verilator printed, and the code it exited with, as a BuildError that begins with the first error."""
+    """A BuildError that begins with the first error in Verilator's output."""
     for folder in sorted({f"{folder}/" for folder in folders}, key=len, reverse=True):
         output = output.replace(folder, "")
     lines = output.strip().splitlines()

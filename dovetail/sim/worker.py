@@ -44,11 +44,11 @@ from dovetail.sim.protocol import (
 from dovetail.user_file import blamed
 
 BUG = "in the simulator's worker:"
-"""What an error begins with that the worker's own code, or a device model, raised; the traceback follows."""
+"""Beginning of an error raised by the worker's own code or by a device model; the traceback follows."""
 STARTING = 60.0
 """Seconds a process may take to start and load what it runs, however little a run may."""
 _SAID = "dovetail: "
-"""What a line on stderr begins with that says why the emitted C gave up."""
+"""Beginning of a line on stderr that says why the emitted C gave up."""
 
 
 class WorkerSession(Simulator):

@@ -1,4 +1,4 @@
-"""What the linked firmware contains: sizes of its sections, its symbols, the bytes to load."""
+"""Contents of linked firmware: sizes of its sections, its symbols, the bytes to load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compilers, start-up code and linker must know of a core's instruction set: the one place that says it.
+"""Facts about a core's instruction set for compilers, start-up code and linker; they stand here only.
 
 Flags and their reasons: hardware/cores.md.
 """
@@ -13,7 +13,7 @@ from dovetail.errors import BuildError
 from dovetail.kernels.kernel import CALLING
 
 Family = Literal["riscv", "arm", "host"]
-"""What simulator and start-up code tell apart."""
+"""Family of instruction sets, as simulator and start-up code distinguish them."""
 
 EMITTED_C = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
 """Options emitted C is compiled with wherever it is: bytes are read as other types; no warning is left."""

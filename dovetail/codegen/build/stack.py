@@ -29,16 +29,16 @@ _ALLOCATE, _EXECUTE = 2, 4  # section flags, System V ABI, chapter 4
 
 @dataclass
 class _Code:
-    """What the objects of a program say."""
+    """Functions and calls found in the objects of a program."""
 
     names: dict[str, _Place] = field(default_factory=dict)
-    """Where each global function or object is."""
+    """Place of each global function or object."""
     code: set[_Place] = field(default_factory=set)
     """The sections that are code."""
     frames: dict[_Place, int] = field(default_factory=dict)
     """Bytes of stack a function takes for itself, by section; absent where the compiler did not say."""
     uses: dict[_Place, set[tuple[_Place | str, bool]]] = field(default_factory=dict)
-    """What is named in a section, as a section or by a global name, and whether to call it."""
+    """References of a section: the section or global name, and whether it is a call."""
 
 
 def stack_need(objects: Sequence[Path], entry: str) -> int | None:
@@ -107,7 +107,7 @@ def _read(code: _Code, number: int, file: ELFFile, told: Path) -> None:
 
 
 def _named(number: int, symbol: Symbol) -> _Place | str:
-    """Where a symbol is, in its object, or its name if it is in another one."""
+    """Place of a symbol in its object; its name if it is in another object."""
     section = symbol["st_shndx"]
     return (number, section) if isinstance(section, int) else str(symbol.name)
 

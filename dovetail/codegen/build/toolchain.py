@@ -43,7 +43,7 @@ class Compiler:
     kind: Kind
     """"zig" (clang inside ziglang), "gcc" (cross GCC) or "cc" (the host's)."""
     version: str
-    """What it says about itself and a digest of its programs, part of every cache key."""
+    """The compiler's version text and a digest of its programs, part of every cache key."""
 
 
 def find_compiler(isa: str, prefer: str | None = None) -> Compiler:
@@ -189,7 +189,7 @@ def firmware_stack(
 
 
 def _machine(core: InstructionSet, compiler: Compiler) -> tuple[str, ...]:
-    """What a compiler and its linker are told of a core."""
+    """Flags of compiler and linker for a core."""
     if compiler.kind == "gcc":
         return (*core.gcc, "-fno-tree-loop-distribute-patterns")
     return (*core.zig, "-fno-sanitize=undefined")
@@ -204,7 +204,7 @@ def _firmware(
     compiler: Compiler | None,
     cache: Path | None,
 ) -> _CompileContext:
-    """What compiles the sources of firmware."""
+    """The compiler of firmware sources, with its flags and cache."""
     compiler = compiler or find_compiler(isa)
     common = "-ffreestanding -O2 -fomit-frame-pointer -ffunction-sections -fdata-sections -fno-unwind-tables"
     frames = "-fstack-usage" if compiler.kind == "gcc" else "-fstack-size-section"
@@ -256,7 +256,7 @@ def link_shared(directory: Path, objects: Sequence[Path], out: Path) -> Path:
 
 
 class _CompileContext:
-    """What all files of one build share: a compiler and its flags, a folder, a cache, a digest of what may be included;
+    """Settings shared by all files of a build: compiler and flags, folder, cache, digest of the files they may include;
     raises BuildError where the cache folder cannot be written."""
 
     def __init__(
@@ -369,7 +369,7 @@ _MEND = "look at that place of your driver, library or board file; if the C is D
 
 
 def compiler_error(output: str, code: int) -> BuildError:
-    """What a compiler printed, and the code it exited with, as a BuildError that begins with the first error."""
+    """A BuildError that begins with the first error in a compiler's output."""
     lines = output.strip().splitlines()
     found = next((index for index, line in enumerate(lines) if re.search(r"\b(error|undefined)\b", line)), 0)
     rest = "\n".join(lines[found : found + 30]) or f"it printed nothing and exited with {code}"

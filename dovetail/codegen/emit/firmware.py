@@ -1,4 +1,4 @@
-"""What every firmware is made from besides the network: C and assembler files, and the linker script they expect."""
+"""Parts of every firmware besides the network: C and assembler files, and the linker script they expect."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class _Arrays:
     """C type and digest -> expression."""
     definitions: list[str] = field(default_factory=list)
     places: dict[tuple[object, ...], tuple[str, StoredWeights] | None] = field(default_factory=dict)
-    """Where engines have their weights, by what is alike: offload, shapes and choice."""
+    """Layouts of engines' packed weights, by offload, shapes and choice."""
 
     def __post_init__(self) -> None:
         found: dict[int, dict[str, View]] = {}
@@ -209,11 +209,12 @@ class _Kernels:
     helpers: list[str] = field(default_factory=list)
     by_key: dict[str, CoreKernel] = field(default_factory=dict)
     by_graph: dict[int, list[_Step]] = field(default_factory=dict)
-    """What tiles that compute the same share, by the identity of their graph, which is there as long as its launch."""
+    """Kernels that equal tiles share, by the identity of their graph, which lives as long as its launch."""
 
     def of(self, graph: Graph, name: str) -> list[_Step]:
-        """What computes a graph, in turn: one kernel where the core has one for all of it. They have this name if they
-        are the first of their kind. Raises TargetError where the core has none for a part."""
+        """The kernels that compute a graph, in order: one if the core has one for all of it.
+
+        They have this name if they are the first of their kind. Raises TargetError if the core has none for a part."""
         if id(graph) not in self.by_graph:
             self.by_graph[id(graph)] = (
                 [(graph, self._kernel(graph, name))]

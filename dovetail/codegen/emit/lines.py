@@ -22,7 +22,7 @@ class Hole:
     """A number in a line."""
 
     name: str
-    """What it is, as an identifier."""
+    """The number's meaning, as an identifier."""
     number: Number
     """A place is in an array of C."""
 
@@ -48,7 +48,7 @@ class Line:
 
     @property
     def form(self) -> tuple[str, ...]:
-        """What does not change from turn to turn in a loop."""
+        """The parts of the line that are the same in every turn of a loop."""
         kinds = (one if isinstance(one, str) else one.name if isinstance(one, Hole) else "ticket" for one in self.parts)
         return (*kinds, str(self.starts))
 
@@ -142,7 +142,7 @@ def _list_start(unit: Unit, one: CommandList) -> Line:
 
 
 def moves(unit: Unit, index: int) -> list[str]:
-    """What brings bytes to engines with a copy of the memory, and back, before a statement."""
+    """Moves to and from an engine's copy of the memory before a statement."""
     found = []
     for move in unit.program.moves.get(index, ()):
         mirror = unit.target.engine(move.engine).mirror
@@ -180,7 +180,7 @@ def kernel_call(unit: Unit, index: int, call: Call) -> Parts:
 
 
 def _started(unit: Unit, launch: LaunchStatement, name: str, command: Command | LibraryCall) -> tuple[list[str], Parts]:
-    """What a command needs declared, and the call that gives it."""
+    """Declarations of a command, and the call that gives it to the engine."""
     if isinstance(command, LibraryCall):
         lines, text = library_call(command, name, lambda operand: unit.first_byte(_operand(launch, operand)))
         return lines, (text,)
@@ -197,7 +197,7 @@ def _checked(engine: Engine, call: Parts, layer: str) -> Parts:
 
 
 def _operand(launch: LaunchStatement, name: str) -> View:
-    """Where a launch finds what a command names."""
+    """The view of an operand that a command names."""
     if name == "result":
         return launch.result
     own = name == "scratch" or name in launch.packed

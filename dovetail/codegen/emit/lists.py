@@ -14,7 +14,7 @@ from dovetail.target.offload import Command, LibraryCall
 
 @dataclass(frozen=True)
 class CommandList:
-    """What an engine is started with once: commands of statements that follow one another."""
+    """A list of commands of consecutive statements, with which an engine is started once."""
 
     name: str
     """C name of its words."""
@@ -89,5 +89,5 @@ def transfer_count(copy: Copy) -> int:
 
 
 def dma_transfers(copy: Copy) -> list[Transfer]:
-    """What a DMA is asked for to carry out a copy, in order: borders as strips."""
+    """Transfers of a DMA that carry out a copy, in order: borders as strips."""
     return [part for whole in transfers(copy) for part in (strips(whole) if whole.border else (whole,))]

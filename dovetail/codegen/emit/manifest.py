@@ -139,7 +139,7 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
 
 
 def stack_fields(unit: Unit) -> dict[str, Any]:
-    """What the description says of the stack, where it is known."""
+    """The manifest's entry for the stack, if its need is known."""
     return {"stack": asdict(unit.stack)} if unit.stack else {}
 
 
@@ -171,7 +171,7 @@ def _work(unit: Unit) -> list[dict[str, Any]]:
 
 
 def _stretches(unit: Unit) -> list[dict[str, Any]]:
-    """What is done in a row for one layer: see `dovetail.sim.stretches`."""
+    """Consecutive statements of one layer: see `dovetail.sim.stretches`."""
     statements = unit.program.statements
     made = {index: count for one in unit.lists for index, count in one.counts.items()}
     inside = {index for one in unit.lists for index in one.statements[1:]}

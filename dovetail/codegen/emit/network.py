@@ -71,13 +71,13 @@ class _StatementGroup:
 
 @dataclass(frozen=True)
 class _FunctionWriter:
-    """What the functions are written from."""
+    """Everything the functions are written from."""
 
     unit: Unit
     lines: Mapping[int, tuple[Line, ...]]
     """Statement index -> its lines; of a `Begin` before statements, its mark."""
     loops: Sequence[Loop]
-    """Those written as loops."""
+    """Statements that are written as loops."""
 
     @cached_property
     def tables(self) -> Mapping[int, str]:
@@ -218,7 +218,7 @@ def _comment(unit: Unit, group: Sequence[_StatementGroup], layers: Sequence[int]
 
 
 def _where(unit: Unit, region: Region, members: Sequence[int]) -> str:
-    """Who does a layer, in words."""
+    """The engine or core that computes a layer, in words."""
     if region.place != "core":
         return region.place
     cores = sorted({call.core for index in members if isinstance(call := unit.program.statements[index], Call)})

@@ -134,7 +134,7 @@ def why_not_offloaded(region: Region) -> str:
 
 
 def least_work(graph: Graph) -> tuple[int, int]:
-    """What no way to compute a layer can do without: products, those with padding of its own left out, and bytes of
+    """Least work of a layer: products, without those with its own padding, and bytes of
     operands read, pixels that a stride passes over left out."""
     from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
     from dovetail.ir.operators.movement import Pad

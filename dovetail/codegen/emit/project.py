@@ -48,7 +48,7 @@ OPTIMISATION: Mapping[Optimize, str] = {Optimize.SPEED: "-O2", Optimize.SIZE: "-
 """The compiler's option for what the code is made for."""
 _HEADER, _MAIN = "dovetail_rt.h", "src/main.c"
 _SEVERAL = re.compile(r"(?:(?<=\n)\n)?^#ifdef DOVETAIL_MAILBOX\n.*?^#endif /\* DOVETAIL_MAILBOX \*/\n", re.M | re.S)
-"""What start-up code has for several cores."""
+"""Parts of the start-up code for several cores."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Project:
 
     files: Mapping[str, str]
     target_sources: tuple[str, ...]
-    """What is compiled for the target, relative paths."""
+    """Files compiled for the target, relative paths."""
     host_sources: tuple[str, ...]
-    """What is compiled for the host."""
+    """Files compiled for this computer."""
     graph: Graph | None = None
-    """What the project computes, which is written beside it."""
+    """The graph the project computes, written beside it."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Those of the files that say which build it is (`digest_of`)."""
+    """Files whose contents identify the build (`digest_of`)."""
     data: Mapping[str, Sequence[Array]] = field(default_factory=dict)
     """Files of bytes beside them, each as the arrays one after the other; the sources have their digests."""
 
@@ -281,13 +281,13 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 
 def board_sources(target_sources: tuple[str, ...]) -> tuple[str, ...]:
-    """What the firmware of a board is compiled from, but for the user's own functions."""
+    """Sources of a board's firmware, without the user's own functions."""
     own = tuple(f"runtime/{name}" for name in BOARD if name.endswith(".c"))
     return tuple(board for name in target_sources for board in (own if name == "runtime/sim_main.c" else (name,)))
 
 
 def _network_header(unit: Unit, digest: str) -> str:
-    """What board_main.c must know of the network."""
+    """Facts about the network that board_main.c needs."""
 
     def ports(views: Mapping[str, View]) -> str:
         """The initialisers of the ports."""

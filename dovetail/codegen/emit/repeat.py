@@ -45,7 +45,7 @@ class Repeat:
 
     @cached_property
     def fields(self) -> dict[tuple[Number, ...], tuple[str, tuple[Number, ...]]]:
-        """What changes without a rule, as it is behind the first -> its name in the table, and what is in that."""
+        """Numbers that change without a rule -> their column's name in the table, and its contents."""
         found: dict[tuple[Number, ...], tuple[str, tuple[Number, ...]]] = {}
         for number in range(self.loop.period):
             for line, own in zip(self.lines.get(self.loop.first + number, ()), self.numbers(number), strict=True):

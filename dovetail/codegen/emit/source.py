@@ -77,7 +77,7 @@ def header_source(unit: Unit, version: str) -> str:
 
 
 def _stack(unit: Unit, need: StackNeed) -> list[str]:
-    """What the header says of the stack."""
+    """The header's lines about the stack."""
     return [
         f"/* Bytes of stack {unit.model}_run needs at most, interrupts apart: by the frames of",
         f"   {one_line(need.compiler)} for code made for {unit.optimize.value}; other compilers have others. */",
@@ -100,7 +100,7 @@ def _arena_declaration(unit: Unit, memory: str, size: int) -> list[str]:
 
 
 def _port(unit: Unit, kind: str, index: int, name: str, view: View) -> list[str]:
-    """What the header says of an input or output, and the function between its integers and real numbers."""
+    """The header's lines about an input or output, and the function between its integers and real numbers."""
     stem, element, steps = f"{unit.model.upper()}_{kind.upper()}_{index}", c_type(view.type.dtype), unit.steps.get(name)
     shared = view.layout is not None and view.layout.packed
     lines = [

@@ -87,7 +87,7 @@ def weights_of(match: Match) -> str:
 
 
 def find_weights(pack: Packer, match: Match) -> tuple[str, StoredWeights] | None:
-    """Where a packer puts the weights of a layer, and in which constant: found by packing weights that are all 0 but
+    """The places a packer gives the weights of a layer, and the constant: found by packing weights that are all 0 but
     one, and all 0 but a line along each axis. It is a guess, that they lie in blocks and in order: `order_of` looks
     whether a layer's own lie so. None where they do not, or where the packer does not take such weights."""
     if not (name := weights_of(match)):

@@ -20,7 +20,7 @@ class Site:
     given: Mapping[int, int]
     """How many turns before the first -> statement before the loop whose ticket that variable holds at first."""
     copied: frozenset[int]
-    """Those of `given` whose ticket is in another variable before."""
+    """Statements of `given` whose ticket is in another variable before."""
     after: frozenset[int]
     """How many turns before the last there are starts that something behind the loop waits for."""
 
@@ -48,7 +48,7 @@ class Tickets:
             yield f"{self.assigned(self.straight_names.get(index))}{body}" if line.starts else body
 
     def assigned(self, name: str | None) -> str:
-        """What stands before a call that gives a ticket."""
+        """Assignment before a call that gives a ticket."""
         if name is None:
             return "(void)"
         kind = "" if name in self.declared else "uint32_t "
@@ -82,7 +82,7 @@ def tickets(unit: Unit, indices: Sequence[int], loops: Sequence[Loop]) -> Ticket
 def _sites(
     unit: Unit, loop: Loop, waits: Mapping[int, Sequence[int]], naming: _VariableNames, names: dict[int, str]
 ) -> Iterator[tuple[int, Site]]:
-    """What is kept of a loop; `names` gains the variables of statements before it and of its last turns."""
+    """Tickets kept of a loop; `names` gains the variables of statements before it and of its last turns."""
     lags: dict[int, int] = {}
     given: dict[int, dict[int, int]] = {}
     for number, (site, turns) in loop.awaited.items():

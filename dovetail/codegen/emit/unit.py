@@ -1,4 +1,4 @@
-"""What the emitted text is made from: kernels of the calls, commands of the launches, constants, names and places."""
+"""Parts of the emitted text: kernels of the calls, commands of the launches, constants, names and places."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StackNeed:
     nbytes: int
     """At most."""
     compiler: str
-    """Whose frames these are: another one's differ."""
+    """The compiler whose frame sizes these are: others differ."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,17 @@ class Unit:
     lists: tuple[CommandList, ...] = ()
     """The lists of engines that take such, in order."""
     optimize: Optimize = Optimize.SPEED
-    """What the code is made for."""
+    """Goal of the core's code: speed or size."""
     delay: int = 0
     """Calls between an input and its outputs, in a pipeline."""
     rounding: Rounding | None = None
     """That of the model's requantisations; None where it is not known."""
     steps: Mapping[str, Steps] = field(default_factory=dict)
-    """What the integers of inputs and outputs stand for, by their names, where that is known."""
+    """Real values of the integers of inputs and outputs, by name, if known."""
     shared_arena: str | None = None
     """C name of the user's array for the values; None where the build has one of its own."""
     stack: StackNeed | None = None
-    """What an inference needs; None where that was not looked at, or is not known."""
+    """Stack an inference needs; None if it was not measured or is unknown."""
     weights: Weights = Weights.TEXT
     """How constants are written."""
 
@@ -239,7 +239,7 @@ class Unit:
         return f"{place.base} + {place.offset}" if place.offset else place.base
 
     def place(self, view: View) -> ByteAddress:
-        """Where a view begins, in an array of C."""
+        """First element of a view, in an array of C."""
         buffer, offset = self.program.buffers[view.buffer], view.offset
         if buffer.role is Role.CONSTANT and buffer.address is not None:
             base, offset = f"{self.model}_fixed_constants", offset + buffer.address - self.fixed_constants()[0]
@@ -286,7 +286,7 @@ def make_unit(
 
 
 def offload_of(region: LaidRegion, launch: LaunchStatement) -> Offload:
-    """What a launch of a region's asks its engine for."""
+    """The commands that a launch of a region gives its engine."""
     offload = next(share.offload for share in region.shares if share.engine.name == launch.engine)
     assert offload is not None
     return offload
@@ -397,7 +397,7 @@ class _ConstantNames:
 
 
 def traits_for(regions: Sequence[LaidRegion], target: Target) -> CoreTraits:
-    """What the core offers the kernels of a network: weights are no pairs where twice their bytes would not fit."""
+    """The core's traits for the kernels of a network: weights are no pairs where twice their bytes would not fit."""
     core = core_traits(target.core)
     constants = {name: array.nbytes for region in regions for name, array in region.graph.constants.items()}
     fit = CODE_RESERVE + 2 * sum(constants.values()) <= target.memory(target.code).size

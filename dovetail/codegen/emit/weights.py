@@ -43,9 +43,9 @@ class BinaryArray:
 
     array: Array
     alignment: int
-    """Of its address, bytes."""
+    """Alignment of its address, bytes."""
     section: str
-    """Of the object file."""
+    """Section of the object file."""
 
 
 def as_bytes(constants: Mapping[str, tuple[str, Array]], wanted: Weights) -> frozenset[str]:

@@ -36,7 +36,7 @@ HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class KerasFile:
-    """What a model file holds, before anything in it is understood."""
+    """Contents of a model file, before anything in it is understood."""
 
     name: str
     """For messages."""

@@ -34,7 +34,7 @@ SPOILT = "copy or save the model again"
 
 @dataclass(frozen=True)
 class Contents:
-    """What an HDF5 file holds of a model. Paths have no slash at their ends; the root is empty."""
+    """Contents of an HDF5 model file. Paths have no slash at their ends; the root is empty."""
 
     name: str
     """The file, for messages."""
@@ -45,7 +45,7 @@ class Contents:
     arrays: Mapping[str, Array]
     """Datasets, float32."""
     refused: Mapping[str, tuple[str, str]]
-    """What could not be read, and why: the fault, and what to do."""
+    """Parts that could not be read: the fault, and what to do."""
 
     def has(self, path: str) -> bool:
         """True when there is a group at `path`; raises ModelError where the way there could not be read."""
@@ -161,7 +161,7 @@ MAX_MEMORY = 4 * 2**30
 """Bytes the process may take, beside what the file's size needs."""
 
 BROKEN = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
-"""What h5py raises for damaged files."""
+"""Exceptions of h5py for damaged files."""
 
 READABLE = ("float16", "float32", "float64")
 

@@ -58,7 +58,7 @@ class KerasTensor:
 
 @dataclass(frozen=True)
 class KerasCall:
-    """What a layer is called with: constants, lists, slices, and `Reference`s or, once computed, `KerasTensor`s."""
+    """Arguments of a layer's call: constants, lists, slices, and `Reference`s or, once computed, `KerasTensor`s."""
 
     arguments: tuple[Any, ...]
     named: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class KerasCall:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What is not a list, tuple or mapping inside nested ones, in order; of mappings in the order of their keys."""
+    """The innermost members of nested lists, tuples and mappings, in order; mappings in the order of their keys."""
     if isinstance(value, Mapping):
         value = tuple(value[key] for key in sorted(value))
     if isinstance(value, list | tuple):
@@ -104,17 +104,17 @@ class KerasLayer:
     """Its class, by the name Keras 3 gives it."""
     name: str
     place: str
-    """Where it stands in the configuration."""
+    """Its place in the configuration."""
     version: int
     """Major version of the Keras that wrote it."""
     config: Mapping[str, Any]
     is_operation: bool = False
     shared: str = ""
-    """What the file knows a layer by that stands in several places; empty for one that does not."""
+    """The file's mark of a layer that stands in several places; empty for any other layer."""
     parts: Mapping[str, KerasLayer] = field(default_factory=dict)
     """Layers it holds, by the name of the attribute."""
     network: KerasNetwork | None = None
-    """Of a model: what it is made of."""
+    """The layers of a model."""
     read: set[str] = field(default_factory=set)
     """Settings its importer has honoured."""
 
@@ -249,7 +249,7 @@ VARIABLES: Mapping[str, Callable[[KerasLayer], Names]] = {
 """Names of a class's own weights, in Keras's order. Classes without an entry have none."""
 
 PROJECTIONS = ("query_dense", "key_dense", "value_dense", "output_dense")
-"""What a MultiHeadAttention holds."""
+"""Layers within a MultiHeadAttention."""
 
 
 def children(layer: KerasLayer) -> list[tuple[str, KerasLayer]]:
@@ -296,9 +296,9 @@ class KerasWeights:
         """Find them, unread; raises ModelError where an `.h5` file lists other weights than its layers have."""
         self._file = file
         self._stored: dict[str, tuple[str, ...]] = {}
-        """Where the weights of each layer lie, by the layer's place."""
+        """Paths of each layer's weights, by the layer's place."""
         self._shared: dict[str, str] = {}
-        """Where the weights of shared layers lie in a `.keras` file: where the first of them stands."""
+        """Paths of shared layers' weights in a `.keras` file: the place of the first of them."""
         if file.by_path:
             old = not file.weights.has("layers")
             self._walk(model, "", "_layer_checkpoint_dependencies" if old else "layers")

@@ -31,7 +31,7 @@ def _pair(layer: KerasLayer, key: str, rank: int, default: int = 1) -> Pair:
 
 
 def _padding(layer: KerasLayer, sizes: Shape, span: Shape, stride: Shape, causal: bool = False) -> Padding2d:
-    """What the setting `padding` adds around rows and columns `sizes`."""
+    """The border that the setting `padding` adds around rows and columns `sizes`."""
     mode = layer.choice("padding", "valid", ("valid", "same", "causal") if causal else ("valid", "same"))
     if mode == "valid":
         return (0, 0), (0, 0)
@@ -226,7 +226,7 @@ def embedding(v: KerasValues) -> str:
 
 
 def identity(v: KerasValues) -> str:
-    """What does nothing at inference, whatever it is set to: dropout, noise, augmentation, regularisation."""
+    """Layers that do nothing at inference, whatever their settings: dropout, noise, augmentation, regularisation."""
     v.layer.read.update(key for key in v.layer.config if v.layer.kind.startswith("Random") or key == "data_format")
     return v.one(real=False)
 

@@ -164,7 +164,7 @@ def _curves(cell: KerasLayer, kind: RecurrentKind) -> tuple[Curve, ...]:
 
 
 def _weights(v: KerasValues, kind: RecurrentKind, inputs: int) -> tuple[list[str], bool]:
-    """Of a cell: weights [G*H, I], recurrent weights [G*H, H] and both biases [2*G*H]; whether a GRU resets after
+    """A cell's weights [G*H, I], recurrent weights [G*H, H] and both biases [2*G*H]; whether a GRU resets after
     products."""
     cell = v.layer
     size = cell.whole("units", low=1)
@@ -190,7 +190,7 @@ def _weights(v: KerasValues, kind: RecurrentKind, inputs: int) -> tuple[list[str
 
 
 def _memory(v: KerasValues, given: list[str], kept: int, batch: int, size: int) -> str:
-    """What a layer remembers before the first step, [kept, N, H]: zeros, or values of the call."""
+    """A layer's memory before the first step, [kept, N, H]: zeros, or values of the call."""
     if not given:
         return v.constant(np.zeros((kept, batch, size), np.float32), "memory")
     if len(given) != kept or any(v.shape(value) != (batch, size) for value in given):

@@ -1,4 +1,4 @@
-"""What every importer of a Keras layer works with: the layer and its call, its weights, and the graph being built."""
+"""State of an importer of a Keras layer: the layer and its call, its weights, and the graph being built."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class KerasValues(Values):
     layer: KerasLayer
     """The layer being read."""
     call: KerasCall
-    """What it is called with."""
+    """Arguments of the call."""
 
     def __init__(self, name: str, weights: KerasWeights) -> None:
         self.builder = GraphBuilder(name)

@@ -124,7 +124,7 @@ def _import_user(v: OnnxValues, kind: type[UserOperator]) -> None:
 
 
 def _said(v: OnnxValues, position: int) -> SaidOperand | None:
-    """What the file says of an operand; None where it is left out."""
+    """The file's facts about an operand; None if it is left out."""
     name = v.op.inputs[position]
     if not name:
         return None

@@ -81,7 +81,7 @@ def _zero_point(v: OnnxValues, position: int, shape: Shape) -> int | str:
 
 
 def _number(zero_point: int | str) -> int:
-    """What of a zero point an operator takes off by itself: a number."""
+    """The zero point an operator subtracts by itself: a constant one, else 0."""
     return zero_point if isinstance(zero_point, int) else 0
 
 

@@ -239,7 +239,7 @@ def space_to_depth(v: OnnxValues) -> str:
 
 
 def _resized(v: OnnxValues, shape: Shape) -> list[ResizeAxis]:
-    """What Resize does to each axis, from the operands scales or sizes (opset 10: only scales, operand 1)."""
+    """Resize's effect on each axis, from the operands scales or sizes (opset 10: only scales, operand 1)."""
     mode = v.attribute("coordinate_transformation_mode", "half_pixel" if v.opset > 10 else "asymmetric")
     if mode not in _COORDINATES:
         known = ", ".join(_COORDINATES)
@@ -298,7 +298,7 @@ def resize(v: OnnxValues) -> str:
 
 
 def _outside(axes: list[ResizeAxis]) -> Array | None:
-    """Where the result of tf_crop_and_resize lies beyond the operand, bool of the result's shape; None if nowhere."""
+    """Mask of the result's elements of tf_crop_and_resize that lie beyond the operand, bool; None if there are none."""
     if axes and axes[0].mode != "tf_crop_and_resize":
         return None
     parts = [(axis.coordinates() < 0) | (axis.coordinates() > axis.size - 1) for axis in axes]

@@ -1,4 +1,4 @@
-"""What every ONNX operator's entry works with: its operands and attributes, the graph being built, and constants."""
+"""State of an importer of an ONNX operator: its operands and attributes, the graph being built, and constants."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _import_custom(v: TfliteValues) -> None:
 
 
 def _said(v: TfliteValues, tensor: TfliteTensor | None) -> SaidOperand | None:
-    """What the file says of an operand."""
+    """The file's facts about an operand."""
     return None if tensor is None else replace(_stated(tensor), array=v.known_of(tensor))
 
 

@@ -19,7 +19,7 @@ from dovetail.read.tflite.file import AGAIN, TfliteFile, TfliteTensor
 from dovetail.read.tflite.values import SHAPE_TYPES, TfliteValues, same_quantisation
 
 MOST_TURNS = 512
-"""Of one loop."""
+"""Most turns of a loop."""
 MOST_STEPS = 20_000
 """Operators of a model, those of loops counted in every turn."""
 _DEEPEST = 8
@@ -31,7 +31,7 @@ Walk = Callable[[TfliteValues], None]
 
 @dataclass(frozen=True)
 class SubgraphPort:
-    """What goes into a subgraph or comes out of it."""
+    """A value that goes into a subgraph or comes out of it."""
 
     tensor: TfliteTensor
     """As whoever has it there declares it."""
@@ -104,7 +104,7 @@ def _inner(v: TfliteValues, file: TfliteFile, given: Sequence[SubgraphPort]) -> 
 
 
 def _called(v: TfliteValues, file: TfliteFile, given: Sequence[SubgraphPort], walk: Walk) -> list[SubgraphPort]:
-    """What a subgraph makes of values, in the graph being built."""
+    """The results of a subgraph for some values, in the graph being built."""
     inner = _inner(v, file, given)
     walk(inner)
     return [_given(inner, file.tensors[index]) for index in file.outputs]

@@ -119,7 +119,7 @@ class OperatorEntry:
     custom_code: str = ""
     """The name of a CUSTOM operator."""
     custom_options: bytes = b""
-    """What is said of it."""
+    """The operator's custom options, as the file has them."""
 
 
 @dataclass(frozen=True)

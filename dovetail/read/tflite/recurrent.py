@@ -28,7 +28,7 @@ _UNIT = 2.0**-15
 
 
 def _key_of(op: OperatorEntry) -> Key:
-    """What a VAR_HANDLE names."""
+    """The resource variable that a VAR_HANDLE names."""
     return op.options.get("Container"), op.options.get("SharedName")
 
 
@@ -153,7 +153,7 @@ def svdf(v: TfliteValues) -> str:
 
 
 def _in_state(v: TfliteValues, scaled: str, state: TfliteTensor) -> str:
-    """What an integer SVDF puts into its state: limited first, then the zero point added modulo 256."""
+    """The values an integer SVDF puts into its state: limited first, then the zero point added modulo 256."""
     newest = v.add(Clip(state.dtype.low, state.dtype.high, state.dtype), [scaled], "newest")
     zero_point = _zero_point(v, state)
     if not zero_point:

@@ -1,4 +1,4 @@
-"""What every TFLite operator's entry works with: its operands and options, the graph being built, and the QDQ form."""
+"""State of an importer of a TFLite operator: its operands and options, the graph being built, and the QDQ form."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ SHAPE_TYPES = (DType.INT32, DType.INT64)
 """Element types of shapes."""
 
 Key = tuple[object, object]
-"""What names a resource variable: its container and its name there, as VAR_HANDLE has them."""
+"""Name of a resource variable: its container and its name there, as VAR_HANDLE has them."""
 
 
 @dataclass
 class Variables:
-    """What the model keeps from one inference to the next."""
+    """Values the model keeps from one inference to the next."""
 
     handles: dict[int, Key] = field(default_factory=dict)
     """The variable each resource tensor stands for."""
