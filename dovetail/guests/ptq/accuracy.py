@@ -18,8 +18,7 @@ from dovetail.guests.ptq.data import Preprocessing, check_labels, read_samples
 from dovetail.guests.ptq.execute import Told, run
 from dovetail.guests.ptq.preparation import prepare
 from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate
-from dovetail.ir.operators.activation import Softmax
-from dovetail.ir.operators.arithmetic import Dequantize, Quantize
+from dovetail.ir.operators.arithmetic import Quantize
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
@@ -30,7 +29,7 @@ from dovetail.read import load_model, own_rounding
 from dovetail.target.description import Target
 
 FACTORS = "dovetail.equalisation"
-"""Metadata of a model: what equalisation has multiplied the channels of values with."""
+"""Metadata of a model: the factors that equalisation has multiplied the channels of values with."""
 _SUFFIXES = re.compile(r"(_quantized|_QuantizeLinear(_Output)?|_q|_real)$")
 
 
@@ -75,7 +74,7 @@ class Column:
     agreement: float | None
     """Percent of the samples on which its answer is the float network's; None where the network gives no classes."""
     sqnr: float
-    """Of the network's outputs, dB."""
+    """Signal-to-noise ratio of the network's outputs, dB."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,9 @@ def watched(
         reference: the float graph.
         factors: by float value.
     """
-    found = []
+    comparisons = []
     for node in graph.nodes:
-        if not isinstance(node.operator, Quantize) or graph.types[node.inputs[1]].shape != (1,):
+        if not node.operator.quantises or graph.types[node.inputs[1]].shape != (1,):
             continue
         real = _float_name(node, reference)
         scale, zero_point = (graph.constants.get(name) for name in node.inputs[1:])
@@ -129,10 +128,10 @@ def watched(
         for name, moved in ((node.output, 0), (f"{node.output}_unsigned", 128)):
             same = name in integer.types and integer.types[name].elements == reference.types[real].elements
             if same and name not in integer.constants:
-                place = int(zero_point[0]) + moved
-                found.append(ValueComparison(name, real, float(scale[0]), place, node.origin, factors.get(real)))
+                place, factor = int(zero_point[0]) + moved, factors.get(real)
+                comparisons.append(ValueComparison(name, real, float(scale[0]), place, node.origin, factor))
                 break
-    return tuple(found)
+    return tuple(comparisons)
 
 
 def _float_name(node: Node, reference: Graph) -> str | None:
@@ -152,7 +151,7 @@ def input_quantisation(graph: Graph, name: str) -> Node | None:
     reached = {name}
     for node in graph.nodes:
         if node.inputs and node.inputs[0] in reached:
-            if isinstance(node.operator, Dequantize):
+            if node.operator.dequantises:
                 return node
             reached.add(node.output)
     return None
@@ -161,7 +160,7 @@ def input_quantisation(graph: Graph, name: str) -> Node | None:
 def output_quantisation(graph: Graph, name: str) -> Node | None:
     """The Quantize node that says what an integer output stands for, perhaps before movement."""
     producers = graph.producers()
-    while name in producers and not isinstance(producers[name].operator, Quantize) and producers[name].inputs:
+    while name in producers and not producers[name].operator.quantises and producers[name].inputs:
         name = producers[name].inputs[0]
     return producers.get(name)
 
@@ -178,12 +177,12 @@ def without_activations(graph: Graph) -> Graph:
     for name, array in graph.constants.items():
         names[name] = builder.constant(name, array, graph.types[name].dtype)
     for node in graph.nodes:
-        operands = [names[name] for name in node.inputs]
-        kinds = [builder.type_of(name) for name in operands]
-        static = operands[0] in graph.constants
-        dropped = isinstance(node.operator, Quantize) and not static
-        dropped = dropped or (isinstance(node.operator, Dequantize) and not kinds[0].dtype.is_integer)
-        names[node.output] = operands[0] if dropped else builder.add(node.operator, operands, node.output, node.origin)
+        operands, operator = [names[name] for name in node.inputs], node.operator
+        rounds = operator.quantises and operands[0] not in graph.constants
+        if rounds or (operator.dequantises and not builder.type_of(operands[0]).dtype.is_integer):
+            names[node.output] = operands[0]
+        else:
+            names[node.output] = builder.add(operator, operands, node.output, node.origin)
     return builder.finish([names[name] for name in graph.outputs])
 
 
@@ -209,14 +208,14 @@ def real_output(qdq: Graph, array: Array, dtype: DType, position: int = 0) -> Ar
 
 def coded_inputs(qdq: Graph, sample: Mapping[str, Array]) -> dict[str, Array]:
     """One sample as the model takes it: floats become integers where it dequantises its inputs first."""
-    found = {}
+    inputs = {}
     for name in qdq.inputs:
         reader = input_quantisation(qdq, name) if qdq.types[name].dtype.is_integer else None
-        found[name] = sample[name]
+        inputs[name] = sample[name]
         if reader is not None and sample[name].dtype == np.float32:
             operands = [sample[name], *(qdq.constants[n] for n in reader.inputs[1:])]
-            found[name] = Quantize(qdq.types[name].dtype).evaluate(operands)
-    return found
+            inputs[name] = Quantize(qdq.types[name].dtype).evaluate(operands)
+    return inputs
 
 
 def firmware_outputs(
@@ -343,7 +342,7 @@ def compare(
     if firmware is not None:
         ways["firmware"] = [real_output(qdq, array, kind) for array in firmware(inputs)]
     last = reference.producers().get(reference.outputs[0])
-    classifies = labels is not None or (last is not None and isinstance(last.operator, Softmax))
+    classifies = labels is not None or (last is not None and last.operator.gives_shares)
     columns = tuple(column(name, wanted, outputs, labels, classifies) for name, outputs in ways.items())
     return Accuracy(columns, tuple(LayerNoise(p.real, p.origin, noise[p.integers].sqnr) for p in places))
 

@@ -1,10 +1,13 @@
-"""Mixed precision: what each layer costs and hurts at each width, the best choices for every cost, and a budget."""
+"""Mixed precision: cost and noise of each layer at each width, the best choices for every cost, and a budget."""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log10
 
 import numpy as np
@@ -14,8 +17,6 @@ from dovetail.guests.ptq.execute import Told, Values, batches, compute, run, sam
 from dovetail.guests.ptq.layers import LayerSettings, choose_weights, wanted_sums, weighted_layers
 from dovetail.guests.ptq.steps import TensorQuantisation
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.activation import Softmax
-from dovetail.ir.operators.linear import Linear
 from dovetail.ir.types import Array
 
 SAMPLES = 64
@@ -65,12 +66,12 @@ class FrontierPoint:
 
 def parse_budget(text: str) -> Budget:
     """A budget as the command line has it: "bytes=20k", "cycles=200000", "loss=1.5", "sqnr=20".
-    Raises DovetailError where it is none."""
-    found = re.fullmatch(r"(bytes|cycles|loss|sqnr)=([0-9]+(?:\.[0-9]+)?)(k|M)?", text)
-    if found is None:
+    Raises DovetailError for another text."""
+    match = re.fullmatch(r"(bytes|cycles|loss|sqnr)=([0-9]+(?:\.[0-9]+)?)(k|M)?", text)
+    if match is None:
         hint = "give bytes=N or cycles=N (k and M allowed), loss=POINTS of top-1, or sqnr=DB"
         raise DovetailError(f"'{text}' is no budget", where="--budget", hint=hint)
-    return Budget(found[1], float(found[2]) * {"k": 1e3, "M": 1e6}.get(found[3] or "", 1.0))
+    return Budget(match[1], float(match[2]) * {"k": 1e3, "M": 1e6}.get(match[3] or "", 1.0))
 
 
 def decibel(noise: float) -> float:
@@ -91,28 +92,31 @@ def byte_costs(graph: Graph, widths: Sequence[int]) -> dict[str, dict[int, float
 
 
 def result_values(graph: Graph) -> tuple[str, ...]:
-    """The values noise is measured at: the outputs, or what a softmax at the end is computed of."""
-    softmaxes = {node.output: node.inputs[0] for node in graph.nodes if isinstance(node.operator, Softmax)}
-    return tuple(softmaxes.get(name, name) for name in graph.outputs)
+    """The values noise is measured at: the outputs, or the scores that a softmax at the end reads."""
+    scores = {node.output: node.inputs[0] for node in graph.nodes if node.operator.gives_shares}
+    return tuple(scores.get(name, name) for name in graph.outputs)
 
 
 def sensitivities(
     graph: Graph, data: Mapping[str, Array], widths: Sequence[int], settings: LayerSettings, report: Told
 ) -> dict[str, dict[int, float]]:
     """The noise each layer alone makes at each width, its weights fitted as they will be."""
-    values = _every_value(graph, data)
-    found: dict[str, dict[int, float]] = {}
-    layers = weighted_layers(graph)
+    values, layers = _every_value(graph, data), weighted_layers(graph)
+    noise: dict[str, dict[int, float]] = {node.output: {} for node in layers}
     for index, node in enumerate(layers):
-        found[node.output] = {}
-        assert isinstance(node.operator, Linear)
+        real = values[node.output]
+        sums, weights = wanted_sums(graph, node, real, settings), graph.constants[node.inputs[1]]
+
+        def centred(array: Array, real: Array = real) -> Array:
+            return np.asarray(array - (array - real).mean(axis=tuple(range(array.ndim - 1))))
+
+        changes = {node.output: centred} if settings.correct_bias else {}
         for bits in widths:
             report(f"measuring sensitivity: layer {index + 1} of {len(layers)}, {bits} bits")
-            sums, given = wanted_sums(graph, node, values[node.output], settings), graph.constants[node.inputs[1]]
-            weights = choose_weights(node.operator, given, values[node.inputs[0]], sums, bits, settings)
-            changed = replace(graph, constants={**graph.constants, node.inputs[1]: weights.real})
-            found[node.output][bits] = _noise_after(changed, values, node.output, settings.correct_bias)
-    return found
+            chosen = choose_weights(node.operator, weights, values[node.inputs[0]], sums, bits, settings)
+            changed = replace(graph, constants={**graph.constants, node.inputs[1]: chosen.real})
+            noise[node.output][bits] = _noise(changed, values, changes, node.output)
+    return noise
 
 
 def _every_value(graph: Graph, data: Mapping[str, Array]) -> Values:
@@ -139,45 +143,28 @@ def rounding_noise(
         steps: by bits, those of every activation.
         report: told the progress.
     """
-    values, found = _every_value(graph, data), []
+    values, noise = _every_value(graph, data), []
     for number, group in enumerate(groups):
         report(f"measuring sensitivity: activation {number + 1} of {len(groups)}")
-        found.append({bits: _noise_of(graph, values, group, own) for bits, own in steps.items()})
-    return found
+        changes = {bits: {name: partial(_rounded, own[name]) for name in group} for bits, own in steps.items()}
+        noise.append({bits: _noise(graph, values, own) for bits, own in changes.items()})
+    return noise
 
 
-def _noise_of(graph: Graph, values: Values, group: Sequence[str], steps: Mapping[str, TensorQuantisation]) -> float:
-    """The noise at the results with a group of activations rounded to their steps."""
-    fresh: Values = {name: _rounded(values[name], steps[name]) for name in group if name in graph.inputs}
-    for node in graph.nodes:
-        if any(name in fresh for name in node.inputs):
-            known = {name: fresh.get(name, values.get(name)) for name in node.inputs if name not in graph.constants}
-            fresh[node.output] = compute(graph, node, {n: a for n, a in known.items() if a is not None})
-        if node.output in group:
-            fresh[node.output] = _rounded(fresh.get(node.output, values[node.output]), steps[node.output])
-    return _share_of_noise(graph, values, fresh)
-
-
-def _rounded(array: Array, steps: TensorQuantisation) -> Array:
+def _rounded(steps: TensorQuantisation, array: Array) -> Array:
     return steps.rounded(array).astype(np.float32)
 
 
-def _noise_after(graph: Graph, values: Values, layer: str, centred: bool) -> float:
-    """The noise at the results when one layer computes with other weights and everything behind it again."""
-    fresh: Values = {}
+def _noise(graph: Graph, values: Values, changes: Mapping[str, Callable[[Array], Array]], layer: str = "") -> float:
+    """The noise at the results when some values are changed, and all behind them and a layer computed again: the square
+    error at the results over their mean square."""
+    fresh: Values = {name: change(values[name]) for name, change in changes.items() if name in graph.inputs}
     for node in graph.nodes:
-        if node.output != layer and not any(name in fresh for name in node.inputs):
-            continue
-        known = {name: fresh.get(name, values.get(name)) for name in node.inputs if name not in graph.constants}
-        fresh[node.output] = compute(graph, node, {n: a for n, a in known.items() if a is not None})
-        if node.output == layer and centred:
-            error = fresh[layer] - values[layer]
-            fresh[layer] = fresh[layer] - error.mean(axis=tuple(range(error.ndim - 1)))
-    return _share_of_noise(graph, values, fresh)
-
-
-def _share_of_noise(graph: Graph, values: Values, fresh: Values) -> float:
-    """The square error at the results over their mean square, what is not in `fresh` being as it was."""
+        name = node.output
+        if name == layer or any(operand in fresh for operand in node.inputs):
+            fresh[name] = compute(graph, node, ChainMap(fresh, values))
+        if name in changes:
+            fresh[name] = changes[name](fresh.get(name, values[name]))
     noise = signal = 0.0
     for name in result_values(graph):
         if name in fresh and sampled(graph, fresh, name):
@@ -204,17 +191,19 @@ def frontier(layers: Sequence[LayerCost]) -> tuple[FrontierPoint, ...]:
             if not points or point.noise < points[-1].noise:
                 points.append(point)
         if len(points) > MOST_POINTS:
-            kept = np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).astype(int))
-            points = [points[index] for index in kept]
+            places = np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).astype(int))
+            points = [points[index] for index in places]
     return tuple(points)
 
 
-def within(points: Sequence[FrontierPoint], limit: float, what: str, base: float = 0.0) -> FrontierPoint:
-    """The point of least noise whose cost keeps the limit; raises DovetailError where even the cheapest does not.
+def within(points: Sequence[FrontierPoint], limit: float, unit: str, base: float = 0.0) -> FrontierPoint:
+    """The point of least noise whose cost keeps the limit; raises DovetailError if even the cheapest does not.
 
     Args:
-        points: from the cheapest on. limit: of the whole network. what: the unit.
-        base: what all else in the network costs, at any widths.
+        points: from the cheapest on.
+        limit: of the whole network.
+        unit: of the limit.
+        base: the cost of everything else in the network, at any widths.
     """
     fitting = [point for point in points if base + point.cost <= limit]
     if fitting:
@@ -222,7 +211,7 @@ def within(points: Sequence[FrontierPoint], limit: float, what: str, base: float
     least = base + points[0].cost
     rest = f", {base:,.0f} of them for what has no weights" if base else ""
     raise DovetailError(
-        f"the budget is {limit:,.0f} {what}, the narrowest weights need {least:,.0f}{rest}",
+        f"the budget is {limit:,.0f} {unit}, the narrowest weights need {least:,.0f}{rest}",
         where="--budget",
         hint=f"raise it to {least:,.0f} or more",
     )
@@ -243,19 +232,12 @@ def cheapest(
         DovetailError: none keeps it.
     """
     places = np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).astype(int))
-    chosen: list[FrontierPoint] = [points[index] for index in places]
-    low, high = 0, len(chosen) - 1
-    missed = excess(chosen[high])
+    candidates: list[FrontierPoint] = [points[index] for index in places]
+    missed = excess(candidates[-1])
     if missed > 0:
         what = f"even the widest weights miss the budget, by {missed:.2f} {unit}"
         raise DovetailError(what, where="--budget", hint="raise the budget, or give more data")
-    while low < high:
-        middle = (low + high) // 2
-        if excess(chosen[middle]) <= 0:
-            high = middle
-        else:
-            low = middle + 1
-    return chosen[high]
+    return candidates[bisect_left(candidates[:-1], True, key=lambda point: excess(point) <= 0)]
 
 
 def outputs_on(graph: Graph, data: Mapping[str, Array], name: str) -> Array:

@@ -18,7 +18,6 @@ from dovetail.guests.ptq.preparation import equalise
 from dovetail.guests.ptq.qdq import Scheme
 from dovetail.guests.ptq.steps import Histogram, Method, TensorQuantisation
 from dovetail.ir.graph import Graph, GraphBuilder
-from dovetail.ir.operators.activation import LogSoftmax, Softmax
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import adapt
@@ -138,7 +137,7 @@ def activation_widths(graph: Graph, settings: Settings, wanted: Quantisation) ->
 def narrowable(graph: Graph) -> tuple[str, ...]:
     """The activations that may have fewer than 8 bits: not what the network gives, nor what a softmax reads."""
     fixed = {*graph.outputs, *stepping.fixed_ranges(graph)}
-    fixed |= {node.inputs[0] for node in graph.nodes if isinstance(node.operator, Softmax | LogSoftmax)}
+    fixed |= {node.inputs[0] for node in graph.nodes if node.operator.reads_scores}
     owner = stepping.shared(graph, stepping.quantised_values(graph))
     kept = {owner[source] for name in fixed for source in (stepping.source_of(graph, name, owner),) if source in owner}
     return tuple(name for name in owner if owner[name] not in kept)

@@ -1,28 +1,25 @@
-"""Runs a float graph on many samples at once, in float32, and tells what its values were: ranges, then histograms.
+"""Runs a float graph on many samples at once, in float32, and measures ranges and histograms of its values.
 
-Every value computed at run time has a sample axis before its own axes: [N, *shape]. What is expensive (sums of
-products) or frequent has a rule that takes all samples together; every other operator computes one after the other
-by its own meaning.
+Every value computed at run time has a sample axis before its own axes: [N, *shape]. Operators that are expensive (sums
+of products) or frequent compute all samples together; every other one computes one sample after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq.steps import BINS, Histogram
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.activation import Clamp, LogSoftmax, Softmax, Unary
-from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
 from dovetail.ir.operators.base import Operator, SlidingWindow
-from dovetail.ir.operators.elementwise import Binary
-from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad, Reshape, Transpose
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
-from dovetail.ir.types import Array, TensorType
+from dovetail.ir.types import Array, DType, TensorType
 
 MOST_COLUMNS = 1 << 23
 """Most elements of the windows of a convolution that are laid out at a time."""
@@ -32,12 +29,6 @@ Values = dict[str, Array]
 
 Visit = Callable[[str, Array], None]
 """Told each value once it is computed."""
-
-BATCHED = (
-    *(Conv2d, DepthwiseConv2d, FullyConnected, MaxPool2d, AveragePool2d, Pad, Reshape, Transpose, Concat),
-    *(Clamp, Unary, Softmax, LogSoftmax, Add, Binary, Quantize, Dequantize),
-)
-"""Operators that are computed for all samples together: what is expensive or frequent."""
 
 
 def run(
@@ -77,92 +68,113 @@ def compute(graph: Graph, node: Node, values: Mapping[str, Array]) -> Array:
     batched = [name not in graph.constants and sampled(graph, values, name) for name in node.inputs]
     if not any(batched):
         return node.operator.evaluate(operands)
-    if _together(node.operator, [graph.types[name] for name in node.inputs], batched):
-        return _batch(node.operator, operands)
+    together = _together(node.operator, [graph.types[name] for name in node.inputs], batched)
+    if together is not None:
+        return together(operands)
     pairs = list(zip(operands, batched, strict=True))
     count = next(len(array) for array, many in pairs if many)
     return np.stack([node.operator.evaluate([a[i] if many else a for a, many in pairs]) for i in range(count)])
 
 
-def _together(operator: Operator, types: Sequence[TensorType], batched: Sequence[bool]) -> bool:
-    """Whether `_batch` may take the sample axis as one more leading axis."""
-    if not isinstance(operator, BATCHED):
-        return False
-    if isinstance(operator, Concat):
-        return all(batched)
-    if isinstance(operator, Quantize | Dequantize) and types[1].elements > 1:
-        return False
-    ranks = [len(kind.shape) for kind in types]
-    if isinstance(operator, Add | Binary):
-        top = max(ranks)
-        return all(rank == top for rank, many in zip(ranks, batched, strict=True) if many)
-    return batched[0] and not any(batched[1:])
+Compute = Callable[[Sequence[Array]], Array]
 
 
-def _batch(operator: Operator, operands: Sequence[Array]) -> Array:
-    x = operands[0]
-    match operator:
-        case Conv2d() | DepthwiseConv2d() | MaxPool2d() | AveragePool2d():
-            images = x.reshape(-1, *x.shape[-3:])
-            if isinstance(operator, Conv2d):
-                result = _convolution(operator, images, operands[1])
-            elif isinstance(operator, DepthwiseConv2d):
-                result = _depthwise(operator, images, operands[1])
-            else:
-                result = operator.evaluate([images])
-            if len(operands) > 2:
-                result += operands[2]
-            return result.reshape(*x.shape[:-3], *result.shape[1:])
-        case FullyConnected():
-            total = (x.reshape(-1, x.shape[-1]) @ operands[1].T).reshape(*x.shape[:-1], operands[1].shape[0])
-            return total + operands[2] if len(operands) > 2 else total
-
-        case Pad():
-            widths = [(0, 0), *zip(operator.before, operator.after, strict=True)]
-            return np.pad(x, widths, constant_values=np.array(operator.value, x.dtype))
-        case Reshape():
-            return x.reshape(len(x), *operator.shape)
-        case Transpose():
-            return np.ascontiguousarray(x.transpose(0, *(axis + 1 for axis in operator.permutation)))
-        case Concat():
-            return np.concatenate(operands, axis=operator.axis if operator.axis < 0 else operator.axis + 1)
-        case _:
-            return operator.evaluate(operands)
+def _together(operator: Operator, types: Sequence[TensorType], batched: Sequence[bool]) -> Compute | None:
+    """The function that takes the sample axis as one more leading axis; None where there is none."""
+    count = operator.pointwise or (len(types) if operator.joins else 1)
+    if any(batched[count:]):
+        return None
+    if operator.pointwise:
+        rank = max(len(kind.shape) for kind in types[:count])
+        whole = all(len(kind.shape) == rank for kind, many in zip(types, batched, strict=True) if many)
+        return operator.evaluate if whole and all(kind.elements == 1 for kind in types[count:]) else None
+    if not all(batched[:count]):
+        return None
+    if operator.is_rowwise:
+        return operator.evaluate
+    rule = _BATCHED.get(type(operator), _pool if operator.window(types) is not None else None)
+    return partial(rule, operator) if rule is not None else None
 
 
-def windows_of(operator: Convolution, x: Array, weights: Array) -> Array:
-    """Every window of images x [N, H, W, C], a view: [N, OH, OW, C, KH, KW]."""
-    return SlidingWindow((weights.shape[1], weights.shape[2]), operator.stride, operator.dilation).view(x)
+def window_of(operator: Operator, weights: Array) -> SlidingWindow | None:
+    """The window of a layer with these weights; None for a dense layer."""
+    kind = TensorType(tuple(weights.shape), DType.FLOAT32)
+    return operator.window([kind, kind])
 
 
-def _convolution(operator: Conv2d, images: Array, w: Array) -> Array:
-    groups = images.shape[3] // w.shape[3]
+def _on_images(
+    compute: Callable[[Any, Array, Sequence[Array]], Array], operator: Any, operands: Sequence[Array]
+) -> Array:
+    """A result on images [N, H, W, C], in place of samples of some images each."""
+    x, *others = operands
+    result = compute(operator, x.reshape(-1, *x.shape[-3:]), others)
+    return result.reshape(*x.shape[:-3], *result.shape[1:])
+
+
+def _pool(operator: Operator, operands: Sequence[Array]) -> Array:
+    return _on_images(lambda pool, images, _: pool.evaluate([images]), operator, operands)
+
+
+def _convolution(operator: Conv2d, images: Array, others: Sequence[Array]) -> Array:
+    w, *bias = others
+    window, groups = window_of(operator, w), images.shape[3] // w.shape[3]
+    assert window is not None
     depth, outputs = w.shape[3], w.shape[0] // groups
-    probe = windows_of(operator, images[:1], w).shape
+    probe = window.view(images[:1]).shape
     result = np.empty((len(images), *probe[1:3], w.shape[0]), np.float32)
     step = max(1, MOST_COLUMNS // (prod(probe[1:3]) * prod(w.shape[1:])))
     matrices = [w[g * outputs : (g + 1) * outputs].reshape(outputs, -1).T for g in range(groups)]
     for start in range(0, len(images), step):
-        windows = windows_of(operator, images[start : start + step], w)
+        windows = window.view(images[start : start + step])
         for g, matrix in enumerate(matrices):
             part = windows[:, :, :, g * depth : (g + 1) * depth].transpose(0, 1, 2, 4, 5, 3)
             rows = part.reshape(-1, matrix.shape[0]) @ matrix
             place = slice(g * outputs, (g + 1) * outputs)
             result[start : start + step, :, :, place] = rows.reshape(*part.shape[:3], outputs)
-    return result
+    return _biased(result, bias)
 
 
-def _depthwise(operator: DepthwiseConv2d, images: Array, weights: Array) -> Array:
-    w = weights[0]
+def _depthwise(operator: DepthwiseConv2d, images: Array, others: Sequence[Array]) -> Array:
+    weights, *bias = others
+    window, w = window_of(operator, weights), weights[0]
+    assert window is not None
     if w.shape[2] != images.shape[3]:
         images = np.repeat(images, w.shape[2] // images.shape[3], axis=3)
-    windows = windows_of(operator, images, weights)
+    windows = window.view(images)
     total = np.zeros(windows.shape[:4], np.float32)
-    for row in range(w.shape[0]):
-        for column in range(w.shape[1]):
-            total += windows[..., row, column] * w[row, column]
-    return total
+    for row, column in np.ndindex(*w.shape[:2]):
+        total += windows[..., row, column] * w[row, column]
+    return _biased(total, bias)
 
+
+def _dense(operator: FullyConnected, operands: Sequence[Array]) -> Array:
+    x, weights, *bias = operands
+    return _biased((x.reshape(-1, x.shape[-1]) @ weights.T).reshape(*x.shape[:-1], weights.shape[0]), bias)
+
+
+def _biased(sums: Array, bias: Sequence[Array]) -> Array:
+    return sums + bias[0] if bias else sums
+
+
+def _pad(operator: Pad, operands: Sequence[Array]) -> Array:
+    x = operands[0]
+    widths = [(0, 0), *zip(operator.before, operator.after, strict=True)]
+    return np.pad(x, widths, constant_values=np.array(operator.value, x.dtype))
+
+
+def _transpose(operator: Transpose, operands: Sequence[Array]) -> Array:
+    return np.ascontiguousarray(operands[0].transpose(0, *(axis + 1 for axis in operator.permutation)))
+
+
+_BATCHED: Mapping[type[Operator], Callable[[Any, Sequence[Array]], Array]] = {
+    Conv2d: partial(_on_images, _convolution),
+    DepthwiseConv2d: partial(_on_images, _depthwise),
+    FullyConnected: _dense,
+    Pad: _pad,
+    Reshape: lambda operator, operands: operands[0].reshape(len(operands[0]), *operator.shape),
+    Transpose: _transpose,
+    Concat: lambda operator, operands: np.concatenate(operands, axis=operator.axis + (operator.axis >= 0)),
+}
 
 MOST_BYTES = 32 << 20
 """Bytes of the largest value of a batch."""
@@ -225,11 +237,9 @@ def observe(
     return {name: Histogram(low[name], high[name], counts[name]) for name in low}
 
 
-def _pass(
-    graph: Graph, data: Mapping[str, Array], visit: Callable[[str, Array], None], report: Told, text: str
-) -> None:
-    total, done = len(next(iter(data.values()))), 0
+def _pass(graph: Graph, data: Mapping[str, Array], visit: Visit, report: Told, text: str) -> None:
+    total, count = len(next(iter(data.values()))), 0
     for part in batches(graph, data):
-        report(f"{text}: sample {done} of {total}")
+        report(f"{text}: sample {count} of {total}")
         run(graph, part, visit=visit)
-        done += len(next(iter(part.values())))
+        count += len(next(iter(part.values())))

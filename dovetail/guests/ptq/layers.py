@@ -18,11 +18,11 @@ from math import inf
 
 import numpy as np
 
-from dovetail.guests.ptq.execute import Told, Values, compute, sampled, silent, windows_of
+from dovetail.guests.ptq.execute import Told, Values, compute, sampled, silent, window_of
 from dovetail.guests.ptq.preparation import along
 from dovetail.guests.ptq.steps import TensorQuantisation, steps_of
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.linear import Convolution, DepthwiseConv2d, FullyConnected, Linear
+from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType
 
 WIDTHS = {2: DType.INT2, 4: DType.INT4, 8: DType.INT8}
@@ -39,7 +39,7 @@ class WeightLimits:
     ternary: bool = False
     """-1, 0 and 1 only, where the type is int2."""
     powers_of_two: bool = False
-    """Of the scales."""
+    """Scales are powers of two."""
     largest: float = inf
     """Scale of weights narrower than 8 bits."""
 
@@ -49,6 +49,10 @@ class WeightLimits:
         if self.dtype is DType.INT8:
             return -127
         return -1 if self.ternary and self.dtype is DType.INT2 else self.dtype.low
+
+    def integers(self, weights: Array, scale: Array) -> Array:
+        """The nearest integers of weights, as floats."""
+        return np.asarray(np.clip(np.rint(weights / scale), self.low, self.dtype.high))
 
     def nearest_scale(self, scale: Array) -> Array:
         """The nearest scale there is."""
@@ -77,30 +81,25 @@ class LayerWeights:
         return np.asarray(self.integers * along(self.scale, self.integers.ndim, self.axis), np.float32)
 
 
-def nearest(operator: Linear, weights: Array, form: WeightLimits, per_channel: bool) -> LayerWeights:
+def nearest(operator: Operator, weights: Array, form: WeightLimits, per_channel: bool) -> LayerWeights:
     """Symmetric weights of a form, each rounded to the nearest; with fewer than 8 bits the range of least
     square error, with 8 the one that holds every weight."""
     axis = operator.weight_axis
-    rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis], -1).astype(np.float64)
-    if not per_channel:
-        rows = rows.reshape(1, -1)
+    assert axis is not None
+    rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis] if per_channel else 1, -1).astype(np.float64)
     scale = best_scale(rows, form)
-    steps = np.rint(weights / along(scale.astype(np.float64), weights.ndim, axis))
-    integers = np.clip(steps, form.low, form.dtype.high).astype(np.int8)
-    return LayerWeights(integers, scale, form.dtype, axis)
+    steps = form.integers(weights, along(scale.astype(np.float64), weights.ndim, axis))
+    return LayerWeights(steps.astype(np.int8), scale, form.dtype, axis)
 
 
 def best_scale(rows: Array, form: WeightLimits) -> Array:
     """The scale of each row [R, K], float32 [R]."""
     peak = np.maximum(np.abs(rows).max(axis=1), 2.0**-40)
-    high = form.dtype.high
-    if form.dtype is DType.INT8:
-        return np.asarray(form.holding_scale(peak / high), np.float32)
-    best, least = form.holding_scale(peak / high), np.full(len(rows), np.inf)
-    for share in SHARES:
-        scale = form.nearest_scale(share * peak / (high + 0.5))
-        steps = np.clip(np.rint(rows / scale[:, None]), form.low, high)
-        error = ((rows - steps * scale[:, None]) ** 2).sum(axis=1)
+    best = form.holding_scale(peak / form.dtype.high)
+    least = np.full(len(rows), np.inf)
+    for share in SHARES if form.dtype is not DType.INT8 else ():
+        scale = form.nearest_scale(share * peak / (form.dtype.high + 0.5))
+        error = ((rows - form.integers(rows, scale[:, None]) * scale[:, None]) ** 2).sum(axis=1)
         best, least = np.where(error < least, scale, best), np.minimum(error, least)
     return np.asarray(best, np.float32)
 
@@ -108,10 +107,9 @@ def best_scale(rows: Array, form: WeightLimits) -> Array:
 SWEEPS = 12
 """Most passes over all weights of a layer."""
 DAMPING = 0.05
-"""How much weights are held where they were, as a share of the mean square of an operand."""
+"""Pull of each weight towards its float value, as a share of the mean square of an operand."""
 SCARCITY = 0.5
-"""How much more of it for each weight there is per sum: with fewer sums than weights, what fits the samples fits
-nothing else."""
+"""Added to `DAMPING` for each weight per sum: with fewer sums than weights, a fit to the samples fits nothing else."""
 MOST_WORK = 4e9
 """Most multiply-accumulates of all sweeps of a layer."""
 
@@ -154,13 +152,13 @@ def loss(evidence: Evidence, steps: Array, scale: Array) -> Array:
 def adapt_rounding(evidence: Evidence, weights: Array, form: WeightLimits, per_channel: bool) -> tuple[Array, Array]:
     """Integers [G, P, K] and scales [G, P] (all equal unless per channel) of little square error."""
     scale = _first_scale(evidence, weights, form, per_channel)
-    steps = np.clip(np.rint(weights / scale[..., None]), form.low, form.dtype.high)
+    steps = form.integers(weights, scale[..., None])
     groups, rows, depth = weights.shape
     sweeps = int(max(2, min(SWEEPS, MOST_WORK / (groups * rows * depth * depth))))
     for start in (steps, _feed_errors_on(evidence, weights, scale, form)):
-        found = _descend(evidence, start, scale, form, sweeps)
-        better = loss(evidence, found, scale) < loss(evidence, steps, scale)
-        steps = np.where(better[..., None], found, steps)
+        descended = _descend(evidence, start, scale, form, sweeps)
+        better = loss(evidence, descended, scale) < loss(evidence, steps, scale)
+        steps = np.where(better[..., None], descended, steps)
     fitted = form.nearest_scale(_fit_scale(evidence, steps, scale, per_channel))
     again = _descend(evidence, steps, fitted, form, sweeps)
     if loss(evidence, again, fitted).sum() < loss(evidence, steps, scale).sum():
@@ -178,7 +176,7 @@ def _feed_errors_on(evidence: Evidence, weights: Array, scale: Array, form: Weig
     inverse = np.linalg.inv(evidence.products)
     steps = np.zeros_like(weights)
     for k in range(weights.shape[2]):
-        steps[..., k] = np.clip(np.rint(optimum[..., k] / scale), form.low, form.dtype.high)
+        steps[..., k] = form.integers(optimum[..., k], scale)
         error = (optimum[..., k] - steps[..., k] * scale) / inverse[:, None, k, k]
         optimum[..., k:] -= error[..., None] * inverse[:, None, k, k:]
         inverse = inverse - inverse[:, :, k, None] * inverse[:, None, k] / inverse[:, k, k, None, None]
@@ -192,8 +190,7 @@ def _first_scale(evidence: Evidence, weights: Array, form: WeightLimits, per_cha
     best = least = np.full(peak.shape, np.inf)
     for share in SHARES:
         scale = form.nearest_scale(share * peak / (form.dtype.high + 0.5))
-        steps = np.clip(np.rint(weights / scale[..., None]), form.low, form.dtype.high)
-        error = loss(evidence, steps, scale)
+        error = loss(evidence, form.integers(weights, scale[..., None]), scale)
         error = error if per_channel else np.full_like(error, error.sum())
         best, least = np.where(error < least, scale, best), np.minimum(error, least)
     return best
@@ -204,12 +201,11 @@ def _descend(evidence: Evidence, steps: Array, scale: Array, form: WeightLimits,
     steps = steps.copy()
     products = evidence.products
     slope = (steps * scale[..., None]) @ products - evidence.wanted
-    low, high = form.low, form.dtype.high
     for _ in range(sweeps):
         moved = False
         for k in range(steps.shape[2]):
             ideal = steps[..., k] - slope[..., k] / (products[:, None, k, k] * scale)
-            change = np.clip(np.rint(ideal), low, high) - steps[..., k]
+            change = np.clip(np.rint(ideal), form.low, form.dtype.high) - steps[..., k]
             if change.any():
                 moved = True
                 steps[..., k] += change
@@ -245,7 +241,7 @@ class LayerSettings:
     correct_bias: bool = True
     """Take the mean error of each channel off its bias."""
     seed: int = 0
-    """Of the choice of sums."""
+    """Seed of the choice of sums."""
     ternary: bool = False
     """Weights of 2 bits are -1, 0 or 1."""
     powers_of_two: bool = False
@@ -256,8 +252,8 @@ class LayerSettings:
 
 def weighted_layers(graph: Graph) -> tuple[Node, ...]:
     """The layers whose weights are constants."""
-    linear = (node for node in graph.nodes if isinstance(node.operator, Linear))
-    return tuple(node for node in linear if node.inputs[1] in graph.constants)
+    layers = (node for node in graph.nodes if node.operator.weight_axis is not None)
+    return tuple(node for node in layers if node.inputs[1] in graph.constants)
 
 
 def fit_layers(
@@ -329,22 +325,21 @@ class _LayerQuantiser:
 
     def _layer(self, node: Node) -> Array:
         """Choose weights and bias; gives the quantised layer's sums."""
-        operator = node.operator
-        assert isinstance(operator, Linear)
+        real = self.real[node.output]
         weights = self.graph.constants[node.inputs[1]]
         bias = self.graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
-        sums = wanted_sums(self.graph, node, self.real[node.output], self.settings)
+        sums = wanted_sums(self.graph, node, real, self.settings)
         settings = replace(self.settings, largest=self._largest_scale(node))
-        found = choose_weights(operator, weights, self.coded[node.inputs[0]], sums, self.bits[node.output], settings)
-        plain = replace(node, inputs=(node.inputs[0], node.inputs[1]))
-        graph = replace(self.graph, constants={node.inputs[1]: found.real})
-        sums = compute(graph, plain, self.coded)
-        added = np.zeros(weights.shape[operator.weight_axis], np.float32) if bias is None else bias
+        operands, bits = self.coded[node.inputs[0]], self.bits[node.output]
+        chosen = choose_weights(node.operator, weights, operands, sums, bits, settings)
+        plain = replace(node, inputs=node.inputs[:2])
+        sums = compute(replace(self.graph, constants={node.inputs[1]: chosen.real}), plain, self.coded)
+        added = np.zeros(weights.shape[chosen.axis], np.float32) if bias is None else bias
         if self.settings.correct_bias:
             axes = tuple(range(sums.ndim - 1))
-            error = self.real[node.output].mean(axis=axes, dtype=np.float64) - sums.mean(axis=axes, dtype=np.float64)
+            error = real.mean(axis=axes, dtype=np.float64) - sums.mean(axis=axes, dtype=np.float64)
             added = error.astype(np.float32)
-        self.weights[node.output] = found
+        self.weights[node.output] = chosen
         if bias is not None or added.any():
             self.biases[node.output] = added
         return np.asarray(sums + added, np.float32)
@@ -366,7 +361,7 @@ def wanted_sums(graph: Graph, node: Node, sums: Array, settings: LayerSettings) 
 
 
 def choose_weights(
-    operator: Linear, weights: Array, x: Array, y: Array, bits: int, settings: LayerSettings
+    operator: Operator, weights: Array, x: Array, y: Array, bits: int, settings: LayerSettings
 ) -> LayerWeights:
     """The integers of a layer's weights.
 
@@ -381,36 +376,28 @@ def choose_weights(
     form = WeightLimits(WIDTHS[bits], settings.ternary, settings.powers_of_two, settings.largest)
     if bits == 8 or not settings.adaptive:
         return nearest(operator, weights, form, settings.per_channel)
-    rows, sums, matrix = _problem(operator, weights, x, y, settings.seed)
-    evidence = gather(rows, sums, matrix, settings.correct_bias)
-    steps, scale = adapt_rounding(evidence, matrix, form, settings.per_channel)
-    if isinstance(operator, DepthwiseConv2d):
-        shaped = steps.reshape(weights.shape[3], *weights.shape[1:3], 1).transpose(3, 1, 2, 0)
-    else:
-        shaped = steps.reshape(weights.shape)
-    flat = scale.reshape(-1) if settings.per_channel else scale.reshape(-1)[:1]
-    integers = np.ascontiguousarray(shaped).astype(np.int8)
-    return LayerWeights(integers, flat.astype(np.float32), form.dtype, operator.weight_axis)
-
-
-def _problem(operator: Linear, weights: Array, x: Array, y: Array, seed: int) -> tuple[Array, Array, Array]:
-    """Operands [G, R, K], sums [G, R, P] and weights [G, P, K] of a choice of sums."""
+    axis = operator.weight_axis
+    assert axis is not None
     sums = y.reshape(-1, y.shape[-1])
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(sums))[:MOST_ROWS])
-    if isinstance(operator, FullyConnected):
-        return x.reshape(-1, x.shape[-1])[chosen][None], sums[chosen][None], weights[None].astype(np.float64)
-    assert isinstance(operator, Convolution)
-    view = windows_of(operator, x.reshape(-1, *x.shape[-3:]), weights)
+    chosen = np.sort(np.random.default_rng(settings.seed).permutation(len(sums))[:MOST_ROWS])
+    rows, groups = _operands(operator, weights, x, chosen)
+    filters = np.moveaxis(weights, axis, 0)
+    matrix = filters.reshape(groups, len(filters) // groups, -1).astype(np.float64)
+    wanted = sums[chosen].reshape(len(chosen), groups, -1).transpose(1, 0, 2)
+    evidence = gather(rows, wanted, matrix, settings.correct_bias)
+    steps, scale = adapt_rounding(evidence, matrix, form, settings.per_channel)
+    integers = np.ascontiguousarray(np.moveaxis(steps.reshape(filters.shape), 0, axis)).astype(np.int8)
+    flat = scale.reshape(-1) if settings.per_channel else scale.reshape(-1)[:1]
+    return LayerWeights(integers, flat.astype(np.float32), form.dtype, axis)
+
+
+def _operands(operator: Operator, weights: Array, x: Array, chosen: Array) -> tuple[Array, int]:
+    """The operands [G, R, K] of some sums, by their places, and the number of groups of channels."""
+    window = window_of(operator, weights)
+    if window is None:
+        return x.reshape(-1, x.shape[-1])[chosen][None], 1
+    view = window.view(x.reshape(-1, *x.shape[-3:]))
     windows = view[np.unravel_index(chosen, view.shape[:3])]  # [R, C, KH, KW]
-    picked = sums[chosen]
-    if isinstance(operator, DepthwiseConv2d):
-        many = weights.shape[3] // x.shape[-1]
-        rows = windows.reshape(len(chosen), x.shape[-1], -1).transpose(1, 0, 2)
-        matrix = weights[0].reshape(-1, weights.shape[3]).T.reshape(x.shape[-1], many, -1)
-        return rows, picked.reshape(len(chosen), x.shape[-1], many).transpose(1, 0, 2), matrix.astype(np.float64)
-    groups = x.shape[-1] // weights.shape[3]
-    split = windows.reshape(len(chosen), groups, weights.shape[3], *weights.shape[1:3]).transpose(1, 0, 3, 4, 2)
-    rows = split.reshape(groups, len(chosen), -1)
-    outputs = weights.shape[0] // groups
-    wanted = picked.reshape(len(chosen), groups, outputs).transpose(1, 0, 2)
-    return rows, wanted, weights.reshape(groups, outputs, -1).astype(np.float64)
+    groups = x.shape[-1] if operator.is_channelwise else x.shape[-1] // weights.shape[-1]
+    split = windows.reshape(len(chosen), groups, -1, *windows.shape[2:]).transpose(1, 0, 3, 4, 2)
+    return split.reshape(groups, len(chosen), -1), groups

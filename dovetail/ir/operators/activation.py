@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import erf, inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -178,6 +178,8 @@ class Unary(Pointwise):
 class Softmax(Rowwise):
     """exp(beta * x) normalised to sum 1 over the last axis, float32."""
 
+    reads_scores: ClassVar[bool] = True
+    gives_shares: ClassVar[bool] = True
     beta: float = 1.0
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
@@ -197,6 +199,8 @@ class Softmax(Rowwise):
 @dataclass(frozen=True)
 class LogSoftmax(Rowwise):
     """The logarithm of `Softmax`: x less the logarithm of the sum of exp(x) over the last axis, float32."""
+
+    reads_scores: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         require(inputs[0].dtype is DType.FLOAT32 and len(inputs[0].shape) > 0, f"expects float32, got {inputs[0]}")

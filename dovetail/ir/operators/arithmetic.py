@@ -335,6 +335,7 @@ class Quantize(_Affine):
     parameters of size C run along `axis`.
     """
 
+    quantises: ClassVar[bool] = True
     dtype: DType
     """The integer type of the result."""
     axis: int = -1
@@ -367,6 +368,7 @@ class Dequantize(_Affine):
     y = float32(x - zero_point) * scale; parameters of size C run along `axis`.
     """
 
+    dequantises: ClassVar[bool] = True
     axis: int = -1
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:

@@ -26,6 +26,8 @@ ONNX and its traits stand in one class, so adding an operator touches one place.
 | `box_read` | of a slice: the box of the operand that its elements come from; `skips` says whether it takes all of it |
 | `changes_layout` | the result is the operand in another layout |
 | `is_channelwise` | each channel of the result is a sum over one channel of the operand |
+| `quantises`, `dequantises` | it goes from floats to the integers that stand for them, or back |
+| `reads_scores`, `gives_shares` | rows of scores become shares of 1 or their logarithms; the result are shares |
 
 Traits of a family are inherited: `Pointwise`, `Rowwise`, `Mover`. So `kernels` asks `operator.pointwise`, the partition
 whether `pieces(types)` is None (and not `is_view`), the planner makes one copy of each piece, `ptq` gives a value steps
@@ -151,6 +153,14 @@ class Operator:
     """The result is the operand, lying in another layout."""
     is_channelwise: ClassVar[bool] = False
     """Each channel of the result is a sum over one channel of the operand."""
+    quantises: ClassVar[bool] = False
+    """Integers that stand for the operand, by the scale and the zero point that are its second and third operand."""
+    dequantises: ClassVar[bool] = False
+    """Floats that the operand stands for, by the scale and the zero point that are its second and third operand."""
+    reads_scores: ClassVar[bool] = False
+    """Rows of scores become shares of 1, or the logarithms of these."""
+    gives_shares: ClassVar[bool] = False
+    """Each row of the result are shares, from 0 to 1, which add up to 1."""
 
     weight_axis: ClassVar[int | None] = None
     """For a layer, whose second operand is its weights and whose third, if there is one, a bias of one element per
