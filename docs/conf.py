@@ -39,7 +39,7 @@ autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True}
 # The types of others, and what is said in words on a page of its own.
 nitpick_ignore_regex = [
-    ("py:.*", r"(np|numpy|npt|collections|pathlib|typing|types|onnx)\b.*"),
+    ("py:.*", r"(np|numpy|npt|collections|pathlib|typing|types|onnx|msgspec|importlib)\b.*"),
     ("py:.*", r"Path|Any|Callable|Mapping|Sequence|Iterator|Iterable|Literal|Protocol|Enum|enum\.IntEnum"),
     (
         "py:.*",

@@ -30,7 +30,7 @@ from dovetail.errors import DovetailError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.types import Array, DType
 from dovetail.operators import UserOperator, combined
-from dovetail.options import Options, keywords_of
+from dovetail.options import Options
 from dovetail.report import Report, make_report, print_report
 from dovetail.sim.line import Board
 from dovetail.target.description import Target
@@ -175,7 +175,6 @@ class Build:
         return ports[name], steps
 
 
-@keywords_of(Options)
 def compile(
     model: str | Path,
     target: str | Target = "riscv",

@@ -6,12 +6,11 @@ are made from the fields of `Options`.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.errors import DovetailError, ModelError
 
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
 
 def silent(sentence: str) -> None:
     """Hears of something and keeps it to itself."""
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -73,20 +68,6 @@ def flag(
     about = Flag(help, names, kind, None if empty else default if unset is None else unset, read, more)
     default = {"default_factory": default} if empty else {"default": default}
     return field(**default, metadata={"flag": about})
-
-
-def keywords_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Show a function's `**keywords` as the fields of a dataclass, to `help` and editors."""
-
-    def shown(function: Callable[P, R]) -> Callable[P, R]:
-        signature = inspect.signature(function)
-        *others, _ = signature.parameters.values()
-        own = inspect.signature(kind).parameters.values()
-        every = [*others, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own)]
-        function.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
-        return function
-
-    return shown
 
 
 def flags_of(kind: type) -> dict[str, Flag]:

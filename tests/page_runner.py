@@ -141,10 +141,10 @@ def options_exist(command: str) -> None:
     """Let the command line read a command's words without doing anything; raises where it would refuse them."""
     import typer
 
-    from dovetail.cli.main import app
+    from dovetail.cli.main import all_commands, command_line
 
     words = shlex.split(command, comments=True)
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(command_line(all_commands()))
     found = group.commands[words[1]]  # type: ignore[attr-defined]
     found.make_context(words[1], words[2:])
 

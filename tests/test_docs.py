@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from page_blocks import blocks
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     [
@@ -36,6 +38,18 @@ def script(name: str) -> ModuleType:
 def test_support_page_is_fresh() -> None:
     text = (REPOSITORY / "docs" / "support.md").read_text()
     assert text == script("support_tables").page(), "run: python scripts/support_tables.py"
+
+
+def test_options_page_is_fresh() -> None:
+    text = (REPOSITORY / "docs" / "reference" / "options.md").read_text()
+    assert text == script("options_page").page(), "run: python scripts/options_page.py"
+
+
+def test_the_page_of_packages_shows_the_package_of_the_tests() -> None:
+    osprey = REPOSITORY / "tests" / "third_party" / "osprey"
+    toml, python = (block.text for block in blocks(REPOSITORY / "docs" / "reference" / "packages.md"))
+    assert toml in (osprey / "pyproject.toml").read_text()
+    assert python.partition("from typing")[2] in (osprey / "osprey" / "command.py").read_text()
 
 
 def test_the_board_page_says_of_every_machine_what_was_run() -> None:
