@@ -38,9 +38,9 @@ from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
 from dovetail.targets.maeri.joint import of_parts
 from dovetail.targets.maeri.joint import side_by_side as ordered_together
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import OrderLayer
+from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.simulate import check
-from dovetail.targets.maeri.task import StridedArray, Task, TaskKind, encode
+from dovetail.targets.maeri.task import StridedArray, Task, encode
 from firmware import require_chip
 from networks import branches, image_net, mixed_kernels
 from test_end_to_end import network_file

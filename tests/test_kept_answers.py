@@ -28,10 +28,9 @@ from dovetail.target.description import Target
 from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.joint import _found, of_parts, side_by_side
-from dovetail.targets.maeri.network import OrderLayer
+from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.stored import stored
-from dovetail.targets.maeri.task import TaskKind
 from dovetail.targets.maeri.timing import ItemTiming
 
 allocate = import_module("dovetail.schedule.plan.allocate")  # the package has a function of this name

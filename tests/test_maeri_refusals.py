@@ -15,14 +15,15 @@ from itertools import product
 import numpy as np
 
 from dovetail.errors import ModelError, SimulationError, TargetError
+from dovetail.targets.maeri.tile import tile_of
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderNetwork, network
-from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, ordered
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, in_order
 from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules, spelt
 from dovetail.targets.maeri.simulate import check
-from dovetail.targets.maeri.timing import shaped, timing
+from dovetail.targets.maeri.timing import timing
 from dovetail.targets.maeri.tree import Range
 from maeri_trials import Random, random_rules
 from networks import limited_net
@@ -83,7 +84,7 @@ def items(net: OrderNetwork, config: MaeriConfig, told: UnitRules, unit: Channel
     begin = max((pin.begin for each, pin, _ in told.pins if each == unit), default=0)
     pins = [pin.multipliers for each, pin, _ in told.pins if each == unit and pin.multipliers]
     for size in range(1, work.layer.taps + 1):
-        tile = shaped(work.layer, size)
+        tile = tile_of(work.layer, size)
         try:
             width = timing(config, work.layer, tile, work.layer.taps).size
         except TargetError:
@@ -126,7 +127,7 @@ def any_order(net: OrderNetwork, config: MaeriConfig, rules: Rules) -> NetworkOr
             else:
                 break
         else:
-            order = NetworkOrder(net, config, ordered(chosen), (max(found) + 2) * LONG)
+            order = NetworkOrder(net, config, in_order(chosen), (max(found) + 2) * LONG)
             if not broken(order, rules):
                 check(order)
                 return order
@@ -136,7 +137,7 @@ def any_order(net: OrderNetwork, config: MaeriConfig, rules: Rules) -> NetworkOr
 def works_together(net: OrderNetwork, config: MaeriConfig, together: Sequence[Item]) -> bool:
     """Whether the machine can do these."""
     try:
-        check(NetworkOrder(net, config, ordered(together), LONG))
+        check(NetworkOrder(net, config, in_order(together), LONG))
     except (SimulationError, TargetError):
         return False
     return True

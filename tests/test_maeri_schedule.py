@@ -17,6 +17,7 @@ from dovetail.errors import ModelError, SimulationError, TargetError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
 from dovetail.targets import load_target
+from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
@@ -26,7 +27,6 @@ from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, bus
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.simulate import simulate
 from dovetail.targets.maeri.solve import best_order
-from dovetail.targets.maeri.timing import MultiplierTile
 from dovetail.targets.maeri.tree import Range
 from networks import ORDERED, limited_net
 

@@ -26,8 +26,8 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
 from dovetail.targets.maeri.image import phases, tree_words
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, TaskKind, decode, encode
+from dovetail.targets.maeri.network import network, TaskKind
+from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, decode, encode
 from firmware import require_chip
 from test_end_to_end import network_file, run, stored
 from test_maeri_schedule import random_network

@@ -13,21 +13,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import TargetError
+from dovetail.targets.maeri.tiling import best_tile
+from dovetail.targets.maeri.tile import MultiplierTile, tile_of, steps
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.fabric import fabric, tree_of
 from dovetail.targets.maeri.image import layer_words, tree_words
-from dovetail.targets.maeri.machine import (
-    PositionSequence,
-    _FeedbackSimulation,
-    _flow,
-    _round_trips,
-    _trips,
-    play,
-    player,
-)
+from dovetail.targets.maeri.machine import PositionSequence, _FeedbackSimulation, _flow, _round_trips, _trips, play, player
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.order import ChannelSegment
-from dovetail.targets.maeri.timing import MultiplierTile, best_tile, shaped, steps, timing, uniform_cycles
+from dovetail.targets.maeri.timing import timing, uniform_cycles
 from dovetail.targets.maeri.tree import Range, TreeConfiguration, collisions, configure, leaving, meeting
 
 SWEPT = OrderLayer(3, 3, 6, 6, 20, 20)
@@ -133,16 +127,16 @@ def test_tiles_keep_their_shape() -> None:
     """A virtual neuron of nine products of a 3x3 kernel is a kernel (D5), and passes inputs on (D6)."""
     layer = OrderLayer(3, 3, 4, 8, 10, 10)
     assert (
-        shaped(layer, 9) == MultiplierTile(3, 3, 1)
-        and shaped(layer, 18) == MultiplierTile(3, 3, 2)
-        and shaped(layer, 3) == MultiplierTile(1, 3, 1)
+        tile_of(layer, 9) == MultiplierTile(3, 3, 1)
+        and tile_of(layer, 18) == MultiplierTile(3, 3, 2)
+        and tile_of(layer, 3) == MultiplierTile(1, 3, 1)
     )
-    assert shaped(layer, 12).flat and steps(layer, shaped(layer, 12), 36) == 3
+    assert tile_of(layer, 12).flat and steps(layer, tile_of(layer, 12), 36) == 3
     words = layer_words(
-        MaeriConfig(32, 32, 32), OrderLayer(3, 3, 1, 1, 10, 10), shaped(OrderLayer(3, 3, 1, 1, 10, 10), 9)
+        MaeriConfig(32, 32, 32), OrderLayer(3, 3, 1, 1, 10, 10), tile_of(OrderLayer(3, 3, 1, 1, 10, 10), 9)
     )
     assert [words[index] & 0xFFFF for index in (2, 4, 6)] == [1, 3, 3]
-    flat = layer_words(MaeriConfig(32, 32, 32), layer, shaped(layer, 12))
+    flat = layer_words(MaeriConfig(32, 32, 32), layer, tile_of(layer, 12))
     assert [(word >> 16, word & 0xFFFF) for word in flat[2:8:2]] == [(36, 12), (1, 1), (1, 1)]
     shared = timing(MaeriConfig(64, 16, 16), layer, MultiplierTile(3, 3, 1), 36)
     assert shared.rates[-1][1] < shared.rates[-1][0]  # only a window's last column is sent
@@ -154,7 +148,7 @@ def test_steps_are_counted_once(rows: int, columns: int, channels: int, data: st
     """A box and the same number of products in a row take the same steps where the one is written as the other (D4)."""
     layer = OrderLayer(rows, columns, channels, 1, 8, 8)
     size = data.draw(st.integers(1, layer.taps))
-    assert steps(layer, shaped(layer, size), layer.taps) == -(-layer.taps // size)
+    assert steps(layer, tile_of(layer, size), layer.taps) == -(-layer.taps // size)
 
 
 def test_spacing_holds_as_many_as_the_bus_takes() -> None:

@@ -22,10 +22,10 @@ from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
 from dovetail.targets.maeri.joint import Part, alone, side_by_side
-from dovetail.targets.maeri.network import OrderLayer, network
+from dovetail.targets.maeri.network import OrderLayer, network, TaskKind
 from dovetail.targets.maeri.order import Item, NetworkOrder
 from dovetail.targets.maeri.rules import Rules
-from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, TaskKind, encode
+from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, encode
 from dovetail.targets.maeri.timing import addition_cycles
 
 HERE = "dovetail.targets.maeri"

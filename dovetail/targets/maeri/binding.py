@@ -8,8 +8,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.targets.maeri.order import Item, NetworkOrder, grid
-from dovetail.targets.maeri.timing import traffic
+from dovetail.targets.maeri.tile import grid, traffic
+from dovetail.targets.maeri.order import Item, NetworkOrder
 
 Shares = npt.NDArray[np.float64]
 

@@ -19,26 +19,11 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 import numpy as np
 
 from dovetail.errors import ModelError
+from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import OrderLayer
+from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.order import ChannelSegment, Item
-from dovetail.targets.maeri.steps import (
-    INT8,
-    INT16,
-    STEPS,
-    AdditionStep,
-    FeatureMap,
-    JoinStep,
-    LayerStep,
-    NumberFormat,
-    PoolKind,
-    PoolStep,
-    ProgrammingImage,
-    Step,
-    operands,
-)
-from dovetail.targets.maeri.task import TaskKind
-from dovetail.targets.maeri.timing import MultiplierTile
+from dovetail.targets.maeri.steps import INT8, INT16, STEPS, AdditionStep, FeatureMap, JoinStep, LayerStep, NumberFormat, PoolKind, PoolStep, ProgrammingImage, Step, operands
 from dovetail.targets.maeri.tree import Range
 
 MAGIC = int.from_bytes(b"MAER", "little")

@@ -92,6 +92,21 @@ class MaeriConfig:
         """Whether a port feeds several multipliers."""
         return self.distribution < self.multipliers
 
+    @property
+    def feed_width(self) -> int:
+        """Multipliers that any value of a port may reach: a port's own, or all of them in a fat tree."""
+        return self.port_width if self.ports else self.multipliers
+
+    @property
+    def bus_delay(self) -> int:
+        """Cycles that a sum takes from where it leaves the tree to the input of its line."""
+        return 1 + self.accumulation_buffer + self.shared_ports
+
+    def carried(self, folds: int) -> int:
+        """Multipliers that carry a sum of so many steps back into a virtual neuron: 1 without an accumulation buffer,
+        if there are several steps."""
+        return int(folds > 1 and not self.accumulation_buffer)
+
 
 def with_multipliers(config: MaeriConfig, multipliers: int) -> MaeriConfig:
     """The configuration with so many multipliers, and networks as wide as before or as the multipliers."""

@@ -26,10 +26,11 @@ from dovetail.ir.operators.arithmetic import Rounding, fixed_point
 from dovetail.ir.types import Array
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import ControlledDevice, Launch
+from dovetail.targets.maeri.network import TaskKind
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig
-from dovetail.targets.maeri.order import NetworkOrder, ordered
+from dovetail.targets.maeri.order import NetworkOrder, in_order
 from dovetail.targets.maeri.simulate import makespan, simulate, spans
-from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, TaskKind, decode, layers_of
+from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, decode, layers_of
 from dovetail.targets.maeri.timing import addition_cycles
 
 MOST_WORDS = 1 << 24
@@ -223,4 +224,4 @@ def _order(tasks: Sequence[Task], config: MaeriConfig) -> NetworkOrder | None:
     if not tasks[0].items:
         return None
     items = [replace(item, work=number) for number, task in enumerate(tasks) for item in task.items]
-    return NetworkOrder(layers_of(tasks), config, ordered(items), 0)
+    return NetworkOrder(layers_of(tasks), config, in_order(items), 0)

@@ -23,23 +23,11 @@ from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, Su
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.targets.maeri.coded import described
 from dovetail.targets.maeri.machine import play
-from dovetail.targets.maeri.network import network
+from dovetail.targets.maeri.network import network, TaskKind
 from dovetail.targets.maeri.order import Item, NetworkOrder
 from dovetail.targets.maeri.simulate import check, simulate
-from dovetail.targets.maeri.steps import (
-    AdditionStep,
-    FeatureMap,
-    JoinStep,
-    LayerStep,
-    PoolKind,
-    PoolStep,
-    ProgrammingImage,
-    SoftmaxStep,
-    Step,
-    operands,
-)
+from dovetail.targets.maeri.steps import AdditionStep, FeatureMap, JoinStep, LayerStep, PoolKind, PoolStep, ProgrammingImage, SoftmaxStep, Step, operands
 from dovetail.targets.maeri.switches import added
-from dovetail.targets.maeri.task import TaskKind
 
 _RAISED = 20
 """Bits operands of an addition are raised by."""

@@ -10,12 +10,14 @@ from math import gcd
 
 import numpy as np
 
+from dovetail.targets.maeri.tiling import by_ports, fastest
+from dovetail.targets.maeri.tile import grid, MultiplierTile
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.floor import Floorplan, UnitRoom, start_of
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer
-from dovetail.targets.maeri.order import ChannelSegment, Item, grid, timing_of
+from dovetail.targets.maeri.order import ChannelSegment, Item, timing_of
 from dovetail.targets.maeri.rules import ChannelRange
-from dovetail.targets.maeri.timing import ItemTiming, MultiplierTile, by_ports, fastest, timing
+from dovetail.targets.maeri.timing import ItemTiming, timing
 from dovetail.targets.maeri.tree import Range
 
 

@@ -21,6 +21,8 @@ from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
 from dovetail.target import Ordered, OrderRequest
+from dovetail.targets.maeri.tiling import best_tile
+from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.coded import read_image, write_image
 from dovetail.targets.maeri.config import MaeriConfig, configured
@@ -36,7 +38,6 @@ from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.simulate import simulate
 from dovetail.targets.maeri.solve import best_order
 from dovetail.targets.maeri.steps import FORMS
-from dovetail.targets.maeri.timing import MultiplierTile, best_tile
 from dovetail.targets.maeri.tree import Range, Switch, TreeConfiguration, configure, is_single
 
 FORMAT = 1

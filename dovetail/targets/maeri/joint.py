@@ -11,12 +11,12 @@ from dovetail.errors import DovetailError
 from dovetail.targets.maeri.clashes import grain
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import OrderLayer, OrderNetwork
-from dovetail.targets.maeri.order import NetworkOrder, ordered
+from dovetail.targets.maeri.network import OrderLayer, OrderNetwork, TaskKind
+from dovetail.targets.maeri.order import NetworkOrder, in_order
 from dovetail.targets.maeri.rules import Pin, Rules
 from dovetail.targets.maeri.simulate import check
 from dovetail.targets.maeri.stored import stored
-from dovetail.targets.maeri.task import StridedArray, Task, TaskKind, layers_of
+from dovetail.targets.maeri.task import StridedArray, Task, layers_of
 
 Part = tuple[OrderLayer, TaskKind]
 """A layer, and how its weights lie."""
@@ -89,7 +89,7 @@ def _tried(
         cycles = check(order)
     except DovetailError:
         return None
-    items = ordered(replace(item, work=turn[item.work]) for item in order.items)
+    items = in_order(replace(item, work=turn[item.work]) for item in order.items)
     return NetworkOrder(of_parts(parts), config, items, cycles)
 
 

@@ -18,16 +18,17 @@ from itertools import chain, islice
 import numpy as np
 
 from dovetail.errors import ModelError, TargetError
+from dovetail.targets.maeri.tile import MultiplierTile, tile_of
 from dovetail.targets.maeri.clashes import asked, shares
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.floor import Floorplan, UnitRoom, start_of
 from dovetail.targets.maeri.gangs import in_one_gang, side_by_side
 from dovetail.targets.maeri.memory import shortage
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times
-from dovetail.targets.maeri.order import ChannelSegment, Item, LayerItems, NetworkOrder, busy, laid_out, ordered
+from dovetail.targets.maeri.order import ChannelSegment, Item, LayerItems, NetworkOrder, busy, laid_out, in_order
 from dovetail.targets.maeri.rules import ChannelRange, Rules
 from dovetail.targets.maeri.single import MOST_WAYS, alongside, singly
-from dovetail.targets.maeri.timing import ItemTiming, MultiplierTile, shaped, timing
+from dovetail.targets.maeri.timing import ItemTiming, timing
 from dovetail.targets.maeri.tree import Range, collisions, leaving
 
 _TRIED = 6
@@ -203,7 +204,7 @@ def _laid_out(
             what = f"{pin.what} ends in cycle {floor.done[unit].exists:,}; the rules want it by {pin.end:,}"
             raise TargetError(what, where="rules", hint="give it more time, or leave out rules that hold it back")
     items = [item for laid in floor.done.values() for item in laid.items]
-    return NetworkOrder(network, config, ordered(items), max(laid.exists for laid in floor.done.values()))
+    return NetworkOrder(network, config, in_order(items), max(laid.exists for laid in floor.done.values()))
 
 
 def _next(floor: Floorplan, waiting: set[ChannelRange]) -> tuple[ChannelRange, ...]:
@@ -302,7 +303,7 @@ def _spread(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | No
     spacing, found = 1, False
     while not found and spacing <= 2 * room.region.size:  # further apart where the bus cannot take more sums
         for candidate in [size] if size else tried_sizes(work, floor.config, room.whole, spacing, room.region.size):
-            tile = shaped(work.layer, candidate)
+            tile = tile_of(work.layer, candidate)
             least = max(_width(work, floor.config, tile), 2)
             width = max(min(least * spacing, room.region.size), least)
             for lanes in _lanes(floor, unit, width, room):

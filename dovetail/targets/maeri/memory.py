@@ -1,16 +1,15 @@
-"""On-chip memories an order needs, and whether the engine has them: the one rule for a whole network's order and for a
-launch's, whoever says when items work.
+"""On-chip memories: the bytes an order needs, for a whole network's order and for a launch's.
 
-The feature memory holds the network's inputs and every layer's results, from the first weight of the items that make
-them until the last that reads them has ended; results are bytes
-behind the stage, else 32-bit sums. The prefetch
-buffer is what ports send from: of every item at work the weights of its filters, twice where a multiplier has a place
-for further ones, and the rows of its input that a window lies on; of a layer never more than all it has.
-Weights a multiplier holds are `timing.py`'s, for they say which virtual neurons there are.
+The feature memory holds the network's inputs and every layer's results, from the first weight of the items that compute
+them until the last item that reads them has ended; results are bytes behind the stage, else 32-bit sums. The prefetch
+buffer is the memory that ports send from: of every item at work it holds the weights of its filters, twice where a
+multiplier has a place for further weights, and the rows of its input that a window lies on; of a layer never more than
+all it has. Weights in a multiplier are counted in `timing.py`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,12 +17,12 @@ from dovetail.errors import TargetError
 from dovetail.ir.types import TensorType
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork
-from dovetail.targets.maeri.order import Item
+from dovetail.targets.maeri.order import Item, sweep
 
-Span = tuple[Item, int, int]
+ItemSpan = tuple[Item, int, int]
 """(item, cycle of its first weight, the cycle after its last sum has left)."""
 _LISTED = 6
-"""Things an error names."""
+"""Contents of a memory that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,128 +32,93 @@ class Peak:
     used: int
     """Bytes."""
     cycle: int
-    """From when."""
+    """The first cycle of the peak."""
     holds: tuple[str, ...]
-    """What they are, the largest first, with their bytes."""
+    """Contents with their bytes, the largest first."""
 
 
-def features(network: OrderNetwork, config: MaeriConfig, spans: Sequence[Span]) -> Peak:
+def features(network: OrderNetwork, config: MaeriConfig, spans: Sequence[ItemSpan]) -> Peak:
     """Bytes of inputs and results that are alive at the same time."""
     begins, ends = dict[int, int](), dict[int, int]()
     for item, begin, end in spans:
         begins[item.work] = min(begins.get(item.work, begin), begin)
         ends[item.work] = max(ends.get(item.work, end), end)
-    last, numbers = max(ends.values()), {work.name: number for number, work in enumerate(network.works)}
-    read = dict[int, int]()
-    inputs = dict[str, int]()
-    for number, work in enumerate(network.works):
-        for earlier in network.before(work):
-            read[numbers[earlier.name]] = max(read.get(numbers[earlier.name], 0), ends[number])
-        for name in _inputs(network, work):
+    read, inputs = dict[int, int](), dict[str, int]()
+    for number in range(len(network.works)):
+        for earlier in network.earlier(number):
+            read[earlier] = max(read.get(earlier, 0), ends[number])
+        for name in network.inputs(number):
             inputs[name] = max(inputs.get(name, 0), ends[number])
-    given = [(name, _bytes(network.graph.types[name]), 0, end) for name, end in inputs.items()]
-    made = [
-        (work.name, _results(network, work, config), begins[number], read.get(number, last))
+    last, types = max(ends.values()), network.graph.types
+    operands = [(name, types[name].elements * _width(types[name]), 0, end) for name, end in inputs.items()]
+    results = [
+        (work.name, _result_bytes(network, work, config), begins[number], read.get(number, last))
         for number, work in enumerate(network.works)
     ]
-    return _peak([*given, *made])
+    return _peak([*operands, *results], {})
 
 
-def prefetched(network: OrderNetwork, config: MaeriConfig, spans: Iterable[Span]) -> Peak:
-    """Bytes ports send from at the same time."""
-    held = []
+def prefetched(network: OrderNetwork, config: MaeriConfig, spans: Iterable[ItemSpan]) -> Peak:
+    """Bytes that ports send from at the same time."""
+    contents, most = [], dict[str, int]()
     for item, begin, end in spans:
-        work = network.works[item.work]
-        held += [(name, size, begin, end) for name, size in _parts(network, work, item, config)]
-    all_of = {name: size for work in network.works for name, size in _whole(network, work).items()}
-    return _peak(held, all_of)
+        for name, size, whole in _sent(network, item, config):
+            contents.append((name, size, begin, end))
+            most[name] = whole
+    return _peak(contents, most)
 
 
-def _parts(network: OrderNetwork, work: MultiplierLayer, item: Item, config: MaeriConfig) -> Iterator[tuple[str, int]]:
-    """What an item has in the prefetch buffer."""
-    layer, tile = work.layer, item.tile
-    values, weights = (_each(network.graph.types[name]) for name in _operands(work))
-    filters = tile.groups * tile.filters
+def _sent(network: OrderNetwork, item: Item, config: MaeriConfig) -> Iterator[tuple[str, int, int]]:
+    """(name, bytes of it an item has in the prefetch buffer, bytes of all of it), for weights and inputs."""
+    work, tile = network.works[item.work], item.tile
+    layer, taps = work.layer, item.taps[1] - item.taps[0]
+    inputs, weights = (_width(network.graph.types[name]) for name in work.node.inputs[:2])
+    if work.turned:  # the vector stays in the multipliers, and weights are sent past it
+        inputs, weights = weights, inputs
     sets = 1 + (config.prefetch > 0 and len(item.segments) > 1)
-    yield f"weights of {work.name}", sets * filters * (item.taps[1] - item.taps[0]) * weights
+    yield f"weights of {work.name}", sets * tile.groups * tile.filters * taps * weights, work.weights * weights
     rows = min((tile.out_rows - 1) * layer.stride + layer.rows, layer.in_rows)
-    channels = -(-(item.taps[1] - item.taps[0]) // (layer.rows * layer.columns))
-    yield f"inputs of {work.name}", rows * layer.in_columns * channels * tile.groups * values
-
-
-def _whole(network: OrderNetwork, work: MultiplierLayer) -> Mapping[str, int]:
-    """Bytes of all weights and inputs of a layer."""
-    layer = work.layer
-    values, weights = (_each(network.graph.types[name]) for name in _operands(work))
+    channels = -(-taps // (layer.rows * layer.columns))
     image = layer.in_rows * layer.in_columns * layer.channels * layer.groups
-    return {f"weights of {work.name}": work.weights * weights, f"inputs of {work.name}": image * values}
+    yield f"inputs of {work.name}", rows * layer.in_columns * channels * tile.groups * inputs, image * inputs
 
 
-def _operands(work: MultiplierLayer) -> tuple[str, str]:
-    """What is sent past the multipliers, and what stays in them."""
-    x, weights = work.node.inputs[:2]
-    return (weights, x) if work.turned else (x, weights)
-
-
-def _inputs(network: OrderNetwork, work: MultiplierLayer) -> Iterator[str]:
-    """The network's inputs a layer's operand is made from, without any other layer between."""
-    makers, computed = network.graph.producers(), {each.node.output for each in network.works}
-    waiting, seen = [work.node.inputs[0]], set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in seen or name in computed:
-            continue
-        seen.add(name)
-        if name in makers:
-            waiting.extend(makers[name].inputs)
-        elif name in network.graph.inputs:
-            yield name
-
-
-def _each(kind: TensorType) -> int:
-    """Bytes of an element: integers as they are, but one for floats, whose place the engine's 8 bits take."""
+def _width(kind: TensorType) -> int:
+    """Bytes of an element; 1 for floats, which stand for the engine's 8 bits."""
     return -(-kind.dtype.bits // 8) if kind.dtype.is_integer else 1
 
 
-def _bytes(kind: TensorType) -> int:
-    return kind.elements * _each(kind)
-
-
-def _results(network: OrderNetwork, work: MultiplierLayer, config: MaeriConfig) -> int:
-    """Bytes of a layer's results."""
-    name = work.node.output
-    sums = not config.requantise or (name in network.graph.outputs and network.graph.types[name].dtype.is_integer)
+def _result_bytes(network: OrderNetwork, work: MultiplierLayer, config: MaeriConfig) -> int:
+    name, graph = work.node.output, network.graph
+    sums = not config.requantise or (name in graph.outputs and graph.types[name].dtype.is_integer)
     return work.channels * (1 if work.turned else work.positions) * (4 if sums else 1)
 
 
-def _peak(held: Iterable[tuple[str, int, int, int]], most: Mapping[str, int] | None = None) -> Peak:
-    """When most is held, of (what, bytes, begin, end); of one thing never more than `most`."""
-    changes = sorted(
-        change for name, size, begin, end in held for change in ((begin, 1, name, size), (end, 0, name, -size))
-    )
-    alive, best, used = dict[str, int](), Peak(0, 0, ()), 0
-    for number, (cycle, _, name, size) in enumerate(changes):
-        limit, before = (most or {}).get(name), alive.get(name, 0)
-        alive[name] = before + size
-        used += alive[name] - before if limit is None else min(alive[name], limit) - min(before, limit)
-        if used > best.used and (number + 1 == len(changes) or changes[number + 1][0] > cycle):
-            sizes = {each: min(size, (most or {}).get(each, size)) for each, size in alive.items() if size}
+def _peak(contents: Sequence[tuple[str, int, int, int]], most: Mapping[str, int]) -> Peak:
+    """The peak of (name, bytes, begin, end); of one name never more bytes than `most` says."""
+    peak = Peak(0, 0, ())
+    for cycle, alive in sweep([(begin, end) for _, _, begin, end in contents]):
+        sizes = Counter[str]()
+        for number in alive:
+            sizes[contents[number][0]] += contents[number][1]
+        sizes = Counter({name: min(size, most.get(name, size)) for name, size in sizes.items()})
+        if sizes.total() > peak.used:
             listed = sorted(sizes.items(), key=lambda pair: (-pair[1], pair[0]))
-            best = Peak(used, cycle, tuple(f"{each} {size:,}" for each, size in listed))
-    return best
+            peak = Peak(sizes.total(), cycle, tuple(f"{name} {size:,}" for name, size in listed))
+    return peak
 
 
-def shortage(network: OrderNetwork, config: MaeriConfig, spans: Sequence[Span]) -> TargetError | None:
-    """Why an order does not fit the memories: the bytes, what they are, and what to change; None where it does."""
+def shortage(network: OrderNetwork, config: MaeriConfig, spans: Sequence[ItemSpan]) -> TargetError | None:
+    """The error of an order that does not fit the memories: bytes, contents, and what to change; None if it fits."""
     if config.feature_memory:
-        peak = features(network, config, spans)
         others = "order layers that hold much one after the other (rules before, apart), or take a smaller input"
+        peak = features(network, config, spans)
         if peak.used > config.feature_memory:
             return _short("feature_memory", config.feature_memory, peak, others)
     if config.prefetch_buffer:
-        peak = prefetched(network, config, spans)
         others = "let fewer virtual neurons work at the same time (rules at_most, apart)"
         others += ", or turn prefetch off" if config.prefetch else ""
+        peak = prefetched(network, config, spans)
         if peak.used > config.prefetch_buffer:
             return _short("prefetch_buffer", config.prefetch_buffer, peak, others)
     return None

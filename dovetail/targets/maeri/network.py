@@ -1,26 +1,28 @@
-"""A network as MAERI sees it: layers of dot products, and when their inputs exist."""
+"""A network as MAERI sees it: layers of dot products, and the cycles from which their inputs exist."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import ModelError
-from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.types import Box, TensorType, full_box
+from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected, Linear
+from dovetail.ir.types import Array, Box, TensorType, full_box
 
 
 @dataclass(frozen=True, slots=True)
 class OrderLayer:
-    """A convolution; a dense layer is one of 1x1 over a 1x1 image. Sizes of the input are with its padding.
-    A dense layer of one vector is turned round: see `Work.turned`."""
+    """Sizes of a convolution, with the input's padding; a dense layer is a convolution of 1x1."""
 
     rows: int
-    """Of the kernel."""
+    """Rows of the kernel."""
     columns: int
     channels: int
     """Input channels of one group."""
@@ -52,6 +54,35 @@ class OrderLayer:
         return self.taps * self.filters * self.groups * self.out_rows * self.out_columns
 
 
+class TaskKind(IntEnum):
+    """Kinds of layers, by the shape of their weights; the number stands in tasks and programming images."""
+
+    CONVOLUTION = 0
+    """[O, R, S, C]; a dense layer of several vectors too."""
+    DEPTHWISE = 1
+    """[1, R, S, C * M]."""
+    TURNED = 2
+    """[positions, C]: a dense layer of a single vector, which stays in the multipliers. The vector is the one filter,
+    and the rows of weights are sent past it as inputs, a position each."""
+
+    def weight_shape(self, layer: OrderLayer) -> tuple[int, ...]:
+        """Shape of the weights of a layer of this kind."""
+        kernel, channels = (layer.rows, layer.columns), layer.filters * layer.groups
+        if self is TaskKind.TURNED:
+            return layer.in_rows, layer.channels
+        return (1, *kernel, channels) if self is TaskKind.DEPTHWISE else (channels, *kernel, layer.channels)
+
+    def add_to(
+        self, builder: GraphBuilder, x: str, weights: Array, *bias: str, stride: int, zero_point: int, stem: str
+    ) -> str:
+        """Add a layer of this kind, without padding, to a graph; the name of its sums."""
+        names = [x, builder.constant(f"{stem} weights", weights), *bias]
+        if self is TaskKind.TURNED:
+            return builder.add(FullyConnected(input_zero_point=zero_point), names, stem)
+        operator = DepthwiseConv2d if self is TaskKind.DEPTHWISE else Conv2d
+        return builder.add(operator((stride, stride), input_zero_point=zero_point), names, stem)
+
+
 _LONGEST_NAME = 40
 """Letters of a layer's own name that rules and tables go by."""
 Times = npt.NDArray[np.int64]
@@ -67,12 +98,16 @@ class MultiplierLayer:
     name: str
     """As the user's model calls it."""
     layer: OrderLayer
+    kind: TaskKind
     is_image: bool
     """Whether the result has rows and columns; a dense layer's is one row."""
+    zero_points: tuple[int, int]
+    """Taken off the elements of the operand, and off the weights."""
 
-    turned: bool = False
-    """Whether the layer is a dense one of a single vector, which then stays in the multipliers: it is their one filter,
-    and the rows of weights are sent past it as inputs, a position each."""
+    @property
+    def turned(self) -> bool:
+        """Whether the layer is a dense one of a single vector, see `TaskKind.TURNED`."""
+        return self.kind is TaskKind.TURNED
 
     @property
     def outputs(self) -> int:
@@ -85,11 +120,9 @@ class MultiplierLayer:
         return self.positions if self.turned else self.outputs
 
     @property
-    def kind(self) -> str:
-        """Which kind of layer rules count it to."""
-        if isinstance(self.node.operator, FullyConnected):
-            return "dense"
-        return "depthwise" if isinstance(self.node.operator, DepthwiseConv2d) else "convolution"
+    def family(self) -> str:
+        """Kind of layer in the words of rules."""
+        return self.kind.name.lower() if self.is_image else "dense"
 
     @property
     def positions(self) -> int:
@@ -107,10 +140,6 @@ class MultiplierLayer:
             return times
         return np.ascontiguousarray(times.T) if self.turned else times.max(axis=1, keepdims=True)
 
-    def rows_read(self, row: int) -> tuple[int, int]:
-        """The input rows a row of the result is made from."""
-        return row * self.layer.stride, row * self.layer.stride + self.layer.rows
-
 
 @dataclass(frozen=True)
 class OrderNetwork:
@@ -121,109 +150,128 @@ class OrderNetwork:
     """In the graph's order, so that each comes after those it reads."""
 
     def __post_init__(self) -> None:
-        """Refuse what has nothing to compute."""
+        """Refuse a network without layers."""
         if not self.works:
             hint = "choose a network with a convolution or dense layer"
             raise ModelError("the network has no convolution and no dense layer", where=self.graph.name, hint=hint)
 
-    def before(self, work: MultiplierLayer) -> tuple[MultiplierLayer, ...]:
-        """The layers a layer's operand is made from, without any other layer between."""
-        makers, computed = self.graph.producers(), {each.node.output: each for each in self.works}
-        found: dict[str, MultiplierLayer] = {}
-        waiting, seen = [work.node.inputs[0]], set[str]()
-        while waiting:
-            value = waiting.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            if value in computed:
-                found[value] = computed[value]
-            elif value in makers:
-                waiting.extend(makers[value].inputs)
-        return tuple(each for each in self.works if each.node.output in found)
+    @cached_property
+    def _sources(self) -> list[set[str]]:
+        """Results of layers and inputs of the network that each layer's operand is made from, with no layer between."""
+        producers, computed = self.graph.producers(), {work.node.output for work in self.works}
+        sources = []
+        for work in self.works:
+            waiting, seen = [work.node.inputs[0]], set[str]()
+            while waiting:
+                value = waiting.pop()
+                if value not in seen and value not in computed and value in producers:
+                    waiting.extend(producers[value].inputs)
+                seen.add(value)
+            sources.append(seen & (computed | set(self.graph.inputs)))
+        return sources
+
+    def earlier(self, number: int) -> list[int]:
+        """The layers that a layer's operand is made from, without any other layer between."""
+        return [other for other, work in enumerate(self.works) if work.node.output in self._sources[number]]
+
+    def inputs(self, number: int) -> list[str]:
+        """The network's inputs that a layer's operand is made from, without any other layer between."""
+        return [name for name in self.graph.inputs if name in self._sources[number]]
+
+    @cached_property
+    def ancestors(self) -> list[set[int]]:
+        """The layers that each layer's operand is made from, directly or not."""
+        ancestors: list[set[int]] = []
+        for number in range(len(self.works)):
+            earlier = self.earlier(number)
+            ancestors.append(set(earlier).union(*(ancestors[other] for other in earlier)))
+        return ancestors
 
 
 def network(graph: Graph) -> OrderNetwork:
     """Find the layers of a graph of one image.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the graph has no layer.
     """
-    works = []
-    names: dict[str, int] = {}
+    works: list[MultiplierLayer] = []
+    counts: dict[str, int] = {}
     for node in graph.nodes:
-        layer = _layer(graph, node)
-        if layer is not None:
-            stem = _short(node.origin or node.output)
-            names[stem] = names.get(stem, 0) + 1
-            name = stem if names[stem] == 1 else f"{stem}_{names[stem]}"
-            dense = isinstance(node.operator, FullyConnected)
-            turned = dense and all(size == 1 for size in graph.types[node.inputs[0]].shape[:-1])
-            works.append(MultiplierLayer(node, name, layer, not dense, turned))
+        operator = node.operator
+        if isinstance(operator, Linear) and (sizes := _sizes(graph, node, operator)):
+            kind, layer = sizes
+            stem = _own_name(node.origin or node.output)
+            counts[stem] = counts.get(stem, 0) + 1
+            name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
+            is_image = len(graph.types[node.inputs[1]].shape) == 4
+            works.append(MultiplierLayer(node, name, layer, kind, is_image, operator.zero_points))
     return OrderNetwork(graph, tuple(works))
 
 
-def _short(origin: str) -> str:
-    """The layer's own name where the model has a handy one: that in brackets behind the operator's."""
+def _own_name(origin: str) -> str:
+    """The layer's own name where the model has a handy one: the name in brackets behind the operator's."""
     operator, _, own = origin.removesuffix(")").partition(" (")
     return own if own and len(own) <= _LONGEST_NAME and ";" not in own else operator
 
 
-def _layer(graph: Graph, node: Node) -> OrderLayer | None:
-    """The sizes of a layer; None for what is no layer of constant weights, for several images, and for strides that
-    differ along rows and columns."""
-    operator = node.operator
-    if not isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected):
-        return None
-    x, w = (graph.types[name].shape for name in node.inputs[:2])
+def _sizes(graph: Graph, node: Node, operator: Linear) -> tuple[TaskKind, OrderLayer] | None:
+    """Kind and sizes of a layer; None without constant weights, for several images, and for strides that differ along
+    rows and columns."""
     if graph.is_constant(node.inputs[0]) or not graph.is_constant(node.inputs[1]):
         return None
-    if isinstance(operator, FullyConnected):
-        positions = int(np.prod(x[:-1]))
-        return OrderLayer(1, 1, w[1], w[0], positions, 1) if positions > 1 else OrderLayer(1, 1, w[1], 1, w[0], 1)
+    x, w = (graph.types[name].shape for name in node.inputs[:2])
+    if not isinstance(operator, Convolution):
+        vectors = prod(x[:-1])
+        if vectors == 1:
+            return TaskKind.TURNED, OrderLayer(1, 1, w[1], 1, w[0], 1)
+        return TaskKind.CONVOLUTION, OrderLayer(1, 1, w[1], w[0], vectors, 1)
     if x[0] != 1 or operator.stride[0] != operator.stride[1] or operator.dilation != (1, 1):
         return None
-    depthwise = isinstance(operator, DepthwiseConv2d)
+    depthwise = operator.weight_axis == 3
     groups = x[3] if depthwise else x[3] // w[3]
-    filters = w[3] // x[3] if depthwise else w[0] // groups
-    return OrderLayer(w[1], w[2], x[3] // groups, filters, x[1], x[2], groups, operator.stride[0])
+    layer = OrderLayer(w[1], w[2], x[3] // groups, w[operator.weight_axis] // groups, x[1], x[2], groups, operator.stride[0])
+    return TaskKind.DEPTHWISE if depthwise else TaskKind.CONVOLUTION, layer
 
 
-def exists_from(graph: Graph, value: str, known: Mapping[str, Times]) -> Times:
-    """When each channel and row of a value exists, from when the layers' results (`known`) do; the network's inputs
-    exist from cycle 0."""
-    makers = graph.producers()
-    found: dict[str, Times] = dict(known)
+def exists_from(graph: Graph, value: str, results: Mapping[str, Times]) -> Times:
+    """The cycle from which each channel and row of a value exists.
 
-    def times(name: str) -> Times:
-        """Those of a value, found once."""
-        if name not in found:
+    Args:
+        graph: the network; its inputs exist from cycle 0.
+        value: the value.
+        results: times of the layers' results, by name.
+    """
+    producers = graph.producers()
+    times: dict[str, Times] = dict(results)
+
+    def times_of(name: str) -> Times:
+        if name not in times:
             kind = graph.types[name]
-            if name in makers:
-                node = makers[name]
-                operands = [times(each) for each in node.inputs]
-                found[name] = _passed(node, [graph.types[each] for each in node.inputs], kind, operands)
+            if name in producers:
+                node = producers[name]
+                operands = [times_of(each) for each in node.inputs]
+                times[name] = _passed_on(node, [graph.types[each] for each in node.inputs], kind, operands)
             else:
-                found[name] = np.zeros(_extent(kind), np.int64)
-        return found[name]
+                times[name] = np.zeros(_extent(kind), np.int64)
+        return times[name]
 
-    return times(value)
+    return times_of(value)
 
 
 def _extent(kind: TensorType) -> tuple[int, int]:
-    """Channels and rows of a value; what is not an image has one row."""
+    """Channels and rows of a value; a value that is no image has one row."""
     return (kind.shape[-1] if kind.shape else 1, kind.shape[1] if len(kind.shape) == 4 else 1)
 
 
-def _passed(node: Node, kinds: Sequence[TensorType], result: TensorType, operands: Sequence[Times]) -> Times:
-    """When the result of an operator between layers exists: with the last of the elements it is made from."""
+def _passed_on(node: Node, kinds: Sequence[TensorType], result: TensorType, operands: Sequence[Times]) -> Times:
+    """Times of the result of an operator between layers: it exists with the last element it is made from."""
     channels, rows = _extent(result)
     if node.operator.is_elementwise(kinds):
         moving = [times for times in operands if times.shape == (channels, rows)]
         return np.asarray(np.stack(moving).max(axis=0), np.int64)
     try:
         by_row = [_reads(node, kinds, result, row, 1) for row in range(rows)]
-        by_channel = _by_channel(node, kinds, result, channels)
+        by_channel = _reads_by_channel(node, kinds, result, channels)
     except ValueError:  # not computed in parts
         return np.full((channels, rows), max(int(each.max(initial=0)) for each in operands), np.int64)
     latest = np.zeros((channels, rows), np.int64)
@@ -244,9 +292,11 @@ def _passed(node: Node, kinds: Sequence[TensorType], result: TensorType, operand
     return latest
 
 
-def _by_channel(node: Node, kinds: Sequence[TensorType], result: TensorType, channels: int) -> list[tuple[Box, ...]]:
-    """What each channel of the result is made from; where the first and the last are of their own channel only, so are
-    those between."""
+def _reads_by_channel(
+    node: Node, kinds: Sequence[TensorType], result: TensorType, channels: int
+) -> list[tuple[Box, ...]]:
+    """The boxes that each channel of the result is made from; where the first and the last channel read their own
+    channel only, so do all between."""
     ends = [(place, _reads(node, kinds, result, place, -1)) for place in (0, channels - 1)]
     own = all(box[-1] == (place, place + 1) for place, boxes in ends for box in boxes if box)
     if own and all(kind.shape[-1] == channels for kind in kinds if kind.shape):
@@ -255,7 +305,7 @@ def _by_channel(node: Node, kinds: Sequence[TensorType], result: TensorType, cha
 
 
 def _reads(node: Node, kinds: Sequence[TensorType], result: TensorType, place: int, axis: int) -> tuple[Box, ...]:
-    """What one row (axis 1) or channel (axis -1) of the result is made from."""
+    """The boxes of the operands that one row (axis 1) or channel (axis -1) of the result is made from."""
     box = list(full_box(result.shape))
     if len(result.shape) == 4 or axis == -1:
         box[axis] = (place, place + 1)

@@ -21,21 +21,9 @@ from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, Su
 from dovetail.ir.types import Array, DType
 from dovetail.target import Match, Pattern, apply, constant, layers, operand
 from dovetail.target.pattern import match_pattern
+from dovetail.targets.maeri.network import TaskKind
 from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.steps import (
-    INT8,
-    AdditionStep,
-    FeatureMap,
-    JoinStep,
-    LayerStep,
-    NumberFormat,
-    PoolKind,
-    PoolStep,
-    ProgrammingImage,
-    SoftmaxStep,
-    Step,
-)
-from dovetail.targets.maeri.task import TaskKind
+from dovetail.targets.maeri.steps import INT8, AdditionStep, FeatureMap, JoinStep, LayerStep, NumberFormat, PoolKind, PoolStep, ProgrammingImage, SoftmaxStep, Step
 
 _ALIGNMENT = 64
 _FOREVER = 1 << 62

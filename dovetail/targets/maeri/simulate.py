@@ -1,29 +1,30 @@
-"""Executes an order on real tensors, cycle by cycle, and finds what is wrong with it.
+"""Executes an order on real tensors, cycle by cycle, and checks it.
 
-It takes nothing of the scheduler on trust: every product's cycle is what the hardware makes of items (`machine.py`).
-Checked are: multipliers and ports are used by one item at a time, until its last sum has left; the trees can be
-configured so for every set of virtual neurons that works together, and the bus takes all their sums; every input exists
-when it is sent; every product of every sum is added exactly once.
+The cycle of every product is what the hardware makes of the items (`machine.py`). Checked are: multipliers and ports are
+used by one item at a time, until its last sum has left; the tree can be configured for every set of virtual neurons
+that works together, and the bus takes all their sums; every input exists when it is sent; every product of every sum is
+added exactly once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import SimulationError
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.machine import ItemTimeline, in_turn, play
 from dovetail.targets.maeri.memory import shortage
-from dovetail.targets.maeri.network import MultiplierLayer, Times, exists_from
-from dovetail.targets.maeri.order import Item, NetworkOrder, channels_of, grid
+from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, TaskKind, Times, exists_from
+from dovetail.targets.maeri.order import Item, NetworkOrder, channels_of, sweep
+from dovetail.targets.maeri.tile import grid
 from dovetail.targets.maeri.tree import Range, configure
 
 Reals = npt.NDArray[np.float64]
@@ -32,12 +33,12 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came of an order."""
+    """Outputs and clock cycles of one execution of an order."""
 
     outputs: Mapping[str, Array]
     """The network's results."""
     cycles: int
-    """Until the last of the layers' results exists."""
+    """Cycles until the last of the layers' results exists."""
     products: int
     """Multiplications that belong to a sum."""
 
@@ -56,19 +57,19 @@ class _ItemRun:
     channels: Numbers
     """The (first) output channel of each position."""
     positions: Numbers
-    """In tiles, rows first."""
+    """Numbers of the positions, in tiles, rows first."""
     exists: Numbers
-    """From when each position's sums are in memory."""
+    """Cycle from which each position's sums are in memory."""
 
     @cached_property
     def span(self) -> tuple[int, int]:
-        """From the first weight until the last sum has left."""
+        """The cycle of the first weight, and the cycle from which the last sum has left."""
         return self.item.start, self.played.until
 
     @cached_property
     def period(self) -> float:
-        """Cycles between positions: on the long run at least one for each sum of its fullest line, though sums of the
-        first few may overtake each other."""
+        """Cycles between positions: in the long run at least one for each sum of its fullest line, though sums of the
+        first few positions may overtake each other."""
         exists, fullest = self.played.exists, max(Counter(self.played.lines).values())
         if len(exists) == 1:
             return float(self.played.until)
@@ -80,70 +81,65 @@ def simulate(order: NetworkOrder, inputs: Mapping[str, Array]) -> Simulation:
 
     Args:
         order: the order.
-        inputs: the network's, by name; and constants that shall be others.
+        inputs: the network's, by name; and constants to replace.
 
     Raises:
-        SimulationError: the order asks for something the engine cannot do; says which item, where and in which cycle.
+        SimulationError: the engine cannot do what the order says; names the item, its place and the cycle.
     """
     runs = _runs(order)
-    _check_places(order, runs)
-    _check_memories(order, runs)
-    _check_phases(order.config, runs)
+    cycles = _check(order, runs)
     values: dict[str, Array] = {**order.network.graph.constants, **inputs}
-    exists: dict[str, Times] = {}
-    works = {work.node.output: number for number, work in enumerate(order.network.works)}
+    numbers = {work.node.output: number for number, work in enumerate(order.network.works)}
     for node in order.network.graph.nodes:
-        operands = [values[name] for name in node.inputs]
-        if node.output not in works:
+        operands, number = [values[name] for name in node.inputs], numbers.get(node.output)
+        if number is None:
             values[node.output] = node.operator.evaluate(operands)
-            continue
-        number = works[node.output]
-        own = [run for run in runs if run.item.work == number]
-        _check_inputs(order, own, exists)
-        values[node.output] = _sums(order.network.works[number], own, operands)
-        exists[node.output] = _results(order.network.works[number], own)
-    cycles = max(int(times.max()) for times in exists.values())
+        else:
+            values[node.output] = _sums(order.network.works[number], _of_layer(runs, number), operands)
     outputs = {name: values[name] for name in order.network.graph.outputs}
     return Simulation(outputs, cycles, sum(work.layer.macs for work in order.network.works))
 
 
 def check(order: NetworkOrder) -> int:
-    """What `simulate` finds but for the numbers: cycles until the last result exists.
+    """Cycles until the last result of an order exists; everything but its numbers is checked as by `simulate`.
 
     Raises:
         SimulationError: as `simulate`.
-        TargetError: an item that the engine cannot compute.
+        TargetError: the engine cannot compute an item.
     """
-    runs = _runs(order)
-    _check_places(order, runs)
-    _check_memories(order, runs)
-    _check_phases(order.config, runs)
-    exists: dict[str, Times] = {}
-    for number, work in enumerate(order.network.works):
-        own = [run for run in runs if run.item.work == number]
-        _check_inputs(order, own, exists)
-        exists[work.node.output] = _results(work, own)
-    return max(int(times.max()) for times in exists.values())
+    return _check(order, _runs(order))
 
 
-def makespan(order: NetworkOrder) -> int:
-    """Cycles until the last result of an order exists, from its items alone.
+def layer_spans(order: NetworkOrder) -> list[tuple[int, int]]:
+    """For each layer the cycle of its first weight, and the cycle from which all its results exist.
 
     Raises:
         SimulationError: an item without work.
-        TargetError: one that the engine cannot compute.
+        TargetError: the engine cannot compute an item.
     """
-    return max((int(run.exists.max()) for run in _runs(order)), default=0)
-
-
-def spans(order: NetworkOrder) -> tuple[tuple[int, int], ...]:
-    """Of each layer the cycle of its first weight, and that from which all its results exist."""
     runs = _runs(order)
-    found = []
-    for number in range(len(order.network.works)):
-        own = [run for run in runs if run.item.work == number]
-        found.append((min(run.item.start for run in own), max(int(run.exists.max()) for run in own)))
-    return tuple(found)
+    layers = [_of_layer(runs, number) for number in range(len(order.network.works))]
+    return [(min(run.item.start for run in own), max(int(run.exists.max()) for run in own)) for own in layers]
+
+
+def _of_layer(runs: Sequence[_ItemRun], number: int) -> list[_ItemRun]:
+    return [run for run in runs if run.item.work == number]
+
+
+def _check(order: NetworkOrder, runs: Sequence[_ItemRun]) -> int:
+    """Check items, memories, phases and inputs; the cycle from which all results exist."""
+    _check_places(order.config, runs)
+    short = shortage(order.network, order.config, [(run.item, *run.span) for run in runs])
+    if short is not None:
+        raise SimulationError(short.what, where=short.where, hint=short.hint)
+    _check_phases(order.config, runs)
+    exists: dict[str, Times] = {}
+    for number, work in enumerate(order.network.works):
+        own = _of_layer(runs, number)
+        if own:
+            _check_inputs(work, exists_from(order.network.graph, work.node.inputs[0], exists), own)
+        exists[work.node.output] = _results(work, own)
+    return max(int(times.max()) for times in exists.values())
 
 
 def _runs(order: NetworkOrder) -> list[_ItemRun]:
@@ -163,32 +159,30 @@ def _runs(order: NetworkOrder) -> list[_ItemRun]:
 
 
 def _share(runs: list[_ItemRun], users: Sequence[tuple[int, int]], late: list[Numbers]) -> None:
-    """Delay the sums of virtual neurons that several items' share of a line keeps waiting."""
+    """Delay the sums of virtual neurons of several items that share a line."""
     arrives = [runs[number].played.arrives[neuron] for number, neuron in users]
     taken = np.split(in_turn(np.concatenate(arrives)), np.cumsum([len(each) for each in arrives])[:-1])
-    for (number, neuron), found in zip(users, taken, strict=True):
+    for (number, neuron), cycles in zip(users, taken, strict=True):
         own = [other for other, line in enumerate(runs[number].played.lines) if (number, other) in users]
         alone = in_turn(runs[number].played.arrives[own])[own.index(neuron)]
-        np.maximum(late[number], found - alone, out=late[number])
+        np.maximum(late[number], cycles - alone, out=late[number])
 
 
 def _run(order: NetworkOrder, item: Item) -> _ItemRun:
-    """An item played."""
     work, config = order.work(item), order.config
     if not item.segments:
         raise _wrong("an item without work", _name(item, work))
     if item.taps != (0, work.layer.taps) and not config.accumulation_buffer:
         hint = "turn the accumulation buffer on in the configuration, or order without cut sums"
         raise SimulationError("a sum in parts needs the accumulation buffer", where=_name(item, work), hint=hint)
-    taps = item.taps[1] - item.taps[0]
-    carried = not config.accumulation_buffer and taps > item.tile.size
+    carried = not config.accumulation_buffer and item.taps[1] - item.taps[0] > item.tile.size
     if item.place.start < 0 or item.place.start + item.tile.neurons * (item.tile.size + carried) > config.multipliers:
         raise _wrong(f"there are {config.multipliers} multipliers, from cycle 0 on", _name(item, work))
-    played = play(config, work.layer, item.tile, taps, item.place.start, item.start, item.segments)
+    played = play(config, work.layer, item)
     channels = np.concatenate([np.full(part.count, part.channel) for part in item.segments])
     positions = np.concatenate([np.arange(part.first, part.first + part.count) for part in item.segments])
-    if played.steps > config.weight_depth:
-        what = f"a multiplier would hold {played.steps} weights, it has room for {config.weight_depth}"
+    if played.folds > config.weight_depth:
+        what = f"a multiplier would hold {played.folds} weights, it has room for {config.weight_depth}"
         raise _wrong(what, _name(item, work))
     return _ItemRun(item, work, played, channels, positions, played.exists.copy())
 
@@ -202,18 +196,17 @@ def _name(item: Item, work: MultiplierLayer) -> str:
     return f"{work.name} on multipliers [{item.place.start}, {item.place.end}) from cycle {item.start}"
 
 
-def _check_places(order: NetworkOrder, runs: list[_ItemRun]) -> None:
+def _check_places(config: MaeriConfig, runs: Sequence[_ItemRun]) -> None:
     """One item per multiplier at a time, and per port."""
-    config = order.config
-    width = config.port_width if config.ports else 1 if not config.shared_ports else config.multipliers
+    width = config.feed_width if config.ports or config.shared_ports else 1
     until = np.zeros(config.multipliers, np.int64)
     owner: list[_ItemRun | None] = [None] * config.multipliers
     for run in sorted(runs, key=lambda each: each.item.start):
         place, name = run.item.place, _name(run.item, run.work)
         if place.start < 0 or place.end > config.multipliers or run.item.start < 0:
             raise _wrong(f"there are {config.multipliers} multipliers, from cycle 0 on", name)
-        if run.played.places[-1][1] > place.end or (config.ports and place.start % width):
-            what = f"{run.item.tile.neurons} virtual neurons up to multiplier {run.played.places[-1][1]} do not fit"
+        if run.played.places[-1].end > place.end or (config.ports and place.start % width):
+            what = f"{run.item.tile.neurons} virtual neurons up to multiplier {run.played.places[-1].end} do not fit"
             raise _wrong(f"{what}, or do not begin at a multiple of {width}", name)
         taken = slice(place.start // width * width, -(-place.end // width) * width)
         late = int(until[taken].argmax()) + taken.start
@@ -226,35 +219,18 @@ def _check_places(order: NetworkOrder, runs: list[_ItemRun]) -> None:
         owner[taken] = [run] * (taken.stop - taken.start)
 
 
-def _check_memories(order: NetworkOrder, runs: list[_ItemRun]) -> None:
-    """What is alive at the same time fits the memories."""
-    short = shortage(order.network, order.config, [(run.item, *run.span) for run in runs])
-    if short is not None:
-        raise SimulationError(short.what, where=short.where, hint=short.hint)
-
-
-def _check_phases(config: MaeriConfig, runs: list[_ItemRun]) -> None:
-    """Every set of virtual neurons that works at the same time is one the trees and the bus can be configured for."""
-    changes = sorted({cycle for run in runs for cycle in run.span})
-    starting, ending = sorted(runs, key=lambda run: run.span[0]), sorted(runs, key=lambda run: run.span[1])
-    active: dict[int, _ItemRun] = {}
-    known: set[tuple[tuple[int, int, float, int], ...]] = set()
-    started = ended = 0
-    for cycle in changes:
-        while ended < len(ending) and ending[ended].span[1] <= cycle:
-            active.pop(id(ending[ended]), None)
-            ended += 1
-        while started < len(starting) and starting[started].span[0] <= cycle:
-            active[id(starting[started])] = starting[started]
-            started += 1
-        working = (
-            (place, run.period, line)
-            for run in active.values()
-            for place, line in zip(run.played.places, run.played.lines, strict=True)
+def _check_phases(config: MaeriConfig, runs: Sequence[_ItemRun]) -> None:
+    """The tree and the bus can be configured for every set of virtual neurons that works at the same time."""
+    checked: set[tuple[tuple[int, int, float, int], ...]] = set()
+    for cycle, working in sweep([run.span for run in runs]):
+        neurons = (
+            (place.start, place.end, runs[number].period, line)
+            for number in working
+            for place, line in zip(runs[number].played.places, runs[number].played.lines, strict=True)
         )
-        phase = tuple(sorted((start, end, period, line) for (start, end), period, line in working))
-        if phase not in known:
-            known.add(phase)
+        phase = tuple(sorted(neurons))
+        if phase not in checked:
+            checked.add(phase)
             _check_phase(config, phase, cycle)
 
 
@@ -268,26 +244,22 @@ def _check_phase(config: MaeriConfig, phase: Sequence[tuple[int, int, float, int
     """The tree adds up each virtual neuron, and no line gets more than one sum per cycle."""
     _set_up(config.multipliers, tuple((start, end) for start, end, _, _ in phase))
     load: dict[int, float] = {}
-    for _, _, period, place in phase:
-        load[place] = load.get(place, 0.0) + 1.0 / max(period, 1.0)
-    for place, sums in load.items():
-        if sums > 1.0 + 1e-2:  # items keep to this themselves; what is sent for the first position shifts it a little
-            what = f"line {place} of the collection bus would get {sums:.2f} sums per cycle"
+    for _, _, period, line in phase:
+        load[line] = load.get(line, 0.0) + 1.0 / max(period, 1.0)
+    for line, sums in load.items():
+        if sums > 1.0 + 1e-2:  # items keep to this themselves; inputs of the first position shift it a little
+            what = f"line {line} of the collection bus would get {sums:.2f} sums per cycle"
             raise _wrong(what, f"from cycle {cycle}")
 
 
-def _check_inputs(order: NetworkOrder, runs: list[_ItemRun], exists: Mapping[str, Times]) -> None:
+def _check_inputs(work: MultiplierLayer, times: Times, runs: Sequence[_ItemRun]) -> None:
     """Every input exists in the cycle it is first multiplied in."""
-    if not runs:
-        return
-    work = runs[0].work
-    times = exists_from(order.network.graph, work.node.inputs[0], exists)
     layer = work.layer
     if work.turned:
         for run in runs:
             if run.item.start < times.max(initial=0):
                 what = f"the vector is sent in cycle {run.item.start}; its inputs exist from cycle {times.max()}"
-                raise _wrong(what, _name(run.item, work))
+                raise _wrong(what, _name(run.item, run.work))
         return
     if not work.is_image:
         times = np.broadcast_to(times.max(axis=1, keepdims=True), (times.shape[0], layer.in_rows))
@@ -295,52 +267,48 @@ def _check_inputs(order: NetworkOrder, runs: list[_ItemRun], exists: Mapping[str
     for run in runs:
         key = run.item.taps, run.item.tile.out_rows
         if key not in needs:
-            needs[key] = _needed(work, times, *key)
-        groups, rows = run.channels // layer.filters, run.positions // grid(work, run.item.tile)[1]
+            needs[key] = _needed(layer, times, *key)
+        groups, rows = run.channels // layer.filters, run.positions // grid(layer, run.item.tile)[1]
         wanted = needs[key][groups, rows]
         for further in range(1, run.item.tile.groups):
             wanted = np.maximum(wanted, needs[key][np.minimum(groups + further, layer.groups - 1), rows])
         early = np.flatnonzero(run.played.begins < wanted)
         if early.size:
             at = int(early[0])
-            what = (
-                f"position {run.positions[at]} of channel {run.channels[at]} is begun in cycle {run.played.begins[at]}"
-            )
-            raise _wrong(f"{what}; its inputs exist from cycle {wanted[at]}", _name(run.item, work))
+            what = f"position {run.positions[at]} of channel {run.channels[at]} is begun in cycle"
+            what += f" {run.played.begins[at]}; its inputs exist from cycle {wanted[at]}"
+            raise _wrong(what, _name(run.item, work))
 
 
-def _needed(work: MultiplierLayer, times: Times, taps: tuple[int, int], height: int) -> Times:
-    """From when each group's inputs of so many rows of the result at a time exist, by [group, such rows]."""
-    layer, rows = work.layer, -(-work.layer.out_rows // height)
-    area = layer.rows * layer.columns
-    read = slice(taps[0] // area, -(-taps[1] // area))  # the input channels, of one group, that the products read
-    by_group = times.reshape(layer.groups, layer.channels, -1)[:, read].max(axis=1)
+def _needed(layer: OrderLayer, times: Times, taps: tuple[int, int], height: int) -> Times:
+    """Cycle from which the inputs of each group exist, by [group, `height` rows of the result at a time]."""
+    rows, area = -(-layer.out_rows // height), layer.rows * layer.columns
+    channels = slice(taps[0] // area, -(-taps[1] // area))  # of one group, those that the products read
+    by_group = times.reshape(layer.groups, layer.channels, -1)[:, channels].max(axis=1)
     need = np.zeros((layer.groups, rows), np.int64)
     for row in range(rows):
         last = min((row + 1) * height, layer.out_rows) - 1
-        need[:, row] = by_group[:, work.rows_read(row * height)[0] : work.rows_read(last)[1]].max(axis=1)
+        need[:, row] = by_group[:, row * height * layer.stride : last * layer.stride + layer.rows].max(axis=1)
     return need
 
 
-def _results(work: MultiplierLayer, runs: list[_ItemRun]) -> Times:
-    """When each channel and row of a layer's result exists: with the last of its sums."""
+def _results(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> Times:
+    """Cycle from which each channel and row of a layer's result exists: that of the last of its sums."""
     times = np.zeros((work.outputs, work.layer.out_rows), np.int64)
     for run in runs:
         if run.item.tile.neurons == 1:  # sums come in order: the last of a row is its latest
-            found = np.zeros_like(times)
-            found[run.channels, run.positions // work.layer.out_columns] = run.exists
-            np.maximum(times, found, out=times)
+            latest = np.zeros_like(times)
+            latest[run.channels, run.positions // work.layer.out_columns] = run.exists
+            np.maximum(times, latest, out=times)
             continue
-        for channel, part in _segments(run):
-            exists = run.exists[part]
-            for rows, _ in _elements(run, run.positions[part]):
-                inside = rows < work.layer.out_rows
-                for each in channels_of(work, run.item.tile, channel):
-                    np.maximum.at(times[each], rows[inside], exists[inside])
+        for channels, rows, _, at in _elements(run):
+            inside = rows < work.layer.out_rows
+            for channel in channels:
+                np.maximum.at(times[channel], rows[inside], run.exists[at][inside])
     return work.of_result(times)
 
 
-def _sums(work: MultiplierLayer, runs: list[_ItemRun], operands: list[Array]) -> Array:
+def _sums(work: MultiplierLayer, runs: Sequence[_ItemRun], operands: Sequence[Array]) -> Array:
     """A layer's sums, put together from what each item adds; every product exactly once."""
     total, parts = np.zeros((work.positions, work.outputs)), sorted({run.item.taps for run in runs})
     ends = [0, *(taps[1] for taps in parts)]
@@ -358,34 +326,29 @@ def _sums(work: MultiplierLayer, runs: list[_ItemRun], operands: list[Array]) ->
     return _accumulated(work, operands, total)
 
 
-def _added(work: MultiplierLayer, run: _ItemRun) -> Iterable[Numbers]:
-    """Which elements of [position, output channel] an item adds to, once for each time."""
-    layer, tile = work.layer, run.item.tile
-    if tile.neurons == 1:
+def _added(work: MultiplierLayer, run: _ItemRun) -> Iterator[Numbers]:
+    """Numbers of the elements of [position, output channel] that an item adds to, once for each time."""
+    layer = work.layer
+    if run.item.tile.neurons == 1:
         yield run.positions * work.outputs + run.channels
         return
-    for channel, where in _segments(run):
-        channels = np.array(channels_of(work, tile, channel))
-        for rows, columns in _elements(run, run.positions[where]):
-            inside = (rows < layer.out_rows) & (columns < layer.out_columns)
-            positions = rows[inside] * layer.out_columns + columns[inside]
-            yield (positions[:, None] * work.outputs + channels).reshape(-1)
+    for channels, rows, columns, _ in _elements(run):
+        inside = (rows < layer.out_rows) & (columns < layer.out_columns)
+        positions = rows[inside] * layer.out_columns + columns[inside]
+        yield (positions[:, None] * work.outputs + np.array(channels)).reshape(-1)
 
 
-def _segments(run: _ItemRun) -> Iterable[tuple[int, slice]]:
-    first = 0
+def _elements(run: _ItemRun) -> Iterator[tuple[list[int], Numbers, Numbers, slice]]:
+    """Channels, rows and columns of the result for each segment and each element of a tile of positions, and where the
+    segment's positions stand in the run."""
+    tile, first = run.item.tile, 0
     for part in run.item.segments:
-        yield part.channel, slice(first, first + part.count)
+        at = slice(first, first + part.count)
+        rows, columns = np.divmod(run.positions[at], grid(run.work.layer, tile)[1])
+        for row, column in product(range(tile.out_rows), range(tile.out_columns)):
+            channels = channels_of(run.work, tile, part.channel)
+            yield channels, rows * tile.out_rows + row, columns * tile.out_columns + column, at
         first += part.count
-
-
-def _elements(run: _ItemRun, positions: Numbers) -> Iterable[tuple[Numbers, Numbers]]:
-    """Rows and columns of the result for each element of a tile of positions."""
-    tile = run.item.tile
-    rows, columns = np.divmod(positions, grid(run.work, tile)[1])
-    for row in range(tile.out_rows):
-        for column in range(tile.out_columns):
-            yield rows * tile.out_rows + row, columns * tile.out_columns + column
 
 
 def _products(work: MultiplierLayer, operands: Sequence[Array], taps: tuple[int, int]) -> Reals:
@@ -393,18 +356,15 @@ def _products(work: MultiplierLayer, operands: Sequence[Array], taps: tuple[int,
 
     Integers stay exact: float64 holds them up to 2^53.
     """
-    operator, layer = work.node.operator, work.layer
-    assert isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected)
-    x = operands[0].astype(np.float64) - operator.input_zero_point
-    w = operands[1].astype(np.float64) - operator.weight_zero_point
+    layer = work.layer
+    x, w = (array.astype(np.float64) - zero for array, zero in zip(operands[:2], work.zero_points, strict=True))
     if work.turned:
         windows, weights = w.reshape(1, -1, layer.channels), x.reshape(1, 1, layer.channels)
-    elif isinstance(operator, FullyConnected):
-        windows = x.reshape(1, -1, layer.channels)
-        weights = w.reshape(1, layer.filters, layer.channels)
+    elif not work.is_image:
+        windows, weights = x.reshape(1, -1, layer.channels), w.reshape(1, layer.filters, layer.channels)
     else:
         windows = _windows(x[0], work)
-        depthwise = isinstance(operator, DepthwiseConv2d)  # [1, R, S, C * M], else [O, R, S, C]
+        depthwise = work.kind is TaskKind.DEPTHWISE  # [1, R, S, C * M], else [O, R, S, C]
         kernels = np.moveaxis(w[0], -1, 0)[:, None] if depthwise else np.moveaxis(w, -1, 1)
         weights = kernels.reshape(layer.groups, layer.filters, layer.taps)
     part = slice(*taps)
@@ -423,10 +383,10 @@ def _windows(image: Reals, work: MultiplierLayer) -> Reals:
 
 def _accumulated(work: MultiplierLayer, operands: Sequence[Array], total: Reals) -> Array:
     """Sums as the layer gives them: with the bias, in the type and shape of its result."""
-    operator = work.node.operator
-    kind = operator.infer([TensorType(array.shape, DType.of(array.dtype)) for array in operands])
-    total = total.reshape(-1, total.shape[0]) if work.turned else total
-    exact = total + operands[2].astype(np.float64) if len(operands) > 2 else total
+    kind = work.node.operator.infer([TensorType(array.shape, DType.of(array.dtype)) for array in operands])
+    exact = (total.reshape(-1, total.shape[0]) if work.turned else total).astype(np.float64)
+    if len(operands) > 2:
+        exact += operands[2]
     if kind.dtype.is_integer:
         exact = np.rint(exact).astype(np.int64)
     return exact.astype(kind.dtype.numpy).reshape(kind.shape)

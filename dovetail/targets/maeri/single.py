@@ -7,10 +7,11 @@ from dataclasses import replace
 from itertools import islice, repeat
 
 from dovetail.errors import TargetError
+from dovetail.targets.maeri.tile import tile_of
 from dovetail.targets.maeri.floor import Floorplan, UnitRoom, start_of
 from dovetail.targets.maeri.order import ChannelSegment, Item, laid_out
 from dovetail.targets.maeri.rules import ChannelRange
-from dovetail.targets.maeri.timing import shaped, timing
+from dovetail.targets.maeri.timing import timing
 
 MOST_WAYS = 3000
 """To place a unit that are tried."""
@@ -27,7 +28,7 @@ def singly(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterator[Ite
     else:
         parts = tuple(ChannelSegment(channel, 0, work.positions) for channel in range(unit.first, unit.end))
     for size in range(min(work.layer.taps, within.size), 0, -1):
-        tile = shaped(work.layer, size)
+        tile = tile_of(work.layer, size)
         try:
             width = timing(config, work.layer, tile, work.layer.taps).size
         except TargetError:  # more steps than a multiplier holds weights, or no folds

@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import MissingExtraError, SimulationError, TargetError
+from dovetail.targets.maeri.tile import MultiplierTile, tile_of
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.clashes import asked
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange, tried_sizes
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, exists_from
-from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, laid_out, ordered
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, laid_out, in_order
 from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules
 from dovetail.targets.maeri.simulate import check
-from dovetail.targets.maeri.timing import ItemTiming, MultiplierTile, shaped, timing
+from dovetail.targets.maeri.timing import ItemTiming, timing
 from dovetail.targets.maeri.tree import Range, line_of
 
 CLOSE = 1.005
@@ -148,7 +149,7 @@ def _pieces(network: OrderNetwork, config: MaeriConfig, spelt: UnitRules, in_par
         folds = -(-step // config.multipliers)
         if folds > 1 and not (config.fold and config.accumulation_buffer and folds <= config.weight_depth):
             return []
-        tile = shaped(work.layer, -(-step // folds))
+        tile = tile_of(work.layer, -(-step // folds))
         time = timing(config, work.layer, tile, step)
         most = max(timing(config, work.layer, tile, step, at).tail for at in range(config.multipliers - time.size + 1))
         for segment, gives in _goals(work):
@@ -279,7 +280,7 @@ class _SolverModel:
             )
             items += own
             exists.append(laid_out(own, work, self._config).exists)
-        return NetworkOrder(self._network, self._config, ordered(items), max(exists))
+        return NetworkOrder(self._network, self._config, in_order(items), max(exists))
 
     def _crossing(self, found: Sequence[tuple[_NeuronTask, int, Range]]) -> list[tuple[int, int]]:
         """Pairs of pieces that work at the same time and give their sums to one line."""

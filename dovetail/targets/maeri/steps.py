@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import OrderLayer
+from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.order import Item
-from dovetail.targets.maeri.task import TaskKind
 
 
 @dataclass(frozen=True, slots=True)

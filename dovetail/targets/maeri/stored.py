@@ -8,10 +8,10 @@ from dataclasses import astuple
 from pathlib import Path
 
 from dovetail.files import kept_answer
+from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import OrderNetwork
 from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder
-from dovetail.targets.maeri.timing import MultiplierTile
 from dovetail.targets.maeri.tree import Range
 
 

@@ -13,9 +13,9 @@ from dovetail.errors import SimulationError
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import DType, TensorType
+from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.network import OrderLayer, OrderNetwork, network
 from dovetail.targets.maeri.order import ChannelSegment, Item
-from dovetail.targets.maeri.timing import MultiplierTile
 from dovetail.targets.maeri.tree import Range
 
 

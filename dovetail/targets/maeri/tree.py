@@ -1,4 +1,4 @@
-"""The augmented reduction tree: which adders virtual neurons take, where their sums leave it, and how late.
+"""The augmented reduction tree: the adders that virtual neurons use, and where and how late their sums leave.
 
 Level 0 is the root, level l has 2^l adder switches, the last level adds pairs of multipliers. Besides the link to its
 parent, switch j of a level (j odd) has a link to switch j + 1, which has another parent; the two then are one double
@@ -17,11 +17,12 @@ cycles are measured: `leaving`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from dovetail.errors import TargetError
+from dovetail.targets.maeri.config import MaeriConfig
 
 Switch = tuple[int, int]
 """(level from the root, number from the left)."""
@@ -127,36 +128,36 @@ def _over_links(
     return first, last
 
 
-def line(multipliers: int, lines: int, output: Switch) -> int:
-    """The line of the collection bus a switch gives its sums to.
+def is_single(switch: Switch) -> bool:
+    """True for the first and the last switch of a level; all others are halves of double switches."""
+    return switch[1] in (0, (1 << switch[0]) - 1)
 
-    The two halves of a double switch share one; lines are dealt out from the root to the leaves, left to right, first
-    to double switches, then to single ones (as the public simulator wires them).
+
+def double_switches(levels: int) -> list[Switch]:
+    """The left halves of all double switches, from the root down, left to right."""
+    return [(level, left) for level in range(levels) for left in range(1, (1 << level) - 1, 2)]
+
+
+def single_switches(levels: int) -> list[Switch]:
+    """The switches that stand alone, from the root down, left to right."""
+    return [(level, edge) for level in range(levels) for edge in sorted({0, (1 << level) - 1})]
+
+
+@lru_cache(maxsize=64)
+def _line_inputs(multipliers: int, lines: int) -> Mapping[Switch, tuple[int, int]]:
+    """The line each switch gives its sums to, and which of that line's inputs.
+
+    The halves of a double switch share a line. Lines are dealt out to double switches, then to single ones, as the
+    public simulator wires them.
     """
-    level, number = output
-    if not is_single(output):
-        return (sum(_doubles(upper) for upper in range(level)) + (number - 1) // 2) % lines
-    doubles = 2 * sum(_doubles(each) for each in range(multipliers.bit_length() - 1))
-    return (doubles + max(2 * level - 1, 0) + (1 if number else 0)) % lines
-
-
-def entry_of(multipliers: int, lines: int, output: Switch) -> int:
-    """Which input of its line a switch has; halves of a double switch have neighbouring ones (wired as `line` says)."""
-    level, number = output
-    doubles = sum(_doubles(each) for each in range(multipliers.bit_length() - 1))
-    if is_single(output):
-        return 2 * doubles // lines + 1 + (max(2 * level - 1, 0) + (1 if number else 0)) // lines
-    return 2 * ((sum(_doubles(upper) for upper in range(level)) + (number - 1) // 2) // lines) + (number + 1) % 2
-
-
-def is_single(place: Switch) -> bool:
-    """Whether a switch stands alone: the first and the last of a level do."""
-    return place[1] in (0, (1 << place[0]) - 1)
-
-
-def _doubles(level: int) -> int:
-    """Double switches of a level."""
-    return max((1 << level) - 2, 0) // 2
+    levels = multipliers.bit_length() - 1
+    doubles, inputs = double_switches(levels), dict[Switch, tuple[int, int]]()
+    for number, (level, left) in enumerate(doubles):
+        for half in (0, 1):
+            inputs[level, left + half] = number % lines, number // lines * 2 + half
+    for number, switch in enumerate(single_switches(levels)):
+        inputs[switch] = (2 * len(doubles) + number) % lines, 2 * len(doubles) // lines + 1 + number // lines
+    return inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,24 +165,32 @@ class TreeExit:
     """How a virtual neuron's sum leaves the tree."""
 
     switch: Switch
-    """Where."""
     first: int
-    """Links from its first multiplier to there."""
+    """Links from the virtual neuron's first multiplier to the switch."""
     most: int
     """Links from its farthest multiplier."""
+    line: int
+    """The line of the collection bus that takes the sum."""
+    entry: int
+    """Which input of the line."""
+
+
+def leaving(config: MaeriConfig, place: Range) -> TreeExit:
+    """How the sum of a virtual neuron leaves the tree; its own place alone decides that."""
+    return _leaving(config.multipliers, config.collection, place)
 
 
 @lru_cache(maxsize=65536)
-def leaving(multipliers: int, place: Range) -> TreeExit:
-    """How a virtual neuron's sum leaves the tree; that depends on its own place only."""
+def _leaving(multipliers: int, lines: int, place: Range) -> TreeExit:
     level, first, last = multipliers.bit_length() - 1, place.start, place.end - 1
-    late, start, hops = dict.fromkeys(range(first, last + 1), 0), first, 0
+    links = dict.fromkeys(range(first, last + 1), 0)
+    start, start_links = first, 0
     while True:
-        level, values = level - 1, Counter(number // 2 for number in late)
+        level, total, values = level - 1, last - first + 1, Counter(number // 2 for number in links)
         above: dict[int, int] = {}
-        for number, links in late.items():
-            above[number // 2] = max(above.get(number // 2, 0), links + 1)
-        late, start, hops, total = above, start // 2, hops + 1, last - first + 1
+        for number, count in links.items():
+            above[number // 2] = max(above.get(number // 2, 0), count + 1)
+        links, start, start_links = above, start // 2, start_links + 1
         first, last = first // 2, last // 2
         moves = []
         if first < last and first % 2 and values[first] < total - values[first]:
@@ -191,25 +200,14 @@ def leaving(multipliers: int, place: Range) -> TreeExit:
             moves.append((last, last - 1))
             last -= 1
         for sender, receiver in moves:
-            late[receiver] = max(late[receiver], late.pop(sender) + 1)
+            links[receiver] = max(links[receiver], links.pop(sender) + 1)
             if start == sender:
-                start, hops = receiver, hops + 1
+                start, start_links = receiver, start_links + 1
         if first == last:
-            return TreeExit((level, first), hops, late[first])
+            return TreeExit((level, first), start_links, links[first], *_line_inputs(multipliers, lines)[level, first])
 
 
-def line_of(multipliers: int, lines: int, place: Range) -> int:
-    """The line a virtual neuron gives its sums to."""
-    return line(multipliers, lines, leaving(multipliers, place).switch)
-
-
-def meeting(multipliers: int, lines: int, places: Iterable[Range]) -> list[int]:
-    """How many sums of virtual neurons in step are taken in each of the cycles the bus needs for one of each."""
-    counts = Counter(line_of(multipliers, lines, place) for place in places)
+def sums_by_cycle(lines: Iterable[int]) -> list[int]:
+    """Sums that the bus takes in each cycle of one round, if every virtual neuron gives one sum to its line."""
+    counts = Counter(lines)
     return [sum(count > cycle for count in counts.values()) for cycle in range(max(counts.values(), default=1))]
-
-
-def collisions(multipliers: int, lines: int, outputs: Sequence[Switch]) -> int:
-    """Cycles the bus needs for one sum of every virtual neuron: the most that share a line."""
-    counts = Counter(line(multipliers, lines, output) for output in outputs)
-    return max(counts.values(), default=1)
