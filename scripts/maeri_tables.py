@@ -25,8 +25,8 @@ from dovetail.ir.types import Array  # noqa: E402
 from dovetail.targets import load_target  # noqa: E402
 from dovetail.targets.maeri.bound import bound  # noqa: E402
 from dovetail.targets.maeri.config import MaeriConfig  # noqa: E402
-from dovetail.targets.maeri.image import compare  # noqa: E402
 from dovetail.targets.maeri.network import network  # noqa: E402
+from dovetail.targets.maeri.schedule import compare  # noqa: E402
 from dovetail.targets.maeri.simulate import simulate  # noqa: E402
 from dovetail.targets.maeri.solve import best_order  # noqa: E402
 from dovetail.targets.maeri.timing import uniform_cycles  # noqa: E402

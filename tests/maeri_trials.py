@@ -15,7 +15,7 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, network
-from dovetail.targets.maeri.rules import KINDS, Pin, Rules
+from dovetail.targets.maeri.rules import FAMILIES, Pin, Rules
 from dovetail.targets.maeri.simulate import simulate
 from networks import limited_net
 
@@ -91,7 +91,7 @@ def random_rules(random: Random, net: OrderNetwork, config: MaeriConfig) -> Rule
         chains(0.2),
         tuple(pins),
         chains(0.3),
-        ((str(random.choice([*KINDS, work[0].name])), int(random.integers(1, 7))),) if random.random() < 0.2 else (),
+        ((str(random.choice([*FAMILIES, work[0].name])), int(random.integers(1, 7))),) if random.random() < 0.2 else (),
     )
 
 

@@ -217,7 +217,7 @@ def test_the_device_refuses() -> None:
     bus = MemoryBus([MemoryRegion("ram", 0x1000, 0x4000)])
     order = ordered_together(((LAYER, TaskKind.CONVOLUTION),), NARROW)
     assert order is not None
-    task = Task(LAYER, TaskKind.CONVOLUTION, 0, False, PLACE, PLACE, 0, 0, order.items)
+    task = Task(LAYER, TaskKind.CONVOLUTION, 0, False, PLACE, PLACE, 0, 0, items=order.items)
 
     def given(device: MaeriDevice, *tasks: Task) -> None:
         for number, each in enumerate(tasks):

@@ -27,10 +27,9 @@ from dovetail.schedule.tiles.tiling import TileCache, Tiling
 from dovetail.target.description import Target
 from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.joint import _found, of_parts, side_by_side
+from dovetail.targets.maeri.joint import find_together, of_parts, side_by_side, stored
 from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.stored import stored
 from dovetail.targets.maeri.timing import ItemTiming
 
 allocate = import_module("dovetail.schedule.plan.allocate")  # the package has a function of this name
@@ -95,7 +94,7 @@ def test_variants_of_a_target_share_what_was_tried(layers: tuple[Target, list[Re
 def test_an_order_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
     config = MaeriConfig()
-    found = _found(PARTS, config)
+    found = find_together(PARTS, config)
     assert found is not None and len({item.work for item in found.items}) == 2
 
     def never() -> None:

@@ -25,12 +25,13 @@ from dovetail.targets import load_target
 from dovetail.targets.maeri.coded import read_image, write_image
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.execute import execute
-from dovetail.targets.maeri.image import images, phases, tree_words
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
+from dovetail.targets.maeri.rtl import phases, tree_words
+from dovetail.targets.maeri.schedule import images
 from dovetail.targets.maeri.steps import FORMS, AdditionStep, JoinStep, LayerStep, PoolStep, ProgrammingImage
-from dovetail.targets.maeri.switches import added
 from dovetail.targets.maeri.tree import Range, configure
+from maeri_judge import added
 from networks import Net, limited_net
 from test_maeri_schedule import CONFIGS, Made, shared_network
 

@@ -16,7 +16,7 @@ from dovetail.ir.types import Array
 from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig, configured
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.memory import Peak, Span, features, prefetched
+from dovetail.targets.maeri.memory import ItemSpan, Peak, features, prefetched
 from dovetail.targets.maeri.network import OrderNetwork, network
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.simulate import simulate
@@ -40,7 +40,11 @@ def counted(order: NetworkOrder) -> int:
     """Bytes of features, those alive in each cycle summed up: 256 of input, then one per element of a result."""
     works, graph = order.network.works, order.network.graph
     alive = np.zeros(max(order.end(item) for item in order.items), np.int64)
-    readers = {work.name: [each for each in works if work in order.network.before(each)] for work in works}
+    earlier = [order.network.earlier(number) for number in range(len(works))]
+    readers = {
+        work.name: [each for each, read in zip(works, earlier, strict=True) if number in read]
+        for number, work in enumerate(works)
+    }
 
     def span(name: str) -> tuple[int, int]:
         own = [item for item in order.items if order.work(item).name == name]
@@ -49,7 +53,7 @@ def counted(order: NetworkOrder) -> int:
     for work in works:
         ends = [span(each.name)[1] for each in readers[work.name]]
         alive[span(work.name)[0] : max(ends, default=len(alive))] += graph.types[work.node.output].elements
-    first = [work for work in works if not order.network.before(work)]
+    first = [work for work, read in zip(works, earlier, strict=True) if not read]
     alive[: max(span(work.name)[1] for work in first)] += graph.types[graph.inputs[0]].elements
     return int(alive.max())
 
@@ -76,7 +80,7 @@ def test_the_prefetch_buffer_of_one_filter() -> None:
     ("memory", "need", "engine"), [("feature_memory", features, "prefetch"), ("prefetch_buffer", prefetched, "plain")]
 )
 def test_orders_that_need_less_then_none(
-    memory: str, need: Callable[[OrderNetwork, MaeriConfig, Sequence[Span]], Peak], engine: str
+    memory: str, need: Callable[[OrderNetwork, MaeriConfig, Sequence[ItemSpan]], Peak], engine: str
 ) -> None:
     """Down to what is refused every order is exact and fits; the refusal's lever works."""
     graph, inputs = residual()

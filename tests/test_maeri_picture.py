@@ -13,12 +13,12 @@ import pytest
 
 from browser import Browser, chromium
 from dovetail.targets.maeri import picture
-from dovetail.targets.maeri.binding import Bottleneck, binds, use_of
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.image import order_page
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.picture import Bottleneck, binds, use_of
+from dovetail.targets.maeri.schedule import order_page
 from networks import ORDERED
 
 BARS = """[...document.querySelectorAll('[data-name="main"] rect')].map(

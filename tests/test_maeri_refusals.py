@@ -10,19 +10,20 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
 from dovetail.errors import ModelError, SimulationError, TargetError
-from dovetail.targets.maeri.tile import tile_of
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderNetwork, network
 from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, in_order
-from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules, spelt
+from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules, unit_rules
 from dovetail.targets.maeri.simulate import check
+from dovetail.targets.maeri.tile import tile_of
 from dovetail.targets.maeri.timing import timing
 from dovetail.targets.maeri.tree import Range
 from maeri_trials import Random, random_rules
@@ -92,7 +93,7 @@ def items(net: OrderNetwork, config: MaeriConfig, told: UnitRules, unit: Channel
         for at in range(0, config.multipliers - width + 1, config.port_width):
             if all(low <= at and at + width <= high for low, high in pins):
                 place = Range(at, width)
-                found.append(Item(unit.work, tile, place, start + begin, tuple(parts), (0, work.layer.taps)))
+                found.append(Item(unit.work, start + begin, place, tile, (0, work.layer.taps), tuple(parts)))
     return found
 
 
@@ -111,7 +112,7 @@ def alongside(choices: Sequence[Sequence[Item]], config: MaeriConfig) -> Iterato
 
 def any_order(net: OrderNetwork, config: MaeriConfig, rules: Rules) -> NetworkOrder | None:
     """An order that keeps the rules, if there is one."""
-    told = spelt(rules, net)
+    told = unit_rules(rules, net)
     for found in stages(told):
         chosen: list[Item] = []
         for stage in range(max(found) + 1):
@@ -119,7 +120,7 @@ def any_order(net: OrderNetwork, config: MaeriConfig, rules: Rules) -> NetworkOr
             begin = max((pin.begin for unit, pin, _ in told.pins if unit in units), default=0)
             start = stage * LONG + begin
             choices = [[*items(net, config, told, unit, stage * LONG)] for unit in units]
-            same = [[Item(i.work, i.tile, i.place, start, i.segments, i.taps) for i in each] for each in choices]
+            same = [[replace(item, start=start) for item in each] for each in choices]
             for together in alongside(same, config):
                 if works_together(net, config, together):
                     chosen += together
@@ -150,7 +151,7 @@ def test_refusals_are_right() -> None:
         random = np.random.default_rng(seed)
         net, config = small_net(random), small_config(random)
         rules = random_rules(random, net, config)
-        if len(spelt(rules, net).units) > MOST_UNITS:
+        if len(unit_rules(rules, net).units) > MOST_UNITS:
             continue
         try:
             arrange(net, config, rules)
@@ -169,7 +170,7 @@ def test_the_search_finds_orders() -> None:
         random = np.random.default_rng(seed)
         net, config = small_net(random), small_config(random)
         rules = random_rules(random, net, config)
-        if len(spelt(rules, net).units) > MOST_UNITS:
+        if len(unit_rules(rules, net).units) > MOST_UNITS:
             continue
         try:
             arrange(net, config, rules)

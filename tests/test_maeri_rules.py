@@ -14,13 +14,13 @@ import pytest
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
-from dovetail.targets.maeri.clashes import _clash, _only, _sentences, _smallest
+from dovetail.targets.maeri.clashes import clash, only, reasons_of, smallest
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.rules import Pin, Rules, UnitRules, load_rules, spelt
+from dovetail.targets.maeri.rules import Pin, Reason, Rules, UnitRules, load_rules, unit_rules
 from dovetail.targets.maeri.simulate import simulate
 from maeri_trials import many, random_config, random_net, random_rules
 from networks import limited_net
@@ -140,19 +140,19 @@ def test_nothing_can_be_left_out_of_a_contradiction() -> None:
         random = np.random.default_rng(seed)
         graph, _ = random_net(random)
         net, config = network(graph), random_config(random)
-        told = spelt(random_rules(random, net, config), net)
-        clash = partial(clashes, told, config)
-        if not clash(_sentences(told)):
+        told = unit_rules(random_rules(random, net, config), net)
+        clashing = partial(clashes, told, config)
+        if not clashing(reasons_of(told)):
             continue
-        named = _smallest(_sentences(told), clash)
-        assert clash(named) and not any(clash([each for each in named if each != one]) for one in named)
+        named = smallest(reasons_of(told), clashing)
+        assert clashing(named) and not any(clashing([each for each in named if each != one]) for one in named)
         found += 1
     assert found >= 60
 
 
-def clashes(told: UnitRules, config: MaeriConfig, kept: Sequence[str]) -> bool:
+def clashes(told: UnitRules, config: MaeriConfig, kept: Sequence[Reason]) -> bool:
     """Whether some of what is asked cannot be kept together."""
-    return _clash(_only(told, kept), config)
+    return clash(only(told, kept), config)
 
 
 def test_a_deadline_that_cannot_be_kept() -> None:

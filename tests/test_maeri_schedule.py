@@ -17,7 +17,6 @@ from dovetail.errors import ModelError, SimulationError, TargetError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
 from dovetail.targets import load_target
-from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
@@ -27,6 +26,7 @@ from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, bus
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.simulate import simulate
 from dovetail.targets.maeri.solve import best_order
+from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.tree import Range
 from networks import ORDERED, limited_net
 
@@ -143,7 +143,7 @@ def test_the_exact_order_is_no_worse() -> None:
         graph, inputs = make()
         config, net = MaeriConfig(32, 32, 32), network(graph)
         told: list[tuple[str, int, int]] = []
-        schedule = best_order(net, config, found=lambda *each, told=told: told.append(each))
+        schedule = best_order(net, config, report=lambda *each, told=told: told.append(each))
         check(graph, inputs, schedule)
         assert told[0][0] == "list" and told[-1][1] == schedule.makespan <= arrange(net, config).makespan
         assert all(earlier[1] > later[1] >= later[2] for earlier, later in pairwise(told))
@@ -228,7 +228,7 @@ def test_two_sums_on_one_line_are_found() -> None:
     net = limited_net("lines", 5, 5, 1)
     graph = net.finish(net.convolution(net.x, 2, 4, pad=0, relu=True))
     items = tuple(
-        Item(0, MultiplierTile(4, 4), Range(place, 16), 0, (ChannelSegment(channel, 0, 4),), (0, 16))
+        Item(0, 0, Range(place, 16), MultiplierTile(4, 4), (0, 16), (ChannelSegment(channel, 0, 4),))
         for channel, place in enumerate((16, 32))
     )
     with pytest.raises(SimulationError, match="line 0 of the collection bus would get 2"):
@@ -244,7 +244,9 @@ def test_rules_are_kept() -> None:
     found = simulate(schedule, inputs)
     spans: dict[int, list[tuple[int, int]]] = {}
     for item in schedule.items:
-        spans.setdefault(item.work, []).append((item.start, item.start + busy(item, net, schedule.config)))
+        spans.setdefault(item.work, []).append(
+            (item.start, item.start + busy(item, net.works[item.work], schedule.config))
+        )
     assert min(start for start, _ in spans[0]) >= max(end for _, end in spans[3])
     assert all(a[1] <= b[0] or b[1] <= a[0] for a in spans[1] for b in spans[3])
     every = [span for each in spans.values() for span in each]
@@ -266,14 +268,16 @@ def test_contradictory_rules_name_the_smallest_circle() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- 1", "rules are a mapping"),
-        ("befor: []", "rules are a mapping"),
-        ("before: [[a]]", "list of pairs"),
-        ("at_most: 0", "at least 1"),
-        ("at_most: true", "at least 1"),
+        ("- 1", "must be a mapping of before, apart"),
+        ("befor: []", "rules.yaml:1: befor: there is no such entry, perhaps 'before'"),
+        ("before: [[a]]", "rules.yaml:1: .*a list of two or more layers"),
+        ("at_most: 0", "rules.yaml:1: at_most: must be a whole number of virtual neurons from 1"),
+        ("at_most: true", "virtual neurons from 1"),
         ("whole_filters: 3", "true or false"),
+        ("at_most: {network: " + 5000 * "9" + "}", "rules.yaml:1: at_most.network: must be a whole number of virtual"),
+        ("pin: [{what: a, begin: " + 26 * "9" + "}]", "rules.yaml:1: .*begin: must be a whole number from 0 to"),
         ("a: [", "not YAML"),
-        ("before: !!python/object/apply:os.system [ls]", "not YAML"),
+        ("before: !!python/object/apply:os.system [ls]", "the tag .*os.system; leave it out"),
     ],
 )
 def test_bad_rule_files(text: str, message: str, tmp_path: Path) -> None:

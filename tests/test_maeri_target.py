@@ -24,9 +24,9 @@ from dovetail.targets import load_target
 from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
-from dovetail.targets.maeri.image import phases, tree_words
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import network, TaskKind
+from dovetail.targets.maeri.network import TaskKind, network
+from dovetail.targets.maeri.rtl import phases
 from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, decode, encode
 from firmware import require_chip
 from test_end_to_end import network_file, run, stored
@@ -162,8 +162,7 @@ def test_the_host_program_feeds_the_order(tmp_path: Path) -> None:
     expected = []
     for phase in phases(schedule):
         expected += [f"wait {phase.start}"]
-        words = tree_words(schedule.config, phase.tree)
-        expected += ["configure " + " ".join(f"{word:08X}" for word in words)]
+        expected += ["configure " + " ".join(f"{word:08X}" for word in phase.words)]
         for item in schedule.items:
             if item.start == phase.start:
                 parts = " ".join(f"{part.channel}:{part.first}+{part.count}" for part in item.segments)
@@ -179,7 +178,7 @@ def test_the_host_program_feeds_the_order(tmp_path: Path) -> None:
         (["--set", "colour=3"], "no size 'colour'"),
         (["--set", "distribution=x"], "NAME=NUMBER"),
         (["--set", "distribution=0"], "power of two"),
-        (["--rules", "nowhere.yaml"], "no such file"),
+        (["--rules", "nowhere.yaml"], "the file of rules cannot be read: No such file"),
     ],
 )
 def test_bad_requests(more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,13 +227,13 @@ def test_tasks_survive_their_words() -> None:
         StridedArray(5, 6, 7, 8),
         64,
         128,
-        first,
+        items=first,
     )
     assert decode(encode(task)) == task
     staged = replace(task, padding=(1, 2, 3, 4), stage=OutputStage(256, -3, -128, 127, StridedArray(9, 8, 7, 6), -128))
     assert decode(encode(staged)) == staged and len(encode(staged)) == len(encode(task)) + 9
     for spoilt in (encode(task)[:-1], (*encode(task), 0)):
-        with pytest.raises(SimulationError, match=r"too early|after its last"):
+        with pytest.raises(SimulationError, match=r"wanted|after the last"):
             decode(spoilt)
 
 
@@ -260,7 +259,7 @@ def test_the_device_refuses() -> None:
         StridedArray(0x1000, 4, 4, 4),
         0,
         0,
-        items,
+        items=items,
     )
     for spoilt in (
         replace(task, items=(replace(items[0], segments=()),)),
@@ -281,7 +280,7 @@ def test_a_device_without_the_stage_refuses_it() -> None:
     net = network(graph)
     items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
     nowhere = StridedArray(0x1000, 1, 1, 1)
-    task = Task(net.works[0].layer, TaskKind.CONVOLUTION, 0, False, nowhere, nowhere, 0, 0, items)
+    task = Task(net.works[0].layer, TaskKind.CONVOLUTION, 0, False, nowhere, nowhere, 0, 0, items=items)
     for other, fields in (
         (replace(task, stage=OutputStage(0, 0, -128, 127, nowhere, 0)), {"requantise": False}),
         (replace(task, padding=(0, 0, 1, 0)), {"padding": False}),

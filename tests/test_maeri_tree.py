@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from statistics import median
 
@@ -13,16 +13,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import TargetError
-from dovetail.targets.maeri.tiling import best_tile
-from dovetail.targets.maeri.tile import MultiplierTile, tile_of, steps
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.fabric import fabric, tree_of
-from dovetail.targets.maeri.image import layer_words, tree_words
-from dovetail.targets.maeri.machine import PositionSequence, _FeedbackSimulation, _flow, _round_trips, _trips, play, player
+from dovetail.targets.maeri.feedback import FeedbackLoops, _FeedbackPlay, play_feedback
+from dovetail.targets.maeri.machine import PositionSequence, play, play_stretch, setup_of, simulator
 from dovetail.targets.maeri.network import OrderLayer
-from dovetail.targets.maeri.order import ChannelSegment
+from dovetail.targets.maeri.order import ChannelSegment, Item
+from dovetail.targets.maeri.rtl import layer_words, tree_words
+from dovetail.targets.maeri.tile import MultiplierTile, neuron_group, steps, tile_of
+from dovetail.targets.maeri.tiling import best_tile
 from dovetail.targets.maeri.timing import timing, uniform_cycles
-from dovetail.targets.maeri.tree import Range, TreeConfiguration, collisions, configure, leaving, meeting
+from dovetail.targets.maeri.tree import Range, TreeConfiguration, configure, leaving, sums_by_cycle
+from maeri_judge import line_input, port_values, round_trips, tree_exit
 
 SWEPT = OrderLayer(3, 3, 6, 6, 20, 20)
 ROWS = MultiplierTile(3, 3, out_rows=3)
@@ -68,8 +69,9 @@ def played(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> int:
     """The machine's cycles of a layer computed by one tile."""
     positions = -(-layer.out_rows // tile.out_rows) * -(-layer.out_columns // tile.out_columns)
     rounds = -(-layer.filters // tile.filters) * -(-layer.groups // tile.groups)
-    parts = [ChannelSegment(0, 0, positions)] * rounds
-    return play(config, layer, tile, layer.taps, 0, 0, parts).until
+    parts = (ChannelSegment(0, 0, positions),) * rounds
+    place = Range(0, tile.size * tile.neurons)
+    return play(config, layer, Item(0, 0, place, tile, (0, layer.taps), parts)).until
 
 
 @pytest.mark.parametrize("counted", [uniform_cycles, played], ids=["model", "machine"])
@@ -85,14 +87,30 @@ def test_random_measured_cycles(counted: Callable[[OrderLayer, MultiplierTile, M
 
 
 def test_the_model_and_the_machine_agree() -> None:
-    """On layers nobody measured, wherever the tile begins; the machine has each part of the tree on its own."""
+    """On layers that nobody measured."""
     for layer, tile, config, _ in measured_rows()[::3]:
         assert played(layer, tile, config) <= uniform_cycles(layer, tile, config) * 1.01 + 2
-    for multipliers in (16, 64):
+
+
+@pytest.mark.parametrize("multipliers", [16, 64])
+def test_sums_leave_where_the_judge_says(multipliers: int) -> None:
+    """Any virtual neuron, wherever it begins: its switch, its line, and the links to it."""
+    for lines in (4, multipliers // 2, multipliers):
+        config = MaeriConfig(multipliers, multipliers, lines)
         for size in range(2, multipliers + 1):
             for start in range(multipliers - size + 1):
-                found = leaving(multipliers, Range(start, size))
-                assert (*found.switch, found.first, found.most) == tree_of(multipliers, start, start + size)
+                exit_ = leaving(config, Range(start, size))
+                assert (*exit_.switch, exit_.first, exit_.most) == tree_exit(multipliers, start, start + size)
+                assert (exit_.line, exit_.entry) == line_input(multipliers, lines, *exit_.switch)
+
+
+def test_ports_send_what_the_judge_says() -> None:
+    """Measured layers, wherever the tile begins."""
+    for layer, tile, config, _ in measured_rows():
+        width, size = config.multipliers // config.distribution, (tile.size + 1) * tile.neurons
+        for at in range(0, min(config.multipliers - size, 2 * width) + 1):
+            group = neuron_group(config, layer, tile, layer.taps, at)
+            assert [astuple(port) for port in group.ports] == port_values(config, layer, tile, at)
 
 
 def test_what_is_replayed_is_what_is_played() -> None:
@@ -103,24 +121,38 @@ def test_what_is_replayed_is_what_is_played() -> None:
         size = (tile.size + 1) * tile.neurons
         width = config.multipliers // config.distribution
         for at in {0, (config.multipliers - size) // width * width} if size < config.multipliers else {0}:
-            made, span = fabric(config, layer, tile, layer.taps, at), (number % 3, 1 + number % 7)
-            trips = _trips(config, made, span[1]) if made.back else None
-            slow = _flow(made.wired, layer, tile, made.climbs, made.lines, span, trips)
-            fast = player(config, layer, tile, layer.taps, at).stretch(*span)
+            where, span = (config, layer, tile, layer.taps, at), (number % 3, 1 + number % 7)
+            slow = play_stretch(setup_of(config, layer, tile, neuron_group(*where)), *span)
+            fast = simulator(*where).stretch(*span)
             for field in fields(PositionSequence):
                 assert np.array_equal(getattr(slow, field.name), getattr(fast, field.name)), field.name
 
 
-@pytest.mark.parametrize("places", [(0, 4), (0, 4, 8, 12), (0, 6, 12)])
-def test_round_trips_are_replayed(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """40 positions of 5 steps on few lines: the same whether what was before is looked for or not."""
+def loops_of(places: tuple[int, ...]) -> tuple[MaeriConfig, FeedbackLoops]:
+    """Virtual neurons at some multipliers, of 5 steps, on few lines."""
     config = MaeriConfig(16, 8, 2, accumulation_buffer=False)
     tile = MultiplierTile(1, 1, places[1] - 1, len(places))
     layer = OrderLayer(1, 1, 5 * tile.channels, len(places), 8, 5)
-    made = fabric(config, layer, tile, layer.taps, 0)
-    found = _round_trips(config, made, 40)[:, :30]  # later some are done and no longer in the way
-    monkeypatch.setattr(_FeedbackSimulation, "state", lambda self: self.cycle)
-    np.testing.assert_array_equal(_round_trips(config, made, 40)[:, :30], found)
+    loops = neuron_group(config, layer, tile, layer.taps, 0).loops
+    assert loops is not None
+    return config, loops
+
+
+@pytest.mark.parametrize("places", [(0, 4), (0, 4, 8, 12), (0, 6, 12)])
+def test_round_trips_are_replayed(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 positions of 5 steps on few lines: the same whether repetition is looked for or not, and as the judge says."""
+    config, loops = loops_of(places)
+
+    def ends() -> list[list[int]]:
+        """Of the first positions: later some virtual neurons are done and no longer in the way."""
+        run = play_feedback(loops, 40, 200)
+        return [[run.end(number, count) for count in range(1, 31)] for number in range(len(places))]
+
+    found = ends()
+    monkeypatch.setattr(_FeedbackPlay, "state", lambda self: str(self.cycle))
+    assert ends() == found
+    neurons = [(e.first, e.most, e.line, e.entry, port) for e, port in zip(loops.exits, loops.ports, strict=True)]
+    assert [own[4::5][:30] for own in round_trips(config, neurons, 5, 40)] == found
 
 
 def test_tiles_keep_their_shape() -> None:
@@ -155,7 +187,10 @@ def test_spacing_holds_as_many_as_the_bus_takes() -> None:
     """3x3 on 128 multipliers and 16 lines: 14 virtual neurons with a line's turn each, none further apart (D9)."""
     layer = OrderLayer(3, 3, 16, 64, 18, 18)
     places = [Range(9 * number, 9) for number in range(14)]
-    assert len(meeting(128, 16, places)) <= steps(layer, MultiplierTile(3, 3, 1), layer.taps)
+    config = MaeriConfig(128, 16, 16)
+    assert len(sums_by_cycle(leaving(config, place).line for place in places)) <= steps(
+        layer, MultiplierTile(3, 3, 1), layer.taps
+    )
 
 
 def test_the_mappers_published_sample() -> None:
@@ -170,7 +205,7 @@ def test_the_mappers_published_sample() -> None:
 def test_two_full_halves_share_a_line() -> None:
     tree = configure(64, [Range(16 * number, 16) for number in range(4)])
     assert tree.outputs == ((2, 0), (2, 1), (2, 2), (2, 3))
-    assert collisions(64, 64, tree.outputs) == 2
+    assert [line_input(64, 64, *output)[0] for output in tree.outputs[1:3]] == [0, 0]
 
 
 def replay(multipliers: int, ranges: list[Range], tree: TreeConfiguration, products: list[int]) -> list[int]:

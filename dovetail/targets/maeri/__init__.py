@@ -3,6 +3,22 @@
 The tree is the published one; that it hangs on a bus of 32 bits and reads operands from the one memory is this chip's,
 and so is the stage behind the collection bus that makes int8 of sums. Without it (`MaeriConfig.requantise`) the core
 does that. `dovetail schedule` orders a whole network on it; compiled, each layer is one launch with its own order.
+
+In reading order:
+
+    config      sizes of the engine
+    network     layers of a graph, and the cycles from which their inputs exist
+    tree, tile  the reduction tree; tiles of a layer on the multipliers, and the values that ports send to them
+    feedback, timing, tiling   sums that go round; cycles of virtual neurons in step; the search for good tiles
+    order       orders as data
+    rules, clashes, kept       the user's rules; their contradictions; whether an order keeps them
+    memory, bound              memories that orders need; lower bounds
+    floor, gangs, listing      the list scheduler
+    solve                      the exact scheduler, and the best order that is found in a time
+    machine, simulate          an item played on the hardware; an order executed on it
+    rtl, outputs, picture      words of the published hardware; the files of an order; its picture
+    steps, programming, coded, execute   the programming image: its contents, from a network, as bytes, executed
+    words, task, joint, device the chip: records as words; a launch; layers side by side; the engine in the simulator
 """
 
 from __future__ import annotations
@@ -22,7 +38,7 @@ from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
 from dovetail.targets.maeri.joint import Part, alone, side_by_side
-from dovetail.targets.maeri.network import OrderLayer, network, TaskKind
+from dovetail.targets.maeri.network import OrderLayer, TaskKind, network
 from dovetail.targets.maeri.order import Item, NetworkOrder
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, encode
@@ -38,89 +54,10 @@ DRIVER = queue_driver(
     masked=" The interrupt stays\n * "
     "masked, so no handler runs, and wfi returns at once when the line is high already.",
 )
-
-
 HANDING_CYCLES = 24
 """Core cycles of `maeri_hold` and `maeri_start`."""
-
-
-def _order(match: dt.Match, config: MaeriConfig) -> NetworkOrder:
-    return alone(_part(match), config)
-
-
-def _part(match: dt.Match) -> Part:
-    work = network(match.graph).works[0]
-    return (
-        work.layer,
-        TaskKind.TURNED if work.turned else TaskKind.DEPTHWISE if work.kind == "depthwise" else TaskKind.CONVOLUTION,
-    )
-
-
-def pack(match: dt.Match) -> dict[str, Array]:
-    """Weights as they are, a word of bias per output channel; multipliers and shifts of what is requantised."""
-    scales: dict[str, Array] = {}
-    if not match.has("layer"):
-        scales = {"scales": layers.addition_of(match).scales}
-    elif match.has("clip"):
-        layer = layers.layer_of(match)
-        scales = {"scales": np.stack([layer.multiplier, layer.shift], axis=1)}
-    packed = {name: array.astype("<i4").reshape(-1).view(np.uint8) for name, array in scales.items()}
-    if not match.has("layer"):
-        return packed
-    bias = match.array("bias") if "bias" in match.values else np.zeros(match.result.shape[-1])
-    weights = np.ascontiguousarray(match.array("weights"), np.int8)
-    return {"weights": weights.reshape(-1).view(np.uint8), "sums": bias.astype("<i4").view(np.uint8), **packed}
-
-
 NOWHERE = StridedArray(0, 0, 0, 0)
-
-
-def _lies(match: dt.Match, operands: Mapping[str, dt.Operand], name: str) -> StridedArray:
-    """Rows of a matrix are rows of an image of one column."""
-    place = operands[match.values.get(name, name)]
-    if len(match.result.shape) == 4:
-        return StridedArray(place.address, *place.strides[1:])
-    return StridedArray(place.address, place.strides[-2], 0, place.strides[-1])
-
-
-def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
-    """The launch of an addition."""
-    added, shape = layers.addition_of(match), match.result.shape
-    rows, columns = shape[1:3] if len(shape) == 4 else (shape[0], 1)
-    x, other, result = (_lies(match, operands, name) for name in ("x", "other", "result"))
-    limits, scales = (added.output_zero_point, added.low, added.high), operands["scales"].address
-    stage = OutputStage(scales, *limits, other, added.other_zero_point)
-    sizes = OrderLayer(1, 1, 1, 1, rows, columns, shape[-1])
-    return Task(sizes, TaskKind.CONVOLUTION, added.input_zero_point, False, x, result, 0, 0, (), stage=stage)
-
-
-def task(
-    match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig, items: tuple[Item, ...] = ()
-) -> Task:
-    """The launch of a region, with the items of an order of several, if given."""
-    if not match.has("layer"):
-        return addition(match, operands)
-    (layer, kind), linear, window = _part(match), layers.linear_of(match), layers.window_of(match)
-    stage = None
-    if match.has("clip"):
-        whole = layers.layer_of(match)
-        stage = OutputStage(operands["scales"].address, whole.output_zero_point, whole.low, whole.high, NOWHERE, 0)
-    return Task(
-        layer=layer,
-        kind=kind,
-        zero_point=linear.input_zero_point,
-        unsigned=not match.type("x").dtype.signed,
-        source=_lies(match, operands, "x"),
-        result=_lies(match, operands, "result"),
-        weights=operands["weights"].address,
-        bias=operands["sums"].address,
-        items=items or _order(match, config).items,
-        padding=(*window.before, *window.after),
-        stage=stage,
-    )
-
-
-SHARED = (
+LIMITS = (
     layers.NARROW_WEIGHTS,
     layers.SYMMETRIC_WEIGHTS,
     layers.BATCH_OF_IMAGES,
@@ -143,37 +80,112 @@ def _is_plain(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 4 and shape[0] == 1)
 
 
+def _order(match: dt.Match, config: MaeriConfig) -> NetworkOrder:
+    return alone(_part(match), config)
+
+
+def _part(match: dt.Match) -> Part:
+    work = network(match.graph).works[0]
+    return work.layer, work.kind
+
+
+def pack(match: dt.Match) -> dict[str, Array]:
+    """Weights as they are, a word of bias per output channel; multipliers and shifts of what is requantised."""
+    scales: dict[str, Array] = {}
+    if not match.has("layer"):
+        scales = {"scales": layers.addition_of(match).scales}
+    elif match.has("clip"):
+        layer = layers.layer_of(match)
+        scales = {"scales": np.stack([layer.multiplier, layer.shift], axis=1)}
+    packed = {name: array.astype("<i4").reshape(-1).view(np.uint8) for name, array in scales.items()}
+    if not match.has("layer"):
+        return packed
+    bias = match.array("bias") if "bias" in match.values else np.zeros(match.result.shape[-1])
+    weights = np.ascontiguousarray(match.array("weights"), np.int8)
+    return {"weights": weights.reshape(-1).view(np.uint8), "sums": bias.astype("<i4").view(np.uint8), **packed}
+
+
+def _array(match: dt.Match, operands: Mapping[str, dt.Operand], name: str) -> StridedArray:
+    """An operand or the result in memory; rows of a matrix are rows of an image of one column."""
+    place = operands[match.values.get(name, name)]
+    if len(match.result.shape) == 4:
+        return StridedArray(place.address, *place.strides[1:])
+    return StridedArray(place.address, place.strides[-2], 0, place.strides[-1])
+
+
+def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
+    """The launch of an addition."""
+    added, shape = layers.addition_of(match), match.result.shape
+    rows, columns = shape[1:3] if len(shape) == 4 else (shape[0], 1)
+    x, other, result = (_array(match, operands, name) for name in ("x", "other", "result"))
+    limits, scales = (added.output_zero_point, added.low, added.high), operands["scales"].address
+    stage = OutputStage(scales, *limits, other, added.other_zero_point)
+    sizes = OrderLayer(1, 1, 1, 1, rows, columns, shape[-1])
+    return Task(sizes, TaskKind.CONVOLUTION, added.input_zero_point, False, x, result, 0, 0, stage=stage)
+
+
+def task(
+    match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig, items: tuple[Item, ...] = ()
+) -> Task:
+    """The launch of a region, with the items of an order of several, if given."""
+    if not match.has("layer"):
+        return addition(match, operands)
+    (layer, kind), linear, window = _part(match), layers.linear_of(match), layers.window_of(match)
+    stage = None
+    if match.has("clip"):
+        whole = layers.layer_of(match)
+        stage = OutputStage(operands["scales"].address, whole.output_zero_point, whole.low, whole.high, NOWHERE, 0)
+    return Task(
+        layer=layer,
+        kind=kind,
+        zero_point=linear.input_zero_point,
+        unsigned=not match.type("x").dtype.signed,
+        source=_array(match, operands, "x"),
+        result=_array(match, operands, "result"),
+        weights=operands["weights"].address,
+        bias=operands["sums"].address,
+        padding=(*window.before, *window.after),
+        stage=stage,
+        items=items or _order(match, config).items,
+    )
+
+
+def _command(function: str, launch: Task) -> tuple[dt.Command, ...]:
+    """One launch, its words counted."""
+    words = encode(launch)
+    return (dt.Command(function, (len(words), *words), constants=True),)
+
+
 def _offloads(config: MaeriConfig) -> tuple[dt.Offload, ...]:
     def fits(match: dt.Match) -> str:
-        """Why there is no order; empty where there is one."""
+        """Why there is no order; empty if there is one."""
         try:
             return "" if _order(match, config).items else "nothing to do"
         except TargetError as error:
             return error.what
 
     def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
-        """One launch, its words counted."""
-        words = encode(task(match, operands, config))
-        return (dt.Command("maeri_start", (len(words), *words), constants=True),)
+        return _command("maeri_start", task(match, operands, config))
 
     def cycles(match: dt.Match) -> int:
         if not match.has("layer"):
             return addition_cycles(config, match.result.elements) + STAGE_CYCLES
         return _order(match, config).makespan + (STAGE_CYCLES if match.has("clip") else 0)
 
-    limit, found = dt.one_of("virtual neurons must fit the multipliers", fits, ""), []
+    limit = dt.one_of("virtual neurons must fit the multipliers", fits, "")
+    rows: list[tuple[str, dt.Pattern, tuple[dt.Constraint, ...]]] = []
     for name, (kind, window) in KINDS.items():
-        limits = (*SHARED, *window, limit)
+        limits = (*LIMITS, *window, limit)
         if config.requantise:
-            whole = ((given, pattern) for given, pattern in layers.requantised(f"requantised {name}", kind).items())
-            found += [(given, pattern, (*layers.INT8, layers.DOUBLE_ROUNDING, *limits)) for given, pattern in whole]
+            patterns = layers.requantised(f"requantised {name}", kind)
+            rows += [(each, patterns[each], (*layers.INT8, layers.DOUBLE_ROUNDING, *limits)) for each in patterns]
         image = dt.maybe(Pad, dt.operand("x"), name="pad") if window and config.padding else dt.operand("x")
         for suffix, bias in (("", (dt.constant("bias"),)), (" without bias", ())):
-            pattern: dt.Pattern = dt.apply(kind, image, dt.constant("weights"), *bias, name="layer")
-            found.append((f"{name}{suffix}", pattern, (BYTES, *limits)))
+            pattern = dt.apply(kind, image, dt.constant("weights"), *bias, name="layer")
+            rows.append((f"{name}{suffix}", pattern, (BYTES, *limits)))
     if config.requantise:
-        found.append(("addition", layers.ADDITION, ADDITION))
-    return tuple(dt.Offload(name, pattern, limits, pack, commands, cycles) for name, pattern, limits in found)
+        rows.append(("addition", layers.ADDITION, ADDITION))
+    return tuple(dt.Offload(name, pattern, limits, pack, commands, cycles) for name, pattern, limits in rows)
 
 
 def _joint(config: MaeriConfig) -> dt.Joint:
@@ -185,21 +197,21 @@ def _joint(config: MaeriConfig) -> dt.Joint:
         return side_by_side(tuple(_part(launch.match) for launch in launches), config)
 
     def cycles(launches: Sequence[dt.Launched]) -> int | None:
-        stage = STAGE_CYCLES if any(one.match.has("clip") for one in launches) else 0
+        stage = STAGE_CYCLES if any(launch.match.has("clip") for launch in launches) else 0
         if len(launches) == 1 and not launches[0].match.has("layer"):
             return addition_cycles(config, launches[0].match.result.elements) + STAGE_CYCLES
-        found = order(launches)
-        return None if found is None else found.makespan + stage
+        joint = order(launches)
+        return None if joint is None else joint.makespan + stage
 
     def commands(launches: Sequence[tuple[dt.Launched, Mapping[str, dt.Operand]]]) -> list[tuple[dt.Command, ...]]:
-        joint, made = order([launch for launch, _ in launches]), list[tuple[dt.Command, ...]]()
+        joint = order([launch for launch, _ in launches])
         assert joint is not None, "it was asked for its cycles before"
+        last, rows = len(launches) - 1, list[tuple[dt.Command, ...]]()
         for number, (launch, operands) in enumerate(launches):
             items = tuple(item for item in joint.items if item.work == number)
-            words = encode(task(launch.match, operands, config, items))
-            function = "maeri_start" if number == len(launches) - 1 else "maeri_hold"
-            made.append((dt.Command(function, (len(words), *words), constants=True),))
-        return made
+            function = "maeri_start" if number == last else "maeri_hold"
+            rows.append(_command(function, task(launch.match, operands, config, items)))
+        return rows
 
     return dt.Joint(config.joint, cycles, commands, HANDING_CYCLES)
 
@@ -208,13 +220,13 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
     """The chip with an engine of this configuration.
 
     Args:
-        config: its sizes.
-        name: the target's.
-        rules: what `dovetail schedule` keeps to where no file of rules is given.
+        config: sizes of the engine.
+        name: of the target.
+        rules: for `dovetail schedule`, where no file of rules is given.
     """
 
     def order(graph: Graph, request: dt.OrderRequest) -> dt.Ordered:
-        from dovetail.targets.maeri.image import ordering
+        from dovetail.targets.maeri.schedule import ordering
 
         return ordering(graph, request, config, rules or Rules())
 

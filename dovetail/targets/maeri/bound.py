@@ -2,12 +2,12 @@
 
 A sum of a layer costs multipliers, sends and a place on a line; how much depends on its tile. Let a weight w go to the
 multipliers and 1 - w to the ports. Then an order takes at least as many cycles as the sum over layers of the cheapest
-tile's w * (multiplier cycles / multipliers) + (1 - w) * (sends / ports), for it has no more than all multipliers and all
-ports in a cycle, whichever tiles it mixes. The bound is the largest over w. (This is the dual of the linear program that
-shares the work out between tiles.)
+tile's w * (multiplier cycles / multipliers) + (1 - w) * (sends / ports), for it has no more than all multipliers and
+all ports in a cycle, whichever tiles it mixes. The bound is the largest over w. (This is the dual of the linear program
+that shares the work out between tiles.)
 
-Multiplier cycles of a tile are those of products, of weights where a multiplier has no place for further weights, and of
-waiting until the last sum of a filter has left; sends are weights, once, and the inputs of every position.
+Multiplier cycles of a tile are those of products, of weights where a multiplier has no place for further weights, and
+of waiting until the last sum of a filter has left; sends are weights, once, and the inputs of every position.
 """
 
 from __future__ import annotations

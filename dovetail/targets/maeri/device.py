@@ -8,7 +8,7 @@ Registers are 32 bits wide; the public RTL has none, this chip's are:
 - 0x10 FINISHED, read: launches finished since reset, modulo 2^32; lowers the interrupt line.
 - 0x14 ROOM, read: launches that can still be handed over, 0 to 2.
 - 0x18 HOLD, write 1: keep the task until the next launch, which begins with it: their items have multipliers and ports
-  of their own. So many as `MaeriConfig.joint`, the last included.
+  of their own. At most `MaeriConfig.joint` tasks, the last included.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from dovetail.ir.operators.arithmetic import Rounding, fixed_point
 from dovetail.ir.types import Array
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import ControlledDevice, Launch
-from dovetail.targets.maeri.network import TaskKind
+from dovetail.target.layers import RAISED_BITS
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig
+from dovetail.targets.maeri.network import TaskKind
 from dovetail.targets.maeri.order import NetworkOrder, in_order
-from dovetail.targets.maeri.simulate import makespan, simulate, spans
+from dovetail.targets.maeri.simulate import layer_spans, simulate
 from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, decode, layers_of
 from dovetail.targets.maeri.timing import addition_cycles
 
@@ -49,11 +50,15 @@ class MaeriRegister(IntEnum):
     HOLD = 0x18
 
 
+PlacedTask = tuple[Task, int]
+"""A task, and the address of its constants."""
+
+
 @dataclass(frozen=True, slots=True)
 class _MaeriLaunch:
-    """What a launch computes: tasks side by side, with the address of each one's constants, in one order."""
+    """Tasks side by side, in one order."""
 
-    tasks: tuple[tuple[Task, int], ...]
+    tasks: tuple[PlacedTask, ...]
     order: NetworkOrder | None
     """None for an addition."""
 
@@ -78,7 +83,7 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
     def clear(self) -> None:
         """See `QueueDevice.clear`."""
         super().clear()
-        self._held: list[tuple[Task, int]] = []
+        self._held: list[PlacedTask] = []
 
     def write(self, offset: int, value: int, now: int) -> None:
         """See `ControlledDevice`; and HOLD."""
@@ -90,8 +95,8 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
             raise SimulationError(what, where=self.name, hint="look at the driver: write 1, then start the last one")
         self._held.append(self._task())
 
-    def _task(self) -> tuple[Task, int]:
-        """What the registers describe."""
+    def _task(self) -> PlacedTask:
+        """The task that the registers describe."""
         address, count = self.registers[MaeriRegister.TASK], self.registers[MaeriRegister.WORDS]
         if count > MOST_WORDS or address % 4:
             what = f"a task of {count} words at {address:#x}; the limit is {MOST_WORDS}, from a multiple of 4 on"
@@ -119,67 +124,64 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
         self.queue.hand_over(_MaeriLaunch(own, order), now, cycles)
 
     def complete(self, launch: Launch[_MaeriLaunch]) -> Activity:
-        """See `QueueDevice.complete`: computed from what the memories hold now."""
-        (task, constants), *_ = launch.work.tasks
-        if launch.work.order is None:
-            sums = [self._added(task, constants)]
-        else:
-            sums = self._products(launch.work.tasks, launch.work.order)
-        for (each, where), found in zip(launch.work.tasks, sums, strict=True):
-            self._store(each, where, found)
-        items, macs = (sum(one(each) for each, _ in launch.work.tasks) for one in (_items, _macs))
-        return Activity(launch.start, launch.end, f"{items} items", macs=macs)
+        """See `QueueDevice.complete`: computed from the contents of the memories now."""
+        tasks, order = launch.work.tasks, launch.work.order
+        results = [self._sum_of_images(*tasks[0])] if order is None else self._sums(tasks, order)
+        for (task, constants), sums in zip(tasks, results, strict=True):
+            self._store(task, constants, sums)
+        items = sum(len(task.items) for task, _ in tasks)
+        return Activity(launch.start, launch.end, f"{items} items", macs=sum(_macs(task) for task, _ in tasks))
 
     def parts(self, launch: Launch[_MaeriLaunch]) -> Sequence[Activity]:
         """See `QueueDevice.parts`: each task from its first weight to its last result."""
         whole, (tasks, order) = self.complete(launch), (launch.work.tasks, launch.work.order)
         if order is None or len(tasks) == 1:
             return [whole]
-        found = []
-        for number, ((task, _), (first, last)) in enumerate(zip(tasks, spans(order), strict=True)):
-            label = f"{_items(task)} items, {number + 1} of {len(tasks)} tasks side by side"
+        parts = []
+        for number, ((task, _), (first, last)) in enumerate(zip(tasks, layer_spans(order), strict=True)):
+            label = f"{len(task.items)} items, {number + 1} of {len(tasks)} tasks side by side"
             end = launch.start + last + (STAGE_CYCLES if task.stage else 0)
-            found.append(Activity(launch.start + first, end, label, macs=_macs(task)))
-        return found
+            parts.append(Activity(launch.start + first, end, label, macs=_macs(task)))
+        return parts
 
     def _store(self, task: Task, constants: int, sums: Array) -> None:
-        """What a task makes of its sums, [rows, columns, channels], to where its result lies."""
-        found = sums.astype(np.int32)  # wraps as the accumulators do
+        """Write the sums of a task, [rows, columns, channels], or the results of its stage."""
+        result = sums.astype(np.int32)  # wraps as the accumulators do
         if task.stage is not None:
             stage, channels = task.stage, _channels(task) if task.items else 1
             multiplier, shift = self._scales(task.stage, constants, channels).T
-            scaled = fixed_point(found.astype(np.int64), multiplier, shift, Rounding.DOUBLE) + stage.zero_point
-            found = np.clip(scaled, stage.low, stage.high).astype(np.int8)
-        self._image(task.result, found.shape, found.dtype)[...] = found
+            scaled = fixed_point(result.astype(np.int64), multiplier, shift, Rounding.DOUBLE) + stage.zero_point
+            result = np.clip(scaled, stage.low, stage.high).astype(np.int8)
+        self._image(task.result, result.shape, result.dtype)[...] = result
 
-    def _products(self, tasks: Sequence[tuple[Task, int]], order: NetworkOrder) -> list[Array]:
+    def _sums(self, tasks: Sequence[PlacedTask], order: NetworkOrder) -> list[Array]:
         """Sums of layers side by side, each [rows, columns, channels]."""
         values: dict[str, Array] = {}
         for (task, constants), work in zip(tasks, order.network.works, strict=True):
-            kinds, (source, weights) = order.network.graph.types, work.node.inputs[:2]
-            blob = self.bus.view(constants + task.weights, kinds[weights].elements)
+            types, (source, weights) = order.network.graph.types, work.node.inputs[:2]
+            blob = self.bus.view(constants + task.weights, types[weights].elements)
             top, left, bottom, right = task.padding
-            rows, columns, channels = (1, 1, *kinds[source].shape)[-3:]
+            rows, columns, channels = (1, 1, *types[source].shape)[-3:]
             shape = (rows - top - bottom, columns - left - right, channels)
             x = self._image(task.source, shape, np.dtype(np.uint8 if task.unsigned else np.int8))
             x = np.pad(x, ((top, bottom), (left, right), (0, 0)), constant_values=task.zero_point)
-            values[source] = x.reshape(kinds[source].shape)
-            values[weights] = blob.view(np.int8).reshape(kinds[weights].shape)
-        found, sums = simulate(order, values), []
+            values[source] = x.reshape(types[source].shape)
+            values[weights] = blob.view(np.int8).reshape(types[weights].shape)
+        outputs, results = simulate(order, values).outputs, []
         for (task, constants), work in zip(tasks, order.network.works, strict=True):
             bias = self.bus.view(constants + task.bias, 4 * _channels(task)).view("<i4").astype(np.int64)
-            whole = found.outputs[work.node.output].astype(np.int64) + bias
-            sums.append(whole[None] if task.kind == TaskKind.TURNED else np.asarray(whole[0]))
-        return sums
+            sums = outputs[work.node.output].astype(np.int64) + bias
+            results.append(sums[None] if work.turned else np.asarray(sums[0]))
+        return results
 
-    def _added(self, task: Task, constants: int) -> Array:
-        """Two images, each raised by 20 bits and brought to one scale."""
+    def _sum_of_images(self, task: Task, constants: int) -> Array:
+        """Two images, each raised and brought to one scale, added."""
         stage, layer = task.stage, task.layer
         assert stage is not None
         operands = ((task.source, task.zero_point), (stage.other, stage.other_zero_point))
         total = np.zeros((layer.in_rows, layer.in_columns, layer.groups), np.int64)
         for (place, zero), (multiplier, shift) in zip(operands, self._scales(stage, constants, 3)[1:], strict=True):
-            raised = (self._image(place, total.shape, np.dtype(np.int8)).astype(np.int64) - zero) << 20
+            raised = (self._image(place, total.shape, np.dtype(np.int8)).astype(np.int64) - zero) << RAISED_BITS
             total += fixed_point(raised, multiplier, shift, Rounding.DOUBLE)
         return total
 
@@ -195,12 +197,8 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
 
 
 def _channels(task: Task) -> int:
-    """Of the result."""
-    return task.layer.in_rows if task.kind == TaskKind.TURNED else task.layer.filters * task.layer.groups
-
-
-def _items(task: Task) -> int:
-    return len(task.items)
+    """Channels of the result."""
+    return task.layer.in_rows if task.kind is TaskKind.TURNED else task.layer.filters * task.layer.groups
 
 
 def _macs(task: Task) -> int:
@@ -208,12 +206,12 @@ def _macs(task: Task) -> int:
 
 
 def _cycles(tasks: Sequence[Task], order: NetworkOrder | None, config: MaeriConfig) -> int:
-    """From the first weight to the last result in memory."""
+    """Cycles from the first weight to the last result in memory."""
     stage = STAGE_CYCLES if any(task.stage for task in tasks) else 0
     if order is None:
         layer = tasks[0].layer
         return addition_cycles(config, layer.in_rows * layer.in_columns * layer.groups) + stage
-    return makespan(order) + stage
+    return max(end for _, end in layer_spans(order)) + stage
 
 
 def _order(tasks: Sequence[Task], config: MaeriConfig) -> NetworkOrder | None:

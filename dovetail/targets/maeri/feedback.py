@@ -17,7 +17,8 @@ from dovetail.targets.maeri.tree import TreeExit
 MOST_STEPS = 300
 """Steps of a virtual neuron that are played at most for the long run, but two positions at least."""
 SHORT = 120
-"""Sums of at most so many steps are played to their end; later, the end of the first virtual neurons no longer counts."""
+"""Sums of at most so many steps are played to their end; later, the end of the first virtual neurons no longer
+counts."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,10 @@ def play_feedback(loops: FeedbackLoops, positions: int, horizon: int) -> Feedbac
         if play.turn():
             counts = [len(cycles) for cycles in play.taken]
             cycle, before = seen.setdefault(play.state(), (play.cycle, counts))
-            period, repeated = play.cycle - cycle, [(now - then) // steps for now, then in zip(counts, before)]
+            period, repeated = (
+                play.cycle - cycle,
+                [(now - then) // steps for now, then in zip(counts, before, strict=True)],
+            )
     ends = tuple(tuple(cycles[steps - 1 :: steps]) for cycles in play.taken)
     if period:
         return FeedbackRun(ends, tuple(repeated), (period,) * len(ends))

@@ -1,8 +1,8 @@
 """The hardware, event by event: the cycles in which an item's ports, multipliers, adders and lines work.
 
-It reads sizes, places and segments of an order, and none of its times. An event is a turn of a port's queue, of an adder
-tree or of a line. The events of a stretch of positions are one array; a stretch of the same shape, place and length is
-played once. (Written from stonne-simulator/stonne@22634b8 src, whose cycles are measured.)
+It reads sizes, places and segments of an order, and none of its times. An event is a turn of a port's queue, of an
+adder tree or of a line. The events of a stretch of positions are one array; a stretch of the same shape, place and
+length is played once. (Written from stonne-simulator/stonne@22634b8 src, whose cycles are measured.)
 
 - A sequencer puts the weights of a step, then the inputs of a step, into the ports' queues, one step per cycle; a port
   sends one value per cycle, to any of its own multipliers. A multiplier keeps its weights and multiplies what comes.
@@ -207,7 +207,8 @@ def _round_trips(loops: FeedbackLoops, positions: int) -> Cycles:
         return np.arange(1, positions + 1)[None] * loops.alone
     run = play_feedback(loops, positions, min(loops.folds * positions, max(_PLAYED, 2 * loops.folds)))
     ends = [[run.end(number, count + 1) for count in range(positions)] for number in range(len(loops.exits))]
-    return np.array(ends, np.int64) - np.array([[exit_.most + 1] for exit_ in loops.exits])
+    climbs = np.array([[exit_.most + 1] for exit_ in loops.exits])
+    return np.asarray(np.array(ends) - climbs, np.int64)
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,9 @@ def _sizes(graph: Graph, node: Node, operator: Linear) -> tuple[TaskKind, OrderL
         return None
     depthwise = operator.weight_axis == 3
     groups = x[3] if depthwise else x[3] // w[3]
-    layer = OrderLayer(w[1], w[2], x[3] // groups, w[operator.weight_axis] // groups, x[1], x[2], groups, operator.stride[0])
+    layer = OrderLayer(
+        w[1], w[2], x[3] // groups, w[operator.weight_axis] // groups, x[1], x[2], groups, operator.stride[0]
+    )
     return TaskKind.DEPTHWISE if depthwise else TaskKind.CONVOLUTION, layer
 
 

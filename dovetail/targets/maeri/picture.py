@@ -1,6 +1,7 @@
-"""The picture of an order: multipliers against time, one page that needs nothing else and says all without its script.
+"""The picture of an order: multipliers against time, on one page that needs no other file and no script.
 
-Drawings are in cycles and multipliers and stretched to the page, so their texts stand beside them as HTML.
+Drawings are in cycles and multipliers and stretched to the page, so their texts stand beside them as HTML. Bars are
+coloured by layer or by the part of the engine that binds them.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ import base64
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from html import escape
 from importlib import resources
 from string import Template
 
-from dovetail.targets.maeri.binding import SAID, Bottleneck, Shares, Utilisation, binds, use_of
+import numpy as np
+import numpy.typing as npt
+
 from dovetail.targets.maeri.network import MultiplierLayer
 from dovetail.targets.maeri.order import Item, NetworkOrder
+from dovetail.targets.maeri.tile import grid, traffic
 from dovetail.targets.maeri.tree import Range
 
 MOST_BARS = 2000
@@ -23,6 +28,78 @@ MOST_BARS = 2000
 _MOST_LISTED = 100
 _SPANS = 400
 _TICKS = 6
+_FILES = ("order.html", "order.css", "order.js")
+Shares = npt.NDArray[np.float64]
+
+
+class Bottleneck(IntEnum):
+    """The part of the engine that an item waits for."""
+
+    MULTIPLIERS = 0
+    BOTH = 1
+    PORTS = 2
+    WEIGHTS = 3
+    LINES = 4
+    TREE = 5
+
+
+TEXTS = {
+    Bottleneck.MULTIPLIERS: ("multipliers", "a product in every cycle"),
+    Bottleneck.BOTH: ("multipliers and ports", "a product and a value sent in every cycle"),
+    Bottleneck.PORTS: ("ports", "inputs are sent more slowly than they could be multiplied"),
+    Bottleneck.WEIGHTS: ("weights", "weights, and waiting for last sums, take longer than products"),
+    Bottleneck.LINES: ("lines", "sums queue at the collection bus"),
+    Bottleneck.TREE: ("tree", "sums go round through the tree between steps"),
+}
+"""A word and a sentence for each bottleneck."""
+
+
+def binds(order: NetworkOrder, item: Item) -> Bottleneck:
+    """The part of the engine that an item waits for most of its time."""
+    time, columns = order.timing(item), grid(order.work(item).layer, item.tile)[1]
+    products = sum(time.positions(columns, part.first, part.count) for part in item.segments)
+    if order.end(item) - item.start > 2 * products:
+        return Bottleneck.WEIGHTS
+    sends, pace = max(later for _, later in time.rates), -(-time.pace[0] // time.pace[1])
+    if max(sends, pace) <= time.folds:
+        return Bottleneck.BOTH if sends == time.folds and order.config.shared_ports else Bottleneck.MULTIPLIERS
+    if sends >= pace:
+        return Bottleneck.PORTS
+    return Bottleneck.TREE if time.loops else Bottleneck.LINES
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """Utilisation of the engine in spans of equal length."""
+
+    edges: npt.NDArray[np.int64]
+    """Cycles the spans lie between."""
+    multipliers: Shares
+    """[bottleneck, span]: multipliers of items that are bound so, as a part of all."""
+    ports: Shares
+    """Values sent, as a part of those that ports can send."""
+    lines: Shares
+    """Sums taken, as a part of those that lines can take."""
+
+
+def use_of(order: NetworkOrder, spans: int) -> Utilisation:
+    """Utilisation of the engine by an order, in at most so many spans; values and sums spread over each item evenly."""
+    edges = np.unique(np.linspace(0, order.makespan, spans + 1).round().astype(np.int64))
+    total = np.zeros((len(Bottleneck) + 2, len(edges)))
+    for item in order.items:
+        end, time, layer = order.end(item), order.timing(item), order.work(item).layer
+        past = np.clip(edges - item.start, 0, end - item.start)
+        total[binds(order, item)] += past * (time.size * item.tile.neurons / order.config.multipliers)
+        weights, first, later = traffic(order.config, layer, item.tile)
+        columns, sends, sums = grid(layer, item.tile)[1], 0, 0
+        for part in item.segments:
+            rows = 1 + (part.first + part.count - 1) // columns - part.first // columns
+            sends += time.folds * (weights + rows * first + (part.count - rows) * later)
+            sums += part.count * item.tile.neurons
+        total[-2] += past * (sends / (end - item.start) / order.config.distribution)
+        total[-1] += past * (sums / (end - item.start) / order.config.collection)
+    shares = np.clip(np.diff(total, axis=1) / np.diff(edges), 0.0, 1.0)
+    return Utilisation(edges, shares[:-2], shares[-2], shares[-1])
 
 
 @dataclass(frozen=True)
@@ -68,7 +145,7 @@ def page(
         legend="".join(_entry(order, number) for number, _ in rows),
         reasons="".join(
             f'<li><i class="swatch b{reason}"></i><b>{word}</b> {sentence}</li>'
-            for reason, (word, sentence) in SAID.items()
+            for reason, (word, sentence) in TEXTS.items()
         ),
         gantt=_gantt(order, bars, (0, order.makespan), "main"),
         use=_use(order, use),
@@ -77,15 +154,12 @@ def page(
     )
 
 
-_FILES = ("order.html", "order.css", "order.js")
-
-
 def _works(order: NetworkOrder) -> Iterable[tuple[int, MultiplierLayer]]:
     return enumerate(order.network.works)
 
 
 def _bars(order: NetworkOrder) -> list[ItemBar]:
-    """What is drawn, by start and place."""
+    """Bars by start and place."""
     bars = [_bar(order, item) for item in order.items]
     if len(bars) > MOST_BARS:
         bars = sorted(_joined(bars, order.makespan // 1000), key=lambda bar: (bar.start - bar.end) * bar.place.size)
@@ -93,18 +167,18 @@ def _bars(order: NetworkOrder) -> list[ItemBar]:
 
 
 def _joined(bars: Sequence[ItemBar], gap: int) -> list[ItemBar]:
-    """Bars of a layer that follow one another in one place, at most so many cycles later, as one."""
+    """Bars of a layer that follow one another in one place, at most `gap` cycles later, as one bar."""
     last: dict[tuple[int, Range], ItemBar] = {}
-    found: list[ItemBar] = []
+    done: list[ItemBar] = []
     for bar in bars:
         before = last.get((bar.work, bar.place))
         if before is not None and bar.start - before.end <= gap:
             channels = min(before.channels[0], bar.channels[0]), max(before.channels[1], bar.channels[1])
             bar = replace(bar, start=before.start, channels=channels, items=before.items + 1)
         elif before is not None:
-            found.append(before)
+            done.append(before)
         last[bar.work, bar.place] = bar
-    return [*found, *last.values()]
+    return [*done, *last.values()]
 
 
 def _bar(order: NetworkOrder, item: Item) -> ItemBar:
@@ -129,10 +203,10 @@ def _colours(order: NetworkOrder) -> str:
 def _kernel(work: MultiplierLayer) -> str:
     """A layer in a few words."""
     layer = work.layer
-    if work.kind == "dense":
+    if work.family == "dense":
         return f"dense, {layer.channels} to {work.channels}"
     sizes = f"{layer.rows}x{layer.columns}, {layer.channels * layer.groups} to {work.channels} channels"
-    return f"{work.kind} {sizes}{f', stride {layer.stride}' if layer.stride > 1 else ''}"
+    return f"{work.family} {sizes}{f', stride {layer.stride}' if layer.stride > 1 else ''}"
 
 
 def _entry(order: NetworkOrder, number: int) -> str:
@@ -143,7 +217,7 @@ def _entry(order: NetworkOrder, number: int) -> str:
 
 
 def _gantt(order: NetworkOrder, bars: Sequence[ItemBar], span: tuple[int, int], name: str) -> str:
-    """Bars against time, with ticks; what lies outside of the span is cut off."""
+    """Bars against time, with ticks; bars end at the ends of the span."""
     multipliers, (begin, end) = order.config.multipliers, span
     inside = [bar for bar in bars if bar.start < end and bar.end > begin]
     label = f"{len(inside)} groups of virtual neurons on {multipliers} multipliers, cycles {begin:,} to {end:,}"
@@ -159,15 +233,15 @@ def _gantt(order: NetworkOrder, bars: Sequence[ItemBar], span: tuple[int, int], 
 
 
 def _shape(order: NetworkOrder, bar: ItemBar) -> str:
-    """A bar, a line between its virtual neurons, and what is said of it."""
+    """A bar, lines between its virtual neurons, and its text."""
     low, high = bar.channels
-    said = [
+    texts = [
         order.network.works[bar.work].name,
         f"{bar.neurons} of {bar.kernel}" if bar.neurons > 1 else f"kernel {bar.kernel}",
         f"multipliers {bar.place.start} to {bar.place.end - 1}",
         f"cycles {bar.start:,} to {bar.end - 1:,}",
         f"output channel {low}" if low == high else f"output channels {low} to {high}",
-        f"bound by {SAID[bar.binds][0]}",
+        f"bound by {TEXTS[bar.binds][0]}",
         *([f"{bar.items} one after the other"] if bar.items > 1 else []),
     ]
     width, first = bar.end - bar.start, bar.place.start
@@ -177,7 +251,7 @@ def _shape(order: NetworkOrder, bar: ItemBar) -> str:
         f"M{bar.start} {first + number * each:g}h{width}" for number in range(1, bar.neurons) if bar.neurons <= 64
     )
     lines = f'<path class="between" d="{between}"/>' if between else ""
-    text = escape("; ".join(said))
+    text = escape("; ".join(texts))
     return f'<g class="l{bar.work} b{bar.binds}"><title>{text}</title><rect {box}/>{lines}</g>'
 
 
@@ -189,10 +263,10 @@ def _ticks(begin: int, end: int) -> str:
 
 
 def _use(order: NetworkOrder, use: Utilisation) -> str:
-    """What binds, and ports and lines at work, against time."""
+    """Multipliers by bottleneck, and ports and lines at work, against time."""
     bottom = use.multipliers.cumsum(axis=0) - use.multipliers
     areas = "".join(
-        f'<path class="b{reason}" d="{_area(use, low, low + height)}"><title>{SAID[Bottleneck(reason)][0]}: '
+        f'<path class="b{reason}" d="{_area(use, low, low + height)}"><title>{TEXTS[Bottleneck(reason)][0]}: '
         f"{100 * _mean(use, height):.1f} % of the multipliers on average</title></path>"
         for reason, (low, height) in enumerate(zip(bottom, use.multipliers, strict=True))
     )
@@ -200,17 +274,17 @@ def _use(order: NetworkOrder, use: Utilisation) -> str:
     for name, shares in (("Values sent by the ports", use.ports), ("Sums taken by the lines", use.lines)):
         area = f'<path class="share" d="{_area(use, 0 * shares, shares)}"/>'
         strips.append((name, area, _mean(use, shares)))
-    found = []
+    figures = []
     for name, drawing, mean in strips:
         box = f'viewBox="0 0 {order.makespan} 100" preserveAspectRatio="none"'
         said = f"{name}: {100 * mean:.1f} % on average"
         svg = f'<svg class="strip" {box} role="img" aria-label="{said}">{drawing}</svg>'
-        found.append(f'<figure><figcaption>{said}</figcaption><div class="chart">{svg}</div></figure>')
-    return "".join(found)
+        figures.append(f'<figure><figcaption>{said}</figcaption><div class="chart">{svg}</div></figure>')
+    return "".join(figures)
 
 
 def _mean(use: Utilisation, shares: Shares) -> float:
-    """Over all cycles."""
+    """The mean share over all cycles."""
     cycles = use.edges[1:] - use.edges[:-1]
     return float((cycles * shares).sum() / cycles.sum())
 
@@ -243,7 +317,7 @@ def _layer(order: NetworkOrder, number: int, bars: Sequence[ItemBar]) -> str:
     for bar in own[:_MOST_LISTED]:
         low, high = bar.channels
         place, channels = f"{bar.place.start} to {bar.place.end - 1}", f"{low}" if low == high else f"{low} to {high}"
-        cells = (f"{bar.start:,}", f"{bar.end:,}", place, str(bar.neurons), bar.kernel, channels, SAID[bar.binds][0])
+        cells = (f"{bar.start:,}", f"{bar.end:,}", place, str(bar.neurons), bar.kernel, channels, TEXTS[bar.binds][0])
         rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     more = f"<p>… and {len(own) - _MOST_LISTED} more, in schedule.json.</p>" if len(own) > _MOST_LISTED else ""
     head = "".join(f'<th scope="col">{text}</th>' for text in heads)

@@ -1,7 +1,7 @@
 """Executes an order on real tensors, cycle by cycle, and checks it.
 
-The cycle of every product is what the hardware makes of the items (`machine.py`). Checked are: multipliers and ports are
-used by one item at a time, until its last sum has left; the tree can be configured for every set of virtual neurons
+The cycle of every product is what the hardware makes of the items (`machine.py`). Checked are: multipliers and ports
+are used by one item at a time, until its last sum has left; the tree can be configured for every set of virtual neurons
 that works together, and the bus takes all their sums; every input exists when it is sent; every product of every sum is
 added exactly once.
 """
@@ -86,16 +86,17 @@ def simulate(order: NetworkOrder, inputs: Mapping[str, Array]) -> Simulation:
     Raises:
         SimulationError: the engine cannot do what the order says; names the item, its place and the cycle.
     """
-    runs = _runs(order)
-    cycles = _check(order, runs)
+    layers, cycles = _layers(order), 0
     values: dict[str, Array] = {**order.network.graph.constants, **inputs}
-    numbers = {work.node.output: number for number, work in enumerate(order.network.works)}
+    works = {work.node.output: work for work in order.network.works}
     for node in order.network.graph.nodes:
-        operands, number = [values[name] for name in node.inputs], numbers.get(node.output)
-        if number is None:
+        operands, work = [values[name] for name in node.inputs], works.get(node.output)
+        if work is None:
             values[node.output] = node.operator.evaluate(operands)
         else:
-            values[node.output] = _sums(order.network.works[number], _of_layer(runs, number), operands)
+            runs, times = next(layers)
+            values[node.output] = _sums(work, runs, operands)
+            cycles = max(cycles, int(times.max()))
     outputs = {name: values[name] for name in order.network.graph.outputs}
     return Simulation(outputs, cycles, sum(work.layer.macs for work in order.network.works))
 
@@ -107,7 +108,7 @@ def check(order: NetworkOrder) -> int:
         SimulationError: as `simulate`.
         TargetError: the engine cannot compute an item.
     """
-    return _check(order, _runs(order))
+    return max(int(times.max()) for _, times in _layers(order))
 
 
 def layer_spans(order: NetworkOrder) -> list[tuple[int, int]]:
@@ -126,8 +127,9 @@ def _of_layer(runs: Sequence[_ItemRun], number: int) -> list[_ItemRun]:
     return [run for run in runs if run.item.work == number]
 
 
-def _check(order: NetworkOrder, runs: Sequence[_ItemRun]) -> int:
-    """Check items, memories, phases and inputs; the cycle from which all results exist."""
+def _layers(order: NetworkOrder) -> Iterator[tuple[list[_ItemRun], Times]]:
+    """The items of each layer and the times of its results, in the network's order; checked one after the other."""
+    runs = _runs(order)
     _check_places(order.config, runs)
     short = shortage(order.network, order.config, [(run.item, *run.span) for run in runs])
     if short is not None:
@@ -139,7 +141,7 @@ def _check(order: NetworkOrder, runs: Sequence[_ItemRun]) -> int:
         if own:
             _check_inputs(work, exists_from(order.network.graph, work.node.inputs[0], exists), own)
         exists[work.node.output] = _results(work, own)
-    return max(int(times.max()) for times in exists.values())
+        yield own, exists[work.node.output]
 
 
 def _runs(order: NetworkOrder) -> list[_ItemRun]:

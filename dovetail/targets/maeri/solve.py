@@ -1,8 +1,8 @@
-"""The best order found in a time: the list scheduler's at once, an exact one of small networks, then better sizes.
+"""The best order found in a time: the list scheduler's at once, an exact order of small networks, then better sizes.
 
-The exact scheduler places pieces on multipliers and time by CP-SAT. A piece is one output channel of a layer, or what
-some input channels add to it: a rectangle of its virtual neuron's multipliers times its cycles. Pieces do not overlap,
-and begin when the channels they read exist.
+The exact scheduler places pieces on multipliers and time by CP-SAT. A piece is one output channel of a layer, or the
+part of it that some input channels add: a rectangle of its virtual neuron's multipliers times its cycles. Pieces do not
+overlap, and begin when the channels they read exist.
 """
 
 from __future__ import annotations
@@ -11,32 +11,35 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
+from math import ceil
 from typing import Any
 
 import numpy as np
 
 from dovetail.errors import MissingExtraError, SimulationError, TargetError
-from dovetail.targets.maeri.tile import MultiplierTile, tile_of
 from dovetail.targets.maeri.bound import bound
-from dovetail.targets.maeri.clashes import asked
+from dovetail.targets.maeri.clashes import consistent_rules
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange, tried_sizes
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, exists_from
-from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, laid_out, in_order
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, in_order, laid_out
 from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules
 from dovetail.targets.maeri.simulate import check
+from dovetail.targets.maeri.tile import MultiplierTile, tile_of
 from dovetail.targets.maeri.timing import ItemTiming, timing
-from dovetail.targets.maeri.tree import Range, line_of
+from dovetail.targets.maeri.tree import Range, leaving
 
 CLOSE = 1.005
 """Orders this near the bound are not improved."""
 MOST_PIECES = 160
-"""More pieces than this are not tried: the list scheduler is close to the bound there."""
+"""Networks of more pieces are not solved: the list scheduler is close to the bound there."""
+_ROWS = 8
+"""Pieces of a dense layer of one vector, at most."""
 _ROUNDS = 12
-"""How often pieces that met on a line of the collection bus are kept off each other and the rest is solved again."""
-Found = Callable[[str, int, int], None]
-"""Told every better order: what found it, its makespan and the bound, in cycles."""
+"""Times that pieces which meet on a line of the collection bus are kept off each other and the rest is solved again."""
+Report = Callable[[str, int, int], None]
+"""Called with every better order: its source, its makespan and the bound, in cycles."""
 
 
 def best_order(
@@ -44,19 +47,19 @@ def best_order(
     config: MaeriConfig,
     rules: Rules | None = None,
     seconds: float = 5.0,
-    found: Found = lambda how, makespan, bound: None,
+    report: Report = lambda source, makespan, bound: None,
 ) -> NetworkOrder:
-    """An order of a network, the best that is found.
+    """The best order of a network that is found.
 
     The list scheduler's comes first and is always valid. A small network is then solved as a whole (the extra
     "solver"); for others, one layer after the other tries other virtual neurons, the longest layer first.
 
     Args:
-        network: what to compute.
-        config: on what.
+        network: the network.
+        config: the engine.
         rules: the user's own.
-        seconds: to spend on better orders; the same orders come of the same time only where all are tried.
-        found: told each better order.
+        seconds: to spend on better orders; equal seconds give equal orders only where all orders are tried in them.
+        report: called with each better order.
 
     Raises:
         ModelError: the rules name no layer, or contradict each other.
@@ -68,30 +71,30 @@ def best_order(
     if not is_sound(best, rules):
         best = arrange(network, config, rules, cautious=True)
     took = time.process_time() - until + seconds
-    found("list", best.makespan, least)
+    report("list", best.makespan, least)
     if seconds <= 0:
         return best
     try:
-        solved = _solved(network, config, rules, until)
+        solved = _solve(network, config, rules, until)
     except MissingExtraError:
         solved = None
     if solved is not None and solved.makespan < best.makespan and is_sound(solved, rules):
         best = solved
-        found("exact", best.makespan, least)
+        report("exact", best.makespan, least)
     if config.shared_ports or rules != Rules():
         return best
-    chosen: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for number in sorted(range(len(network.works)), key=lambda number: (-network.works[number].layer.macs, number)):
         for size in tried_sizes(network.works[number], config, False):
             if best.makespan <= least * CLOSE or time.process_time() + took > until:
                 return best
             try:
-                made = arrange(network, config, rules, {**chosen, number: size})
+                order = arrange(network, config, rules, {**sizes, number: size})
             except TargetError:  # the memories
                 continue
-            if made.makespan < best.makespan:
-                best, chosen = made, {**chosen, number: size}
-                found("list, other sizes", best.makespan, least)
+            if order.makespan < best.makespan:
+                best, sizes = order, {**sizes, number: size}
+                report("list, other sizes", best.makespan, least)
     return best
 
 
@@ -103,25 +106,24 @@ def is_sound(order: NetworkOrder, rules: Rules) -> bool:
         return False
 
 
-def _solved(network: OrderNetwork, config: MaeriConfig, rules: Rules, until: float) -> NetworkOrder | None:
+def _solve(network: OrderNetwork, config: MaeriConfig, rules: Rules, until: float) -> NetworkOrder | None:
     """The best order of whole output channels that is found in time, with and without parts over input channels; None
     where the network is too large for it, or a channel does not fit."""
     best: NetworkOrder | None = None
-    spelt = asked(rules, network, config)
+    units = consistent_rules(rules, network, config)
     for in_parts in (False, True):
-        pieces = _pieces(network, config, spelt, in_parts)
+        pieces = _pieces(network, config, units, in_parts)
         if pieces and len(pieces) <= MOST_PIECES and not config.shared_ports:
-            made = _SolverModel(network, config, spelt, pieces, until).solve(
-                (until - time.process_time()) / (2 - in_parts)
-            )
-            if made and (best is None or made.makespan < best.makespan):
-                best = made
+            model = _SolverModel(network, config, units, pieces, until)
+            order = model.solve((until - time.process_time()) / (2 - in_parts))
+            if order and (best is None or order.makespan < best.makespan):
+                best = order
     return best
 
 
 @dataclass(frozen=True)
 class _NeuronTask:
-    """What one virtual neuron computes in one go."""
+    """Sums that one virtual neuron computes in one go."""
 
     work: int
     segment: ChannelSegment
@@ -139,36 +141,32 @@ class _NeuronTask:
         return max(self.time.size, 2)
 
 
-def _pieces(network: OrderNetwork, config: MaeriConfig, spelt: UnitRules, in_parts: bool) -> list[_NeuronTask]:
+def _pieces(network: OrderNetwork, config: MaeriConfig, rules: UnitRules, in_parts: bool) -> list[_NeuronTask]:
     """The pieces of a network; none where a layer's sums do not fit."""
     pieces: list[_NeuronTask] = []
     for number, work in enumerate(network.works):
-        area = work.layer.rows * work.layer.columns
+        area, taps = work.layer.rows * work.layer.columns, work.layer.taps
         divided = in_parts and work.layer.channels > 1 and config.accumulation_buffer and area > 1
-        step = area if divided and number not in spelt.whole else work.layer.taps
-        folds = -(-step // config.multipliers)
+        step = area if divided and number not in rules.whole else taps
+        folds = ceil(step / config.multipliers)
         if folds > 1 and not (config.fold and config.accumulation_buffer and folds <= config.weight_depth):
             return []
-        tile = tile_of(work.layer, -(-step // folds))
+        tile = tile_of(work.layer, ceil(step / folds))
         time = timing(config, work.layer, tile, step)
-        most = max(timing(config, work.layer, tile, step, at).tail for at in range(config.multipliers - time.size + 1))
+        tail = max(timing(config, work.layer, tile, step, at).tail for at in range(config.multipliers - time.size + 1))
         for segment, gives in _goals(work):
             if len(pieces) > MOST_PIECES:
                 return pieces
-            exists = time.load + time.positions(work.layer.out_columns, segment.first, segment.count) + most
-            parts = [(first, first + step) for first in range(0, work.layer.taps, step)]
-            pieces += [_NeuronTask(number, segment, gives, taps, time, tile, exists) for taps in parts]
+            exists = time.load + time.positions(work.layer.out_columns, segment.first, segment.count) + tail
+            parts = [(first, first + step) for first in range(0, taps, step)]
+            pieces += [_NeuronTask(number, segment, gives, part, time, tile, exists) for part in parts]
     return pieces
 
 
-_ROWS = 8
-"""Pieces a dense layer of one vector is cut into, at most."""
-
-
 def _goals(work: MultiplierLayer) -> Iterator[tuple[ChannelSegment, range]]:
-    """What pieces of a layer compute, and the channels of its result they have a part in."""
+    """The sums of pieces of a layer, and the channels of its result they have a part in."""
     if work.turned:
-        step = -(-work.positions // _ROWS)
+        step = ceil(work.positions / _ROWS)
         for first in range(0, work.positions, step):
             count = min(step, work.positions - first)
             yield ChannelSegment(0, first, count), range(first, first + count)
@@ -178,14 +176,14 @@ def _goals(work: MultiplierLayer) -> Iterator[tuple[ChannelSegment, range]]:
 
 
 class _SolverModel:
-    """Where and when pieces work, as a model of CP-SAT.
+    """Places and times of pieces, as a model of CP-SAT.
 
     Raises:
         MissingExtraError: the solver is not installed.
     """
 
     def __init__(
-        self, network: OrderNetwork, config: MaeriConfig, spelt: UnitRules, pieces: Sequence[_NeuronTask], until: float
+        self, network: OrderNetwork, config: MaeriConfig, rules: UnitRules, pieces: Sequence[_NeuronTask], until: float
     ) -> None:
         try:
             from ortools.sat.python import cp_model
@@ -201,42 +199,44 @@ class _SolverModel:
         rows = [interval(place, piece.width, "") for place, piece in zip(self._places, pieces, strict=True)]
         model.add_no_overlap_2d(spans, rows)
         model.add_cumulative(spans, [piece.width for piece in pieces], config.multipliers)
-        for works, most, _ in spelt.limits:
+        for works, most, _ in rules.limits:
             counted = [span for span, piece in zip(spans, pieces, strict=True) if piece.work in works]
             model.add_cumulative(counted, [1] * len(counted), most)
-        self._precedences(spelt, spans)
+        self._add_dependencies()
+        self._add_rules(rules, spans)
         makespan = model.new_int_var(0, horizon, "")
         for start, piece in zip(self._starts, pieces, strict=True):
             model.add(makespan >= start + piece.exists)
         model.minimize(makespan)
 
-    def _precedences(self, spelt: UnitRules, spans: Sequence[Any]) -> None:
-        """A piece's first product waits for the channels it reads, and for the user's rules."""
-        model, starts, pieces, works = self._model, self._starts, self._pieces, self._network.works
-        numbers = {work.name: number for number, work in enumerate(works)}
-        own: dict[int, list[int]] = {number: [] for number in range(len(works))}
-        for index, piece in enumerate(pieces):
-            own[piece.work].append(index)
+    def _add_dependencies(self) -> None:
+        """A piece's first product waits for the channels it reads."""
         reached: dict[tuple[int, int], list[set[int]]] = {}
-        for index, piece in enumerate(pieces):
-            work = works[piece.work]
-            for earlier in self._network.before(work):
-                key = piece.work, numbers[earlier.name]
+        for piece, start in zip(self._pieces, self._starts, strict=True):
+            lead = 0 if self._network.works[piece.work].turned else piece.time.lead
+            channels = _channels_read(self._network.works[piece.work], piece)
+            for earlier in self._network.earlier(piece.work):
+                key = piece.work, earlier
                 if key not in reached:
-                    reached[key] = _reaches(self._network, work, earlier)
-                lead = 0 if work.turned else piece.time.lead
-                read = _channels_read(work, piece)
-                for other in own[key[1]]:
-                    if any(reached[key][channel] & read for channel in pieces[other].gives):
-                        model.add(starts[index] + lead >= starts[other] + pieces[other].exists)
-        inside = {unit: [index for index in own[unit.work] if _is_in(pieces[index], unit)] for unit in spelt.units}
-        for x, y in spelt.rules_before:
+                    reached[key] = _reaches(self._network, *key)
+                for other, before in zip(self._pieces, self._starts, strict=True):
+                    if other.work == earlier and any(reached[key][channel] & channels for channel in other.gives):
+                        self._model.add(start + lead >= before + other.exists)
+
+    def _add_rules(self, rules: UnitRules, spans: Sequence[Any]) -> None:
+        """Pieces keep the user's rules of what comes first, of times and of places."""
+        model, starts, pieces = self._model, self._starts, self._pieces
+        inside = {
+            unit: [index for index, piece in enumerate(pieces) if piece.work == unit.work and _is_in(piece, unit)]
+            for unit in rules.units
+        }
+        for x, y in rules.rules_before:
             for other, index in product(inside[x], inside[y]):
                 model.add(starts[index] >= starts[other] + pieces[other].exists)
-        for x, y in spelt.apart:
+        for x, y in rules.apart:
             for other, index in product(inside[x], inside[y]):
                 model.add_no_overlap([spans[other], spans[index]])
-        for unit, pin, _ in spelt.pins:
+        for unit, pin, _ in rules.pins:
             low, high = pin.multipliers or (0, self._config.multipliers)
             for index in inside[unit]:
                 model.add(self._places[index] >= low)
@@ -259,53 +259,50 @@ class _SolverModel:
             solver.parameters.max_time_in_seconds = left
             if solver.solve(self._model) not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
                 return None
-            found = [
-                (piece, solver.value(start), Range(solver.value(place), piece.width))
-                for piece, start, place in zip(self._pieces, self._starts, self._places, strict=True)
+            starts = [solver.value(start) for start in self._starts]
+            places = [
+                Range(solver.value(place), piece.time.size)
+                for place, piece in zip(self._places, self._pieces, strict=True)
             ]
-            crossing = self._crossing(found)
+            crossing = self._crossing(starts, places)
             if not crossing:
-                return self._order(found)
+                return self._order(starts, places)
             for pair in crossing:
-                self._keep_off(pair)
+                self._keep_off(*pair)
         return None
 
-    def _order(self, found: Sequence[tuple[_NeuronTask, int, Range]]) -> NetworkOrder:
-        items, exists = list[Item](), []
+    def _order(self, starts: Sequence[int], places: Sequence[Range]) -> NetworkOrder:
+        items, exists = list[Item](), list[int]()
         for number, work in enumerate(self._network.works):
-            own = tuple(
-                Item(number, piece.tile, Range(place.start, piece.time.size), start, (piece.segment,), piece.taps)
-                for piece, start, place in found
+            own = [
+                Item(number, start, place, piece.tile, piece.taps, (piece.segment,))
+                for piece, start, place in zip(self._pieces, starts, places, strict=True)
                 if piece.work == number
-            )
+            ]
             items += own
             exists.append(laid_out(own, work, self._config).exists)
         return NetworkOrder(self._network, self._config, in_order(items), max(exists))
 
-    def _crossing(self, found: Sequence[tuple[_NeuronTask, int, Range]]) -> list[tuple[int, int]]:
+    def _crossing(self, starts: Sequence[int], places: Sequence[Range]) -> list[tuple[int, int]]:
         """Pairs of pieces that work at the same time and give their sums to one line."""
-        pairs = []
-        for (one, (piece, start, place)), (other, (second, later, there)) in combinations(enumerate(found), 2):
-            if start < later + second.exists and later < start + piece.exists:
-                lines = {
-                    line_of(self._config.multipliers, self._config.collection, Range(each.start, one_piece.time.size))
-                    for each, one_piece in ((place, piece), (there, second))
-                }
-                pairs += [(one, other)] if len(lines) == 1 else []
-        return pairs
+        lines = [leaving(self._config, place).line for place in places]
+        ends = [start + piece.exists for start, piece in zip(starts, self._pieces, strict=True)]
+        return [
+            (one, other)
+            for one, other in combinations(range(len(starts)), 2)
+            if starts[one] < ends[other] and starts[other] < ends[one] and lines[one] == lines[other]
+        ]
 
-    def _keep_off(self, pair: tuple[int, int]) -> None:
+    def _keep_off(self, one: int, other: int) -> None:
         """Two pieces use different lines, or one comes after the other."""
-        model, starts, pieces, config = self._model, self._starts, self._pieces, self._config
-        lines = []
-        for index in pair:
-            width = pieces[index].width
-            places = (Range(place, pieces[index].time.size) for place in range(config.multipliers - width + 1))
-            table = [line_of(config.multipliers, config.collection, place) for place in places]
-            number = model.new_int_var(0, config.collection, "")
-            model.add_element(self._places[index], table, number)
-            lines.append(number)
-        one, other = pair
+        model, starts, pieces, lines = self._model, self._starts, self._pieces, []
+        for index in (one, other):
+            width, size = pieces[index].width, pieces[index].time.size
+            places = range(self._config.multipliers - width + 1)
+            table = [leaving(self._config, Range(place, size)).line for place in places]
+            line = model.new_int_var(0, self._config.collection, "")
+            model.add_element(self._places[index], table, line)
+            lines.append(line)
         apart, first, second = (model.new_bool_var("") for _ in range(3))
         model.add(lines[0] != lines[1]).only_enforce_if(apart)
         model.add(starts[one] + pieces[one].exists <= starts[other]).only_enforce_if(first)
@@ -316,7 +313,7 @@ class _SolverModel:
 def _channels_read(work: MultiplierLayer, piece: _NeuronTask) -> set[int]:
     layer = work.layer
     area, first = layer.rows * layer.columns, piece.segment.channel // layer.filters * layer.channels
-    return {first + channel for channel in range(piece.taps[0] // area, -(-piece.taps[1] // area))}
+    return {first + channel for channel in range(piece.taps[0] // area, ceil(piece.taps[1] / area))}
 
 
 def _is_in(piece: _NeuronTask, unit: ChannelRange) -> bool:
@@ -324,15 +321,17 @@ def _is_in(piece: _NeuronTask, unit: ChannelRange) -> bool:
     return piece.gives.start < unit.end and unit.first < piece.gives.stop
 
 
-def _reaches(network: OrderNetwork, work: MultiplierLayer, earlier: MultiplierLayer) -> list[set[int]]:
-    """Which input channels of a layer each output channel of an earlier one has a part in."""
-    reaches = []
-    for channel in range(earlier.channels):
-        known = {
-            each.node.output: np.zeros((each.channels, each.layer.out_rows if each.is_image else 1), np.int64)
-            for each in network.works
-        }
-        known[earlier.node.output][channel] = 1
-        times = exists_from(network.graph, work.node.inputs[0], known)
+def _reaches(network: OrderNetwork, number: int, earlier: int) -> list[set[int]]:
+    """For each output channel of an earlier layer the input channels of a layer that it has a part in."""
+    reaches, source = [], network.works[earlier]
+    results = {
+        work.node.output: np.zeros((work.channels, work.layer.out_rows if work.is_image else 1), np.int64)
+        for work in network.works
+    }
+    for channel in range(source.channels):
+        marked = results[source.node.output].copy()
+        marked[channel] = 1
+        value = network.works[number].node.inputs[0]
+        times = exists_from(network.graph, value, {**results, source.node.output: marked})
         reaches.append({int(place) for place in np.flatnonzero(times.max(axis=1))})
     return reaches

@@ -1,10 +1,10 @@
-"""What a programming image says: where everything lies, what is done step by step, and the order of the multipliers.
+"""A programming image: addresses, steps, and the order of the multipliers.
 
 One memory of bytes from 0 on: constants, then features. A feature is a dense image, rows first, channels last. An image
-for INT8 holds a network's numbers as they are. One for INT16, the type of the public RTL, holds the same network: its
-multipliers know no zero points, so these are taken off what is stored; and they keep bits 31 and 26 to 12 of a product
-(maeri-project/MAERI_bsv@1351d1b src/ALUs/INT16_Multiplier.bsv), so features are raised by 4 bits and weights by 8: what
-is kept is then the product itself.
+for INT8 holds a network's numbers as they are. An image for INT16, the type of the public RTL, holds the same network:
+its multipliers know no zero points, so these are taken off stored elements; and they keep bits 31 and 26 to 12 of a
+product (maeri-project/MAERI_bsv@1351d1b src/ALUs/INT16_Multiplier.bsv), so features are raised by 4 bits and weights by
+8: the bits that are kept are then the product itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
+
+from dovetail.ir.types import Array, DType
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.order import Item
@@ -19,14 +22,14 @@ from dovetail.targets.maeri.order import Item
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """How numbers lie in memory."""
+    """Form of numbers in memory."""
 
     element: int
     """Bytes of a feature's element, and of a weight."""
     feature_shift: int
-    """Bits features are raised by."""
+    """Bits that features are raised by."""
     weight_shift: int
-    """Bits weights are."""
+    """Bits that weights are raised by."""
 
 
 INT8 = NumberFormat(1, 0, 0)
@@ -37,7 +40,7 @@ FORMS = {"int8": INT8, "int16": INT16}
 
 @dataclass(frozen=True, slots=True)
 class FeatureMap:
-    """Where a feature lies, and what it is; a vector is an image of one pixel, a matrix one of one column."""
+    """A feature in memory; a vector is an image of one pixel, a matrix an image of one column."""
 
     address: int
     """Of the first byte."""
@@ -49,8 +52,13 @@ class FeatureMap:
 
     @property
     def elements(self) -> int:
-        """Of the whole image."""
+        """Elements of the whole image."""
         return self.rows * self.columns * self.channels
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """As a value of a graph."""
+        return 1, self.rows, self.columns, self.channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,6 @@ class LayerStep:
     """A layer on the multipliers, and the stage behind them: fixed-point scaling as TensorFlow Lite Micro's."""
 
     kind: TaskKind
-    """What the layer is, and so how its weights lie."""
     source: FeatureMap
     result: FeatureMap
     top: int
@@ -67,12 +74,12 @@ class LayerStep:
     bottom: int
     right: int
     rows: int
-    """Of the kernel."""
+    """Rows of the kernel."""
     columns: int
     stride: int
     groups: int
     zero_point: int
-    """What stands for 0.0 in the network's operand; what the source stores for it is less by the source's."""
+    """The number that stands for 0.0 in the network's operand; stored it is less by the source's zero point."""
     weights: int
     """Address of the weights."""
     bias: int
@@ -84,7 +91,7 @@ class LayerStep:
     """Least result, zero point included."""
     high: int
     sum_bits: int
-    """An adder of so many bits holds every sum of these weights, whatever the features are."""
+    """Bits of an adder that holds every sum of these weights, whatever the features are."""
 
     @property
     def layer(self) -> OrderLayer:
@@ -95,6 +102,16 @@ class LayerStep:
         sizes = (source.rows + self.top + self.bottom, source.columns + self.left + self.right)
         channels, filters = source.channels // self.groups, result.channels // self.groups
         return OrderLayer(self.rows, self.columns, channels, filters, *sizes, self.groups, self.stride)
+
+
+def bits_of_sums(weights: Array, kind: TaskKind, zero_point: int) -> int:
+    """Bits, sign included, that hold every sum of a layer of int8, and every part of one; weights as they lie."""
+    by_filter = np.moveaxis(weights[0], -1, 0) if kind is TaskKind.DEPTHWISE else weights
+    rows = by_filter.reshape(len(by_filter), -1).astype(np.int64)
+    ends = [rows * (end - zero_point) for end in (DType.INT8.low, DType.INT8.high)]
+    most = np.maximum(*ends).clip(0).sum(axis=1).max()
+    least = np.minimum(*ends).clip(None, 0).sum(axis=1).min()
+    return max(int(most).bit_length(), int(-least - 1).bit_length()) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +131,7 @@ class AdditionStep:
 
 
 class PoolKind(IntEnum):
-    """What is made of a window."""
+    """The value that a pool makes of a window."""
 
     LARGEST = 0
     MEAN = 1
@@ -131,7 +148,7 @@ class PoolStep:
     source: FeatureMap
     result: FeatureMap
     rows: int
-    """Of the window."""
+    """Rows of the window."""
     columns: int
     row_stride: int
     column_stride: int
@@ -177,7 +194,7 @@ STEPS: tuple[type[Step], ...] = (LayerStep, AdditionStep, PoolStep, SoftmaxStep,
 
 
 def operands(step: Step) -> tuple[FeatureMap, ...]:
-    """What a step reads."""
+    """The features that a step reads."""
     if isinstance(step, JoinStep):
         return step.parts
     return (step.source, step.other) if isinstance(step, AdditionStep) else (step.source,)
@@ -190,7 +207,7 @@ class ProgrammingImage:
     config: MaeriConfig
     form: NumberFormat
     makespan: int
-    """Cycles the order takes."""
+    """Cycles of the order."""
     memory: int
     """Bytes, constants included."""
     inputs: tuple[FeatureMap, ...]
@@ -203,8 +220,21 @@ class ProgrammingImage:
     trees: tuple[tuple[int, ...], ...]
     """Words of RN_Config for each configuration of the reduction tree."""
     phases: tuple[tuple[int, int], ...]
-    """(first cycle, which configuration)."""
+    """(first cycle, number of the configuration)."""
     items: tuple[Item, ...]
     """The order of the multipliers; `work` is the number of the step."""
     constants: bytes
     """The first bytes of the memory."""
+
+    @property
+    def layers(self) -> list[int]:
+        """Numbers of the steps that are layers."""
+        return [number for number, step in enumerate(self.steps) if isinstance(step, LayerStep)]
+
+    def bytes_of(self, place: FeatureMap) -> range:
+        """The addresses of a feature."""
+        return range(place.address, place.address + self.form.element * place.elements)
+
+    def numbers(self, address: int, shape: tuple[int, ...], kind: str = "<i4") -> Array:
+        """Constants."""
+        return np.frombuffer(self.constants, kind, int(np.prod(shape)), address).reshape(shape)

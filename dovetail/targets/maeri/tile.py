@@ -165,6 +165,9 @@ def neuron_group(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, t
     exits = tuple(leaving(config, place) for place in places)
     ports, loops = _port_traffic(config, layer, tile, carried, at % config.feed_width), None
     if carried:
-        feeding, entries = (place.start // config.feed_width for place in places), config.multipliers // config.collection
+        feeding, entries = (
+            (place.start // config.feed_width for place in places),
+            config.multipliers // config.collection,
+        )
         loops = FeedbackLoops(exits, tuple(feeding), entries + 1, folds, int(config.shared_ports))
     return NeuronGroup(width, folds, places, exits, ports, loops)

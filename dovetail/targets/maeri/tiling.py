@@ -41,7 +41,9 @@ def fastest(
         whole: whether each sum of a filter comes from the same virtual neuron, as large as the kernel where that fits.
         divide: a number that the tile's size along the channels (rows, of a dense layer) must divide; 0 for any size.
     """
-    tiles = [tile for tile in _tiles(layer, config, neurons, room, whole) if not divide or not divide % _along(layer, tile)]
+    tiles = [
+        tile for tile in _tiles(layer, config, neurons, room, whole) if not divide or not divide % _along(layer, tile)
+    ]
     folds = {tile: steps(layer, tile, layer.taps) for tile in tiles}
     if whole:
         fewest = min(folds.values(), default=0)
@@ -98,7 +100,9 @@ def _estimate(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> t
     folds, (rows, columns), ports = steps(layer, tile, layer.taps), grid(layer, tile), port_traffic(config, layer, tile)
     size = tile.size + config.carried(folds)
     step = (folds - 1) * (size.bit_length() + 3) + 1 if config.carried(folds) else folds
-    first, later = (max(step, folds * max(sent)) for sent in zip(*((port.first, port.later) for port in ports), strict=True))
+    first, later = (
+        max(step, folds * max(sent)) for sent in zip(*((port.first, port.later) for port in ports), strict=True)
+    )
     weights = max(port.weights for port in ports)
     whole = folds * weights + rows * (first + (columns - 1) * later) + size.bit_length() + 5
     return ceil(size * tile.neurons / config.port_width), float(rounds(layer, tile) * whole)

@@ -111,7 +111,11 @@ def timing(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, taps: i
     group = neuron_group(config, layer, tile, taps, at)
     folds, (rows, columns) = group.folds, grid(layer, tile)
     together = sums_by_cycle(exit_.line for exit_ in group.exits)
-    rates = {(folds * port.first + back, folds * port.later + back) for port in group.ports for back in [(folds - 1) * port.back]}
+    rates = {
+        (folds * port.first + back, folds * port.later + back)
+        for port in group.ports
+        for back in [(folds - 1) * port.back]
+    }
     if group.loops:
         pace, counted = group.loops.pace(rows * columns), [tile.neurons]
     else:

@@ -1,0 +1,172 @@
+"""The files of an order: JSON, a trace, words of the published hardware, and a C program that feeds the order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from importlib import resources
+from typing import Any
+
+from dovetail.targets.maeri.bound import bound
+from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.rtl import Phase, configurations, layer_words
+from dovetail.targets.maeri.tree import Range
+
+FORMAT = 1
+"""Version of the JSON."""
+
+
+def order_files(order: NetworkOrder, timeline: Sequence[Phase], page: str) -> dict[str, bytes]:
+    """Contents of the files by name.
+
+    Args:
+        order: the order.
+        timeline: its phases.
+        page: its picture.
+    """
+    files = {
+        "schedule.json": _json(order, timeline),
+        "schedule.html": page,
+        "trace.json": _trace(order),
+        **{f"host/{name}": text for name, text in _host_files(order, timeline).items()},
+    }
+    for number, words in enumerate(configurations(timeline)):
+        files[f"trees/RN_Config_{number:04d}.vmh"] = _vmh(words, 3)
+    for number, work in enumerate(order.network.works):
+        tile = next(item.tile for item in order.items if item.work == number)
+        files[f"layers/Layer_Info_{number:03d}.vmh"] = _vmh(layer_words(order.config, work.layer, tile), 2)
+    return {name: text.encode() for name, text in files.items()}
+
+
+def layer_rows(order: NetworkOrder) -> list[tuple[int, tuple[str, ...]]]:
+    """The number of each layer and its cells in the table of layers, by start.
+
+    Virtual neurons are all that are ever used; "used" are products per cycle and multiplier taken.
+    """
+    rows = []
+    for number, work in enumerate(order.network.works):
+        items = [item for item in order.items if item.work == number]
+        times, ends = [order.timing(item) for item in items], [order.end(item) for item in items]
+        taken = sum(
+            (end - item.start) * time.size * item.tile.neurons
+            for end, time, item in zip(ends, times, items, strict=True)
+        )
+        start, end = min(item.start for item in items), max(ends)
+        cells = (
+            work.name,
+            f"{start:,}",
+            f"{end:,}",
+            str(sum(item.tile.neurons for item in items)),
+            ", ".join(map(str, sorted({time.size for time in times}))),
+            str(max(time.folds for time in times)),
+            f"{work.layer.macs:,}",
+            f"{100 * (work.layer.macs / taken):.1f} %",
+        )
+        rows.append((start, end, number, cells))
+    return [(number, cells) for _, _, number, cells in sorted(rows, key=lambda row: row[:2])]
+
+
+def _vmh(words: Iterable[int], digits: int) -> str:
+    """Words as the text of a memory file that `$readmemh` reads."""
+    return "\n".join([f"@{0:0{digits}d}", *(f"{word & 0xFFFFFFFF:08X}" for word in words)]) + "\n"
+
+
+def _json(order: NetworkOrder, timeline: Sequence[Phase]) -> str:
+    """The whole order: configuration, layers, items, and the virtual neurons of each phase."""
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "model": order.network.graph.name,
+        "configuration": asdict(order.config),
+        "makespan": order.makespan,
+        "bound": asdict(bound(order.network, order.config)),
+        "layers": [{"name": work.name, **asdict(work.layer)} for work in order.network.works],
+        "items": [
+            {
+                "layer": order.work(item).name,
+                "start": item.start,
+                "end": order.end(item),
+                "multipliers": [item.place.start, item.place.end],
+                "tile": asdict(item.tile),
+                "products": list(item.taps),
+                "segments": [[part.channel, part.first, part.count] for part in item.segments],
+            }
+            for item in order.items
+        ],
+        "phases": [
+            {
+                "start": phase.start,
+                "configuration": phase.configuration,
+                "neurons": [[place.start, place.end] for place in phase.places],
+            }
+            for phase in timeline
+        ],
+    }
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _trace(order: NetworkOrder) -> str:
+    """The order in the Trace Event format (a JSON array of complete events; a cycle is a microsecond there)."""
+
+    def event(kind: str, name: str, **more: Any) -> dict[str, Any]:
+        return {"ph": kind, "name": name, "pid": 1, **more}
+
+    def track(place: Range) -> int:
+        return place.start * 100_000 + place.end
+
+    events = [event("M", "process_name", args={"name": f"MAERI {order.config.multipliers}"})]
+    for place in sorted({item.place for item in order.items}, key=lambda place: (place.start, place.end)):
+        name = f"multipliers {place.start}..{place.end - 1}"
+        events.append(event("M", "thread_name", tid=track(place), args={"name": name}))
+    for item in order.items:
+        channels = sorted({part.channel for part in item.segments})[:64]
+        when = {"tid": track(item.place), "ts": item.start, "dur": order.end(item) - item.start}
+        events.append(event("X", order.work(item).name, **when, args={"channels": channels}))
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}) + "\n"
+
+
+def _host_files(order: NetworkOrder, timeline: Sequence[Phase]) -> dict[str, str]:
+    """The C program that feeds an order to the engine: phases, the tree's words, and the items each begins."""
+    trees, starts = configurations(timeline), [item.start for item in order.items]
+    size, segments = len(trees[0]), [part for item in order.items for part in item.segments]
+    items, at = [], 0
+    for item in order.items:
+        each = item.place.size // item.tile.neurons if item.tile.neurons > 1 else item.tile.size
+        low, high = item.taps
+        parts = (item.tile.neurons, low, high - low, at, len(item.segments))
+        items.append(_row(item.start, item.work, item.place.start, each, *parts))
+        at += len(item.segments)
+    begun = []
+    for phase in timeline:
+        first = starts.index(phase.start) if phase.start in starts else 0
+        begun.append(_row(phase.start, phase.configuration * size, first, starts.count(phase.start)))
+    arrays = [
+        *_array("char *const maeri_layer_names[MAERI_LAYERS]", (f'"{_plain(w.name)}"' for w in order.network.works), 1),
+        *_array("maeri_segment_t maeri_segments[]", (_row(p.channel, p.first, p.count) for p in segments), 4),
+        *_array("maeri_item_t maeri_items[MAERI_ITEMS]", items, 2),
+        *_array("maeri_phase_t maeri_phases[MAERI_PHASES]", begun, 4),
+        *_array("uint32_t maeri_words[]", (f"0x{word:08x}u" for words in trees for word in words), 8),
+    ]
+    counts = {"layers": len(order.network.works), "items": len(items), "phases": len(timeline), "words": size}
+    header = _template("maeri_order.h") % {**counts, "makespan": order.makespan}
+    return {"maeri_order.h": header, "maeri_order.c": _template("maeri_order.c") % {"arrays": "\n".join(arrays)}}
+
+
+def _row(*numbers: int) -> str:
+    return "{" + ", ".join(f"{number}u" for number in numbers) + "}"
+
+
+def _array(declaration: str, elements: Iterable[str], each: int) -> list[str]:
+    """A constant array, `each` elements on a line."""
+    texts = list(elements)
+    lines = [f"    {', '.join(texts[at : at + each])}," for at in range(0, len(texts), each)]
+    return [f"const {declaration} = {{", *lines, "};", ""]
+
+
+def _plain(name: str) -> str:
+    """A name that may stand in a C string."""
+    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\?' else "_" for c in name)
+
+
+def _template(name: str) -> str:
+    return resources.files(__package__).joinpath("templates", name).read_text()

@@ -1,0 +1,155 @@
+"""`dovetail schedule`: the best order of a network, executed, with its files and its programming images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dovetail.errors import ModelError
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.types import Array
+from dovetail.target import Ordered, OrderRequest
+from dovetail.targets.maeri.bound import bound
+from dovetail.targets.maeri.coded import read_image, write_image
+from dovetail.targets.maeri.config import MaeriConfig, configured
+from dovetail.targets.maeri.execute import execute
+from dovetail.targets.maeri.kept import broken
+from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.network import OrderNetwork, network
+from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.outputs import layer_rows, order_files
+from dovetail.targets.maeri.picture import page
+from dovetail.targets.maeri.programming import inner, programmed
+from dovetail.targets.maeri.rtl import Phase, phases
+from dovetail.targets.maeri.rules import Rules, load_rules
+from dovetail.targets.maeri.simulate import simulate
+from dovetail.targets.maeri.solve import best_order
+from dovetail.targets.maeri.steps import FORMS
+from dovetail.targets.maeri.tiling import best_tile
+
+HEADINGS = ("layer", "start", "end", "virtual neurons", "multipliers each", "steps", "MACs", "used")
+"""Of the table of layers."""
+_EARLIEST = 0.9
+"""The hardware may be done sooner than the order says, but not before this part of it."""
+_FLOAT_ERROR = 1e-4
+"""Most that sums of floats in another order may differ, as a part of the largest result."""
+
+
+def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Rules) -> Ordered:
+    """The best order that is found, simulated if the request has inputs.
+
+    Args:
+        graph: the network.
+        request: arguments of `dovetail schedule`; a file of rules stands instead of the target's.
+        config: the target's.
+        rules: the target's.
+
+    Raises:
+        DovetailError: the network has no layer, one does not fit, or rules or sizes are wrong.
+    """
+    config = configured(config, request.settings)
+    rules = load_rules(request.rules) if request.rules else rules
+
+    def report(source: str, makespan: int, least: int) -> None:
+        request.progress(
+            f"{source}: {makespan:,} cycles, {100 * (makespan / least - 1):.1f} % above the bound {least:,}"
+        )
+
+    order = best_order(network(graph), config, rules, request.seconds, report)
+    wrong = broken(order, rules)
+    if wrong:
+        raise AssertionError(f"the order breaks rules: {wrong}")
+    timeline, notes = phases(order), [_summary(order)]
+    if request.inputs is not None:
+        request.progress("simulating")
+        notes.append(_simulation_note(order, request.inputs))
+    files, refusals = images(order, timeline)
+    notes += refusals
+    if files and request.inputs is not None:
+        notes.append(_image_note(order, files, request.inputs))
+    rows = tuple(cells for _, cells in layer_rows(order))
+    return Ordered(HEADINGS, rows, tuple(notes), {**order_files(order, timeline, order_page(order)), **files})
+
+
+def _simulation_note(order: NetworkOrder, inputs: Mapping[str, Array]) -> str:
+    """Execute the order and compare with the graph; a sentence about it."""
+    result, graph = simulate(order, inputs), order.network.graph
+    off = max(_difference(result.outputs[name], array) for name, array in evaluate(graph, inputs).items())
+    integers = all(graph.types[name].dtype.is_integer for name in graph.outputs)
+    late = not _EARLIEST * order.makespan <= result.cycles <= order.makespan
+    if late or off > (0 if integers else _FLOAT_ERROR):
+        raise AssertionError(f"results off by {off}, {result.cycles} cycles instead of {order.makespan}")
+    share = 100 * result.utilisation(order.config)
+    how = "equal to the network's in every bit" if not off else f"those of the network within {off:.1e} of the largest"
+    return f"Simulated: {result.cycles:,} cycles, {share:.1f} % of the multipliers used, results {how}."
+
+
+def _difference(result: Array, expected: Array) -> float:
+    """The largest difference, as a part of the largest expected number."""
+    differences = np.abs(result.astype(np.float64) - expected)
+    return float(differences.max(initial=0.0) / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30))
+
+
+def images(order: NetworkOrder, timeline: Sequence[Phase]) -> tuple[dict[str, bytes], list[str]]:
+    """The programming images by file, and sentences that say why one is missing."""
+    files, refusals = dict[str, bytes](), dict[str, None]()
+    for name, form in FORMS.items():
+        try:
+            files[f"image/{name}.bin"] = write_image(programmed(order, form, timeline))
+        except ModelError as error:
+            refusals[f"No image for an FPGA: {error.where}: {error.what}."] = None
+    return files, list(refusals)
+
+
+def _image_note(order: NetworkOrder, images: Mapping[str, bytes], inputs: Mapping[str, Array]) -> str:
+    """Read the images back, execute them and compare with the graph; a sentence about it."""
+    inside = inner(order.network.graph)
+    values = evaluate(order.network.graph, inputs, (*inside.inputs, *inside.outputs))
+    for name, data in images.items():
+        run = execute(read_image(data), [values[each] for each in inside.inputs])
+        for output, value in zip(run.outputs, inside.outputs, strict=True):
+            if output.tobytes() != values[value].tobytes():
+                raise AssertionError(f"{name} gives another {value}")
+    sizes = " and ".join(f"{name} ({len(data):,} bytes)" for name, data in images.items())
+    return f"{sizes} read back and executed: results equal to the network's in every bit."
+
+
+@dataclass(frozen=True, slots=True)
+class OrderComparison:
+    """An order beside other ways, in cycles."""
+
+    makespan: int
+    bound: int
+    one_by_one: int
+    """Each layer alone, as it would be without the others, one after the other."""
+    uniform: int
+    """One after the other, each with the best tile of equal virtual neurons in step."""
+
+
+def compare(order: NetworkOrder) -> OrderComparison:
+    """An order beside its bound, layer after layer, and the best equal virtual neurons."""
+    config, graph = order.config, order.network.graph
+    alone = uniform = 0
+    for work in order.network.works:
+        # as if the layer's operand existed from the start
+        only = replace(graph, nodes=(work.node,), inputs=(work.node.inputs[0],), outputs=(work.node.output,))
+        alone += arrange(OrderNetwork(only, (work,)), config).makespan
+        uniform += best_tile(work.layer, config)[1]
+    return OrderComparison(order.makespan, bound(order.network, config).cycles, alone, uniform)
+
+
+def _summary(order: NetworkOrder) -> str:
+    """One sentence: the order beside its bound and other ways."""
+    ways, least = compare(order), bound(order.network, order.config)
+    times = f"{ways.makespan / ways.bound:.3f} times the bound of {ways.bound:,}"
+    return (
+        f"{ways.makespan:,} cycles, {times} ({least.binds}); "
+        f"layer by layer {ways.one_by_one:,}, with the best equal virtual neurons {ways.uniform:,}."
+    )
+
+
+def order_page(order: NetworkOrder) -> str:
+    """The picture of an order."""
+    return page(order, _summary(order), HEADINGS, layer_rows(order))
