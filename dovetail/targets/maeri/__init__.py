@@ -181,7 +181,7 @@ def _offloads(config: MaeriConfig) -> tuple[dt.Offload, ...]:
             rows += [(each, patterns[each], (*layers.INT8, layers.DOUBLE_ROUNDING, *limits)) for each in patterns]
         image = dt.maybe(Pad, dt.operand("x"), name="pad") if window and config.padding else dt.operand("x")
         for suffix, bias in (("", (dt.constant("bias"),)), (" without bias", ())):
-            pattern = dt.apply(kind, image, dt.constant("weights"), *bias, name="layer")
+            pattern: dt.Pattern = dt.apply(kind, image, dt.constant("weights"), *bias, name="layer")
             rows.append((f"{name}{suffix}", pattern, (BYTES, *limits)))
     if config.requantise:
         rows.append(("addition", layers.ADDITION, ADDITION))

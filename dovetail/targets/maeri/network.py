@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from math import prod
@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, GraphBuilder, Node
-from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected, Linear
+from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected
+from dovetail.ir.pattern import Apply, apply, constant, occurrence, operand, rest
 from dovetail.ir.types import Array, Box, TensorType, full_box
 
 
@@ -83,6 +84,9 @@ class TaskKind(IntEnum):
         return builder.add(operator((stride, stride), input_zero_point=zero_point), names, stem)
 
 
+_X, _WEIGHTS = operand("x"), constant("weights")
+_CONVOLUTION: Apply[Convolution] = apply((Conv2d, DepthwiseConv2d), _X, _WEIGHTS, rest("bias"))
+_DENSE = apply(FullyConnected, _X, _WEIGHTS, rest("bias"))
 _LONGEST_NAME = 40
 """Letters of a layer's own name that rules and tables go by."""
 Times = npt.NDArray[np.int64]
@@ -197,14 +201,11 @@ def network(graph: Graph) -> OrderNetwork:
     works: list[MultiplierLayer] = []
     counts: dict[str, int] = {}
     for node in graph.nodes:
-        operator = node.operator
-        if isinstance(operator, Linear) and (sizes := _sizes(graph, node, operator)):
-            kind, layer = sizes
+        layer = _convolution(graph, node) or _dense(graph, node)
+        if layer is not None and not graph.is_constant(node.inputs[0]):
             stem = _own_name(node.origin or node.output)
             counts[stem] = counts.get(stem, 0) + 1
-            name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
-            is_image = len(graph.types[node.inputs[1]].shape) == 4
-            works.append(MultiplierLayer(node, name, layer, kind, is_image, operator.zero_points))
+            works.append(replace(layer, name=stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"))
     return OrderNetwork(graph, tuple(works))
 
 
@@ -214,25 +215,30 @@ def _own_name(origin: str) -> str:
     return own if own and len(own) <= _LONGEST_NAME and ";" not in own else operator
 
 
-def _sizes(graph: Graph, node: Node, operator: Linear) -> tuple[TaskKind, OrderLayer] | None:
-    """Kind and sizes of a layer; None without constant weights, for several images, and for strides that differ along
-    rows and columns."""
-    if graph.is_constant(node.inputs[0]) or not graph.is_constant(node.inputs[1]):
+def _convolution(graph: Graph, node: Node) -> MultiplierLayer | None:
+    """A convolution of one image as a layer, without its name; None for any other operator, and for strides that differ
+    along rows and columns."""
+    if (match := occurrence(_CONVOLUTION, graph, node)) is None:
         return None
-    x, w = (graph.types[name].shape for name in node.inputs[:2])
-    if not isinstance(operator, Convolution):
-        vectors = prod(x[:-1])
-        if vectors == 1:
-            return TaskKind.TURNED, OrderLayer(1, 1, w[1], 1, w[0], 1)
-        return TaskKind.CONVOLUTION, OrderLayer(1, 1, w[1], w[0], vectors, 1)
+    operator, x, w = match[_CONVOLUTION], match.type(_X).shape, match.type(_WEIGHTS).shape
     if x[0] != 1 or operator.stride[0] != operator.stride[1] or operator.dilation != (1, 1):
         return None
     depthwise = operator.weight_axis == 3
     groups = x[3] if depthwise else x[3] // w[3]
-    layer = OrderLayer(
-        w[1], w[2], x[3] // groups, w[operator.weight_axis] // groups, x[1], x[2], groups, operator.stride[0]
-    )
-    return TaskKind.DEPTHWISE if depthwise else TaskKind.CONVOLUTION, layer
+    sizes = (w[1], w[2], x[3] // groups, w[operator.weight_axis] // groups, x[1], x[2], groups, operator.stride[0])
+    kind = TaskKind.DEPTHWISE if depthwise else TaskKind.CONVOLUTION
+    return MultiplierLayer(node, "", OrderLayer(*sizes), kind, True, operator.zero_points)
+
+
+def _dense(graph: Graph, node: Node) -> MultiplierLayer | None:
+    """A dense layer without its name; None for any other operator."""
+    if (match := occurrence(_DENSE, graph, node)) is None:
+        return None
+    vectors, w = prod(match.type(_X).shape[:-1]), match.type(_WEIGHTS).shape
+    kind, layer = TaskKind.TURNED, OrderLayer(1, 1, w[1], 1, w[0], 1)
+    if vectors > 1:
+        kind, layer = TaskKind.CONVOLUTION, OrderLayer(1, 1, w[1], w[0], vectors, 1)
+    return MultiplierLayer(node, "", layer, kind, False, match[_DENSE].zero_points)
 
 
 def exists_from(graph: Graph, value: str, results: Mapping[str, Times]) -> Times:

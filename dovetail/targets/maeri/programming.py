@@ -13,14 +13,15 @@ from math import prod
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.ir.graph import Graph, Node
+from dovetail.ir.graph import Graph
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip, Dequantize, Quantize, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad, Reshape, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
+from dovetail.ir.pattern import occurrence
 from dovetail.ir.types import Array, DType
-from dovetail.target import Match, Pattern, apply, constant, layers, operand
+from dovetail.target import Match, apply, constant, layers, operand
 from dovetail.target.pattern import match_pattern
 from dovetail.targets.maeri.network import MultiplierLayer
 from dovetail.targets.maeri.order import NetworkOrder
@@ -54,8 +55,8 @@ _PATTERNS = (
     apply(Reshape, operand("x"), name="reshape"),
 )
 """Operators that are a step. A reshape is none, for it moves nothing."""
-_BEFORE_INPUTS = (apply(Quantize, operand("x"), operand("s"), operand("z")), apply(Transpose, operand("x")))
-_BEHIND_OUTPUTS = (apply(Dequantize, operand("x"), operand("s"), operand("z")), apply(Transpose, operand("x")))
+_BEHIND_INPUTS = apply((Quantize, Transpose))
+_BEFORE_OUTPUTS = apply((Dequantize, Transpose))
 _LAYER_LIMITS = (*layers.INT8, layers.DOUBLE_ROUNDING, layers.NO_DILATION, layers.EVEN_STRIDES)
 _POOLS = {"mean": PoolKind.MEAN, "largest": PoolKind.LARGEST, "sum": PoolKind.SUM, "change": PoolKind.SUM}
 
@@ -127,12 +128,12 @@ def inner(graph: Graph) -> Graph:
     users, producers = graph.users(), graph.producers()
     inputs, outputs, gone = list(graph.inputs), list(graph.outputs), set[str]()
     for at, name in enumerate(inputs):
-        while len(users[name]) == 1 and _computes(graph, users[name][0], *_BEFORE_INPUTS):
+        while len(users[name]) == 1 and occurrence(_BEHIND_INPUTS, graph, users[name][0]):
             name = users[name][0].output
             gone.add(name)
         inputs[at] = name
     for at, name in enumerate(outputs):
-        while name in producers and _computes(graph, producers[name], *_BEHIND_OUTPUTS) and not users[name]:
+        while occurrence(_BEFORE_OUTPUTS, graph, name) and not users[name]:
             gone.add(name)
             name = producers[name].inputs[0]
             users = {**users, name: [node for node in users[name] if node.output not in gone]}
@@ -140,11 +141,6 @@ def inner(graph: Graph) -> Graph:
     nodes = tuple(node for node in graph.nodes if node.output not in gone)
     read = tuple(name for name in inputs if users[name] or name in outputs)
     return replace(graph, inputs=read, outputs=tuple(outputs), nodes=nodes)
-
-
-def _computes(graph: Graph, node: Node, *patterns: Pattern) -> bool:
-    """Whether a node is the operator of one of some patterns."""
-    return any(isinstance(match_pattern(pattern, graph, node.output), Match) for pattern in patterns)
 
 
 def _step_graph(graph: Graph) -> StepGraph:
@@ -161,7 +157,7 @@ def _step_graph(graph: Graph) -> StepGraph:
                 break
     alone = [node for node in graph.nodes if node.output not in covered]
     if alone:
-        node = next((node for node in alone if not _computes(graph, node, apply(Pad, operand("x")))), alone[0])
+        node = next((node for node in alone if not occurrence(apply(Pad), graph, node)), alone[0])
         raise _unfit(type(node.operator).__name__, node.origin or node.output)
     stored = {value: value for value in graph.types}
     for match in matches:
