@@ -34,6 +34,11 @@ class LostResult(Enum):
 LOST = LostResult.LOST
 
 
+def processors() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Farm(Protocol):
     """Applies a function of a module to items: the number of each and its result, as they end."""
 

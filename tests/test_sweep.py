@@ -18,6 +18,7 @@ from dovetail.fields import axes_of, changed, fields_of, find, parse, points
 from dovetail.guests import zoo
 from dovetail.guests.sweep.page import sweep_page
 from dovetail.guests.sweep.run import SweepOutcome, SweepTask, kept, key_of, sweep, to_json
+from dovetail.options import Options
 from dovetail.targets import BUILT_IN, load_target
 from test_report_page import check_figures
 
@@ -59,7 +60,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def task(model: Path, target: str) -> SweepTask:
     """A sweep of a model."""
-    return SweepTask(str(model), target, None, False, "speed")
+    return SweepTask(model, target, Options())
 
 
 def quiet(done: int, count: int, settings: Mapping[str, Any], outcome: SweepOutcome) -> None:
@@ -188,13 +189,13 @@ def test_what_an_outcome_depends_on(digits: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.onnx"
     other.write_bytes(digits.read_bytes() + b"\0")
     (tmp_path / "fragile.py").write_text(FRAGILE)
-    own = SweepTask(str(digits), str(tmp_path / "fragile.py"), None, False, "speed")
+    own = SweepTask(digits, str(tmp_path / "fragile.py"), Options())
     keys = [
         key_of(task(digits, "ne16"), {"L1.size": 1}),
         key_of(task(digits, "ne16"), {"L1.size": 2}),
         key_of(task(other, "ne16"), {"L1.size": 1}),
         key_of(task(digits, "vta"), {"L1.size": 1}),
-        key_of(SweepTask(str(digits), "ne16", "exact", False, "speed"), {"L1.size": 1}),
+        key_of(SweepTask(digits, "ne16", Options("exact")), {"L1.size": 1}),
         key_of(own, {"L1.size": 1}),
     ]
     (tmp_path / "beside.c").write_text("int driver;")

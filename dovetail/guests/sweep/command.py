@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +43,7 @@ def sweep(
     """
     from dovetail import fields
     from dovetail.arrays import write_file
+    from dovetail.farm import processors
     from dovetail.files import default_cache
     from dovetail.guests.sweep import page as drawing
     from dovetail.guests.sweep import run as sweeping
@@ -57,7 +57,7 @@ def sweep(
         return
     axes = fields.axes_of(known, settings)
     _check_sweep(model, known, options.policy)
-    task = SweepTask(str(model.resolve()), target, options.policy, options.allow_float, options.optimize)
+    task = SweepTask(model.resolve(), target, options)
     with progress("starting") as show:
 
         def told(done: int, count: int, point: Mapping[str, Any], outcome: SweepOutcome) -> None:
@@ -65,10 +65,8 @@ def sweep(
             show(f"{done} of {count} points")
 
         try:
-            folder = default_cache() / "sweep"
-            if jobs is None:
-                jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            outcomes, repeated = sweeping.sweep(task, axes, jobs, folder, told, scheduler)
+            folder, processes = default_cache() / "sweep", processors() if jobs is None else jobs
+            outcomes, repeated = sweeping.sweep(task, axes, processes, folder, told, scheduler)
         except KeyboardInterrupt:
             note("stopped; every point that has ended is kept. Run the same command to go on.")
             sys.exit(INTERRUPTED)
