@@ -12,7 +12,20 @@ import pytest
 pytestmark = pytest.mark.quick
 PACKAGE = Path(__file__).resolve().parents[1] / "dovetail"
 CORE = (
-    *("version", "names", "errors", "files", "documents", "farm", "user_file", "plugins", "ir", "operators", "read"),
+    *(
+        "version",
+        "names",
+        "errors",
+        "files",
+        "documents",
+        "templates",
+        "farm",
+        "user_file",
+        "plugins",
+        "ir",
+        "operators",
+        "read",
+    ),
     *("quantize", "target", "legalize", "loops", "kernels", "program", "schedule", "codegen", "sim", "fields"),
     *("options", "compile", "run", "report", "arrays", "prove", "explain", "api", "cli", "__main__"),
 )

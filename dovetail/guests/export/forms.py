@@ -1,280 +1,133 @@
-"""What each build system wants beside the files of a network."""
+"""The forms of a library: files that a build system needs beside those of a network, as templates."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from xml.sax.saxutils import escape, quoteattr
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from xml.sax.saxutils import escape
 
-from dovetail.guests.export import rtos
-from dovetail.guests.export.library import ExportLibrary, cycles, example
-
-Files = dict[str, str]
-"""Text by path in the export."""
-
-
-def _main(library: ExportLibrary) -> str:
-    """The example as a C program."""
-    return example(library, f'#include "{library.name}.h"', "int main(void)", ["return best;"])
+from dovetail.guests.export.library import ExportLibrary, template
+from dovetail.guests.export.rtos import FREERTOS, ZEPHYR, beside, interrupt_options
 
 
-def _readme(library: ExportLibrary, use: str) -> str:
-    lines = [
-        f"# {library.name}",
-        "",
-        library.sentence + ".",
-        "",
-        use,
-        "",
-        f"Include `{library.name}.h`: it names the inputs and outputs, with their scales and zero points. Fill the",
-        f"inputs, call `{library.name}_run()`, read the outputs. One inference at a time: guard the call with a mutex",
-        "where several tasks use it.",
-        "",
-        *_waiting(library),
-        "",
-        "The program `cycles.c` prints the cycles of each layer; compile it and the network with `DOVETAIL_MARK_HOOK`.",
-    ]
-    if library.arena:
-        lines += [
-            "",
-            f"The program brings `uint8_t {library.arena}[]` of at least `{library.upper}_ARENA_BYTES` bytes.",
-        ]
-    if library.foreign:
-        lines += ["", f"It calls a library that is not in here: {', '.join(library.foreign)}. Link your copy of it."]
-    return "\n".join([*lines, ""])
+@dataclass(frozen=True)
+class ExportForm:
+    """The form that one build system takes. `@name@` stands for the network's name everywhere."""
 
-
-def _waiting(library: ExportLibrary) -> list[str]:
-    """How it waits, and for whom, in lines."""
-    if library.system:
-        blocks = f" Its task blocks while {' or '.join(library.waits)} works." if library.waits else ""
-        return [f"`{library.name}_rtos.h` is for {library.system}: tasks take turns.{blocks}"]
-    if not library.waits:
-        return ["It waits for nothing."]
-    return [
-        "Where an engine or a DMA works, the core waits in `wfi`; define `DOVETAIL_WAIT_HOOK` and a function",
-        "`void dovetail_wait(void)` to block on a semaphore that your interrupt handler gives instead, or",
-        "export with `--rtos freertos`.",
-    ]
-
-
-def _examples(library: ExportLibrary) -> Files:
-    """The example, and the one that counts cycles, as C programs."""
-    return {"example/main.c": _main(library), "example/cycles.c": cycles(library)}
-
-
-def _below(folder: str, files: Mapping[str, str]) -> Files:
-    return {f"{folder}/{name}": text for name, text in files.items()}
-
-
-def cmake(library: ExportLibrary) -> Files:
-    """A static library with an alias, installed with a package file, and the example where it is the top project."""
-    name, sources = library.name, " ".join(f"src/{file}" for file in sorted(library.sources))
-    weights = f"${{CMAKE_CURRENT_SOURCE_DIR}}/src/{name}_weights"
-    assembled = f"set_source_files_properties({weights}.S PROPERTIES OBJECT_DEPENDS {weights}.bin)\n"
-    assembled = assembled if library.data else ""
-    text = f"""cmake_minimum_required(VERSION 3.16)
-project({name} VERSION {library.version} LANGUAGES {"C ASM" if library.data else "C"})
-include(GNUInstallDirs)
-
-add_library({name} STATIC {sources})
-add_library({name}::{name} ALIAS {name})
-target_include_directories({name} PUBLIC
-  $<BUILD_INTERFACE:${{CMAKE_CURRENT_SOURCE_DIR}}/src> $<INSTALL_INTERFACE:include/{name}>)
-set_target_properties({name} PROPERTIES C_STANDARD 99 C_EXTENSIONS ON)
-# Bytes are read as other types.
-target_compile_options({name} PRIVATE -fno-strict-aliasing $<$<NOT:$<CONFIG:Debug>>:-O2>)
-{assembled}
-option({name.upper()}_EXAMPLE "build the example" ${{PROJECT_IS_TOP_LEVEL}})
-if({name.upper()}_EXAMPLE)
-  add_executable({name}_example example/main.c)
-  target_link_libraries({name}_example PRIVATE {name}::{name})
-endif()
-
-option({name.upper()}_CYCLES "build the example that prints the cycles of each layer" OFF)
-if({name.upper()}_CYCLES)
-  target_compile_definitions({name} PRIVATE DOVETAIL_MARK_HOOK)
-  add_executable({name}_cycles example/cycles.c)
-  target_link_libraries({name}_cycles PRIVATE {name}::{name})
-endif()
-
-install(TARGETS {name} EXPORT {name} ARCHIVE DESTINATION ${{CMAKE_INSTALL_LIBDIR}})
-install(DIRECTORY src/ DESTINATION include/{name} FILES_MATCHING PATTERN "*.h")
-install(EXPORT {name} FILE {name}-config.cmake NAMESPACE {name}:: DESTINATION ${{CMAKE_INSTALL_LIBDIR}}/cmake/{name})
-"""
-    use = f"`add_subdirectory` it, or install it and `find_package({name})`; then link `{name}::{name}`."
-    extra = {"CMakeLists.txt": text, **_examples(library), "README.md": _readme(library, use)}
-    return {**_below("src", library.files), **extra}
-
-
-def make(library: ExportLibrary) -> Files:
-    """A Makefile for a static library."""
-    objects = " ".join(f"src/{file.rpartition('.')[0]}.o" for file in sorted(library.sources))
-    assembled = _ASSEMBLED.format(name=library.name) if library.data else ""
-    text = f"""# Makes lib{library.name}.a; give CC, AR and the flags of your processor:
-# make CC=arm-none-eabi-gcc AR=arm-none-eabi-ar CPU="-mcpu=cortex-m4 -mthumb"
-CPU =
-# HOOKS=-DDOVETAIL_MARK_HOOK is for example/cycles.c.
-HOOKS =
-CFLAGS = -std=gnu99 -O2 -Wall -Wextra -fno-strict-aliasing -ffunction-sections -fdata-sections $(CPU) $(HOOKS)
-
-lib{library.name}.a: {objects}
-\t$(AR) rcs $@ $^
-
-%.o: %.c
-\t$(CC) $(CFLAGS) -Isrc -c $< -o $@
-{assembled}
-clean:
-\trm -f lib{library.name}.a {objects}
-.PHONY: clean
-"""
-    use = f"`make` gives `lib{library.name}.a`; headers are in `src`."
-    extra = {"Makefile": text, **_examples(library), "README.md": _readme(library, use)}
-    return {**_below("src", library.files), **extra}
-
-
-_ASSEMBLED = """
-%.o: %.S
-\t$(CC) $(CFLAGS) -Isrc -c $< -o $@
-
-src/{name}_weights.o: src/{name}_weights.bin
-"""
-
-
-def arduino(library: ExportLibrary) -> Files:
-    """A library of the Arduino library specification, version 1.5 or later."""
-    properties = {
-        "name": library.name,
-        "version": library.version,
-        "author": "Dovetail",
-        "maintainer": "Dovetail",
-        "sentence": library.sentence,
-        "paragraph": "Made by dovetail export.",
-        "category": "Data Processing",
-        "url": "https://example.org",
-        "architectures": "*",
-        "includes": f"{library.name}.h",
-    }
-    head = f"#include <{library.name}.h>\n\nvoid setup()\n{{\n    Serial.begin(115200);\n}}"
-    sketch = example(library, head, "void loop()", ["Serial.println(best);", "delay(1000);"])
-    return {
-        **_below("src", library.files),
-        "library.properties": "".join(f"{key}={value}\n" for key, value in properties.items()),
-        f"examples/{library.name}_example/{library.name}_example.ino": sketch,
-        "extras/cycles.c": cycles(library),
-        "README.md": _readme(library, "Put the folder into your sketchbook's `libraries`, or install it as a ZIP."),
-    }
-
-
-def platformio(library: ExportLibrary) -> Files:
-    """A library with `library.json`."""
-    described = {
-        "name": library.name,
-        "version": library.version,
-        "description": library.sentence,
-        "frameworks": "*",
-        "platforms": "*",
-        "headers": f"{library.name}.h",
-        "build": {"flags": ["-fno-strict-aliasing"]},
-        "examples": [{"name": library.name, "base": "example", "files": ["main.c"]}],
-    }
-    use = "Put the folder into your project's `lib`, or name it in `lib_deps`."
-    extra = {**_examples(library), "README.md": _readme(library, use)}
-    return {**_below("src", library.files), "library.json": json.dumps(described, indent=2) + "\n", **extra}
-
-
-def zephyr(library: ExportLibrary) -> Files:
-    """A module of Zephyr's; engines block their thread on a semaphore."""
-    library = rtos.beside(library, rtos.ZEPHYR)
-    option = f"DOVETAIL_{library.upper}"
-    sources = "".join(f"  src/{file}\n" for file in sorted(library.sources))
-    cmake_text = f"""if(CONFIG_{option})
-zephyr_include_directories(src)
-zephyr_library_named({library.name})
-zephyr_library_sources(
-{sources})
-zephyr_library_compile_options(-fno-strict-aliasing)
-endif()
-"""
-    kconfig = f"""config {option}
-\tbool "{escape(library.sentence)}"
-"""
-    for line, device in rtos.interrupt_options(library):
-        kconfig += f"""
-config {line}
-\tint "number of the interrupt line of {device}"
-\tdepends on {option}
-"""
-    module = f"name: {library.name}\nbuild:\n  cmake: .\n  kconfig: Kconfig\n"
-    use = f"Name the folder in `ZEPHYR_EXTRA_MODULES` and set `CONFIG_{option}=y`."
-    extra = {"zephyr/module.yml": module, "Kconfig": kconfig, "CMakeLists.txt": cmake_text}
-    return {
-        **_below("src", library.files),
-        **extra,
-        **_examples(library),
-        "README.md": _readme(library, use),
-    }
-
-
-def esp_idf(library: ExportLibrary) -> Files:
-    """A component of ESP-IDF's, whose FreeRTOS it waits with."""
-    library = rtos.beside(library, rtos.FREERTOS, "freertos/")
-    sources = " ".join(f'"src/{file}"' for file in sorted(library.sources))
-    cmake_text = f"""idf_component_register(SRCS {sources} INCLUDE_DIRS "src")
-target_compile_options(${{COMPONENT_LIB}} PRIVATE -fno-strict-aliasing)
-"""
-    manifest = f'version: "{library.version}"\ndescription: {json.dumps(library.sentence)}\n'
-    use = "Put the folder into your project's `components`."
-    extra = {"CMakeLists.txt": cmake_text, "idf_component.yml": manifest, "README.md": _readme(library, use)}
-    return {**_below("src", library.files), **extra, **_examples(library)}
-
-
-def cmsis_pack(library: ExportLibrary) -> Files:
-    """Sources and the description a pack is made from (`packchk`, then zip)."""
-    kinds = {".c": "source", ".h": "header"}
-    files = "\n".join(
-        f'        <file category="{kinds[name[-2:]]}" name="src/{name}"/>' for name in sorted(library.files)
+    use: str
+    """How to use it, for the README."""
+    files: Mapping[str, str]
+    """Path in the export -> template."""
+    source: str = ""
+    """How its files list a file of the network: `{path}`, `{stem}` (without the ending) and `{kind}` are filled in."""
+    separator: str = " "
+    """Between two listed files."""
+    lists_headers: bool = False
+    assembles: bool = True
+    """Whether it takes weights as an assembler file that includes bytes."""
+    examples: Mapping[str, str] = field(
+        default_factory=lambda: {"example/main.c": "main.c", "example/cycles.c": "cycles.c"}
     )
-    named = f"Csub={quoteattr(library.name)} Cversion={quoteattr(library.version)}"
-    text = f"""<?xml version="1.0" encoding="UTF-8"?>
-<package schemaVersion="1.7.7" xmlns:xs="http://www.w3.org/2001/XMLSchema-instance"
-         xs:noNamespaceSchemaLocation="PACK.xsd">
-  <vendor>Dovetail</vendor>
-  <name>{library.name}</name>
-  <description>{escape(library.sentence)}</description>
-  <url></url>
-  <license>README.md</license>
-  <releases>
-    <release version={quoteattr(library.version)} date="2026-01-01">Made by dovetail export.</release>
-  </releases>
-  <components>
-    <component Cclass="Machine Learning" Cgroup="Network" {named}>
-      <description>{escape(library.sentence)}</description>
-      <files>
-{files}
-      </files>
-    </component>
-  </components>
-</package>
-"""
-    use = "Pack the folder with the tools of Open-CMSIS-Pack, or name its `.pdsc` in your solution."
-    extra = {
-        f"Dovetail.{library.name}.pdsc": text,
-        **_examples(library),
-        "README.md": _readme(library, use),
-    }
-    return {**_below("src", library.files), **extra}
+    """Path in the export -> template, of programs."""
+    system: str = ""
+    """Operating system the network waits with; empty for none."""
+    folder: str = ""
+    """Folder of the system's headers."""
 
 
-FORMS: Mapping[str, Callable[[ExportLibrary], Files]] = {
-    "cmake": cmake,
-    "make": make,
-    "arduino": arduino,
-    "platformio": platformio,
-    "zephyr": zephyr,
-    "esp-idf": esp_idf,
-    "cmsis-pack": cmsis_pack,
+FORMS: Mapping[str, ExportForm] = {
+    "cmake": ExportForm(
+        "`add_subdirectory` it, or install it and `find_package(@name@)`; then link `@name@::@name@`.",
+        {"CMakeLists.txt": "cmake"},
+        "src/{path}",
+    ),
+    "make": ExportForm("`make` gives `lib@name@.a`; headers are in `src`.", {"Makefile": "Makefile"}, "src/{stem}.o"),
+    "arduino": ExportForm(
+        "Put the folder into your sketchbook's `libraries`, or install it as a ZIP.",
+        {"library.properties": "library.properties"},
+        assembles=False,
+        examples={"examples/@name@_example/@name@_example.ino": "sketch.ino", "extras/cycles.c": "cycles.c"},
+    ),
+    "platformio": ExportForm(
+        "Put the folder into your project's `lib`, or name it in `lib_deps`.", {"library.json": "library.json"}
+    ),
+    "zephyr": ExportForm(
+        "Name the folder in `ZEPHYR_EXTRA_MODULES` and set `CONFIG_DOVETAIL_@upper@=y`.",
+        {"zephyr/module.yml": "module.yml", "Kconfig": "Kconfig", "CMakeLists.txt": "zephyr_cmake"},
+        "  src/{path}",
+        "\n",
+        system=ZEPHYR,
+    ),
+    "esp-idf": ExportForm(
+        "Put the folder into your project's `components`.",
+        {"CMakeLists.txt": "esp_idf_cmake", "idf_component.yml": "idf_component.yml"},
+        '"src/{path}"',
+        system=FREERTOS,
+        folder="freertos/",
+    ),
+    "cmsis-pack": ExportForm(
+        "Pack the folder with the tools of Open-CMSIS-Pack, or name its `.pdsc` in your solution.",
+        {"Dovetail.@name@.pdsc": "pdsc"},
+        '        <file category="{kind}" name="src/{path}"/>',
+        "\n",
+        lists_headers=True,
+        assembles=False,
+    ),
 }
 """By the name on the command line."""
-C_ALONE = ("arduino", "cmsis-pack")
-"""Those that do not say where an assembler looks for the bytes of large weights."""
+_KINDS = {".h": "header"}
+
+
+def form_files(form: ExportForm, library: ExportLibrary) -> dict[str, str]:
+    """The text of all files of a library in a form, by path."""
+    if form.system:
+        library = beside(library, form.system, form.folder)
+    words = _words(form, library)
+
+    def filled(text: str) -> str:
+        return text.replace("@name@", library.name).replace("@upper@", library.upper)
+
+    shown = [
+        *(["weights"] if library.data else []),
+        *(["arena"] if library.arena else []),
+        *(["foreign"] if library.foreign else []),
+        "rtos" if library.system else "bare" if library.waits else "alone",
+    ]
+    files = {f"src/{name}": text for name, text in library.files.items()}
+    for path, name in {**form.files, **form.examples, "README.md": "README.md"}.items():
+        files[filled(path)] = template(name).fill(shown, use=filled(form.use), **words)
+    return files
+
+
+def _words(form: ExportForm, library: ExportLibrary) -> dict[str, str]:
+    """The words that templates have."""
+    listed = sorted(library.files if form.lists_headers else library.sources)
+    paths = [PurePath(name) for name in listed]
+    sources = [form.source.format(path=path, stem=path.stem, kind=_KINDS.get(path.suffix, "source")) for path in paths]
+    words = {"name": library.name, "upper": library.upper, "version": library.version, "sentence": library.sentence}
+    options = (
+        template("Kconfig").fill_part("interrupt", option=option, device=device, **words)
+        for option, device in interrupt_options(library).items()
+    )
+    inference = template("inference.c")
+    inputs = []
+    for index, port in enumerate(library.inputs):
+        value = "0" if port.scale is None else f"{library.name}_quantize_input_{index}(0.0f)"
+        inputs.append(inference.fill_part("input", index=index, value=value, **words) + "\n")
+    return {
+        **words,
+        "sentence_json": json.dumps(library.sentence),
+        "sentence_xml": escape(library.sentence),
+        "assembler": " ASM" if library.data else "",
+        "sources": form.separator.join(sources),
+        "interrupts": "".join(options),
+        "inference": inference.fill_part("", inputs="".join(inputs), **words),
+        "array": library.arena,
+        "count": str(max(1, len(library.layers))),
+        "names": "\n".join(f'    "{name}",' for name in library.layers) or "    0,",
+        "system": library.system,
+        "blocks": f" Its task blocks while {' or '.join(library.waits)} works." if library.waits else "",
+        "libraries": ", ".join(library.foreign),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from dovetail.codegen.emit.project import defines
 from dovetail.codegen.manifest import BuildPort
 from dovetail.errors import BuildError
 from dovetail.run import ProjectBuild
+from dovetail.templates import Template
 
 RUNTIME = "dovetail_rt.h"
 """The header all files of a network include."""
@@ -24,17 +25,15 @@ class ExportLibrary:
     """A network as C files in one folder."""
 
     name: str
-    """What its C names begin with."""
+    """Begins its C names."""
     version: str
-    """Of Dovetail."""
+    """Version of Dovetail."""
     sentence: str
-    """What it is."""
+    """Describes it."""
     sources: Mapping[str, str]
     """Text of each C or assembler file."""
     headers: Mapping[str, str]
-    inputs: Sequence[BuildPort]
-    """As in the build's description: name, shape, dtype, scale."""
-    outputs: Sequence[BuildPort]
+    inputs: tuple[BuildPort, ...]
     arena: str
     """C name of an array the program must bring; empty for none."""
     foreign: tuple[str, ...]
@@ -55,7 +54,7 @@ class ExportLibrary:
 
     @property
     def upper(self) -> str:
-        """What its macros begin with."""
+        """Begins its macros."""
         return self.name.upper()
 
 
@@ -81,7 +80,6 @@ def library_of(build: ProjectBuild) -> ExportLibrary:
         sources={file: _ALIASING + text if file.endswith(".c") else text for file, text in sources.items()},
         headers=headers,
         inputs=manifest.inputs,
-        outputs=manifest.outputs,
         arena=manifest.arena or "",
         foreign=tuple(sorted({path.split("/")[1] for path in foreign})),
         waits=_waits(build, sources),
@@ -122,98 +120,6 @@ def with_macros(header: str, macros: Mapping[str, str | None]) -> str:
     return header[:place] + "".join(lines) + header[place:]
 
 
-def example(library: ExportLibrary, head: str, main: str, tail: Sequence[str]) -> str:
-    """A program that fills the inputs, runs the network and takes the largest output.
-
-    Args:
-        library: the network. head: lines before the function. main: the function's head.
-        tail: its last lines; `best` is the place of the largest element of the first output.
-    """
-    upper, lines = library.upper, []
-    for index, port in enumerate(library.inputs):
-        stem = f"{upper}_INPUT_{index}"
-        real, value = port.scale is not None, f"{stem}[at] = 0; /* what your sensor gives */"
-        if real:
-            value = f"{stem}[at] = {library.name}_quantize_input_{index}(0.0f); /* what your sensor gives */"
-        lines += [f"for (int at = 0; at < {stem}_ELEMENTS; at++) {{", f"    {value}", "}"]
-    output = f"{upper}_OUTPUT_0"
-    lines += [f"{library.name}_run();", "int best = 0;", f"for (int at = 1; at < {output}_ELEMENTS; at++) {{"]
-    lines += [f"    best = {output}[at] > {output}[best] ? at : best;", "}", *tail]
-    arena = []
-    if library.arena:
-        arena = [f"uint8_t {library.arena}[{upper}_ARENA_BYTES] __attribute__((aligned(16)));", ""]
-    body = "\n".join(f"    {line}" for line in lines)
-    return "\n".join([head, "", *arena, main, "{", body, "}", ""])
-
-
-def cycles(library: ExportLibrary) -> str:
-    """A program that runs the network once and prints the cycles of each layer, by the core's own counter."""
-    names = "".join(f'    "{name}",\n' for name in library.layers)
-    arena = ""
-    if library.arena:
-        arena = f"uint8_t {library.arena}[{library.upper}_ARENA_BYTES] __attribute__((aligned(16)));\n"
-    return _CYCLES.format(name=library.name, count=max(1, len(library.layers)), names=names or "    0,\n", arena=arena)
-
-
-_CYCLES = """\
-/* Cycles of each layer. Compile this file and the network with DOVETAIL_MARK_HOOK defined. */
-#include <stdint.h>
-#include <stdio.h>
-
-#include "{name}.h"
-
-#define LAYERS {count}u
-
-void dovetail_mark(uint32_t layer);
-
-{arena}static const char *const names[LAYERS] = {{
-{names}}};
-static uint32_t spent[LAYERS], began, layer_now = LAYERS;
-
-#if defined(DOVETAIL_CYCLES) /* an expression of yours */
-static void count(void)
-{{
-}}
-#elif defined(__arm__) && defined(__ARM_ARCH) && __ARM_ARCH >= 7
-#define DOVETAIL_CYCLES (*(volatile uint32_t *)0xE0001004u) /* of the debug unit (DWT) */
-static void count(void)
-{{
-    *(volatile uint32_t *)0xE000EDFCu |= 1u << 24;
-    DOVETAIL_CYCLES = 0u;
-    *(volatile uint32_t *)0xE0001000u |= 1u;
-}}
-#elif defined(__riscv)
-static uint32_t mcycle(void)
-{{
-    unsigned long cycles;
-    __asm__ volatile("csrr %0, mcycle" : "=r"(cycles));
-    return (uint32_t)cycles;
-}}
-#define DOVETAIL_CYCLES mcycle()
-static void count(void)
-{{
-}}
-#else
-#error "define DOVETAIL_CYCLES as an expression that gives the cycles since any moment"
-#endif
-
-void dovetail_mark(uint32_t layer)
-{{
-    const uint32_t now = DOVETAIL_CYCLES;
-    if (layer_now < LAYERS) {{
-        spent[layer_now] += now - began;
-    }}
-    layer_now = layer;
-    began = now;
-}}
-
-int main(void)
-{{
-    count();
-    {name}_run();
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {{
-        printf("%-24s %10lu\\n", names[layer], (unsigned long)spent[layer]);
-    }}
-    return 0;
-}}
-"""
+def template(name: str) -> Template:
+    """A template of this package."""
+    return Template(f"{__package__}.templates", f"{name}.txt")

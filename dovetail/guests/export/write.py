@@ -9,7 +9,7 @@ import numpy as np
 from dovetail.codegen.emit.project import write_files
 from dovetail.codegen.manifest import MANIFEST
 from dovetail.errors import BuildError
-from dovetail.guests.export.forms import C_ALONE, FORMS
+from dovetail.guests.export.forms import FORMS, form_files
 from dovetail.guests.export.library import library_of
 from dovetail.guests.export.rtos import FREERTOS, beside
 from dovetail.run import ProjectBuild
@@ -39,10 +39,10 @@ def export(
         raise BuildError("a module of Zephyr's does not run beside FreeRTOS", where="--rtos, --to", hint=hint)
     if freertos and form != "esp-idf":
         library = beside(library, FREERTOS)
-    if library.data and form in C_ALONE:
+    if library.data and not FORMS[form].assembles:
         hint = "compile it again with --weights text"
         raise BuildError("this form has no assembler files, in which the weights are", where=f"--to {form}", hint=hint)
-    files = {**FORMS[form](library), _MARK: f"{form} {library.name}\n"}
+    files = {**form_files(FORMS[form], library), _MARK: f"{form} {library.name}\n"}
     if replace and folder.exists() and not (folder / _MARK).is_file():
         hint = "choose another folder"
         where = str(folder)

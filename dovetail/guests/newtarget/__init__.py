@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import keyword
 import re
-from importlib.resources import files
 from pathlib import Path
 
 from dovetail import plugins
 from dovetail.errors import TargetError
+from dovetail.templates import Template
 
 _FILES = {".py": "target.py.txt", ".c": "driver.c.txt", ".h": "driver.h.txt"}
 _REGISTERS = 23
-"""Of a job, in the target file."""
+"""Registers of a job in the target file."""
 
 
 def write_new_target(name: str, folder: Path, force: bool = False) -> tuple[Path, ...]:
@@ -31,18 +31,14 @@ def write_new_target(name: str, folder: Path, force: bool = False) -> tuple[Path
         raise TargetError(f"'{name}' cannot name a target", where="new-target", hint=hint)
     if name in plugins.names(plugins.TARGETS):
         raise TargetError(f"there is a built-in target '{name}'", where="new-target", hint="choose another name")
-    found = {folder / f"{name}{suffix}": source for suffix, source in _FILES.items()}
-    there = [path for path in found if path.exists()]
-    if there and not force:
-        raise TargetError(f"{there[0]} exists", where="new-target", hint="choose another name or folder, or --force")
+    templates = {folder / f"{name}{suffix}": Template(__name__, file) for suffix, file in _FILES.items()}
+    if not force and (old := next((path for path in templates if path.exists()), None)):
+        raise TargetError(f"{old} exists", where="new-target", hint="choose another name or folder, or --force")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path, source in found.items():
-            text = files("dovetail.guests.newtarget").joinpath(source).read_text()
-            for mark, word in {"@NAME@": name, "@MACRO@": name.upper(), "@WORDS@": str(_REGISTERS)}.items():
-                text = text.replace(mark, word)
-            path.write_text(text)
+        for path, template in templates.items():
+            path.write_text(template.fill(NAME=name, MACRO=name.upper(), WORDS=_REGISTERS))
     except OSError as error:
         hint = "choose another folder with --output"
         raise TargetError(f"cannot write to {folder}: {error.strerror}", where="new-target", hint=hint) from None
-    return tuple(found)
+    return tuple(templates)
