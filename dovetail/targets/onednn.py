@@ -51,7 +51,7 @@ HOST = dt.Target(
 def _largest_sum(match: dt.Match) -> int:
     """The most a sum can be without its bias, over all operands."""
     weights, zero = match.array("weights").astype(np.int64), layers.linear_of(match).input_zero_point
-    axis = weights.ndim - 1 if isinstance(layers.linear_of(match), DepthwiseConv2d) else 0
+    axis = weights.ndim - 1 if layers.linear_of(match).is_channelwise else 0
     each = np.abs(weights).sum(axis=tuple(at for at in range(weights.ndim) if at != axis))
     return int(each.max(initial=0)) * max(zero + 128, 127 - zero)
 
@@ -77,7 +77,7 @@ def _geometry(match: dt.Match) -> Mapping[str, dt.CValue]:
         x, y = ((match.type("x").elements // x[-1], 1, 1, x[-1]), (match.result.elements // y[-1], 1, 1, y[-1]))
     _, rows, columns, inputs = layer.weights.shape
     groups, strides = x[-1] // inputs, (rows * columns * inputs, 1, columns * inputs, inputs)
-    if isinstance(linear, DepthwiseConv2d):
+    if linear.is_channelwise:
         groups, strides = x[-1], (1, 1, columns * y[-1], y[-1])
     names = ("weights_output", "weights_input", "weights_row", "weights_column")
     sides = {"top": layer.before[0], "left": layer.before[1], "bottom": layer.after[0], "right": layer.after[1]}

@@ -32,7 +32,7 @@ START, ELEMENT = 110, 47
 def kind_of(match: dt.Match) -> str:
     """What the array calls a layer."""
     linear = layers.linear_of(match)
-    return KINDS[0 if isinstance(linear, Conv2d) else 1 if isinstance(linear, DepthwiseConv2d) else 2]
+    return KINDS[0 if isinstance(linear, Conv2d) else 1 if linear.is_channelwise else 2]
 
 
 def work_of(match: dt.Match, rows: int = 1) -> dt.Work:

@@ -489,7 +489,7 @@ def _row_cycles(types: Mapping[str, TensorType], layer: Node) -> float:
     """Engine cycles for each row of a layer's result."""
     (_, *kernel, _), inputs = types[layer.inputs[1]].shape, types[layer.inputs[0]].shape[3]
     _, _, columns, outputs = types[layer.output].shape
-    groups = inputs if isinstance(layer.operator, DepthwiseConv2d) else 1
+    groups = inputs if layer.operator.is_channelwise else 1
     return registers.plinio_digital(registers.Shape(inputs, outputs, 1, columns, (kernel[0], kernel[1]), groups))
 
 

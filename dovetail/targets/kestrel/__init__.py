@@ -81,7 +81,7 @@ def command(name: str, fields: Fields) -> Made:
 
 def is_depthwise(match: dt.Match) -> bool:
     """Whether a matched layer computes each channel by itself."""
-    return isinstance(layers.linear_of(match), DepthwiseConv2d)
+    return layers.linear_of(match).is_channelwise
 
 
 def pack(match: dt.Match) -> dict[str, Array]:

@@ -21,7 +21,7 @@ def kind_of(match: dt.Match) -> JobKind:
     """What the job of a tile computes."""
     if not match.has("layer"):
         return JobKind.SUM
-    return JobKind.DEPTHWISE if isinstance(layers.linear_of(match), DepthwiseConv2d) else JobKind.CONVOLUTION
+    return JobKind.DEPTHWISE if layers.linear_of(match).is_channelwise else JobKind.CONVOLUTION
 
 
 def pack(match: dt.Match) -> dict[str, Array]:

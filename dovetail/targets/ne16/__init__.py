@@ -85,7 +85,7 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Ne16Job:
         out_pixel_stride=target_apart[1],
         out_row_stride=target_apart[0],
         kernel=window.kernel[0],
-        depthwise=not computed and isinstance(layers.linear_of(match), DepthwiseConv2d),
+        depthwise=not computed and layers.linear_of(match).is_channelwise,
         linear=dense and dense_mode(match) == "linear",
         stride=window.stride[0],
         padding=Ne16Padding(window.before[0], window.after[0], window.before[1], window.after[1]),
@@ -155,7 +155,7 @@ def pack(match: dt.Match) -> dict[str, Array]:
         square = weights.reshape(weights.shape[0], 1, 1, depth)
         is_linear = dense_mode(match) == "linear"
         packed = pack_linear_weights(weights, bits) if is_linear else pack_weights(square, bits, False)
-    elif isinstance(layers.linear_of(match), DepthwiseConv2d):
+    elif layers.linear_of(match).is_channelwise:
         packed = pack_weights(np.ascontiguousarray(weights.transpose(3, 1, 2, 0)), bits, True)
     else:
         packed = pack_weights(weights, bits, False)

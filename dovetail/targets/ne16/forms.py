@@ -49,7 +49,7 @@ def is_bytes(types: Mapping[str, TensorType], node: Node) -> bool:
 def has_undilated(types: Mapping[str, TensorType], node: Node) -> bool:
     """Whether the engine has a dilated layer's window without the dilation, in one job or as patches."""
     x, weights = (types[name].shape for name in node.inputs[:2])
-    if isinstance(node.operator, DepthwiseConv2d):
+    if node.operator.is_channelwise:
         return is_bytes(types, node) and weights[1:3] == (3, 3) and weights[3] == x[3]
     return is_bytes(types, node) and weights[3] == x[3]
 
@@ -192,7 +192,7 @@ def _rows_cycles(types: Mapping[str, TensorType], node: Node, rows: int) -> int:
     kernel = types[node.inputs[1]].shape[1]
     if kernel == 1:
         rows, width, _ = line(rows, width)
-    mode = {"kernel": kernel, "depthwise": isinstance(node.operator, DepthwiseConv2d), "channel_shift": True}
+    mode = {"kernel": kernel, "depthwise": node.operator.is_channelwise, "channel_shift": True}
     return layer_cycles(rows, width, depth, channels, stride=node.operator.stride[0], **mode)
 
 
@@ -222,7 +222,7 @@ def windows_together(types: Mapping[str, TensorType], node: Node) -> int:
     if not takes(types, node) or weights.shape[1:3] != (EDGE, EDGE):
         return 0
     mode = {"weight_bits": max(weights.dtype.bits, 2), "channel_shift": True, "stride": operator.stride[0]}
-    depthwise = isinstance(operator, DepthwiseConv2d)
+    depthwise = operator.is_channelwise
 
     def cycles(count: int) -> float:
         if count == 0:

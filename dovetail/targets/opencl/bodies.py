@@ -84,7 +84,7 @@ def _groups(region: RegionParts) -> int:
     if len(region.node.inputs) < 2:
         return 1
     channels, depth = (region.type(place).shape[-1] for place in (0, 1))
-    if isinstance(region.node.operator, DepthwiseConv2d):
+    if region.node.operator.is_channelwise:
         return 1 if depth == channels else channels
     return channels // depth
 
@@ -152,7 +152,7 @@ def _sums(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
     sums, (outputs, rows, columns, depth) = nest.sums, products.weights.shape
     tap = f"({total(product(nest.tap(ROW), columns), nest.tap(COLUMN))})"
     taken_off = sums.pad_value if nest.window.any_padded else 0
-    if isinstance(region.node.operator, DepthwiseConv2d) and products.channelwise:
+    if region.node.operator.is_channelwise and products.channelwise:
         weights = scope.constant("sums", "weights", sums.weights[..., 0].transpose(1, 2, 0).reshape(-1))
         value = total(_load("from", "int32_t", lanes), -taken_off)
         weight = _load(total(weights, product(tap, outputs), "channel"), "int32_t", lanes)

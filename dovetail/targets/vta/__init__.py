@@ -95,7 +95,7 @@ def _wide(match: dt.Match) -> int:
     channels = match.result.shape[-1]
     scale, offset = (np.broadcast_to(match.array(name).astype(np.int64), channels) for name in ("scale", "offset"))
     weights = match.array("weights").astype(np.int64)
-    depthwise = isinstance(match.nodes["layer"].operator, DepthwiseConv2d)
+    depthwise = match.nodes["layer"].operator.is_channelwise
     rows = weights.reshape(-1, channels).T if depthwise else weights.reshape(channels, -1)
     least, most = rows * DType.INT8.low, rows * DType.INT8.high
     edges = (np.minimum(least, most).sum(axis=1), np.maximum(least, most).sum(axis=1))

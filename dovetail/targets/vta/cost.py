@@ -96,7 +96,7 @@ def shape(graph: Graph, config: VtaConfig) -> RegionShape:
         if isinstance(operator, Conv2d | DepthwiseConv2d):
             weights = graph.types[node.inputs[1]].shape
             kernel, stride = (weights[1], weights[2]), operator.stride
-            by_block, differ = isinstance(operator, DepthwiseConv2d), len({*shared_taps(graph, node)})
+            by_block, differ = operator.is_channelwise, len({*shared_taps(graph, node)})
         elif isinstance(operator, MaxPool2d):
             kernel, stride, by_block, pool = operator.kernel, operator.stride, True, True
             alu = 1 + kernel[0] * kernel[1]

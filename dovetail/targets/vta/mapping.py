@@ -362,7 +362,7 @@ def depth(graph: Graph, config: VtaConfig) -> int:
 def shared_taps(graph: Graph, node: Node) -> tuple[int, ...]:
     """Which matrix each tap of a depthwise window takes, of those that differ, where they are few, as for an average;
     else nothing: every tap has its own."""
-    if not isinstance(node.operator, DepthwiseConv2d):
+    if not node.operator.is_channelwise:
         return ()
     weights = graph.constants[node.inputs[1]]
     matrices = [tap.tobytes() for row in weights[0] for tap in row]
@@ -441,7 +441,7 @@ def _weights(graph: Graph, node: Node, block: int, rows: int) -> Array:
     `rows` input blocks of a dense layer are the rows of a kernel.
     """
     weights = graph.constants[node.inputs[1]]
-    if isinstance(node.operator, DepthwiseConv2d):
+    if node.operator.is_channelwise:
         filled = _filled(weights[0], 2, block)
         height, width, channels = filled.shape
         split = filled.reshape(height, width, channels // block, block).transpose(2, 0, 1, 3)
