@@ -22,15 +22,15 @@ from dovetail.targets.spinnaker2_model import JOB, KINDS
 
 BASE, HERE = 0x40001000, "dovetail.targets"
 REGISTERS = dt.JobRegisters(JOB)
-"""Of the array: a row of results."""
+"""Registers of the array: a job of one row."""
 TASK = dt.JobRegisters((*JOB, "rows", "result", "parameters", "zero", "low", "high", "once"))
-"""What the driver is told of a layer."""
+"""The job of a layer, for the driver."""
 START, ELEMENT = 110, 47
 """Clocks of the core for a row, and for each result of it, as `iss` shows them."""
 
 
 def kind_of(match: dt.Match) -> str:
-    """What the array calls a layer."""
+    """The array's name for a kind of layer."""
     linear = layers.linear_of(match)
     return KINDS[0 if isinstance(linear, Conv2d) else 1 if linear.is_channelwise else 2]
 

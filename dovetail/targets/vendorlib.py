@@ -28,7 +28,7 @@ from dovetail.ir.types import Array
 from dovetail.target.pattern import leaves
 
 Argument = dt.CValue | Callable[[dt.Match], dt.CValue]
-"""What a function is given: the same for every layer, or made from the match."""
+"""An argument of a function: the same for every layer, or made from the match."""
 
 _COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
@@ -42,7 +42,7 @@ class Library:
     """
 
     name: str
-    """Of the engine in reports, and in messages."""
+    """Name of the engine in reports and messages."""
     root: Path
     header: str
     """The file that declares the functions, below the folder `include`."""
@@ -57,7 +57,7 @@ class Library:
     defines: Mapping[str, int] = field(default_factory=dict)
     """Macros it is compiled with."""
     success: int | None = None
-    """What `wait`, or without one every function described, returns when all went well: anything else ends the
+    """Return value of success of `wait`, or of every function without one: any other value ends the
     inference with a message. None to leave what they return alone."""
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Library:
             raise TargetError(what, where=f"library {self.name}", hint="leave out success=")
 
     def _declared(self, function: str) -> tuple[str, str]:
-        """What stands before a function's name, and its parameters."""
+        """A declaration's text before the function's name, and its parameters."""
         found = re.search(rf"([\w\s*]*)\b{re.escape(function)}\s*\(([^()]*)\)\s*;", self.text)
         if found is None:
             declared = re.findall(r"\b(\w+)\s*\([^()]*\)\s*;", self.text)
@@ -206,7 +206,7 @@ def function(
     knobs: Callable[[dt.Match], dt.Space] | None = None,
     default: Callable[[dt.Match], dt.Choice] | None = None,
 ) -> dt.Offload:
-    """What a function of a library computes.
+    """The offload that a function of a library computes.
 
     Args:
         library: where it is.
@@ -341,7 +341,7 @@ def _pointers(value: dt.CValue) -> list[str]:
 def packed(
     names: Iterable[str], pattern: dt.Pattern, made: Mapping[str, Callable[[dt.Match], Array]], match: dt.Match
 ) -> dict[str, Array]:
-    """Those of the operands named that are constants, as bytes: made, or as they are."""
+    """The named operands that are constants, as bytes: made, or as they are."""
     known = {**leaves(pattern), **dict.fromkeys(made, True)}
     constants = (name for name in dict.fromkeys(names) if known.get(name))
     arrays = {name: made[name](match) if name in made else match.array(name) for name in constants}

@@ -50,7 +50,7 @@ NOWHERE = dt.Operand(0, (0,) * 6)
 
 
 def operation(match: dt.Match) -> Operation:
-    """What the job of a tile computes."""
+    """The kind of a tile's job."""
     if not match.has("layer"):
         return Operation.SUM
     kinds = {Conv2d: Operation.CONVOLUTION, DepthwiseConv2d: Operation.DEPTHWISE, FullyConnected: Operation.DENSE}
@@ -318,7 +318,7 @@ def _scaled(value: dt.Pattern) -> dt.Pattern:
 
 
 def digital_offloads(model: str) -> tuple[dt.Offload, ...]:
-    """What the digital engine computes, its cycles by one of `DIGITAL`."""
+    """The digital engine's offloads, with cycles by one of `DIGITAL`."""
     x, found = dt.operand("x"), []
     kinds = (
         ("convolution", Conv2d, (*WINDOW, *FULL), IMAGE),
@@ -338,7 +338,7 @@ def digital_offloads(model: str) -> tuple[dt.Offload, ...]:
 
 
 def analog_offloads() -> tuple[dt.Offload, ...]:
-    """What the analog engine computes."""
+    """The analog engine's offloads."""
     limited, found = dt.apply(Clip, dt.operand("x"), name="operand"), []
     commands = _commands("diana_analog_start", "scales", DianaPadding.analog)
     kinds = (

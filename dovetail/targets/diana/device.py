@@ -270,7 +270,7 @@ def _run_analog(registers: Registers, layer: JobLayer, bus: Bus) -> None:
 
 @dataclass(frozen=True)
 class _EngineVariant:
-    """What the two engines differ in."""
+    """Differences between the two engines."""
 
     registers: tuple[IntEnum, ...]
     configuration: int

@@ -57,7 +57,7 @@ class Analog(IntEnum):
 
 
 class Operation(IntEnum):
-    """What a job computes."""
+    """Kind of a job."""
 
     CONVOLUTION = 0
     DEPTHWISE = 1
@@ -158,7 +158,7 @@ def task_words(job: DianaJob) -> tuple[int, ...]:
 
 
 ROWS, COLUMNS = 1152, 512
-"""Of the analog array."""
+"""Rows and columns of the analog array."""
 ARRAY_CYCLES = 70e-9 * 260e6
 """Cycles of one use of the analog array: 70 ns at PLiNIO's 260 MHz."""
 LEAST_ROWS = 64
@@ -169,14 +169,14 @@ UNROLLS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a layer computes, sizes in elements."""
+    """A layer's computation, sizes in elements."""
 
     inputs: int
     """Channels of the operand, all groups."""
     outputs: int
     rows: int
     columns: int
-    """Of the result."""
+    """Rows and columns of the result."""
     kernel: tuple[int, int]
     """Rows and columns of the window."""
     groups: int = 1

@@ -55,7 +55,7 @@ VECTOR = dt.blocked((0, 1), axis=1, size=16)
 
 
 def place(stem: str, operand: dt.Operand) -> Fields:
-    """Where a value lies: its address, and the bytes between blocks of channels and between rows."""
+    """Place of a value: its address, and the bytes between blocks of channels and between rows."""
     row = operand.strides[2] if len(operand.strides) == 5 else 0
     return {stem: operand.address, f"{stem}_block": operand.strides[1], f"{stem}_row": row}
 

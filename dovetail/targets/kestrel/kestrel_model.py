@@ -29,7 +29,7 @@ def weight_bytes(name: str, job: Job) -> int:
 
 
 def cycles(name: str, job: Job) -> int:
-    """What a command takes."""
+    """Cycles of a command."""
     if name.startswith("DMA"):
         return 32 + job["rows"] * blocks(job["row_bytes"], 8)
     steps = job["y_rows"] * job["y_columns"] * blocks(job["outputs"], 8)

@@ -18,7 +18,7 @@ BASE, HERE = 0x00201000, "dovetail.targets.macarray"
 
 
 def kind_of(match: dt.Match) -> JobKind:
-    """What the job of a tile computes."""
+    """The kind of a tile's job."""
     if not match.has("layer"):
         return JobKind.SUM
     return JobKind.DEPTHWISE if layers.linear_of(match).is_channelwise else JobKind.CONVOLUTION

@@ -1,4 +1,4 @@
-"""What the engine of rtl/macarray.v computes, and how long that takes, in Python."""
+"""The engine of rtl/macarray.v in Python: its results and cycles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LANES, _BLOCK = 8, 64
 
 
 class JobKind(IntEnum):
-    """What a job computes."""
+    """Kind of a job."""
 
     CONVOLUTION = 0
     DEPTHWISE = 1
@@ -179,7 +179,7 @@ def _bytes(word: int) -> list[int]:
 
 
 def _image(bus: Bus, job: Mapping[str, int], name: str, channels: int) -> Array:
-    """What lies at a register's address: the second operand is as large as the result."""
+    """Bytes at a register's address: the second operand is as large as the result."""
     size = _halves(job["source_size" if name == "source" and _kind(job) is not JobKind.SUM else "result_size"])
     shape, strides = (*size, channels), (job[f"{name}_row"], job[f"{name}_pixel"], 1)
     extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1

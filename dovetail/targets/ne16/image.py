@@ -1,4 +1,4 @@
-"""What a register image tells the NE16, why it cannot run one, how long it takes, and weights as it finds them.
+"""Register images of the NE16: their meaning, their faults, their cycles, and weights as the engine reads them.
 
 Sources: see job.py and device.py. Nothing here is the compiler's: it is what the simulated engine goes by.
 """
@@ -27,7 +27,7 @@ from dovetail.targets.ne16.job import (
 
 @dataclass(frozen=True, slots=True)
 class RegisterImage:
-    """What one register image tells the engine, field by field; sizes in subtiles are as the engine counts."""
+    """The fields of a register image; sizes in subtiles are as the engine counts."""
 
     weights: int
     infeat: int
@@ -116,7 +116,7 @@ def _quantisation(conf0: int) -> Requantise | None:
 
 
 def parse(words: tuple[int, ...]) -> RegisterImage:
-    """What a register image (24 unsigned 32-bit words) says. A remainder of zero means a full subtile."""
+    """Decode a register image (24 unsigned 32-bit words). A remainder of zero means a full subtile."""
     conf0, pad, offset = words[Register.CONF0], words[Register.PADDING], words[Register.WEIGHT_OFFSET]
     mode, linear = conf0 >> 5 & 3, bool(conf0 >> 7 & 1)
     edge_in = EDGE if mode == 2 else EDGE + 2

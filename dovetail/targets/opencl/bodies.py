@@ -1,4 +1,4 @@
-"""What a work-item computes, as OpenCL C: sums of products, pools and pointwise operators.
+"""Bodies of work-items as OpenCL C: sums of products, pools and pointwise operators.
 
 Every item takes some neighbouring channels of one pixel, or some neighbouring elements, of the result: sums and pools
 as OpenCL vectors, the pointwise operators behind them lane by lane with the text of `kernels.epilogue`. Zero points
@@ -47,7 +47,7 @@ Writer = Callable[[RegionParts, KernelScope, int], Body]
 
 
 def writer_of(region: RegionParts) -> Writer:
-    """What writes the body of a region's kernel; raises Unsupported where nothing does."""
+    """The function that writes the body of a region's kernel; raises UnsupportedRegion if there is none."""
     if _by_element(region):
         return _elements
     kind = type(region.node.operator)

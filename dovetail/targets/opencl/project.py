@@ -65,7 +65,7 @@ class Kernel:
     operands: tuple[str, ...]
     """Graph values: the result, then the operands in the order of the arguments."""
     constants: Array
-    """What the last argument points to, uint8; empty for none."""
+    """Contents of the last argument, uint8; empty for none."""
     items: Sizes
     """Work-items along each dimension."""
     group: Sizes
@@ -138,7 +138,7 @@ class DeviceBinary:
     function: str
     """C function that starts it."""
     arguments: tuple[str, ...]
-    """What it takes: "part" of the network's memory, "constants" or "number"."""
+    """Kinds of its arguments: "part" of the network's memory, "constants" or "number"."""
 
 
 HEADER = "opencl_kernels.h"
@@ -275,7 +275,7 @@ VARIABLE = "DOVETAIL_OPENCL"
 
 
 def environment() -> dict[str, str]:
-    """What a process needs so that the emitted C finds the library of the packages pyopencl and
+    """Environment variables with which the emitted C finds the library of the packages pyopencl and
     pocl-binary-distribution (the extra `opencl`), if they are installed; nothing otherwise, for that of the system.
     What `VARIABLE` says stays.
 

@@ -29,10 +29,10 @@ class BinaryKernel:
     """A kernel in a program compiled for the device, and what it computes."""
 
     name: str
-    """Of the offload, in reports; a C identifier."""
+    """Name of the offload in reports; a C identifier."""
     pattern: Pattern
     file: Path
-    """What clCreateProgramWithBinary takes."""
+    """Binary for clCreateProgramWithBinary."""
     kernel: str
     """Its name in the program."""
     arguments: Sequence[Argument]
@@ -53,7 +53,7 @@ class BinaryKernel:
             raise TargetError(what, where=self.name, hint=f"use {', '.join(dict.fromkeys(known))}")
 
     def binary(self) -> DeviceBinary:
-        """What the project needs of it."""
+        """The part of it that the project needs."""
         known, kinds = {**leaves(self.pattern), **dict.fromkeys(self.constants, True)}, list[str]()
         for argument in self.arguments:
             operand = "number" if not isinstance(argument, str) else "constants" if known.get(argument) else "part"

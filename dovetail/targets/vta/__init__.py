@@ -38,7 +38,7 @@ from dovetail.targets.vta.writer import VtaRegion
 
 HERE = "dovetail.targets.vta"
 PAGE = dt.Memory("page", base=0x80000000, size=4096)
-"""Where the driver keeps the vector of ones; INP and OUT elements are counted from here."""
+"""The driver's page with the vector of ones; INP and OUT elements are counted from here."""
 DRAM = dt.Memory("DRAM", base=PAGE.base + PAGE.size, size=32 * 1024 * 1024 - PAGE.size, alignment=64)
 MOST_LSB = 8
 """Steps of a result that rounding a layer's weights may move it, as seen with random operands: 4. `compile --check`
@@ -46,14 +46,14 @@ allows so many."""
 DIGITS_USED = 3
 """Shifts and additions that make a scale; the scale is then right to 1 part in 255 on average, in 45 at worst."""
 LEAST_PRODUCTS = 32
-"""Of an output for which its weights take longer than so many shifts and additions."""
+"""Products of an output from which its weights take longer than `DIGITS_USED` shifts and additions."""
 MOST_SUM_LSB = 5
-"""Those of a sum of two images: each has a weight of 64 to 127, rounded by a half, so by 1/128 of its 255 steps; and
+"""Steps of a sum of two images: each has a weight of 64 to 127, rounded by a half, so by 1/128 of its 255 steps; and
 one for the result's own rounding."""
 MACS = dt.Derived(macs_per_cycle, with_macs, ("block", "batch", "inp_bytes", "wgt_bytes", "acc_bytes"))
 DRIVER = queue_driver(f"{HERE}:driver/vta.c", base="VTA_BASE", busy="(read_register(CONTROL) & IDLE) == 0u")
 POINTERS = dict(insn="instructions", uop="uops", inp=PAGE.name, out=PAGE.name, wgt="constants", acc="constants")
-"""What the driver points the engine's registers at (driver/vta.c)."""
+"""Memory regions the driver points the engine's registers at (driver/vta.c)."""
 
 
 _PIXEL, _STEPS, _LAUNCH, _MOST_BANDS = 8, 9, 500, 8
@@ -79,7 +79,7 @@ def bands(config: VtaConfig, types: Mapping[str, TensorType], chain: Sequence[No
 
 
 def requantisation_limits(config: VtaConfig) -> RequantisationLimits:
-    """What the ALU's scale and shift can hold: with MUL 15 bits and any shift; without, one shift."""
+    """Limits of the ALU's scale and shift: with MUL 15 bits and any shift; without, one shift."""
     if config.multiplies:
         return RequantisationLimits(scale_bits=15, most_shift=31, activations=DType.INT8, bias_first=True)
     return RequantisationLimits(1, min(15, config.most_shift), DType.INT8, True, multiplies=False, digits=DIGITS_USED)
@@ -167,7 +167,7 @@ def takes(types: Mapping[str, TensorType], node: Node) -> bool:
 
 
 def offloads(config: VtaConfig) -> tuple[dt.Offload, ...]:
-    """What the engine computes: linear layers with requantisation, padded or not, and maximum pools."""
+    """The engine's offloads: linear layers with requantisation, padded or not, and maximum pools."""
     image, vector = dt.Layout(_lanes(config, 4)), dt.Layout(_lanes(config, 2))
     scales = SCALED if config.multiplies else SHIFTED
     found = []

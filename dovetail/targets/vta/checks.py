@@ -1,4 +1,4 @@
-"""Who touched what in SRAM and DRAM, and whether it was in order: races, unwritten and rewritten data, bounds.
+"""Checks of every access to SRAM and DRAM: races, unwritten and rewritten data, bounds.
 
 An access A happens before an access B when the clock of B's instruction knows A's (stream.py). Two conflicting
 accesses are always seen one after the other here, and the later one is faulty unless the earlier happens before it;
@@ -85,7 +85,7 @@ def rows_of(instruction: Load | Store, config: VtaConfig, pointers: Pointers) ->
 
 
 class _Shadow:
-    """Who accessed places of a memory last, by the number of the instruction."""
+    """Numbers of the instructions that accessed each place of a memory last."""
 
     def __init__(self, instructions: Sequence[Instruction], checks: Collection[Fault], text: str) -> None:
         """`text` words a place."""
@@ -112,7 +112,7 @@ class _Shadow:
 
 
 class SramShadow(_Shadow):
-    """Who wrote and read the entries of one memory last; `writer` and `reader` are the queues that may."""
+    """Last writers and readers of the entries of one memory; only the queues `writer` and `reader` may access it."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ def sram_shadows(
 
 
 class DramShadow(_Shadow):
-    """Who stored and loaded the DRAM bytes this stream stores, and whether accesses stay in the buffers.
+    """Last stores and loads of the DRAM bytes this stream stores; checks that accesses stay in the buffers.
 
     Only bytes some STORE of the stream covers are followed: others cannot conflict.
     """

@@ -162,7 +162,7 @@ Fields = tuple[tuple[str, int], ...]
 
 
 def _loop_fields(config: VtaConfig) -> Fields:
-    """What GEMM and ALU begin with."""
+    """Fields that GEMM and ALU begin with."""
     depth = config.uop_entries.bit_length() - 1
     loops = (("reset", 1), ("uop_bgn", depth), ("uop_end", depth + 1), ("iter_out", 14), ("iter_in", 14))
     return (*HEAD, *loops, ("dst_out", config.dst_bits), ("dst_in", config.dst_bits))

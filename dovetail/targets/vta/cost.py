@@ -40,7 +40,7 @@ class VtaTiling:
 
 @dataclass(frozen=True)
 class RegionShape:
-    """What a region's cost depends on."""
+    """Sizes that a region's cost depends on."""
 
     rows: int
     columns: int
@@ -81,7 +81,7 @@ class RegionShape:
 
 
 def shape(graph: Graph, config: VtaConfig) -> RegionShape:
-    """What the cost of a region depends on."""
+    """The sizes of a region that its cost depends on."""
     graph = joined(graph)
     x, y = graph.types[graph.inputs[0]].shape, graph.types[graph.outputs[0]].shape
     rows, columns = (y[1], y[2]) if len(y) == 4 else (1, 1)

@@ -32,7 +32,7 @@ Words = TypeVar("Words", int, npt.NDArray[np.int64])
 
 
 class Opcode(IntEnum):
-    """What an instruction is."""
+    """Kind of an instruction."""
 
     LOAD = 0
     STORE = 1
@@ -42,7 +42,7 @@ class Opcode(IntEnum):
 
 
 class VtaMemory(IntEnum):
-    """What a LOAD fills or a STORE reads."""
+    """Memory that a LOAD fills or a STORE reads."""
 
     UOP = 0
     WGT = 1
@@ -52,7 +52,7 @@ class VtaMemory(IntEnum):
 
 
 class AluOpcode(IntEnum):
-    """What an ALU instruction computes; SHR is arithmetic, by a negative amount it shifts left.
+    """Function of an ALU instruction; SHR is arithmetic, and shifts left by a negative amount.
 
     MUL and SHL are both operation 4: which of them a VTA has, if any, its configuration says. SHL shifts left by the
     negated operand.
@@ -250,7 +250,7 @@ def encode(instruction: Instruction, config: VtaConfig) -> tuple[int, int, int, 
 
 
 def _missing(instruction: Instruction, config: VtaConfig) -> str:
-    """What of an ALU instruction this configuration does not have, in words; empty when it has it."""
+    """The part of an ALU instruction that this configuration lacks, in words; empty for none."""
     if not isinstance(instruction, Alu):
         return ""
     opcode, imm = instruction.opcode, instruction.imm

@@ -32,7 +32,7 @@ def digest_of(text: str, batch: int, block: int, stride: tuple[int, int]) -> str
 def listed(
     text: str, batch: int, block: int, stride: tuple[int, int], sizes: Mapping[str, int]
 ) -> tuple[Event, ...] | None:
-    """What the schedule of an algorithm does for these sizes; None where it does not come with the package, or where
+    """Events of an algorithm's schedule for these sizes; None if it does not come with the package, or if
     Exo has to say what is wrong."""
     found = _shipped().get(digest_of(text, batch, block, stride))
     if found is None:
@@ -99,7 +99,7 @@ class _ListingWalker:
             yield Release(self.buffers.pop(name))
 
     def _allocate(self, name: str, annotation: ast.expr) -> Allocation:
-        """Of `i32[4, 4] @ACC`, as an annotation."""
+        """The allocation of an annotation such as `i32[4, 4] @ACC`."""
         match annotation:
             case ast.BinOp(left=ast.Subscript(slice=extents), op=ast.MatMult(), right=ast.Name(id=memory)):
                 parts = extents.elts if isinstance(extents, ast.Tuple) else [extents]

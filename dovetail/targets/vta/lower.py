@@ -237,7 +237,7 @@ class _TileEvents:
 
     @cached_property
     def contents(self) -> Mapping[int, Hashable]:
-        """What is loaded into each buffer."""
+        """Keys of the data loaded into each buffer."""
         loads = [event for event in self.events if isinstance(event, Issue)]
         found = {_filled(load): _key(load, self.origins) for load in loads}
         return {buffer: key for buffer, key in found.items() if buffer is not None and key is not None}
@@ -346,7 +346,7 @@ def _with_matrices(event: Event, count: int) -> Event:
 def _events(
     text: str, sizes: tuple[tuple[str, int], ...], config: VtaConfig, steps: tuple[int, int]
 ) -> tuple[Event, ...]:
-    """What an algorithm of these sizes does, its window moving so many steps."""
+    """Events of an algorithm of these sizes, whose window moves by so many steps."""
     found = listed(text, config.batch, config.block, steps, dict(sizes))
     return trace(scheduled(text, config.batch, config.block, steps), dict(sizes)) if found is None else found
 
@@ -366,7 +366,7 @@ def _origins(graph: Graph, read: Box, box: Box, block: int) -> dict[str, tuple[i
 
 
 def _key(issue: Issue, origins: Mapping[str, tuple[int, ...]]) -> Hashable | None:
-    """What a load brings, None when it is no load from an argument."""
+    """Key of the data a load brings; None if it is no load from an argument."""
     source = issue.operands.get("source")
     if not isinstance(source, Window):
         return None

@@ -325,12 +325,12 @@ LEAST_INT8 = -128
 
 @dataclass(frozen=True)
 class RegionConstants:
-    """What a region knows at compile time, by the argument names of `dovetail.loops.algorithm`."""
+    """Constants of a region, by the argument names of `dovetail.loops.algorithm`."""
 
     blob: Array
     """The bytes behind the WGT and ACC pointers, uint8."""
     first: Mapping[str, int]
-    """Where each array begins, in elements of its memory; "one" lies behind the INP pointer."""
+    """First element of each array in its memory; "one" lies behind the INP pointer."""
     steps: Mapping[str, tuple[int, ...]]
     """Elements from one index to the next along each dimension but the lanes."""
     scalars: Mapping[str, int]

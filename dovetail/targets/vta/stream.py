@@ -184,7 +184,7 @@ class InstructionBar:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a stream took. Cycles are counted from the launch; tiles are batch x block_in x block_out products."""
+    """Times of a stream. Cycles count from the launch; tiles are batch x block_in x block_out products."""
 
     cycles: int
     """Until all queues are empty."""

@@ -61,7 +61,7 @@ def products(s: RegionShape, tile: tuple[int, int, int, int], config: VtaConfig)
 
 @dataclass(slots=True)
 class _SlotContents:
-    """What of one name is in its slots, and which compute event read each last."""
+    """Data of one name in its slots, and the compute event that read each last."""
 
     count: int
     stays: bool
@@ -94,7 +94,7 @@ class _SlotContents:
 
 @dataclass(slots=True)
 class _Events:
-    """What the queues do, in their order. Each event begins with when it is fetched and what it waits for."""
+    """Events of the queues, in order. Each begins with its fetch time and the events it waits for."""
 
     load: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Compute event, cycles on the bus, cycles of padding."""
@@ -284,7 +284,7 @@ class _EventCollector:
         return [often for _, often in chosen]
 
     def _finish(self, blocks: int, group: int, entries: int, stored: int) -> None:
-        """What follows a tile's products: the bias, a pool's maximum, and the ALU."""
+        """Events behind a tile's products: the bias, a pool's maximum, and the ALU."""
         s, config = self.shape, self.config
         fill = config.pipeline_cycles
         if s.digits:

@@ -26,7 +26,7 @@ Triple = tuple[int, int, int]
 
 _MOST_ITERATIONS = (1 << 14) - 1
 _UOP_CYCLES = 0.75
-"""What a micro-operation costs: half a bus cycle, and room in its memory."""
+"""Cost of a micro-operation: half a bus cycle, and room in its memory."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class MicroNest:
     inner: VtaLoop
     uops: tuple[Triple, ...]
     starts: tuple[Triple, ...]
-    """Where each instruction begins."""
+    """First entries of each instruction."""
 
 
 _ONCE = VtaLoop(1, (0, 0, 0))
@@ -198,7 +198,7 @@ class StreamWriter:
         self._operands = {"x": placed.x, "y": (placed.y,)}
         channels = placed.graph.types[placed.graph.inputs[0]].shape[-1]
         self._blocks = -(-channels // config.block) // len(placed.x)
-        """Of a part of the operand."""
+        """Channel blocks of each part of the operand."""
         self._depth = depth(placed.graph, config)
         self._slots = slots
         self._steps: list[_InstructionStep] = []
