@@ -1,4 +1,4 @@
-"""What a chip has beside its engines: memories, DMA, cores and what they know."""
+"""The chip beside its engines: memories, DMA, cores and their instructions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Memory:
     alignment: int = 8
     """Bytes every buffer is aligned to."""
     reach: tuple[str, ...] = ()
-    """Who reads and writes it: "core", engines and DMAs by their names; empty for everybody. What the core does not
+    """Units that read and write it: "core", engines and DMAs by name; empty for all. A value the core does not
     reach has no variable in the C."""
 
     def is_reached_by(self, name: str) -> bool:
@@ -79,7 +79,7 @@ class CoreInstruction:
     alignment: int = 1
     """Every operand in DRAM begins at a multiple of so many bytes (at most 8)."""
     memories: tuple[RegisterMemory, ...] = ()
-    """Where operands lie that are not in DRAM."""
+    """Memory of operands that are not in DRAM."""
     assembly: str = ""
     """For a product: one line of assembly of 4 bytes that does the same, `{operand}` standing for the register that
     holds a sum or the word of an operand. Needed where the core has `streams`."""
@@ -87,8 +87,8 @@ class CoreInstruction:
 
 @dataclass(frozen=True)
 class Streams:
-    """What a core has for inner loops: a load that moves its pointer, and a loop without a branch. Each is one line of
-    assembly of 4 bytes."""
+    """A core's instructions for inner loops: a load that moves its pointer, and a loop without a branch. Each is one
+    line of assembly of 4 bytes."""
 
     load: str
     """A word to the register `{to}` from the address in the register `{pointer}`, to which `{step}`, -2048 to 2047,
@@ -113,7 +113,7 @@ class PairBlock:
 
     @property
     def name(self) -> str:
-        """Of the C function."""
+        """Name of the C function."""
         return f"pairs_{self.pixels}x{self.channels}_{self.steps}_{self.distance}_{self.unroll}"
 
 
@@ -146,13 +146,13 @@ class Core:
     """Cycles per instruction class where they differ from the stated default of the instruction set: the fields of
     `sim.riscv_costs.CoreCosts` or `sim.arm.CortexMCosts`. `dovetail.target.costs` has sets of published cores."""
     instructions: tuple[CoreInstruction, ...] = ()
-    """What it can do beyond `isa`, the preferred first."""
+    """Own instructions beyond `isa`, the preferred first."""
     extension: str = ""
     """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.h`
     says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
     registers (see `dovetail.sim.riscv`); empty for none."""
     streams: Streams | None = None
-    """What it has for inner loops of instructions with `assembly`; None for loads and branches as `isa` has them."""
+    """Instructions for inner loops of instructions with `assembly`; None for loads and branches of `isa`."""
     pairs: PairBlocks | None = None
     """How it computes blocks of sums of products of pairs; None for by `instructions` alone."""
     functions: Mapping[str, str] = field(default_factory=dict)

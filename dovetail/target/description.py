@@ -23,7 +23,7 @@ from dovetail.target.mesh import Mesh
 
 @dataclass(frozen=True)
 class OrderRequest:
-    """What a user asks for."""
+    """Arguments of `dovetail schedule`."""
 
     settings: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the hardware that differ from the target's own."""
@@ -47,7 +47,7 @@ class Ordered:
     notes: tuple[str, ...]
     """Sentences below it: how long it takes, how near to the bound that is."""
     files: Mapping[str, bytes]
-    """What is written out, by relative path."""
+    """Contents of the files to write, by relative path."""
 
 
 Ordering = Callable[[Graph, OrderRequest], Ordered]
@@ -67,7 +67,7 @@ class Rewrite:
     divides: bool = False
     """Whether it only computes something in parts, so that more is done at a time: what bounds are of goes without."""
     sized: Callable[[Mapping[str, int]], Callable[[Graph], Graph]] | None = None
-    """Where memories bound what pays: `apply` for their bytes, by name. A target asks with those it has, so that a
+    """A variant of `apply` for given sizes of memories, bytes by name. A target passes its sizes, so that a
     sweep over them compiles for each size what pays there; it should give equal sizes the same function."""
 
 
@@ -92,7 +92,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Quantisation:
-    """What a float network may be quantised to so that the target takes it; `dovetail quantize` asks for it.
+    """Limits of quantisation: the forms of a network that the target takes; `dovetail quantize` uses them.
 
     The defaults are what the core's kernels compute.
     """
@@ -139,13 +139,13 @@ class Recipe:
     """How a target is made from a configuration, so that `dovetail sweep` can make others like it."""
 
     name: str
-    """What the configuration describes, as a rule the engine: its fields are called `name.field`."""
+    """Name of the configured part, as a rule the engine: its fields are called `name.field`."""
     config: Any
     """A frozen dataclass; what of it is a number may be set. Its constructor refuses what there cannot be."""
     make: Callable[[Any], Target]
     """The target with another configuration, its own recipe included."""
     derived: Mapping[str, Derived] = field(default_factory=dict)
-    """What else may be set, by name."""
+    """Further settings, by name."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Target:
 
     name: str
     sentence: str
-    """What it is, for `dovetail targets`."""
+    """One line about the target, for `dovetail targets`."""
     core: Core
     memories: tuple[Memory, ...]
     code: str
@@ -206,11 +206,11 @@ class Target:
 
     @property
     def mover(self) -> str:
-        """What copies where elements only move: the DMA's name, an engine's own where there is no other, or "core"."""
+        """Unit that copies elements that only move: the first DMA's name, or "core"."""
         return self.dmas[0].name if self.dmas else "core"
 
     def dma_of(self, engine: Engine) -> Dma | StreamDma | None:
-        """What copies an engine's operands and results; None where the core does."""
+        """DMA that copies an engine's operands and results; None if the core does."""
         return engine.dma or self.dma
 
     def works_in_place(self, engine: Engine) -> bool:
@@ -248,7 +248,7 @@ def with_cores(target: Target, count: int | None) -> Target:
 
 
 def _code(core: Core) -> tuple[object, ...]:
-    """What the firmware of a core depends on."""
+    """Settings of a core that its firmware depends on."""
     return core.isa, core.instructions, core.extension, core.streams, dict(core.functions)
 
 

@@ -1,4 +1,4 @@
-"""What stands behind an engine's registers: jobs for plain functions in Python, or the engine's Verilog.
+"""Models behind an engine's registers: jobs for plain functions in Python, or the engine's Verilog.
 
 The simplest engine is one of `JobRegisters`: a driver writes a job into registers and starts it, the engine says when
 it has finished. Registers are 32 bits wide: 0x00 START, write anything: begin the job. 0x04 FINISHED, read: jobs
@@ -27,7 +27,7 @@ class JobRegisters:
     """The registers of such an engine, by name: what a target says once for its commands and its device models."""
 
     names: tuple[str, ...]
-    """Of the job's registers, in order."""
+    """Names of the job's registers, in order."""
 
     def command(self, function: str, **values: int) -> Command:
         """A start with these values, which may be negative.
@@ -164,7 +164,7 @@ class RtlPort:
     protocol: str
     """One of `SIGNALS`."""
     prefix: str = ""
-    """What the names of its signals begin with."""
+    """Prefix of the names of its signals."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Usual name -> the module's own, behind the prefix, where they differ; empty where the module has none."""
     low: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class RtlPort:
 
 
 INITIAL = {"zero": 0, "random": 2}
-"""What registers may begin with, and Verilator's number for it (VerilatedContext::randReset)."""
+"""Initial contents of registers, and Verilator's number for each (VerilatedContext::randReset)."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,9 @@ class Rtl:
     """Its Verilog or SystemVerilog in the order it is read, packages first; the folders they lie in are searched for
     included files and further modules."""
     registers: RtlPort
-    """Where the driver's accesses go: "apb" or "axi-lite"."""
+    """Bus of the driver's accesses: "apb" or "axi-lite"."""
     memory: tuple[RtlPort, ...] = ()
-    """What reads and writes memory: "tcdm"."""
+    """Ports that read and write memory: "tcdm"."""
     clock: str = "clk"
     """Name of the clock."""
     reset: str = "rst_n"
@@ -224,7 +224,7 @@ class Rtl:
     watchdog: int = 10_000_000
     """Cycles it may be busy without its interrupt line changing."""
     stall: int = 0
-    """Of 256 cycles, in how many a memory port grants nothing, pseudo-randomly: the handshake is tried as well."""
+    """Cycles of 256 in which a memory port grants nothing, pseudo-randomly: this tries the handshake."""
     include: tuple[Path, ...] = ()
     """Further folders that are searched for included files and modules, before those of the sources."""
     defines: Mapping[str, str | int] = field(default_factory=dict)
@@ -232,7 +232,7 @@ class Rtl:
     options: tuple[str, ...] = ()
     """Further arguments of Verilator, such as "--no-assert"."""
     initial: str = "random"
-    """What registers begin with that nothing initialises, one of `INITIAL`: "random", the same in every run, or "zero",
+    """Contents of registers that nothing initialises, one of `INITIAL`: "random", the same in every run, or "zero",
     for designs that rely on it, as FPGAs do."""
     macs: str = ""
     """"module:function" that gives the multiply-accumulates of a job from the registers as last written (byte offset ->
@@ -263,7 +263,7 @@ class Rtl:
 
 
 def read_rtl(written: Mapping[str, Any]) -> Rtl:
-    """What `Rtl.device` wrote into the device's arguments."""
+    """The `Rtl` that `Rtl.device` wrote into the device's arguments."""
     ports = [RtlPort(**{**port, "low": tuple(port["low"])}) for port in (written["registers"], *written["memory"])]
     paths = {name: tuple(Path(path) for path in written[name]) for name in ("sources", "include")}
     others = {"registers": ports[0], "memory": tuple(ports[1:]), "options": tuple(written["options"])}

@@ -83,7 +83,7 @@ class Raw:
     parts: Callable[[Command], Mapping[str, bytes]] = _task
     """A command's words as the engine reads them, under the name of each part."""
     pointers: Mapping[str, str] = field(default_factory=dict)
-    """What the driver points each of the engine's registers at: a part, "constants", or a memory (its first byte)."""
+    """Target of each of the engine's registers: a part, "constants", or a memory (its first byte)."""
     contents: Mapping[str, bytes] = field(default_factory=dict)
     """Memory -> what the driver has put at its start before the first launch."""
 
@@ -133,7 +133,7 @@ class Deployed:
     """A network as an engine sees it, for the files that are made for both."""
 
     prefix: str
-    """What the network's C names begin with; `<prefix>.h` declares what is public."""
+    """Prefix of the network's C names; `<prefix>.h` declares the public ones."""
     arena: str
     """C name of the array of values in the engine's memory."""
     nbytes: int
@@ -151,7 +151,7 @@ class Engine:
     memory: str
     """The memory its operands must lie in."""
     offloads: tuple[Offload, ...]
-    """What it can compute, the preferred first."""
+    """Offloads it can compute, the preferred first."""
     ideal_macs_per_cycle: float
     """Peak multiply-accumulates per cycle, for the report."""
     driver: tuple[str, ...]
@@ -179,7 +179,7 @@ class Engine:
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
     success: int | None = None
-    """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
+    """Return value of success of `wait`, or without it of the commands' functions; any other value is a failure
     (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
     constants: str = ""
     """The memory it reads its packed constants in; empty for `memory`. In the memory of the code they are read where
@@ -188,14 +188,14 @@ class Engine:
     """How it takes lists of commands; None where the driver starts it for each launch. The words of an offload's
     commands are then parts of a list, their functions are not looked at."""
     dma: StreamDma | None = None
-    """What copies its operands and results in the same stream; None where the target's DMA or the core does. It takes
+    """DMA that copies its operands and results in the same stream; None if the target's DMA or the core does. It takes
     and gives values in any layout: its transfers convert."""
     mirror: Mirror | None = None
     """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
     made: Callable[[Deployed], Mapping[str, str]] | None = None
     """Further files of the driver, made for a network: path below the project's `driver` -> text."""
     libraries: tuple[str, ...] = ()
-    """What a program for this computer is linked with, e.g. "-ldl"."""
+    """Linker flags of a program for this computer, e.g. "-ldl"."""
     environment: Callable[[], Mapping[str, str]] | None = None
     """Environment variables of the process that runs it on this computer."""
     joint: Joint | None = None

@@ -65,7 +65,7 @@ class LayerWindow:
     after: tuple[int, int]
     """... below and to the right."""
     padding_value: int
-    """What padding holds, as an element of the operand; without padding the operand's zero point."""
+    """Value of the padding, as an element of the operand; without padding the operand's zero point."""
 
 
 PIXEL = LayerWindow((1, 1), (1, 1), (1, 1), (0, 0), (0, 0), 0)
@@ -173,10 +173,10 @@ def addition_of(match: Match) -> Addition:
 
 @dataclass(frozen=True)
 class Image:
-    """Where an operand or a result lies; a matrix is an image of one column."""
+    """Place of an operand or a result; a matrix is an image of one column."""
 
     address: int
-    """Of the first byte."""
+    """Address of the first byte."""
     rows: int
     columns: int
     channels: int
@@ -236,11 +236,11 @@ ONE_IMAGE = Constraint(
     lambda v: len(v) == 2 or (len(v) == 4 and v[0] == 1),
 )
 BATCH = one_of("the batch must be 1", lambda m: m.result.shape[0], 1)
-"""Of images, and of a dense layer's rows."""
+"""Axes of images, and of a dense layer's rows."""
 BATCH_OF_IMAGES = Constraint(
     BATCH.sentence, lambda m: m.result.shape[0] if len(m.result.shape) > 2 else 1, BATCH.accepts
 )
-"""Of images only: a dense layer may have any number of rows."""
+"""Axes of images only: a dense layer may have any number of rows."""
 ONE_ROW = one_of("a dense layer must have one row of operands", lambda m: m.type("x").shape[:-1], (1,))
 ALL_INT8 = Constraint(
     "values must be int8",
@@ -277,7 +277,7 @@ ALL_DOUBLE_ROUNDING = one_of(
     lambda m: {node.operator.rounding for node in m.nodes.values() if isinstance(node.operator, Requantize)},
     {Rounding.DOUBLE},
 )
-"""Of a pattern with any number of requantisations."""
+"""Constraints of a pattern with any number of requantisations."""
 ONE_SCALE = one_of(
     "multiplier and shift must be one for all channels",
     lambda m: max(
@@ -290,7 +290,7 @@ ONE_SCALE = one_of(
 )
 
 RAISED_BITS = 20
-"""What TensorFlow Lite raises the operands of an addition by (tensorflow/lite/kernels/add.cc)."""
+"""Left shift of the operands of an addition in TensorFlow Lite (tensorflow/lite/kernels/add.cc)."""
 SAME_SHAPES = Constraint(
     "both operands must have the result's shape",
     lambda m: [m.type(name).shape for name in ("x", "other")],
@@ -307,7 +307,7 @@ ADDITION_LIMITS = (
     ALL_DOUBLE_ROUNDING,
     ONE_SCALE,
 )
-"""Of `ADDITION` on an engine that computes it as TensorFlow Lite Micro does."""
+"""Constraints of `ADDITION` on an engine that computes it as TensorFlow Lite Micro does."""
 
 
 def kernel_at_most(rows: int, columns: int) -> Constraint:

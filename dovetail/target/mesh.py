@@ -21,7 +21,7 @@ Count = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What pieces of a layer ask of an element's MAC array, one entry per candidate."""
+    """Sizes of pieces of a layer on an element's MAC array, one entry per candidate."""
 
     kind: str
     """"convolution", "depthwise" or "dense"."""
@@ -90,7 +90,7 @@ def pack_weights(kind: str, weights: Array) -> Array:
 
 
 class PieceCosts(Protocol):
-    """What is asked about pieces of layers where the element's own target computes them whole."""
+    """Costs of pieces that the element's own target computes whole."""
 
     def grain(self, graph: Graph) -> tuple[int, int, int]:
         """Rows, columns and channels of a layer's result at multiples of which it is cut."""
@@ -140,7 +140,7 @@ class CoreClocks:
     handling: float = 0.0
     """For each input: messages, and a single go."""
     after: float = 0.0
-    """Of these, from when the message is there to be sent to when the next input can begin."""
+    """Cycles of these from the message being ready to the start of the next input."""
     section: float = 0.0
     """For each section of an input: what it does before it computes, beside padding."""
     padding_row: float = 0.0
@@ -178,7 +178,7 @@ class Rates:
     link: float
     """Between neighbouring chips, each way."""
     dram: float
-    """Of the DRAM of one chip, both ways together."""
+    """Bytes per cycle of the DRAM of one chip, both directions together."""
     hop: int = 2
     """Clocks a message's first byte takes from one router to the next."""
     link_hop: int = 20
@@ -187,7 +187,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What does not work; it is never used."""
+    """Elements and links that do not work; they are never used."""
 
     elements: frozenset[tuple[Place, int]] = frozenset()
     """Chip and number of the element on it."""
@@ -202,14 +202,14 @@ class Mesh:
     """Copies of a target joined to a mesh."""
 
     array: MacArray | PieceCosts | None
-    """What elements compute with; None where their target says it: its engines, drivers and memories. (`dovetail mesh`
-    then puts its compiler here.)"""
+    """Array that elements compute with; None if their target has engines of its own. (`dovetail mesh` then puts its
+    compiler here.)"""
     grid: Grid
     rates: Rates
     board: tuple[Place, ...]
     """The chips of a board."""
     origins: tuple[Place, ...]
-    """Where boards may stand, the first first."""
+    """Possible places of boards, the preferred first."""
     directions: tuple[Place, ...]
     """Steps to the neighbouring chips; the opposite of one is also one of them."""
     clock: float
@@ -224,7 +224,7 @@ class Mesh:
     """Bytes kept for an element's program and tables when pieces are sized; an emitted one has the last word."""
     stack: int = 2048
     core: CoreClocks = field(default_factory=CoreClocks)
-    """What the core is charged with."""
+    """Cycles the core is charged with."""
     boards: int = 1
     """How many boards there are."""
     chips: int | None = None
@@ -242,7 +242,7 @@ class Mesh:
 
     @property
     def pieces(self) -> PieceCosts | None:
-        """Who tells what pieces cost; None where an array does."""
+        """Cost model of pieces; None if the array has one."""
         return None if isinstance(self.array, MacArray) else self.array
 
     def places(self) -> tuple[Place, ...]:

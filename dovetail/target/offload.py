@@ -1,4 +1,4 @@
-"""What an engine or library can be asked to compute, and the C calls that ask for it."""
+"""Offloads of an engine or library: their patterns, and the C calls that start them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
 
 @dataclass(frozen=True)
 class Operand:
-    """Where a launch finds one of its operands."""
+    """Place of an operand of a launch."""
 
     address: int
-    """Of the first byte; of packed constants that are read where they lie, how far they are into the launch's blob, but
+    """Address of the first byte; for packed constants that are read in place, their offset in the launch's blob, but
     in a stream their address as well."""
     strides: tuple[int, ...]
     """Bytes between neighbours along each physical dimension but one within a byte, of the layout the offload takes the
@@ -24,7 +24,7 @@ class Operand:
 
 
 def results_of(match: Match, operands: Mapping[str, Operand]) -> tuple[Operand, ...]:
-    """Where each result of a pattern made with `together` lies, in its order; the strides are along its own axes."""
+    """Places of the results of a pattern made with `together`, in its order; the strides are along its own axes."""
     joint, first, found = match.nodes["together"], operands["result"].address, []
     for flat in joint.inputs:
         (value,) = next(node.inputs for node in match.nodes.values() if node.output == flat)
@@ -53,7 +53,7 @@ class Pointer:
     operand: str
     """Leaf name, packed constant name, "scratch" or "result"."""
     c_type: str
-    """What it points to, e.g. "const int8_t"."""
+    """C type it points to, e.g. "const int8_t"."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ Cases = Callable[[Mapping[str, int]], Graph]
 
 
 CValue = int | Pointer | Struct
-"""What a C function is given: a number, a pointer to an operand, or (a pointer to) a structure."""
+"""An argument of a C function: a number, a pointer to an operand, or (a pointer to) a structure."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ class Offload:
     """False when it takes operands, and gives a result, that lie whole and densely: then nothing is cut where it lies,
     nor put inside another value."""
     knobs: Callable[[Match], Space] | None = None
-    """What may be chosen about computing a region beside how it is tiled; None for nothing. What is chosen reaches the
+    """Choices about computing a region beside its tiling; None for none. The choice reaches the
     functions above, and the constraints, as `match.choice`."""
     default: Callable[[Match], Choice] | None = None
     """The settings that stand for knobs that are absent; needed with `knobs`."""
     floor: Callable[[Match], int] | None = None
     """Cycles of a whole region that no choice of knobs can go below; None where that is not known."""
     lossy: str = ""
-    """What it costs in accuracy, as a sentence; it is then used only for layers the user pins to its engine. Empty for
+    """Loss of accuracy, as a sentence; it is then used only for layers the user pins to its engine. Empty for
     what computes every bit."""
     starting: Callable[[Match], int] = lambda match: 0
     """Cycles of a tile in which starting it keeps the core busy, beyond what any start takes: a driver that hands over

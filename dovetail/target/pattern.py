@@ -1,4 +1,4 @@
-"""What an engine can be asked: patterns as nests of operators, limits as sentences, and knobs, what may be chosen.
+"""Patterns as nests of operators, limits as sentences, and knobs: the choices that tuning may make.
 
     x = operand("x")
     conv = apply(Conv2d, maybe(Pad, x, name="pad"), constant("weights"), name="conv")
@@ -43,9 +43,9 @@ class Knob:
     name: str
     """A lower-case identifier, unique among the knobs of a region."""
     values: tuple[Value, ...]
-    """What it may be set to, at least one."""
+    """Values it may be set to, at least one."""
     sentence: str
-    """What it sets and in which unit."""
+    """Description of the knob, with its unit."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Space:
 
 
 def together(*results: Pattern) -> Apply[Concat]:
-    """What gives several results in one launch: one behind the other, row-major, in one value of one dimension. One may
-    be an inner part of another (the same object), or they are computed side by side from the same operands.
+    """A pattern with several results in a launch: one behind the other, row-major, in one value of one dimension. One
+    may be an inner part of another (the same object), or they are computed side by side from the same operands.
 
     Values of a network become such a value by the rewrite `dovetail.legalize.results_together`; `results_of` tells
     where each lies. All are of one type of element.
@@ -154,13 +154,13 @@ class Match:
 
 
 class Scope(enum.Enum):
-    """What a constraint is asked of."""
+    """Scope of a constraint."""
 
     ALL = "all"
     LAYERS = "layers"
     """Whole layers, when the network is partitioned; a tile of one need not keep it."""
     TILES = "tiles"
-    """What is computed in one launch: a layer that does not keep it is cut until its tiles do."""
+    """A single launch: a layer that does not keep the limit is cut until its tiles do."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Constraint:
     accepts: Callable[[Any], bool]
     """Whether that value is within the limit."""
     scope: Scope = Scope.ALL
-    """What it is asked of."""
+    """Scope the constraint applies to."""
 
     def failure(self, match: Match) -> str | None:
         """The sentence with the offending value, None when the constraint holds."""

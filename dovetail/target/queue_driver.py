@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib import resources
 
 WORDS = {"place": "offset", "offset": "offset", "masked": "", "counts": "", "engine": "", "pass": "", "taking": ""}
-"""What stands for a word between @ signs where a driver gives nothing else: registers are told by byte offset, and
+"""Default texts for the words between @ signs of a driver: registers by byte offset, and
 there is one engine, whose counts are variables."""
 SEVERAL = {"counts": "engine->", "engine": "engine", "pass": "engine, ", "taking": "struct engine *engine, "}
 """The words of a driver of several engines, each with its counts in a `struct engine`."""

@@ -89,7 +89,7 @@ def _check_names(target: Target, where: str) -> None:
 
 
 def _check_reach(target: Target, where: str) -> None:
-    """Who must reach which memory does, and names in `Memory.reach` are known."""
+    """Check that units reach the memories they need, and that names in `Memory.reach` exist."""
     known = ["core", *(engine.name for engine in target.engines), *(dma.name for dma in target.dmas)]
     for memory in target.memories:
         for name in memory.reach:
