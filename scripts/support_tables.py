@@ -10,7 +10,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "support.md"
 sys.path.insert(0, str(REPOSITORY))
 
-from dovetail.kernels import kernel, region  # noqa: E402
+from dovetail.ir.operators.base import Pointwise  # noqa: E402
+from dovetail.kernels.registry import FAMILIES, RULES  # noqa: E402
 from dovetail.operators import installed_operators  # noqa: E402
 from dovetail.read import keras, onnx, tflite  # noqa: E402
 from dovetail.read.keras import operations  # noqa: E402
@@ -68,11 +69,11 @@ def core_lines() -> list[str]:
         "",
         "One kernel computes one of these, with any pointwise operators behind it:",
         "",
-        listed(kind.__name__ for kind in region.FAMILIES),
+        listed(kind.__name__ for kind in FAMILIES),
         "",
         "Pointwise operators, alone or behind one of the above:",
         "",
-        listed(kind.__name__ for kind in kernel.RULES),
+        listed(kind.__name__ for kind in {*RULES, *(k for k in Pointwise.__subclasses__() if "c_template" in vars(k))}),
         "",
         "## TFLite operators",
         "",

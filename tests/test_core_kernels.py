@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.kernels import CoreKernel, generate, helper_source, is_pointwise, supports
+from dovetail.kernels import HELPERS, CoreKernel, generate, helper_source, is_pointwise, supports
+from dovetail.kernels.helpers import with_needed
 
 COMPILER = shutil.which("cc")
 WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
@@ -114,6 +116,13 @@ def test_kernels_equal_the_graph(name: str, tmp_path: Path) -> None:
         got = run(getattr(library, f"run_{kernel.name}"), kernel, case)
         wanted = evaluate(case.graph, case.inputs)[case.graph.outputs[0]]
         assert np.array_equal(got, wanted), f"{describe(case)}\n{kernel.source}\n{got}\n{wanted}"
+
+
+def test_shared_functions_name_those_they_call() -> None:
+    """The lines before the functions in `kernels/runtime`, which decide what is emitted with a kernel."""
+    for name, text in HELPERS.items():
+        called = set(re.findall(r"\b(\w+)\(", text.split("{", 1)[1])) & set(HELPERS)
+        assert set(with_needed([name])) == {name, *(inner for other in called for inner in with_needed([other]))}
 
 
 EDGES = (0, 1, -1, (1 << 31) - 1, -(1 << 31), (1 << 31) - 2, 1 << 30)

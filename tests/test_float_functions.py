@@ -15,7 +15,7 @@ import pytest
 from dovetail.codegen.build.toolchain import compile_host
 from dovetail.ir.types import Array
 from dovetail.kernels import HELPERS, helper_source
-from dovetail.kernels.kernel import FLOAT_HELPERS
+from dovetail.kernels.helpers import FLOAT_HELPERS
 
 Function = Callable[[Array], Array]
 

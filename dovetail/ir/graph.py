@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.types import Array, DType, TensorType, frozen
+
+OperatorT = TypeVar("OperatorT", bound=Operator)
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,12 @@ class Node:
     """Name of the result, unique in the graph."""
     origin: str = ""
     """The operator of the user's model this came from, for messages and reports."""
+
+    def expect(self, kind: type[OperatorT]) -> OperatorT:
+        """The operator, where it is known to be of a kind; raises TypeError if it is not."""
+        if not isinstance(self.operator, kind):
+            raise TypeError(f"{self.output!r} is computed by {type(self.operator).__name__}, not {kind.__name__}")
+        return self.operator
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,25 @@
-"""C99 kernels that compute a region of the integer graph on the core; modules register what they write."""
+"""C99 kernels that compute a region of the integer graph on the core; every module here registers what it writes."""
 
-from dovetail.kernels import (  # noqa: F401
-    bits,
-    compact,
-    convolution,
-    depthwise,
-    epilogue,
-    gated,
-    movement,
-    recurrent,
-    relayout,
-    rows,
-    user,
-    window,
-)
-from dovetail.kernels.choices import offered
-from dovetail.kernels.core import generate, generate_all, may_overwrite, supports, takes_packed, unused_instructions
+from importlib import import_module
+from pkgutil import iter_modules
+
+from dovetail.kernels.core import generate, may_overwrite, offered, supports, takes_packed, unused_instructions
+from dovetail.kernels.helpers import HELPERS, helper_source, needed_helpers
 from dovetail.kernels.kernel import (
     BLOCK,
-    HELPERS,
     ConstantBlock,
     CoreKernel,
     CoreTraits,
     Optimize,
     Parameter,
     core_traits,
-    helper_source,
-    is_pointwise,
-    needed_helpers,
 )
+from dovetail.kernels.registry import is_pointwise
+from dovetail.kernels.sharing import generate_all
 from dovetail.kernels.turns import turns
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
     "BLOCK",

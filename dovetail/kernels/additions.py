@@ -9,8 +9,8 @@ import numpy as np
 from dovetail.ir.requantisation.pairs import SumChain, sum_chains
 from dovetail.ir.types import DType
 from dovetail.kernels.c import total
-from dovetail.kernels.kernel import KernelScope
 from dovetail.kernels.region import RegionParts
+from dovetail.kernels.scope import KernelScope
 
 ADD_BYTES = "add_bytes"
 """The loop of cores that compute it in their own way."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
-from dovetail.kernels.c import block, function, loop
+from dovetail.kernels.c import block, loop
 from dovetail.kernels.elements import operand, place_in, write_elements
-from dovetail.kernels.kernel import Expression, KernelScope, KernelWriter, UnsupportedRegion, declarations
-from dovetail.kernels.region import RegionParts, kernel
+from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.registry import kernel
+from dovetail.kernels.scope import KernelScope
 
 
 @kernel(ToBitPlanes)
@@ -19,7 +21,7 @@ def _apart(region: RegionParts, scope: KernelScope, operator: ToBitPlanes) -> Ke
     group, row = operator.group, region.result.elements // rows
     each, whole, rest = group // 8, depth // 8, depth % 8
 
-    def write(name: str) -> list[str]:
+    def body() -> list[str]:
         x = operand(region, scope, 0, "input")
         to = f"to + part / {each} * {group} + part % {each}" if each > 1 else f"to + part * {group}"
         lines = [f"const uint8_t *from = {x} + row * {depth};", f"uint8_t *to = output + row * {row};"]
@@ -30,10 +32,9 @@ def _apart(region: RegionParts, scope: KernelScope, operator: ToBitPlanes) -> Ke
             last = whole // each * group + whole % each
             lines += ["uint8_t last[8] = {0};", f"__builtin_memcpy(last, from + {whole * 8}, {rest});"]
             lines.append(f"bits_apart(last, to + {last}, {each});")
-        lines = block(f"for (int32_t row = 0; row < {rows}; ++row)", lines)
-        return function(f"static void {name}", declarations(scope.parameters()), lines)
+        return block(f"for (int32_t row = 0; row < {rows}; ++row)", lines)
 
-    return KernelWriter(write, lambda: None)
+    return scope.writer(body)
 
 
 @kernel(BitProduct)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -52,6 +52,13 @@ def loop(variable: str, stop: str | int, lines: Iterable[str], start: str | int 
     return block(f"for (int32_t {variable} = {start}; {variable} < {stop}; {advance})", lines)
 
 
+def nested(loops: Iterable[tuple[str, int]], lines: list[str]) -> list[str]:
+    """The lines in loops, each with its variable and number of turns, the outermost first."""
+    for variable, count in reversed(list(loops)):
+        lines = loop(variable, count, lines)
+    return lines
+
+
 def function(header: str, parameters: Sequence[str], lines: Iterable[str]) -> list[str]:
     """A function definition, its parameter list broken at 110 columns."""
     opening = f"{header}("
@@ -66,33 +73,44 @@ def function(header: str, parameters: Sequence[str], lines: Iterable[str]) -> li
     return [*rows, row.rstrip(), "{", *indent(lines), "}"]
 
 
-_WORD = re.compile(r"\w+")
-_DEFINED = re.compile(r"const int32_t (\w+) = ")
+_WORD = re.compile(r"\w+\(?")
+_DEFINITION = "const int32_t "
 
 
-def words(lines: Iterable[str]) -> frozenset[str]:
-    """Every identifier and number in the text."""
-    return _words(" ".join(lines))
+def identifiers(lines: Iterable[str]) -> KeysView[str]:
+    """Every identifier and number in the text, in the order in which they come first."""
+    return _lexed(" ".join(lines))[0]
+
+
+def calls_in(lines: Iterable[str]) -> frozenset[str]:
+    """Every identifier that a parenthesis follows."""
+    return _lexed(" ".join(lines))[1]
 
 
 @lru_cache(maxsize=64)  # layers alike have the same lines
-def _words(text: str) -> frozenset[str]:
-    return frozenset(_WORD.findall(text))
+def _lexed(text: str) -> tuple[KeysView[str], frozenset[str]]:
+    words = dict.fromkeys(_WORD.findall(text))
+    calls = frozenset(word[:-1] for word in words if word.endswith("("))
+    return {word.rstrip("("): None for word in words}.keys(), calls
+
+
+def _defined(line: str) -> str:
+    """The identifier that a definition of an int32_t constant names; empty for other lines."""
+    return line.removeprefix(_DEFINITION).partition(" ")[0] if line.startswith(_DEFINITION) else ""
+
+
+def defined(lines: Iterable[str]) -> set[str]:
+    """The int32_t constants that lines define, those within blocks apart."""
+    return {*map(_defined, lines)} - {""}
 
 
 def without_unused(lines: Sequence[str]) -> list[str]:
     """The lines less definitions of int32_t constants no other line names."""
-    return list(_without_unused(tuple(lines)))
-
-
-@lru_cache(maxsize=64)
-def _without_unused(lines: tuple[str, ...]) -> tuple[str, ...]:
-    defined = [_DEFINED.match(line) for line in lines]
-    if not any(defined):
-        return lines
-    naming = Counter(_WORD.findall("\n".join(lines)))
-    kept = tuple(line for line, found in zip(lines, defined, strict=True) if not found or naming[found.group(1)] > 1)
-    return kept if len(kept) == len(lines) else _without_unused(kept)
+    if not any(map(_defined, lines)):
+        return list(lines)
+    counts = Counter(word.rstrip("(") for word in _WORD.findall("\n".join(lines)))
+    kept = [line for line in lines if counts[_defined(line)] != 1]
+    return kept if len(kept) == len(lines) else without_unused(kept)
 
 
 def channel_lanes(count: int, most: int) -> int:

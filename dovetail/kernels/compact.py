@@ -8,15 +8,31 @@ from math import prod
 
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.kernels.c import atom, c_type, channel_lanes, function, integer, loop, times, total, without_unused, words
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
+from dovetail.kernels.c import (
+    atom,
+    c_type,
+    channel_lanes,
+    function,
+    identifiers,
+    integer,
+    loop,
+    times,
+    total,
+    without_unused,
+)
 from dovetail.kernels.convolution import blocked_nest
 from dovetail.kernels.depthwise import border_share
-from dovetail.kernels.kernel import BLOCK, Expression, KernelScope, UnsupportedRegion, declarations
-from dovetail.kernels.region import BORDERS, COMPACT, RegionParts, Write, kernel
+from dovetail.kernels.kernel import BLOCK, Expression, UnsupportedRegion, declarations
+from dovetail.kernels.pools import pool_nest
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.registry import BORDERS, COMPACT, kernel
+from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Products, SumConstants, blocked, padded, products_of, sums_of
-from dovetail.kernels.window import ONE_PIXEL, Nest, Number, Pool, pool_nest, window_of
+from dovetail.kernels.window import ONE_PIXEL, Nest, Number, window_of
 
+Writing = Callable[[str], list[str]]
+"""Writes the C under a function name."""
 _LANES = 8
 """Output channels of a convolution computed together, on a core with registers for them and as many sums again."""
 _MOST_BORDER = 1 / 3
@@ -65,7 +81,7 @@ class _CompactNest(Nest):
             lines = loop("row", rows, loop("column", columns, lines))
             lines = loop("image", self.number("batch", self.window.batch), lines)
         comment = ONE_PIXEL if pixel else "Every output pixel, from the taps inside the image."
-        self.scope.keep(words(lines))
+        self.scope.keep(identifiers(lines))
         plain = [parameter for parameter in self.scope.parameters() if not parameter.is_constant]
         uses_block = any(f"{BLOCK}->" in line for line in lines)
         block = [f"const struct {name}_{BLOCK} *restrict {BLOCK}"] if uses_block else []
@@ -81,13 +97,13 @@ def _whole_bytes(sums: SumConstants) -> SumConstants:
 
 
 @kernel(Conv2d, FullyConnected, table=COMPACT)
-def _compact_sums(region: RegionParts, scope: KernelScope, operator: Operator) -> Write:
+def _compact_sums(region: RegionParts, scope: KernelScope, operator: Operator) -> Writing:
     lanes = _LANES if scope.accumulators >= 2 * _LANES else _LANES // 2
     return _write_sums(region, scope, products_of(region, scope), lanes, one=False)
 
 
 @kernel(Conv2d, table=BORDERS)
-def _border_of_sums(region: RegionParts, scope: KernelScope, operator: Conv2d) -> Write:
+def _border_of_sums(region: RegionParts, scope: KernelScope, operator: Conv2d) -> Writing:
     """The writer of one pixel of a Conv2d some of whose pixels, not all, are computed in blocks of their own."""
     products = products_of(region, scope)
     whole = blocked_nest(region, scope, products, sums_of(region, products))
@@ -96,7 +112,7 @@ def _border_of_sums(region: RegionParts, scope: KernelScope, operator: Conv2d) -
     return _write_sums(region, scope, products, whole.lanes, one=True)
 
 
-def _write_sums(region: RegionParts, scope: KernelScope, products: Products, lanes: int, one: bool) -> Write:
+def _write_sums(region: RegionParts, scope: KernelScope, products: Products, lanes: int, one: bool) -> Writing:
     """The writer of sums over all channels: `lanes` outputs at a time, one pixel after the other, or the one told."""
     if products.groups > 1:
         raise UnsupportedRegion("a convolution of groups has no compact form.")
@@ -139,7 +155,7 @@ def _write_channels(
     start: Callable[[str], str],
     taps: Callable[[Sequence[str]], tuple[list[str], list[str], list[str]]],
     value: Callable[[str], Expression],
-) -> Write:
+) -> Writing:
     """The writer of a window that stays in its channel: of what is collected, the C type, the start in a channel and
     the anchor's value; for the lanes' names, the statements that begin a kernel row, those of a tap, those that go on.
     """
@@ -161,7 +177,7 @@ def _write_channels(
 @kernel(DepthwiseConv2d, table=COMPACT)
 def write_compact_depthwise(
     region: RegionParts, scope: KernelScope, operator: DepthwiseConv2d, one: bool = False
-) -> Write:
+) -> Writing:
     products = products_of(region, scope, merged=False)
     if not products.channelwise:
         raise UnsupportedRegion("a depthwise convolution with a multiplier has no compact form.")
@@ -185,17 +201,15 @@ def write_compact_depthwise(
 
 
 @kernel(DepthwiseConv2d, table=BORDERS)
-def _border_of_depthwise(region: RegionParts, scope: KernelScope, operator: DepthwiseConv2d) -> Write:
+def _border_of_depthwise(region: RegionParts, scope: KernelScope, operator: DepthwiseConv2d) -> Writing:
     """The writer of one pixel of a DepthwiseConv2d most of whose pixels are computed in groups of columns."""
-    shape = region.type(1).shape
-    window = window_of(region, (shape[1], shape[2]), operator.stride, operator.dilation)
-    if not 0 < border_share(window, scope.accumulators) <= _MOST_BORDER:
+    if not 0 < border_share(window_of(region), scope.accumulators) <= _MOST_BORDER:
         raise UnsupportedRegion("the border is none, or much of the image.")
     return write_compact_depthwise(region, scope, operator, one=True)
 
 
 @kernel(MaxPool2d, AveragePool2d, SumPool2d, table=COMPACT)
-def _compact_pool(region: RegionParts, scope: KernelScope, operator: Pool) -> Write:
+def _compact_pool(region: RegionParts, scope: KernelScope, operator: Pool2d) -> Writing:
     pool = pool_nest(region, scope, operator)
     first = integer(region.source_dtype.low if pool.largest else 0)
     nest = _CompactNest(region, scope, pool.window)

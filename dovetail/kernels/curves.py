@@ -8,7 +8,7 @@ import numpy as np
 
 from dovetail.ir.operators.fixed import sigmoid_table
 from dovetail.ir.types import Array
-from dovetail.kernels.kernel import KernelScope
+from dovetail.kernels.scope import KernelScope
 
 _SIGMOIDS, _TANGENTS = 192, 256
 """Segments on each side of 0: all that three times an int16 reaches in steps of 512, and in steps of 256 all before the

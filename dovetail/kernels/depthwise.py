@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.ir.operators.linear import DepthwiseConv2d
+from dovetail.kernels.blocks import blocked_turns
 from dovetail.kernels.c import block, channel_lanes, loop, product, total, variable
 from dovetail.kernels.convolution import write_sums
-from dovetail.kernels.kernel import KernelScope, KernelWriter
-from dovetail.kernels.region import RegionParts, kernel
+from dovetail.kernels.kernel import CoreTraits, KernelWriter, Turns, summed_turns
+from dovetail.kernels.planes import planes_of
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.registry import TURNS, InstructedWay, kernel
+from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Added, SumNest, looked_up, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, PixelFunction, WindowGeometry, pixel_functions, pixel_loops
+from dovetail.target.pattern import Choice
 
 _PIXELS = 5
 """Most output columns computed together."""
@@ -212,7 +217,40 @@ class _DepthwiseKernel(SumNest):
         return pixel_functions(name, self.scope, window, parts, lambda calls: group_loops(window, groups, calls))
 
 
-@kernel(DepthwiseConv2d, windowed=True, packed=True)
+@kernel(DepthwiseConv2d, table=TURNS)
+def _turns(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
+    products = products_of(region, KernelScope(region.graph), merged=False)
+    groups = column_groups(products.window, core.accumulators) if products.channelwise else []
+    return _turns_of_groups(products.window, groups) if groups else blocked_turns(products, core)
+
+
+def _turns_of_groups(window: WindowGeometry, groups: list[ColumnGroup]) -> Turns:
+    """Depthwise: neighbouring columns together, channel by channel."""
+    inside, channels = window.taps_inside(ROW), window.channels * window.batch
+    (top, bottom), rows = window.inside(ROW), sum(inside)
+    name = "depthwise" if window.any_padded else "open_depthwise"
+    found = []
+    for group in groups:
+        places = {
+            pixel * window.stride[COLUMN] + tap * window.dilation[COLUMN]
+            for pixel, taps in enumerate(group.taps)
+            for tap in taps
+        }
+        counts = {
+            "product": sum(map(len, group.taps)) * rows,
+            "load": len(places) * rows,
+            "weight": window.kernel[COLUMN] * rows,
+            "row": rows,
+            "edge_row": sum(inside[:top]) + sum(inside[bottom:]),
+            "group": len(inside),
+            "result": len(inside) * group.pixels,
+        }
+        found.append({f"{name}.{part}": float(count * channels) for part, count in counts.items()})
+        found.append({f"{name}.turn": len(inside) * window.batch})
+    return {**summed_turns(*found), f"{name}.call": 1}
+
+
+@kernel(DepthwiseConv2d, windowed=True, packed=True, ways=(InstructedWay(planes_of),))
 def _depthwise(region: RegionParts, scope: KernelScope, operator: DepthwiseConv2d) -> KernelWriter:
     """The writer of a DepthwiseConv2d kernel; one with a channel multiplier is a grouped convolution."""
     products = products_of(region, scope, merged=False)

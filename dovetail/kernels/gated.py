@@ -9,12 +9,14 @@ import numpy as np
 
 from dovetail.ir.operators.gated import FixedRecurrent
 from dovetail.ir.operators.recurrent import RecurrentKind
-from dovetail.kernels.c import block, c_type, function, total
+from dovetail.kernels.c import block, c_type, total
 from dovetail.kernels.curves import Curves
 from dovetail.kernels.elements import operand
-from dovetail.kernels.kernel import KernelScope, KernelWriter, UnsupportedRegion, declarations
+from dovetail.kernels.kernel import KernelWriter, UnsupportedRegion
 from dovetail.kernels.recurrent import limited, scaled_once, turns, unfused
-from dovetail.kernels.region import RegionParts, kernel
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.registry import kernel
+from dovetail.kernels.scope import KernelScope
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def _fixed_recurrent(region: RegionParts, scope: KernelScope, operator: FixedRec
     names = {stem: scope.constant(region.node.output, stem, array) for stem, array in arrays.items()}
     curves = Curves(scope, region.node.output)
 
-    def write(name: str) -> list[str]:
+    def body() -> list[str]:
         x, memory = operand(region, scope, 0, "input"), operand(region, scope, 4, "memory")
         layer = _GatedLayer(operator, names, curves, hidden, depth)
         lines = [
@@ -79,9 +81,9 @@ def _fixed_recurrent(region: RegionParts, scope: KernelScope, operator: FixedRec
         lines = block(turns("step", steps), block(turns("sequence", batch), lines))
         if operator.kind is RecurrentKind.GRU and not operator.reset_after:
             lines = [f"static int16_t kept[{hidden}]; /* hidden values times their reset gates */", *lines]
-        return function(f"static void {name}", declarations(scope.parameters()), lines)
+        return lines
 
-    return KernelWriter(write, lambda: None)
+    return scope.writer(body, has_storage=operator.kind is RecurrentKind.GRU and not operator.reset_after)
 
 
 def _gru(layer: _GatedLayer) -> list[str]:

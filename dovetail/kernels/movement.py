@@ -2,121 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from math import prod
-from typing import Any
+from math import gcd, prod
 
 import numpy as np
 
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Gather, Im2col, Pad, Pick, Resample, Reshape, Slice, Transpose
-from dovetail.ir.types import Box, DType, Shape, TensorType, box_shape, full_box
-from dovetail.kernels.c import (
-    block,
-    c_type,
-    function,
-    integer,
-    loop,
-    product,
-    real,
-    total,
-    variable,
-    without_unused,
-    wrapped,
-)
-from dovetail.kernels.elements import (
-    Walk,
-    broadcast_walk,
-    loop_names,
-    merge,
-    nest,
-    operand,
-    place_in,
-    row_major,
-    walk_text,
-    write_elements,
-)
+from dovetail.ir.types import Box, DType, TensorType, box_shape, dense_steps, full_box
+from dovetail.kernels.c import block, c_type, integer, nested, product, real, total, variable, wrapped
+from dovetail.kernels.elements import operand, place_in, write_elements
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import (
-    Expression,
-    KernelScope,
-    KernelWriter,
-    UnsupportedRegion,
-    declarations,
-    expression_of,
-)
-from dovetail.kernels.region import RegionParts, kernel
+from dovetail.kernels.kernel import CoreTraits, Expression, KernelWriter, Turns, UnsupportedRegion, expression_of
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.registry import TURNS, kernel
+from dovetail.kernels.scope import KernelScope
+from dovetail.kernels.walks import Walk, broadcast_walk, loop_names, merge, nest, walk_text
 from dovetail.kernels.window import COLUMN, ROW, Nest, anchored, window_of
+from dovetail.target.pattern import Choice
 
 SHORT = 8
 """Runs below this many bytes are copied element by element: a call costs more."""
+_WRITTEN_OUT = {"short": 8, "middle": 16}
+"""Lengths of a run, in elements, up to which one compiler or another writes a copy of known size out."""
+_LINE = 16
+"""Bytes that a turn of memcpy takes."""
 
 
-def _copy(region: RegionParts, scope: KernelScope, result: Shape, box: Box, position: int, source: Walk) -> list[str]:
+def _boxes(region: RegionParts) -> Iterator[tuple[int, Box, Walk]]:
+    """The boxes of a moved result: the operand each comes from, and how that is walked."""
+    for piece in region.node.operator.pieces(region.types) or ():
+        dense = dense_steps(region.type(piece.operand).shape)
+        start = sum(first * stride for first, stride in zip(piece.start, dense, strict=True)) if piece.start else 0
+        walks = tuple(step * dense[axis] for axis, step in piece.walks) or dense_steps(box_shape(piece.box))
+        yield piece.operand, piece.box, Walk(walks, start)
+
+
+def _padded(region: RegionParts) -> Iterator[tuple[int, Box, Walk]]:
+    """The one box of a padded result that comes from the operand."""
+    shape = region.type(0).shape
+    box = tuple((lead, lead + size) for lead, size in zip(region.node.expect(Pad).before, shape, strict=True))
+    yield 0, box, Walk(dense_steps(shape))
+
+
+def _copy(region: RegionParts, scope: KernelScope, position: int, box: Box, source: Walk) -> list[str]:
     """The loops that fill `box` of the result from an operand of the anchor, the pointwise tree applied."""
-    kind = region.type(position).dtype
+    kind, result = region.type(position).dtype, region.output_shape
     if kind.bits < 8 and region.node.inputs[position] in region.graph.constants:
         raise UnsupportedRegion(f"a constant of {kind.text} is not moved on the core.")
     name = operand(region, scope, position, "other" if position else "input")
     if not region.tree:
         walks = [broadcast_walk(result, result, box), source]
-        loops = merge([stop - start for start, stop in box], walks)
-        run = loops[-1] if loops else (1, (1, 1))
-        size = run[0] * kind.numpy.itemsize
-        if run[1] == (1, 1) and size >= SHORT:
-            outer = [(count, strides) for count, strides in loops[:-1]]
+        *outer, (count, strides) = merge(box_shape(box), walks) or [(1, (1, 1))]
+        size = count * kind.numpy.itemsize
+        if strides == (1, 1) and size >= SHORT:
             to, start = (walk_text(number, walk.start, outer) for number, walk in enumerate(walks))
             lines = [f"__builtin_memcpy({total('output', to)}, {total(name, start)}, {size});"]
-            for variable_name, (count, _) in reversed(list(zip(loop_names(len(outer)), outer, strict=True))):
-                lines = loop(variable_name, count, lines)
-            return lines
-    return _computed(region, scope, result, box, lambda text: expression_of(f"{name}[{text}]", kind), source)
+            return nested(zip(loop_names(len(outer)), [count for count, _ in outer], strict=True), lines)
+    return _computed(region, scope, box, lambda text: expression_of(f"{name}[{text}]", kind), source)
 
 
 def _computed(
-    region: RegionParts,
-    scope: KernelScope,
-    result: Shape,
-    box: Box,
-    value: Callable[[str], Expression],
-    source: Walk | None,
+    region: RegionParts, scope: KernelScope, box: Box, value: Callable[[str], Expression], source: Walk | None
 ) -> list[str]:
     """The loops that fill `box` with the pointwise tree of `value` at the source's index."""
     name, tree = region.node.output, region.tree
-    return nest(result, box, lambda index, text: finish(scope, tree, index, (name, value(text))), source)
+    return nest(region.output_shape, box, lambda index, text: finish(scope, tree, index, (name, value(text))), source)
 
 
-def _pieces(region: RegionParts, scope: KernelScope, operator: Operator) -> list[str]:
-    """The strided copies that compute a movement."""
-    types, lines = region.graph.types, list[str]()
-    for piece in operator.pieces([types[value] for value in region.node.inputs]) or ():
-        dense = row_major(region.type(piece.operand).shape)
-        start = sum(first * stride for first, stride in zip(piece.start, dense, strict=True)) if piece.start else 0
-        walks = tuple(step * dense[axis] for axis, step in piece.walks) or row_major(box_shape(piece.box))
-        lines += _copy(region, scope, region.output_shape, piece.box, piece.operand, Walk(walks, start))
-    return lines
-
-
-def _fill(region: RegionParts, scope: KernelScope, result: Shape, kind: TensorType, number: float) -> list[str]:
+def _fill(region: RegionParts, scope: KernelScope, kind: TensorType, number: float) -> list[str]:
     """The whole result set to what the pointwise tree makes of one value."""
     if kind.dtype is DType.FLOAT32:
-        return _computed(region, scope, result, full_box(result), lambda _: Expression(real(number), "float"), None)
-    value = int(number)
-    if not region.tree and kind.dtype.bits <= 8:
-        return [f"__builtin_memset(output, {value & 255}, {prod(result)});"]
-    constant = Expression(integer(value), "int32_t", value, value)
-    return _computed(region, scope, result, full_box(result), lambda _: constant, None)
+        element = Expression(real(number), "float")
+    elif not region.tree and kind.dtype.bits <= 8:
+        return [f"__builtin_memset(output, {int(number) & 255}, {prod(region.output_shape)});"]
+    else:
+        element = Expression(integer(int(number)), "int32_t", int(number), int(number))
+    return _computed(region, scope, full_box(region.output_shape), lambda _: element, None)
 
 
-def _pad(region: RegionParts, scope: KernelScope, operator: Pad) -> list[str]:
-    value = region.node.inputs[0]
-    shape, kind = region.output_shape, region.graph.types[value]
-    if kind.dtype.bits > 32:
-        raise UnsupportedRegion(f"Pad of {kind} is not computed on the core.")
-    box = tuple((lead, lead + size) for lead, size in zip(operator.before, kind.shape, strict=True))
-    filled = _fill(region, scope, shape, kind, operator.value)
-    return [*filled, *_copy(region, scope, shape, box, 0, Walk(row_major(kind.shape)))]
+@kernel(Transpose, Reshape, Slice, Concat)
+def _movement(region: RegionParts, scope: KernelScope, operator: Operator) -> KernelWriter:
+    return scope.writer(lambda: [line for box in _boxes(region) for line in _copy(region, scope, *box)])
+
+
+@kernel(Pad)
+def _pad(region: RegionParts, scope: KernelScope, operator: Pad) -> KernelWriter:
+    kind = region.type(0)
+
+    def body() -> list[str]:
+        if kind.dtype.bits > 32:
+            raise UnsupportedRegion(f"Pad of {kind} is not computed on the core.")
+        filled = _fill(region, scope, kind, operator.value)
+        return filled + [line for box in _padded(region) for line in _copy(region, scope, *box)]
+
+    return scope.writer(body)
 
 
 def _run(region: RegionParts, scope: KernelScope, length: int, channel_base: str, source: str) -> list[str]:
@@ -135,8 +117,8 @@ def _run(region: RegionParts, scope: KernelScope, length: int, channel_base: str
     return [*head, *block(f"for (int32_t channel = 0; channel < {length}; ++channel)", lines)]
 
 
-def _im2col(region: RegionParts, scope: KernelScope, operator: Im2col) -> list[str]:
-    taps = Nest(region, scope, window_of(region, operator.kernel, operator.stride, operator.dilation))
+def _im2col(region: RegionParts, scope: KernelScope) -> list[str]:
+    taps = Nest(region, scope, window_of(region))
     window, (rows, columns) = taps.window, taps.window.kernel
     whole_rows = not window.any_padded and window.contiguous_columns
     tap_row, tap_column = taps.tap(ROW), "0" if whole_rows else taps.tap(COLUMN)
@@ -155,30 +137,13 @@ def _im2col(region: RegionParts, scope: KernelScope, operator: Im2col) -> list[s
         start = taps.origin(axis, window.stride[axis], window.before[axis])
         origins.append(f"const int32_t {name} = {total(start, product(at, window.dilation[axis]))};")
     lines = [*origins, f"const int32_t place = {place};", *lines]
-    sizes = (1 if whole_rows else columns, rows, window.outputs[COLUMN], window.outputs[ROW], window.batch)
-    for name, count in zip(("kernel_column", "kernel_row", "column", "row", "image"), sizes, strict=True):
-        lines = loop(name, count, lines)
-    return lines
-
-
-_MOVES: Mapping[type[Operator], Callable[[RegionParts, KernelScope, Any], list[str]]] = {
-    **dict.fromkeys((Transpose, Reshape, Slice, Concat), _pieces),
-    Pad: _pad,
-    Im2col: _im2col,
-}
+    sizes = (window.batch, *window.outputs, rows, 1 if whole_rows else columns)
+    return nested(zip(("image", "row", "column", "kernel_row", "kernel_column"), sizes, strict=True), lines)
 
 
 @kernel(Im2col, windowed=True)
-@kernel(*_MOVES)
-def _movement(region: RegionParts, scope: KernelScope, operator: Operator) -> KernelWriter:
-    def body() -> list[str]:
-        return _MOVES[type(operator)](region, scope, operator)
-
-    def write(name: str) -> list[str]:
-        lines = without_unused(body())
-        return function(f"static void {name}", declarations(scope.parameters()), lines)
-
-    return KernelWriter(write, body)
+def _patches(region: RegionParts, scope: KernelScope, operator: Im2col) -> KernelWriter:
+    return scope.writer(lambda: _im2col(region, scope))
 
 
 def _picked(scope: KernelScope, owner: str, axis: int, places: Sequence[int], at: str) -> str:
@@ -248,9 +213,49 @@ def _resample(region: RegionParts, scope: KernelScope, operator: Resample) -> Ke
             factors.append(f"{scope.constant(region.node.output, f'weights_{axis}', weights)}[{tap}]")
             loops.append((name, count))
         lines = [f"sum += {x}[{place_in(kind.shape, source)}] * ({' * '.join(factors) or '1'});"]
-        for name, count in reversed(loops):
-            lines = loop(name, count, lines)
+        lines = nested(loops, lines)
         held, start = ("float", "0.0f") if real else ("int32_t", "0")
         return [f"{held} sum = {start};", *lines], Expression("sum", held, -reach, reach)
 
     return write_elements(region, scope, element)
+
+
+@kernel(Concat, Slice, Transpose, table=TURNS)
+def _moved_turns(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
+    return _turns(region, _boxes(region), 0)
+
+
+@kernel(Pad, table=TURNS)
+def _padded_turns(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
+    return _turns(region, _padded(region), region.result.elements)
+
+
+def _turns(region: RegionParts, boxes: Iterator[tuple[int, Box, Walk]], filled: int) -> Turns:
+    """Runs of neighbouring bytes, word by word where all begin with one; short ones, and what is computed from, element
+    by element."""
+    result, size = region.result, region.result.dtype.numpy.itemsize
+    counts = defaultdict[str, float](float, {"call": 1, **({"filled": filled * size} if filled else {})})
+    for _, box, source in boxes:
+        *outer, (count, strides) = merge(
+            box_shape(box), walks := (broadcast_walk(result.shape, result.shape, box), source)
+        ) or [(1, (1, 1))]
+        run, rows = count * size, prod(times for times, _ in outer)
+        own: dict[str, float]
+        if region.tree or strides != (1, 1) or run < SHORT:
+            own = {"element" if strides == (1, 1) else "strided": rows * count, "row": rows}
+        elif length := next((name for name, most in _WRITTEN_OUT.items() if count <= most), ""):
+            own = {f"{length}_run": rows, f"{length}_byte": rows * run}
+        else:
+            alike = _alike([size * (walks[0].start - source.start), *(size * (to - at) for _, (to, at) in outer)])
+            bytes_ = float(rows * run)
+            own = {"run": rows, "byte": bytes_ * alike, "odd_byte": bytes_ * (1 - alike), "tail": rows * (run % _LINE)}
+        for part, number in own.items():
+            counts[part] += number
+    return {f"move.{part}": float(number) for part, number in counts.items()}
+
+
+def _alike(distances: Sequence[int]) -> float:
+    """The share of runs that begin at the same place in a word as where they go: how far the first is from there, and
+    how much farther each turn of the loops around it; bytes."""
+    step = gcd(4, *distances[1:])
+    return step / 4 if distances[0] % step == 0 else 0.0

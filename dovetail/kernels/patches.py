@@ -16,23 +16,26 @@ import numpy as np
 
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import block, c_type, channel_lanes, function, product, total
+from dovetail.kernels.ends import EndFunction, end_function
 from dovetail.kernels.kernel import (
     CHANNELS,
     PIXELS,
     UNROLL,
     CoreTraits,
     KernelChoices,
-    KernelScope,
+    KernelWriter,
+    Turns,
     UnsupportedRegion,
     declarations,
     loads_per_product,
+    summed_turns,
 )
 from dovetail.kernels.planes import Pairs, pairs_of
 from dovetail.kernels.raised import RaisedNest, raised_end
 from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scheduled.algorithms import Extra
-from dovetail.kernels.scheduled.write import ScheduledKernel, epilogue
-from dovetail.kernels.sums import Products, padded, sums_of
+from dovetail.kernels.scope import KernelScope
+from dovetail.kernels.sums import padded, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ROW, WindowGeometry
 from dovetail.target.chip import PairBlock, PairBlocks
 from dovetail.target.pattern import Choice, Knob, Space
@@ -51,22 +54,6 @@ _WRITTEN_OUT, _WRITTEN_OUT_RAISED = 8, 12
 where a product and a shift requantise them, so that there is less to write out for each."""
 
 
-def write_patches(region: RegionParts, scope: KernelScope, products: Products, core: CoreTraits) -> ScheduledKernel:
-    """A kernel of sums of products with the core's blocks of pairs; raises Unsupported as `patches_of`."""
-    nest = patches_of(region, scope, products, core)
-    scope.input(region.source(), "input")
-    scope.constant("sums", "weights", nest.packed())
-    result, lines, extras = epilogue(region, scope, nest.sums, nest.ended)
-    ends = {extra.name: scope.constants[extra.name] for extra in extras if _of_channels(extra, scope)}
-    scope.constants = {name: array for name, array in scope.constants.items() if name not in ends}
-    scope.constant("sums", "ends", padded(np.stack([nest.begun, *map(_words, ends.values())], 1), nest.channels))
-    made = (result, lines, extras, {name: c_type(DType.of(array.dtype)) for name, array in ends.items()})
-    texts = [core.pairs.write(nest.block(pixels)) for pixels in nest.blocks] if core.pairs else []
-    loads = [nest.single.load] if nest.by_words else []
-    used = (*(one.name for one in loads), nest.single.product.name)
-    return ScheduledKernel(lambda name: nest.write(name, *made), (*texts, *(i.declarations for i in loads)), used, ())
-
-
 def _of_channels(extra: Extra, scope: KernelScope) -> bool:
     """Whether what an epilogue reads is a constant of 32 bits at most per channel."""
     array = scope.constants.get(extra.name)
@@ -78,13 +65,13 @@ def _words(array: Array) -> Array:
     return array.reshape(-1).astype(np.int64).astype(np.uint32).view(np.int32)
 
 
-def patches_of(region: RegionParts, scope: KernelScope, products: Products, core: CoreTraits) -> Patches:
-    """The loops of such a kernel, with what `scope.choice` says of its block.
+def patches_of(region: RegionParts, scope: KernelScope, core: CoreTraits) -> Patches:
+    """The loops of a kernel of sums of products with the core's blocks of pairs, and with the block of `scope.choice`.
 
     Raises:
         Unsupported: the core has no blocks of pairs, or the layer is not of the kind they are for.
     """
-    taken = pairs_of(core.instructions)
+    taken, products = pairs_of(core.instructions), products_of(region, scope)
     if core.pairs is None or taken is None:
         raise UnsupportedRegion("the core multiplies no blocks of pairs.")
     sums, window = sums_of(region, products), products.window
@@ -94,12 +81,11 @@ def patches_of(region: RegionParts, scope: KernelScope, products: Products, core
         raise UnsupportedRegion("blocks of pairs are of one image without groups.")
     if window.dilation[COLUMN] > 1 and window.kernel[COLUMN] > 1:
         raise UnsupportedRegion("the columns of a patch are neighbours.")
-    found = offered(window, len(sums.weights), core.pairs, core.room)
-    wanted = {name: value for name, value in scope.choice.items() if name in found.default}
-    chosen = {**found.default, **(wanted if found.space.refusal(wanted) is None else {})}
-    shape = (int(chosen[PIXELS]), int(chosen[CHANNELS]))
-    raised = raised_end(region, sums)
-    return Patches(region, scope, window, sums, raised, core.pairs, taken, found, *shape, int(chosen[UNROLL]))
+    choices = offered(window, len(sums.weights), core.pairs, core.room)
+    wanted = {name: value for name, value in scope.choice.items() if name in choices.default}
+    chosen = {**choices.default, **(wanted if choices.space.refusal(wanted) is None else {})}
+    block = (int(chosen[name]) for name in (PIXELS, CHANNELS, UNROLL))
+    return Patches(region, scope, window, sums, raised_end(region, sums), core.pairs, taken, choices, *block)
 
 
 def offered(window: WindowGeometry, outputs: int, pairs: PairBlocks, room: int) -> KernelChoices:
@@ -211,8 +197,8 @@ class Patches(RaisedNest):
     pairs: PairBlocks
     single: Pairs
     """Brings four elements to two registers, 0 and 2, 1 and 3; and what the blocks are made of."""
-    offered: KernelChoices
-    """What may be chosen."""
+    choices: KernelChoices
+    """The knobs."""
     pixels: int
     channels: int
     """Output channels of a block."""
@@ -279,30 +265,75 @@ class Patches(RaisedNest):
         blocks = words.reshape(-1, self.channels, layout.steps).transpose(0, 2, 1)
         return np.ascontiguousarray(blocks).astype(np.uint32).reshape(-1)
 
-    def write(
-        self, name: str, result: str, lines: Sequence[str], extras: Sequence[Extra], ends: Mapping[str, str]
-    ) -> list[str]:
-        """The kernel under this name: the end of a sum, a block of each size, the columns of some pixels, then all.
+    def offered(self) -> KernelChoices:
+        """The knobs of the block."""
+        return self.choices
 
-        Args:
-            name, result, lines, extras: of the end of a sum, as `epilogue` gives it.
-            ends: what of the extras stands behind the start of each channel's sum in `ends`: C types by name.
-        """
-        given = self.scope.parameters()
-        types = {**ends, **{parameter.name: parameter.c_type for parameter in given}}
-        promoted = {wide: wide for wide in ("int64_t", "uint32_t")}
-        inputs = ["int32_t sum", *(f"{promoted.get(types[e.name], 'int32_t')} {e.name}" for e in extras)]
-        text = [*function(f"static inline {result} {name}_finish", inputs, lines), ""]
-        own = [parameter for parameter in given if parameter.name != "input"]
+    def turns(self) -> Turns:
+        """Columns widened, then blocks of pixels and channels."""
+        layout, outputs, rows = self.layout, self.outputs, self.window.outputs[ROW]
+        channels = -(-outputs // self.channels)
+        kind = "wide" if self.by_words else "narrow"
+        counts = []
+        for times, count in self.shares:
+            columns = layout.count(count) * rows * times
+            counts.append(
+                {"row": columns * self.window.kernel[ROW], kind: columns * layout.taps, "share": rows * times}
+            )
+            for blocks, pixels in self.parts(count):
+                number = blocks * rows * times * channels
+                turns_of_block, rest = divmod(layout.steps, self.unroll)
+                straight = self.written_out(pixels)  # places are numbers then, and no pointer moves
+                own = {
+                    "product": number * layout.steps * pixels * self.channels,
+                    "load": number * layout.steps * (pixels + self.channels),
+                    "step": number * layout.steps,
+                    "turn": number * (turns_of_block if turns_of_block > 1 else 0),
+                    "rest": 0 if straight else number * min(rest, 1),
+                    f"block_{pixels}x{self.channels}": 0 if straight else number,
+                    "sum": number * pixels * self.channels,
+                    "straight_group" if straight else "group": blocks * rows * times,
+                }
+                counts.append(own)
+        patches = {f"patches.{part}": count for part, count in summed_turns(*counts).items()}
+        return {**patches, **self.raised_turns(), "patches.call": 1}
+
+    def writer(self) -> KernelWriter:
+        """Writes the kernel: the end of a sum, a block of each size, the columns of some pixels, then all."""
+        scope = self.scope
+        scope.input(self.region.source(), "input")
+        scope.constant("sums", "weights", self.packed())
+        end = end_function(self.region, scope, self.ended)
+        ends = {extra.name: scope.constants[extra.name] for extra in end.extras if _of_channels(extra, scope)}
+        scope.constants = {name: array for name, array in scope.constants.items() if name not in ends}
+        scope.constant("sums", "ends", padded(np.stack([self.begun, *map(_words, ends.values())], 1), self.channels))
+        ends_types = {name: c_type(DType.of(array.dtype)) for name, array in ends.items()}
+        loads = [self.single.load] if self.by_words else []
+        texts = [
+            *(self.pairs.write(self.block(pixels)) for pixels in self.blocks),
+            *(one.declarations for one in loads),
+        ]
+        used = (*(one.name for one in loads), self.single.product.name)
+        return KernelWriter(
+            lambda name: self._lines(name, end, ends_types), declarations=tuple(texts), instructions=used
+        )
+
+    def _lines(self, name: str, end: EndFunction, ends: Mapping[str, str]) -> list[str]:
+        """The kernel under this name; `ends` are the C types, by name, of the numbers behind the start of each
+        channel's sum."""
+        parameters = self.scope.parameters()
+        types = {**ends, **{parameter.name: parameter.c_type for parameter in parameters}}
+        text = [*end.write(f"{name}_finish", types), ""]
+        own = [parameter for parameter in parameters if parameter.name != "input"]
         places = ["const uint32_t *from", "int32_t place"]
         for pixels in self.blocks:
-            inner = self._block(f"{name}_finish", pixels, extras, ends)
+            inner = self._block(f"{name}_finish", pixels, end.extras, ends)
             text += [*function(f"static void {name}_{pixels}", [*declarations(own), *places], inner), ""]
-        image = next(parameter for parameter in given if parameter.name == "input")
+        image = next(parameter for parameter in parameters if parameter.name == "input")
         columns = ["uint32_t *to", image.declaration, "int32_t top", "int32_t left", "int32_t count"]
         text += [*function(f"static void {name}_columns", columns, self._columns()), ""]
         arguments = [parameter.name for parameter in own]
-        return [*text, *function(f"static void {name}", declarations(given), self._rows(name, arguments))]
+        return [*text, *function(f"static void {name}", declarations(parameters), self._rows(name, arguments))]
 
     def _block(self, finish: str, pixels: int, extras: Sequence[Extra], ends: Mapping[str, str]) -> list[str]:
         """All channels of neighbouring pixels; pointers move, as registers for their places are few."""

@@ -9,22 +9,21 @@ right of it half of the first and the pair (1, 2).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import block, c_type, function, loop, product, total, words
-from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import KernelScope, UnsupportedRegion, declarations
+from dovetail.kernels.c import block, c_type, identifiers, loop, product, total
+from dovetail.kernels.epilogue import element
+from dovetail.kernels.kernel import CoreTraits, KernelChoices, KernelWriter, Turns, UnsupportedRegion
 from dovetail.kernels.raised import RaisedNest, raised_end
 from dovetail.kernels.region import RegionParts
-from dovetail.kernels.scheduled.knobs import is_product, operands, staging_of
-from dovetail.kernels.scheduled.write import ScheduledKernel, extents
-from dovetail.kernels.sums import Products, sums_of
+from dovetail.kernels.scheduled.knobs import extents, is_product, operands, staging_of
+from dovetail.kernels.scope import KernelScope
+from dovetail.kernels.sums import products_of, sums_of
 from dovetail.kernels.window import COLUMN, ROW, anchored
 from dovetail.target.chip import CoreInstruction
 
@@ -35,7 +34,6 @@ _PIXELS = 4
 _MOST_TAPS = 49
 _REGISTER = 4
 """Bytes."""
-_OF_CHANNEL = re.compile(r"\b(\w+)\[at\]")
 _HALVES = ("low", "high")
 Halves = tuple[int | None, int | None]
 """The tap, if any, for the low and the high half of a register."""
@@ -55,7 +53,7 @@ def pairs_of(instructions: Sequence[CoreInstruction]) -> Pairs | None:
     """Those among a core's instructions, by their meanings; None where they are not all there."""
     for one in filter(is_product, instructions):
         staging = staging_of(one, instructions)
-        if staging is None or staging.memory.c_type != "uint32_t" or extents(one.meaning) != (1, 2):
+        if staging is None or staging.memory.c_type != "uint32_t" or extents(one) != (1, 2):
             continue
         if (staging.memory.elements, staging.parts, staging.interleaved) == (2, 2, True):
             loads = (i for i in instructions if not is_product(i) and staging.memory in i.memories)
@@ -63,24 +61,13 @@ def pairs_of(instructions: Sequence[CoreInstruction]) -> Pairs | None:
     return None
 
 
-def write_planes(
-    region: RegionParts, scope: KernelScope, products: Products, instructions: Sequence[CoreInstruction]
-) -> ScheduledKernel:
-    """A depthwise kernel with the core's products of pairs; raises Unsupported as `planes_of`."""
-    nest = planes_of(region, scope, products, instructions)
-    used = (nest.pairs.load, nest.pairs.product)
-    return ScheduledKernel(nest.write, tuple(i.declarations for i in used), tuple(i.name for i in used), ())
-
-
-def planes_of(
-    region: RegionParts, scope: KernelScope, products: Products, instructions: Sequence[CoreInstruction]
-) -> Planes:
-    """The loops of such a kernel.
+def planes_of(region: RegionParts, scope: KernelScope, core: CoreTraits) -> Planes:
+    """The loops of a depthwise kernel with the core's products of pairs.
 
     Raises:
         Unsupported: the core has no products of pairs, or the layer is not of the kind they are for.
     """
-    pairs = pairs_of(instructions)
+    pairs, products = pairs_of(core.instructions), products_of(region, scope, merged=False)
     if pairs is None:
         raise UnsupportedRegion("the core multiplies no pairs.")
     sums, window = sums_of(region, products), products.window
@@ -96,6 +83,19 @@ def planes_of(
     if nest.band == 0:
         raise UnsupportedRegion(f"the rows of one output take more than {scope.room} bytes of stack.")
     return nest
+
+
+@dataclass(frozen=True)
+class _SumEnd:
+    """The epilogue of a sum."""
+
+    lines: list[str]
+    text: str
+    """C of the element."""
+    arrays: tuple[str, ...]
+    """Those it reads at the channel, from variables."""
+    places: bool
+    """Whether it reads others at the place of the element."""
 
 
 @dataclass(frozen=True)
@@ -154,15 +154,21 @@ class Planes(RaisedNest):
         ]
         return np.stack(registers, axis=-1).astype(np.uint32)
 
-    def _multiplied(self, sum_name: str, register: str, halves: Halves) -> str:
+    def _register(self, halves: Halves) -> int:
+        """The register of a kernel row's weights that has taps of a register of columns."""
+        if halves in self.taps and None not in halves:
+            return self.taps.index(halves)
+        tap = next(tap for tap in halves if tap is not None)
+        return next(number for number, pair in enumerate(self.taps) if tap in pair)
+
+    def _multiplied(self, sum_name: str, columns: str, halves: Halves) -> str:
         """The statement that adds the products of a register of columns."""
-        taps = self.taps
-        if halves in taps and None not in halves:
-            places = (sum_name, register, _weight(taps.index(halves)))
-            return _call(self.pairs.product, places)
+        number = self._register(halves)
+        if None not in halves:
+            return _call(self.pairs.product, (sum_name, columns, _weight(number)))
         side = 0 if halves[0] is not None else 1
-        at, half = next((at, pair.index(halves[side])) for at, pair in enumerate(taps) if halves[side] in pair)
-        return f"{sum_name} = add_{_HALVES[side]}_{_HALVES[half]}({sum_name}, {register}, {_weight(at)});"
+        half = self.taps[number].index(halves[side])
+        return f"{sum_name} = add_{_HALVES[side]}_{_HALVES[half]}({sum_name}, {columns}, {_weight(number)});"
 
     def _pixels(self, pixels: int) -> list[str]:
         """Neighbouring pixels of one channel, from the register `from` points at on, laid down where `to` points."""
@@ -170,45 +176,49 @@ class Planes(RaisedNest):
         lines = [f"int32_t {name} = start;" for name in names]
         reads = sorted(self.reads(pixels), key=lambda read: read[1])
         numbers = list(dict.fromkeys(number for _, number, _ in reads))
+        weights = sorted({self._register(halves) for _, _, halves in reads})
         for row in range(self.window.kernel[ROW]):
             line = row * self.window.dilation[ROW] * self.width
-            sums = [self._multiplied(names[pixel], f"columns_{n}", halves) for pixel, n, halves in reads]
-            used = [n for n in range(count) if _weight(n) in words(sums)]
-            inner = [f"const uint32_t {_weight(n)} = tap[{row * count + n}];" for n in used]
+            inner = [f"const uint32_t {_weight(n)} = tap[{row * count + n}];" for n in weights]
             inner += [f"const uint32_t columns_{n} = from[{line + n}];" for n in numbers]
-            inner += sums
+            inner += [self._multiplied(names[pixel], f"columns_{n}", halves) for pixel, n, halves in reads]
             lines += block("", [*inner, *(f"{name} = held({name});" for name in names)])
         for pixel, name in enumerate(names):
-            lines += block("", self._finished(name, pixel * self.outputs))
+            end = self._end(name, pixel * self.outputs)
+            lines += block("", [*end.lines, f"to[{pixel * self.outputs}] = {end.text};"])
         step = pixels * self.outputs
-        return [*lines, f"to += {step};", *([f"place += {step};"] if self._reads_place else [])]
+        return [*lines, f"to += {step};", *([f"place += {step};"] if self._end("sum", 0).places else [])]
 
-    def _finished(self, name: str, place: int) -> list[str]:
+    def _end(self, name: str, place: int) -> _SumEnd:
         """The epilogue of a sum, with what it reads of a channel in variables."""
         index = anchored(self.region.output_shape, total("place", place), "at")
-        tree, value = self.ended(name, index)
-        lines = finish(self.scope, tree, index, value)
-        lines[-1] = f"to[{place}] = {lines[-1].split(' = ', 1)[1]}"
-        return [_OF_CHANNEL.sub(r"\1_at", line) for line in lines]
+        arrays, places = dict[str, str](), list[str]()
 
-    @property
-    def _reads_place(self) -> bool:
-        return any("place" in words([line]) for line in self._finished("sum", 0))
+        def read(array: str, index: str) -> str:
+            if index == "at":
+                arrays[f"{array}_at"] = array
+                return f"{array}_at"
+            places.extend([index] if index != "0" else [])
+            return f"{array}[{index}]"
+
+        with self.scope.reading(read):
+            text = element(self.scope, *self.ended(name, index), index)
+        ordered = (arrays[one] for one in identifiers([*self.scope.lines, text]) if one in arrays)
+        return _SumEnd(self.scope.lines, text, tuple(ordered), bool(places))
 
     def _channel(self) -> list[str]:
         """What is read once per channel: weights, the start of its sums, what the epilogue wants."""
         taps = self.window.kernel[ROW] * len(self.taps)
         weights = self.scope.constant("sums", "weights", self.packed().reshape(-1))
         bias = self.scope.constant("sums", "bias", self.begun)
-        lines = ["const int32_t at = channel + lane;", f"const uint32_t *tap = {weights} + at * {taps};"]
-        lines.append(f"const int32_t start = {bias}[at];")
-        index = anchored(self.region.output_shape, "place", "at")
-        tree, value = self.ended("sum", index)
-        plain = finish(self.scope, tree, index, value)
+        arrays = self._end("sum", 0).arrays
         types = {parameter.name: parameter.c_type for parameter in self.scope.parameters()}
-        for name in dict.fromkeys(found[1] for line in plain for found in _OF_CHANNEL.finditer(line)):
-            lines.append(f"const {types[name]} {name}_at = {name}[at];")
-        return lines
+        return [
+            "const int32_t at = channel + lane;",
+            f"const uint32_t *tap = {weights} + at * {taps};",
+            f"const int32_t start = {bias}[at];",
+            *(f"const {types[name]} {name}_at = {name}[at];" for name in arrays),
+        ]
 
     def _computed(self) -> list[str]:
         """All pixels of a band, of one channel after the other."""
@@ -216,7 +226,7 @@ class Planes(RaisedNest):
         lines = [*self._channel(), f"const uint32_t *from = planes + lane * {self.lines(self.band) * self.width};"]
         place = total(product("band", columns * self.outputs), "at")
         lines.append(f"{c_type(self.region.graph.types[self.region.graph.outputs[0]].dtype)} *to = output + {place};")
-        lines += [f"int32_t place = {place};"] if self._reads_place else []
+        lines += [f"int32_t place = {place};"] if self._end("sum", 0).places else []
         whole = columns // _PIXELS * _PIXELS
         moved = _PIXELS * step // 2
         hidden = '__asm__("" : "+r"(tap));'  # else compilers read all weights ahead, and have no registers for them
@@ -264,16 +274,43 @@ class Planes(RaisedNest):
         lines += [text for pair in range(end, self.width) for text in edge(pair)]
         return block(f"for (int32_t down = 0; down < {self.lines(self.band)}; ++down)", [*head, *lines])
 
-    def write(self, name: str) -> list[str]:
-        """The kernel under this name."""
+    def offered(self) -> KernelChoices:
+        """No knobs."""
+        return KernelChoices()
+
+    def turns(self) -> Turns:
+        """Some channels copied into planes, then all pixels alike."""
+        window, channels = self.window, self.window.channels
+        rows, columns = window.outputs
+        bands, lines = -(-rows // self.band), self.lines(self.band)
+        pairs = len(self.reads(4)) / 4 * window.kernel[ROW]
+        counts = {
+            "filled": channels * bands * lines * self.width,
+            "line": channels * bands * lines,
+            "product": channels * rows * columns * pairs,
+            "row": channels * rows,
+            "group": channels * rows * -(-columns // 4),
+            "result": channels * rows * columns,
+            "weight": channels * rows * -(-columns // 4) * len(self.taps) * window.kernel[ROW],
+            "channel": channels * bands,
+        }
+        planes = {f"planes.{part}": float(count) for part, count in counts.items()}
+        return {**planes, **self.raised_turns(), "planes.call": 1}
+
+    def writer(self) -> KernelWriter:
+        """Writes the kernel."""
+        used = (self.pairs.load, self.pairs.product)
+        texts, names = tuple(one.declarations for one in used), tuple(one.name for one in used)
+        return replace(self.scope.writer(self._lines), declarations=texts, instructions=names)
+
+    def _lines(self) -> list[str]:
         rows, channels = self.window.outputs[ROW], self.window.channels
         end = f"band + {self.band}"
         end = f"{end} < {rows} ? {end} : {rows}" if rows % self.band else end
         size = _CHANNELS * self.lines(self.band) * self.width
         lines = [f"const int32_t end = {end};", *self._filled(), *self._computed()]
         lines = block(f"for (int32_t band = 0; band < {rows}; band += {self.band})", lines)
-        lines = [f"uint32_t planes[{size}];", *loop("channel", channels, lines, step=_CHANNELS)]
-        return function(f"static void {name}", declarations(self.scope.parameters()), lines)
+        return [f"uint32_t planes[{size}];", *loop("channel", channels, lines, step=_CHANNELS)]
 
 
 def _turns(name: str, stop: int, step: int, lines: list[str]) -> list[str]:

@@ -15,9 +15,11 @@ import numpy as np
 
 from dovetail.ir.operators.arithmetic import Quantize
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.kernel import KernelScope
 from dovetail.kernels.region import RegionParts
+from dovetail.kernels.scope import KernelScope
+from dovetail.target.pattern import apply, constant, operand
 
+_REGION = apply(Quantize, operand("x"), constant("scale"), constant("zero_point"))
 _LEAST = 256
 """Elements from which tables of 10 to 20 KiB pay."""
 _MANTISSA = 23
@@ -86,21 +88,15 @@ def _words(quantised: Callable[[Array], Array], bits: int) -> Array | None:
 
 def quantising_lines(region: RegionParts, scope: KernelScope) -> list[str] | None:
     """The statements of a region that only quantises an array to 8 bits by one scale; None for others."""
-    graph = region.graph
-    if region.anchor is not None or len(region.tree) != 1 or scope.layouts:
+    match = region.whole(_REGION)
+    if match is None or scope.layouts or match.values["x"] in region.graph.constants:
         return None
-    (node,) = region.tree
-    kind, operator = graph.types[node.output], node.operator
-    if not isinstance(operator, Quantize) or kind.dtype not in (DType.INT8, DType.UINT8) or kind.elements < _LEAST:
+    kind, scale = match.result, match.array("scale")
+    if kind.dtype not in (DType.INT8, DType.UINT8) or kind.elements < _LEAST or scale.size != 1:
         return None
-    scale, zero_point = (scope.known(name) for name in node.inputs[1:])
-    if scale.size != 1 or node.inputs[0] in graph.constants:
-        return None
-    steps = steps_of(float(scale[0]), int(zero_point[0]), operator.dtype)
+    steps = steps_of(float(scale[0]), int(match.array("zero_point")[0]), kind.dtype)
     if steps is None:
         return None
-    source = scope.input(node.inputs[0])
-    starts, words = (
-        scope.constant(node.output, *named) for named in (("starts", steps.starts), ("steps", steps.words))
-    )
+    source = scope.input(match.values["x"])
+    starts, words = (scope.constant(match.root, *named) for named in (("starts", steps.starts), ("steps", steps.words)))
     return [f"quantize_bytes((uint8_t *)output, {source}, {kind.elements}, {starts}, {words}, {steps.rest});"]

@@ -11,7 +11,7 @@ from dovetail.ir.graph import Node
 from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.requantisation.raised import RaisedSum, raised_sum
 from dovetail.ir.types import Array
-from dovetail.kernels.kernel import Expression, Index
+from dovetail.kernels.kernel import RAISED, Expression, Index, Turns
 from dovetail.kernels.region import RegionParts
 from dovetail.kernels.sums import SumConstants, SumNest
 from dovetail.target.pattern import Match, apply, constant, match_pattern, operand
@@ -37,6 +37,10 @@ class RaisedNest(SumNest):
     raised: RaisedSum | None
     """None for sums that end as ever."""
 
+    def raised_turns(self) -> Turns:
+        """The requantisation of raised sums, if they are."""
+        return {RAISED: float(self.region.result.elements)} if self.raised else {}
+
     def powers(self, array: Array) -> Array:
         """An array of a row per channel as int64, raised."""
         wide = array.astype(np.int64)
@@ -52,7 +56,7 @@ class RaisedNest(SumNest):
         if self.raised is None:
             return self.region.tree, (self.region.node.output, self.sums.value(text))
         scope, raised, requantised = self.scope, self.raised, self.region.tree[0].output
-        scope.index = index
+        scope.begin(index)
         multiplier = scope.parameter(requantised, "multiplier", raised.multiplier)
         offset = scope.parameter(requantised, "offset", raised.offset)
         text = f"(multiply_add_upper({text}, {multiplier}, {offset}) >> {raised.shift})"

@@ -12,9 +12,9 @@ from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.requantisation.rectified import rectified_sum
 from dovetail.ir.types import DType
 from dovetail.kernels.c import c_type, channel_lanes, loop, total
-from dovetail.kernels.kernel import KernelScope
 from dovetail.kernels.region import RegionParts
-from dovetail.target.pattern import Mismatch, apply, constant, match_pattern, operand
+from dovetail.kernels.scope import KernelScope
+from dovetail.target.pattern import apply, constant, operand
 
 _REGION = apply(Clip, apply(Requantize, operand("x"), constant("multiplier"), constant("shift")))
 _LEAST_ROWS = 8
@@ -25,11 +25,10 @@ _TURN = 4
 def rectified_lines(region: RegionParts, scope: KernelScope) -> list[str] | None:
     """The statements of a region that requantises int32 in memory and cuts the result off at the zero point; None for
     others."""
-    graph, result = region.graph, region.graph.types[region.graph.outputs[0]]
-    if region.anchor is not None or len(region.tree) != 2 or result.dtype not in (DType.INT8, DType.UINT8):
+    match = region.whole(_REGION)
+    if match is None or scope.layouts or match.values["x"] in region.graph.constants:
         return None
-    match = match_pattern(_REGION, graph, graph.outputs[0])
-    if isinstance(match, Mismatch) or match.values["x"] in graph.constants:
+    if match.result.dtype not in (DType.INT8, DType.UINT8):
         return None
     kind, limits = match.type("x"), match.nodes["clip"].operator.limited_to
     assert limits is not None
@@ -38,14 +37,14 @@ def rectified_lines(region: RegionParts, scope: KernelScope) -> list[str] | None
         return None
     operator = match.operator("requantize", Requantize)
     numbers = rectified_sum(operator, limits, match.array("multiplier"), match.array("shift"))
-    if numbers is None or scope.layouts:
+    if numbers is None:
         return None
     rows, source = kind.elements // channels, scope.input(match.values["x"])
     names = {
         stem: scope.constant(match.nodes["requantize"].output, stem, np.broadcast_to(array, channels))
         for stem, array in vars(numbers).items()
     }
-    stored, product_of = c_type(result.dtype), "(uint32_t)(((uint64_t)(2u * sum) * factor) >> 32)"
+    stored, product_of = c_type(match.result.dtype), "(uint32_t)(((uint64_t)(2u * sum) * factor) >> 32)"
     turn = channel_lanes(rows, _TURN)
     middle = total(f"(int32_t)(({product_of} + half) >> down)", limits[0])
     loads = [f"const uint32_t sum_{lane} = (uint32_t)from[{lane * channels}];" for lane in range(turn)]

@@ -9,11 +9,13 @@ import numpy as np
 
 from dovetail.ir.operators.recurrent import Curve, FixedLstm, Recurrent, RecurrentKind, RowProducts, Scaling
 from dovetail.ir.types import DType, Shape
-from dovetail.kernels.c import block, function, loop, total
+from dovetail.kernels.c import block, loop, total
 from dovetail.kernels.curves import Curves
 from dovetail.kernels.elements import operand, place_in, write_elements
-from dovetail.kernels.kernel import INT32, Expression, KernelScope, KernelWriter, UnsupportedRegion, declarations
-from dovetail.kernels.region import RegionParts, kernel
+from dovetail.kernels.kernel import INT32, Expression, KernelWriter, UnsupportedRegion
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.registry import kernel
+from dovetail.kernels.scope import KernelScope
 
 
 @kernel(RowProducts)
@@ -69,7 +71,7 @@ def _fixed_lstm(region: RegionParts, scope: KernelScope, operator: FixedLstm) ->
     curves = Curves(scope, region.node.output)
     own, again = (-(-size // _FOUR) for size in (depth, hidden))
 
-    def write(name: str) -> list[str]:
+    def body() -> list[str]:
         x, memory = operand(region, scope, 0, "input"), operand(region, scope, 4, "memory")
         both = {"given": operator.input_scaling, "again": operator.hidden_scaling}
         lines = [*_sums("given", "operands", own, names), *_sums("again", f"operands + {_FOUR * own}", again, names)]
@@ -92,10 +94,9 @@ def _fixed_lstm(region: RegionParts, scope: KernelScope, operator: FixedLstm) ->
         kept = (
             f"static int16_t operands[{_FOUR * (own + again)}] __attribute__((aligned(8))); /* rows filled up with 0 */"
         )
-        lines = [kept, *_cells(memory, steps, batch * hidden), *lines]
-        return function(f"static void {name}", declarations(scope.parameters()), lines)
+        return [kept, *_cells(memory, steps, batch * hidden), *lines]
 
-    return KernelWriter(write, lambda: None)
+    return scope.writer(body, has_storage=True)
 
 
 _FOUR = 4
@@ -195,7 +196,7 @@ def _recurrent(region: RegionParts, scope: KernelScope, operator: Recurrent) -> 
     hidden, size = region.output_shape[2], batch * region.output_shape[2]
     update = {RecurrentKind.LSTM: _lstm, RecurrentKind.GRU: _gru, RecurrentKind.RNN: _rnn}[operator.kind]
 
-    def write(name: str) -> list[str]:
+    def body() -> list[str]:
         stems = _OPERANDS[: len(region.node.inputs)]
         names = {stem: operand(region, scope, place, stem) for place, stem in enumerate(stems)}
         behind = f"after {'+' if operator.reverse else '-'} {size}"
@@ -212,10 +213,9 @@ def _recurrent(region: RegionParts, scope: KernelScope, operator: Recurrent) -> 
         if operator.kind is RecurrentKind.GRU and not operator.reset_after:
             head = [f"static float scaled[{hidden}]; /* hidden values times their reset gates */"]
         lines += update(_FloatLayer(operator, names, hidden, depth))
-        lines = block(turns("step", steps), block(turns("sequence", batch), lines))
-        return function(f"static void {name}", declarations(scope.parameters()), [*head, *lines])
+        return [*head, *block(turns("step", steps), block(turns("sequence", batch), lines))]
 
-    return KernelWriter(write, lambda: None)
+    return scope.writer(body, has_storage=operator.kind is RecurrentKind.GRU and not operator.reset_after)
 
 
 def _lstm(layer: _FloatLayer) -> list[str]:

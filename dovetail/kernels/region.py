@@ -1,23 +1,14 @@
-"""A region taken apart (an optional pad, an anchor, a tree of pointwise operators), and what writes each anchor."""
+"""A region taken apart: an optional pad, an anchor, a tree of pointwise operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import DType, Shape, TensorType
-from dovetail.kernels.kernel import (
-    CoreTraits,
-    KernelChoices,
-    KernelScope,
-    KernelWriter,
-    UnsupportedRegion,
-    is_pointwise,
-)
+from dovetail.kernels.kernel import UnsupportedRegion
+from dovetail.target.pattern import Match, Pattern, match_pattern
 
 
 @dataclass(frozen=True)
@@ -26,7 +17,7 @@ class RegionParts:
 
     graph: Graph
     pad: Node | None
-    """The pad that is folded into the anchor's window."""
+    """The `Pad` that is folded into the anchor's window."""
     anchor: Node | None
     """The one operator that is not pointwise; None for a region of pointwise operators alone."""
     tree: tuple[Node, ...]
@@ -58,12 +49,25 @@ class RegionParts:
 
     @property
     def source_dtype(self) -> DType:
+        """Element type of `source`."""
         return self.graph.types[self.source()].dtype
 
     @property
     def pad_value(self) -> float:
-        """What the pad puts around the image; 0 without one."""
-        return self.pad.operator.value if self.pad and isinstance(self.pad.operator, Pad) else 0
+        """The element the pad puts around the image; 0 without one."""
+        return self.pad.expect(Pad).value if self.pad else 0
+
+    @property
+    def types(self) -> list[TensorType]:
+        """Types of the anchor's operands."""
+        return [self.graph.types[name] for name in self.node.inputs]
+
+    def whole(self, pattern: Pattern) -> Match | None:
+        """The region as a pattern of pointwise operators; None where it is another."""
+        if self.anchor is not None:
+            return None
+        match = match_pattern(pattern, self.graph, self.graph.outputs[0])
+        return match if isinstance(match, Match) and len(match.nodes) == len(self.tree) else None
 
     def without_pad(self) -> None:
         """Raise Unsupported for a Pad before the anchor."""
@@ -97,7 +101,7 @@ def _tree(graph: Graph) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     producers = graph.producers()
     wanted, tree = {graph.outputs[0]}, []
     for node in reversed(graph.nodes):
-        if node.output in wanted and is_pointwise(node.operator):
+        if node.output in wanted and node.operator.pointwise:
             tree.append(node)
             wanted.update(name for name in node.inputs if name in producers)
     inside = {node.output for node in tree}
@@ -136,46 +140,3 @@ def split(graph: Graph) -> RegionParts:
         if shape != region.output_shape:
             raise UnsupportedRegion(f"the result {list(shape)} is broadcast to {list(region.output_shape)} afterwards.")
     return region
-
-
-Write = Callable[[str], list[str]]
-"""Writes a kernel's C under a function name."""
-Family = Callable[[RegionParts, KernelScope, Any], KernelWriter]
-"""From a region, its kernel's parameters and the anchor's operator; raises Unsupported where there is no kernel."""
-Compact = Callable[[RegionParts, KernelScope, Any], Write]
-"""As `Family`, for a function whose sizes are members of a layer's block."""
-FAMILIES: dict[type[Operator], Family] = {}
-"""What writes the kernel of each anchor."""
-FLOAT_FAMILIES: dict[type[Operator], Family] = {}
-"""What writes it where the first operand is float32, if that is not the writer in `FAMILIES`."""
-COMPACT: dict[type[Operator], Compact] = {}
-"""What writes it in little code; others are written as ever and left to the compiler to make small."""
-WINDOWED: set[type[Operator]] = set()
-"""Anchors whose kernels take in a Pad before them, or say themselves why not."""
-PACKED: set[type[Operator]] = set()
-"""Anchors whose kernels take operands that share bytes; those of pointwise operators alone do too."""
-SHARING = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
-"""Elements that may share bytes; without, kernels find each in a byte of its own."""
-OFFERED: dict[type[Operator], Callable[[RegionParts, CoreTraits], KernelChoices | None]] = {}
-"""What may be chosen about the kernel of an anchor that is written out; None or absent for nothing."""
-BORDERS: dict[type[Operator], Compact] = {}
-"""What writes the function of single pixels for an anchor whose other pixels are computed together."""
-_Function = TypeVar("_Function")
-
-
-def kernel(
-    *operators: type[Operator],
-    table: dict[type[Operator], Any] = FAMILIES,
-    windowed: bool = False,
-    packed: bool = False,
-) -> Callable[[_Function], _Function]:
-    """Registers what writes the kernels of anchors, in one of the tables above; `windowed` puts them in `WINDOWED`,
-    `packed` in `PACKED`."""
-
-    def register(function: _Function) -> _Function:
-        table.update(dict.fromkeys(operators, function))
-        WINDOWED.update(operators if windowed else ())
-        PACKED.update(operators if packed else ())
-        return function
-
-    return register

@@ -8,9 +8,11 @@ from dataclasses import replace
 from dovetail.ir.layout import Layout, row_major, stored_shape
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Shape, dense_steps
-from dovetail.kernels.c import c_type, function, loop, product, total, variable
-from dovetail.kernels.kernel import KernelScope, KernelWriter, declarations
-from dovetail.kernels.region import RegionParts, kernel
+from dovetail.kernels.c import c_type, nested, product, total, variable
+from dovetail.kernels.kernel import KernelWriter
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.registry import kernel
+from dovetail.kernels.scope import KernelScope
 
 
 def index_text(layout: Layout, dimension: tuple[int, int], places: Sequence[str]) -> str:
@@ -54,10 +56,4 @@ def _relayout(region: RegionParts, scope: KernelScope, operator: Relayout) -> Ke
         text = scope.loaded(source, scope.input(source, "input"), at)
         return [scope.stored(to, text if scope.shares(region.node.output) else f"({kind}){text}")]
 
-    def write(name: str) -> list[str]:
-        lines = one()
-        for axis in reversed(range(len(shape))):
-            lines = loop(f"axis_{axis}", shape[axis], lines)
-        return function(f"static void {name}", declarations(scope.parameters()), lines)
-
-    return KernelWriter(write, one)
+    return scope.writer(lambda: nested([(f"axis_{axis}", size) for axis, size in enumerate(shape)], one()), one)

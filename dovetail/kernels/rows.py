@@ -9,11 +9,13 @@ from dovetail.ir.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16, FixedStandard
 from dovetail.ir.operators.reduction import ArgExtreme, Normalise, Reduce, ReduceKind
 from dovetail.ir.types import DType, Shape
-from dovetail.kernels.c import atom, block, c_type, function, loop, product, real, total, variable
+from dovetail.kernels.c import atom, block, c_type, loop, product, real, total, variable
 from dovetail.kernels.elements import operand, place_in, write_elements
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, KernelScope, KernelWriter, UnsupportedRegion, declarations
-from dovetail.kernels.region import RegionParts, kernel
+from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.registry import kernel
+from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import anchored
 
 
@@ -173,14 +175,14 @@ def _softmax(region: RegionParts, scope: KernelScope, operator: FixedSoftmax) ->
     kind = region.type(0)
     size, rows = kind.shape[-1], prod(kind.shape[:-1])
 
-    def write(name: str) -> list[str]:
+    def body() -> list[str]:
         image = scope.input(region.node.inputs[0], "input")
         head = [f"const int32_t place = {product('row', size)};"] if rows > 1 else []
         start = total(image, variable("place", rows))
         lines = [*head, f"const {c_type(kind.dtype)} *from = {start};", *_softmax_row(region, scope, operator, size)]
-        return function(f"static void {name}", declarations(scope.parameters()), loop("row", rows, lines))
+        return loop("row", rows, lines)
 
-    return KernelWriter(write, lambda: _softmax_row(region, scope, operator, size))
+    return scope.writer(body)
 
 
 @kernel(FixedLogSoftmax)

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dovetail.ir.graph import Node
-from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, accumulator_type
+from dovetail.ir.operators.linear import Linear, accumulator_type
 from dovetail.ir.requantisation.bounds import weight_sums
 from dovetail.ir.types import Array, DType, blocks
 from dovetail.kernels.c import c_type
-from dovetail.kernels.kernel import Expression, Index, KernelScope, accumulate_type
-from dovetail.kernels.region import SHARING, RegionParts, kernel
+from dovetail.kernels.kernel import SHARING, Expression, Index, accumulate_type
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import Nest, WindowGeometry, window_of
 
 ACTIVATIONS = (*SHARING, DType.INT8, DType.UINT8, DType.INT16)
@@ -30,8 +30,6 @@ Added = Callable[[str, str, str], str]
 """`SumNest.added`."""
 Ended = Callable[[str, Index], tuple[Sequence[Node], tuple[str, Expression]]]
 """From the C text of a sum and where it is: the operators behind, and the value they begin with, by its name."""
-PRODUCTS: dict[type[Operator], Callable[[RegionParts, KernelScope, bool], Products]] = {}
-"""What an anchor multiplies."""
 
 
 @dataclass(frozen=True)
@@ -56,42 +54,26 @@ class Products:
 
 
 def products_of(region: RegionParts, scope: KernelScope, merged: bool = True) -> Products:
-    """Those of the region's anchor; raises Unsupported where its operands are of other types or not constant.
+    """The products of the region's anchor, a `Linear`; raises Unsupported where its operands are of other types or not
+    constant. A dense layer is a 1x1 convolution of an image one row high.
 
     Args:
-        region: with an anchor in `PRODUCTS`.
+        region: with such an anchor.
         scope: the kernel's parameters.
         merged: whether a pointwise convolution is of one row of all pixels.
     """
-    products = PRODUCTS[type(region.node.operator)](region, scope, merged)
+    operator, shape = region.node.expect(Linear), region.type(0).shape
+    dense = operator.window(region.types) is None
+    if dense:
+        region.without_pad()
+    region.require(ACTIVATIONS)
+    weights = operator.as_convolution(scope.known(region.node.inputs[1]))
+    window = _pixels(prod(shape[:-1]), shape[-1]) if dense else window_of(region)
+    if merged and not window.any_padded and window.kernel == window.stride == (1, 1):
+        window = _pixels(window.batch * prod(window.size), window.channels)
     for name in region.node.inputs[2:]:
         scope.known(name)
-    return products
-
-
-@kernel(Conv2d, DepthwiseConv2d, table=PRODUCTS)
-def _convolution(region: RegionParts, scope: KernelScope, merged: bool) -> Products:
-    operator = region.node.operator
-    assert isinstance(operator, Conv2d | DepthwiseConv2d)
-    region.require(ACTIVATIONS)
-    weights = scope.known(region.node.inputs[1])
-    if isinstance(operator, DepthwiseConv2d):
-        weights = weights.transpose(3, 1, 2, 0)
-    window = window_of(region, (weights.shape[1], weights.shape[2]), operator.stride, operator.dilation)
-    if merged and not window.any_padded and window.kernel == (1, 1) and window.stride == (1, 1):
-        window = _pixels(window.batch * prod(window.size), window.channels)
     return Products(window, weights, operator.zero_points)
-
-
-@kernel(FullyConnected, table=PRODUCTS)
-def _dense(region: RegionParts, scope: KernelScope, merged: bool) -> Products:
-    """Of a FullyConnected: a 1x1 convolution of an image one row high."""
-    operator = region.node.operator
-    assert isinstance(operator, FullyConnected)
-    region.without_pad()
-    region.require(ACTIVATIONS)
-    weights, shape = scope.known(region.node.inputs[1]), region.type(0).shape
-    return Products(_pixels(prod(shape[:-1]), shape[-1]), weights[:, None, None, :], operator.zero_points)
 
 
 def _pixels(count: int, channels: int) -> WindowGeometry:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from dovetail.errors import DovetailError
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import DType, TensorType
-from dovetail.kernels.c import c_type, function, integer, real, total
+from dovetail.kernels.c import c_type, integer, real, total
 from dovetail.kernels.elements import operand
-from dovetail.kernels.kernel import HELPERS, KernelScope, KernelWriter, UnsupportedRegion, declarations
-from dovetail.kernels.region import RegionParts, kernel
+from dovetail.kernels.helpers import HELPERS
+from dovetail.kernels.kernel import KernelWriter, UnsupportedRegion
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.registry import kernel
+from dovetail.kernels.scope import KernelScope
 
 _DEFINITION = re.compile(r"\b(\w+)\s*\([^;{}()]*\)\s*\{")
 
@@ -28,7 +32,7 @@ def _user(region: RegionParts, scope: KernelScope, operator: UserOperator) -> Ke
     places, results = operator.parts(kinds)
     starts = operator.starts(results, places)
 
-    def write(name: str) -> list[str]:
+    def body() -> list[str]:
         kept: list[str] = []
 
         def room(stem: str, kind: TensorType) -> str:
@@ -44,10 +48,10 @@ def _user(region: RegionParts, scope: KernelScope, operator: UserOperator) -> Ke
         arguments += [scope.constant(region.node.output, f"table_{at}", array) for at, array in tables]
         arguments += [room(f"scratch_{at}", kind) for at, kind in enumerate(operator.scratch(kinds))]
         arguments += [_number(operator, value) for value in operator.numbers(kinds)]
-        lines = [*kept, f"{operator.function}({', '.join(arguments)});"]
-        return function(f"static void {name}", declarations(scope.parameters()), lines)
+        return [*kept, f"{operator.function}({', '.join(arguments)});"]
 
-    return KernelWriter(write, lambda: None, operator.texts)
+    has_storage = len(starts) < len(results) or bool(operator.scratch(kinds))
+    return replace(scope.writer(body, lambda: None, has_storage), declarations=operator.texts)
 
 
 def _number(operator: UserOperator, value: int | float) -> str:

@@ -1,5 +1,4 @@
-"""Windows over an NHWC image: geometry, borders, the C text of loops over pixels and taps; pools, whose taps are those
-inside the image."""
+"""Windows over an NHWC image: geometry, borders, the C text of loops over pixels and taps."""
 
 from __future__ import annotations
 
@@ -8,26 +7,25 @@ from dataclasses import dataclass
 from math import prod
 
 from dovetail.ir.operators.movement import Pad
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.ir.types import DType, Shape
+from dovetail.ir.types import Shape
 from dovetail.kernels.c import (
     block,
     c_type,
-    channel_lanes,
+    defined,
     function,
+    identifiers,
     loop,
     product,
     times,
     total,
     variable,
     without_unused,
-    words,
     wrapped,
 )
-from dovetail.kernels.elements import PIXEL, write_elements
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, Index, KernelScope, KernelWriter, UnsupportedRegion, declarations
-from dovetail.kernels.region import FLOAT_FAMILIES, SHARING, RegionParts, kernel
+from dovetail.kernels.kernel import Expression, Index, UnsupportedRegion, declarations
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.scope import KernelScope
 
 Pair = tuple[int, int]
 Number = int | str
@@ -61,6 +59,13 @@ class WindowGeometry:
         first = min(-(-lead // stride), self.outputs[axis])
         end = min((self.size[axis] + lead - span) // stride + 1, self.outputs[axis])
         return first, max(end, first)
+
+    def taps_inside(self, axis: int) -> list[int]:
+        """How many taps are inside the image, for each output along an axis."""
+        stride, dilation, before = self.stride[axis], self.dilation[axis], self.before[axis]
+        starts = [place * stride - before for place in range(self.outputs[axis])]
+        taps = range(self.kernel[axis])
+        return [sum(0 <= start + tap * dilation < self.size[axis] for tap in taps) for start in starts]
 
     def padded(self, axis: int) -> bool:
         """True when some window leaves the image along an axis."""
@@ -264,23 +269,22 @@ def anchored(shape: Shape, position: str, channel: str) -> Index:
     return index
 
 
-def window_of(
-    region: RegionParts, kernel: Pair, stride: Pair, dilation: Pair = (1, 1), own: tuple[Pair, Pair] = ((0, 0), (0, 0))
-) -> WindowGeometry:
-    """The window of the region's anchor over what stands before its Pad; `own` is padding of the anchor itself."""
+def window_of(region: RegionParts) -> WindowGeometry:
+    """The window of the region's anchor over what stands before its Pad."""
     (batch, height, width, channels), shape = region.graph.types[region.source()].shape, region.result.shape
-    before = (own[0][0], own[1][0])
+    window = region.node.operator.window(region.types)
+    assert window is not None
+    before = (window.padding[0][0], window.padding[1][0])
     if region.pad is not None:
-        pad = region.pad.operator
-        assert isinstance(pad, Pad)
+        pad = region.pad.expect(Pad)
         if any(pad.before[axis] or pad.after[axis] for axis in (0, 3)):
             raise UnsupportedRegion("the Pad before a window pads more than rows and columns.")
         before = (pad.before[1], pad.before[2])
-        spans = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
         most = [max(pad.before[1 + axis], pad.after[1 + axis]) for axis in (0, 1)]
-        if any(wide > span for wide, span in zip(most, spans, strict=True)):
-            raise UnsupportedRegion(f"the padding {most} is wider than the window {list(kernel)} reaches.")
-    return WindowGeometry(batch, (height, width), channels, (shape[1], shape[2]), kernel, stride, dilation, before)
+        if any(wide >= span for wide, span in zip(most, window.span, strict=True)):
+            raise UnsupportedRegion(f"the padding {most} is wider than the window {list(window.kernel)} reaches.")
+    geometry = (window.kernel, window.stride, window.dilation, before)
+    return WindowGeometry(batch, (height, width), channels, (shape[1], shape[2]), *geometry)
 
 
 def pixel_loops(window: WindowGeometry, calls: Mapping[str, str], pixels: int) -> list[str]:
@@ -345,7 +349,7 @@ def pixel_functions(
     bodies = {suffix: without_unused(part.lines) for suffix, part in parts.items()}
     if not place and len(parts) == 1:
         (lines,) = bodies.values()
-        scope.keep(words(lines))
+        scope.keep(identifiers(lines))
         return function(f"static void {name}", declarations(scope.parameters()), lines)
     calls: dict[str, str] = {}
     if scope.border is not None:
@@ -354,166 +358,15 @@ def pixel_functions(
         calls["pixel"] = scope.border.call(plain, [*images, *map(variable, ("row", "column"), window.outputs)])
     for suffix, lines in bodies.items():
         arguments = [parameter.name for parameter in scope.parameters()] + place
-        used = words(lines) - _defined(lines)
+        used = identifiers(lines) - defined(lines)
         calls[suffix] = f"{name}_{suffix}({', '.join(argument for argument in arguments if argument in used)});"
     loops = loops_over(calls)
     called = {suffix: lines for suffix, lines in bodies.items() if any(f"{name}_{suffix}(" in line for line in loops)}
-    scope.keep(words([line for lines in called.values() for line in lines]))
+    scope.keep(identifiers([line for lines in called.values() for line in lines]))
     text: list[str] = []
     for suffix, lines in called.items():
-        used = words(lines) - _defined(lines)
+        used = identifiers(lines) - defined(lines)
         inner = declarations([parameter for parameter in scope.parameters() if parameter.name in used])
         inner += [f"int32_t {variable}" for variable in place if variable in used]
         text += [f"/* {parts[suffix].comment} */", *function(f"static void {name}_{suffix}", inner, lines), ""]
     return [*text, *function(f"static void {name}", declarations(scope.parameters()), loops)]
-
-
-def _defined(lines: list[str]) -> set[str]:
-    return {line.split()[2] for line in lines if line.startswith("const int32_t ")}
-
-
-Pool = MaxPool2d | AveragePool2d | SumPool2d
-_NARROW = (*SHARING, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
-_UNROLLED = 5
-"""Taps taken in one turn of a loop over words, at most."""
-_MOST_BYTES = 256
-"""Bytes whose sum 16 bits hold, and 65536 times it, 256 times another and a third one 32 bits together."""
-
-
-@dataclass(frozen=True)
-class PoolNest(Nest):
-    """The nest of a pool."""
-
-    operator: Pool
-
-    @property
-    def largest(self) -> bool:
-        return isinstance(self.operator, MaxPool2d)
-
-    def value(self, text: str) -> Expression:
-        """The pool's value from what was collected."""
-        operator, kind, taps = self.operator, self.region.source_dtype, prod(self.window.kernel)
-        if isinstance(operator, MaxPool2d):
-            return Expression(text, "int32_t", kind.low, kind.high)
-        low, high = (bound - operator.input_zero_point for bound in (kind.low, kind.high))
-        if isinstance(operator, AveragePool2d):
-            centred = self.centred(text, operator.input_zero_point) if operator.input_zero_point else text
-            return Expression(f"divide_rounded({centred}, {'count' if self.counted else taps})", "int32_t", low, high)
-        if min(taps * low, 0) < -(1 << 31) or max(taps * high, 0) >= 1 << 31:
-            raise UnsupportedRegion(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
-        least, most = (min(taps * low, 0), max(taps * high, 0)) if self.counted else (taps * low, taps * high)
-        return Expression(self.centred(text, operator.input_zero_point), "int32_t", least, most)
-
-    @property
-    def counted(self) -> bool:
-        """Whether the code counts the taps inside the image."""
-        return self.scope.compact or self.window.any_padded
-
-    def centred(self, text: str, zero_point: int) -> str:
-        """A sum of raw elements less their zero points."""
-        if self.scope.compact:
-            return f"{text} - {times('count', self.number('input_zero_point', zero_point))}"
-        if zero_point and self.counted:
-            return f"{text} {'-' if zero_point > 0 else '+'} {product('count', abs(zero_point))}"
-        return total(text, -prod(self.window.kernel) * zero_point)
-
-    def taps(self, channel: str, steps: list[str]) -> list[str]:
-        """The loops over the window of some channels."""
-        window, (rows, columns) = self.window, self.window.kernel
-        if columns == window.size[COLUMN] and not window.any_padded:
-            each = channel_lanes(rows * columns, _UNROLLED) if self.by_words else 1
-            turn = [*steps, f"from += {window.channels};"] * each
-            return [self.pointer("top", "left", channel), *loop("tap", rows * columns, turn, step=each)]
-        left = total("left", self.first(COLUMN))
-        advance = [f"from += {window.channels};"] if columns > 1 else []
-        pointer = self.pointer(self.below(ROW, self.tap(ROW)), left, channel)
-        return self.rows([pointer, *self.columns([*steps, *advance])])
-
-    def one(self) -> list[str]:
-        """One pixel: some neighbouring channels in registers."""
-        channels, channel = self.window.channels, variable("channel", self.window.channels)
-        if self.by_words:
-            return self.four_to_a_word()
-        stem, start = ("best", self.region.source_dtype.low) if self.largest else ("sum", 0)
-        names = [f"{stem}_{lane}" for lane in range(channel_lanes(channels, 8))]
-        lines = [f"int32_t {name} = {start};" for name in names]
-        lines += [*self.taps(channel, self.collected(names)), *self.store("int32_t", names, self.value, channel)]
-        head = [*self.clamps(), self.place(channels), self.count()]
-        return [*head, *loop("channel", channels, lines, step=len(names))]
-
-    @property
-    def by_words(self) -> bool:
-        """Whether sums of four neighbouring channels are kept in two words, which hold up to _MOST_BYTES of each."""
-        few = prod(self.window.kernel) <= _MOST_BYTES and self.window.channels % 4 == 0
-        return few and not (self.largest or self.counted) and self.region.source_dtype in (DType.INT8, DType.UINT8)
-
-    def four_to_a_word(self) -> list[str]:
-        """One pixel from words w of four bytes: the sums of w & 0xFF00FF hold those of bytes 0 and 2, and the sums of
-        w >> 8, less 256 times that of byte 2, those of bytes 1 and 3. Bytes with a sign are taken with 128 added."""
-        channels, channel = self.window.channels, variable("channel", self.window.channels // 4)
-        count = channel_lanes(channels // 4, 2)
-        lines = [f"uint32_t {stem}_{word} = 0;" for word in range(count) for stem in ("even", "odd")]
-        lines.append(f"uint32_t words[{count}];")
-        signed, taps = self.region.source_dtype is DType.INT8, prod(self.window.kernel)
-        step = [f"__builtin_memcpy(words, __builtin_assume_aligned(from, 4), {4 * count});"]
-        for word in range(count):
-            step += [f"words[{word}] ^= 0x80808080u;"] if signed else []
-            step += [f"even_{word} += words[{word}] & 0xFF00FFu;", f"odd_{word} += words[{word}] >> 8;"]
-        lines += [*self.taps(channel, step)]
-        lines += [f"odd_{word} -= even_{word} >> 8 & 0xFFFF00u;" for word in range(count)]
-        cuts = ("(int32_t)({}_{} & 0xFFFFu)", "(int32_t)({}_{} >> 16)")
-        less = f"({{}} - {128 * taps})" if signed else "{}"
-        names = [
-            less.format(cut.format(stem, word)) for word in range(count) for cut in cuts for stem in ("even", "odd")
-        ]
-        lines += self.store("int32_t", names, self.value, channel)
-        head = [*self.clamps(), self.place(channels)]
-        return [*head, *loop("channel", channels, lines, step=4 * count)]
-
-    def collected(self, names: Sequence[str]) -> list[str]:
-        """The statements that take one element of each lane in."""
-        if self.largest:
-            taken = [self.taken(lane) for lane in range(len(names))]
-            return [f"{name} = {text} > {name} ? {text} : {name};" for name, text in zip(names, taken, strict=True)]
-        return [f"{name} += {self.taken(lane)};" for lane, name in enumerate(names)]
-
-    def write(self, name: str) -> list[str]:
-        parts = {"pixel": PixelFunction(ONE_PIXEL, self.one())}
-        return pixel_functions(name, self.scope, self.window, parts, lambda calls: pixel_loops(self.window, calls, 1))
-
-
-def pool_nest(region: RegionParts, scope: KernelScope, operator: Pool) -> PoolNest:
-    """The nest of a region's pool; raises Unsupported where its sums may be too large."""
-    if region.pad is not None:
-        raise UnsupportedRegion("a Pad before a pool is not fused; the pool's own padding is.")
-    kind = region.require((*_NARROW, DType.INT32) if isinstance(operator, MaxPool2d) else _NARROW)
-    taps = prod(operator.kernel)
-    if taps * max(-kind.low, kind.high) >= 1 << 31 and not isinstance(operator, MaxPool2d):
-        raise UnsupportedRegion(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
-    window = window_of(region, operator.kernel, operator.stride, own=operator.padding)
-    return PoolNest(region, scope, window, operator)
-
-
-@kernel(MaxPool2d, AveragePool2d, SumPool2d, windowed=True, packed=True)
-def _pooling(region: RegionParts, scope: KernelScope, operator: Pool) -> KernelWriter:
-    nest = pool_nest(region, scope, operator)
-    return KernelWriter(nest.write, lambda: nest.finish(nest.value("sum"), "0"))
-
-
-@kernel(MaxPool2d, AveragePool2d, table=FLOAT_FAMILIES)
-def _float_pooling(region: RegionParts, scope: KernelScope, operator: MaxPool2d | AveragePool2d) -> KernelWriter:
-    region.without_pad()
-    nest = Nest(region, scope, window_of(region, operator.kernel, operator.stride, own=operator.padding))
-    largest = isinstance(operator, MaxPool2d)
-
-    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        image = scope.input(region.source(), "input")
-        source = nest.input_index(nest.below(ROW, nest.tap(ROW)), nest.below(COLUMN, nest.tap(COLUMN)), places[3])
-        step = f"best = larger({image}[{source}], best);" if largest else f"sum += {image}[{source}];"
-        lines = nest.rows(nest.columns([step]))
-        if largest:
-            return [*nest.clamps(), "float best = -__builtin_inff();", *lines], Expression("best", "float")
-        head = [*nest.clamps(), nest.count(), "float sum = 0.0f;"]
-        return [*head, *lines], Expression("sum / (float)count", "float")
-
-    return write_elements(region, scope, element, PIXEL)

@@ -63,13 +63,12 @@ def core_word(cores: Sequence[Core]) -> float:
 def _product(core: Core) -> float:
     """One core's: by the widest of its own instructions that adds products, one cycle each, or its basic ones. What is
     all taps of a block is a loop of those instructions and no instruction."""
-    from dovetail.kernels.scheduled.knobs import block_of, is_product
-    from dovetail.kernels.scheduled.write import extents
+    from dovetail.kernels.scheduled.knobs import block_of, extents, is_product
     from dovetail.sim.architecture import architecture_of, core_costs
 
     basic = architecture_of(core.isa).product(core_costs(core.isa, core.costs, core.isa))
     single = [one for one in core.instructions if is_product(one) and block_of(one) is None]
-    widths = [group * taps for group, taps in (extents(one.meaning) for one in single)]
+    widths = [group * taps for group, taps in (extents(one) for one in single)]
     return float(min([basic, *(1 / width for width in widths)]))
 
 

@@ -139,6 +139,38 @@ UNARY_FUNCTIONS: dict[UnaryKind, Callable[[Array, float], Array]] = {
     UnaryKind.HARD_SHRINK: lambda x, alpha: np.where(np.abs(x) > alpha, x, 0.0),
 }
 """Each function on float64 arrays, with the operator's alpha."""
+UNARY_C: dict[UnaryKind, str] = {
+    UnaryKind.SIGMOID: "logistic({x})",
+    UnaryKind.TANH: "hyperbolic_tangent({x})",
+    UnaryKind.HARD_SIGMOID: "smaller(larger({x} / 6.0f + 0.5f, 0.0f), 1.0f)",
+    UnaryKind.HARD_SWISH: "{x} * smaller(larger({x} / 6.0f + 0.5f, 0.0f), 1.0f)",
+    UnaryKind.LEAKY_RELU: "{x} >= 0.0f ? {x} : {alpha} * {x}",
+    UnaryKind.ELU: "{x} >= 0.0f ? {x} : {alpha} * exponential_less_one({x})",
+    UnaryKind.GELU: "{x} * gaussian_share({x})",
+    UnaryKind.GELU_TANH: (
+        "0.5f * {x} * (1.0f + hyperbolic_tangent(0.797884561f * ({x} + 0.044715f * {x} * {x} * {x})))"
+    ),
+    UnaryKind.NEGATIVE: "-{x}",
+    UnaryKind.ABSOLUTE: "absolute({x})",
+    UnaryKind.SIGN: "sign_of({x})",
+    UnaryKind.FLOOR: "floor_of({x})",
+    UnaryKind.CEILING: "ceiling_of({x})",
+    UnaryKind.ROUND: "nearest({x})",
+    UnaryKind.RECIPROCAL: "1.0f / {x}",
+    UnaryKind.SQUARE_ROOT: "square_root({x})",
+    UnaryKind.EXPONENTIAL: "exponential({x})",
+    UnaryKind.LOGARITHM: "logarithm({x})",
+    UnaryKind.ERROR_FUNCTION: "error_function({x})",
+    UnaryKind.SOFTPLUS: "soft_plus({x})",
+    UnaryKind.SOFTSIGN: "{x} / (1.0f + absolute({x}))",
+    UnaryKind.SINE: "sine({x})",
+    UnaryKind.COSINE: "cosine({x})",
+    UnaryKind.SQUARE: "{x} * {x}",
+    UnaryKind.RECIPROCAL_ROOT: "1.0f / square_root({x})",
+    UnaryKind.THRESHOLDED_RELU: "{x} > {alpha} ? {x} : 0.0f",
+    UnaryKind.HARD_SHRINK: "absolute({x}) > {alpha} ? {x} : 0.0f",
+}
+"""C of each function of a float `x`, an identifier, with the functions of dovetail/kernels/runtime/floats.c."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +180,10 @@ class Unary(Pointwise):
     kind: UnaryKind
     alpha: float = 0.0
     """Slope of LEAKY_RELU, scale of ELU, threshold of THRESHOLDED_RELU and HARD_SHRINK; unused by the others."""
+
+    @property
+    def c_template(self) -> str:
+        return UNARY_C[self.kind]
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         require(inputs[0].dtype is DType.FLOAT32, f"expects float32, got {inputs[0]}")

@@ -12,6 +12,7 @@ ONNX and its traits stand in one class, so adding an operator touches one place.
 | `is_rowwise` | each row along the last axis is computed by itself, as a whole |
 | `weight_axis` | of a layer with weights: along which of their axes the output channels run |
 | `slope_of(constants)` | by how much the result grows with its operands, where rounding aside it is a line |
+| `c_template` | of a pointwise operator of floats: its C |
 | `limited_to` | the least and the greatest value that it limits integers to |
 | `window(types)` | the `Window` of a convolution, a pool or im2col: kernel, stride, dilation, padding |
 | `crop(box, types)` | the box of each operand read for a box of the result; `dovetail.ir.crop.parts` follows it |
@@ -165,6 +166,12 @@ class Operator:
     weight_axis: ClassVar[int | None] = None
     """For a layer, whose second operand is its weights and whose third, if there is one, a bias of one element per
     output channel: the axis of the weights that output channels run along. None for every other operator."""
+
+    @property
+    def c_template(self) -> str:
+        """C of a float element for kernels of the core, with `{x}`, `{y}` and `{z}` for identifiers of the operands'
+        elements and the names of the operator's floats; empty where a kernel writes it."""
+        return ""
 
     @property
     def limited_to(self) -> tuple[int, int] | None:

@@ -45,6 +45,10 @@ class Linear(Operator):
         """The input's and the weights'."""
         return self.input_zero_point, self.weight_zero_point
 
+    def as_convolution(self, weights: Array) -> Array:
+        """The weights as those of a convolution, [outputs, rows, columns, depth]; of depth 1 where `is_channelwise`."""
+        return weights
+
     def with_zero_points(self, x: int, weights: int = 0) -> Self:
         """The same layer with other zero points."""
         changed: Any = self
@@ -145,6 +149,9 @@ class DepthwiseConv2d(Convolution):
     weight_axis = 3
     is_channelwise = True
 
+    def as_convolution(self, weights: Array) -> Array:
+        return weights.transpose(3, 1, 2, 0)
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         x, w, *bias = inputs
         require(
@@ -190,6 +197,9 @@ class FullyConnected(Linear):
 
     input_zero_point: int = 0
     weight_zero_point: int = 0
+
+    def as_convolution(self, weights: Array) -> Array:
+        return weights[:, None, None, :]
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         x, w, *bias = inputs

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
 
 
+class ReduceKind(enum.Enum):
+    """How elements become one."""
+
+    SUM = "ReduceSum"
+    MEAN = "ReduceMean"
+    PRODUCT = "ReduceProd"
+    MAXIMUM = "ReduceMax"
+    MINIMUM = "ReduceMin"
+
+
 @dataclass(frozen=True)
 class Pool2d(Operator):
     """What the pools share. Operand: x NHWC; result [N, OH, OW, C].
@@ -26,11 +36,18 @@ class Pool2d(Operator):
     holds a real element.
     """
 
+    kind: ClassVar[ReduceKind]
+    """How the elements of a window become one."""
     kernel: tuple[int, int]
     """Rows and columns of the window."""
     stride: tuple[int, int]
     """Rows and columns from one window to the next."""
     padding: Padding2d = ((0, 0), (0, 0))
+
+    @property
+    def zero_point(self) -> int:
+        """The number taken off every integer."""
+        return 0
 
     def window(self, inputs: Sequence[TensorType]) -> SlidingWindow:
         return SlidingWindow(self.kernel, self.stride, padding=self.padding)
@@ -93,6 +110,8 @@ class Pool2d(Operator):
 class MaxPool2d(Pool2d):
     """The largest element of each window, in the operand's type."""
 
+    kind = ReduceKind.MAXIMUM
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         return self._result(inputs[0], inputs[0].dtype)
 
@@ -119,11 +138,16 @@ class AveragePool2d(Pool2d):
     int32; with 0 this is the average of values that keep their scale and zero point (TFLite Micro's integer pool).
     """
 
+    kind = ReduceKind.MEAN
     scaled_sum: bool = False
     """For the quantize stage: the integer form must be a sum and one scaling, as TFLite's MEAN is, also where input
     and result are quantised alike. No meaning of its own."""
     input_zero_point: int = 0
     """Taken off every integer."""
+
+    @property
+    def zero_point(self) -> int:
+        return self.input_zero_point
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         real = inputs[0].dtype is DType.FLOAT32
@@ -156,7 +180,12 @@ class AveragePool2d(Pool2d):
 class SumPool2d(Pool2d):
     """The sum of (x - input_zero_point) over each window, as int32; padding adds 0. Integer operands only."""
 
+    kind = ReduceKind.SUM
     input_zero_point: int = 0
+
+    @property
+    def zero_point(self) -> int:
+        return self.input_zero_point
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         require(inputs[0].dtype.is_integer, f"expects integers, got {inputs[0]}")
@@ -169,16 +198,6 @@ class SumPool2d(Pool2d):
         wide = body.cast(inputs[0], DType.INT64)
         centred = body.add("Sub", [wide, body.scalar(self.input_zero_point, DType.INT64)])
         return body.cast(self._onnx_total(body, centred, self.infer(types)), DType.INT32)
-
-
-class ReduceKind(enum.Enum):
-    """How elements become one."""
-
-    SUM = "ReduceSum"
-    MEAN = "ReduceMean"
-    PRODUCT = "ReduceProd"
-    MAXIMUM = "ReduceMax"
-    MINIMUM = "ReduceMin"
 
 
 _REDUCTIONS: dict[ReduceKind, Callable[..., Array]] = {

@@ -1,3 +1,4 @@
+//@ leading_zeros
 /* Zero bits before the first one of a value that is not 0. */
 static inline int32_t leading_zeros(uint32_t value)
 {
@@ -8,6 +9,7 @@ static inline int32_t leading_zeros(uint32_t value)
     return count;
 }
 
+//@ divide_fixed: wrap_shift multiply_high round_shift softmax_reciprocal leading_zeros
 /* left / right * multiplier * 2^(shift - 31) of 9-bit integers, rounded as TFLite does; 0 as divisor counts as 1. */
 static inline int32_t divide_fixed(int32_t left, int32_t right, int32_t multiplier, int32_t shift)
 {
@@ -23,6 +25,7 @@ static inline int32_t divide_fixed(int32_t left, int32_t right, int32_t multipli
     return round_shift(multiply_high(quotient, multiplier), limited);
 }
 
+//@ fixed_logarithm: multiply_high round_shift double_saturating softmax_reciprocal leading_zeros
 /* log(value) in Q5.26 of a Q12.19 that is at least 1: a quotient of polynomials around the nearest power of two. */
 static inline int32_t fixed_logarithm(int32_t value)
 {
@@ -45,6 +48,7 @@ static inline int32_t fixed_logarithm(int32_t value)
     return double_saturating(power + multiply_high(round_shift(numerator, 6), inverse));
 }
 
+//@ inverse_root: multiply_high round_shift leading_zeros
 /* 1 / sqrt(value) as a Q0.31 factor and a power of two: Newton's iteration in Q3.28. */
 static inline int32_t inverse_root(int32_t value, int32_t *shift)
 {
@@ -65,6 +69,7 @@ static inline int32_t inverse_root(int32_t value, int32_t *shift)
     return multiply_high(root, 1518500250) << (power < 0 ? -power : 0);
 }
 
+//@ between_16
 /* A function of an int16 value, between the points of a table of 513. */
 static inline int32_t between_16(const int16_t *table, int32_t value)
 {
@@ -72,6 +77,7 @@ static inline int32_t between_16(const int16_t *table, int32_t value)
     return table[place] + (((table[place + 1] - table[place]) * (value & 127) + 64) >> 7);
 }
 
+//@ sigmoid_16
 /* The sigmoid of `value` / 12288 in Q0.15, between the points of a table of 257. */
 static inline int32_t sigmoid_16(int32_t value, const uint16_t *table)
 {
@@ -84,6 +90,7 @@ static inline int32_t sigmoid_16(int32_t value, const uint16_t *table)
     return (int32_t)((value < 0 ? 0x2000000u - result + 511u : result + 512u) >> 10);
 }
 
+//@ tangent_16
 /* The hyperbolic tangent of `value` / 12288 in Q0.15, between the points of a table of 257. */
 static inline int32_t tangent_16(int32_t value, const uint16_t *table)
 {
@@ -97,6 +104,7 @@ static inline int32_t tangent_16(int32_t value, const uint16_t *table)
     return (value < 0 ? 127 - centred : centred + 128) >> 8;
 }
 
+//@ converted
 /* The float rounded towards zero and limited to [low, high], which are floats themselves; 0 for NaN. */
 static inline int32_t converted(float value, float low, float high)
 {
@@ -109,6 +117,7 @@ static inline int32_t converted(float value, float low, float high)
     return value <= low ? (int32_t)low : (int32_t)value;
 }
 
+//@ converted_wide
 /* The float rounded towards zero and limited to [low, high], which are floats themselves; 0 for NaN. */
 static inline int64_t converted_wide(float value, float low, float high)
 {

@@ -1,3 +1,4 @@
+//@ as_float
 /* The float with these bits. */
 static inline float as_float(uint32_t bits)
 {
@@ -6,6 +7,7 @@ static inline float as_float(uint32_t bits)
     return value;
 }
 
+//@ as_bits
 /* The bits of a float. */
 static inline uint32_t as_bits(float value)
 {
@@ -14,30 +16,35 @@ static inline uint32_t as_bits(float value)
     return bits;
 }
 
+//@ absolute: as_float as_bits
 /* The value without its sign. */
 static inline float absolute(float value)
 {
     return as_float(as_bits(value) & 0x7FFFFFFFu);
 }
 
+//@ larger
 /* The larger of two; NaN if one is. */
 static inline float larger(float left, float right)
 {
     return left > right || left != left ? left : right;
 }
 
+//@ smaller
 /* The smaller of two; NaN if one is. */
 static inline float smaller(float left, float right)
 {
     return left < right || left != left ? left : right;
 }
 
+//@ sign_of
 /* -1, 0 or 1; NaN of NaN. */
 static inline float sign_of(float value)
 {
     return value > 0.0f ? 1.0f : (value < 0.0f ? -1.0f : value);
 }
 
+//@ nearest: absolute
 /* The nearest integer, halves to even: from 2^23 on there are no fractions, so adding it rounds. */
 static inline float nearest(float value)
 {
@@ -49,6 +56,7 @@ static inline float nearest(float value)
     return value < 0.0f ? -rounded : rounded;
 }
 
+//@ floor_of: nearest
 /* The largest integer that is not above the value. */
 static inline float floor_of(float value)
 {
@@ -56,6 +64,7 @@ static inline float floor_of(float value)
     return rounded > value ? rounded - 1.0f : rounded;
 }
 
+//@ ceiling_of: nearest
 /* The smallest integer that is not below the value. */
 static inline float ceiling_of(float value)
 {
@@ -63,6 +72,7 @@ static inline float ceiling_of(float value)
     return rounded < value ? rounded + 1.0f : rounded;
 }
 
+//@ exponential: as_float
 /* exp(value), within 2 units in the last place. */
 static inline float exponential(float value)
 {
@@ -86,6 +96,7 @@ static inline float exponential(float value)
     return series * as_float((uint32_t)(half + 127) << 23) * as_float((uint32_t)(power - half + 127) << 23);
 }
 
+//@ exponential_less_one: absolute exponential
 /* exp(value) - 1, within 4 units in the last place. */
 static inline float exponential_less_one(float value)
 {
@@ -102,6 +113,7 @@ static inline float exponential_less_one(float value)
     return exponential(value) - 1.0f;
 }
 
+//@ logarithm: as_float as_bits
 /* The natural logarithm, within 2 units in the last place. */
 static inline float logarithm(float value)
 {
@@ -127,6 +139,7 @@ static inline float logarithm(float value)
     return power * 0.693359375f + (series - power * 2.12194440e-4f);
 }
 
+//@ logarithm_above_one
 /* log(1 + value) for a value in [0, 1], within 2 units in the last place. */
 static inline float logarithm_above_one(float value)
 {
@@ -143,6 +156,7 @@ static inline float logarithm_above_one(float value)
     return series * square * ratio + 2.0f * ratio;
 }
 
+//@ square_root: as_float as_bits
 /* The square root, within 1 unit in the last place: an estimate from the halved exponent, and Newton's iteration. */
 static inline float square_root(float value)
 {
@@ -161,6 +175,7 @@ static inline float square_root(float value)
     return subnormal ? root * 2.44140625e-4f : root;
 }
 
+//@ hyperbolic_tangent: absolute exponential_less_one
 /* tanh(value), within 3 units in the last place. */
 static inline float hyperbolic_tangent(float value)
 {
@@ -173,6 +188,7 @@ static inline float hyperbolic_tangent(float value)
     return value < 0.0f ? -result : result;
 }
 
+//@ logistic: absolute exponential
 /* 1 / (1 + exp(-value)), within 3 units in the last place. */
 static inline float logistic(float value)
 {
@@ -180,12 +196,14 @@ static inline float logistic(float value)
     return (value >= 0.0f ? 1.0f : small) / (1.0f + small);
 }
 
+//@ soft_plus: absolute larger exponential logarithm_above_one
 /* log(1 + exp(value)), within 3 units in the last place. */
 static inline float soft_plus(float value)
 {
     return larger(value, 0.0f) + logarithm_above_one(exponential(-absolute(value)));
 }
 
+//@ error_series
 /* erf(value) for a value in [-1, 1]. */
 static inline float error_series(float value)
 {
@@ -203,6 +221,7 @@ static inline float error_series(float value)
     return series * value;
 }
 
+//@ error_tail: exponential
 /* 1 - erf(value) for a value of at least 1; its relative error grows with the square of the value. */
 static inline float error_tail(float value)
 {
@@ -218,6 +237,7 @@ static inline float error_tail(float value)
     return place * exponential(series - value * value);
 }
 
+//@ error_function: absolute error_series error_tail
 /* erf(value), within 3 units in the last place. */
 static inline float error_function(float value)
 {
@@ -229,6 +249,7 @@ static inline float error_function(float value)
     return value < 0.0f ? -result : (value != value ? value : result);
 }
 
+//@ gaussian_share: absolute error_series error_tail
 /* (1 + erf(value / sqrt(2))) / 2, within 2^-16 of its size where it is above 2^-100. */
 static inline float gaussian_share(float value)
 {
@@ -240,6 +261,7 @@ static inline float gaussian_share(float value)
     return value < 0.0f ? tail : (value != value ? value : 1.0f - tail);
 }
 
+//@ turned: absolute nearest
 /* The sine of value + quarter * pi / 2. Whole quarters of a turn are taken off in three parts, whose first two have
    few enough bits that their multiples are exact. */
 static inline float turned(float value, int32_t quarter)
@@ -266,18 +288,21 @@ static inline float turned(float value, int32_t quarter)
     return place & 2 ? -result : result;
 }
 
+//@ sine: turned
 /* The sine, within 2^-22 of it where the operand is below 8192; 0 from a million on. */
 static inline float sine(float value)
 {
     return turned(value, 0);
 }
 
+//@ cosine: turned
 /* The cosine, within 2^-22 of it where the operand is below 8192; 0 from a million on. */
 static inline float cosine(float value)
 {
     return turned(value, 1);
 }
 
+//@ power: absolute nearest exponential logarithm
 /* base to the power of exponent: by multiplication where that is a small integer, else by logarithms. */
 static inline float power(float base, float exponent)
 {
@@ -301,6 +326,7 @@ static inline float power(float base, float exponent)
     return absolute(whole) < 16777216.0f && ((int32_t)whole & 1) ? -size : size;
 }
 
+//@ modulo: absolute floor_of
 /* What is left of `left` after whole multiples of `right`, with the sign of `right`. */
 static inline float modulo(float left, float right)
 {

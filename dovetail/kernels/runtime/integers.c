@@ -1,9 +1,11 @@
+//@ in_order
 /* Loads after this stay after it: without it compilers load far ahead and run out of registers. */
 static inline void in_order(void)
 {
     __asm__ volatile("" ::: "memory");
 }
 
+//@ held
 /* The value, finished here: without it compilers put the work off to where the value is used, and spill. */
 static inline int32_t held(int32_t value)
 {
@@ -11,6 +13,7 @@ static inline int32_t held(int32_t value)
     return value;
 }
 
+//@ clip
 /* The value limited to [low, high]; most values are inside, which one comparison modulo 2^32 finds. */
 static inline int32_t clip(int32_t value, int32_t low, int32_t high)
 {
@@ -20,6 +23,7 @@ static inline int32_t clip(int32_t value, int32_t low, int32_t high)
     return value;
 }
 
+//@ halved
 /* value / 2, rounded to nearest (halves up), plus zero_point: one addition before the shift where SSAT, which shifts
    too, comes after it; elsewhere the addition behind it goes into the limits of `clip`. */
 static inline int32_t halved(int32_t value, int32_t zero_point)
@@ -31,6 +35,7 @@ static inline int32_t halved(int32_t value, int32_t zero_point)
 #endif
 }
 
+//@ saturate: clip
 /* The value limited to int8. */
 static inline int32_t saturate(int32_t value)
 {
@@ -41,6 +46,7 @@ static inline int32_t saturate(int32_t value)
 #endif
 }
 
+//@ bytes_of_halves: clip
 /* The halves of a register limited to uint8. */
 static inline uint32_t bytes_of_halves(uint32_t halves)
 {
@@ -54,6 +60,7 @@ static inline uint32_t bytes_of_halves(uint32_t halves)
 #endif
 }
 
+//@ line_of
 /* ((sum * 2^raise + addition) * factor) / 2^32, rounded down; plus `gain` where that is not below zero. */
 static inline int32_t line_of(int32_t sum, int32_t raise, int32_t addition, int32_t factor, int32_t gain)
 {
@@ -61,6 +68,7 @@ static inline int32_t line_of(int32_t sum, int32_t raise, int32_t addition, int3
     return (int32_t)(((int64_t)raised * factor) >> 32) + (gain & ~(raised >> 31));
 }
 
+//@ four_bytes: bytes_of_halves
 /* Four numbers in Q16.16, rounded down and limited to int8, as the bytes of a word. `centre` is added to both halves. */
 static inline uint32_t four_bytes(int32_t first, int32_t second, int32_t third, int32_t fourth, uint32_t centre)
 {
@@ -78,6 +86,7 @@ static inline uint32_t four_bytes(int32_t first, int32_t second, int32_t third, 
     return (bytes_of_halves(even) | (bytes_of_halves(odd) << 8)) ^ 0x80808080u;
 }
 
+//@ narrow_sums: line_of four_bytes
 /* Sums of so many pixels to int8, by `line_of` and 128 less; four channels at a time, whose `size` numbers are four
    additions and four factors (and, with 12, four gains). `centre` is what both halves gain before they are limited. */
 static inline void narrow_sums(int8_t *to, const int32_t *from, int32_t pixels, int32_t channels, const int32_t *numbers,
@@ -112,6 +121,7 @@ static inline void narrow_sums(int8_t *to, const int32_t *from, int32_t pixels, 
     }
 }
 
+//@ add_bytes: saturate
 /* (left * first + right * second + offset) / 2^21, rounded down and limited to int8, of so many pairs. */
 static inline void add_bytes(int8_t *to, const int8_t *left, const int8_t *right, int32_t count, int32_t first,
                              int32_t second, int32_t offset)
@@ -121,6 +131,7 @@ static inline void add_bytes(int8_t *to, const int8_t *left, const int8_t *right
     }
 }
 
+//@ add_by_table
 /* limited[(left * first + right * second + offset) / 2^shift], rounded down, of so many pairs. Written out, as a sum
    takes few instructions; loads before the stores, which may be to where an operand is. */
 static inline void add_by_table(int8_t *to, const int8_t *left, const int8_t *right, int32_t count, int32_t first,
@@ -147,6 +158,7 @@ static inline void add_by_table(int8_t *to, const int8_t *left, const int8_t *ri
     }
 }
 
+//@ quantize_bytes: held
 /* So many floats to 8 bits: a word for each value of a float's bits less `rest` of them, found by where those of its sign
    and exponent start. A word holds the value, less what bits are known, and what makes the others carry into it from a
    step on; those of negative floats are turned round, as they fall with the mantissa. */
@@ -177,6 +189,7 @@ static inline void quantize_bytes(uint8_t *to, const float *from, int32_t count,
     }
 }
 
+//@ add_low_low
 /* sum + the lower 16 bits of left * the lower of right, signed. */
 static inline int32_t add_low_low(int32_t sum, uint32_t left, uint32_t right)
 {
@@ -188,6 +201,7 @@ static inline int32_t add_low_low(int32_t sum, uint32_t left, uint32_t right)
 #endif
 }
 
+//@ add_low_high
 /* sum + the lower 16 bits of left * the upper of right, signed. */
 static inline int32_t add_low_high(int32_t sum, uint32_t left, uint32_t right)
 {
@@ -199,6 +213,7 @@ static inline int32_t add_low_high(int32_t sum, uint32_t left, uint32_t right)
 #endif
 }
 
+//@ add_high_low
 /* sum + the upper 16 bits of left * the lower of right, signed. */
 static inline int32_t add_high_low(int32_t sum, uint32_t left, uint32_t right)
 {
@@ -210,6 +225,7 @@ static inline int32_t add_high_low(int32_t sum, uint32_t left, uint32_t right)
 #endif
 }
 
+//@ add_high_high
 /* sum + the upper 16 bits of left * the upper of right, signed. */
 static inline int32_t add_high_high(int32_t sum, uint32_t left, uint32_t right)
 {
@@ -221,18 +237,21 @@ static inline int32_t add_high_high(int32_t sum, uint32_t left, uint32_t right)
 #endif
 }
 
+//@ lower_halves
 /* The lower 16 bits of both, those of the first below. */
 static inline uint32_t lower_halves(uint32_t first, uint32_t second)
 {
     return (first & 0xFFFFu) | second << 16;
 }
 
+//@ upper_halves
 /* The upper 16 bits of both, those of the first below. */
 static inline uint32_t upper_halves(uint32_t first, uint32_t second)
 {
     return first >> 16 | (second & 0xFFFF0000u);
 }
 
+//@ clip_wide
 /* The 64-bit value limited to [low, high]. */
 static inline int32_t clip_wide(int64_t value, int32_t low, int32_t high)
 {
@@ -240,30 +259,35 @@ static inline int32_t clip_wide(int64_t value, int32_t low, int32_t high)
     return (int32_t)(raised > high ? high : raised);
 }
 
+//@ multiply_add
 /* sum + left * right, which fits: for cores with an instruction for it. */
 static inline int32_t multiply_add(int32_t sum, int32_t left, int32_t right)
 {
     return sum + left * right;
 }
 
+//@ wrap_add
 /* The sum modulo 2^32. */
 static inline int32_t wrap_add(int32_t left, int32_t right)
 {
     return (int32_t)((uint32_t)left + (uint32_t)right);
 }
 
+//@ wrap_shift
 /* value * 2^bits modulo 2^32. */
 static inline int32_t wrap_shift(int32_t value, int32_t bits)
 {
     return (int32_t)((uint32_t)value << bits);
 }
 
+//@ multiply_high
 /* left * right / 2^31, rounded to nearest (halves up); not both are -2^31. */
 static inline int32_t multiply_high(int32_t left, int32_t right)
 {
     return (int32_t)(((int64_t)left * right + 0x40000000) >> 31);
 }
 
+//@ round_shift
 /* value / 2^right, rounded to nearest, halves away from zero. */
 static inline int32_t round_shift(int32_t value, int32_t right)
 {
@@ -272,12 +296,14 @@ static inline int32_t round_shift(int32_t value, int32_t right)
     return (value >> right) + ((value & mask) > threshold);
 }
 
+//@ round_up_shift
 /* value / 2^right, rounded to nearest, halves up; value + 2^(right - 1) must fit, right be at least 1. */
 static inline uint32_t round_up_shift(uint32_t value, int32_t right)
 {
     return (value + (1u << (right - 1))) >> right;
 }
 
+//@ requantize_double: halved multiply_upper
 /* value * multiplier * 2^(-33 - shift), rounded twice as gemmlowp does: the product to its upper word, then the
    shift by 1 + shift with halves away from zero; plus zero_point. */
 static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
@@ -286,6 +312,7 @@ static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int3
     return halved((high + (high >> 31)) >> shift, zero_point);
 }
 
+//@ requantize_rectified: halved multiply_upper
 /* As requantize_double for a value of at least 0, of which both roundings are upwards; zero_point or less for one below.
    Twice the value must fit. */
 static inline int32_t requantize_rectified(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
@@ -297,6 +324,7 @@ static inline int32_t requantize_rectified(int32_t value, uint32_t multiplier, i
 #endif
 }
 
+//@ multiply_upper
 /* value * multiplier * 2^-32, rounded once (halves up), for a multiplier of at least 2^31. Arm's SMMLAR takes it as
    multiplier - 2^32 and adds the value: (2^32 * value + value * (multiplier - 2^32) + 2^31) / 2^32. */
 static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
@@ -311,6 +339,7 @@ static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
 #endif
 }
 
+//@ multiply_add_upper
 /* The upper 32 of the 64 bits of left * right, plus addend. */
 static inline int32_t multiply_add_upper(int32_t left, int32_t right, int32_t addend)
 {
@@ -323,6 +352,7 @@ static inline int32_t multiply_add_upper(int32_t left, int32_t right, int32_t ad
 #endif
 }
 
+//@ requantize_near: multiply_upper
 /* value * multiplier * 2^(-32 - shift), rounded twice as gemmlowp does, for a shift of at least 1 and values with
    |value| + 2^(shift - 1) below 2^31: for cores that add, round and shift at once. */
 static inline int32_t requantize_near(int32_t value, uint32_t multiplier, int32_t shift)
@@ -331,6 +361,7 @@ static inline int32_t requantize_near(int32_t value, uint32_t multiplier, int32_
     return (high + (high >> 31) + (1 << (shift - 1))) >> shift;
 }
 
+//@ requantize_double_any: wrap_shift multiply_high
 /* value * multiplier * 2^(shift - 31), rounded twice as gemmlowp does; a positive shift comes first. */
 static inline int32_t requantize_double_any(int32_t value, int32_t multiplier, int32_t shift)
 {
@@ -338,6 +369,7 @@ static inline int32_t requantize_double_any(int32_t value, int32_t multiplier, i
     return shift < 0 ? (((high + (high >> 31)) >> (-1 - shift)) + 1) >> 1 : high;
 }
 
+//@ requantize_double_any_shift: wrap_shift multiply_upper
 /* value * multiplier * 2^(shift - 32), rounded twice as gemmlowp does; a positive shift comes first. */
 static inline int32_t requantize_double_any_shift(int32_t value, uint32_t multiplier, int32_t shift)
 {
@@ -345,6 +377,7 @@ static inline int32_t requantize_double_any_shift(int32_t value, uint32_t multip
     return shift < 0 ? (((high + (high >> 31)) >> (-1 - shift)) + 1) >> 1 : high;
 }
 
+//@ requantize_single: halved
 /* value * multiplier * 2^(-33 - shift), rounded once (halves up); plus zero_point. */
 static inline int32_t requantize_single(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
 {
@@ -352,6 +385,7 @@ static inline int32_t requantize_single(int32_t value, uint32_t multiplier, int3
     return halved((int32_t)(product >> 32) >> shift, zero_point);
 }
 
+//@ requantize_single_any
 /* value * multiplier * 2^(shift - 31), rounded once (halves up). */
 static inline int32_t requantize_single_any(int32_t value, int32_t multiplier, int32_t shift)
 {
@@ -359,42 +393,49 @@ static inline int32_t requantize_single_any(int32_t value, int32_t multiplier, i
     return (int32_t)(((int64_t)value * multiplier + ((int64_t)1 << (right - 1))) >> right);
 }
 
+//@ requantize_down
 /* value * multiplier * 2^-right, rounded down. */
 static inline int32_t requantize_down(int32_t value, int32_t multiplier, int32_t right)
 {
     return (int32_t)(((int64_t)value * multiplier) >> right);
 }
 
+//@ requantize_float32: round_even
 /* value * scale in float32, rounded to the nearest integer (halves to even), within 2^20 of 0. */
 static inline int32_t requantize_float32(int32_t value, float scale)
 {
     return round_even((float)value * scale, -1048576, 1048576);
 }
 
+//@ requantize_wide
 /* value * multiplier * 2^-right for a value of 48 bits and a multiplier of 16, rounded once (halves up). */
 static inline int32_t requantize_wide(int64_t value, int32_t multiplier, int32_t right)
 {
     return (int32_t)((value * multiplier + ((int64_t)1 << (right - 1))) >> right);
 }
 
+//@ first_tap
 /* The first kernel tap inside the image, for a window that begins at `start` (negative: before the image). */
 static inline int32_t first_tap(int32_t start, int32_t dilation)
 {
     return start < 0 ? (dilation - 1 - start) / dilation : 0;
 }
 
+//@ end_tap
 /* One past the last kernel tap inside an image of `size`, for a window of `taps` that begins at `start`. */
 static inline int32_t end_tap(int32_t start, int32_t dilation, int32_t taps, int32_t size)
 {
     return start + (taps - 1) * dilation >= size ? (size - start + dilation - 1) / dilation : taps;
 }
 
+//@ divide_rounded
 /* sum / count, rounded to nearest, halves away from zero. */
 static inline int32_t divide_rounded(int32_t sum, int32_t count)
 {
     return sum < 0 ? -((count / 2 - sum) / count) : (sum + count / 2) / count;
 }
 
+//@ double_saturating
 /* value * 2, limited to 32 bits. */
 static inline int32_t double_saturating(int32_t value)
 {
@@ -402,6 +443,7 @@ static inline int32_t double_saturating(int32_t value)
     return limited * 2 + (value > 0x3FFFFFFF);
 }
 
+//@ softmax_reciprocal: multiply_high double_saturating
 /* 1 / sum as a Q0.31 factor, for a positive sum raised to [2^31, 2^32): Newton's division in Q2.29. */
 static inline int32_t softmax_reciprocal(uint32_t raised)
 {
@@ -414,6 +456,7 @@ static inline int32_t softmax_reciprocal(uint32_t raised)
     return double_saturating(estimate);
 }
 
+//@ round_even
 /* The nearest integer, halves to even, after limiting to [low, high] with both within 2^22: adding 1.5 * 2^23
    leaves no room for a fraction, so the addition itself rounds. */
 static inline int32_t round_even(float value, int32_t low, int32_t high)
@@ -424,6 +467,7 @@ static inline int32_t round_even(float value, int32_t low, int32_t high)
     return (int32_t)(shifted - 12582912.0f);
 }
 
+//@ divide_integers
 /* left / right rounded towards zero, modulo 2^64; 0 where the divisor is 0. */
 static inline int64_t divide_integers(int64_t left, int64_t right)
 {
@@ -433,6 +477,7 @@ static inline int64_t divide_integers(int64_t left, int64_t right)
     return right == 0 ? 0 : left / right;
 }
 
+//@ power_of_integers
 /* base to the power of exponent modulo 2^64; rounded towards zero where that is negative, 0 where base is 0 then. */
 static inline int64_t power_of_integers(int64_t base, int64_t exponent)
 {
@@ -448,6 +493,7 @@ static inline int64_t power_of_integers(int64_t base, int64_t exponent)
     return (int64_t)result;
 }
 
+//@ modulo_of_integers
 /* What is left of `left` after whole multiples of `right`, with the sign of `right`; 0 where that is 0. */
 static inline int64_t modulo_of_integers(int64_t left, int64_t right)
 {
@@ -455,6 +501,7 @@ static inline int64_t modulo_of_integers(int64_t left, int64_t right)
     return rest != 0 && (rest < 0) != (right < 0) ? rest + right : rest;
 }
 
+//@ gathered
 /* An index counted from either end as one from the front, limited to [0, size). */
 static inline int32_t gathered(int64_t index, int32_t size)
 {
@@ -462,6 +509,7 @@ static inline int32_t gathered(int64_t index, int32_t size)
     return place < 0 ? 0 : (place >= size ? size - 1 : (int32_t)place);
 }
 
+//@ put_half
 /* Writes a value as an int16_t. */
 static inline void put_half(uint8_t *at, int32_t value)
 {
@@ -469,6 +517,7 @@ static inline void put_half(uint8_t *at, int32_t value)
     __builtin_memcpy(at, &half, sizeof half);
 }
 
+//@ flip_signs
 /* 64 bytes, aligned to 8, with their top bits inverted: int8 + 128 as uint8, and back. */
 static inline void flip_signs(uint8_t *to, const uint8_t *from)
 {

@@ -1,3 +1,4 @@
+//@ curve_16
 /* A function between points: segments of 2^bits, from `starts`[0] on above 0 and before it below, and their slopes. */
 static inline int32_t curve_16(int32_t value, int32_t bits, int32_t shift, const int32_t *starts,
                                const uint16_t *slopes)
@@ -6,6 +7,7 @@ static inline int32_t curve_16(int32_t value, int32_t bits, int32_t shift, const
     return (starts[place] + (value & ((1 << bits) - 1)) * slopes[place]) >> shift;
 }
 
+//@ saturate_16: clip
 /* The value limited to int16. */
 static inline int32_t saturate_16(int32_t value)
 {
@@ -16,6 +18,7 @@ static inline int32_t saturate_16(int32_t value)
 #endif
 }
 
+//@ saturate_17: clip
 /* The value limited to 17 bits. */
 static inline int32_t saturate_17(int32_t value)
 {
@@ -26,6 +29,7 @@ static inline int32_t saturate_17(int32_t value)
 #endif
 }
 
+//@ gate_sums
 /* The products of values with the weights of four gates added to their sums, modulo 2^32. Both come in fours of values,
    from multiples of 4 bytes; the weights of a pair of values are those of two gates, then of the other two, each first
    with the one value, then with the other. */

@@ -211,6 +211,18 @@ def operands_of(product: CoreInstruction) -> tuple[str, str, str]:
     return target, first, second
 
 
+def extents(instruction: CoreInstruction) -> tuple[int, int]:
+    """Output channels and taps of an instruction's meaning: the constant lengths of its last two loops, 1 where it has
+    fewer."""
+    lengths, statement = [1, 1], _function(instruction).body[-1]
+    while isinstance(statement, ast.For):
+        assert isinstance(statement.iter, ast.Call)
+        end = statement.iter.args[1]
+        lengths += [end.value] if isinstance(end, ast.Constant) and isinstance(end.value, int) else []
+        statement = statement.body[-1]
+    return lengths[-2], lengths[-1]
+
+
 @cache
 def _function(instruction: CoreInstruction) -> ast.FunctionDef:
     try:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from dovetail.kernels.c import function, indent, words
+from dovetail.kernels.c import function, identifiers, indent
 from dovetail.kernels.scheduled.store import CFunction
 from dovetail.loops.procedures import Procedure
 
@@ -155,7 +155,7 @@ def _less_unused(functions: Sequence[CFunction]) -> list[CFunction]:
     """Functions without the parameters they do not read."""
     made = list(functions)
     for number, one in enumerate(made[:-1]):
-        used = words(one.lines)
+        used = identifiers(one.lines)
         kept = [place for place, name in enumerate(one.parameters) if name in used]
         made[number] = replace(one, parameters=tuple(one.parameters[place] for place in kept))
         for other in range(number + 1, len(made)):

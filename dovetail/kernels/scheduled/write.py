@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import numpy as np
 
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import c_type, function
-from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import CoreTraits, KernelScope, UnsupportedRegion
+from dovetail.kernels.ends import EndFunction, end_function
+from dovetail.kernels.kernel import CoreTraits, KernelChoices, KernelWriter, Turns, UnsupportedRegion
 from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scheduled.algorithms import (
     ENTRY,
@@ -24,153 +23,137 @@ from dovetail.kernels.scheduled.algorithms import (
     conv2d,
     fully_connected,
 )
-from dovetail.kernels.scheduled.knobs import block_of, choose_knobs, is_product, staging_of
+from dovetail.kernels.scheduled.knobs import block_of, choose_knobs, extents, is_product, staging_of, turns_of
 from dovetail.kernels.scheduled.printed import c_functions, write_functions
 from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
 from dovetail.kernels.scheduled.streams import with_streams
-from dovetail.kernels.sums import MULTIPLY_ADD, Ended, Products, SumConstants, sums_of
-from dovetail.kernels.window import COLUMN, ROW, WindowGeometry, anchored
-from dovetail.target.chip import CoreInstruction, Streams
+from dovetail.kernels.scope import KernelScope
+from dovetail.kernels.sums import MULTIPLY_ADD, SumConstants, padded, products_of, sums_of
+from dovetail.kernels.window import COLUMN, ROW
+from dovetail.target.chip import CoreInstruction
 
 _PRODUCT = re.compile(r"( *)(sum\[\w+\]) \+= \(int32_t\)\((\w+\[[^\[\]]*\]) \* (\w+\[[^\[\]]*\])\);")
-_POSITION, _CHANNEL = "at_position", "at_channel"
-_READ = re.compile(rf"\b(\w+)\[({_POSITION}|{_CHANNEL}|0)\]")
-_KINDS = {_POSITION: "position", _CHANNEL: "channel", "0": "one"}
+
+
+_NARROW = "its operands are bytes, several of these elements share one."
+
+
+def _is_narrow(region: RegionParts) -> bool:
+    return any(region.type(operand).dtype.bits < 8 for operand in (0, 1))
 
 
 @dataclass(frozen=True)
-class ScheduledKernel:
-    """A kernel's text and what it rests on."""
+class ScheduledLoops:
+    """The loops of a layer of sums of products, for the core's own instructions."""
 
-    write: Callable[[str], list[str]] | None
-    """None where no instruction applies."""
-    declarations: tuple[str, ...]
-    """C text the instructions need."""
-    used: tuple[str, ...]
-    """Names of the instructions in it."""
-    notes: tuple[str, ...]
-    """One sentence per instruction that is not used."""
+    region: RegionParts
+    scope: KernelScope
+    core: CoreTraits
+    sums: SumConstants
+    sizes: ConvolutionSizes
+    inside: InteriorPixels
+    end: EndFunction
+
+    def blocks(self) -> Iterator[Knobs]:
+        """The block for each product that fits, the preferred first."""
+        core, sizes = self.core, self.sizes
+        for instruction in filter(is_product, core.instructions):
+            group, vector = extents(instruction)
+            staging, fused = staging_of(instruction, core.instructions), block_of(instruction)
+            if fused and (fused[0] > sizes.result[1] or fused[1] > sizes.result[2]):
+                continue
+            vector, group = staging.vector if staging else vector, 1 if fused else group
+            straight = core.streams is not None and bool(instruction.assembly) and not staging
+            registers, room = self.scope.accumulators, self.scope.room
+            yield choose_knobs(sizes, self.inside, vector, group, registers, staging, room, straight, fused)
+
+    def block(self) -> Knobs:
+        """The block of the first instruction that fits, as if it were found in the loops; raises Unsupported where none
+        does."""
+        for knobs in self.blocks():
+            return knobs
+        raise UnsupportedRegion("no instruction of the core is a product that fits.")
+
+    def offered(self) -> KernelChoices:
+        """No knobs."""
+        self.block()
+        return KernelChoices()
+
+    def turns(self) -> Turns:
+        """How often the parts of the loops run."""
+        knobs = self.block()
+        counts, several = turns_of(knobs, self.sizes, self.inside), -(-self.sizes.taps // knobs.vector) > knobs.unroll
+        if several and not knobs.straight:  # sums leave their registers between turns
+            counts["kept"] = counts["product"] / knobs.unroll
+        kind = "staged" if knobs.staging else "straight" if knobs.straight else "instruction"
+        return {**{f"{kind}.{part}": count for part, count in counts.items()}, f"{kind}.kernel": 1}
+
+    def writer(self) -> KernelWriter:
+        """Writes the kernel; nothing where no instruction is found in the loops."""
+        if _is_narrow(self.region):
+            raise UnsupportedRegion(_NARROW)
+        loops, knobs = self._best()
+        if not loops.used:
+            return KernelWriter(None, notes=loops.notes)
+        scope, instructions = self.scope, [one for one in self.core.instructions if one.name in loops.used]
+        weights = packed(self.sums.weights, Packing(knobs.lanes, knobs.vector))
+        scope.constants = {"weights": weights, "bias": padded(self.sums.inside, knobs.lanes), **scope.constants}
+        parameters = scope.parameters()
+        types = {parameter.name: parameter.c_type for parameter in parameters}
+        declared = {parameter.name: parameter.declaration for parameter in parameters}
+
+        def write(name: str) -> list[str]:
+            """The kernel under this name: its end as a function of one sum, then the loops."""
+            functions = [replace(f, parameters=tuple(types)) if f.name == ENTRY else f for f in loops.functions]
+            if MULTIPLY_ADD in scope.functions:
+                functions = [replace(f, lines=tuple(map(_added, f.lines))) for f in functions]
+            if streams := self.core.streams if knobs.straight else None:
+                for used in instructions:
+                    functions = [replace(f, lines=tuple(with_streams(f.lines, used, streams))) for f in functions]
+            head = self.end.write(f"{name}_finish", types)
+            return [*head, "", *write_functions(functions, name, types, ENTRY, declared, knobs.staging is not None)]
+
+        texts = tuple(one.declarations for one in instructions if one.declarations)
+        return KernelWriter(write, declarations=texts, instructions=loops.used, notes=loops.notes)
+
+    def _best(self) -> tuple[Loops, Knobs]:
+        """The loops for the first instruction that applies; for the last one where none does."""
+        notes: dict[str, None] = {}
+        for knobs in self.blocks():
+            loops = _loops(self.sizes, self.inside, knobs, self.end.extras, self.core.instructions)
+            if loops.used:
+                return loops, knobs
+            notes.update(dict.fromkeys(loops.notes))
+        return Loops((), (), tuple(notes)), knobs
 
 
-def write_scheduled(
-    region: RegionParts,
-    scope: KernelScope,
-    products: Products,
-    instructions: Sequence[CoreInstruction],
-    streams: Streams | None = None,
-) -> ScheduledKernel:
-    """A kernel of sums of products with the core's own instructions.
-
-    Args:
-        region, scope, products: as `dovetail.kernels.convolution.write_sums` takes them.
-        instructions: of the core.
-        streams: what it has for inner loops of products that are one line of assembly.
+def scheduled_loops(region: RegionParts, scope: KernelScope, core: CoreTraits) -> ScheduledLoops:
+    """The loops of a region of sums of products.
 
     Raises:
         Unsupported: the loops are not described here: other types than int8, groups, several images, tables.
     """
-    for name in region.anchor.inputs[2:] if region.anchor else ():
-        scope.known(name)
-    sums = sums_of(region, products)
-    sizes, inside = _sized(region, products, sums)
+    products = products_of(region, scope)
+    sums, window = sums_of(region, products), products.window
+    source = region.graph.types[region.source()]
+    if source.dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
+        reason = f"scheduled kernels multiply int8 by int8 into int32, found {source}."
+        raise UnsupportedRegion(_NARROW if _is_narrow(region) else reason)
+    if window.batch > 1 or window.channels != sums.weights.shape[3]:
+        reason = "scheduled kernels compute one image without groups."
+        raise UnsupportedRegion(_NARROW if _is_narrow(region) else reason)
+    result = (*window.outputs, len(products.weights))
+    walk = (window.kernel, window.stride, window.dilation, window.before, sums.pad_value)
+    sizes = ConvolutionSizes((*window.size, window.channels), result, *walk)
+    inside = InteriorPixels(window.inside(ROW), window.inside(COLUMN))
     scope.input(region.source(), "input")
-    result, lines, extras = epilogue(region, scope, sums)
-    loops, knobs = _best(sizes, inside, extras, instructions, scope, streams is not None)
-    if not loops.used:
-        return ScheduledKernel(None, (), (), loops.notes)
-    arrays = {"weights": packed(sums.weights, Packing(knobs.lanes, knobs.vector)), "bias": sums.inside}
-    arrays["bias"] = np.pad(arrays["bias"], (0, -len(sums.inside) % knobs.lanes))
-    scope.constants = {**arrays, **scope.constants}
-    types = {parameter.name: parameter.c_type for parameter in scope.parameters()}
-    promoted = {wide: wide for wide in ("int64_t", "uint32_t")}
-
-    def write(name: str) -> list[str]:
-        """The kernel under this name: its end as a function of one sum, then the loops."""
-        inputs = ["int32_t sum", *(f"{promoted.get(types[e.name], 'int32_t')} {e.name}" for e in extras)]
-        head = function(f"static inline {result} {name}_finish", inputs, lines)
-        ordered = [parameter.name for parameter in scope.parameters()]
-        functions = [replace(f, parameters=tuple(ordered)) if f.name == ENTRY else f for f in loops.functions]
-        if MULTIPLY_ADD in scope.functions:
-            functions = [replace(f, lines=tuple(map(_added, f.lines))) for f in functions]
-        if streams is not None:
-            for used in (i for i in instructions if knobs.straight and i.name in loops.used):
-                functions = [replace(f, lines=tuple(with_streams(f.lines, used, streams))) for f in functions]
-        declared = {parameter.name: parameter.declaration for parameter in scope.parameters()}
-        return [*head, "", *write_functions(functions, name, types, ENTRY, declared, knobs.staging is not None)]
-
-    declared = tuple(i.declarations for i in instructions if i.name in loops.used and i.declarations)
-    return ScheduledKernel(write, declared, loops.used, loops.notes)
-
-
-def knobs_of(
-    region: RegionParts, products: Products, core: CoreTraits
-) -> tuple[ConvolutionSizes, InteriorPixels, Knobs]:
-    """What the loops of a layer are on a core: their sizes, the pixels inside the image, the block; as if the first
-    instruction that fits were found in them.
-
-    Raises:
-        Unsupported: as `write_scheduled`, or no instruction fits.
-    """
-    sums = sums_of(region, products)
-    sizes, inside = _sized(region, products, sums)
-    scope = KernelScope(region.graph, core.accumulators, room=core.room, functions=core.functions)
-    scope.input(region.source(), "input")
-    epilogue(region, scope, sums)
-    for _, knobs in _offered(sizes, inside, core.instructions, scope, core.streams is not None):
-        return sizes, inside, knobs
-    raise UnsupportedRegion("no instruction of the core is a product that fits.")
-
-
-def _sized(region: RegionParts, products: Products, sums: SumConstants) -> tuple[ConvolutionSizes, InteriorPixels]:
-    window = products.window
-    _check(region, window, sums)
-    sizes = ConvolutionSizes(
-        (*window.size, window.channels),
-        (*window.outputs, len(products.weights)),
-        window.kernel,
-        window.stride,
-        window.dilation,
-        window.before,
-        sums.pad_value,
-    )
-    return sizes, InteriorPixels(window.inside(ROW), window.inside(COLUMN))
+    end = end_function(region, scope, lambda text, _: (region.tree, (region.node.output, sums.value(text))))
+    return ScheduledLoops(region, scope, core, sums, sizes, inside, end)
 
 
 def _added(line: str) -> str:
     """A line, one that adds a product alone with the core's own function for it."""
     return _PRODUCT.sub(rf"\1\2 = {MULTIPLY_ADD}(\2, \3, \4);", line)
-
-
-def _check(region: RegionParts, window: WindowGeometry, sums: SumConstants) -> None:
-    source = region.graph.types[region.source()]
-    if source.dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
-        raise UnsupportedRegion(f"scheduled kernels multiply int8 by int8 into int32, found {source}.")
-    if window.batch > 1 or window.channels != sums.weights.shape[3]:
-        raise UnsupportedRegion("scheduled kernels compute one image without groups.")
-
-
-def epilogue(
-    region: RegionParts, scope: KernelScope, sums: SumConstants, ended: Ended | None = None
-) -> tuple[str, list[str], list[Extra]]:
-    """The pointwise tree as a function of a sum and single elements: type, statements, what it reads; `ended` says what
-    of the tree is left behind what stands for a sum."""
-    assert region.anchor is not None
-    index = anchored(region.output_shape, _POSITION, _CHANNEL)
-    tree, value = ended("sum", index) if ended else (region.tree, (region.anchor.output, sums.value("sum")))
-    *lines, last = finish(scope, tree, index, value)
-    lines.append(f"return {last.split(' = ', 1)[1]}")
-    extras: dict[str, Extra] = {}
-
-    def read(match: re.Match[str]) -> str:
-        extra = Extra(match[1], _KINDS[match[2]])
-        if extras.setdefault(extra.name, extra) != extra:
-            raise UnsupportedRegion(f"{extra.name} is read in two ways.")
-        return extra.name
-
-    lines = [_READ.sub(read, line) for line in lines]
-    if any("[" in line for line in lines):
-        raise UnsupportedRegion("scheduled kernels look nothing up in tables.")
-    return c_type(region.graph.types[region.graph.outputs[0]].dtype), lines, list(extras.values())
 
 
 def packed(weights: Array, packing: Packing) -> Array:
@@ -182,50 +165,6 @@ def packed(weights: Array, packing: Packing) -> Array:
     whole[:outputs, :taps] = weights.reshape(outputs, taps)
     split = whole.reshape(rows // packing.lanes, packing.lanes, columns // packing.vector, packing.vector)
     return np.ascontiguousarray(split.transpose(0, 2, 1, 3)).reshape(-1)
-
-
-def _best(
-    sizes: ConvolutionSizes,
-    inside: InteriorPixels,
-    extras: Sequence[Extra],
-    instructions: Sequence[CoreInstruction],
-    scope: KernelScope,
-    streams: bool,
-) -> tuple[Loops, Knobs]:
-    """The loops for the first instruction that applies; for the last one where none does."""
-    assert instructions
-    notes: dict[str, None] = {}
-    for _, knobs in _offered(sizes, inside, instructions, scope, streams):
-        loops = _loops(sizes, inside, knobs, extras, instructions)
-        if loops.used:
-            return loops, knobs
-        notes.update(dict.fromkeys(loops.notes))
-    return Loops((), (), tuple(notes)), knobs
-
-
-def _offered(
-    sizes: ConvolutionSizes,
-    inside: InteriorPixels,
-    instructions: Sequence[CoreInstruction],
-    scope: KernelScope,
-    streams: bool,
-) -> Iterator[tuple[CoreInstruction, Knobs]]:
-    """The products that fit, the preferred first, and the block for each."""
-    for instruction in filter(is_product, instructions):
-        group, vector = extents(instruction.meaning)
-        staging, fused = staging_of(instruction, instructions), block_of(instruction)
-        if fused and (fused[0] > sizes.result[1] or fused[1] > sizes.result[2]):
-            continue
-        vector, group = staging.vector if staging else vector, 1 if fused else group
-        straight = streams and bool(instruction.assembly) and not staging
-        registers, room = scope.accumulators, scope.room
-        yield instruction, choose_knobs(sizes, inside, vector, group, registers, staging, room, straight, fused)
-
-
-def extents(meaning: str) -> tuple[int, int]:
-    """Output channels and taps of a meaning: the constant lengths of its last two loops, 1 where it has fewer."""
-    lengths = [1, 1, *(int(length) for length in re.findall(r"in seq\(\s*0\s*,\s*(\d+)\s*\)", meaning))]
-    return lengths[-2], lengths[-1]
 
 
 def _loops(

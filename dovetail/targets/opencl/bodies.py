@@ -16,14 +16,16 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.ir.types import DType, Shape
+from dovetail.ir.types import DType, Shape, dense_steps
 from dovetail.kernels.c import block, c_type, integer, loop, product, total, variable
-from dovetail.kernels.elements import place_in, row_major
+from dovetail.kernels.elements import place_in
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, KernelScope, UnsupportedRegion, expression_of
+from dovetail.kernels.kernel import Expression, UnsupportedRegion, expression_of
+from dovetail.kernels.pools import pool_nest
 from dovetail.kernels.region import RegionParts
+from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import SumConstants, SumNest, blocked, padded, products_of, sums_of
-from dovetail.kernels.window import COLUMN, ROW, Nest, pool_nest
+from dovetail.kernels.window import COLUMN, ROW, Nest
 
 Sizes = tuple[int, int, int]
 WIDTHS = (1, 2, 4, 8)
@@ -193,7 +195,7 @@ def _elements(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
     def index(operand: Shape) -> str:
         return "index" if prod(operand) == count else place_in(operand, places)
 
-    steps = zip(names, shape, row_major(shape), strict=True)
+    steps = zip(names, shape, dense_steps(shape), strict=True)
     axes = [f"const int32_t {name} = index / {stride} % {size};" for name, size, stride in steps]
     places = [variable(name, size) for name, size in zip(names, shape, strict=True)]
     first = product("(int32_t)get_global_id(0)", lanes)

@@ -19,9 +19,11 @@ from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.types import Array, DType
 from dovetail.kernels import helper_source
-from dovetail.kernels.c import array_definition, function, guard, without_unused, words
-from dovetail.kernels.kernel import HELPERS, KernelScope, Parameter, UnsupportedRegion, needed_helpers
+from dovetail.kernels.c import array_definition, function, guard, identifiers, without_unused
+from dovetail.kernels.helpers import HELPERS, needed_helpers
+from dovetail.kernels.kernel import Parameter, UnsupportedRegion
 from dovetail.kernels.region import split
+from dovetail.kernels.scope import KernelScope
 from dovetail.target import Choice, Deployed
 from dovetail.targets.opencl.bodies import Sizes, writer_of
 
@@ -87,8 +89,8 @@ def write_kernel(graph: Graph, choice: Choice) -> Kernel:
         raise UnsupportedRegion("kernels compute on integers.")
     body = writer_of(region)(region, scope, int(choice["vector"]))
     lines = without_unused(body.lines)
-    scope.keep(words(lines))
-    helpers = needed_helpers("\n".join(lines))
+    scope.keep(identifiers(lines))
+    helpers = needed_helpers(lines)
     pointed = [name for name in helpers if "*" in HELPERS[name].rpartition("*/")[2].split("{")[0]]
     if pointed:
         raise UnsupportedRegion(f"{pointed[0]} takes a pointer, which names no address space of OpenCL's.")

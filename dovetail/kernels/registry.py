@@ -1,0 +1,117 @@
+"""Writers of kernels and rules of pointwise operators, which each module registers by the operators' classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.types import DType
+from dovetail.kernels.kernel import (
+    CoreTraits,
+    Expression,
+    InstructedLoops,
+    KernelChoices,
+    KernelWriter,
+    Turns,
+    UnsupportedRegion,
+)
+from dovetail.kernels.region import RegionParts
+from dovetail.kernels.scope import KernelScope
+from dovetail.target.pattern import Choice
+
+T = TypeVar("T")
+Family = Callable[[RegionParts, KernelScope, Any], KernelWriter]
+"""From a region, its kernel's parameters and the anchor's operator; raises Unsupported where there is no kernel."""
+Compact = Callable[[RegionParts, KernelScope, Any], Callable[[str], list[str]]]
+"""As `Family`, for a function whose sizes are members of a layer's block: writes the C under its name."""
+
+
+@dataclass(frozen=True)
+class InstructedWay:
+    """A way to write a kernel with the core's own instructions."""
+
+    plan: Callable[[RegionParts, KernelScope, CoreTraits], InstructedLoops]
+    """Raises Unsupported where the region or the core is none for it."""
+    explained: bool = False
+    """Whether users are told why it is not taken."""
+
+
+@dataclass(frozen=True)
+class KernelTraits:
+    """Further facts about the kernels of an anchor."""
+
+    windowed: bool = False
+    """They take in a Pad before the anchor, or say themselves why not."""
+    packed: bool = False
+    """They take operands that share bytes; those of pointwise operators alone do too."""
+    once: bool = False
+    """They compute every element of the result once."""
+    ways: tuple[InstructedWay, ...] = ()
+    """Tried in order on cores with instructions of their own, for integers, before the kernel is written out."""
+
+
+FAMILIES: dict[type[Operator], Family] = {}
+"""Writers of the kernels of anchors."""
+TRAITS: dict[type[Operator], KernelTraits] = {}
+"""Traits of these kernels."""
+FLOAT_FAMILIES: dict[type[Operator], Family] = {}
+"""Writers where the first operand is float32, if they are not those of `FAMILIES`."""
+COMPACT: dict[type[Operator], Compact] = {}
+"""Writers of little code; other kernels are written as ever and left to the compiler to make small."""
+BORDERS: dict[type[Operator], Compact] = {}
+"""Writers of the function of single pixels for anchors whose other pixels are computed together."""
+OFFERED: dict[type[Operator], Callable[[RegionParts, CoreTraits], KernelChoices | None]] = {}
+"""The knobs of kernels that are written out; None or absent for nothing to choose."""
+TURNS: dict[type[Operator], Callable[[RegionParts, CoreTraits, Choice], Turns]] = {}
+"""Counts of the loops of kernels; others are counted by the elements they read and make."""
+ENDINGS: dict[type[Operator], Callable[[Graph, Node], str]] = {}
+"""The part of a kernel that is a pointwise operator on an element, if it has no name of the operator's."""
+RULES: dict[type[Operator], Callable[..., Expression]] = {}
+"""The C of pointwise operators, from (scope, node, operator, the elements of its operands)."""
+
+
+def kernel(
+    *operators: type[Operator], table: dict[type[Operator], Any] | None = None, **traits: Any
+) -> Callable[[T], T]:
+    """Registers a function for operators in one of the tables above, by default the writer of their kernels with the
+    fields of `KernelTraits`."""
+
+    def register(function: T) -> T:
+        if table is None:
+            TRAITS.update(dict.fromkeys(operators, KernelTraits(**traits)))
+        entries: dict[type[Operator], Any] = FAMILIES if table is None else table
+        entries.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+def registered(table: Mapping[type[Operator], T], operator: Operator) -> T | None:
+    """What is registered for an operator's class or the nearest of its bases; None for nothing."""
+    return next((table[kind] for kind in type(operator).__mro__ if kind in table), None)
+
+
+def family_of(region: RegionParts) -> tuple[Family, KernelTraits]:
+    """The writer of the kernels of a region's anchor and their traits; raises Unsupported where there is none."""
+    operator = region.node.operator
+    family, traits = registered(FAMILIES, operator), registered(TRAITS, operator)
+    if family is None or traits is None:
+        raise UnsupportedRegion(f"there is no core kernel for {type(operator).__name__}.")
+    if not traits.windowed:
+        region.without_pad()
+    if region.type(0).dtype is not DType.FLOAT32:
+        return family, traits
+    return registered(FLOAT_FAMILIES, operator) or family, KernelTraits(traits.windowed, traits.packed, traits.once)
+
+
+def is_pointwise(operator: Operator) -> bool:
+    """True for operators that compute each element from the same place of their operands."""
+    return operator.pointwise > 0
+
+
+def rule(*operators: type[Operator]) -> Callable[[T], T]:
+    """Registers the C of pointwise operators."""
+    return kernel(*operators, table=RULES)

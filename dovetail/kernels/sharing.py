@@ -1,0 +1,173 @@
+"""The kernels of all layers of a network, of which layers alike share compact functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.types import DType
+from dovetail.kernels.c import identifiers
+from dovetail.kernels.core import KernelRequest, Layouts, generated, source_and_key
+from dovetail.kernels.helpers import SMALL, needed_helpers
+from dovetail.kernels.kernel import (
+    BLOCK,
+    Border,
+    ConstantBlock,
+    CoreKernel,
+    CoreTraits,
+    KernelWriter,
+    Parameter,
+    UnsupportedRegion,
+)
+from dovetail.kernels.region import split
+from dovetail.kernels.registry import BORDERS, COMPACT, Compact
+from dovetail.kernels.scope import KernelScope
+from dovetail.target.pattern import Choice
+
+_Table = Mapping[type[Operator], Compact]
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedFunction:
+    """A function of compact text, as one layer sees it."""
+
+    name: str
+    source: str
+    key: str
+    """The text without the name, and the types of the constants: layers of equal keys can share the function."""
+    parameters: tuple[Parameter, ...]
+    block: ConstantBlock | None
+
+
+def generate_all(
+    graphs: Sequence[Graph],
+    names: Sequence[str],
+    little: Collection[int],
+    core: CoreTraits = CoreTraits(),  # noqa: B008
+    overwritten: Mapping[int, str] = MappingProxyType({}),
+    lanes: Mapping[int, int] = MappingProxyType({}),
+    layouts: Mapping[int, Layouts] = MappingProxyType({}),
+    choices: Mapping[int, Choice] = MappingProxyType({}),
+) -> list[CoreKernel]:
+    """The kernels of all layers of a network.
+
+    Layers whose compact functions differ only in numbers and constants share them: what is the same in all these
+    layers stands in the text, the rest in a block for each (`CoreKernel.block`).
+
+    Args:
+        graphs: a region each, as `generate` takes them.
+        names: of the C functions; layers that share one take the first's.
+        little: indices of the layers that are to take little code, however long they run. The others share the
+            functions of their borders.
+        core: as `generate`; its own instructions are for those that are not `little`.
+        overwritten: as `generate`, by index, of the layers whose result takes an operand's place.
+        lanes: as `generate`, by index.
+        layouts: as `generate`, by index.
+        choices: as `generate`, by index; nothing may be chosen about those that are `little`.
+
+    Raises:
+        DovetailError: no core kernel computes a region.
+    """
+    requests = [
+        KernelRequest(
+            *(graph, name, core, None, overwritten.get(index), lanes.get(index)),
+            layouts=layouts.get(index, {}),
+            choice=choices.get(index, {}),
+        )
+        for index, (graph, name) in enumerate(zip(graphs, names, strict=True))
+    ]
+    compact = _shared(requests, little, COMPACT, "")
+    borders = _shared(requests, set(range(len(graphs))) - set(little), BORDERS, "_pixel")
+    made = []
+    for index, request in enumerate(requests):
+        if shared := compact.get(index):
+            parameters = (*shared.parameters, *((shared.block.parameter,) if shared.block else ()))
+            kernel = CoreKernel(
+                *(shared.name, shared.source, parameters, {}, needed_helpers([shared.source]), shared.key),
+                block=shared.block,
+            )
+            made.append(_small(kernel))
+        elif index in little:
+            plain = replace(core, instructions=())
+            made.append(_small(generated(replace(request, core=plain, lanes=None, choice={}))))
+        else:
+            made.append(_with_border(request, borders.get(index)))
+    return made
+
+
+def _small(kernel: CoreKernel) -> CoreKernel:
+    """The kernel, its functions marked as ones the compiler shall make small."""
+    lines = (f"SMALL {line}" if line.startswith("static void ") else line for line in kernel.source.split("\n"))
+    declarations = (*kernel.declarations, SMALL)
+    return replace(kernel, source="\n".join(lines), key=f"SMALL {kernel.key}", declarations=declarations)
+
+
+def _with_border(request: KernelRequest, function: _SharedFunction | None) -> CoreKernel:
+    """A layer's kernel, which calls the shared function of its border if there is one and it has such pixels."""
+    if function is None:
+        return generated(request)
+    kernel = generated(replace(request, border=Border(function.name, function.block)))
+    if f"{function.name}(" not in kernel.source:
+        return kernel
+    return replace(kernel, shared=function.source, helpers=needed_helpers((function.source, kernel.source)))
+
+
+def _shared(
+    requests: Sequence[KernelRequest], layers: Collection[int], table: _Table, end: str
+) -> dict[int, _SharedFunction]:
+    """The compact functions of the layers that have one; layers with the same texts have the same function.
+
+    Requantisation takes a form for the very shifts of a layer, or where functions are saved by it, one for all shifts;
+    at a border always the first, whose constants are those of the other pixels.
+    """
+    own = _drafts(requests, layers, table, any_shift=False)
+    common = _drafts(requests, layers, table, any_shift=True) if table is COMPACT else own
+    any_shift = len(common) < len(own)
+    functions = {}
+    for members in common if any_shift else own:
+        first, *others = members.values()
+        fixed = {stem: value for stem, value in first.items() if all(numbers.get(stem) == value for numbers in others)}
+        name = requests[next(iter(members))].name + end
+        for index in members:
+            scope = replace(requests[index].scope(), compact=True, fixed=fixed, any_shift=any_shift)
+            function = _function(name, scope, table)
+            assert function is not None
+            functions[index] = function
+    return functions
+
+
+def _drafts(
+    requests: Sequence[KernelRequest], layers: Collection[int], table: _Table, any_shift: bool
+) -> list[dict[int, Mapping[str, int]]]:
+    """For each function, the numbers of the layers that share it, by the layer's index."""
+    groups: dict[str, dict[int, Mapping[str, int]]] = {}
+    for index in sorted(layers):
+        scope = replace(requests[index].scope(), compact=True, any_shift=any_shift)
+        draft = _function("function", scope, table)
+        if draft is not None:
+            groups.setdefault(draft.key, {})[index] = dict(scope.numbers)
+    return list(groups.values())
+
+
+def _function(name: str, scope: KernelScope, table: _Table) -> _SharedFunction | None:
+    """The function of the scope's region, None where there is no compact form."""
+    try:
+        region = split(scope.graph)
+        write = table.get(type(region.anchor.operator)) if region.anchor else None
+        if write is None or region.type(0).dtype is DType.FLOAT32:
+            return None
+        if any(layout.packed for layout in scope.layouts.values()):
+            return None
+        writer = KernelWriter(write(region, scope, region.node.operator))
+        source, key = source_and_key(name, writer)
+    except UnsupportedRegion:
+        return None
+    read = identifiers([source])
+    numbers = {stem: value for stem, value in scope.numbers.items() if stem in read}
+    plain, members = (tuple(p for p in scope.parameters() if p.is_constant is which) for which in (False, True))
+    block = ConstantBlock(f"struct {name}_{BLOCK}", members, scope.constants, numbers) if BLOCK in read else None
+    types = " ".join(member.c_type for member in members)
+    return _SharedFunction(name, source, f"{key}{types}", plain, block)
