@@ -30,7 +30,7 @@ from dovetail.guests.mesh.emit import emit_mesh  # noqa: E402
 from dovetail.guests.mesh.exact import run_exact  # noqa: E402
 from dovetail.guests.mesh.layers import MeshLayer, layers_of, output_layers  # noqa: E402
 from dovetail.guests.mesh.mapping import place_and_route  # noqa: E402
-from dovetail.guests.mesh.partition import MeshPartition, section, sizes_of  # noqa: E402
+from dovetail.guests.mesh.partition import MeshPartition, resident_section, sizes_of  # noqa: E402
 from dovetail.guests.mesh.topology import build_topology  # noqa: E402
 from dovetail.ir.graph import Graph  # noqa: E402
 from dovetail.ir.operators.activation import FixedSoftmax  # noqa: E402
@@ -139,7 +139,7 @@ def executed(graph: Graph, sums: int, target: Target, mesh: Mesh) -> list[Stages
     regions, topology = partition(graph, target), build_topology(mesh)
     layers = layers_of(graph, regions)
     cuts = [Cut(sums=sums if layer.on_array and layer.summed >= 4 * sums else 1) for layer in layers]
-    made = section(layers, cuts, [(1,) * len(layer.readings) for layer in layers], mesh)
+    made = resident_section(layers, cuts, mesh)
     parts = MeshPartition(graph, layers, output_layers(graph, layers, regions), mesh, Objective.LATENCY, (made,))
     found = place_and_route(parts, topology)
     project = emit_mesh(found, target)

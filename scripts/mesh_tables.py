@@ -24,7 +24,7 @@ from mesh_ways import SIMULATOR_CHIP, MappingStrategy, stream_clocks  # noqa: E4
 from tables import run, table  # noqa: E402
 
 from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
-from dovetail.guests.mesh.choice import Objective, stream_layer  # noqa: E402
+from dovetail.guests.mesh.choice import Objective  # noqa: E402
 from dovetail.guests.mesh.layers import layers_of  # noqa: E402
 from dovetail.guests.mesh.mapping import (  # noqa: E402
     MeshMapping,
@@ -34,7 +34,7 @@ from dovetail.guests.mesh.mapping import (  # noqa: E402
     place_and_route,
 )
 from dovetail.guests.mesh.partition import partition_mesh  # noqa: E402
-from dovetail.guests.mesh.simulate import simulate_stream  # noqa: E402
+from dovetail.guests.mesh.streaming import simulate_stream, stream_layer  # noqa: E402
 from dovetail.guests.mesh.topology import build_topology, random_faults  # noqa: E402
 from dovetail.ir.graph import Graph, evaluate  # noqa: E402
 from dovetail.schedule.partition import partition  # noqa: E402

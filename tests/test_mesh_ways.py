@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.choice import stream_layer
 from dovetail.guests.mesh.layers import MeshLayer, layers_of
-from dovetail.guests.mesh.simulate import simulate_stream
+from dovetail.guests.mesh.streaming import simulate_stream, stream_layer
 from dovetail.schedule.partition import partition
 from dovetail.target.mesh import Mesh
 from dovetail.targets.spinnaker2 import TARGET

@@ -109,10 +109,11 @@ def build_programs(files: Mapping[str, bytes], target: Target, folder: Path, job
     runtime = (instruction_set(target.core.isa).start, "dovetail_rt.c", "mesh_sim.c", "mesh_sections_sim.c")
     shared = [folder / "runtime" / name for name in runtime if f"runtime/{name}" in files]
     shared += [folder / name for name in shared_files(target) if name.endswith(".c")]
+    has_sections = "runtime/mesh_sections.h" in files
     drivers = [folder / "driver"] if (folder / "driver").is_dir() else []
 
     def build(program: Path) -> tuple[str, Path]:
-        own = sorted(program.glob("*.c"), reverse=True)
+        own = sorted(program.glob("*.c"), reverse=not has_sections)
         return program.name, compile_firmware(
             program,
             [*own, *shared],

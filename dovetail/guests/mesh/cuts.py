@@ -13,8 +13,6 @@ from dovetail.errors import PlanError
 from dovetail.guests.mesh.layers import Ints, LineUse, MeshLayer, OperandRead, core_reads, is_pool
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.base import Rowwise
-from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import Box, Shape, full_box
 from dovetail.target.mesh import CoreClocks, Mesh, Work
 
@@ -53,6 +51,11 @@ class PieceSizes:
     lined: Ints | None = None
     """How a piece's sums are requantised, as `LineUse`; None where that is as for the whole layer."""
 
+    @property
+    def results(self) -> Ints:
+        """Elements of a piece's result."""
+        return np.asarray(self.rows * self.columns * self.channels)
+
 
 @dataclass(frozen=True, slots=True)
 class CutCosts:
@@ -74,6 +77,10 @@ class CutCosts:
     """Bytes for one input's other operands and partial sums, as many slots as each needs counted."""
     constants: Ints
     """Bytes of `fixed` that are weights and parameters."""
+
+    def memory(self, slots: tuple[int, ...]) -> Ints:
+        """Bytes of each piece's element, with so many slots of each operand."""
+        return np.asarray(self.fixed + slots[0] * self.slot + self.others)
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ def costs_of(layer: MeshLayer, sizes: PieceSizes, mesh: Mesh, slots: tuple[int, 
         mesh: its elements.
         slots: per operand of the layer, how many inputs' worth of it a piece holds.
     """
-    box = sizes.rows * sizes.columns * sizes.channels
+    box = sizes.results
     last = np.where(sizes.parts > 1, 4, layer.itemsize)
     others, received = np.zeros_like(box), np.zeros_like(box)
     for reading, count in zip(layer.readings[1:], slots[1:], strict=True):
@@ -166,10 +173,10 @@ def by_turns(layer: MeshLayer, sizes: PieceSizes, mesh: Mesh, together: Ints) ->
 
 def finishing(layer: MeshLayer, sizes: PieceSizes, core: CoreClocks, turns: Ints) -> NDArray[np.float64]:
     """Clocks of the core behind the array for pieces of these sizes, in so many turns."""
-    box, groups = sizes.rows * sizes.columns * sizes.channels, -(-sizes.channels // 4)
+    box, groups = sizes.results, -(-sizes.channels // 4)
     place = sizes.parts - 1 if sizes.place is None else sizes.place
     passed, before = place < sizes.parts - 1, place > 0
-    lined = layer.lined(0, layer.image[2]) if sizes.lined is None else sizes.lined
+    lined = layer.line_use(0, layer.image[2]) if sizes.lined is None else sizes.lined
     pixels, each = sizes.rows * sizes.columns, core.finished + core.gaining * (lined == LineUse.GAINING)
     by_lines = 4 * pixels * groups * each + turns * groups * (pixels > turns) * core.group
     last = np.where((lined != LineUse.NOT) & (sizes.parts == 1), by_lines, box * core.without_lines)
@@ -179,16 +186,16 @@ def finishing(layer: MeshLayer, sizes: PieceSizes, core: CoreClocks, turns: Ints
 
 def core_clocks(layer: MeshLayer, sizes: PieceSizes, core: CoreClocks) -> NDArray[np.float64]:
     """Clocks of pieces of these sizes that the core computes alone."""
-    anchor, taps = layer.parts.anchor if layer.parts else None, core_reads(layer)
+    anchor, taps = layer.anchor, core_reads(layer)
     each = taps * core.read
     if anchor is not None and is_pool(anchor, layer.graph):
         mean = taps * core.averaged + core.result + core.divided * (taps & (taps - 1) > 0)
-        each = taps * core.compared if isinstance(anchor.operator, MaxPool2d) else mean
-    elif any(isinstance(node.operator, Rowwise) for node in layer.graph.nodes):
+        each = taps * core.compared if anchor.operator.chosen_from(anchor.inputs) else mean
+    elif any(node.operator.is_rowwise for node in layer.graph.nodes):
         each = core.row
     elif all(node.operator.moves_only for node in layer.graph.nodes):
         each = core.moved
-    return np.asarray(sizes.rows * sizes.columns * sizes.channels * each + core.handling)
+    return np.asarray(sizes.results * each + core.handling)
 
 
 def _first_pieces(layer: MeshLayer, sizes: PieceSizes) -> Iterator[Graph]:
@@ -274,48 +281,38 @@ def candidates(layer: MeshLayer, mesh: Mesh) -> tuple[NDArray[np.int64], PieceSi
 
 
 def frontier(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...], most: int) -> Frontier:
-    """The cuts of a layer worth choosing from.
+    """The cuts of a layer worth choosing from; none where not even the smallest piece fits an element.
 
     Args:
-        layer: what is cut.
+        layer: the layer.
         mesh: its elements.
         slots: per operand, how many inputs' worth a piece holds.
         most: pieces there may be.
-
-    Raises:
-        PlanError: even the smallest piece does not fit an element; says which, how many bytes, and the levers.
     """
     grid, sizes = candidates(layer, mesh)
     costs = costs_of(layer, sizes, mesh, slots)
-    memory = costs.fixed + slots[0] * costs.slot + costs.others
     pieces = grid.prod(axis=1)
-    fits = memory <= mesh.usable
-    if not fits.any():
-        raise _too_large(layer, sizes, costs, memory, mesh)
     longest = np.maximum(costs.clocks, np.ceil(np.maximum(costs.received, costs.sent) / mesh.rates.port))
-    kept = np.nonzero(fits & (pieces <= most))[0]
+    kept = np.nonzero((costs.memory(slots) <= mesh.usable) & (pieces <= most))[0]
     # ties go to fewer parts of the sums, then to less received
     kept = kept[np.lexsort((costs.received[kept], grid[kept, 3], longest[kept], pieces[kept]))]
-    best = np.minimum.accumulate(longest[kept]) if len(kept) else longest[kept]
+    best = np.minimum.accumulate(longest[kept])
     kept = kept[np.concatenate(([True], best[1:] < best[:-1]))[: len(kept)]]
     cuts = tuple(Cut(*(int(count) for count in grid[index])) for index in kept)
     return Frontier(cuts, pieces[kept], longest[kept].astype(np.int64))
 
 
-def frontier_or_empty(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...], most: int) -> Frontier:
-    """As `frontier`; without cuts where not even the smallest piece fits."""
-    try:
-        return frontier(layer, mesh, slots, most)
-    except PlanError:
-        return Frontier((), np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-def _too_large(layer: MeshLayer, sizes: PieceSizes, costs: CutCosts, memory: Ints, mesh: Mesh) -> PlanError:
-    """The message about a layer that no cut makes small enough."""
+def require_fit(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...]) -> None:
+    """Raise PlanError if even the smallest piece does not fit an element: how many bytes it takes, and the levers."""
+    _, sizes = candidates(layer, mesh)
+    costs = costs_of(layer, sizes, mesh, slots)
+    memory = costs.memory(slots)
     least = int(memory.argmin())
-    parts = f"constants {costs.constants[least]}, operands {costs.slot[least] + costs.others[least]}"
+    if memory[least] <= mesh.usable:
+        return
+    parts = f"constants {costs.constants[least]}, operands {slots[0] * costs.slot[least] + costs.others[least]}"
     sums = costs.fixed[least] - costs.constants[least] - 2 * costs.sent[least] - mesh.code - mesh.stack
-    return PlanError(
+    raise PlanError(
         f"the smallest piece ({sizes.rows[least]}x{sizes.columns[least]} pixels of {sizes.channels[least]} channels, "
         f"{sizes.sums[least]} summed) takes {int(memory[least])} bytes, an element has {mesh.usable} ({parts}, "
         f"results {2 * costs.sent[least]}, a row of sums {sums}, code and stack {mesh.code + mesh.stack})",

@@ -1,6 +1,8 @@
-"""What the core of an element does behind the MAC array's sums: a row's graph, and lines for its requantisation."""
+"""The work of an element's core behind the MAC array's sums: a row's graph, and lines for its requantisation."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,7 +16,6 @@ SUMS, FOLDED = "row_of_sums", "folded_bias"
 
 
 def _weight_sums(graph: Graph, anchor: Node) -> tuple[Array, Array]:
-    """`weight_sums` of a layer."""
     return weight_sums(np.moveaxis(graph.constants[anchor.inputs[1]], anchor.operator.weight_axis or 0, 0))
 
 
@@ -36,36 +37,34 @@ def tail_of(graph: Graph, anchor: Node) -> Graph | None:
     nodes = (Node(Add(), (SUMS, FOLDED), anchor.output), *behind)
     read = dict.fromkeys(name for node in nodes for name in node.inputs)
     constants = {name: graph.constants[name] for name in read if name in graph.constants}
-    constants[FOLDED] = folded.astype(np.int32)
-    types = {
-        name: graph.types[name] if name in graph.constants else narrowed(graph.types[name])
-        for name in graph.types
-        if name in read or any(name == node.output for node in nodes)
-    }
+    names = {*read, *(node.output for node in nodes)}
+    types = {n: kind if n in constants else narrowed(kind) for n, kind in graph.types.items() if n in names}
     types |= {SUMS: TensorType(row, DType.INT32), FOLDED: TensorType(folded.shape, DType.INT32)}
+    constants[FOLDED] = folded.astype(np.int32)
     inputs = (SUMS, *(name for name in graph.inputs if name in read))
     return Graph("row", inputs, graph.outputs, nodes, types, constants)
 
 
-def by_lines(tail: Graph) -> bool:
-    """Whether a tail begins with a requantisation to int8, so that lines may do for its first three operators."""
-    if len(tail.nodes) < 3:
-        return False
-    scaled, clip = (node.operator for node in tail.nodes[1:3])
-    alone = tail.nodes[1].inputs[0] == tail.nodes[0].output and tail.nodes[2].inputs[0] == tail.nodes[1].output
-    alone = alone and all(len(tail.users()[node.output]) == 1 for node in tail.nodes[:2])
-    return alone and isinstance(scaled, Requantize) and clip == Clip(-128, 127, DType.INT8)
+def requantisation_of(tail: Graph) -> Requantize | None:
+    """The requantisation to int8 a tail consists of behind its first addition, or begins with; None for others."""
+    first, users = tail.nodes[:3], tail.users()
+    links = pairwise(first)
+    if len(first) < 3 or first[2].operator != Clip(-128, 127, DType.INT8):
+        return None
+    if any(after.inputs[0] != node.output or len(users[node.output]) > 1 for node, after in links):
+        return None
+    operator = first[1].operator
+    return operator if isinstance(operator, Requantize) else None
 
 
 def lines_behind(
     tail: Graph, graph: Graph, anchor: Node, first: int = 0, last: int | None = None
 ) -> ChannelLines | None:
-    """The lines of a tail, or of its channels from `first` to before `last`, where there are any."""
-    scaled = tail.nodes[1].operator if by_lines(tail) else None
-    if not isinstance(scaled, Requantize):
+    """The lines of a tail, or of its channels from `first` to before `last`; None if there are none."""
+    operator = requantisation_of(tail)
+    if operator is None:
         return None
     most = 128 if graph.types[anchor.inputs[0]].dtype.signed else 255
     folded, reach = tail.constants[FOLDED], most * np.add(*_weight_sums(graph, anchor))
-    given = (np.broadcast_to(tail.constants[name], folded.shape) for name in tail.nodes[1].inputs[1:])
-    multiplier, shift, folded, reach = (one[first:last] for one in (*given, folded, reach))
-    return lines_of(scaled, multiplier, shift, folded, reach)
+    parameters = (np.broadcast_to(tail.constants[name], folded.shape) for name in tail.nodes[1].inputs[1:])
+    return lines_of(operator, *(one[first:last] for one in (*parameters, folded, reach)))

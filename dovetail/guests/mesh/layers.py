@@ -15,8 +15,7 @@ from dovetail.errors import ModelError
 from dovetail.guests.mesh.finish import lines_behind, tail_of
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.linear import Linear
 from dovetail.ir.requantisation.lines import ChannelLines
 from dovetail.ir.types import Shape, full_box
 from dovetail.kernels.region import RegionParts as Parts
@@ -27,7 +26,6 @@ INPUT = -1
 """The producer of what the network is given."""
 MOST_SUMS = 64
 """Into how many parts the sums of a layer are cut at most."""
-_LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
 
 Ints = NDArray[Any]
 """Numbers of layers, pieces or elements."""
@@ -61,7 +59,7 @@ class OperandRead:
     """Rows and columns of padding before the image."""
     channels: str = "same"
     """Which channels: the "same" as of the result, those "summed" over, or "all"."""
-    given: str = ""
+    view: str = ""
     """As the network calls it: `value`, or a view of it."""
 
 
@@ -101,23 +99,32 @@ class MeshLayer:
         """True where the MAC array computes it."""
         return self.kind != "core"
 
+    @property
+    def anchor(self) -> Node | None:
+        """The operator that is not pointwise; None where there is none."""
+        return self.parts.anchor if self.parts else None
+
+    @property
+    def one_slot(self) -> tuple[int, ...]:
+        """One slot for each operand."""
+        return (1,) * len(self.readings)
+
     @cached_property
     def tail(self) -> Graph | None:
-        """What the core computes behind the array; None where the sums are the result, or nothing is on the array."""
-        anchor = self.parts.anchor if self.parts else None
-        return tail_of(self.graph, anchor) if anchor and self.on_array else None
+        """The core's work behind the array; None where the sums are the result, or nothing is on the array."""
+        return tail_of(self.graph, self.anchor) if self.anchor and self.on_array else None
+
+    def _lines(self, first: int = 0, last: int | None = None) -> ChannelLines | None:
+        return lines_behind(self.tail, self.graph, self.anchor, first, last) if self.tail and self.anchor else None
 
     @cached_property
     def lines(self) -> ChannelLines | None:
         """By which the whole layer's sums are requantised; None where there are none."""
-        anchor = self.parts.anchor if self.parts else None
-        return lines_behind(self.tail, self.graph, anchor) if self.tail and anchor else None
+        return self._lines()
 
-    def lined(self, first: int, last: int) -> LineUse:
+    def line_use(self, first: int, last: int) -> LineUse:
         """How the channels from `first` to before `last` are requantised."""
-        lines, anchor = self.lines, self.parts.anchor if self.parts else None
-        if lines is None and self.tail is not None and anchor is not None and (first, last) != (0, self.image[2]):
-            lines = lines_behind(self.tail, self.graph, anchor, first, last)
+        lines = self.lines or (self._lines(first, last) if (first, last) != (0, self.image[2]) else None)
         return LineUse.NOT if lines is None else LineUse.PLAIN if lines.gains is None else LineUse.GAINING
 
     @property
@@ -145,32 +152,30 @@ def layers_of(graph: Graph, regions: Sequence[Region]) -> tuple[MeshLayer, ...]:
         ModelError: it keeps states between inferences, or an output is given under another shape only.
     """
     if graph.states:
-        raise ModelError(
-            "a network with states does not run on a mesh", where=graph.name, hint="use a target that is not a mesh"
-        )
+        hint = "use a target that is not a mesh"
+        raise ModelError("a network with states does not run on a mesh", where=graph.name, hint=hint)
     network = _MeshLayerBuilder(graph)
-    found: list[MeshLayer] = []
+    layers: list[MeshLayer] = []
     for region in regions:
         if region.is_view:
-            source = region.graph.inputs[0]
-            network.behind[region.output] = network.behind.get(source, source)
+            network.roots[region.output] = network.root(region.graph.inputs[0])
         else:
-            network.made[region.output] = len(found)
-            found.append(network.layer(len(found), region))
-    missing = [name for name in graph.outputs if network.behind.get(name, name) not in network.made]
+            network.producers[region.output] = len(layers)
+            layers.append(network.layer(len(layers), region))
+    missing = [name for name in graph.outputs if network.root(name) not in network.producers]
     if missing:
         hint = "take this output out of the model"
         raise ModelError(f"the output '{missing[0]}' is not computed by a layer", where=graph.name, hint=hint)
-    return tuple(found)
+    return tuple(layers)
 
 
 def output_layers(graph: Graph, layers: Sequence[MeshLayer], regions: Sequence[Region]) -> dict[str, int]:
     """Network output -> the layer that computes it."""
-    made = {layer.graph.outputs[0]: layer.index for layer in layers}
+    producers = {layer.graph.outputs[0]: layer.index for layer in layers}
     for region in regions:
-        if region.is_view and region.graph.inputs[0] in made:
-            made[region.output] = made[region.graph.inputs[0]]
-    return {name: made[name] for name in graph.outputs}
+        if region.is_view and region.graph.inputs[0] in producers:
+            producers[region.output] = producers[region.graph.inputs[0]]
+    return {name: producers[name] for name in graph.outputs}
 
 
 @dataclass(frozen=True)
@@ -178,62 +183,56 @@ class _MeshLayerBuilder:
     """The whole network while its layers are made."""
 
     graph: Graph
-    behind: dict[str, str] = field(default_factory=dict)
-    """View -> what it is a view of."""
-    made: dict[str, int] = field(default_factory=dict)
+    roots: dict[str, str] = field(default_factory=dict)
+    """View -> the value it is a view of."""
+    producers: dict[str, int] = field(default_factory=dict)
     """Value -> the layer that computes it."""
 
+    def root(self, name: str) -> str:
+        """The value itself, or the one it is a view of."""
+        return self.roots.get(name, name)
+
     def layer(self, index: int, region: Region) -> MeshLayer:
-        graph, again = _read_apart(region.graph)
-        try:
-            parts: Parts | None = split(graph)
-        except ValueError:
-            parts = None
+        graph, parts, copies = _read_apart(region.graph)
         anchor = parts.anchor if parts else None
         kind, result = _kind(graph, anchor), graph.types[region.output]
-        image = image_of(result.shape)
         summed, unit, kernel, stride = 1, 1, (1, 1), (1, 1)
-        if anchor is not None and kind == "dense":
-            x = anchor.inputs[0]
-            rows, columns, channels = image_of(self.graph.types[self.behind.get(x, x)].shape)
-            summed, unit = graph.types[anchor.inputs[1]].shape[1], channels if rows * columns > 1 else 4
-        elif anchor is not None and kind != "core":
+        if anchor is not None and kind != "core":
             types = [graph.types[name] for name in anchor.inputs]
             window = anchor.operator.window(types)
-            assert window is not None
-            summed, unit, kernel, stride = types[0].shape[3], 4, window.kernel, window.stride
-            summed = summed if kind == "convolution" else 1
-        names = sorted(
-            graph.inputs, key=lambda name: anchor is not None and parts is not None and name != parts.source()
-        )
-        given = {name: again.get(name, name) for name in names}
-        readings = tuple(
-            replace(self.reading(name, given[name], graph, parts, kind, image), given=given[name]) for name in names
-        )
+            if window is None:
+                rows, columns, channels = image_of(self.graph.types[self.root(anchor.inputs[0])].shape)
+                summed, unit = types[1].shape[1], channels if rows * columns > 1 else 4
+            else:
+                summed, unit = types[0].shape[3] if kind == "convolution" else 1, 4
+                kernel, stride = window.kernel, window.stride
+        first = parts.source() if parts and parts.anchor else ""
+        names = sorted(graph.inputs, key=lambda name: bool(first) and name != first)
+        image = image_of(result.shape)
+        readings = tuple(self._reading(name, copies.get(name, name), graph, parts, kind, image) for name in names)
         itemsize, origin = result.dtype.numpy.itemsize, ", ".join(region.origins)
         form = (kind, parts, image, itemsize, summed, unit, kernel, stride, readings, _cuttable(graph, anchor, kind))
         return MeshLayer(index, region.name, graph, *form, origin)
 
-    def reading(self, name: str, given: str, graph: Graph, parts: Parts | None, kind: str, image: Image) -> OperandRead:
-        """The reading of an operand that the network calls `given`."""
-        value, shape = self.behind.get(given, given), graph.types[name].shape
-        whole = self.graph.types[value]
+    def _reading(self, name: str, view: str, graph: Graph, parts: Parts | None, kind: str, image: Image) -> OperandRead:
+        """The reading of an operand that the network calls `view`."""
+        value, shape = self.root(view), graph.types[name].shape
+        whole, producer = self.graph.types[value], self.producers.get(value, INPUT)
         # The network's inputs lie in DRAM as a whole: a view of one is an image of its own.
-        source = image_of(shape if value not in self.made and len(shape) == 4 else whole.shape)
-        producer, itemsize = self.made.get(value, INPUT), whole.dtype.numpy.itemsize
-        operand = (name, value, producer, source, itemsize)
-        if parts is None or parts.anchor is None or name != parts.source():
-            return OperandRead(*operand, channels="all" if source != image or parts is None else "same")
-        anchor = parts.anchor
+        source = image_of(shape if producer == INPUT and len(shape) == 4 else whole.shape)
+        reading = OperandRead(name, value, producer, source, whole.dtype.numpy.itemsize, view=view)
+        anchor = parts.anchor if parts else None
+        if parts is None or anchor is None or name != parts.source():
+            return replace(reading, channels="all" if source != image or parts is None else "same")
         window = anchor.operator.window([graph.types[operand] for operand in anchor.inputs])
         if window is None or anchor.operator.moves_only:
-            return OperandRead(*operand, channels="summed" if kind == "dense" else "all")
+            return replace(reading, channels="summed" if kind == "dense" else "all")
         lead = (window.padding[0][0], window.padding[1][0])
         if parts.pad is not None:
             lead = tuple(parts.pad.operator.before[1:3])  # type: ignore[attr-defined]
-        channels = "summed" if kind == "convolution" else "all"
-        channels = "same" if kind == "depthwise" or is_pool(anchor, graph) else channels
-        return OperandRead(*operand, window.stride, window.span, lead, channels)
+        same = kind == "depthwise" or is_pool(anchor, graph)
+        channels = "same" if same else "summed" if kind == "convolution" else "all"
+        return replace(reading, step=window.stride, span=window.span, lead=lead, channels=channels)
 
 
 def is_pool(anchor: Node, graph: Graph) -> bool:
@@ -243,38 +242,45 @@ def is_pool(anchor: Node, graph: Graph) -> bool:
 
 
 def _kind(graph: Graph, anchor: Node | None) -> str:
-    """Who computes a layer: the array takes int8 images and vectors with int8 weights that are constants."""
-    if anchor is None or len(anchor.inputs) < 2 or anchor.inputs[1] not in graph.constants:
+    """`MeshLayer.kind`: the array takes int8 images and vectors with int8 weights that are constants."""
+    operator = anchor.operator if anchor else None
+    if anchor is None or not isinstance(operator, Linear) or anchor.inputs[1] not in graph.constants:
         return "core"
     x, w = (graph.types[name] for name in anchor.inputs[:2])
-    operator = anchor.operator
-    if x.dtype.bits != 8 or w.dtype.bits > 8 or getattr(operator, "weight_zero_point", 0) != 0:
+    if x.dtype.bits != 8 or w.dtype.bits > 8 or operator.weight_zero_point:
         return "core"
-    if isinstance(operator, FullyConnected):
+    window = operator.window([x, w])
+    if window is None:
         return "dense" if prod(x.shape[:-1]) == 1 else "core"
-    if not isinstance(operator, Conv2d | DepthwiseConv2d) or x.shape[0] != 1 or operator.dilation != (1, 1):
+    if x.shape[0] != 1 or window.dilation != (1, 1) or w.shape[3] != x.shape[3]:
         return "core"
-    if isinstance(operator, DepthwiseConv2d):
-        return "depthwise" if w.shape[3] == x.shape[3] else "core"
-    return "convolution" if operator.groups([x, w]) == 1 else "core"
+    return "depthwise" if operator.weight_axis == 3 else "convolution"
 
 
-def _read_apart(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """The region with a name of its own for what is both convolved and read behind the convolution, since pieces read
-    different parts of it; and new name -> value."""
-    users = graph.users()
-    types, nodes, again = dict(graph.types), list(graph.nodes), {}
-    for name in graph.inputs:
-        readers = users[name]
-        if len(readers) > 1 and any(isinstance(user.operator, (*_LINEAR, Pad)) for user in readers):
-            other = f"{name}_again"
-            again[other], types[other] = name, types[name]
-            for place, node in enumerate(nodes):
-                if name in node.inputs and not isinstance(node.operator, (*_LINEAR, Pad)):
-                    nodes[place] = replace(node, inputs=tuple(other if i == name else i for i in node.inputs))
-    if not again:
-        return graph, again
-    return replace(graph, inputs=(*graph.inputs, *again), nodes=tuple(nodes), types=types), again
+def _parts(graph: Graph) -> Parts | None:
+    try:
+        return split(graph)
+    except ValueError:
+        return None
+
+
+def _read_apart(graph: Graph) -> tuple[Graph, Parts | None, dict[str, str]]:
+    """A region and its parts; a value that a window moves over and that is read behind it too has a second name there,
+    since pieces read different parts of it. Also: second name -> value."""
+    parts, users = _parts(graph), graph.users()
+    weighted = parts is not None and parts.anchor is not None and parts.anchor.operator.weight_axis is not None
+    windows = [node for node in (parts.pad, parts.anchor if weighted else None) if node] if parts else []
+    shared = [name for name in graph.inputs if len(users[name]) > 1 and any(name in node.inputs for node in windows)]
+    if not shared:
+        return graph, parts, {}
+    copies = {name: f"{name}_again" for name in shared}
+    nodes = tuple(
+        node if node in windows else replace(node, inputs=tuple(copies.get(name, name) for name in node.inputs))
+        for node in graph.nodes
+    )
+    types = {**graph.types, **{copy: graph.types[name] for name, copy in copies.items()}}
+    graph = replace(graph, inputs=(*graph.inputs, *copies.values()), nodes=nodes, types=types)
+    return graph, _parts(graph), {copy: name for name, copy in copies.items()}
 
 
 def _cuttable(graph: Graph, anchor: Node | None, kind: str) -> tuple[bool, bool, bool]:
@@ -302,7 +308,7 @@ def _crops(graph: Graph, axis: int) -> bool:
 
 def core_reads(layer: MeshLayer) -> int:
     """Elements the core reads for each element of the result, of a layer the array does not compute."""
-    taps, anchor, graph = 1, layer.parts.anchor if layer.parts else None, layer.graph
+    taps, anchor, graph = 1, layer.anchor, layer.graph
     if anchor is not None:
         types, elements = [graph.types[name] for name in anchor.inputs], graph.types[graph.outputs[0]].elements
         window = anchor.operator.window(types)

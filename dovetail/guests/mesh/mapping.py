@@ -13,8 +13,9 @@ from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.layers import Ints, layers_of, output_layers
 from dovetail.guests.mesh.partition import FEW_SUMS, SMALL, MeshPartition, MeshStage, Section, partition_mesh, read_span
 from dovetail.guests.mesh.placement import TRIES, SectionPlacement, Tables, place, tables_of
-from dovetail.guests.mesh.sections import SectionTimes, fewer, one_chip, placements, sections_on_a_chip
-from dovetail.guests.mesh.simulate import StreamTiming, simulate, simulate_stream
+from dovetail.guests.mesh.sections import SectionSearch, SectionTimes, fewer, one_chip, placements
+from dovetail.guests.mesh.simulate import StreamTiming, simulate
+from dovetail.guests.mesh.streaming import simulate_stream
 from dovetail.guests.mesh.topology import Topology
 from dovetail.guests.mesh.traffic import Traffic
 from dovetail.ir.crop import crop
@@ -256,7 +257,7 @@ def _quickest(graph: Graph, regions: Sequence[Region], topology: Topology) -> Me
         return MeshMapping(parts, topology, tuple(placed), tuple(tables_of(one) for one in placed))
 
     found: list[MeshMapping] = []
-    measured = sections_on_a_chip(layers, topology, frozenset(outputs.values()))
+    measured = SectionSearch(layers, one_chip(topology), frozenset(outputs.values())).run()
     if measured:
         found.append(mapped(tuple(one.placed.section for one in measured), [one.placed for one in measured]))
     several, small = len(topology.places) > 1, len(topology.elements) <= SMALL

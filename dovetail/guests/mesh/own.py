@@ -16,7 +16,7 @@ import numpy as np
 
 from dovetail.errors import PlanError
 from dovetail.guests.mesh.choice import Objective, choose
-from dovetail.guests.mesh.cuts import Cut, frontier, frontier_or_empty
+from dovetail.guests.mesh.cuts import Cut, frontier, require_fit
 from dovetail.guests.mesh.layers import MeshLayer, layers_of, output_layers
 from dovetail.guests.mesh.mapping import MeshMapping, check_covered, map_network, planned, wanted
 from dovetail.guests.mesh.mapping_file import ElementRef, MappingWishes, Position, WishPlace, read_wishes, shown_ref
@@ -294,23 +294,19 @@ class _Cutting:
         for times in range(1, 2 + most_shared):
             left = (room if times == 1 else times * size) - needed
             most = min(max(left, 1), size)
-            fronts = [frontier_or_empty(layer, mesh, self.slots[layer.index], most) for layer in layers]
+            fronts = [frontier(layer, mesh, self.slots[layer.index], most) for layer in layers]
             cuts = choose(fronts, left, self.objective) if left >= len(layers) else None
             if cuts is not None:
                 return cuts
         for layer in layers:
-            self._require_fit(layer, size)
+            try:
+                require_fit(layer, mesh, self.slots[layer.index])
+            except PlanError as error:
+                where = _where(self.registry.wishes.layer(layer.name).at, error.where)
+                raise PlanError(error.what, where=where, hint=error.hint) from None
         names = ", ".join(layer.name for layer in layers[:6]) + (", ..." if len(layers) > 6 else "")
         at = pool.at or self.registry.wishes.at
         raise at.wrong(f"{size} elements are too few for {names}", "make the group larger, or use more chips")
-
-    def _require_fit(self, layer: MeshLayer, most: int) -> None:
-        """Raise PlanError where not even a layer's smallest piece fits an element, with the layer's line."""
-        try:
-            frontier(layer, self.registry.topology.mesh, self.slots[layer.index], most)
-        except PlanError as error:
-            at = self.registry.wishes.layer(layer.name).at
-            raise PlanError(error.what, where=_where(at, error.where), hint=error.hint) from None
 
 
 def _where(at: WishPlace, layer: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.choice import Objective, SlabGroup, Streaming, choose, choose_slabs, stream_layer, worth
+from dovetail.guests.mesh.choice import Objective, SlabGroup, SlabSearch, choose, clocks_of
 from dovetail.guests.mesh.cuts import (
     Cut,
     CutCosts,
@@ -20,10 +20,11 @@ from dovetail.guests.mesh.cuts import (
     bounds,
     costs_of,
     frontier,
-    frontier_or_empty,
     grain,
+    require_fit,
 )
 from dovetail.guests.mesh.layers import INPUT, MOST_SUMS, Ints, MeshLayer, OperandRead, layers_of, output_layers
+from dovetail.guests.mesh.streaming import Streaming, stream_layer
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Box, TensorType, box_shape, box_slices, full_box
@@ -56,7 +57,7 @@ class MeshStage:
     @property
     def memory(self) -> Ints:
         """Bytes of each piece's element that are used."""
-        return np.asarray(self.costs.fixed + self.slots[0] * self.costs.slot + self.costs.others)
+        return self.costs.memory(self.slots)
 
     @property
     def last(self) -> NDArray[np.bool_]:
@@ -147,7 +148,7 @@ def partition_mesh(
         graph: the integer graph.
         regions: its regions, as `dovetail.schedule.partition` makes them.
         topology: the mesh it shall run on.
-        objective: what for.
+        objective: the time that counts.
         most_sums: into how many parts the sums of a layer are cut at most.
 
     Raises:
@@ -156,8 +157,8 @@ def partition_mesh(
     """
     layers = tuple(replace(layer, most_sums=most_sums) for layer in layers_of(graph, regions))
     outputs = output_layers(graph, layers, regions)
-    found = resident(layers, topology, objective)
-    sections = (found,) if found else sections_of(layers, topology)
+    whole = resident(layers, topology, objective)
+    sections = (whole,) if whole else sections_of(layers, topology)
     return MeshPartition(graph, layers, outputs, topology.mesh, objective, sections)
 
 
@@ -166,71 +167,70 @@ def resident(layers: Sequence[MeshLayer], topology: Topology, objective: Objecti
     mesh, elements = topology.mesh, len(topology.elements)
     chips, capacity = len(topology.places), topology.capacity
     for slots in slot_choices(layers, objective):
-        slabs = choose_slabs(layers, slots, mesh, chips, capacity, objective) if chips > 1 and capacity else None
+        slabs = SlabSearch(layers, slots, mesh, chips, capacity, objective).run() if chips > 1 and capacity else None
         if slabs:
-            return section(layers, slabs[1], slots, mesh, slabs[0])
-        fronts = [frontier_or_empty(layer, mesh, held, elements) for layer, held in zip(layers, slots, strict=True)]
+            return resident_section(layers, slabs[1], mesh, slots, slabs[0])
+        fronts = [frontier(layer, mesh, held, elements) for layer, held in zip(layers, slots, strict=True)]
         cuts = choose(fronts, elements, objective)
         if cuts is not None:
-            return section(layers, cuts, slots, mesh)
+            return resident_section(layers, cuts, mesh, slots)
     return None
+
+
+def frontiers_of(layers: Sequence[MeshLayer], topology: Topology) -> list[Frontier]:
+    """The cuts of each layer alone on all elements, one slot for each operand."""
+    return [frontier(layer, topology.mesh, layer.one_slot, len(topology.elements)) for layer in layers]
 
 
 def residents(layers: Sequence[MeshLayer], fronts: Sequence[Frontier], topology: Topology) -> list[Section]:
     """Layers on the mesh at once for latency, on all elements and on ever fewer: more pieces send more messages, so
-    that more need not be better. On many elements, a few numbers of them. `fronts` are the layers' with one slot."""
-    elements, slots = len(topology.elements), [(1,) * len(layer.readings) for layer in layers]
-    found: dict[tuple[Cut, ...], None] = {}
+    that more need not be better. On many elements, a few numbers of them. `fronts`: as `frontiers_of`."""
+    elements = len(topology.elements)
+    cuts: dict[tuple[Cut, ...], None] = {}
     for count in range(elements, 0, -1 if elements <= SMALL else -(-elements // _FEWER)):
-        cuts = choose(fronts, count, Objective.LATENCY)
-        if cuts is None:
+        best = choose(fronts, count, Objective.LATENCY)
+        if best is None:
             break
-        found[tuple(cuts)] = None
-    return [section(layers, cuts, slots, topology.mesh) for cuts in found]
+        cuts[tuple(best)] = None
+    return [resident_section(layers, one, topology.mesh) for one in cuts]
 
 
 SMALL = 64
 """Elements up to which every fewer number of them is tried."""
 _FEWER = 6
-"""How many numbers of more."""
+"""Numbers of more elements that are tried."""
 
 
 def slot_choices(layers: Sequence[MeshLayer], objective: Objective) -> list[list[tuple[int, ...]]]:
-    """Numbers of slots to try in turn, for each operand of each layer: ever fewer."""
-    levels: list[int] = []  # layers on the longest way from the network's inputs, 1 for the first
+    """Numbers of slots to try in turn, for each operand of each layer: ever fewer.
+
+    One for latency. For throughput one more than there are layers on the way, so that a value that waits for others
+    holds nobody up.
+    """
+    if objective is Objective.LATENCY:
+        return [[layer.one_slot for layer in layers]]
+    levels: dict[int, int] = {INPUT: 0}  # layers on the longest way from the network's inputs, 1 for the first
     for layer in layers:
-        levels.append(1 + max((levels[r.producer] for r in layer.readings if r.producer != INPUT), default=0))
-    tried: list[list[tuple[int, ...]]] = []
-    for most in (max(levels) + 1, 2, 1):
-        slots = [_slots(layer, levels, objective, most) for layer in layers]
-        if slots not in tried:
-            tried.append(slots)
-    return tried
+        levels[layer.index] = 1 + max((levels[reading.producer] for reading in layer.readings), default=0)
+    waits = [[1 + levels[layer.index] - levels[r.producer] for r in layer.readings] for layer in layers]
+    choices = [[tuple(min(wait, most) for wait in each) for each in waits] for most in (max(levels.values()) + 1, 2, 1)]
+    return [slots for number, slots in enumerate(choices) if slots not in choices[:number]]
 
 
-def section(
+def resident_section(
     layers: Sequence[MeshLayer],
     cuts: Sequence[Cut],
-    slots: Sequence[tuple[int, ...]],
     mesh: Mesh,
+    slots: Sequence[tuple[int, ...]] | None = None,
     groups: tuple[SlabGroup, ...] = (),
 ) -> Section:
-    """Resident stages of some layers."""
+    """Layers in resident pieces; `slots` of each, one of each operand if none are given."""
     stages: list[MeshStage] = []
     first = 0
-    for layer, cut, held in zip(layers, cuts, slots, strict=True):
-        stages.append(make_stage(layer, cut, held, mesh, first))
+    for layer, cut, held in zip(layers, cuts, slots or [layer.one_slot for layer in layers], strict=True):
+        stages.append(boxed_stage(layer, cut, boxes_of(layer, cut, mesh), held, mesh, first))
         first += stages[-1].pieces
     return Section(tuple(stages), groups)
-
-
-def make_stage(layer: MeshLayer, cut: Cut, slots: tuple[int, ...], mesh: Mesh, first: int) -> MeshStage:
-    """A layer cut in one way, every piece's box and costs.
-
-    Raises:
-        PlanError: a piece does not fit its element.
-    """
-    return boxed_stage(layer, cut, boxes_of(layer, cut, mesh), slots, mesh, first)
 
 
 def boxed_stage(
@@ -242,9 +242,13 @@ def boxed_stage(
     first: int,
     free: bool = False,
 ) -> MeshStage:
-    """A layer in the given boxes, [pieces, 8]; other arguments and errors as for `MeshStage` and `make_stage`."""
-    sizes = sizes_of(layer, cut, boxes, mesh)
-    stage = MeshStage(layer, cut, boxes, slots, costs_of(layer, sizes, mesh, slots), first, free)
+    """A layer in boxes, [pieces, 8], with their costs; arguments as the fields of `MeshStage`.
+
+    Raises:
+        PlanError: a piece does not fit its element.
+    """
+    costs = costs_of(layer, sizes_of(layer, cut, boxes, mesh), mesh, slots)
+    stage = MeshStage(layer, cut, boxes, slots, costs, first, free)
     most = int(stage.memory.max())
     if most > mesh.usable:
         hint = "cut the layer into more pieces"
@@ -252,18 +256,19 @@ def boxed_stage(
     return stage
 
 
-_MOST_LOOKED_AT = 16
-"""Parts of a layer's channels, at most, of which each is looked at for lines; the lines of others are the layer's."""
+_MOST_LINED = 16
+"""Parts of a layer's channels, at most, of which each is searched for lines; others have the layer's."""
 
 
-def sizes_of(layer: MeshLayer, cut: Cut, boxes: NDArray[np.int64], mesh: Mesh, looked: bool = True) -> PieceSizes:
-    """The sizes of the pieces in those boxes, [pieces, 8]; `looked`: whether lines are looked for, of a few parts."""
-    spans, parts = boxes[:, 1::2] - boxes[:, ::2], np.full(len(boxes), cut.sums)
+def sizes_of(layer: MeshLayer, cut: Cut, boxes: NDArray[np.int64], mesh: Mesh, lines: bool = True) -> PieceSizes:
+    """The sizes of the pieces in boxes, [pieces, 8]; `lines`: whether parts of the channels are searched for lines."""
+    parts = np.full(len(boxes), cut.sums)
     place, lined = np.arange(len(boxes)) % cut.sums, None
     channels, which = np.unique(boxes[:, 4:6], axis=0, return_inverse=True)
-    if looked and mesh.pieces is None and cut.sums == 1 and len(channels) <= _MOST_LOOKED_AT:
-        lined = np.array([layer.lined(*span) for span in channels.tolist()])[which.reshape(-1)]
-    return PieceSizes(spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3], parts, place, lined)
+    if lines and mesh.pieces is None and cut.sums == 1 and len(channels) <= _MOST_LINED:
+        lined = np.array([layer.line_use(*span) for span in channels.tolist()])[which.reshape(-1)]
+    rows, columns, channels, sums = (boxes[:, 1::2] - boxes[:, ::2]).T
+    return PieceSizes(rows, columns, channels, sums, parts, place, lined)
 
 
 def boxes_of(layer: MeshLayer, cut: Cut, mesh: Mesh) -> NDArray[np.int64]:
@@ -300,15 +305,6 @@ def read_span(reading: OperandRead, layer: MeshLayer, axis: int, boxes: NDArray[
     return np.maximum(start, 0), np.minimum(stop, size)
 
 
-def _slots(layer: MeshLayer, levels: Sequence[int], objective: Objective, most: int) -> tuple[int, ...]:
-    """Inputs' worth of each operand: one for latency. For throughput one more than there are layers on the way, so that
-    a value that waits for others holds nobody up, if no more than `most`."""
-    if objective is Objective.LATENCY:
-        return (1,) * len(layer.readings)
-    waits = [levels[layer.index] - (levels[r.producer] if r.producer != INPUT else 0) for r in layer.readings]
-    return tuple(min(1 + wait, most) for wait in waits)
-
-
 _LONGEST = 12
 """Layers of a section at most."""
 
@@ -319,55 +315,51 @@ def sections_of(layers: Sequence[MeshLayer], topology: Topology) -> tuple[Sectio
     Raises:
         PlanError: a layer fits neither way (says what its smallest piece takes), or DRAM is too small.
     """
-    mesh, elements = topology.mesh, len(topology.elements)
-    needed = sum(layer.constant_bytes + layer.result_bytes for layer in layers)
-    if needed > mesh.dram_bytes * len(topology.places):
-        what = f"weights and values take {needed} bytes, the DRAM has {mesh.dram_bytes * len(topology.places)}"
+    mesh, elements, chips = topology.mesh, len(topology.elements), len(topology.places)
+    needed, room = dram_bytes(layers), mesh.dram_bytes * chips
+    if needed > room:
+        what = f"weights and values take {needed} bytes, the DRAM has {room}"
         raise PlanError(what, where="mesh", hint="use more chips")
-    dram = mesh.rates.dram * len(topology.places)
-    streams = [_streamed(layer, topology) for layer in layers]
-    fronts = [frontier_or_empty(layer, mesh, (1,) * len(layer.readings), elements) for layer in layers]
-    best: list[tuple[float, int, list[Cut] | None]] = [(0.0, 0, None)]
-    for end in range(1, len(layers) + 1):
-        streaming = streams[end - 1]
-        options: list[tuple[float, int, list[Cut] | None]] = []
-        if streaming is not None:
-            options.append((best[end - 1][0] + streaming.estimate, end - 1, None))
+    streams, fronts = [_streamed(layer, topology) for layer in layers], frontiers_of(layers, topology)
+    best: list[tuple[float, tuple[tuple[int, list[Cut] | None], ...]]] = [(0.0, ())]
+    for end, layer in enumerate(layers, 1):
+        options: list[tuple[float, tuple[tuple[int, list[Cut] | None], ...]]] = []
+        if streaming := streams[end - 1]:
+            time, before = best[end - 1]
+            options.append((time + streaming.estimate, (*before, (end - 1, None))))
         for begin in range(max(0, end - _LONGEST), end):
             cuts = choose(fronts[begin:end], elements, Objective.LATENCY)
             if cuts is not None:
-                time = best[begin][0] + worth(fronts[begin:end], cuts, Objective.LATENCY)
-                options.append((time + _moved(layers, begin, end) / dram, begin, cuts))
+                time = best[begin][0] + clocks_of(fronts[begin:end], cuts, Objective.LATENCY)
+                time += _moved(layers, begin, end) / (mesh.rates.dram * chips)
+                options.append((time, (*best[begin][1], (begin, cuts))))
         if not options:
-            frontier(layers[end - 1], mesh, (1,) * len(layers[end - 1].readings), elements)  # raises, with the levers
+            require_fit(layer, mesh, layer.one_slot)
             hint = "use more elements with --boards or --chips"
-            raise PlanError("neither resident nor streamed does it fit", where=layers[end - 1].name, hint=hint)
+            raise PlanError("neither resident nor streamed does it fit", where=layer.name, hint=hint)
         best.append(min(options, key=lambda option: option[0]))
-    found_sections: list[Section] = []
-    end = len(layers)
-    while end:
-        _, begin, cuts = best[end]
-        if cuts is None:
-            streaming = streams[begin]
-            assert streaming is not None
-            found_sections.append(Section((streamed_stage(layers[begin], streaming, topology),), streaming=streaming))
-        else:
-            members = layers[begin:end]
-            found_sections.append(section(members, cuts, [(1,) * len(layer.readings) for layer in members], mesh))
-        end = begin
-    return tuple(reversed(found_sections))
+    sections = []
+    for begin, cuts in best[-1][1]:
+        streaming = streams[begin]
+        if cuts is not None:
+            sections.append(resident_section(layers[begin : begin + len(cuts)], cuts, mesh))
+        elif streaming is not None:
+            sections.append(Section((streamed_stage(layers[begin], streaming, mesh),), streaming=streaming))
+    return tuple(sections)
 
 
-def streamed_stage(layer: MeshLayer, streaming: Streaming, topology: Topology) -> MeshStage:
+def dram_bytes(layers: Sequence[MeshLayer]) -> int:
+    """Bytes of all weights and values."""
+    return sum(layer.constant_bytes + layer.result_bytes for layer in layers)
+
+
+def streamed_stage(layer: MeshLayer, streaming: Streaming, mesh: Mesh) -> MeshStage:
     """The pieces of a streamed layer; their memory is what a round takes."""
-    mesh, slots, cut = topology.mesh, (1,) * len(layer.readings), streaming.cut
-    boxes = boxes_of(layer, cut, mesh)
-    costs, none = (
-        costs_of(layer, sizes_of(layer, cut, boxes, mesh, looked=False), mesh, slots),
-        np.zeros(len(boxes), np.int64),
-    )
-    costs = replace(costs, fixed=np.full(len(boxes), streaming.memory), slot=none, others=none)
-    return MeshStage(layer, cut, boxes, slots, costs, 0)
+    boxes = boxes_of(layer, streaming.cut, mesh)
+    costs = costs_of(layer, sizes_of(layer, streaming.cut, boxes, mesh, lines=False), mesh, layer.one_slot)
+    none = np.zeros(len(boxes), np.int64)
+    costs = replace(costs, fixed=none + streaming.memory, slot=none, others=none)
+    return MeshStage(layer, streaming.cut, boxes, layer.one_slot, costs, 0)
 
 
 def _streamed(layer: MeshLayer, topology: Topology) -> Streaming | None:
@@ -378,11 +370,16 @@ def _streamed(layer: MeshLayer, topology: Topology) -> Streaming | None:
         return None
 
 
+def results_read_later(layers: Sequence[MeshLayer], own: Collection[int]) -> set[int]:
+    """Layers among `own` whose results others read."""
+    return {r.producer for layer in layers if layer.index not in own for r in layer.readings}.intersection(own)
+
+
 def _moved(layers: Sequence[MeshLayer], begin: int, end: int) -> int:
-    """Bytes through DRAM of a resident section: weights, what it takes from before, what later layers want."""
+    """Bytes through DRAM of a resident section: weights, operands from before, results for later layers."""
     own = layers[begin:end]
     readings = [reading for layer in own for reading in layer.readings if not begin <= reading.producer < end]
-    taken = {reading.value: prod(reading.image) * reading.itemsize for reading in readings}
-    wanted = {len(layers) - 1, *(reading.producer for layer in layers[end:] for reading in layer.readings)}
-    given = sum(layer.result_bytes for layer in own if layer.index in wanted)
-    return sum(layer.constant_bytes for layer in own) + sum(taken.values()) + given
+    operands = {reading.value: prod(reading.image) * reading.itemsize for reading in readings}
+    later = {len(layers) - 1} | results_read_later(layers, range(begin, end))
+    results = sum(layer.result_bytes for layer in own if layer.index in later)
+    return sum(layer.constant_bytes for layer in own) + sum(operands.values()) + results

@@ -41,7 +41,7 @@ def part_graphs(mapped: MeshMapping) -> Iterator[tuple[str, Graph]]:
     owner = [(stage, piece) for stage in placed.section.stages for piece in range(stage.pieces)]
     for element, pieces in placed.tenants.items():
         name = "_".join(map(str, mapped.topology.position(element)))
-        views = {r.given: r.value for piece in pieces for r in owner[piece][0].layer.readings if r.given != r.value}
+        views = {r.view: r.value for piece in pieces for r in owner[piece][0].layer.readings if r.view != r.value}
         yield name, _joined(name, [_named(*owner[piece]) for piece in pieces], views)
 
 
@@ -56,7 +56,7 @@ def _named(stage: MeshStage, piece: int) -> Graph:
         if reading.name in graph.inputs:
             whole = stage.layer.graph.types[reading.name]
             part = reads[reading.name]
-            names[reading.name] = reading.given + ("" if part == full_box(whole.shape) else _shown(_image(part)))
+            names[reading.name] = reading.view + ("" if part == full_box(whole.shape) else _shown(_image(part)))
     if PARTIAL in graph.inputs:
         names[PARTIAL] = stage.layer.graph.outputs[0] + _suffix(_spans(stage, piece - 1), stage.layer)
     again = renamed(graph, names)

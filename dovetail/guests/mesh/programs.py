@@ -12,7 +12,7 @@ from dovetail import kernels
 from dovetail.guests.mesh.building import c_template
 from dovetail.guests.mesh.compiled import CompiledPieces, copying
 from dovetail.guests.mesh.cuts import PieceSizes, rows_together
-from dovetail.guests.mesh.finish import SUMS, by_lines, lines_behind, tail_of
+from dovetail.guests.mesh.finish import SUMS, lines_behind, requantisation_of, tail_of
 from dovetail.guests.mesh.layout import ELEMENT_DATA
 from dovetail.guests.mesh.mapping import PARTIAL, piece_graph
 from dovetail.guests.mesh.partition import MeshStage, read_span
@@ -144,7 +144,7 @@ def _on_array(stage: MeshStage, piece: int, graph: Graph, target: Target) -> Ele
     pointers = {SUMS: f"done + (at - row) * {columns * outputs}u"}
     behind: Graph | None = tail
     first_channel, last_channel = (int(end) for end in stage.boxes[piece][4:6])
-    whole = layer.lines.of(first_channel, last_channel) if layer.lines and by_lines(tail) else None
+    whole = layer.lines.of(first_channel, last_channel) if layer.lines and requantisation_of(tail) else None
     if lines := whole or lines_behind(tail, graph, anchor):  # those of the whole layer, so that programs are alike
         helpers.append("narrow_sums")
         first, behind = tail.nodes[2].output, _behind_lines(tail)

@@ -9,13 +9,13 @@ Candidates are placed and measured by the model of time, since fetching and stor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from dovetail.guests.mesh.cuts import Cut, Frontier, frontier_or_empty
+from dovetail.guests.mesh.cuts import Cut, frontier
 from dovetail.guests.mesh.layers import Ints, MeshLayer
 from dovetail.guests.mesh.partition import (
     SMALL,
@@ -23,14 +23,16 @@ from dovetail.guests.mesh.partition import (
     Section,
     boxed_stage,
     boxes_of,
+    dram_bytes,
+    frontiers_of,
     read_span,
+    resident_section,
     residents,
-    section,
+    results_read_later,
 )
 from dovetail.guests.mesh.placement import SectionPlacement, place
 from dovetail.guests.mesh.simulate import StreamTiming, simulate
 from dovetail.guests.mesh.topology import Topology
-from dovetail.target.mesh import Mesh
 
 LAYER_CODE = 1536
 """Bytes of an element's code for each layer, beside `Mesh.code`: its program is that of all sections."""
@@ -43,7 +45,7 @@ _LONGEST = 3
 _CUTS = 8
 """Cuts of a layer that are measured, those of the most pieces; on small meshes all."""
 _ROUNDS = (2, 3, 4, 6, 8, 12, 16)
-"""Parts a layer that is too large is computed in."""
+"""Numbers of parts that a layer too large is computed in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +56,13 @@ class SectionTimes:
 
     @cached_property
     def timing(self) -> StreamTiming:
-        """Of one input, weights loaded."""
+        """The time of one input, weights loaded."""
         return simulate(self.placed, 1)
 
     @property
     def load(self) -> float:
         """Clocks the DRAM takes to load weights and tables."""
-        return loading(self.placed) / self.placed.topology.mesh.rates.dram
+        return _loaded_bytes(self.placed) / self.placed.topology.mesh.rates.dram
 
     @property
     def free(self) -> float:
@@ -78,7 +80,7 @@ class SectionTimes:
         return max(int(stage.costs.constants.max()) for stage in self.placed.section.stages) + TABLE
 
     def after(self, before: SectionTimes | None) -> float:
-        """Clocks from the end of the section before to its own: what of its load was not done by then, and the rest."""
+        """Clocks from the end of the section before to its own: the rest of its load, and all behind it."""
         ahead = before is not None and before.memory + self.loaded <= self.placed.topology.mesh.usable
         hidden = before.free if before is not None and ahead else 0.0
         return max(0.0, self.load - hidden) + self.prepared + self.timing.latency + JOINED
@@ -87,11 +89,9 @@ class SectionTimes:
     def prepared(self) -> float:
         """Clocks of the core before anything is fetched: of the element with most padding to write."""
         core = self.placed.topology.mesh.core
-        found = [np.zeros(1)]
-        for stage in self.placed.section.stages:
-            rows, nbytes = padded(stage)
-            found.append(core.padding_row * rows + core.padding * nbytes)
-        return core.section + float(np.concatenate(found).max())
+        padding = (padded(stage) for stage in self.placed.section.stages)
+        most = max(float((core.padding_row * rows + core.padding * nbytes).max()) for rows, nbytes in padding)
+        return core.section + most
 
 
 def padded(stage: MeshStage) -> tuple[Ints, Ints]:
@@ -99,19 +99,17 @@ def padded(stage: MeshStage) -> tuple[Ints, Ints]:
     layer, reading, boxes = stage.layer, stage.layer.readings[0], stage.boxes
     if not layer.on_array or layer.kind == "dense":
         return np.zeros(stage.pieces, np.int64), np.zeros(stage.pieces, np.int64)
-    around, inside = [], []
-    for axis in range(2):
-        low, high = read_span(reading, layer, axis, boxes)
-        inside.append(high - low)
-        around.append((boxes[:, 2 * axis + 1] - boxes[:, 2 * axis] - 1) * reading.step[axis] + reading.span[axis])
-    low, high = read_span(reading, layer, 2, boxes)
-    start = boxes[:, 2] * reading.step[1] - reading.lead[1]
-    left = read_span(reading, layer, 1, boxes)[0] > start
-    sides = left.astype(np.int64) + (around[1] - inside[1] > read_span(reading, layer, 1, boxes)[0] - start)
-    return around[0] - inside[0] + sides * inside[0], (around[0] * around[1] - inside[0] * inside[1]) * (high - low)
+    spans = [read_span(reading, layer, axis, boxes) for axis in range(3)]
+    rows, columns, channels = (high - low for low, high in spans)
+    all_rows, all_columns = (
+        (boxes[:, 2 * axis + 1] - boxes[:, 2 * axis] - 1) * reading.step[axis] + reading.span[axis] for axis in (0, 1)
+    )
+    left = spans[1][0] - (boxes[:, 2] * reading.step[1] - reading.lead[1])
+    sides = (left > 0).astype(np.int64) + (all_columns - columns > left)
+    return all_rows - rows + sides * rows, (all_rows * all_columns - rows * columns) * channels
 
 
-def loading(placed: SectionPlacement) -> int:
+def _loaded_bytes(placed: SectionPlacement) -> int:
     """Bytes of weights that the chip with most reads from its DRAM when a section begins: what several of its pieces
     hold is read once."""
     total = np.zeros(len(placed.topology.places), np.int64)
@@ -123,21 +121,6 @@ def loading(placed: SectionPlacement) -> int:
         rows = np.unique(np.column_stack((chip, part, stage.costs.constants)), axis=0)
         np.add.at(total, rows[:, 0], rows[:, 2])
     return int(total.max())
-
-
-def sections_on_a_chip(
-    layers: Sequence[MeshLayer], topology: Topology, outputs: frozenset[int]
-) -> tuple[SectionTimes, ...] | None:
-    """The sections that take the least time one after the other on the chip with most elements, by dynamic
-    programming; None where some layer fits no way.
-
-    Args:
-        layers: the network.
-        topology: the mesh.
-        outputs: layers whose results the network gives.
-    """
-    mesh = replace(topology.mesh, code=topology.mesh.code + LAYER_CODE * len(layers))
-    return _SectionSearch(layers, one_chip(topology), mesh, outputs).run()
 
 
 def one_chip(topology: Topology) -> Topology:
@@ -155,99 +138,79 @@ def fewer(topology: Topology, count: int) -> Topology:
 
 
 def placements(layers: Sequence[MeshLayer], topology: Topology, outputs: frozenset[int]) -> list[SectionPlacement]:
-    """All layers at once on all elements and on fewer, in two orders of elements each; arguments as of
-    `sections_on_a_chip`."""
-    slots, count = [(1,) * len(layer.readings) for layer in layers], len(topology.elements)
-    fronts = [frontier_or_empty(one, topology.mesh, held, count) for one, held in zip(layers, slots, strict=True)]
-    orders = (topology, near_dram(topology))
-    return [place(found, where, outputs, 1) for found in residents(layers, fronts, topology) for where in orders]
+    """All layers at once on all elements and on fewer, in two orders of elements each.
+
+    Args:
+        layers: the network.
+        topology: the mesh.
+        outputs: layers whose results the network gives.
+    """
+    sections = residents(layers, frontiers_of(layers, topology), topology)
+    return [place(one, where, outputs, 1) for one in sections for where in _orders(topology)]
 
 
-def near_dram(topology: Topology) -> Topology:
-    """The same with its elements in the order of their distance from the DRAM of their chip."""
-    per, count = topology.mesh.per_chip, len(topology.elements)
-    chip, at = topology.elements // per, topology.router_of[topology.elements % per]
-    hops = np.array([topology.routes(int(chip[n])).hops[topology.dram, int(at[n])] for n in range(count)])
-    return replace(topology, elements=topology.elements[np.lexsort((topology.elements, hops, chip))])
+def _orders(topology: Topology) -> tuple[Topology, Topology]:
+    """The mesh, and the same with its elements in the order of their distance from the DRAM of their chip."""
+    chip, number = np.divmod(topology.elements, topology.mesh.per_chip)
+    routers = zip(chip.tolist(), topology.router_of[number].tolist(), strict=True)
+    hops = np.array([topology.routes(own).hops[topology.dram, router] for own, router in routers])
+    return topology, replace(topology, elements=topology.elements[np.lexsort((topology.elements, hops, chip))])
 
 
 @dataclass(frozen=True)
-class _SectionSearch:
-    """Fields as of `sections_on_a_chip`; `mesh` keeps the room for code that programs of all sections take."""
+class SectionSearch:
+    """Finds the sections that take the least time one after the other on one chip, by dynamic programming."""
 
     layers: Sequence[MeshLayer]
     topology: Topology
-    mesh: Mesh
+    """The elements of the chip."""
     outputs: frozenset[int]
-    known: dict[int, Frontier] = field(default_factory=dict)
+    """Layers whose results the network gives."""
 
-    @property
+    @cached_property
     def roomy(self) -> Topology:
-        """The mesh with that room."""
-        return replace(self.topology, mesh=self.mesh)
+        """The elements with less memory for data: their code is that of all sections."""
+        mesh = self.topology.mesh
+        return replace(self.topology, mesh=replace(mesh, code=mesh.code + LAYER_CODE * len(self.layers)))
 
     def run(self) -> tuple[SectionTimes, ...] | None:
-        """The best sections."""
-        needed = sum(layer.constant_bytes + layer.result_bytes for layer in self.layers)
-        if needed > self.mesh.dram_bytes:
+        """The best sections; None where some layer fits no way."""
+        if dram_bytes(self.layers) > self.topology.mesh.dram_bytes:
             return None
+        fronts = frontiers_of(self.layers, self.roomy)
         best: list[tuple[float, tuple[SectionTimes, ...]]] = [(0.0, ())]
         for end in range(1, len(self.layers) + 1):
             options = []
             for begin in range(max(0, end - _LONGEST), end):
                 time, before = best[begin]
-                for found in self.options(begin, end):
-                    behind = time
-                    for number, one in enumerate(found):
-                        last = found[number - 1] if number else before[-1] if before else None
-                        behind += one.after(last)
-                    options.append((behind, (*before, *found)))
+                members = self.layers[begin:end]
+                ways: Iterable[list[Section]] = ([one] for one in residents(members, fronts[begin:end], self.roomy))
+                for way in ways if len(members) > 1 else self._ways(members[0], fronts[begin].cuts):
+                    times, total, last = [self._measured(one) for one in way], time, before[-1] if before else None
+                    for one in times:
+                        total, last = total + one.after(last), one
+                    options.append((total, (*before, *times)))
             best.append(min(options, key=lambda option: option[0], default=(float("inf"), ())))
         return best[-1][1] or None
 
-    def options(self, begin: int, end: int) -> list[tuple[SectionTimes, ...]]:
-        """Ways to compute some layers together, or one in parts."""
-        members = self.layers[begin:end]
-        slots = [(1,) * len(layer.readings) for layer in members]
-        if end - begin > 1:
-            fronts = [self.frontier(index) for index in range(begin, end)]
-            return [(self.measured(one),) for one in residents(members, fronts, self.roomy)]
-        found = self.frontier(begin).cuts
-        if not found:
-            return self.rounds(members[0], slots[0])
-        most = len(found) if len(self.topology.elements) <= SMALL else _CUTS
-        return [(self.measured(section(members, [cut], slots, self.mesh)),) for cut in found[-most:]]
+    def _ways(self, layer: MeshLayer, cuts: Sequence[Cut]) -> Iterator[list[Section]]:
+        """Ways to compute a layer by itself: cut, or if no cut fits in the fewest parts of which each does."""
+        mesh, elements = self.roomy.mesh, len(self.topology.elements)
+        for cut in cuts if elements <= SMALL else cuts[-_CUTS:]:
+            yield [resident_section([layer], [cut], mesh)]
+        if not cuts:
+            limits = (elements * rounds for rounds in _ROUNDS)
+            whole_sums = replace(layer, most_sums=1)
+            fitting = (one.cuts for most in limits if (one := frontier(whole_sums, mesh, layer.one_slot, most)).cuts)
+            for cut in next(fitting, ())[-1:]:
+                boxes = boxes_of(layer, cut, mesh)
+                parts = np.array_split(boxes, -(-len(boxes) // elements))
+                stages = (boxed_stage(layer, Cut(len(part)), part, layer.one_slot, mesh, 0, True) for part in parts)
+                yield [Section((stage,)) for stage in stages]
 
-    def frontier(self, index: int) -> Frontier:
-        """The cuts of a layer alone on all elements."""
-        if index not in self.known:
-            layer = self.layers[index]
-            slots = (1,) * len(layer.readings)
-            self.known[index] = frontier_or_empty(layer, self.mesh, slots, len(self.topology.elements))
-        return self.known[index]
-
-    def rounds(self, layer: MeshLayer, slots: tuple[int, ...]) -> list[tuple[SectionTimes, ...]]:
-        """A layer in the fewest parts of which each fits."""
-        elements = len(self.topology.elements)
-        for rounds in _ROUNDS:
-            found = frontier_or_empty(replace(layer, most_sums=1), self.mesh, slots, rounds * elements)
-            if found.cuts:
-                return [self.in_rounds(layer, slots, found.cuts[-1])]
-        return []
-
-    def in_rounds(self, layer: MeshLayer, slots: tuple[int, ...], cut: Cut) -> tuple[SectionTimes, ...]:
-        """The pieces of a cut, as many at a time as there are elements."""
-        boxes, found = boxes_of(layer, cut, self.mesh), []
-        count = -(-len(boxes) // len(self.topology.elements))
-        for part in np.array_split(boxes, count):
-            stage = boxed_stage(layer, Cut(rows=len(part)), part, slots, self.mesh, 0, free=True)
-            found.append(self.measured(Section((stage,))))
-        return tuple(found)
-
-    def measured(self, found: Section) -> SectionTimes:
-        """A section placed."""
-        own = {stage.layer.index for stage in found.stages}
-        later = {reading.producer for layer in self.layers if layer.index not in own for reading in layer.readings}
-        wanted = frozenset(own & (self.outputs | later))
-        both = [SectionTimes(place(found, where, wanted, 1)) for where in (self.topology, near_dram(self.topology))]
+    def _measured(self, section: Section) -> SectionTimes:
+        """A section placed, in the better order of elements."""
+        own = {stage.layer.index for stage in section.stages}
+        stored = frozenset(own & self.outputs | results_read_later(self.layers, own))
+        both = (SectionTimes(place(section, where, stored, 1)) for where in _orders(self.topology))
         return min(both, key=lambda one: one.timing.latency)

@@ -10,9 +10,6 @@ waits until the link is free, holds it for its bytes, and its head goes on at on
 Nothing can wait for ever. Stages are numbered so that messages go up; a piece waits for pieces of lower stages at the
 same input, or for readers at an earlier input. So the least (input, stage) that waits has nothing to wait for. Links:
 see `topology`.
-
-A streamed layer has a model of its own: DRAM serves requests in the order they come; an element computes a round when
-its operands are there, and its result is written while the next is computed.
 """
 
 from __future__ import annotations
@@ -22,14 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dovetail.errors import SimulationError
-from dovetail.guests.mesh.choice import Streaming
 from dovetail.guests.mesh.layers import Ints
 from dovetail.guests.mesh.placement import MulticastTree, Router, SectionPlacement
 from dovetail.guests.mesh.traffic import Fetch, Floats
-from dovetail.target.mesh import Mesh
 
 _START, _FINISH, _SENT, _HOP = range(4)
 _BACK, _MADE, _FREE = 1, 2, 4
@@ -396,86 +390,3 @@ def _reverse(senders: _Senders, pieces: int) -> tuple[list[list[Ints]], list[lis
         sources[member[a]].append(sender[a:b])
         depths[member[a]].append(int(held[a]))
     return sources, depths
-
-
-def simulate_stream(streaming: Streaming, mesh: Mesh) -> float:
-    """Clocks from the first request to the last result in DRAM."""
-    return _StreamingSimulation(streaming, mesh).run()
-
-
-_NEED, _GOT, _DONE, _WROTE = range(4)
-
-
-class _StreamingSimulation:
-    """Groups are parts of the image, whose pieces (one per part of the channels) read the same bands."""
-
-    def __init__(self, streaming: Streaming, mesh: Mesh) -> None:
-        self.plan, self.rate = streaming, mesh.rates.dram
-        shape = (streaming.cut.rows * streaming.cut.columns, streaming.cut.channels)
-        self.round: NDArray[np.int64] = np.zeros(shape, np.int64)
-        self.busy: NDArray[np.bool_] = np.zeros(shape, bool)
-        self.wrote: NDArray[np.int64] = np.zeros(shape, np.int64)
-        self.bands, self.weights = (np.zeros(count, np.int64) for count in shape)
-        self.asked_bands, self.asked_weights = self.bands.copy(), self.weights.copy()
-        self.free = self.last = 0.0
-        self.events: list[tuple[float, int, int, int, int]] = []
-        self.count = 0
-        self.per_weights = 1 if streaming.depths > 1 else streaming.bands
-        self.loads = streaming.rounds // self.per_weights
-
-    def run(self) -> float:
-        self._ask(0.0)
-        while self.events:
-            now, _, kind, group, part = heapq.heappop(self.events)
-            if kind == _NEED:
-                self.bands[group] += 1
-            elif kind == _GOT:
-                self.weights[part] += 1
-            elif kind == _DONE:
-                self._finished(group, part, now)
-            else:
-                self.wrote[group, part] += 1
-            self._ask(now)
-            self._start(now)
-        if (self.round < self.plan.rounds).any():
-            raise RuntimeError("a streamed layer stops")
-        return self.last
-
-    def _push(self, time: float, kind: int, group: int, part: int) -> None:
-        self.count += 1
-        heapq.heappush(self.events, (time, self.count, kind, group, part))
-
-    def _serve(self, now: float, size: int) -> float:
-        self.free = max(self.free, now) + size / self.rate
-        return self.free
-
-    def _ask(self, now: float) -> None:
-        """Ask for what there is room for: two bands of each group, two sets of weights of each part."""
-        rounds = self.round.min(axis=1)
-        for group in np.nonzero((self.asked_bands < self.plan.rounds) & (self.asked_bands < rounds + 2))[0].tolist():
-            self.asked_bands[group] += 1
-            self._push(self._serve(now, self.plan.band_bytes), _NEED, group, 0)
-        loads = self.round.min(axis=0) // self.per_weights
-        held = 2 if self.loads > 1 else 1
-        for part in np.nonzero((self.asked_weights < self.loads) & (self.asked_weights < loads + held))[0].tolist():
-            self.asked_weights[part] += 1
-            self._push(self._serve(now, self.plan.weight_bytes), _GOT, 0, part)
-
-    def _start(self, now: float) -> None:
-        ready = (
-            ~self.busy
-            & (self.round < self.plan.rounds)
-            & (self.bands[:, None] > self.round)
-            & (self.weights[None] > self.round // self.per_weights)
-            & (self.round // self.plan.depths - self.wrote < 2)
-        )
-        for group, part in np.argwhere(ready).tolist():
-            self.busy[group, part] = True
-            self._push(now + self.plan.clocks, _DONE, group, part)
-
-    def _finished(self, group: int, part: int, now: float) -> None:
-        self.busy[group, part] = False
-        self.round[group, part] += 1
-        if self.round[group, part] % self.plan.depths == 0:
-            self.last = self._serve(now, self.plan.result_bytes)
-            self._push(self.last, _WROTE, group, part)
