@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.errors import ProgramError
 from dovetail.ir.graph import Graph, evaluate
-from dovetail.ir.types import Array, DType
+from dovetail.ir.types import Array, DType, box_slices
 from dovetail.program.ir import (
     Call,
     Copy,
@@ -22,8 +22,8 @@ from dovetail.program.ir import (
     print_statement,
     side_by_side,
     store,
+    writes,
 )
-from dovetail.program.loops import carried_out
 from dovetail.target.description import Target
 
 
@@ -56,7 +56,7 @@ def _compare(machine: ProgramInterpreter, graph: Graph, inputs: Mapping[str, Arr
     for name, view in program.inputs.items():
         machine.write(view, inputs[name])
     final = _last_writes(program, kept)
-    for index, statement in carried_out(program):
+    for index, statement in enumerate(program.statements):
         machine.step(index, statement)
         for name in final.get(index, ()):
             actual = machine.read(program.values[name], machine.place(statement))
@@ -83,12 +83,12 @@ class LaunchRecord:
     """One launch as it happened."""
 
     index: int
-    """Of the statement."""
+    """Index of the statement."""
     launch: LaunchStatement
     before: Mapping[str, Array]
     """Every memory as the launch found it, uint8."""
     result: Array
-    """What it computed: the logical array."""
+    """The logical array it computed."""
 
 
 def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> Iterator[LaunchRecord]:
@@ -104,32 +104,26 @@ def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> It
         held.append((index, statement))
         before = {name: memory.copy() for name, memory in machine.memories.items()}
         machine.step(index, statement)
-        for number, launch in held if not statement.starts_with_next else ():
-            yield LaunchRecord(number, launch, before, machine.read(launch.result, machine.place(launch)))
-        held = held if statement.starts_with_next else []
+        if not statement.starts_with_next:
+            for number, launch in held:
+                yield LaunchRecord(number, launch, before, machine.read(launch.result, machine.place(launch)))
+            held = []
 
 
-def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:
+def _last_writes(program: Program, values: Sequence[str]) -> dict[int, list[str]]:
     """Statement index -> values complete once it has been carried out; parts of states, complete from the start, are
     left out, for what is written there replaces them."""
-    by_buffer: dict[str, list[str]] = {}
-    for name in values:
-        buffer = program.values[name].buffer
-        if program.buffers[buffer].role is not Role.STATE:
-            by_buffer.setdefault(buffer, []).append(name)
     last: dict[str, int] = {}
     together = side_by_side(program.statements)
     for index, statement in enumerate(program.statements):
-        if isinstance(statement, LaunchStatement | Call):
-            before = last.get(statement.result.buffer, 0)
-            last[statement.result.buffer] = max(before, together.get(index, (index,))[-1])
-        elif isinstance(statement, Copy):
-            last[statement.destination.buffer] = index
-    found: dict[int, list[str]] = {}
-    for buffer, names in by_buffer.items():
-        if buffer in last:
-            found.setdefault(last[buffer], []).extend(names)
-    return found
+        for view in writes(statement):
+            last[view.buffer] = max(last.get(view.buffer, 0), together.get(index, (index,))[-1])
+    complete: dict[int, list[str]] = {}
+    for name in values:
+        buffer = program.values[name].buffer
+        if buffer in last and program.buffers[buffer].role is not Role.STATE:
+            complete.setdefault(last[buffer], []).append(name)
+    return complete
 
 
 class ProgramInterpreter:
@@ -142,7 +136,7 @@ class ProgramInterpreter:
         self.copies = {engine.name: self._copy_of(engine.memory) for engine in target.engines if engine.mirror}
         """Engine -> its own copy of the memory it works in."""
         self.held: dict[str, list[LaunchStatement]] = {}
-        """By engine the launches that wait for the one that starts them."""
+        """By engine, the launches that wait for the one that starts them."""
         for kept in program.states:
             self.write(kept.view, kept.first)
 
@@ -184,29 +178,29 @@ class ProgramInterpreter:
         self.bring(index)
         if isinstance(statement, Copy):
             self._copy(statement)
-        elif isinstance(statement, LaunchStatement | Call):
-            for name, array in statement.packed.items() if isinstance(statement, LaunchStatement) else ():
+        elif isinstance(statement, Call):
+            self._compute([statement])
+        elif isinstance(statement, LaunchStatement):
+            for name, array in statement.packed.items():
                 if not np.array_equal(self.read(statement.operands[name]), array.reshape(-1).view(np.uint8)):
-                    line = print_statement(self.program, index).strip()
                     raise ProgramError(
                         f"the bytes of {name} are not its packed constants",
-                        where=f"statement {line}",
+                        where=f"statement {print_statement(self.program, index).strip()}",
                         hint="look at the offload's constants: they must not depend on more than the match and "
                         "the tile",
                     )
-            if isinstance(statement, LaunchStatement) and statement.starts_with_next:
-                self.held.setdefault(statement.engine, []).append(statement)
-                return
-            own = self.held.pop(statement.engine, []) if isinstance(statement, LaunchStatement) else []
-            self._compute([*own, statement])
+            held = self.held.setdefault(statement.engine, [])
+            held.append(statement)
+            if not statement.starts_with_next:
+                self._compute(held)
+                self.held[statement.engine] = []
 
     def _copy(self, copy: Copy) -> None:
         source = self.read(copy.source)
         if copy.before:
             kind = copy.destination.type
             padded = np.full(kind.shape, np.array(copy.fill).astype(kind.dtype.numpy))
-            spans = zip(copy.before, source.shape, strict=True)
-            padded[tuple(slice(lead, lead + size) for lead, size in spans)] = source
+            padded[box_slices(copy.inner)] = source
             source = padded
         self.write(copy.destination, source)
 
@@ -224,12 +218,12 @@ class ProgramInterpreter:
 def sample_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
     """Seeded inputs, contents of states too, that use the whole range of their types."""
     generator = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name in graph.inputs:
         kind = graph.types[name]
         if kind.dtype.is_integer:
-            found[name] = generator.integers(kind.dtype.low, kind.dtype.high + 1, kind.shape).astype(kind.dtype.numpy)
+            arrays[name] = generator.integers(kind.dtype.low, kind.dtype.high + 1, kind.shape).astype(kind.dtype.numpy)
         else:
-            found[name] = generator.random(kind.shape, dtype=np.float32)
-            found[name] = found[name] < 0.5 if kind.dtype is DType.BOOL else found[name]
-    return found
+            numbers = generator.random(kind.shape, dtype=np.float32)
+            arrays[name] = numbers < 0.5 if kind.dtype is DType.BOOL else numbers
+    return arrays

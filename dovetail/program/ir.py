@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -28,7 +29,7 @@ from dovetail.target.description import Target
 from dovetail.target.pattern import Match
 
 Queue = NewType("Queue", str)
-"""What works on statements in order, by name: an engine, a DMA or a core."""
+"""A worker that carries out statements in order, by name: an engine, a DMA or a core."""
 CORE = Queue("core")
 """The queue of core 0."""
 
@@ -44,7 +45,7 @@ def copy_queue(target: Target) -> Queue:
 
 
 class Role(enum.Enum):
-    """What a buffer is for."""
+    """The use of a buffer."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -78,7 +79,7 @@ class View:
 
     buffer: str
     type: TensorType
-    """What it is: shape and elements, whatever the layout."""
+    """Shape and elements, whatever the layout."""
     strides: tuple[int, ...]
     """Bytes from one index to the next along each physical dimension but one within a byte: each axis of the shape,
     unless `layout` says otherwise."""
@@ -218,27 +219,37 @@ class Copy:
     """Engine whose list it is a command of; empty for none."""
 
     @cached_property
+    def inner(self) -> Box:
+        """The box of the destination that the source becomes."""
+        shape = self.source.type.shape
+        return tuple((b, b + size) for b, size in zip(self.before or (0,) * len(shape), shape, strict=True))
+
+    @cached_property
     def fills_border(self) -> bool:
         """True when the source lies where it belongs already."""
         if not self.before or self.source.buffer != self.destination.buffer:
             return False
         try:
-            box = tuple((b, b + size) for b, size in zip(self.before, self.source.type.shape, strict=True))
-            return self.destination.part(box) == self.source
+            return self.destination.part(self.inner) == self.source
         except ValueError:
             return False
 
     @cached_property
+    def border(self) -> tuple[View, ...]:
+        """The destination without the source.
+
+        Raises:
+            ValueError: the border ends within blocks.
+        """
+        return tuple(self.destination.part(strip) for strip in around(self.inner, self.destination.type.shape))
+
+    @cached_property
     def strips(self) -> tuple[View, ...]:
-        """What is written where only the border is filled: all around the source. Empty where everything is written, or
-        where the border ends within blocks."""
-        if not self.fills_border:
-            return ()
-        box = tuple((b, b + size) for b, size in zip(self.before, self.source.type.shape, strict=True))
-        try:
-            return tuple(self.destination.part(strip) for strip in around(box, self.destination.type.shape))
-        except ValueError:
-            return ()
+        """The views written where only the border is filled; empty where everything is written, or where the border
+        ends within blocks."""
+        with suppress(ValueError):
+            return self.border if self.fills_border else ()
+        return ()
 
 
 def around(inner: Box, shape: Shape) -> Iterator[Box]:
@@ -261,7 +272,7 @@ class LaunchStatement:
     """Runtime operands by value name, packed constants by their name, "scratch"."""
     result: View
     packed: Mapping[str, Array] = field(default_factory=dict)
-    """What the bytes of each packed constant must be."""
+    """The bytes that each packed constant must have."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """The layout the engine takes each value in, its result by the value's name too; row-major where absent."""
     queue: Queue | None = None
@@ -331,12 +342,12 @@ class Program:
     """The network's inputs by value name; dense."""
     outputs: Mapping[str, View]
     values: Mapping[str, View] = field(default_factory=dict)
-    """Where each intermediate value lies when it has been computed, for checks."""
+    """The place of each intermediate value when it has been computed, for checks."""
     dma: Queue = Queue("dma")
     """The queue that copies run on: `CORE` where there is no DMA."""
     states: tuple[StateVariable, ...] = ()
     moves: Mapping[int, tuple[Move, ...]] = field(default_factory=dict)
-    """What is brought where before a statement, by its index; the number of statements stands for the end."""
+    """The moves before a statement, by its index; the number of statements stands for the end."""
     loops: tuple[Loop, ...] = ()
     """Stretches of the statements that repeat, in order (`loops.rolled`)."""
 
@@ -347,7 +358,7 @@ class Move:
 
     engine: str
     view: View
-    """Of bytes, at the same place on both sides."""
+    """A view of bytes, at the same place on both sides."""
     to_engine: bool
 
 
@@ -501,7 +512,7 @@ def print_statement(program: Program, index: int) -> str:
     return f"  {index:4d}  {_body(program, statement)}"
 
 
-def _body(program: Program, statement: Statement) -> str:
+def _body(program: Program, statement: Copy | LaunchStatement | Call | Wait) -> str:
     if isinstance(statement, Copy):
         padding = f" padded from {list(statement.before)} with {statement.fill}" if any(statement.before) else ""
         queue = queue_of(statement, program.dma)
@@ -515,10 +526,8 @@ def _body(program: Program, statement: Statement) -> str:
         operands = ", ".join(map(print_view, statement.operands.values()))
         held = ", held for the next" if isinstance(statement, LaunchStatement) and statement.starts_with_next else ""
         return f"{who}: {kinds} of {operands} into {print_view(statement.result)}{held}"
-    if isinstance(statement, Wait):
-        who = f"{statement.stream}: " if statement.stream else ""
-        return f"{who}wait for {statement.queue} to finish {statement.statement}"
-    raise TypeError(f"unknown statement {statement}")
+    who = f"{statement.stream}: " if statement.stream else ""
+    return f"{who}wait for {statement.queue} to finish {statement.statement}"
 
 
 def print_view(view: View) -> str:

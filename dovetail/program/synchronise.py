@@ -1,4 +1,4 @@
-"""What keeps queues and copies of memories in order.
+"""Waits that keep queues in order, and moves that keep copies of a memory alike.
 
 `synchronise` puts in the waits a list of statements needs, so that none starts before what it depends on has finished.
 `mirror` says which bytes are brought to engines with a copy of the memory, and back: no more than must be. A value that
@@ -39,7 +39,7 @@ from dovetail.program.ir import (
 @dataclass
 class _ViewAccess:
     index: int
-    """Of the statement, or of the launch that starts it."""
+    """Index of the statement, or of the launch that starts it."""
     queue: Queue
     stream: str
     view: View
@@ -48,20 +48,24 @@ class _ViewAccess:
 
 @dataclass
 class _CompletionState:
-    """Up to which statement queues are known to have finished: to everybody where core 0 has waited, to an engine's
-    list where that has."""
+    """The statements up to which queues are known to have finished: to everybody where core 0 has waited, to an
+    engine's list where that has."""
 
     upto: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Who waited (empty: core 0), and for which queue, or of lists as a whole engine -> index of a statement."""
+    """Waiter (empty: core 0) and queue, or for lists as a whole engine -> index of a statement."""
 
     def knows(self, stream: str, access: _ViewAccess) -> bool:
-        """Whether who issues the commands of a stream (empty: core 0) knows that an access is over."""
+        """Whether the issuer of a stream's commands (empty: core 0) knows that an access is over."""
         own = self.upto.get((stream, access.queue), -1)
         return max(own, self.upto.get(("", access.stream or access.queue), -1)) >= access.index
 
 
 _IN_FLIGHT = 2
 """Launches an engine's queue holds, the one it computes included."""
+_MANY = 32
+"""Accesses to a buffer after which those that are over are left out."""
+_Needed = dict[tuple[str, str], tuple[int, Queue]]
+"""Waiter (empty: core 0) and queue, or engine for its list -> index of the statement waited for, and its queue."""
 
 
 def synchronise(
@@ -71,152 +75,131 @@ def synchronise(
     paced: bool = False,
     placed: Mapping[str, tuple[str, int]] | None = None,
 ) -> tuple[Statement, ...]:
-    """The statements with the fewest waits, each as late as it can be.
+    """The statements with the fewest waits, each as late as it can be. Buffers are taken as disjoint; within one, the
+    bytes touched are.
 
-    `statements` has no waits. Buffers are taken as disjoint; within one, the bytes touched are. With `settle`,
-    everything also finishes before the next layer begins: slower, but neighbouring layers can then share memory.
-    With `paced`, a copy waits for all launches but the last two, which have finished where a queue holds no more: it
-    may then go where they worked. With `placed`, the memory and address of buffers, what is touched are bytes of
-    memories, so that only waits remain which that placement needs.
+    Args:
+        statements: in issue order, without waits.
+        dma: the queue of copies.
+        settle: everything also finishes before the next layer begins: slower, but neighbouring layers can then share
+            memory.
+        paced: a copy waits for all launches but the last two, which have finished where a queue holds no more: it may
+            then go where they worked.
+        placed: memory and address of buffers. Bytes of memories are then looked at, so that only waits remain which
+            that placement needs.
     """
-    result: list[Statement] = []
-    accesses: dict[str, list[_ViewAccess]] = {}
-    finished, running = _CompletionState(), _QueueState()
-    launches: dict[Queue, list[int]] = {}
-    held: dict[Queue, list[_ViewAccess]] = {}
-
-    def issue(statement: Statement) -> None:
-        """Put a statement behind the others."""
-        result.append(statement)
-        running.issued(result, len(result) - 1, queue_of(statement, dma))
-
+    walk = _Synchroniser(dma, paced, placed or {})
     for number, statement in enumerate(statements):
-        queue, stream = queue_of(statement, dma), stream_of(statement)
         if settle and isinstance(statement, Begin):
-            own = _streamed(statements, number + 1)
-            for wait in _left(result, dma, own) if own else running.waits():
-                issue(wait)
-        touched = touches(statement)
-        if placed is not None:
-            touched = [(_placed(view, placed), is_write) for view, is_write in touched]
-        needed = _needed(touched, accesses, queue, stream, finished)
-        for other, handed in launches.items() if paced and isinstance(statement, Copy) else ():
-            if len(handed) > _IN_FLIGHT and handed[-1 - _IN_FLIGHT] > finished.upto.get(("", other), -1):
-                needed["", other] = max(needed.get(("", other), (-1, CORE)), (handed[-1 - _IN_FLIGHT], other))
+            walk.result += _waits_for_all(walk.result, dma, _streamed(statements, number + 1))
+        walk.add(statement)
+    return (*walk.result, *_waits_for_all(walk.result, dma))
+
+
+@dataclass
+class _Synchroniser:
+    """The statements so far, with their waits."""
+
+    dma: Queue
+    paced: bool
+    placed: Mapping[str, tuple[str, int]]
+    result: list[Statement] = field(default_factory=list)
+    accesses: dict[str, list[_ViewAccess]] = field(default_factory=dict)
+    """By buffer, the accesses somebody may still have to wait for."""
+    finished: _CompletionState = field(default_factory=_CompletionState)
+    launches: dict[Queue, list[int]] = field(default_factory=dict)
+    held: dict[Queue, list[_ViewAccess]] = field(default_factory=dict)
+    """Accesses of launches that another one starts."""
+
+    def add(self, statement: Statement) -> None:
+        """Issue a statement behind the waits it needs."""
+        queue, stream = queue_of(statement, self.dma), stream_of(statement)
+        touched = [(self._placed(view), is_write) for view, is_write in touches(statement)]
+        needed = self._needed(touched, queue, stream)
+        if self.paced and isinstance(statement, Copy):
+            for other, handed in self.launches.items():
+                if len(handed) > _IN_FLIGHT and handed[-1 - _IN_FLIGHT] > self.finished.upto.get(("", other), -1):
+                    needed["", other] = max(needed.get(("", other), (-1, CORE)), (handed[-1 - _IN_FLIGHT], other))
         for (waiter, what), (index, other) in sorted(needed.items()):
-            issue(Wait(statement.layer, other, index, waiter))
-            finished.upto[waiter, what] = index
-        is_launch = isinstance(statement, LaunchStatement)
-        is_held = isinstance(statement, LaunchStatement) and statement.starts_with_next
+            self.result.append(Wait(statement.layer, other, index, waiter))
+            self.finished.upto[waiter, what] = index
+        launch = statement if isinstance(statement, LaunchStatement) else None
         for view, is_write in touched if queue != CORE else ():  # what the core does is over when the next begins
-            record = _still_running(accesses, view, is_write, None if held else finished)
-            record.append(_ViewAccess(len(result), queue, stream, view, is_write))
-            if is_held:
-                held.setdefault(queue, []).append(record[-1])
-        if is_launch and not is_held:
-            for access in held.pop(queue, ()):  # it ends with the launch that starts it
-                access.index = len(result)
-        if is_launch and queue != CORE and not stream and not is_held:
-            launches.setdefault(queue, []).append(len(result))
-        issue(statement)
-    return (*result, *running.waits())
+            access = _ViewAccess(len(self.result), queue, stream, view, is_write)
+            self._record(view, is_write).append(access)
+            if launch and launch.starts_with_next:
+                self.held.setdefault(queue, []).append(access)
+        if launch and not launch.starts_with_next:
+            for access in self.held.pop(queue, ()):  # it ends with the launch that starts it
+                access.index = len(self.result)
+            if queue != CORE and not stream:
+                self.launches.setdefault(queue, []).append(len(self.result))
+        self.result.append(statement)
 
+    def _record(self, view: View, is_write: bool) -> list[_ViewAccess]:
+        """The accesses to a view's buffer: not those whose bytes are written now, and now and then not those that
+        everybody knows are over."""
+        record = self.accesses.setdefault(view.buffer, [])
+        if is_write and view.is_dense:
+            start, stop = view.span
+            record[:] = [a for a in record if not (start <= a.view.span[0] and a.view.span[1] <= stop)]
+        if not self.held and len(record) % _MANY == _MANY - 1:
+            record[:] = [access for access in record if not self.finished.knows("", access)]
+        return record
 
-_MANY = 32
-"""Accesses to a buffer after which those that are over are left out."""
+    def _placed(self, view: View) -> View:
+        """A view as one of the memory its buffer is placed in; as it is where that is not known."""
+        if view.buffer not in self.placed:
+            return view
+        memory, address = self.placed[view.buffer]
+        return replace(view, buffer=memory, offset=address + view.offset)
 
-
-def _still_running(
-    accesses: dict[str, list[_ViewAccess]], view: View, is_write: bool, finished: _CompletionState | None
-) -> list[_ViewAccess]:
-    """The accesses to a view's buffer that somebody may still have to wait for: not those whose bytes are written now,
-    and now and then not those that everybody knows are over."""
-    record = accesses.setdefault(view.buffer, [])
-    if is_write and view.is_dense:
-        start, stop = view.span
-        record[:] = [a for a in record if not (start <= a.view.span[0] and a.view.span[1] <= stop)]
-    if finished is not None and len(record) % _MANY == _MANY - 1:
-        record[:] = [access for access in record if not finished.knows("", access)]
-    return record
+    def _needed(self, touched: Sequence[tuple[View, bool]], queue: Queue, stream: str) -> _Needed:
+        """The waits without which these views may not be touched. An engine waits for its own queues only."""
+        needed: _Needed = {}
+        for view, is_write in touched:
+            for access in self.accesses.get(view.buffer, ()):
+                if access.queue == queue or not (is_write or access.is_write) or self.finished.knows(stream, access):
+                    continue
+                if access.view.is_apart(view):
+                    continue
+                mine = bool(stream) and access.stream == stream
+                key = (stream, str(access.queue)) if mine else ("", access.stream or access.queue)
+                needed[key] = max(needed.get(key, (-1, CORE)), (access.index, access.queue))
+        return needed
 
 
 def _streamed(statements: Sequence[Statement], first: int) -> str:
     """The engine whose list all of a layer's statements are commands of, from its first on; empty where there is
     none."""
     own = takewhile(lambda statement: not isinstance(statement, Begin), islice(statements, first, None))
-    found = {stream_of(statement) for statement in own}
-    return found.pop() if len(found) == 1 else ""
+    streams = {stream_of(statement) for statement in own}
+    return streams.pop() if len(streams) == 1 else ""
 
 
-def _placed(view: View, placed: Mapping[str, tuple[str, int]]) -> View:
-    """A view as one of the memory its buffer is placed in; as it is where that is not known."""
-    memory, address = placed.get(view.buffer, (view.buffer, 0))
-    return replace(view, buffer=memory, offset=address + view.offset)
+def _waits_for_all(statements: Sequence[Statement], dma: Queue, stream: str = "") -> list[Wait]:
+    """Waits for whatever still runs behind some statements.
 
-
-def _needed(
-    touched: Sequence[tuple[View, bool]],
-    accesses: Mapping[str, list[_ViewAccess]],
-    queue: Queue,
-    stream: str,
-    finished: _CompletionState,
-) -> dict[tuple[str, str], tuple[int, Queue]]:
-    """Who must wait (empty: core 0) for which queue, or for an engine's list -> index of the statement that must have
-    finished before these views may be touched, and its queue. An engine waits for its own queues only."""
-    needed: dict[tuple[str, str], tuple[int, Queue]] = {}
-    for view, is_write in touched:
-        for access in accesses.get(view.buffer, ()):
-            if access.queue == queue or not (is_write or access.is_write) or finished.knows(stream, access):
-                continue
-            if access.view.is_apart(view):
-                continue
-            mine = bool(stream) and access.stream == stream
-            key = (stream, access.queue) if mine else ("", access.stream or access.queue)
-            needed[key] = max(needed.get(key, (-1, CORE)), (access.index, access.queue))
-    return needed
-
-
-@dataclass
-class _QueueState:
-    """What queues still run, as core 0 knows, or as an engine's list does."""
-
-    stream: str = ""
-    """The engine; empty for core 0."""
-    last: dict[Queue, tuple[int, str]] = field(default_factory=dict)
-    """Queue -> its last statement that has not been waited for, and whose list that is of."""
-    layer: int = 0
-    """The last that anything has been issued for."""
-
-    def issued(self, statements: Sequence[Statement], index: int, queue: Queue) -> None:
-        """The next of some statements, by its index, is handed to a queue."""
-        statement, stream = statements[index], self.stream
-        own = stream_of(statement)
-        self.layer = max(self.layer, statement.layer)
-        if isinstance(statement, Wait):
-            whole = "" if own else stream_of(statements[statement.statement])
-            over = [name for name, (_, its) in self.last.items() if name == statement.queue or (whole and its == whole)]
-            for name in over if own in ("", stream) else ():
-                if self.last[name][0] <= statement.statement:
-                    del self.last[name]
-        elif queue != CORE and (own == stream or not stream):
-            self.last[queue] = (index, own)
-
-    def waits(self) -> list[Wait]:
-        """Waits for whatever still runs: of core 0, so that the network has finished when its function returns; or of
-        an engine's list for the engine's own queues, where what follows is of that list too."""
-        if self.stream:
-            return [Wait(self.layer, queue, index, self.stream) for queue, (index, _) in sorted(self.last.items())]
-        by_index = sorted(self.last.items(), key=lambda one: one[1])
-        ending = {own or queue: (index, queue) for queue, (index, own) in by_index}
-        return [Wait(self.layer, queue, index) for _, (index, queue) in sorted(ending.items())]
-
-
-def _left(statements: Sequence[Statement], dma: Queue, stream: str) -> list[Wait]:
-    """The waits of an engine's list for what it still runs."""
-    running = _QueueState(stream)
+    They are of core 0, so that the network has finished when its function returns; or of an engine's list (`stream`)
+    for the engine's own queues, where what follows is of that list too.
+    """
+    last: dict[Queue, tuple[int, str]] = {}
+    """Queue -> its last statement that has not been waited for, and the list that is of."""
+    layer = max((statement.layer for statement in statements), default=0)
     for index, statement in enumerate(statements):
-        running.issued(statements, index, queue_of(statement, dma))
-    return running.waits()
+        queue, own = queue_of(statement, dma), stream_of(statement)
+        if isinstance(statement, Wait) and own in ("", stream):
+            whole = "" if own else stream_of(statements[statement.statement])
+            for name, (at, its) in list(last.items()):
+                if at <= statement.statement and (name == statement.queue or (whole and its == whole)):
+                    del last[name]
+        elif queue != CORE and (own == stream or not stream):
+            last[queue] = (index, own)
+    if stream:
+        return [Wait(layer, queue, index, stream) for queue, (index, _) in sorted(last.items())]
+    by_index = sorted(last.items(), key=lambda one: one[1])
+    ending = {own or queue: (index, queue) for queue, (index, own) in by_index}
+    return [Wait(layer, queue, index) for _, (index, queue) in sorted(ending.items())]
 
 
 NEAR = 4096
@@ -241,26 +224,24 @@ def mirror(
         first: what the host holds at the start of an inference: inputs and states.
         last: what it must hold at the end: outputs and states.
     """
-    found: dict[int, tuple[Move, ...]] = {}
     if not engines:
-        return found
+        return {}
+    moves: dict[int, tuple[Move, ...]] = {}
     state = _CoherenceState(buffers, {_HOST: {}, **{name: {} for name in sorted(engines)}})
     for view in first:
         state.written(_HOST, view)
     for index, statement in enumerate(statements):
         here = statement.engine if isinstance(statement, LaunchStatement) and statement.engine in engines else _HOST
-        made = [move for view in reads(statement) for move in state.needed(here, view)]
-        if made:
-            found[index] = tuple(made)
+        moves[index] = tuple(move for view in reads(statement) for move in state.needed(here, view))
         for view in writes(statement):
             state.written(here, view)
-    ending = [move for view in last for move in state.needed(_HOST, view)]
-    return {**found, len(statements): tuple(ending)} if ending else found
+    moves[len(statements)] = tuple(move for view in last for move in state.needed(_HOST, view))
+    return {index: own for index, own in moves.items() if own}
 
 
 @dataclass
 class _CoherenceState:
-    """Who holds the present contents of each byte."""
+    """The places that hold the present contents of each byte."""
 
     buffers: Mapping[str, Buffer]
     valid: dict[str, dict[str, Array]] = field(default_factory=dict)
@@ -277,7 +258,7 @@ class _CoherenceState:
             self.held(other, view.buffer)[touched] = other == place
 
     def needed(self, place: str, view: View) -> Iterator[Move]:
-        """What must be brought so that a place holds a view; what nobody has written yet is left out."""
+        """The moves after which a place holds a view; what nobody has written yet is left out."""
         if self.buffers[view.buffer].role is Role.CONSTANT:
             return
         here, host = self.held(place, view.buffer), self.held(_HOST, view.buffer)

@@ -6,7 +6,7 @@ are only partly used one more. What counts down on one side only is one nest per
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
@@ -69,13 +69,8 @@ class _CopyAxis:
     destination: int
 
 
-@dataclass(frozen=True)
-class _CopyNest:
-    """Axes to walk, outermost first, from a first byte on either side."""
-
-    source: int
-    destination: int
-    axes: tuple[_CopyAxis, ...]
+_CopyNest = tuple[int, int, tuple[_CopyAxis, ...]]
+"""First byte in the source and in the destination, and the axes to walk from there, outermost first."""
 
 
 def transfers(copy: Copy) -> tuple[Transfer, ...]:
@@ -105,7 +100,8 @@ def _transfers(source: _End, destination: _End, before: Shape, fill: int, border
     if any(copy.before) or copy.source.type.shape != copy.destination.type.shape:
         return tuple(_padded(copy, border))
     size = copy.source.type.dtype.numpy.itemsize
-    return tuple(transfer for nest in _nests(copy) for transfer in _split(nest, _merged(nest.axes, size)))
+    nests = ((source, destination, _merged(axes, size)) for source, destination, axes in _nests(copy))
+    return tuple(transfer for nest in nests for transfer in _split(*nest))
 
 
 def ends_in_padding(copy: Copy, transfer: Transfer) -> bool:
@@ -122,9 +118,14 @@ def ends_in_padding(copy: Copy, transfer: Transfer) -> bool:
 
 def same_packing(a: Layout | None, b: Layout | None) -> bool:
     """Whether bytes hold the same elements in both layouts, so that copying bytes converts one to the other."""
-    first, second = ((layout.dims[-1][0], layout.fields, layout.dims[-1] in layout.backwards)
-                     if layout is not None and layout.packed else None for layout in (a, b))  # fmt: skip
-    return first == second
+    return _packing(a) == _packing(b)
+
+
+def _packing(layout: Layout | None) -> tuple[int, int, bool] | None:
+    """Axis, number and order of the elements that share a byte; None where each has bytes of its own."""
+    if layout is None or not layout.packed:
+        return None
+    return layout.dims[-1][0], layout.fields, layout.dims[-1] in layout.backwards
 
 
 def _of_bytes(copy: Copy) -> Copy:
@@ -164,8 +165,7 @@ def strips(transfer: Transfer) -> tuple[Transfer, ...]:
 def _nests(copy: Copy) -> Iterator[_CopyNest]:
     source, destination = copy.source, copy.destination
     if source.layout == destination.layout:
-        strides = zip(source.physical, source.strides, destination.strides, strict=True)
-        yield _CopyNest(source.offset, destination.offset, tuple(_CopyAxis(*triple) for triple in strides))
+        yield source.offset, destination.offset, _axes(source, destination)
         return
     ways = [_ViewStrides(view) for view in (source, destination)]
     parts = [_segments(size, _steps(ways, axis, size)) for axis, size in enumerate(source.type.shape)]
@@ -184,11 +184,16 @@ def _nests(copy: Copy) -> Iterator[_CopyNest]:
             for (axis, step, _), index in zip(single, chosen, strict=True):
                 place[axis] += step * index
             starts = [way.view.offset + sum(way.at(axis, start) for axis, start in enumerate(place)) for way in ways]
-            yield _CopyNest(starts[0], starts[1], tuple(sorted(walked, key=lambda along: -along.destination)))
+            yield starts[0], starts[1], tuple(sorted(walked, key=lambda along: -along.destination))
+
+
+def _axes(source: View, destination: View) -> tuple[_CopyAxis, ...]:
+    """The physical dimensions of two views in one layout."""
+    return tuple(map(_CopyAxis, source.physical, source.strides, destination.strides))
 
 
 class _ViewStrides:
-    """How far apart the elements of a view lie."""
+    """Distances of the elements of a view."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -230,29 +235,27 @@ def _segments(size: int, steps: tuple[int, ...]) -> list[tuple[int, list[tuple[i
 
 def _merged(axes: tuple[_CopyAxis, ...], size: int) -> list[_CopyAxis]:
     """The bytes of an element and the axes, innermost first, joined where they follow each other on both sides."""
-    found = [_CopyAxis(size, 1, 1)]
+    merged = [_CopyAxis(size, 1, 1)]
     for axis in reversed([axis for axis in axes if axis.size != 1]):
-        inner = found[-1]
-        spans = (inner.size * inner.source, inner.size * inner.destination)
-        if (axis.source, axis.destination) == spans:
-            found[-1] = _CopyAxis(axis.size * inner.size, inner.source, inner.destination)
+        inner = merged[-1]
+        if (axis.source, axis.destination) == (inner.size * inner.source, inner.size * inner.destination):
+            merged[-1] = replace(inner, size=axis.size * inner.size)
         else:
-            found.append(axis)
-    return found
+            merged.append(axis)
+    return merged
 
 
-def _split(nest: _CopyNest, axes: list[_CopyAxis]) -> Iterator[Transfer]:
+def _split(source: int, destination: int, axes: Sequence[_CopyAxis]) -> Iterator[Transfer]:
     """Axes beyond rows and planes become transfers of their own: the shortest, for the fewest transfers."""
     longest = sorted(range(1, len(axes)), key=lambda place: -axes[place].size)[: _MOST_AXES - 1]
-    inner = [axes[place] for place in (0, *sorted(longest))]
-    outer = [axis for place, axis in enumerate(axes) if place and place not in longest]
-    row, plane = (*inner[1:], _CopyAxis(1, 0, 0), _CopyAxis(1, 0, 0))[:2]
-    for steps in product(*(range(axis.size) for axis in reversed(outer))):
-        pairs = list(zip(reversed(outer), steps, strict=True))
-        source = nest.source + sum(axis.source * step for axis, step in pairs)
-        destination = nest.destination + sum(axis.destination * step for axis, step in pairs)
-        strides = (row.size, row.source, row.destination, plane.size, plane.source, plane.destination)
-        yield Transfer(source, destination, inner[0].size, *strides)
+    inner = [axes[place] for place in sorted(longest)]
+    outer = [axis for place, axis in enumerate(axes) if place and place not in longest][::-1]
+    row, plane = (*inner, _CopyAxis(1, 0, 0), _CopyAxis(1, 0, 0))[:2]
+    strides = (row.size, row.source, row.destination, plane.size, plane.source, plane.destination)
+    for steps in product(*(range(axis.size) for axis in outer)):
+        first = source + sum(axis.source * step for axis, step in zip(outer, steps, strict=True))
+        target = destination + sum(axis.destination * step for axis, step in zip(outer, steps, strict=True))
+        yield Transfer(first, target, axes[0].size, *strides)
 
 
 def can_pad(layout: Layout | None) -> bool:
@@ -279,16 +282,9 @@ def _padded(copy: Copy, border: bool) -> Iterator[Transfer]:
         raise ValueError("a padded copy needs one layout and a dense destination")
     if source.strides[column:] != destination.strides[column:]:
         raise ValueError("a padded copy needs whole pixels side by side")
-    pixel = destination.strides[column]
-    outer = [_CopyAxis(*triple) for triple in zip(source.physical, source.strides, destination.strides, strict=True)]
-    planes = [axis for axis in reversed(outer[: column - 1]) if axis.size != 1]
+    pixel, outer = destination.strides[column], _axes(source, destination)
     row = _CopyAxis(prod(source.physical[column:]) * source.type.dtype.numpy.itemsize, 1, 1)
-    image = [row, outer[column - 1], *planes]
-    for transfer in _split(_CopyNest(source.offset, destination.offset, ()), image):
-        yield replace(
-            transfer,
-            pad_rows=pads[1],
-            pad_bytes=(pads[2][0] * pixel, pads[2][1] * pixel),
-            fill=copy.fill & 0xFF,
-            border=border,
-        )
+    image = [row, outer[column - 1], *(axis for axis in reversed(outer[: column - 1]) if axis.size != 1)]
+    beside = (pads[2][0] * pixel, pads[2][1] * pixel)
+    for one in _split(source.offset, destination.offset, image):
+        yield replace(one, pad_rows=pads[1], pad_bytes=beside, fill=copy.fill & 0xFF, border=border)

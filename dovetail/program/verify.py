@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from dovetail.program.ir import (
     Copy,
     LaunchStatement,
     Program,
+    Queue,
     Role,
     Statement,
     View,
@@ -37,39 +39,11 @@ from dovetail.program.ir import (
 )
 from dovetail.program.loops import check_loops
 from dovetail.program.transfers import transfers
+from dovetail.target.chip import Memory
 from dovetail.target.description import Target
 
 _REPORT = "report this with the model and the target: a program made by Dovetail must keep this rule"
 _LAYOUT = "look at the layouts the target's Offload declares for its operands and result"
-
-
-@dataclass(frozen=True)
-class _InFlightAccess:
-    """A statement issued to a queue and not known to have finished."""
-
-    index: int
-    queue: str
-    memory: str
-    span: tuple[int, int]
-    view: View
-    is_write: bool
-    stream: str
-    """Engine whose list it is a command of; empty for none."""
-
-
-@dataclass
-class _VerifierState:
-    program: Program
-    target: Target
-    identity: dict[str, int]
-    owner: dict[str, Array]
-    running: list[_InFlightAccess] = field(default_factory=list)
-    behind: dict[str, list[_InFlightAccess]] = field(default_factory=dict)
-    """By engine what its list has waited for: for everybody else it may still be running."""
-    held: dict[str, list[int]] = field(default_factory=dict)
-    """By engine the launches that wait for the one that starts them."""
-    replaced: set[str] = field(default_factory=set)
-    """States that hold their next contents already."""
 
 
 def verify(program: Program, target: Target) -> None:
@@ -78,48 +52,31 @@ def verify(program: Program, target: Target) -> None:
     Raises:
         ProgramError: the first broken rule, with the statement that breaks it.
     """
+    walk = _Walk(program, target)
     for buffer in program.buffers.values():
-        with _at(f"buffer {buffer.name}"):
+        with _at("buffer {}".format, buffer.name):
             _check_buffer(buffer, target)
-    identity = {name: number + 1 for number, name in enumerate(sorted(program.buffers))}
-    owner = {memory.name: np.zeros(memory.size, dtype=np.int32) for memory in target.memories}
-    state = _VerifierState(program, target, identity, owner)
-    for view in (*program.inputs.values(), *(kept.view for kept in program.states)):
-        _mark(state, view)
+    for view in (*program.inputs.values(), *(state.view for state in program.states)):
+        walk.mark(view)
     for index, statement in enumerate(program.statements):
-        try:
-            _step(state, index, statement)
-        except ProgramError as error:
-            line = print_statement(program, index).strip()
-            raise ProgramError(error.what, where=f"statement {line}", hint=error.hint or _REPORT) from None
-    with _at(f"end of {program.name}"):
-        _check_end(state)
+        with _at(_name_of, program, index):
+            walk.step(index, statement)
+    with _at("end of {}".format, program.name):
+        walk.check_end()
     check_loops(program)
 
 
 @contextmanager
-def _at(where: str) -> Iterator[None]:
+def _at(where: Callable[..., str], *place: object) -> Iterator[None]:
     """Say in errors where they were found, and what to do where nothing nearer is known."""
     try:
         yield
     except ProgramError as error:
-        raise ProgramError(error.what, where=where, hint=error.hint or _REPORT) from None
+        raise ProgramError(error.what, where=where(*place), hint=error.hint or _REPORT) from None
 
 
-def _check_end(state: _VerifierState) -> None:
-    for engine, waiting in state.held.items():
-        if waiting:
-            raise ProgramError(f"ends while {engine} holds the launch {waiting[0]}, which none starts")
-    left_over = [*state.running, *(one for own in state.behind.values() for one in own)]
-    if left_over:
-        left = left_over[0]
-        raise ProgramError(f"ends while {left.queue} may still run statement {left.index}")
-    for name, view in state.program.outputs.items():
-        _check_resident(state, view, f"output '{name}'")
-    for kept in state.program.states:
-        if kept.view.buffer not in state.replaced:
-            raise ProgramError(f"the state {kept.view.buffer} is never replaced")
-        _check_resident(state, kept.view, f"state '{kept.view.buffer}'")
+def _name_of(program: Program, index: int) -> str:
+    return f"statement {print_statement(program, index).strip()}"
 
 
 def _check_buffer(buffer: Buffer, target: Target) -> None:
@@ -141,137 +98,177 @@ def _check_buffer(buffer: Buffer, target: Target) -> None:
         raise ProgramError(f"its address 0x{buffer.address:x} is not aligned to {memory.alignment} bytes")
 
 
-def _step(state: _VerifierState, index: int, statement: Statement) -> None:
-    if isinstance(statement, Begin):
-        return
-    if isinstance(statement, Wait):
-        _check_wait(state, index, statement)
-        _wait(state, statement)
-        return
-    for view, _ in touches(statement):
-        _check_view(state, view)
-    _check_shapes(state, statement)
-    _check_apart(state, statement)
-    queue, stream = queue_of(statement, state.program.dma), stream_of(statement)
-    beside = _beside(state, statement)
-    _check_reach(state, statement)
-    _check_states(state, statement)
-    for view in reads(statement):
-        _check_free(state, view, queue, stream, beside, is_write=False)
-        _check_resident(state, view, f"'{view.buffer}'")
-    for view in writes(statement):
-        if state.program.buffers[view.buffer].role is Role.CONSTANT:
-            raise ProgramError(f"writes to the constant {view.buffer}")
-        _check_free(state, view, queue, stream, beside, is_write=True)
-        _mark(state, view)
-    for view, is_write in touches(statement) if queue != CORE else ():
-        buffer = state.program.buffers[view.buffer]
-        if buffer.address is not None:
-            span = _absolute(buffer, view)
-            state.running.append(_InFlightAccess(index, queue, buffer.memory, span, view, is_write, stream))
-    if isinstance(statement, LaunchStatement):
-        state.held[queue] = [*beside, index] if statement.starts_with_next else []
+@dataclass(frozen=True)
+class _InFlightAccess:
+    """A statement issued to a queue and not known to have finished."""
+
+    index: int
+    queue: Queue
+    stream: str
+    """Engine whose list it is a command of; empty for none."""
+    memory: str
+    span: tuple[int, int]
+    """First byte and one past the last, as addresses."""
+    view: View
+    is_write: bool
 
 
-def _beside(state: _VerifierState, statement: Statement) -> Sequence[int]:
-    """The launches a launch works beside, of those before it; raises where there are more than the engine takes."""
-    if not isinstance(statement, LaunchStatement):
-        return ()
-    own, joint = state.held.get(statement.engine, []), state.target.engine(statement.engine).joint
-    if (statement.starts_with_next or own) and (
-        joint is None or len(own) + 1 + statement.starts_with_next > joint.most
-    ):
-        most = joint.most if joint else 1
-        raise ProgramError(f"{statement.engine} takes {most} launches at a time", hint="look at Engine.joint")
-    return own
+@dataclass
+class _Walk:
+    """The state of the machine after some statements, as far as rules ask for it."""
 
+    program: Program
+    target: Target
+    running: list[_InFlightAccess] = field(default_factory=list)
+    behind: dict[str, list[_InFlightAccess]] = field(default_factory=dict)
+    """By engine, accesses its list has waited for: for everybody else they may still be running."""
+    held: dict[str, list[int]] = field(default_factory=dict)
+    """By engine, the launches that wait for the one that starts them."""
+    replaced: set[str] = field(default_factory=set)
+    """States that hold their next contents already."""
 
-def _wait(state: _VerifierState, wait: Wait) -> None:
-    """What may still be running after a wait: core 0 waits for the whole list a statement is in, and everybody knows; a
-    list knows by itself what it has waited for."""
-    whole = "" if wait.stream else stream_of(state.program.statements[wait.statement])
+    def __post_init__(self) -> None:
+        self.identity = {name: number + 1 for number, name in enumerate(sorted(self.program.buffers))}
+        self.owner = {memory.name: np.zeros(memory.size, dtype=np.int32) for memory in self.target.memories}
+        """For every byte of a memory, the buffer whose contents are there; 0 for none."""
 
-    def over(one: _InFlightAccess) -> bool:
-        mine = one.queue == wait.queue or bool(whole and one.stream == whole)
-        return one.index <= wait.statement and mine
+    def buffer(self, view: View) -> Buffer:
+        """The buffer a view is part of."""
+        return self.program.buffers[view.buffer]
 
-    if wait.stream:
-        state.behind.setdefault(wait.stream, []).extend(one for one in state.running if over(one))
-    elif whole:
-        state.behind[whole] = [one for one in state.behind.get(whole, ()) if not over(one)]
-    state.running = [one for one in state.running if not over(one)]
+    def memory(self, view: View) -> Memory:
+        """The memory a view lies in."""
+        return self.target.memory(self.buffer(view).memory)
 
+    def span(self, view: View) -> tuple[int, int] | None:
+        """First byte and one past the last byte of a view, as addresses; None for what the linker places."""
+        address, (start, stop) = self.buffer(view).address, view.span
+        return None if address is None else (address + start, address + stop)
 
-def _check_reach(state: _VerifierState, statement: Statement) -> None:
-    """Whoever carries a statement out reaches the memories it touches."""
-    queue = queue_of(statement, state.program.dma)
-    who = CORE if isinstance(statement, Call) else queue
-    for view, _ in touches(statement):
-        memory = state.target.memory(state.program.buffers[view.buffer].memory)
-        if not memory.is_reached_by(who):
-            hint = f"look at Memory.reach of {memory.name}"
-            raise ProgramError(f"{who} does not reach {memory.name}, where {view.buffer} lies", hint=hint)
+    def step(self, index: int, statement: Statement) -> None:
+        """Check one statement and carry it out."""
+        if isinstance(statement, Begin):
+            return
+        if isinstance(statement, Wait):
+            self._check_wait(index, statement)
+            self._wait(statement)
+            return
+        for view, _ in touches(statement):
+            self._check_view(view)
+        if isinstance(statement, Copy):
+            self._check_copy(statement)
+        else:
+            self._check_computation(statement)
+        self._check_apart(statement)
+        queue, stream = queue_of(statement, self.program.dma), stream_of(statement)
+        beside = self._beside(statement)
+        self._check_reach(statement)
+        self._check_states(statement)
+        access = partial(_InFlightAccess, index, queue, stream)
+        for view in reads(statement):
+            self._check_free(view, queue, stream, beside, is_write=False)
+            self._check_resident(view, f"'{view.buffer}'")
+        for view in writes(statement):
+            if self.buffer(view).role is Role.CONSTANT:
+                raise ProgramError(f"writes to the constant {view.buffer}")
+            self._check_free(view, queue, stream, beside, is_write=True)
+            self.mark(view)
+        for view, is_write in touches(statement) if queue != CORE else ():
+            if (span := self.span(view)) is not None:
+                self.running.append(access(self.memory(view).name, span, view, is_write))
+        if isinstance(statement, LaunchStatement):
+            self.held[queue] = [*beside, index] if statement.starts_with_next else []
 
+    def check_end(self) -> None:
+        """Nothing runs any more, and outputs and states are there."""
+        for engine, waiting in self.held.items():
+            if waiting:
+                raise ProgramError(f"ends while {engine} holds the launch {waiting[0]}, which none starts")
+        if left := [*self.running, *(one for own in self.behind.values() for one in own)]:
+            raise ProgramError(f"ends while {left[0].queue} may still run statement {left[0].index}")
+        for name, view in self.program.outputs.items():
+            self._check_resident(view, f"output '{name}'")
+        for state in self.program.states:
+            if state.view.buffer not in self.replaced:
+                raise ProgramError(f"the state {state.view.buffer} is never replaced")
+            self._check_resident(state.view, f"state '{state.view.buffer}'")
 
-def _check_wait(state: _VerifierState, index: int, wait: Wait) -> None:
-    if not 0 <= wait.statement < index:
-        raise ProgramError(f"waits for statement {wait.statement}, which has not been issued")
-    waited = state.program.statements[wait.statement]
-    if isinstance(waited, Begin | Wait) or queue_of(waited, state.program.dma) != wait.queue:
-        raise ProgramError(f"waits for statement {wait.statement}, which does not run on {wait.queue}")
-    if isinstance(waited, LaunchStatement) and waited.starts_with_next:
-        raise ProgramError(f"waits for statement {wait.statement}, which another launch starts")
-    if wait.stream and stream_of(waited) != wait.stream:
-        raise ProgramError(
-            f"the list of {wait.stream} waits for statement {wait.statement}, which is not one of its own"
-        )
+    def _beside(self, statement: Statement) -> Sequence[int]:
+        """The launches a launch works beside, of those before it; raises where there are more than the engine takes."""
+        if not isinstance(statement, LaunchStatement):
+            return ()
+        own, joint = self.held.get(statement.engine, []), self.target.engine(statement.engine).joint
+        most, holds = joint.most if joint else 1, statement.starts_with_next
+        if (holds or own) and (joint is None or len(own) + 1 + holds > most):
+            raise ProgramError(f"{statement.engine} takes {most} launches at a time", hint="look at Engine.joint")
+        return own
 
+    def _check_wait(self, index: int, wait: Wait) -> None:
+        if not 0 <= wait.statement < index:
+            raise ProgramError(f"waits for statement {wait.statement}, which has not been issued")
+        waited = self.program.statements[wait.statement]
+        if isinstance(waited, Begin | Wait) or queue_of(waited, self.program.dma) != wait.queue:
+            raise ProgramError(f"waits for statement {wait.statement}, which does not run on {wait.queue}")
+        if isinstance(waited, LaunchStatement) and waited.starts_with_next:
+            raise ProgramError(f"waits for statement {wait.statement}, which another launch starts")
+        if wait.stream and stream_of(waited) != wait.stream:
+            raise ProgramError(
+                f"the list of {wait.stream} waits for statement {wait.statement}, which is not one of its own"
+            )
 
-def _check_view(state: _VerifierState, view: View) -> None:
-    buffer = state.program.buffers.get(view.buffer)
-    if buffer is None:
-        raise ProgramError(f"names the unknown buffer {view.buffer}")
-    start, stop = view.span
-    if start < 0 or stop > buffer.nbytes:
-        raise ProgramError(f"touches bytes {start} to {stop} of {view.buffer}, which has {buffer.nbytes}")
+    def _wait(self, wait: Wait) -> None:
+        """Forget accesses that are over: core 0 waits for the whole list a statement is in, and everybody knows; a list
+        knows by itself what it has waited for."""
+        whole = "" if wait.stream else stream_of(self.program.statements[wait.statement])
 
+        def runs(one: _InFlightAccess) -> bool:
+            return one.index > wait.statement or not (one.queue == wait.queue or (whole and one.stream == whole))
 
-def _check_shapes(state: _VerifierState, statement: Statement) -> None:
-    if isinstance(statement, Copy):
-        inner, outer = statement.source.type.shape, statement.destination.type.shape
-        before = statement.before or (0,) * len(inner)
+        if wait.stream:
+            self.behind.setdefault(wait.stream, []).extend(one for one in self.running if not runs(one))
+        elif whole:
+            self.behind[whole] = list(filter(runs, self.behind.get(whole, ())))
+        self.running = list(filter(runs, self.running))
+
+    def _check_reach(self, statement: Statement) -> None:
+        """The core, engine or DMA that carries a statement out reaches the memories it touches."""
+        who = CORE if isinstance(statement, Call) else queue_of(statement, self.program.dma)
+        for view, _ in touches(statement):
+            memory = self.memory(view)
+            if not memory.is_reached_by(who):
+                hint = f"look at Memory.reach of {memory.name}"
+                raise ProgramError(f"{who} does not reach {memory.name}, where {view.buffer} lies", hint=hint)
+
+    def _check_view(self, view: View) -> None:
+        if view.buffer not in self.program.buffers:
+            raise ProgramError(f"names the unknown buffer {view.buffer}")
+        (start, stop), nbytes = view.span, self.buffer(view).nbytes
+        if start < 0 or stop > nbytes:
+            raise ProgramError(f"touches bytes {start} to {stop} of {view.buffer}, which has {nbytes}")
+
+    def _check_copy(self, copy: Copy) -> None:
+        inner, outer = copy.source.type.shape, copy.destination.type.shape
+        before = copy.before or (0,) * len(inner)
         fits = len(inner) == len(outer) == len(before)
         fits = fits and all(b >= 0 and b + i <= o for b, i, o in zip(before, inner, outer, strict=True))
-        if not fits or (not any(before) and not statement.before and inner != outer):
-            raise ProgramError(f"copies {statement.source.type} into {statement.destination.type}")
-        if state.target.dma is None and state.program.dma != CORE and not statement.queue:
+        if not fits or (not any(before) and not copy.before and inner != outer):
+            raise ProgramError(f"copies {copy.source.type} into {copy.destination.type}")
+        if self.target.dma is None and self.program.dma != CORE and not copy.queue:
             hint = "give the target a Dma, or the memory of the core as the engine's memory"
-            raise ProgramError(f"{state.target.name} has no DMA", hint=hint)
-        transfers(statement)
-        _check_streamed_copy(state, statement)
-        return
-    if isinstance(statement, LaunchStatement):
-        engine = state.target.engine(statement.engine)
-        for name, view in (*statement.operands.items(), ("result", statement.result)):
-            memory = state.program.buffers[view.buffer].memory
-            read_only = state.program.buffers[view.buffer].role is Role.CONSTANT
-            needed = (engine.constants if name in statement.packed else "") or engine.memory
-            in_place = read_only and name in statement.packed and state.target.reads_constants(engine)
-            if memory != needed and not in_place:
-                hint = "look at Engine.memory and Engine.constants of the target"
-                raise ProgramError(f"{engine.name} reaches {needed} only; {view.buffer} lies in {memory}", hint=hint)
-        if statement.stream != (engine.name if engine.stream else ""):
-            raise ProgramError(f"{engine.name} {'takes lists' if engine.stream else 'takes no lists'} of commands")
-        if (statement.queue != CORE) != bool(engine.wait):
-            hint = "give the Engine a wait= function exactly if its driver returns before the work is done"
-            raise ProgramError(f"{engine.name} {'is' if engine.wait else 'cannot be'} waited for", hint=hint)
-        for name, array in statement.packed.items():
-            if statement.operands[name].type.nbytes != array.nbytes:
-                raise ProgramError(
-                    f"constant {name} has {statement.operands[name].type.nbytes} of {array.nbytes} bytes",
-                    hint="look at the Offload's constants: they must have the bytes of their declared type",
-                )
-    if isinstance(statement, LaunchStatement | Call):
+            raise ProgramError(f"{self.target.name} has no DMA", hint=hint)
+        transfers(copy)
+        if not copy.queue and not copy.stream:
+            return
+        # an engine's own DMA copies in the engine's list, from or to the engine's memory, and fills nothing
+        engine = self.target.engine(copy.stream)
+        if engine.dma is None or engine.dma.name != copy.queue:
+            raise ProgramError(f"{copy.queue} is not the DMA of {engine.name}")
+        if engine.memory not in (self.buffer(copy.source).memory, self.buffer(copy.destination).memory) or copy.before:
+            raise ProgramError(f"{copy.queue} copies to and from {engine.memory} only, and fills nothing")
+
+    def _check_computation(self, statement: LaunchStatement | Call) -> None:
+        if isinstance(statement, LaunchStatement):
+            self._check_launch(statement)
         graph = statement.graph
         for name in graph.inputs:
             if statement.operands[name].type != graph.types[name]:
@@ -280,17 +277,122 @@ def _check_shapes(state: _VerifierState, statement: Statement) -> None:
         if statement.result.type != graph.types[graph.outputs[0]]:
             raise ProgramError(f"writes {statement.result.type}, computes {graph.types[graph.outputs[0]]}")
 
+    def _check_launch(self, launch: LaunchStatement) -> None:
+        engine = self.target.engine(launch.engine)
+        for name, view in (*launch.operands.items(), ("result", launch.result)):
+            buffer, is_packed = self.buffer(view), name in launch.packed
+            needed = (engine.constants if is_packed else "") or engine.memory
+            in_place = buffer.role is Role.CONSTANT and is_packed and self.target.reads_constants(engine)
+            if buffer.memory != needed and not in_place:
+                hint = "look at Engine.memory and Engine.constants of the target"
+                what = f"{engine.name} reaches {needed} only; {view.buffer} lies in {buffer.memory}"
+                raise ProgramError(what, hint=hint)
+        if launch.stream != (engine.name if engine.stream else ""):
+            raise ProgramError(f"{engine.name} {'takes lists' if engine.stream else 'takes no lists'} of commands")
+        if (launch.queue != CORE) != bool(engine.wait):
+            hint = "give the Engine a wait= function exactly if its driver returns before the work is done"
+            raise ProgramError(f"{engine.name} {'is' if engine.wait else 'cannot be'} waited for", hint=hint)
+        for name, array in launch.packed.items():
+            nbytes = launch.operands[name].type.nbytes
+            if nbytes != array.nbytes:
+                hint = "look at the Offload's constants: they must have the bytes of their declared type"
+                raise ProgramError(f"constant {name} has {nbytes} of {array.nbytes} bytes", hint=hint)
 
-def _check_streamed_copy(state: _VerifierState, copy: Copy) -> None:
-    """An engine's own DMA copies in the engine's list, from or to the engine's memory, and fills nothing."""
-    if not copy.queue and not copy.stream:
-        return
-    engine = state.target.engine(copy.stream)
-    if engine.dma is None or engine.dma.name != copy.queue:
-        raise ProgramError(f"{copy.queue} is not the DMA of {engine.name}")
-    ends = {state.program.buffers[view.buffer].memory for view in (copy.source, copy.destination)}
-    if engine.memory not in ends or copy.before:
-        raise ProgramError(f"{copy.queue} copies to and from {engine.memory} only, and fills nothing")
+    def _check_apart(self, statement: Copy | LaunchStatement | Call) -> None:
+        """A statement writes over nothing it reads, but for an operand of the core that is read only at the place of
+        each element. (Copies within one buffer are for `transfers` to check.)"""
+        call = statement if isinstance(statement, Call) else None
+        named = call.operands if call else dict(enumerate(reads(statement)))
+        over = overwritten(call, self.program.buffers) if call else None
+        for written in writes(statement):
+            for name, read in named.items():
+                span, other = self.span(written), self.span(read)
+                within = written.buffer == read.buffer and call is None
+                if within or span is None or other is None or self.memory(written) is not self.memory(read):
+                    continue
+                if span[0] < other[1] and other[0] < span[1] and name != over:
+                    raise ProgramError(f"writes {written.buffer} over its own operand {read.buffer}: lifetimes overlap")
+        if call is None or over is None:
+            return
+        same = call.operands[over].layout == call.result.layout
+        if not same or not reads_in_place(call.graph, over) or not may_overwrite(call.graph):
+            raise ProgramError(
+                f"writes its result over '{over}', which it reads at other places too: lifetimes overlap"
+            )
+
+    def _check_states(self, statement: Statement) -> None:
+        """A state is read before it is replaced, and replaced once, as a whole."""
+        for view in reads(statement):
+            if view.buffer in self.replaced:
+                raise ProgramError(f"reads the state {view.buffer} after it was replaced")
+        whole = {state.view.buffer: state.view for state in self.program.states}
+        for view in writes(statement):
+            if self.buffer(view).role is not Role.STATE:
+                continue
+            if view.buffer in self.replaced or whole.get(view.buffer) != view:
+                raise ProgramError(f"replaces the state {view.buffer} in part, or twice")
+            self.replaced.add(view.buffer)
+
+    def _check_free(self, view: View, queue: Queue, stream: str, beside: Sequence[int], is_write: bool) -> None:
+        """No other queue may still be using these bytes, nor launches beside this one (reading together is fine; one
+        queue works in order)."""
+        if (span := self.span(view)) is None:
+            return
+        known = (one for engine, own in self.behind.items() if engine != stream for one in own)
+        for other in (*self.running, *known):
+            overlap = other.memory == self.buffer(view).memory and other.span[0] < span[1] and span[0] < other.span[1]
+            in_order = other.queue == queue and other.index not in beside
+            if not overlap or in_order or not (is_write or other.is_write):
+                continue
+            if np.isin(self._bytes(view), self._bytes(other.view)).any():
+                deed = "writes" if is_write else "reads"
+                doing = "writing" if other.is_write else "reading"
+                missing = "they begin together" if other.index in beside else "a wait is missing"
+                where = f"may still be {doing} there (statement {other.index})"
+                raise ProgramError(f"{deed} {view.buffer} while {other.queue} {where}: {missing}")
+
+    def _bytes(self, view: View) -> Array:
+        """The address of every byte of the blocks of a view."""
+        address = self.buffer(view).address
+        assert address is not None
+        places = np.arange(view.type.dtype.numpy.itemsize, dtype=np.int64) + address + view.offset
+        for size, stride in zip(view.physical, view.strides, strict=True):
+            places = (places[:, None] + np.arange(size) * stride).reshape(-1)
+        return places
+
+    def _check_resident(self, view: View, name: str) -> None:
+        if self.buffer(view).role is Role.CONSTANT:
+            return
+        owners = self._owners(view)
+        wrong = owners[owners != self.identity[view.buffer]]
+        if wrong.size == 0:
+            return
+        if (wrong == 0).any():
+            raise ProgramError(f"reads {name}, of which {int((wrong == 0).sum())} bytes were never written")
+        other = next(other for other, number in self.identity.items() if number == wrong[0])
+        raise ProgramError(
+            f"reads {name}, of which {wrong.size} bytes have been overwritten by {other}: lifetimes overlap"
+        )
+
+    def mark(self, view: View) -> None:
+        """Write a view: whole blocks, what pads them too, since an engine knows no smaller unit."""
+        self._owner_bytes(view, view.physical)[...] = self.identity[view.buffer]
+
+    def _owners(self, view: View) -> Array:
+        """The owner of every byte of the elements of a view; what pads blocks need not have been written."""
+        if view.layout is None:
+            return self._owner_bytes(view, view.type.shape)
+        memory, address = self.memory(view), self.buffer(view).address
+        assert address is not None
+        return np.asarray(self.owner[memory.name][byte_places(view, address - memory.base)])
+
+    def _owner_bytes(self, view: View, shape: tuple[int, ...]) -> Array:
+        """The owners of bytes of a view, as an array of this shape and the bytes of an element."""
+        memory, address = self.memory(view), self.buffer(view).address
+        assert address is not None
+        strides = tuple(4 * stride for stride in (*view.strides, 1))
+        first = self.owner[memory.name][address - memory.base + view.offset :]
+        return np.lib.stride_tricks.as_strided(first, (*shape, view.type.dtype.numpy.itemsize), strides)
 
 
 def _check_layouts(statement: LaunchStatement | Call) -> None:
@@ -307,124 +409,7 @@ def _check_layouts(statement: LaunchStatement | Call) -> None:
         else:
             expected = statement.layouts.get(name)
         if view.layout != expected:
-            found, wanted = (layout or "row-major" for layout in (view.layout, expected))
-            raise ProgramError(f"'{name}' lies {found}, expected {wanted}", hint=_LAYOUT)
+            lies, wanted = (layout or "row-major" for layout in (view.layout, expected))
+            raise ProgramError(f"'{name}' lies {lies}, expected {wanted}", hint=_LAYOUT)
         if isinstance(statement, Call) and not view.is_dense:
             raise ProgramError(f"the core does not take '{name}' with strides {list(view.strides)}")
-
-
-def _check_apart(state: _VerifierState, statement: Statement) -> None:
-    """What a statement writes may not lie over what it reads, but for an operand of the core that is read only at the
-    place of each element. (What a copy does within one buffer, `transfers` checks.)"""
-    named = statement.operands if isinstance(statement, Call) else dict(enumerate(reads(statement)))
-    over = overwritten(statement, state.program.buffers) if isinstance(statement, Call) else None
-    for written in writes(statement):
-        for name, read in named.items():
-            a, b = state.program.buffers[written.buffer], state.program.buffers[read.buffer]
-            within = a.name == b.name and not isinstance(statement, Call)
-            if within or a.memory != b.memory or a.address is None or b.address is None:
-                continue
-            (start, stop), (first, last) = _absolute(a, written), _absolute(b, read)
-            if start < last and first < stop and name != over:
-                raise ProgramError(f"writes {a.name} over its own operand {b.name}: lifetimes overlap")
-    if over is None or not isinstance(statement, Call):
-        return
-    same = statement.operands[over].layout == statement.result.layout
-    if not same or not reads_in_place(statement.graph, over) or not may_overwrite(statement.graph):
-        raise ProgramError(f"writes its result over '{over}', which it reads at other places too: lifetimes overlap")
-
-
-def _check_states(state: _VerifierState, statement: Statement) -> None:
-    """A state is read before it is replaced, and replaced once, as a whole."""
-    for view in reads(statement):
-        if view.buffer in state.replaced:
-            raise ProgramError(f"reads the state {view.buffer} after it was replaced")
-    whole = {kept.view.buffer: kept.view for kept in state.program.states}
-    for view in writes(statement):
-        if state.program.buffers[view.buffer].role is not Role.STATE:
-            continue
-        if view.buffer in state.replaced or whole.get(view.buffer) != view:
-            raise ProgramError(f"replaces the state {view.buffer} in part, or twice")
-        state.replaced.add(view.buffer)
-
-
-def _check_free(
-    state: _VerifierState, view: View, queue: str, stream: str, beside: Sequence[int], is_write: bool
-) -> None:
-    """No other queue may still be using these bytes, nor launches beside this one (reading together is fine; one queue
-    works in order)."""
-    buffer = state.program.buffers[view.buffer]
-    if buffer.address is None:
-        return
-    start, stop = _absolute(buffer, view)
-    known = (one for engine, own in state.behind.items() if engine != stream for one in own)
-    for other in (*state.running, *known):
-        overlap = other.memory == buffer.memory and other.span[0] < stop and start < other.span[1]
-        in_order = other.queue == queue and other.index not in beside
-        if not overlap or in_order or not (is_write or other.is_write):
-            continue
-        if np.isin(_bytes(state, view), _bytes(state, other.view)).any():
-            deed = "writes" if is_write else "reads"
-            doing = "writing" if other.is_write else "reading"
-            missing = "they begin together" if other.index in beside else "a wait is missing"
-            raise ProgramError(
-                f"{deed} {view.buffer} while {other.queue} may still be {doing} there (statement {other.index}): "
-                f"{missing}"
-            )
-
-
-def _bytes(state: _VerifierState, view: View) -> Array:
-    """The address of every byte of the blocks of a view."""
-    address = state.program.buffers[view.buffer].address
-    assert address is not None
-    places = np.arange(view.type.dtype.numpy.itemsize, dtype=np.int64) + address + view.offset
-    for size, stride in zip(view.physical, view.strides, strict=True):
-        places = (places[:, None] + np.arange(size) * stride).reshape(-1)
-    return places
-
-
-def _check_resident(state: _VerifierState, view: View, name: str) -> None:
-    buffer = state.program.buffers[view.buffer]
-    if buffer.role is Role.CONSTANT:
-        return
-    found = _owners(state, view)
-    expected = state.identity[view.buffer]
-    wrong = found[found != expected]
-    if wrong.size == 0:
-        return
-    if (wrong == 0).any():
-        raise ProgramError(f"reads {name}, of which {int((wrong == 0).sum())} bytes were never written")
-    names = {number: known for known, number in state.identity.items()}
-    raise ProgramError(
-        f"reads {name}, of which {wrong.size} bytes have been overwritten by {names[int(wrong[0])]}: lifetimes overlap"
-    )
-
-
-def _mark(state: _VerifierState, view: View) -> None:
-    """Whole blocks are written, what pads them too: an engine knows no smaller unit."""
-    buffer = state.program.buffers[view.buffer]
-    owner = state.owner[buffer.memory]
-    start, _ = _absolute(buffer, view)
-    start -= state.target.memory(buffer.memory).base
-    shape = (*view.physical, view.type.dtype.numpy.itemsize)
-    strides = tuple(4 * stride for stride in (*view.strides, 1))
-    np.lib.stride_tricks.as_strided(owner[start:], shape, strides)[...] = state.identity[view.buffer]
-
-
-def _owners(state: _VerifierState, view: View) -> Array:
-    """The owner of every byte of the elements of a view; what pads blocks need not have been written."""
-    buffer = state.program.buffers[view.buffer]
-    assert buffer.address is not None
-    owner = state.owner[buffer.memory]
-    base = buffer.address - state.target.memory(buffer.memory).base
-    if view.layout is None:
-        shape = (*view.type.shape, view.type.dtype.numpy.itemsize)
-        strides = tuple(4 * stride for stride in (*view.strides, 1))
-        return np.lib.stride_tricks.as_strided(owner[base + view.offset :], shape, strides)
-    return np.asarray(owner[byte_places(view, base)])
-
-
-def _absolute(buffer: Buffer, view: View) -> tuple[int, int]:
-    assert buffer.address is not None
-    start, stop = view.span
-    return buffer.address + start, buffer.address + stop

@@ -14,7 +14,6 @@ from dovetail.codegen.emit.tickets import tickets
 from dovetail.codegen.emit.unit import Unit
 from dovetail.kernels.c import identifier, one_line
 from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, Wait
-from dovetail.program.loops import carried_out
 from dovetail.program.series import Loop
 from dovetail.schedule.region import Region
 
@@ -95,10 +94,10 @@ class _FunctionWriter:
 def _functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
     """The static functions of the layers that do something, in order, by name."""
     inside = {index for one in unit.lists for index in one.statements[1:]}  # the engine goes on by itself
-    said = dict(carried_out(unit.program))
-    stretches = [one for one in _stretches(said, inside) if one.members]
+    statements = unit.program.statements
+    stretches = [one for one in _stretches(statements, inside) if one.members]
     issued = [index for one in stretches for index in (one.begin, *one.members)]
-    lines = {index: statement_lines(unit, index, said[index]) for index in issued}
+    lines = {index: statement_lines(unit, index, statements[index]) for index in issued}
     text = _FunctionWriter(unit, lines, [loop for loop in unit.program.loops if is_repeat(loop, lines)])
     for group in _groups(text, stretches):
         layers = list(dict.fromkeys(one.layer for one in group))
@@ -106,10 +105,10 @@ def _functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
         yield name, [*_jobs(unit, group), *_function(text, name, group), ""]
 
 
-def _stretches(said: Mapping[int, Statement], inside: set[int]) -> list[_StatementGroup]:
+def _stretches(statements: Sequence[Statement], inside: set[int]) -> list[_StatementGroup]:
     found: list[_StatementGroup] = []
     members: list[int] = []
-    for index, statement in said.items():
+    for index, statement in enumerate(statements):
         if isinstance(statement, Begin):
             members = []
             found.append(_StatementGroup(index, statement.layer, members))

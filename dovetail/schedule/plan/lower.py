@@ -17,7 +17,6 @@ from dovetail.program.ir import (
     Role,
     Statement,
     View,
-    around,
     dense_view,
     reads,
     writes,
@@ -202,11 +201,9 @@ def _by_engine(context: LoweredNetwork, copy: Copy) -> list[Copy]:
         return [copy]
     made = [replace(copy, queue=Queue(engine.dma.name), stream=engine.name)]
     if copy.before:
-        box = tuple((b, b + size) for b, size in zip(copy.before, copy.source.type.shape, strict=True))
         plain = replace(made[0], before=(), fill=0)
-        made = [replace(plain, destination=copy.destination.part(box))] if not copy.fills_border else []
-        strips = (copy.destination.part(strip) for strip in around(box, copy.destination.type.shape))
-        made += [replace(plain, source=_fill(context, strip, copy.fill), destination=strip) for strip in strips]
+        made = [replace(plain, destination=copy.destination.part(copy.inner))] if not copy.fills_border else []
+        made += [replace(plain, source=_fill(context, one, copy.fill), destination=one) for one in copy.border]
     return made
 
 
