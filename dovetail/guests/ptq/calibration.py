@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
@@ -24,7 +24,7 @@ from dovetail.legalize import adapt
 from dovetail.target.description import Quantisation, Target
 
 _Q15 = TensorQuantisation(DType.INT16, 2.0**-15, 0)
-"""What a softmax of 16 bits gives."""
+"""Steps of the shares that a softmax of 16 bits gives."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Settings:
     method: Method = Method.MINMAX
     """How the ranges of activations are chosen."""
     bits: int = 8
-    """Of weights, where `widths` does not say otherwise."""
+    """Width of weights that are not in `widths`."""
     widths: Mapping[str, int] = field(default_factory=dict)
     """Bits of the weights by result of the layer."""
     activation_bits: int = 8
-    """Of activations, where `activation_widths` does not say otherwise; what the network gives keeps 8 bits, and so do
-    the operands of its softmaxes."""
+    """Width of activations that are not in `activation_widths`; the network's outputs and the operands of its softmaxes
+    keep 8 bits."""
     activation_widths: Mapping[str, int] = field(default_factory=dict)
     """Bits of activations by value."""
     equalise: bool = False
@@ -65,15 +65,15 @@ class CalibratedNetwork:
     """A float graph with the steps of its activations; weights can be chosen for it again and again."""
 
     graph: Graph
-    """Float, equalised where that was asked for."""
+    """Float, perhaps equalised."""
     activations: Mapping[str, TensorQuantisation]
     factors: Mapping[str, Array]
     """float32 [C] by value: what equalisation has multiplied its channels with."""
     wanted: Quantisation
-    """What the target takes."""
+    """Quantisations that the target takes."""
     settings: Settings
     seen: Mapping[str, Histogram] = field(default_factory=dict)
-    """What was seen of each quantised value."""
+    """Elements of each quantised value on the data."""
 
     def at_widths(self, bits: Mapping[str, int]) -> CalibratedNetwork:
         """The same with activations of other widths, by value."""
@@ -81,19 +81,23 @@ class CalibratedNetwork:
 
     @property
     def layer_settings(self) -> LayerSettings:
-        """How weights are chosen: what the user wants, within what the target takes."""
-        wanted, given = self.wanted, self.settings
-        allowed = wanted.per_channel if given.per_channel is None else given.per_channel and wanted.per_channel
+        """How weights are chosen: as the settings say, within what the target takes."""
+        wanted, settings = self.wanted, self.settings
+        per_channel = wanted.per_channel and settings.per_channel is not False
         return LayerSettings(
-            allowed, given.adaptive, given.correct_bias, ternary=wanted.ternary, powers_of_two=wanted.shifts
+            per_channel,
+            settings.adaptive,
+            settings.correct_bias,
+            ternary=wanted.ternary,
+            powers_of_two=wanted.shifts,
         )
 
 
 def calibrate(
     graph: Graph, data: Mapping[str, Array], wanted: Quantisation, settings: Settings, report: Told = silent
 ) -> CalibratedNetwork:
-    """Equalise what `prepare` gave, and choose the steps of every activation from data, float32 [N, *shape] by input:
-    what the user chose within what the target takes."""
+    """Equalise a graph of `prepare`, and choose the steps of every activation, as the settings say within what the
+    target takes, from data, float32 [N, *shape] by input."""
     factors: Mapping[str, Array] = {}
     if settings.equalise:
         report("equalising layers")
@@ -108,39 +112,43 @@ def calibrate(
 def shared_widths(graph: Graph) -> dict[str, tuple[str, ...]]:
     """The activations that may have fewer than 8 bits, in groups of those that share their steps, by one of them."""
     owner = stepping.shared(graph, stepping.quantised_values(graph))
-    found: dict[str, tuple[str, ...]] = {}
+    groups: dict[str, tuple[str, ...]] = {}
     for name in narrowable(graph):
-        found[owner[name]] = (*found.get(owner[name], ()), name)
-    return found
+        groups[owner[name]] = (*groups.get(owner[name], ()), name)
+    return groups
 
 
 def activation_widths(graph: Graph, settings: Settings, wanted: Quantisation) -> dict[str, int]:
-    """Bits of every activation that may be narrow. Those that share their steps have one width, the widest given.
+    """Bits of every activation that may be narrow. Activations that share their steps have one width, the widest.
 
     Raises:
         TargetError: the target does not take a width.
     """
-    given = settings.activation_widths
-    found = {
-        name: max(given.get(member, settings.activation_bits) for member in group)
+    widths = {
+        name: max(settings.activation_widths.get(member, settings.activation_bits) for member in group)
         for group in shared_widths(graph).values()
         for name in group
     }
-    for width in sorted({*found.values()} - {8}):
-        if width not in wanted.activation_bits:
-            known = ", ".join(map(str, wanted.activation_bits))
-            hint = f"choose one of {known} with --activations or --activation-width"
-            raise TargetError(f"it takes activations of {known} bits, not of {width}", where="the target", hint=hint)
-    return found
+    _check_widths({*widths.values()} - {8}, wanted.activation_bits, "activation", "the target")
+    return widths
+
+
+def _check_widths(widths: Collection[int], taken: Sequence[int], noun: str, where: str) -> None:
+    """Raise TargetError unless a target takes all widths."""
+    for width in sorted(set(widths) - set(taken)):
+        texts = ", ".join(map(str, taken))
+        option = f"--{noun}-width" if noun == "activation" else "--width"
+        hint = f"choose one of {texts} with --{noun}s or {option}"
+        raise TargetError(f"it takes {noun}s of {texts} bits, not of {width}", where=where, hint=hint)
 
 
 def narrowable(graph: Graph) -> tuple[str, ...]:
-    """The activations that may have fewer than 8 bits: not what the network gives, nor what a softmax reads."""
-    fixed = {*graph.outputs, *stepping.fixed_ranges(graph)}
+    """The activations that may have fewer than 8 bits: not the network's outputs, nor the operands of softmaxes."""
+    fixed = {*graph.outputs, *stepping.shares(graph)}
     fixed |= {node.inputs[0] for node in graph.nodes if node.operator.reads_scores}
     owner = stepping.shared(graph, stepping.quantised_values(graph))
-    kept = {owner[source] for name in fixed for source in (stepping.source_of(graph, name, owner),) if source in owner}
-    return tuple(name for name in owner if owner[name] not in kept)
+    whole = {owner.get(stepping.source_of(graph, name, owner)) for name in fixed}
+    return tuple(name for name in owner if owner[name] not in whole)
 
 
 def _steps(
@@ -148,26 +156,22 @@ def _steps(
 ) -> dict[str, TensorQuantisation]:
     """The steps of every quantised value, in few bits those that `bits` has."""
     symmetric = wanted.symmetric if settings.symmetric is None else settings.symmetric or wanted.symmetric
-    points = stepping.quantised_values(graph)
-    known, owner = stepping.fixed_ranges(graph), stepping.shared(graph, points)
+    points, shares = stepping.quantised_values(graph), stepping.shares(graph)
     wide = frozenset() if wanted.shifts else wide_values(graph, wanted.wide_sums)
-    found = {}
+    own = {}
     for name in points:
-        if name in wide:
-            found[name] = (
-                _Q15 if name in known else stepping.spanning(seen[name].low, seen[name].high, DType.INT16, True)
-            )
-            continue
-        dtype = wanted.activations.narrowed(bits.get(name, 8))
+        dtype = DType.INT16 if name in wide else wanted.activations.narrowed(bits.get(name, 8))
         if name in graph.inputs and settings.integer_ends:  # ONNX has no inputs of 2 bits that others read
             dtype = dtype.narrowed(max(dtype.bits, 4))
-        if name not in known:
-            found[name] = stepping.choose(seen[name], settings.method, dtype, symmetric)
-        else:  # without symmetry what TFLite fixes for a softmax
-            low, high = known[name]
-            fixed = TensorQuantisation(dtype, (high - low) * 2.0**-8, round(-low / (high - low) * 2**8) + dtype.low)
-            found[name] = stepping.spanning(low, high, dtype, True) if symmetric else fixed
-    steps = {name: found[owner[name]] for name in points}
+        if name in wide:
+            own[name] = _Q15 if name in shares else stepping.spanning(seen[name].low, seen[name].high, dtype, True)
+        elif name not in shares:
+            own[name] = stepping.choose(seen[name], settings.method, dtype, symmetric)
+        else:  # without symmetry as TFLite has it
+            tflite = TensorQuantisation(dtype, 2.0**-8, dtype.low)
+            own[name] = stepping.spanning(0.0, 1.0, dtype, True) if symmetric else tflite
+    owner = stepping.shared(graph, points)
+    steps = {name: own[owner[name]] for name in points}
     if not wanted.shifts:
         return steps
     narrow = [name for name, width in settings.widths.items() if width == 2] if wanted.operand_bits < 8 else []
@@ -181,13 +185,13 @@ def finds_two_bits(target: Target) -> bool:
     x = builder.input("x", TensorType((1, 4), DType.INT8))
     weights = builder.constant("w", np.array([[-2, -1, 0, 1]] * 4, np.int8), DType.INT4)
     graph = builder.finish([builder.add(FullyConnected(), [x, weights])])
-    made = (adapt(graph, policy) for policy in target.policies)
-    return any(one.types[name].dtype is DType.INT2 for one in made for name in one.constants)
+    adapted = (adapt(graph, policy) for policy in target.policies)
+    return any(one.types[name].dtype is DType.INT2 for one in adapted for name in one.constants)
 
 
 def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str, int]:
     """The width of every layer's weights.
-    Raises TargetError where the target does not take a width, or asks for it before ranges are chosen."""
+    Raises TargetError if the target does not take a width, or must know it before ranges are chosen."""
     wanted = target.quantisation
     if wanted.operand_bits < 8 and 2 in wanted.weight_bits and (settings.budget is not None or settings.bits == 2):
         raise TargetError(
@@ -196,13 +200,9 @@ def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str,
             where=target.name,
             hint="for instance --width 'conv2*=int2'",
         )
-    found = {node.output: settings.widths.get(node.output, settings.bits) for node in weighted_layers(graph)}
-    for width in sorted(set(found.values())):
-        if width not in wanted.weight_bits:
-            known = ", ".join(map(str, wanted.weight_bits))
-            hint = f"choose one of {known} with --weights or --width"
-            raise TargetError(f"it takes weights of {known} bits, not of {width}", where=target.name, hint=hint)
-    return found
+    widths = {node.output: settings.widths.get(node.output, settings.bits) for node in weighted_layers(graph)}
+    _check_widths(widths.values(), wanted.weight_bits, "weight", target.name)
+    return widths
 
 
 def named_widths(graph: Graph, texts: Sequence[str]) -> dict[str, int]:
@@ -218,30 +218,29 @@ def named_activations(graph: Graph, texts: Sequence[str]) -> dict[str, int]:
     return _named(points, texts, "--activation-width", "activation")
 
 
-def _named(known: Sequence[tuple[str, str]], texts: Sequence[str], option: str, noun: str) -> dict[str, int]:
-    """The widths of what is named.
+def _named(names: Sequence[tuple[str, str]], texts: Sequence[str], option: str, noun: str) -> dict[str, int]:
+    """The widths of layers or activations, by name.
 
     Args:
-        known: name and operator in the model of everything that may be.
+        names: of all there are, each with its operator in the model.
         texts: "pattern=int2" each; patterns are those of file names, for a name or an operator.
         option: and noun: of the message.
 
     Raises:
-        DovetailError: one says no width, or fits nothing; names what there is.
+        DovetailError: a text has no width, or fits nothing; names what there is.
     """
-    found: dict[str, int] = {}
+    widths: dict[str, int] = {}
     for text in texts:
         pattern, _, width = text.rpartition("=")
         if not pattern or width not in ("int8", "int4", "int2"):
-            raise DovetailError(
-                f"'{text}' does not say a width", where=option, hint="for instance 'conv2*=int2'; int8, int4 or int2"
-            )
-        named = [name for name, origin in known if fnmatchcase(name, pattern) or fnmatchcase(origin, pattern)]
-        if not named:
-            hint = f"the {noun.partition(' ')[0]}s are {', '.join(name for name, _ in known)}"
+            hint = "for instance 'conv2*=int2'; int8, int4 or int2"
+            raise DovetailError(f"'{text}' does not say a width", where=option, hint=hint)
+        fitting = [name for name, origin in names if fnmatchcase(name, pattern) or fnmatchcase(origin, pattern)]
+        if not fitting:
+            hint = f"the {noun.partition(' ')[0]}s are {', '.join(name for name, _ in names)}"
             raise DovetailError(f"no {noun} is named '{pattern}'", where=option, hint=hint)
-        found.update(dict.fromkeys(named, int(width.removeprefix("int"))))
-    return found
+        widths |= dict.fromkeys(fitting, int(width.removeprefix("int")))
+    return widths
 
 
 def choose_layers(

@@ -7,9 +7,10 @@ two orders only give a form a second name. An operator without a form of its own
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
 from math import inf
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,10 +21,12 @@ from dovetail.ir.onnx_body import MOST_BYTES, OnnxBody, onnx_model, value_info
 from dovetail.ir.onnx_file import USER_DOMAIN, opaque_node
 from dovetail.ir.operators.activation import Clamp, Softmax, Unary
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
+from dovetail.ir.operators.base import Operator, SlidingWindow
 from dovetail.ir.operators.elementwise import Binary
-from dovetail.ir.operators.linear import Convolution, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Gather, Pad, Resample, Reshape, Transpose
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Normalise
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Normalise, Pool2d
+from dovetail.ir.pattern import apply, occurrence, operand
 from dovetail.ir.types import DType, TensorType
 from dovetail.read.geometry import ResizeAxis
 
@@ -70,20 +73,30 @@ def _input_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, nibble, list(kind.shape))
 
 
-def _absorbed_pads(graph: Graph) -> frozenset[str]:
-    """Borders of zeros that only convolutions read, which have them as an attribute."""
-    users = graph.users()
-    found = []
+_BORDER = apply(Pad, operand("x"), having=lambda pad: pad.value == 0 and len(pad.before) == 4)
+
+
+def _absorbed_pads(graph: Graph) -> dict[str, tuple[str, list[int]]]:
+    """Borders of zeros that only convolutions read, which have them as an attribute: operand and widths of each."""
+    users, absorbed = graph.users(), {}
     for node in graph.nodes:
-        if not isinstance(node.operator, Pad) or node.output in graph.outputs or len(node.operator.before) != 4:
-            continue
-        border = (*node.operator.before, *node.operator.after)
-        spatial = node.operator.value == 0 and not any(border[axis] for axis in (0, 3, 4, 7))
+        border = occurrence(_BORDER, graph, node) if node.output not in graph.outputs else None
         readers = users[node.output]
-        convolved = [isinstance(u.operator, Convolution) and u.inputs[0] == node.output for u in readers]
-        if spatial and readers and all(convolved):
-            found.append(node.output)
-    return frozenset(found)
+        if border is None or not readers:
+            continue
+        pad = border[_BORDER]
+        spatial = not any((*pad.before[::3], *pad.after[::3]))
+        if spatial and all(_is_convolution(graph, u) and u.inputs[0] == node.output for u in readers):
+            absorbed[node.output] = (node.inputs[0], [*pad.before[1:3], *pad.after[1:3]])
+    return absorbed
+
+
+def _window_of(graph: Graph, node: Node) -> SlidingWindow | None:
+    return node.operator.window([graph.types[name] for name in node.inputs])
+
+
+def _is_convolution(graph: Graph, node: Node) -> bool:
+    return node.operator.weight_axis is not None and _window_of(graph, node) is not None
 
 
 class _OnnxWriter(OnnxBody):
@@ -109,8 +122,8 @@ class _OnnxWriter(OnnxBody):
     def _form(self, value: str, image: bool) -> str:
         """Write a form of a value that is not there yet.
 
-        Of what is dequantised the integers are turned: ONNX Runtime 1.31 refuses a transpose between DequantizeLinear
-        and a convolution at opset 21.
+        The integers of a dequantised value are transposed, not its floats: ONNX Runtime 1.31 refuses a transpose
+        between DequantizeLinear and a convolution at opset 21.
         """
         graph = self.graph
         if value in graph.constants:
@@ -121,8 +134,8 @@ class _OnnxWriter(OnnxBody):
         source = self._dequantized(value)
         if source is not None and source.inputs[0] in graph.constants and not image:
             return self.scaled(source, self.read(source.inputs[0]), value, self._axis(source))
-        given = not image and value in graph.outputs
-        name = value if given else self.fresh(f"{value}_nchw" if image else f"{value}_nhwc")
+        is_output = not image and value in graph.outputs
+        name = value if is_output else self.fresh(f"{value}_nchw" if image else f"{value}_nhwc")
         if source is not None and source.inputs[0] not in graph.inputs:
             return self.scaled(source, self.read(source.inputs[0], image), name, self._axis(source, image))
         if image:
@@ -131,18 +144,18 @@ class _OnnxWriter(OnnxBody):
 
     def _dequantized(self, value: str) -> Node | None:
         source = self.producers.get(value)
-        return source if source is not None and isinstance(source.operator, Dequantize) else None
+        return source if source is not None and source.operator.dequantises else None
 
     def _axis(self, node: Node, image: bool = False) -> int:
         """The axis the parameters of a Quantize or Dequantize run along, of a form of its operand."""
-        assert isinstance(node.operator, Quantize | Dequantize)
+        operator: Any = node.operator
         rank = len(self.types[node.inputs[0]].shape)
-        axis = node.operator.axis % rank if rank else 0
+        axis: int = operator.axis % rank if rank else 0
         return TO_IMAGE.index(axis) if image else axis
 
     def scaled(self, node: Node, x: str, name: str, axis: int) -> str:
         """Write the QuantizeLinear or DequantizeLinear of `x` that a node is; its parameters run along `axis` of it."""
-        quantizes = isinstance(node.operator, Quantize)
+        quantizes = node.operator.quantises
         integers = self.types[node.output if quantizes else node.inputs[0]].dtype
         operands = [x]
         for value, dtype in zip(node.inputs[1:], (DType.FLOAT32, integers), strict=True):
@@ -164,112 +177,123 @@ class _OnnxWriter(OnnxBody):
 
     def write(self, node: Node) -> None:
         """Write an operator; its result is then known."""
-        first = node.inputs[0] if node.inputs else ""
-        image = first in self.images
-        real = all(self.types[name].dtype is DType.FLOAT32 for name in node.inputs[:1])
-        match node.operator:
-            case Quantize() | Dequantize():
-                self._quantisation(node)
-            case Convolution() as operator:
-                self._convolution(node, operator)
-            case FullyConnected():
-                self._dense(node)
-            case MaxPool2d() | AveragePool2d() as operator if real:
-                self._pool(node, operator)
-            case Clamp(low=low, high=high):
-                x, output = self.read(first, image), self.result(node, image)
-                if (low, high) == (0.0, inf):
-                    self.node("Relu", [x], output)
-                else:
-                    limits = ["" if abs(limit) == inf else self.scalar(limit, DType.FLOAT32) for limit in (low, high)]
-                    self.node("Clip", [x, *limits], output)
-            case Unary():
-                self._meaning(node, image)
-            case Normalise(epsilon=epsilon, centred=True, summed=False):
-                ones = np.ones(self.types[first].shape[-1], np.float32)
-                factor = self.initializer(self.fresh(f"{node.output}_ones"), ones, DType.FLOAT32)
-                self.node("LayerNormalization", [self.read(first), factor], self.result(node), epsilon=epsilon)
-            case Softmax(beta=1.0):
-                self.node("Softmax", [self.read(first)], self.result(node), axis=-1)
-            case Add() | Binary() as operator:
-                self._two(node, operator)
-            case Concat(axis=axis):
-                axis %= len(self.types[node.output].shape)
-                image = len(self.types[node.output].shape) == 4 and any(name in self.images for name in node.inputs)
-                operands = [self.read(name, image) for name in node.inputs]
-                place = TO_IMAGE.index(axis) if image else axis
-                self.node("Concat", operands, self.result(node, image), axis=place)
-            case Transpose(permutation=order):
-                self._transpose(node, order)
-            case Reshape(shape=shape):
-                # An image of one pixel is reshaped in whatever order it is there.
-                x = self.read(first, image and self.types[first].shape[1:3] == (1, 1))
-                stem = self.fresh(f"{node.output}_shape")
-                target = self.initializer(stem, np.array(shape, np.int64), DType.INT64)
-                self.node("Reshape", [x, target], self.result(node))
-            case Pad() as operator if real and len(self.types[first].shape) == 4:
-                x = self.read(first, image)
-                order = TO_IMAGE if image else (0, 1, 2, 3)
-                border = [sizes[axis] for sizes in (operator.before, operator.after) for axis in order]
-                operands = [x, self.integers(border), self.scalar(operator.value, DType.FLOAT32)]
-                self.node("Pad", operands, self.result(node, image))
-            case Resample() as operator if (mode := self._resizing(node, operator)) is not None:
-                whole = self.types[node.output].shape
-                sizes = self.integers([whole[axis] for axis in TO_IMAGE] if image else whole)
-                operands = [self.read(first, image), "", "", sizes]
-                kind, walk = mode
-                self.node("Resize", operands, self.result(node, image), mode=kind, coordinate_transformation_mode=walk)
-            case Gather(axis=axis):
-                self.node("Gather", [self.read(name) for name in node.inputs], self.result(node), axis=axis)
-            case operator if operator.opaque:
-                written = opaque_node(node)
-                written.input[:] = [self.read(name) for name in node.inputs]
-                written.output[0] = self.result(node)
-                self.nodes.append(written)
-            case operator:
-                operands = [self.read(name) for name in node.inputs]
-                found = operator.onnx(self, operands, [self.types[name] for name in node.inputs])
-                self.node("Identity", [found], self.result(node))
+        _WRITERS.get(type(node.operator), _OnnxWriter._body)(self, node, node.operator)
+
+    def _is_image(self, node: Node) -> bool:
+        """Whether the first operand is there as an image."""
+        return bool(node.inputs) and node.inputs[0] in self.images
+
+    def _is_real(self, node: Node) -> bool:
+        return self.types[node.inputs[0]].dtype is DType.FLOAT32
+
+    def _standard(self, node: Node, op_type: str, image: bool = False, **attributes: Any) -> None:
+        """Write an operator as one standard node, perhaps on images."""
+        self.node(op_type, [self.read(name, image) for name in node.inputs], self.result(node, image), **attributes)
+
+    def _body(self, node: Node, operator: Operator) -> None:
+        """Write an operator as its standard body, or as a node of its own if it has none."""
+        operands = [self.read(name) for name in node.inputs]
+        if operator.opaque:
+            written = opaque_node(node)
+            written.input[:] = operands
+            written.output[0] = self.result(node)
+            self.nodes.append(written)
+        else:
+            result = operator.onnx(self, operands, [self.types[name] for name in node.inputs])
+            self.node("Identity", [result], self.result(node))
+
+    def _meaning(self, node: Node, image: bool) -> None:
+        """Write an operator's own ONNX form, which serves either order of axes, so that it ends in the result."""
+        operands = [self.read(name, image) for name in node.inputs]
+        output = self.result(node, image)
+        result = node.operator.onnx(self, operands, [self.types[name] for name in node.inputs])
+        last = self.nodes[-1]
+        if list(last.output) == [result]:
+            last.output[0] = last.name = output
+        else:
+            self.node("Identity", [result], output)
+
+    def _clamp(self, node: Node, operator: Clamp) -> None:
+        image = self._is_image(node)
+        x, output, limits = self.read(node.inputs[0], image), self.result(node, image), (operator.low, operator.high)
+        if limits == (0.0, inf):
+            self.node("Relu", [x], output)
+        else:
+            names = ["" if abs(limit) == inf else self.scalar(limit, DType.FLOAT32) for limit in limits]
+            self.node("Clip", [x, *names], output)
+
+    def _normalise(self, node: Node, operator: Normalise) -> None:
+        if not operator.centred or operator.summed:
+            self._body(node, operator)
+            return
+        ones = np.ones(self.types[node.inputs[0]].shape[-1], np.float32)
+        factor = self.initializer(self.fresh(f"{node.output}_ones"), ones, DType.FLOAT32)
+        operands = [self.read(node.inputs[0]), factor]
+        self.node("LayerNormalization", operands, self.result(node), epsilon=operator.epsilon)
+
+    def _softmax(self, node: Node, operator: Softmax) -> None:
+        if operator.beta == 1.0:
+            self._standard(node, "Softmax", axis=-1)
+        else:
+            self._body(node, operator)
+
+    def _two(self, node: Node, op_type: str) -> None:
+        """An addition or another function of two: as images where one operand is one and both have four axes."""
+        types = [self.types[name] for name in node.inputs]
+        image = all(len(kind.shape) == 4 for kind in types) and any(name in self.images for name in node.inputs)
+        if self._is_real(node):
+            self._standard(node, op_type, image)
+        else:
+            self._meaning(node, image)
+
+    def _concat(self, node: Node, operator: Concat) -> None:
+        rank = len(self.types[node.output].shape)
+        image = rank == 4 and any(name in self.images for name in node.inputs)
+        axis = operator.axis % rank
+        self._standard(node, "Concat", image, axis=TO_IMAGE.index(axis) if image else axis)
+
+    def _reshape(self, node: Node, operator: Reshape) -> None:
+        # An image of one pixel is reshaped in whatever order it is there.
+        x = self.read(node.inputs[0], self._is_image(node) and self.types[node.inputs[0]].shape[1:3] == (1, 1))
+        shape = np.array(operator.shape, np.int64)
+        target = self.initializer(self.fresh(f"{node.output}_shape"), shape, DType.INT64)
+        self.node("Reshape", [x, target], self.result(node))
+
+    def _pad(self, node: Node, operator: Pad) -> None:
+        if not self._is_real(node) or len(operator.before) != 4:
+            self._body(node, operator)
+            return
+        image = self._is_image(node)
+        x, order = self.read(node.inputs[0], image), TO_IMAGE if image else (0, 1, 2, 3)
+        border = [sizes[axis] for sizes in (operator.before, operator.after) for axis in order]
+        operands = [x, self.integers(border), self.scalar(operator.value, DType.FLOAT32)]
+        self.node("Pad", operands, self.result(node, image))
+
+    def _resample(self, node: Node, operator: Resample) -> None:
+        if (mode := self._resizing(node, operator)) is None:
+            self._body(node, operator)
+            return
+        image, whole = self._is_image(node), self.types[node.output].shape
+        sizes = self.integers([whole[axis] for axis in TO_IMAGE] if image else whole)
+        operands = [self.read(node.inputs[0], image), "", "", sizes]
+        kind, walk = mode
+        self.node("Resize", operands, self.result(node, image), mode=kind, coordinate_transformation_mode=walk)
 
     def _resizing(self, node: Node, operator: Resample) -> tuple[str, str] | None:
         """The mode of the Resize that a Resample with constant taps is, and how it walks; None where it is none."""
         x, *names = node.inputs
         if any(name not in self.graph.constants for name in names):
             return None
-        taps = [
-            (self.graph.constants[a], self.graph.constants[b]) for a, b in zip(names[::2], names[1::2], strict=True)
-        ]
+        taps = [self.graph.constants[name] for name in names]
+        sizes = [(self.types[x].shape[axis], self.types[node.output].shape[axis]) for axis in operator.axes]
         for cubic, walk in product((False, True), ("half_pixel", "asymmetric", "align_corners")):
-            axes = [(self.types[x].shape[at], self.types[node.output].shape[at]) for at in operator.axes]
-            made = [ResizeAxis(a, b, b / a, walk).taps(cubic, -0.75, False, False) for a, b in axes]
-            pairs = [pair for one, other in zip(taps, made, strict=True) for pair in zip(one, other, strict=True)]
+            axes = (ResizeAxis(a, b, b / a, walk).taps(cubic, -0.75, False, False) for a, b in sizes)
+            pairs = zip(taps, (array for axis in axes for array in axis), strict=True)
             if all(one.shape == other.shape and np.allclose(one, other, atol=1e-6) for one, other in pairs):
                 return "cubic" if cubic else "linear", walk
         return None
 
-    def _meaning(self, node: Node, image: bool) -> None:
-        """Write an operator's own ONNX form, which serves either order of axes, so that it ends in the result."""
-        operands = [self.read(name, image) for name in node.inputs]
-        output = self.result(node, image)
-        found = node.operator.onnx(self, operands, [self.types[name] for name in node.inputs])
-        last = self.nodes[-1]
-        if list(last.output) == [found]:
-            last.output[0] = last.name = output
-        else:
-            self.node("Identity", [found], output)
-
-    def _two(self, node: Node, operator: Add | Binary) -> None:
-        """An addition or another function of two: as images where one operand is one and both have four axes."""
-        types = [self.types[name] for name in node.inputs]
-        image = all(len(kind.shape) == 4 for kind in types) and any(name in self.images for name in node.inputs)
-        if types[0].dtype is not DType.FLOAT32:
-            self._meaning(node, image)
-            return
-        operands = [self.read(name, image) for name in node.inputs]
-        op_type = operator.kind.value if isinstance(operator, Binary) else "Add"
-        self.node(op_type, operands, self.result(node, image))
-
-    def _quantisation(self, node: Node) -> None:
+    def _quantisation(self, node: Node, operator: Operator) -> None:
         source = node.inputs[0]
         if source not in self.graph.constants:  # constants are written in the order they are read in
             image = source in self.images or self._input_read_as_image(node)
@@ -284,28 +308,21 @@ class _OnnxWriter(OnnxBody):
         reached = {node.output}
         for reader in self.graph.nodes:
             if reader.inputs and reader.inputs[0] in reached:
-                if isinstance(reader.operator, Convolution | MaxPool2d | AveragePool2d):
+                if _window_of(self.graph, reader) is not None:
                     return True
-                if isinstance(reader.operator, Dequantize | Pad):
+                if reader.operator.dequantises or reader.operator.pads:
                     reached.add(reader.output)
         return False
 
     def _convolution(self, node: Node, operator: Convolution) -> None:
-        source, pads = node.inputs[0], [0, 0, 0, 0]
-        channels = self.types[source].shape[3]
-        if source in self.absorbed:
-            border = self.producers[source]
-            assert isinstance(border.operator, Pad)
-            pads = [*border.operator.before[1:3], *border.operator.after[1:3]]
-            source = border.inputs[0]
-        kernel = self.types[node.inputs[1]].shape
-        depthwise = isinstance(operator, DepthwiseConv2d)
+        channels, kernel = self.types[node.inputs[0]].shape[3], self.types[node.inputs[1]].shape
+        source, pads = self.absorbed.get(node.inputs[0], (node.inputs[0], [0, 0, 0, 0]))
         x = self.read(source, image=True)
-        weights = self._weights(node.inputs[1], (3, 0, 1, 2) if depthwise else TO_IMAGE)
+        weights = self._weights(node.inputs[1], (3, 0, 1, 2) if operator.is_channelwise else TO_IMAGE)
         operands = [x, weights, *(self.read(name) for name in node.inputs[2:])]
         sizes = {"kernel_shape": list(kernel[1:3]), "strides": list(operator.stride)}
         sizes |= {"dilations": list(operator.dilation), "pads": pads}
-        group = channels // (1 if depthwise else kernel[3])
+        group = channels if operator.is_channelwise else channels // kernel[3]
         self.node("Conv", operands, self.result(node, image=True), **sizes, group=group)
 
     def _weights(self, value: str, permutation: tuple[int, ...]) -> str:
@@ -321,31 +338,33 @@ class _OnnxWriter(OnnxBody):
         moved = self.initializer(name, array, self.types[integers].dtype)
         return self.scaled(source, moved, self.fresh(f"{value}_onnx"), permutation.index(self._axis(source)))
 
-    def _dense(self, node: Node) -> None:
-        operands = [self.read(name) for name in node.inputs]
+    def _dense(self, node: Node, operator: FullyConnected) -> None:
         if len(self.types[node.inputs[0]].shape) == 2:
-            self.node("Gemm", operands, self.result(node), transB=1)
+            self._standard(node, "Gemm", transB=1)
             return
+        operands = [self.read(name) for name in node.inputs]
         turned = self.node("Transpose", [operands[1]], self.fresh(f"{node.inputs[1]}_turned"), perm=[1, 0])
         output = self.result(node)
-        if len(operands) == 2:
-            self.node("MatMul", [operands[0], turned], output)
-            return
-        product = self.node("MatMul", [operands[0], turned], self.fresh(f"{node.output}_product"))
-        self.node("Add", [product, operands[2]], output)
+        product = output if len(operands) == 2 else self.fresh(f"{node.output}_product")
+        self.node("MatMul", [operands[0], turned], product)
+        if len(operands) > 2:
+            self.node("Add", [product, operands[2]], output)
 
-    def _pool(self, node: Node, operator: MaxPool2d | AveragePool2d) -> None:
-        x, output = self.read(node.inputs[0], image=True), self.result(node, image=True)
+    def _pool(self, node: Node, operator: Pool2d, op_type: str) -> None:
+        if not self._is_real(node):
+            self._body(node, operator)
+            return
         (top, bottom), (left, right) = operator.padding
-        pads, average = [top, left, bottom, right], isinstance(operator, AveragePool2d)
-        if average and operator.kernel == self.types[node.inputs[0]].shape[1:3] and not any(pads):
-            self.node("GlobalAveragePool", [x], output)
-            return
-        sizes = {"kernel_shape": list(operator.kernel), "strides": list(operator.stride), "pads": pads}
-        self.node("AveragePool" if average else "MaxPool", [x], output, **sizes)
+        pads = [top, left, bottom, right]
+        whole = operator.kernel == self.types[node.inputs[0]].shape[1:3] and not any(pads)
+        if whole and op_type == "AveragePool":
+            self._standard(node, "GlobalAveragePool", image=True)
+        else:
+            sizes = {"kernel_shape": list(operator.kernel), "strides": list(operator.stride), "pads": pads}
+            self._standard(node, op_type, image=True, **sizes)
 
-    def _transpose(self, node: Node, order: tuple[int, ...]) -> None:
-        source, inner = node.inputs[0], node.output not in self.graph.outputs
+    def _transpose(self, node: Node, operator: Transpose) -> None:
+        source, inner, order = node.inputs[0], node.output not in self.graph.outputs, operator.permutation
         if order == TO_GRAPH and inner:
             self.images[node.output] = self.read(source)
         elif order == TO_IMAGE and source in self.images and inner:
@@ -353,4 +372,28 @@ class _OnnxWriter(OnnxBody):
         elif order == TO_IMAGE and source in self.images:
             self.node("Identity", [self.images[source]], self.result(node))
         else:
-            self.node("Transpose", [self.read(source)], self.result(node), perm=list(order))
+            self._standard(node, "Transpose", perm=list(order))
+
+
+_WRITERS: Mapping[type[Operator], Callable[[_OnnxWriter, Node, Any], None]] = {
+    Quantize: _OnnxWriter._quantisation,
+    Dequantize: _OnnxWriter._quantisation,
+    Conv2d: _OnnxWriter._convolution,
+    DepthwiseConv2d: _OnnxWriter._convolution,
+    FullyConnected: _OnnxWriter._dense,
+    MaxPool2d: lambda writer, node, pool: writer._pool(node, pool, "MaxPool"),
+    AveragePool2d: lambda writer, node, pool: writer._pool(node, pool, "AveragePool"),
+    Clamp: _OnnxWriter._clamp,
+    Unary: lambda writer, node, unary: writer._meaning(node, writer._is_image(node)),
+    Normalise: _OnnxWriter._normalise,
+    Softmax: _OnnxWriter._softmax,
+    Add: lambda writer, node, add: writer._two(node, "Add"),
+    Binary: lambda writer, node, binary: writer._two(node, binary.kind.value),
+    Concat: _OnnxWriter._concat,
+    Transpose: _OnnxWriter._transpose,
+    Reshape: _OnnxWriter._reshape,
+    Pad: _OnnxWriter._pad,
+    Resample: _OnnxWriter._resample,
+    Gather: lambda writer, node, gather: writer._standard(node, "Gather", axis=gather.axis),
+}
+"""How each operator with a form of its own in ONNX is written."""

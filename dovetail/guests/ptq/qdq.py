@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dovetail.guests.ptq.layers import LayerWeights
-from dovetail.guests.ptq.steps import TensorQuantisation, carries, spanning, steps_of
+from dovetail.guests.ptq.steps import RECURRENT, TensorQuantisation, carries, spanning, steps_of
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.activation import Clamp
-from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
-from dovetail.ir.operators.elementwise import Binary
-from dovetail.ir.operators.movement import Concat, Pad
-from dovetail.ir.operators.recurrent import Recurrent
+from dovetail.ir.operators.arithmetic import Dequantize, Quantize
+from dovetail.ir.pattern import occurrence
 from dovetail.ir.types import Array, DType, TensorType
 
 MOST_BIAS = 2**30
@@ -68,7 +66,7 @@ class _QdqWriter:
     def _constant(self, stem: str, array: Array, dtype: DType | None = None) -> str:
         return self.builder.constant(self._fresh(stem), array, dtype)
 
-    def _parameters(self, stem: str, scale: Array, zero_point: Array) -> list[str]:
+    def _parameters(self, stem: str, scale: Array | float, zero_point: Array | int) -> list[str]:
         return [
             self._constant(f"{stem}_scale", np.asarray(scale, np.float32).reshape(-1)),
             self._constant(f"{stem}_zero_point", np.asarray(zero_point, np.int32).reshape(-1)),
@@ -79,7 +77,7 @@ class _QdqWriter:
         if steps is None:
             self.names[name] = self.builder.input(name, kind)
             return
-        parameters = self._parameters(name, np.array(steps.scale), np.array(steps.zero_point))
+        parameters = self._parameters(name, steps.scale, steps.zero_point)
         if self.scheme.integer_ends:
             source = self.builder.input(name, TensorType(kind.shape, steps.dtype))
         else:
@@ -90,14 +88,13 @@ class _QdqWriter:
     def _quantized(
         self, real: str, steps: TensorQuantisation, parameters: list[str], name: str, stem: str, origin: str = ""
     ) -> str:
-        """The integers of a value; those of fewer than 8 bits are 8-bit ones, as every reader of ONNX takes them, whose
-        floats are limited first."""
-        if steps.dtype.bits < 8:
-            low, high = ((end - steps.zero_point) * steps.scale for end in (steps.dtype.low, steps.dtype.high))
+        """The integers of a value. Values of fewer than 8 bits become 8-bit integers, which every reader of ONNX takes;
+        their floats are limited first."""
+        dtype = steps.dtype
+        if dtype.bits < 8:
+            low, high = ((end - steps.zero_point) * steps.scale for end in (dtype.low, dtype.high))
             real = self.builder.add(Clamp(low, high), [real], self._fresh(f"{name}_limited"), origin)
-        return self.builder.add(
-            Quantize(steps.dtype.narrowed(max(steps.dtype.bits, 8))), [real, *parameters], stem, origin
-        )
+        return self.builder.add(Quantize(dtype.narrowed(max(dtype.bits, 8))), [real, *parameters], stem, origin)
 
     def _node(self, node: Node) -> None:
         operands = [self._operand(node, position) for position in range(len(node.inputs))]
@@ -105,7 +102,7 @@ class _QdqWriter:
             operands.append(self._bias(node))
         steps = self.scheme.activations.get(node.output)
         is_output = node.output in self.graph.outputs
-        if steps is None and carries(node) and (is_output or not isinstance(node.operator, Pad)):
+        if steps is None and carries(node) and (is_output or not node.operator.pads):
             # Readers of QDQ models expect the pair behind every operator, also one that only moves elements. A border
             # stays with the convolution that has it as an attribute.
             steps = steps_of(self.graph, self.scheme.activations, node.output)
@@ -114,7 +111,7 @@ class _QdqWriter:
         if steps is None:
             self.names[node.output] = self.names[f"output {node.output}"] = real
             return
-        parameters = self._parameters(node.output, np.array(steps.scale), np.array(steps.zero_point))
+        parameters = self._parameters(node.output, steps.scale, steps.zero_point)
         whole = is_output and self.scheme.integer_ends
         stem = node.output if whole else self._fresh(f"{node.output}_quantized")
         integers = self._quantized(real, steps, parameters, node.output, stem, node.origin)
@@ -129,32 +126,31 @@ class _QdqWriter:
             return self.names[name]
         weights = self.scheme.weights.get(node.output)
         if weights is not None and position == 1:
-            zeros = np.zeros(weights.scale.size, np.int32)
-            return self._dequantized(name, weights.integers, weights.dtype, weights.scale, zeros, weights.axis)
+            return self._dequantized(name, weights.integers, weights.dtype, weights.scale, weights.axis)
         if weights is not None and position == 2:
             return self._bias(node)
-        if isinstance(node.operator, Recurrent) and position in (1, 2) and node.output in self.scheme.activations:
-            return self._gates(name, node.operator)
+        layer = occurrence(RECURRENT, self.graph, node) if node.output in self.scheme.activations else None
+        if layer is not None and position in (1, 2):
+            return self._gates(name, layer[RECURRENT].kind.gates)
         if name in self.names:
             return self.names[name]
-        array = self.graph.constants[name]
-        joined = isinstance(node.operator, Add | Binary | Concat) and self._on_integers(node)
+        array, is_real = self.graph.constants[name], self.graph.types[node.output].dtype is DType.FLOAT32
+        joined = is_real and (node.operator.pointwise == 2 or node.operator.joins) and self._on_integers(node)
         if array.dtype != np.float32 or not joined:
             self.names[name] = self.builder.constant(name, array, self.graph.types[name].dtype)
             return self.names[name]
         steps = spanning(float(array.min()), float(array.max()), DType.INT8, symmetric=False)
         integers = (np.rint(steps.rounded(array) / steps.scale) + steps.zero_point).astype(np.int8)
-        scale, zero = np.array([steps.scale]), np.array([steps.zero_point])
-        return self._dequantized(name, integers, DType.INT8, scale, zero, -1)
+        return self._dequantized(name, integers, DType.INT8, np.array([steps.scale]), zero_point=steps.zero_point)
 
-    def _gates(self, name: str, operator: Recurrent) -> str:
+    def _gates(self, name: str, gates: int) -> str:
         """Weights of a recurrent layer as int8, with a scale for each gate."""
         rows = self.graph.constants[name]
-        gates = rows.reshape(operator.kind.gates, -1)
-        scale = (np.maximum(np.abs(gates).max(axis=1), 2.0**-40) / 127).astype(np.float32)
-        scales = np.repeat(scale, rows.shape[0] // len(scale))
+        peaks = np.abs(rows.reshape(gates, -1)).max(axis=1)
+        scale = (np.maximum(peaks, 2.0**-40) / 127).astype(np.float32)
+        scales = np.repeat(scale, rows.shape[0] // gates)
         integers = np.clip(np.rint(rows / scales[:, None]), -127, 127).astype(np.int8)
-        return self._dequantized(name, integers, DType.INT8, scales, np.zeros(scales.size, np.int32), 0)
+        return self._dequantized(name, integers, DType.INT8, scales, 0)
 
     def _on_integers(self, node: Node) -> bool:
         """Whether an operand has steps; those of a layer normalisation's factor and offset have none."""
@@ -163,19 +159,20 @@ class _QdqWriter:
 
     def _bias(self, node: Node) -> str:
         """The bias in steps of input scale times weight scale, as int32."""
-        bias = self.scheme.biases[node.output]
-        weights = self.scheme.weights[node.output]
+        bias, weights = self.scheme.biases[node.output], self.scheme.weights[node.output]
         source = steps_of(self.graph, self.scheme.activations, node.inputs[0])
         stem = node.inputs[2] if len(node.inputs) > 2 else f"{node.inputs[1]}_bias"
         if source is None:
             return self._constant(stem, bias.astype(np.float32))
         scale = np.asarray(np.float32(source.scale) * weights.scale, np.float32)
         integers = np.clip(np.rint(bias.astype(np.float64) / scale), -MOST_BIAS, MOST_BIAS).astype(np.int32)
-        return self._dequantized(stem, integers, DType.INT32, scale, np.zeros(scale.size, np.int32), 0)
+        return self._dequantized(stem, integers, DType.INT32, scale, 0)
 
-    def _dequantized(self, stem: str, integers: Array, dtype: DType, scale: Array, zeros: Array, axis: int) -> str:
-        """Constant integers and what they stand for."""
+    def _dequantized(
+        self, stem: str, integers: Array, dtype: DType, scale: Array, axis: int = -1, zero_point: int = 0
+    ) -> str:
+        """Constant integers and the floats they stand for; several scales run along an axis."""
         source = self._constant(f"{stem}_quantized", integers, dtype)
-        parameters = self._parameters(stem, scale, zeros)
+        parameters = self._parameters(stem, scale, np.full(scale.size, zero_point))
         place = axis if scale.size > 1 else -1
         return self.builder.add(Dequantize(place), [source, *parameters], self._fresh(f"{stem}_dequantized"))

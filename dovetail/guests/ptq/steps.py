@@ -1,24 +1,24 @@
-"""The integers of a float graph's values: which values get any, which share their steps, and what range they span.
+"""Steps of a float graph's values: the values that get integers, those that share their steps, and the range they span.
 
-Ranges come from what was seen of a value: min-max, percentile, least square error, entropy.
+Ranges come from the elements seen of a value: min-max, percentile, least square error, entropy.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
 import numpy as np
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.activation import Clamp, Softmax
+from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
-from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Recurrent
 from dovetail.ir.operators.reduction import Normalise
+from dovetail.ir.pattern import apply, constant, occurrence, operand
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.cells import reads_cells
 
@@ -30,10 +30,20 @@ CANDIDATES = 80
 """Limits tried along one side."""
 SMALLEST = 0.2
 """The smallest share of a side that is tried."""
-
-
 ENOUGH = 32
-"""Elements per bin on average below which a distribution is not known well enough for its entropy."""
+"""Elements per bin on average from which on a distribution is known well enough for its entropy."""
+_NORMALISE = apply(Normalise, having=lambda normalise: not normalise.summed)
+_SCALINGS = (Add(), Binary(BinaryKind.MULTIPLY), Binary(BinaryKind.ADD))
+"""Operators that apply a factor or an offset."""
+_CLAMP = apply(Clamp)
+RECURRENT = apply(Recurrent)
+_INTEGER_RECURRENT = apply(
+    Recurrent,
+    operand("x"),
+    *map(constant, ("weights", "recurrent_weights", "bias", "memory")),
+    having=lambda layer: layer.functions == DEFAULT_CURVES[layer.kind],
+)
+"""Recurrent layers, and those that have an integer form."""
 
 
 class Method(enum.StrEnum):
@@ -82,15 +92,14 @@ def spanning(low: float, high: float, dtype: DType, symmetric: bool) -> TensorQu
     """The finest steps whose integers reach from `low` to `high`, with 0.0 exact; symmetric ones have zero point 0."""
     low, high = min(low, 0.0), max(high, 0.0)
     if symmetric:
-        return TensorQuantisation(
-            dtype, float(np.float32(max(-low if dtype.signed else 0.0, high, 2.0**-40) / dtype.high)), 0
-        )
+        reach = max(-low if dtype.signed else 0.0, high, 2.0**-40)
+        return TensorQuantisation(dtype, float(np.float32(reach / dtype.high)), 0)
     scale = float(np.float32(max(high - low, 2.0**-40) / (dtype.high - dtype.low)))
     return TensorQuantisation(dtype, scale, int(np.clip(np.rint(dtype.low - low / scale), dtype.low, dtype.high)))
 
 
 def choose(seen: Histogram, method: Method, dtype: DType, symmetric: bool) -> TensorQuantisation:
-    """The steps for a value of which this was seen."""
+    """The steps for a value with this histogram."""
     if method is Method.MINMAX or seen.low == seen.high:
         return spanning(seen.low, seen.high, dtype, symmetric)
     if method is Method.PERCENTILE:
@@ -108,14 +117,15 @@ def percentile(seen: Histogram, share: float = PERCENTILE) -> tuple[float, float
     return seen.low + width * first, seen.low + width * (last + 1)
 
 
-def _search(seen: Histogram, dtype: DType, symmetric: bool, measure: object) -> TensorQuantisation:
+def _search(
+    seen: Histogram, dtype: DType, symmetric: bool, measure: Callable[[Histogram, TensorQuantisation], float]
+) -> TensorQuantisation:
     """The limits of least error: each side in turn, while the other stays, until neither moves."""
-    assert callable(measure)
     low, high = min(seen.low, 0.0), max(seen.high, 0.0)
     shares = np.linspace(SMALLEST, 1.0, CANDIDATES)[::-1]
 
     def cost(a: float, b: float) -> float:
-        return float(measure(seen, spanning(low * a, high * b, dtype, symmetric)))
+        return measure(seen, spanning(low * a, high * b, dtype, symmetric))
 
     if symmetric:
         best = min(shares, key=lambda share: cost(share, share))
@@ -131,7 +141,7 @@ def _search(seen: Histogram, dtype: DType, symmetric: bool, measure: object) -> 
 
 
 def square_error(seen: Histogram, steps: TensorQuantisation) -> float:
-    """The mean square of what rounding and saturation change."""
+    """The mean square of the changes by rounding and saturation."""
     centres = seen.centres
     error = centres - steps.rounded(centres)
     return float((error * error * seen.counts).sum() / seen.counts.sum())
@@ -140,8 +150,8 @@ def square_error(seen: Histogram, steps: TensorQuantisation) -> float:
 def divergence(seen: Histogram, steps: TensorQuantisation) -> float:
     """The Kullback-Leibler divergence of the quantised distribution from the one seen, in nats.
 
-    As "8-bit inference with TensorRT" (Migacz, GTC 2017) has it: what lies outside the range counts for the outermost
-    bins of the reference; the elements of an integer are spread evenly over the bins of its step that hold any.
+    As in "8-bit inference with TensorRT" (Migacz, GTC 2017): elements outside the range count for the outermost bins of
+    the reference; the elements of an integer are spread evenly over the bins of its step that hold any.
     """
     centres, counts = seen.centres, seen.counts.astype(np.float64)
     integers = np.rint(centres / steps.scale) + steps.zero_point
@@ -170,63 +180,59 @@ def carries(node: Node) -> bool:
 def quantised_values(graph: Graph) -> tuple[str, ...]:
     """The float values that get integers: inputs and whatever is computed, after its limits (a ReLU) are applied."""
     users = graph.users()
-    found = [name for name in graph.inputs if graph.types[name].dtype is DType.FLOAT32]
+    values = [name for name in graph.inputs if graph.types[name].dtype is DType.FLOAT32]
     for node in graph.nodes:
-        moved = carries(node) and node.inputs[0] not in graph.constants  # what is picked from a table is not
+        moved = carries(node) and node.inputs[0] not in graph.constants  # elements picked from a table are computed
         if graph.types[node.output].dtype is not DType.FLOAT32 or moved:
             continue
-        readers = users[node.output]
         if in_normalisation(graph, users, node.output) or _stays_float(graph, node):
             continue
-        clamped = len(readers) == 1 and isinstance(readers[0].operator, Clamp) and node.output not in graph.outputs
-        if not clamped:
-            found.append(node.output)
-    return tuple(found)
+        readers = users[node.output]
+        is_inner = len(readers) == 1 and node.output not in graph.outputs
+        if not is_inner or occurrence(_CLAMP, graph, readers[0]) is None:
+            values.append(node.output)
+    return tuple(values)
 
 
 def _stays_float(graph: Graph, node: Node) -> bool:
-    """True for a recurrent layer without an integer form, and for what is given and gives floats as they are, unless
-    something computes with these."""
-    operator = node.operator
-    if operator.as_given:
+    """Whether a value stays float: of a recurrent layer without an integer form, or of an operator that takes floats as
+    they are, unless something computes with the value."""
+    if node.operator.as_given:
         return not _computed_with(graph.users(), node.output)
-    if not isinstance(operator, Recurrent):
+    if occurrence(RECURRENT, graph, node) is None:
         return False
-    plain = operator.functions == DEFAULT_CURVES[operator.kind] and len(node.inputs) == 5
-    return not plain or reads_cells(graph, node) or any(name not in graph.constants for name in node.inputs[1:])
+    return occurrence(_INTEGER_RECURRENT, graph, node) is None or reads_cells(graph, node)
 
 
 def _computed_with(users: Mapping[str, Sequence[Node]], value: str) -> bool:
-    """Whether a value, perhaps moved, is an operand of what has an integer form."""
+    """Whether an operator with an integer form reads a value, perhaps moved."""
     readers = [node for node in users[value] if not node.operator.as_given]
     return any(not carries(node) or _computed_with(users, node.output) for node in readers)
 
 
 def in_normalisation(graph: Graph, users: Mapping[str, Sequence[Node]], value: str) -> bool:
-    """True for a value between a layer normalisation and the factor or offset per channel that comes behind it: the
+    """Whether a value is between a layer normalisation and the factor or offset per channel that comes behind it: the
     integer form rounds once, at their end."""
-    producers = graph.producers()
-    readers = users[value]
-    if len(readers) != 1 or value in graph.outputs or _scaled(graph, _behind_moves(users, readers[0])) is None:
+    producers, readers = graph.producers(), users[value]
+    if len(readers) != 1 or value in graph.outputs or _scaled(graph, _behind_views(users, readers[0])) is None:
         return False
     node: Node | None = producers.get(value)
-    while node is not None and not isinstance(node.operator, Normalise):
-        source = node.inputs[0] if isinstance(node.operator, Reshape) else _scaled(graph, node)
+    while node is not None and occurrence(_NORMALISE, graph, node) is None:
+        source = node.inputs[0] if node.operator.is_view else _scaled(graph, node)
         node = producers.get(source) if source is not None else None
-    return node is not None and not (isinstance(node.operator, Normalise) and node.operator.summed)
+    return node is not None
 
 
-def _behind_moves(users: Mapping[str, Sequence[Node]], node: Node) -> Node:
+def _behind_views(users: Mapping[str, Sequence[Node]], node: Node) -> Node:
     """The node, or the first behind reshapes that only one reads."""
-    while isinstance(node.operator, Reshape) and len(users[node.output]) == 1:
+    while node.operator.is_view and len(users[node.output]) == 1:
         (node,) = users[node.output]
     return node
 
 
 def _scaled(graph: Graph, node: Node) -> str | None:
-    """The operand of a factor or an offset along the last axis; None where the node is neither."""
-    operator, kinds = node.operator, (BinaryKind.MULTIPLY, BinaryKind.ADD)
-    if not isinstance(operator, Add) and not (isinstance(operator, Binary) and operator.kind in kinds):
+    """The operand of a factor or an offset along the last axis; None for other nodes."""
+    if node.operator not in _SCALINGS:
         return None
     for value, other in (node.inputs, node.inputs[::-1]):
         array = graph.constants.get(other)
@@ -235,28 +241,24 @@ def _scaled(graph: Graph, node: Node) -> str | None:
     return None
 
 
-def fixed_ranges(graph: Graph) -> dict[str, tuple[float, float]]:
-    """Ranges that are known without data: shares of a softmax."""
-    ranges = {node.output: (0.0, 1.0) for node in graph.nodes if isinstance(node.operator, Softmax)}
-    return ranges
+def shares(graph: Graph) -> frozenset[str]:
+    """The shares that softmaxes give, whose range is known without data: 0 to 1."""
+    return frozenset(node.output for node in graph.nodes if node.operator.gives_shares)
 
 
 def shared(graph: Graph, points: tuple[str, ...]) -> dict[str, str]:
     """For each quantised value the one whose steps it takes: operands a result consists of take those of the result.
 
-    A value read elsewhere too keeps its own.
+    A value with other readers keeps its own.
     """
     producers, users = graph.producers(), graph.users()
     owner = {name: name for name in points}
     for node in reversed(graph.nodes):
         joined = node.operator.chosen_from(node.inputs)
-        if len(joined) < 2:
-            continue
-        whole = _limited(users, owner, node.output)
+        whole = _limited(users, owner, node.output) if len(joined) > 1 else ""
         if whole not in owner:
             continue
-        for value in joined:
-            name = value
+        for name in joined:
             while name in producers and carries(producers[name]) and len(users[name]) == 1:
                 name = producers[name].inputs[0]
             if name in owner and len(users[name]) == 1 and name not in graph.inputs:
@@ -272,12 +274,12 @@ def steps_of(graph: Graph, activations: Mapping[str, TensorQuantisation], value:
 def shiftable(
     graph: Graph, steps: Mapping[str, TensorQuantisation], spare: Mapping[str, int]
 ) -> dict[str, TensorQuantisation]:
-    """The finest steps that are powers of two, no finer than those given, and fit each other.
+    """The finest steps that are powers of two, no finer than `steps`, and fit each other.
 
     Args:
         graph: the float graph.
         steps: of the quantised values; zero points move so that the least value stays the least.
-        spare: bits that are to stay free above a value, by name.
+        spare: bits that stay free above a value, by name.
     """
     scale = {name: 2.0 ** (ceil(log2(one.scale)) + spare.get(name, 0)) for name, one in steps.items()}
     joined = shared(graph, tuple(steps))
@@ -308,27 +310,26 @@ def operands_of(graph: Graph, layers: Collection[str]) -> set[str]:
     return {source_of(graph, node.inputs[0]) for node in graph.nodes if node.output in layers}
 
 
-def source_of(graph: Graph, value: str, known: Collection[str] = ()) -> str:
-    """The value whose elements a value has, or the first of those it was moved through that is known."""
+def source_of(graph: Graph, value: str, ends: Collection[str] = ()) -> str:
+    """The value whose elements a value has, or the first of `ends` on the way to it."""
     producers = graph.producers()
-    while value not in known and value in producers and carries(producers[value]):
+    while value not in ends and value in producers and carries(producers[value]):
         value = producers[value].inputs[0]
     return value
 
 
 def _sums(graph: Graph, steps: Mapping[str, TensorQuantisation]) -> list[tuple[tuple[str, ...], str]]:
     """The quantised operands and the quantised result of every sum of computed values."""
-    users = graph.users()
-    found = []
-    for node in (node for node in graph.nodes if isinstance(node.operator, Add)):
+    users, sums = graph.users(), []
+    for node in (node for node in graph.nodes if node.operator == Add()):
         operands, result = tuple(source_of(graph, value) for value in node.inputs), _limited(users, steps, node.output)
         if all(name in steps for name in (*operands, result)):
-            found.append((operands, result))
-    return found
+            sums.append((operands, result))
+    return sums
 
 
-def _limited(users: Mapping[str, Sequence[Node]], known: Collection[str], value: str) -> str:
-    """The first that is known of a value and what becomes of it when limits are applied to it."""
-    while value not in known and len(users[value]) == 1:
+def _limited(users: Mapping[str, Sequence[Node]], ends: Collection[str], value: str) -> str:
+    """The value, or the first of `ends` that it becomes when limits are applied to it."""
+    while value not in ends and len(users[value]) == 1:
         value = users[value][0].output
     return value
