@@ -11,6 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dovetail.names import install
 from dovetail.version import __version__
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dovetail.errors import DovetailError as DovetailError
     from dovetail.target.registry import load_target as load_target
 
+install()
 _PLACES = {
     **dict.fromkeys(("Build", "Run", "compile", "open_build"), "dovetail.api"),
     "Options": "dovetail.compile",

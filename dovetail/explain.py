@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail import kernels
 from dovetail.codegen.emit.plan_file import why_not_offloaded
 from dovetail.compile import Options, compile_graph, machine, prepare
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits
+from dovetail.names import names
 from dovetail.program.ir import Call, Program
 from dovetail.schedule.assign import Assignment, assign, placement_reasons
 from dovetail.schedule.joint import side_by_side
@@ -107,3 +108,7 @@ def _core_shares(program: Program) -> list[dict[str, float]]:
         if isinstance(call, Call):
             found[call.layer][str(call.core)] = call.result.type.elements
     return [{core: own[core] / sum(own.values()) for core in sorted(own, key=int)} for own in found]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = names(__name__, Explained="PlacementReport")

@@ -30,6 +30,7 @@ from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
 from dovetail.codegen.manifest import LayerWork, MemoryUse, Stretch
+from dovetail.names import names
 from dovetail.schedule.layout import Conversion
 from dovetail.sim.stretches import jobs_of
 
@@ -462,3 +463,7 @@ def _table_row(layer: ReportLayer, where: str) -> tuple[str, ...]:
 
 def _number(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
+
+
+if not TYPE_CHECKING:
+    __getattr__ = names(__name__, Activity="ReportActivity")

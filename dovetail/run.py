@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from dovetail.errors import BoardError, BuildError, DovetailError
 from dovetail.fields import changed, fields_of
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
 from dovetail.ir.types import Array, TensorType
+from dovetail.names import names
 from dovetail.sim.device import DeviceSpec, target_devices
 from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
@@ -364,3 +365,7 @@ def _outputs(build: ProjectBuild, result: InferenceResult) -> dict[str, Array]:
         held = np.frombuffer(result.outputs[port.place], np.uint8)
         found[port.name] = from_bytes(held, layout, TensorType(port.shape, port.kind))
     return found
+
+
+if not TYPE_CHECKING:
+    __getattr__ = names(__name__, Build="ProjectBuild")

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import SimulationError
+from dovetail.names import names
 from dovetail.user_file import import_file
 
 if TYPE_CHECKING:
@@ -372,3 +373,7 @@ class AddressMap:
                 start = ranges.pop()[0]
             ranges.append((start, end - start))
         return ranges
+
+
+if not TYPE_CHECKING:
+    __getattr__ = names(__name__, Window="AddressWindow")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array, DType, Shape, TensorType
+from dovetail.names import names
 from dovetail.target.offload import Operand
 from dovetail.target.pattern import Constraint, Match, Pattern, apply, constant, maybe, one_of, operand
 
@@ -358,3 +360,7 @@ def sizes_below(limit: int) -> Constraint:
     return Constraint(
         f"every size must be below {limit:,}", lambda m: max(*m.type("x").shape, *m.result.shape), lambda v: v < limit
     )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = names(__name__, Window="LayerWindow")

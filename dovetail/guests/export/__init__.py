@@ -13,3 +13,7 @@
 Each has an example program. What compiles and runs a network without its surroundings stands in `library.py`, the
 forms in `forms.py`, waiting beside an operating system in `rtos.py`.
 """
+
+from dovetail.names import names
+
+__getattr__ = names(__name__, {"dovetail.guests.export.write": ("export",)})

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from dovetail.names import lazy
+from dovetail.names import names
 
 if TYPE_CHECKING:
     from dovetail.guests.ptq.calibration import Settings as Settings
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dovetail.guests.ptq.unquantise import input_steps as input_steps
     from dovetail.guests.ptq.unquantise import is_quantised as is_quantised
 
-__getattr__ = lazy(
+__getattr__ = names(
     __name__,
     {
         "dovetail.guests.ptq.calibration": ("Settings", "finds_two_bits", "named_activations", "named_widths"),
@@ -32,4 +32,5 @@ __getattr__ = lazy(
         "dovetail.guests.ptq.steps": ("Method",),
         "dovetail.guests.ptq.unquantise": ("input_steps", "is_quantised"),
     },
+    Quantised="dovetail.guests.ptq.network.QuantisedNetwork",
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dovetail.names import names
+
 if TYPE_CHECKING:
     from dovetail.run import RunResult
 
@@ -14,3 +16,11 @@ def run_page(result: RunResult) -> str:
     from dovetail.guests.report.page import page
 
     return page(detail(result))
+
+
+if not TYPE_CHECKING:
+    __getattr__ = names(
+        __name__,
+        {"dovetail.report": ("Report", "make_report", "print_report")},
+        Activity="dovetail.report.ReportActivity",
+    )

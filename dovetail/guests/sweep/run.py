@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +16,7 @@ from dovetail.errors import DovetailError, ModelError, PlanError, ProgramError, 
 from dovetail.farm import LOST, farm
 from dovetail.fields import Axis, Value, points
 from dovetail.files import keep_file, kept_file
+from dovetail.names import names
 from dovetail.options import Options
 from dovetail.report import Report
 
@@ -218,3 +219,7 @@ def _rows(axes: Sequence[Axis], outcomes: Sequence[SweepOutcome], best: int | No
         del figures["lasting"]
         by_best = round(outcome.cycles / best, 4) if outcome.cycles is not None and best else None
         yield {"settings": dict(settings), **figures, "by_best": by_best}
+
+
+if not TYPE_CHECKING:
+    __getattr__ = names(__name__, Task="SweepTask", Outcome="SweepOutcome")

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import numpy as np
 
 from dovetail.ir.types import Array, Box, Shape, TensorType
+from dovetail.names import names
 
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
@@ -326,3 +327,7 @@ def require(condition: bool, sentence: str) -> None:
     """Raise ValueError with `sentence` unless the condition holds: the type rules' one check."""
     if not condition:
         raise ValueError(sentence)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = names(__name__, Window="SlidingWindow")
