@@ -27,7 +27,7 @@ _NETWORKS: dict[str, Callable[[], ZooNetwork]] = {
     for make in (networks.resnet8, networks.ds_cnn, networks.mobilenet_v1, networks.autoencoder, networks.digits)
 }
 _TRAINED = ("digits",)
-"""Whose weights are stored in the package; those of the others are drawn from the seed."""
+"""Networks whose weights are stored in the package; weights of the others are drawn from the seed."""
 
 
 def names() -> tuple[str, ...]:
@@ -39,9 +39,8 @@ def _network(name: str, seed: int = 0) -> ZooNetwork:
     if seed < 0:
         raise ModelError(f"a seed is 0 or more, not {seed}", where="--seed", hint="give 0 or more")
     if name not in _NETWORKS:
-        raise ModelError(
-            "there is no model of this name in the zoo", where=f"'{name}'", hint=f"choose one of {', '.join(names())}"
-        )
+        hint = f"choose one of {', '.join(names())}"
+        raise ModelError("there is no model of this name in the zoo", where=f"'{name}'", hint=hint)
     return _NETWORKS[name]()
 
 
@@ -55,9 +54,13 @@ def build(name: str, seed: int = 0) -> bytes:
     Raises:
         ModelError: the zoo has no model of that name, or the seed is negative.
     """
+    return _written(name, seed, is_quantised=True)
+
+
+def _written(name: str, seed: int, is_quantised: bool) -> bytes:
     from dovetail.guests.zoo.models import model
 
-    return bytes(model(*_prepared(name, seed)).SerializeToString(deterministic=True))
+    return bytes(model(*_prepared(name, seed), is_quantised).SerializeToString(deterministic=True))
 
 
 def _prepared(name: str, seed: int) -> tuple[ZooNetwork, ZooWeights]:
@@ -70,9 +73,7 @@ def _prepared(name: str, seed: int) -> tuple[ZooNetwork, ZooWeights]:
 def build_float(name: str, seed: int = 0) -> bytes:
     """The network `build` quantises, as a float ONNX model: batch 1, NCHW, float32 `input` and `output`.
     Raises ModelError where the zoo has no model of that name, or the seed is negative."""
-    from dovetail.guests.zoo.models import float_model
-
-    return bytes(float_model(*_prepared(name, seed)).SerializeToString(deterministic=True))
+    return _written(name, seed, is_quantised=False)
 
 
 def calibration(name: str, seed: int = 0) -> npt.NDArray[np.float32]:
@@ -92,8 +93,7 @@ def held_back(name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]
 
     _network(name)
     if name not in _TRAINED:
-        raise ModelError(
-            "this model has random weights and no test data", where=f"'{name}'", hint="use digits, which has"
-        )
+        what = "this model has random weights and no test data"
+        raise ModelError(what, where=f"'{name}'", hint="use digits, which has")
     content = stored()
     return content.images.astype(np.float32), content.labels
