@@ -21,7 +21,7 @@ from dovetail.errors import DovetailError
 from dovetail.guests.tune.log import open_log
 from dovetail.guests.tune.measure import Runner, runner
 from dovetail.guests.tune.search import LayerKind, region_alone
-from dovetail.guests.tune.tuner import TrialRunner, TuningRequest
+from dovetail.guests.tune.tuner import TrialRunner, TuningRequest, tune_layer
 from dovetail.schedule import shipped
 from dovetail.schedule.tiles.tile import TILE
 from dovetail.target import Target
@@ -42,7 +42,7 @@ def better(layer: LayerKind, target: Target, trials: int, least: float, run: Run
     with tempfile.TemporaryDirectory() as folder:
         request = TuningRequest(Path("layer"), target.name, Path(folder) / "log", trials)
         with open_log(request.log, {"dovetail_tuning_log": 1}, print) as log:
-            result = TrialRunner(request, target, log, run).tune_layer(layer, (1, 1), lambda progress: None)
+            result = tune_layer(TrialRunner(log, run), request, target, layer, (1, 1), lambda progress: None)
     best = result.best
     if best is None or best.outcome.cycles is None or not result.default or TILE[2] not in best.choice:
         return None

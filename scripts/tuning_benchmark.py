@@ -17,11 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.compile import reserved
 from dovetail.guests.tune.log import open_log
 from dovetail.guests.tune.measure import runner
-from dovetail.guests.tune.search import LayerKind, distinct_layers
-from dovetail.guests.tune.tuner import TrialRunner, TuningRequest
+from dovetail.guests.tune.search import LayerKind, tunable_layers
+from dovetail.guests.tune.tuner import TrialRunner, TuningRequest, tune_layer
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
@@ -29,9 +28,6 @@ from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.schedule import shipped
-from dovetail.schedule.layout import choose_layouts
-from dovetail.schedule.partition import partition
-from dovetail.schedule.plan import plan
 from dovetail.schedule.tiles.tile import PLACEMENT
 from dovetail.target import Target
 from dovetail.targets import load_target
@@ -100,11 +96,10 @@ def only_layer(shape: Shape, target: Target) -> LayerKind:
     """The layer as the tuner sees it."""
     for dtype in (DType.UINT8, DType.INT8):  # whichever the engine takes
         graph = adapt(network(shape, dtype), target.policy(None))
-        regions = partition(graph, target)
+        regions, layers = tunable_layers(graph, target)
         if len(regions) == 1 and regions[0].engine is not None:
             break
-    planned = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
-    (layer,) = distinct_layers(regions, planned, target)
+    (layer,) = layers
     return layer
 
 
@@ -125,10 +120,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, runner(given.jobs, None) as run:
         request = TuningRequest(Path("layer"), given.target, Path(folder) / "log", given.trials, seed=given.seed)
         with open_log(request.log, {"dovetail_tuning_log": 1}, print) as log:
-            bench = TrialRunner(request, target, log, run)
+            trials = TrialRunner(log, run)
             for number, shape in enumerate(LAYERS, 1):
                 layer = only_layer(shape, target)
-                result = bench.tune_layer(layer, (number, len(LAYERS)), lambda progress: None)
+                result = tune_layer(trials, request, target, layer, (number, len(LAYERS)), lambda progress: None)
                 assert result.default is not None and result.best is not None and result.floor is not None
                 tuned = result.best.outcome.cycles
                 assert tuned is not None and tuned <= result.default

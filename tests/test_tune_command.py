@@ -19,7 +19,7 @@ from dovetail.errors import DovetailError
 from dovetail.guests.tune.log import NETWORK
 from dovetail.guests.tune.measure import TrialOutcome, make_task, measure, measured
 from dovetail.guests.tune.search import candidates, region_alone
-from dovetail.guests.tune.tuner import TuningRequest, settle, tune
+from dovetail.guests.tune.tuner import Progress, TrialRunner, TrialTally, TuningRequest, settle, tune
 from dovetail.schedule.tuning import TuningEntry, read_tuning, tuning_text
 from dovetail.targets import load_target
 from firmware import require_chip
@@ -190,8 +190,10 @@ def test_what_does_not_help_the_network_is_dropped(tmp_path: Path) -> None:
             )
 
     gains = {name: TuningEntry(name, "s", 50, 50 - rank, {"tile_rows": 3}) for rank, name in enumerate(effect, 1)}
+    tally = TrialTally(Progress("the network", 1, 1), lambda progress: None)
+    task = MeasureTask(b"", "", None, "iss")
     with open_log(tmp_path / "log", {"dovetail_tuning_log": 1}, print) as log:
-        kept = settle(log, run, MeasureTask(b"", "", None, "iss"), list(effect), gains, lambda *now: None)
+        kept = settle(TrialRunner(log, run), task, list(effect), gains, tally)
         assert kept.choices == {"a": {"tile_rows": 3}, "c": {"tile_rows": 3}}
         assert (kept.default, kept.tuned) == (100, 85)
         assert log.find(NETWORK, {"d": {"tile_rows": 3}}) == TrialOutcome(None, "no room")

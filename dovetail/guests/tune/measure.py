@@ -19,7 +19,7 @@ from dovetail.compile import Options, compile_graph, reserved, sample_inputs
 from dovetail.errors import BoardError, DovetailError, MissingExtraError, SimulationError
 from dovetail.farm import LOST, begin_worker, farm
 from dovetail.guests.tune.cost import CoreEstimator, Estimator, estimator
-from dovetail.guests.tune.search import TrialOutcome, distinct_layers, placed, region_alone, resolved_default
+from dovetail.guests.tune.search import TrialOutcome, placed, region_alone, resolved_default, tunable_layers
 from dovetail.ir.graph import Graph, evaluate_all
 from dovetail.schedule.knobs import choose, region_space
 from dovetail.schedule.layout import choose_layouts
@@ -163,16 +163,13 @@ def _target(name: str) -> Target:
 def _models(payload: bytes, target_name: str) -> dict[str, tuple[Estimator | CoreEstimator, Space, Choice]]:
     """For each region of a network that can be tuned, its cost model, its space and the choice that stands for none."""
     (graph, near), target = _opened(payload), _target(target_name)
-    regions = partition(graph, target)
-    planned = plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
-    found: dict[str, tuple[Estimator | CoreEstimator, Space, Choice]] = {}
-    for layer in distinct_layers(regions, planned, target):
+    models: dict[str, tuple[Estimator | CoreEstimator, Space, Choice]] = {}
+    for layer in tunable_layers(graph, target, near)[1]:
         alone = region_alone(layer.graph, target)
         default = resolved_default(alone, target, layer.near)
-        found |= dict.fromkeys(
-            layer.names, (estimator(alone, target, layer.near), region_space(alone, target), default)
-        )
-    return found
+        model = estimator(alone, target, layer.near), region_space(alone, target), default
+        models |= dict.fromkeys(layer.names, model)
+    return models
 
 
 Choices = Mapping[str, Choice]

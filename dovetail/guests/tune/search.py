@@ -15,6 +15,7 @@ from importlib.util import find_spec
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.compile import reserved
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.guests.tune.cost import Estimate, estimator
 from dovetail.guests.tune.floor import Floor, core_floor
@@ -85,6 +86,16 @@ def distinct_layers(regions: Sequence[Region], planned: Plan, target: Target) ->
         elif _stands_alone(alone, region, target):
             found[key] = LayerKind(key, signature(alone), alone, near, (region.name,))
     return tuple(found.values())
+
+
+def tunable_layers(
+    graph: Graph, target: Target, near: Collection[str] = ()
+) -> tuple[tuple[Region, ...], tuple[LayerKind, ...]]:
+    """The regions of a network with nothing chosen, and its distinct layers that have something to choose; the inputs
+    and outputs `near` lie in the engine's memory."""
+    regions = partition(graph, target)
+    planned = plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
+    return regions, distinct_layers(regions, planned, target)
 
 
 def _stands_alone(graph: Graph, region: Region, target: Target) -> bool:

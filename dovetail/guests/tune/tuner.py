@@ -1,6 +1,6 @@
-"""Tunes a network: every distinct layer by itself, then what was found in the network as a whole.
+"""Tunes a network: every distinct layer by itself, then the network as a whole with the best choices.
 
-The network has the last word on every choice: what does not make it faster is dropped.
+The network has the last word on every choice: a choice that does not make it faster is dropped.
 """
 
 from __future__ import annotations
@@ -9,32 +9,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
-from dovetail.compile import Options, prepare, reserved, rounding_of
+from dovetail.compile import Options, prepare, rounding_of
 from dovetail.errors import DovetailError, TargetError
 from dovetail.guests.tune.floor import Floor, network_floor
 from dovetail.guests.tune.log import LOG_SCHEMA, NETWORK, TrialLog, open_log
-from dovetail.guests.tune.measure import MEASURES, MeasureTask, Runner, make_task, runner
+from dovetail.guests.tune.measure import MEASURES, Choices, MeasureTask, Runner, make_task, runner
 from dovetail.guests.tune.search import (
     LayerKind,
     Trial,
     TrialOutcome,
     best_trial,
     candidates,
-    distinct_layers,
     region_alone,
     require_learner,
     search,
+    tunable_layers,
 )
 from dovetail.ir.graph import Graph
-from dovetail.schedule.layout import choose_layouts
-from dovetail.schedule.partition import partition
-from dovetail.schedule.plan import plan
 from dovetail.schedule.region import Region
 from dovetail.schedule.tiles.tile import EARLY, PLACEMENT
-from dovetail.schedule.tuning import Identity, Tuning, TuningEntry, identity
+from dovetail.schedule.tuning import Tuning, TuningEntry, identity
 from dovetail.sim.line import Board
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
@@ -43,109 +41,16 @@ from dovetail.target.registry import load_target
 MOST_TRIALS = 48
 """Trials of the whole network."""
 
-Choices = Mapping[str, Choice]
-ToldTrial = Callable[[int, int | None, int | None], None]
-"""Told after each trial of the network: how many were made, the default's cycles, the best."""
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptedChoices:
-    """What is kept."""
-
-    choices: Choices
-    """By region name."""
-    default: int
-    """Cycles of the network, nothing chosen."""
-    tuned: int
-    """Cycles of the network with the choices; never more."""
-
-
-@dataclass
-class _Trials:
-    """Trials of the whole network, counted."""
-
-    log: TrialLog
-    run: Runner
-    task: MeasureTask
-    told: ToldTrial
-    made: int = 0
-    default: int | None = None
-    best: int | None = None
-
-    def cycles(self, choices: Choices) -> int | None:
-        """Cycles of the network with these choices; None when the trial failed, or there were enough of them."""
-        if self.made >= MOST_TRIALS:
-            return None
-        found = self.log.find(NETWORK, choices)
-        if found is None:
-            _, found = next(iter(self.run(self.task, [choices])))
-            self.log.add(NETWORK, choices, found)
-        self.made += 1
-        if not choices:
-            self.default = found.cycles
-            if found.cycles is None:
-                what = f"the network as the planner plans it cannot be measured: {found.error}"
-                hint = "dovetail compile and dovetail run on the same model show the fault"
-                raise DovetailError(what, where=self.task.target, hint=hint)
-        self.best = min((c for c in (self.best, found.cycles) if c is not None), default=None)
-        self.told(self.made, self.default, self.best)
-        return found.cycles
-
-
-def settle(
-    log: TrialLog,
-    run: Runner,
-    task: MeasureTask,
-    names: Sequence[str],
-    gains: Mapping[str, TuningEntry],
-    told: ToldTrial,
-) -> AcceptedChoices:
-    """Try all choices together, then build up from the default one layer at a time, the largest gain first.
-
-    Args:
-        log: where trials are found and kept.
-        run: makes trials.
-        task: the whole network.
-        names: the regions on engines that may be changed, in the network's order.
-        gains: the best choice of each layer by itself, by region name.
-        told: after each trial.
-
-    Raises:
-        DovetailError: the network cannot be measured even by default.
-    """
-    trials = _Trials(log, run, task, told)
-    default = trials.cycles({})
-    assert default is not None
-    together: Choices = {name: entry.choice for name, entry in gains.items()}
-    everything = trials.cycles(together) if together else None
-    kept: Choices = {}
-    reached = default
-    for entry in sorted(gains.values(), key=lambda entry: entry.tuned_cycles - entry.default_cycles):  # stable
-        kept, reached = _improved(trials, kept, reached, entry.name, entry.choice)
-    if everything is not None and everything < reached:
-        kept, reached = together, everything
-    for name in names:
-        if kept.get(name, {}).get(PLACEMENT) != "core":
-            kept, reached = _improved(trials, kept, reached, name, {EARLY: "no"})
-    return AcceptedChoices(kept, default, reached)
-
-
-def _improved(trials: _Trials, kept: Choices, reached: int, name: str, choice: Choice) -> tuple[Choices, int]:
-    """What is kept and its cycles, with a further choice if that takes fewer."""
-    tried = {**kept, name: {**kept.get(name, {}), **choice}}
-    found = trials.cycles(tried)
-    return (tried, found) if found is not None and found < reached else (kept, reached)
-
 
 @dataclass(frozen=True)
 class TuningRequest:
-    """What to tune and how."""
+    """A model to tune, and how."""
 
     model: Path
     target: str
     """Name of a target, or the path of a target file."""
     log: Path
-    """Where trials are kept; one that exists is gone on with."""
+    """File that keeps all trials; tuning goes on with one that exists."""
     trials: int = 64
     """Trials of each distinct layer, the default included."""
     options: Options = field(default_factory=Options)
@@ -160,44 +65,194 @@ class TuningRequest:
     scheduler: str | None = None
     """Address of a Dask scheduler used instead."""
     boards: tuple[Board, ...] = ()
-    """What is measured on, with `measure` "board"; trials are spread over several."""
+    """Boards for `measure` "board"; trials are spread over several."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where tuning is."""
+    """The state of tuning a layer, or the network in the end."""
 
     layer: str
     """Name of the first region of the layer, or "the network"."""
     number: int
-    """Of the layer, from 1."""
+    """Number of the layer, from 1."""
     count: int
     """Layers to tune."""
-    done: int
-    trials: int
-    """Of this layer; 0 where their number is not known."""
-    default: int | None
+    done: int = 0
+    """Trials that have ended."""
+    trials: int = 0
+    """Trials to make; 0 where their number is not known."""
+    default: int | None = None
     """Cycles by default; None when that trial has not ended or has failed."""
-    best: int | None
+    best: int | None = None
+
+
+Show = Callable[[Progress], None]
+
+
+@dataclass
+class TrialTally:
+    """Counts trials as they end, and shows each."""
+
+    progress: Progress
+    show: Show
+
+    def ended(self, choice: Mapping[str, Any], outcome: TrialOutcome) -> None:
+        """Count a trial; an empty choice is the default."""
+        now = self.progress
+        best = min((cycles for cycles in (now.best, outcome.cycles) if cycles is not None), default=None)
+        default = now.default if choice else outcome.cycles
+        self.progress = replace(now, done=now.done + 1, default=default, best=best)
+        self.show(self.progress)
+
+
+@dataclass(frozen=True)
+class TrialRunner:
+    """Makes trials: takes them from the log, or lets the workers make them and writes them to the log."""
+
+    log: TrialLog
+    run: Runner
+
+    def batch(
+        self, task: MeasureTask, key: str, choices: Sequence[Mapping[str, Any]], tally: TrialTally, region: str = ""
+    ) -> list[TrialOutcome]:
+        """The outcomes of trials, in their order.
+
+        Args:
+            task: the network of a layer, or the whole network.
+            key: of the layer in the log, or `NETWORK`.
+            choices: for the only region of the layer; of the whole network by region.
+            tally: counts the trials.
+            region: name of the layer's region in its own network; empty for the whole network.
+        """
+        outcomes: dict[int, TrialOutcome] = {}
+        for number, choice in enumerate(choices):
+            if (known := self.log.find(key, choice)) is not None:
+                outcomes[number] = known
+                tally.ended(choice, known)
+        missing = [number for number in range(len(choices)) if number not in outcomes]
+        trials: list[Choices] = [{region: choices[number]} if region else choices[number] for number in missing]
+        for place, outcome in self.run(task, trials):
+            choice = choices[missing[place]]
+            self.log.add(key, choice, outcome)
+            outcomes[missing[place]] = outcome
+            tally.ended(choice, outcome)
+        return [outcomes[number] for number in range(len(choices))]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerResult:
-    """How tuning a layer went."""
+    """The result of tuning a layer."""
 
     layer: LayerKind
     trials: tuple[Trial, ...]
-    default: int | None
-    """Cycles by default; None when that failed."""
-    best: Trial | None
-    """The fastest trial; None when all failed."""
+    """The default first."""
     floor: Floor | None
-    """What no choice does without; None where that is not known, or nanoseconds are measured."""
+    """Cycles no choice is below; None where that is not known, or nanoseconds are measured."""
+
+    @property
+    def default(self) -> int | None:
+        """Cycles by default; None when that failed."""
+        return self.trials[0].outcome.cycles
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest trial; None when all failed."""
+        return best_trial(self.trials)
+
+    def entry(self, region: str, choice: Choice) -> TuningEntry:
+        """An entry of the tuning file; with an empty choice the layer takes as long as by default.
+
+        A choice of when constants are fetched, which the network makes, costs the layer itself nothing.
+        """
+        best = self.best
+        tuned = best.outcome.cycles if choice and best is not None else self.default
+        return TuningEntry(region, self.layer.signature, self.default or tuned or 0, tuned or 0, choice)
+
+
+def tune_layer(
+    trials: TrialRunner, request: TuningRequest, target: Target, layer: LayerKind, place: tuple[int, int], show: Show
+) -> LayerResult:
+    """Search one layer; `place` is its number, from 1, and the number of all."""
+    space = candidates(layer, target, request.seed)
+    region, task = region_alone(layer.graph, target).name, _task(request, layer.graph, layer.near)
+    tally = TrialTally(Progress(layer.names[0], *place, trials=min(request.trials, len(space.choices))), show)
+    show(tally.progress)
+    steps = search(space, request.trials, request.seed, layer.key)
+    batch = next(steps)
+    while True:
+        outcomes = trials.batch(task, layer.key, batch, tally, region)
+        try:
+            batch = steps.send(outcomes)
+        except StopIteration as stop:
+            return LayerResult(layer, stop.value, None if request.measure == "host" else space.floor)
+
+
+def _task(request: TuningRequest, graph: Graph, near: Sequence[str] = ()) -> MeasureTask:
+    """The task of measuring a graph as a request says."""
+    return make_task(graph, near, request.target, request.options.policy, request.measure)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedChoices:
+    """The choices that make the network faster."""
+
+    choices: Choices
+    """By region name."""
+    default: int
+    """Cycles of the network, nothing chosen."""
+    tuned: int
+    """Cycles of the network with the choices; never more."""
+
+
+def settle(
+    trials: TrialRunner, task: MeasureTask, names: Sequence[str], gains: Mapping[str, TuningEntry], tally: TrialTally
+) -> AcceptedChoices:
+    """Try all choices together, then build up from the default one layer at a time, the largest gain first.
+
+    Args:
+        trials: makes trials.
+        task: the whole network.
+        names: the regions on engines that may be changed, in the network's order.
+        gains: the best choice of each layer by itself, by region name.
+        tally: counts trials.
+
+    Raises:
+        DovetailError: the network cannot be measured even by default.
+    """
+    (default,) = trials.batch(task, NETWORK, [{}], tally)
+    if default.cycles is None:
+        what = f"the network as the planner plans it cannot be measured: {default.error}"
+        hint = "dovetail compile and dovetail run on the same model show the fault"
+        raise DovetailError(what, where=task.target, hint=hint)
+
+    def cycles(choices: Choices) -> int | None:
+        """Cycles of the network; None when the trial failed, or there were enough of them."""
+        return trials.batch(task, NETWORK, [choices], tally)[0].cycles if tally.progress.done < MOST_TRIALS else None
+
+    best = AcceptedChoices({}, default.cycles, default.cycles)
+
+    def improved(name: str, choice: Choice) -> AcceptedChoices:
+        """The best choices, with a further one if that takes fewer cycles."""
+        more = {**best.choices, name: {**best.choices.get(name, {}), **choice}}
+        tuned = cycles(more)
+        return best if tuned is None or tuned >= best.tuned else replace(best, choices=more, tuned=tuned)
+
+    together: Choices = {name: entry.choice for name, entry in gains.items()}
+    everything = cycles(together) if together else None
+    for entry in sorted(gains.values(), key=lambda entry: entry.tuned_cycles - entry.default_cycles):  # stable
+        best = improved(entry.name, entry.choice)
+    if everything is not None and everything < best.tuned:
+        best = replace(best, choices=together, tuned=everything)
+    for name in names:
+        if best.choices.get(name, {}).get(PLACEMENT) != "core":
+            best = improved(name, {EARLY: "no"})
+    return best
 
 
 @dataclass(frozen=True, slots=True)
 class TuningResult:
-    """What tuning gave."""
+    """The result of tuning a network."""
 
     tuning: Tuning
     layers: tuple[LayerResult, ...]
@@ -211,10 +266,10 @@ class TuningResult:
 
 def tune(
     request: TuningRequest,
-    show: Callable[[Progress], None] = lambda progress: None,
+    show: Show = lambda progress: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> TuningResult:
-    """Tune a model; what has been tried is in the log whatever happens.
+    """Tune a model; all trials are in the log whatever happens.
 
     Args:
         request: what to tune.
@@ -227,31 +282,96 @@ def tune(
     _check(request)
     target = load_target(request.target)
     graph = prepare(request.model, target, request.options)
-    regions = partition(graph, target)
-    default = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
-    layers = _selected(distinct_layers(regions, default, target), regions, request.layers)
-    policy = target.policy(request.options.policy).name
-    of = identity(
-        graph.name,
-        request.model.read_bytes(),
-        target.name,
-        policy,
-        rounding_of(request.model, target, request.options).value,
-    )
-    header = {
-        "dovetail_tuning_log": LOG_SCHEMA,
-        **msgspec.structs.asdict(of),
-        "seed": request.seed,
-        "measure": request.measure,
-    }
+    regions, every = tunable_layers(graph, target)
+    layers = _selected(every, regions, request.layers)
+    policy, rounding = target.policy(request.options.policy).name, rounding_of(request.model, target, request.options)
+    content = request.model.read_bytes()
+    of = msgspec.structs.asdict(identity(graph.name, content, target.name, policy, rounding.value))
+    header = {"dovetail_tuning_log": LOG_SCHEMA, **of, "seed": request.seed, "measure": request.measure}
     with open_log(request.log, header, note) as log, runner(request.jobs, request.scheduler, request.boards) as run:
-        bench = TrialRunner(request, target, log, run)
-        results = [bench.tune_layer(layer, (i, len(layers)), show) for i, layer in enumerate(layers, 1)]
-        return _finish(bench, graph, regions, results, of, show)
+        trials, count = TrialRunner(log, run), len(layers)
+        results = [tune_layer(trials, request, target, layer, (i, count), show) for i, layer in enumerate(layers, 1)]
+        by_region = {name: result for result in results for name in result.layer.names}
+        gains = {
+            name: result.entry(name, best.choice)
+            for name, result in by_region.items()
+            if (best := result.best) is not None and best.choice
+        }
+        on_engines = [region.name for region in regions if region.name in by_region and region.engine is not None]
+        tally = TrialTally(Progress("the network", count, count), show)
+        kept = settle(trials, _task(request, graph), on_engines, gains, tally)
+    entries = [
+        msgspec.structs.replace(gains.get(name) or by_region[name].entry(name, {}), choice=kept.choices[name])
+        for name in (region.name for region in regions)
+        if name in kept.choices
+    ]
+    tuning = Tuning(
+        **of,
+        measure=request.measure,
+        default_cycles=kept.default,
+        tuned_cycles=kept.tuned,
+        layers=tuple(entries),
+    )
+    floors = {name: result.floor for name, result in by_region.items() if result.floor}
+    known = {result.layer.key: result.floor for result in results if request.measure != "host"}
+    floor = network_floor(regions, floors, target)
+    floor = min(floor, least_cycles(request.model, target, request.options, known))
+    dropped = tuple(name for name in gains if name not in kept.choices)
+    return TuningResult(tuning, tuple(results), dropped, len(log.used), floor)
+
+
+def _check(request: TuningRequest) -> None:
+    require_learner()
+    boards, measures = request.boards, ", ".join(MEASURES)
+    faults = [
+        (
+            request.trials < 1,
+            f"{request.trials} trials are too few: the least is 1, the default",
+            "--trials",
+            "give 1 or more",
+        ),
+        (request.seed < 0, f"a seed is 0 or more, not {request.seed}", "--seed", "give 0 or more"),
+        (
+            boards and (request.jobs != 1 or request.scheduler is not None),
+            f"{request.jobs} jobs cannot share one board",
+            "--on",
+            "leave out --jobs and --scheduler",
+        ),
+        (
+            request.measure not in MEASURES,
+            f"'{request.measure}' cannot be measured",
+            "--measure",
+            f"use one of {measures}",
+        ),
+    ]
+    for board in boards:
+        what = "every trial is another firmware, and nothing says how it is made for the board"
+        faults.append((not board.io, what, board.where, "give --board-io FILE.c, and --load but for gdb and an agent"))
+        faults.append((boards.count(board) > 1, "this board is named twice", board.where, "name each board once"))
+    for is_wrong, what, where, hint in faults:
+        if is_wrong:
+            raise DovetailError(what, where=where, hint=hint)
+
+
+def _selected(layers: Sequence[LayerKind], regions: Sequence[Region], wanted: Sequence[str]) -> tuple[LayerKind, ...]:
+    """The layers to tune, of each only the regions that are wanted; all for none."""
+    tunable = {name for layer in layers for name in layer.names}
+    if not tunable:
+        what = "there is nothing to choose: no layer goes to an engine, or to a kernel of the core, that can be tuned"
+        hint = "dovetail explain says why; choose a model or target whose layers have knobs"
+        raise TargetError(what, where="--target", hint=hint)
+    if unknown := [name for name in wanted if name not in tunable]:
+        is_region = any(region.name == unknown[0] for region in regions)
+        what = "nothing can be chosen for the layer" if is_region else "there is no layer"
+        hint = f"choose among {', '.join(sorted(tunable))}"
+        raise DovetailError(f"{what} '{unknown[0]}'", where="--layers", hint=hint)
+    selected = set(wanted or tunable)
+    kept = (replace(layer, names=tuple(name for name in layer.names if name in selected)) for layer in layers)
+    return tuple(layer for layer in kept if layer.names)
 
 
 def undivided(target: Target) -> Target:
-    """The target without the rewrites that compute something in parts."""
+    """The target without the rewrites that compute a layer in parts."""
     policies = (replace(p, rewrites=tuple(r for r in p.rewrites if not r.divides)) for p in target.policies)
     return replace(target, policies=tuple(policies))
 
@@ -270,168 +390,10 @@ def least_cycles(
     Raises:
         DovetailError: the network cannot be compiled for the target; says why.
     """
-    found, each = list[int](), dict(known)
-    for graph in (prepare(model, way, options) for way in (target, undivided(target))):
-        regions = partition(graph, target)
-        default = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
-        layers = distinct_layers(regions, default, target)
+    networks, each = list[int](), dict(known)
+    for way in (target, undivided(target)):
+        regions, layers = tunable_layers(prepare(model, way, options), target)
         each |= {layer.key: candidates(layer, target, 0).floor for layer in layers if layer.key not in each}
-        floors = {name: own for layer in layers if (own := each[layer.key]) for name in layer.names}
-        found.append(network_floor(regions, floors, target))
-    return min(found)
-
-
-@dataclass(frozen=True)
-class TrialRunner:
-    """Makes trials: from the log where they are, else by the workers, which are then written to the log."""
-
-    request: TuningRequest
-    target: Target
-    log: TrialLog
-    run: Runner
-
-    def task(self, graph: Graph, near: Sequence[str]) -> MeasureTask:
-        """The task of measuring a graph as this request says."""
-        request = self.request
-        return make_task(graph, near, request.target, request.options.policy, request.measure)
-
-    def batch(
-        self, task: MeasureTask, key: str, choices: Sequence[Choice], name: str, ended: Callable[[TrialOutcome], None]
-    ) -> list[TrialOutcome]:
-        """Outcomes of a batch of choices for one layer (named `name` in its own network), in its order."""
-        found = [self.log.find(key, choice) for choice in choices]
-        missing = [index for index, outcome in enumerate(found) if outcome is None]
-        for outcome in found:
-            if outcome is not None:
-                ended(outcome)
-        for number, outcome in self.run(task, [{name: choices[index]} for index in missing]):
-            index = missing[number]
-            self.log.add(key, choices[index], outcome)
-            found[index] = outcome
-            ended(outcome)
-        return [outcome for outcome in found if outcome is not None]
-
-    def tune_layer(self, layer: LayerKind, place: tuple[int, int], show: Callable[[Progress], None]) -> LayerResult:
-        """Search one layer."""
-        request = self.request
-        space = candidates(layer, self.target, request.seed)
-        name, task = region_alone(layer.graph, self.target).name, self.task(layer.graph, layer.near)
-        total = min(request.trials, len(space.choices))
-        progress = Progress(layer.names[0], *place, 0, total, None, None)
-
-        def ended(outcome: TrialOutcome) -> None:
-            nonlocal progress
-            known = [c for c in (progress.best, outcome.cycles) if c is not None]
-            progress = replace(progress, done=progress.done + 1, best=min(known, default=None))
-            show(progress)
-
-        show(progress)
-        steps = search(space, request.trials, request.seed, layer.key)
-        batch = next(steps)
-        while True:
-            outcomes = self.batch(task, layer.key, batch, name, ended)
-            if progress.default is None and not batch[0]:
-                progress = replace(progress, default=outcomes[0].cycles)
-            try:
-                batch = steps.send(outcomes)
-            except StopIteration as stop:
-                trials: tuple[Trial, ...] = stop.value
-                floor = space.floor if request.measure != "host" else None
-                return LayerResult(layer, trials, trials[0].outcome.cycles, best_trial(trials), floor)
-
-
-def _check(request: TuningRequest) -> None:
-    require_learner()
-    if request.trials < 1:
-        raise DovetailError(
-            f"{request.trials} trials are too few: the least is 1, the default", where="--trials", hint="give 1 or more"
-        )
-    if request.seed < 0:
-        raise DovetailError(f"a seed is 0 or more, not {request.seed}", where="--seed", hint="give 0 or more")
-    if request.boards and (request.jobs != 1 or request.scheduler is not None):
-        raise DovetailError(
-            f"{request.jobs} jobs cannot share one board", where="--on", hint="leave out --jobs and --scheduler"
-        )
-    for board in request.boards:
-        if not board.io:
-            what = "every trial is another firmware, and nothing says how it is made for the board"
-            hint = "give --board-io FILE.c, and --load but for gdb and an agent"
-            raise DovetailError(what, where=board.where, hint=hint)
-        if request.boards.count(board) > 1:
-            raise DovetailError("this board is named twice", where=board.where, hint="name each board once")
-    if request.measure not in MEASURES:
-        raise DovetailError(
-            f"'{request.measure}' cannot be measured", where="--measure", hint=f"use one of {', '.join(MEASURES)}"
-        )
-
-
-def _selected(layers: Sequence[LayerKind], regions: Sequence[Region], wanted: Sequence[str]) -> tuple[LayerKind, ...]:
-    """The layers to tune, of each only the regions asked for."""
-    tunable = {name for layer in layers for name in layer.names}
-    if not tunable:
-        raise TargetError(
-            "there is nothing to choose: no layer goes to an engine, or to a kernel of the core, that can be tuned",
-            where="--target",
-            hint="dovetail explain says why; choose a model or target whose layers have knobs",
-        )
-    for name in wanted:
-        if name not in tunable:
-            known = {region.name for region in regions}
-            what = f"nothing can be chosen for the layer '{name}'" if name in known else f"there is no layer '{name}'"
-            raise DovetailError(what, where="--layers", hint=f"choose among {', '.join(sorted(tunable))}")
-    if not wanted:
-        return tuple(layers)
-    kept = (replace(layer, names=tuple(name for name in layer.names if name in wanted)) for layer in layers)
-    return tuple(layer for layer in kept if layer.names)
-
-
-def _finish(
-    bench: TrialRunner,
-    graph: Graph,
-    regions: Sequence[Region],
-    results: Sequence[LayerResult],
-    of: Identity,
-    show: Callable[[Progress], None],
-) -> TuningResult:
-    """Keep of the best choices what makes the network faster."""
-    gains: dict[str, TuningEntry] = {}
-    for result in results:
-        best = result.best
-        if best is None or best.outcome.cycles is None or not best.choice:
-            continue
-        before = result.default if result.default is not None else best.outcome.cycles
-        for name in result.layer.names:
-            gains[name] = TuningEntry(name, result.layer.signature, before, best.outcome.cycles, best.choice)
-
-    def told(done: int, before: int | None, best: int | None) -> None:
-        show(Progress("the network", len(results), len(results), done, 0, before, best))
-
-    names = [region.name for region in regions if any(region.name in result.layer.names for result in results)]
-    cut = [region.name for region in regions if region.name in names and region.engine is not None]
-    kept = settle(bench.log, bench.run, bench.task(graph, ()), cut, gains, told)
-    same = {
-        n: TuningEntry(n, r.layer.signature, r.default or 0, r.default or 0, {}) for r in results for n in r.layer.names
-    }
-    # one that only says when constants are fetched costs the layer itself nothing
-    entries = {name: gains.get(name, same[name]) for name in kept.choices}
-    layers = tuple(
-        msgspec.structs.replace(entries[region.name], choice=kept.choices[region.name])
-        for region in regions
-        if region.name in entries
-    )
-    identified = msgspec.structs.asdict(of)
-    tuning = Tuning(
-        **identified,
-        measure=bench.request.measure,
-        default_cycles=kept.default,
-        tuned_cycles=kept.tuned,
-        layers=layers,
-    )
-    dropped = tuple(name for name in gains if name not in entries)
-    floors = {name: each.floor for each in results if each.floor for name in each.layer.names}
-    known = {each.layer.key: each.floor for each in results if bench.request.measure != "host"}
-    floor = min(
-        network_floor(regions, floors, bench.target),
-        least_cycles(bench.request.model, bench.target, bench.request.options, known),
-    )
-    return TuningResult(tuning, tuple(results), dropped, len(bench.log.used), floor)
+        floors = {name: floor for layer in layers if (floor := each[layer.key]) for name in layer.names}
+        networks.append(network_floor(regions, floors, target))
+    return min(networks)
