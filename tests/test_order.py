@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,14 @@ import pytest
 
 pytestmark = pytest.mark.quick
 PACKAGE = Path(__file__).resolve().parents[1] / "dovetail"
+PUBLIC = PACKAGE.parent / "docs" / "reference" / "modules.md"
+LEANS = {
+    ("dovetail.guests.agent", "dovetail.guests.mesh"),
+    ("dovetail.guests.ptq", "dovetail.guests.report"),
+    ("dovetail.guests.sweep", "dovetail.guests.report"),
+    ("dovetail.guests.tune", "dovetail.guests.report"),
+}
+"""Guests that use another guest."""
 CORE = (
     *(
         "version",
@@ -30,7 +39,9 @@ CORE = (
     *("options", "compile", "run", "report", "arrays", "prove", "explain", "api", "cli", "__main__"),
 )
 """The compiler of a described target: everything but the guests."""
-ORDER = (*CORE, "targets", "guests")
+GUESTS = ("targets", "guests")
+"""What only uses the compiler, and comes in by entry points."""
+ORDER = (*CORE, *GUESTS)
 """Folders and files of the package in the order data flows; each imports only what stands before it."""
 WITHIN = {
     "schedule": (
@@ -127,6 +138,45 @@ def test_no_import_goes_back_up() -> None:
         if (here := _below(package, module)) and (there := _below(package, name))
         if order.index(there) > order.index(here)
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+@cache
+def public_modules() -> frozenset[str]:
+    """The modules that docs/reference/modules.md lists: one in each row, and parts of a folder in the second column."""
+    found = []
+    for name, second in re.findall(r"^\| `(dovetail[\w.]*)` \|([^|]*)\|", PUBLIC.read_text(), re.MULTILINE):
+        found += [name, *(f"{name}{part}" for part in re.findall(r"`(\.[\w.]+)`", second))]
+    return frozenset(found)
+
+
+def _guest(module: str) -> str:
+    """The guest a module belongs to, the bundled targets as one; empty for the core."""
+    parts = module.split(".")
+    return ".".join(parts[: 3 if parts[1] == "guests" else 2]) if parts[1:] and parts[1] in GUESTS else ""
+
+
+def test_guests_import_public_modules_only() -> None:
+    """Of the core, and of other guests only of those that `LEANS` names."""
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line} imports {name}: list it in docs/reference/{PUBLIC.name}, or in LEANS"
+        for module, path in MODULES.items()
+        if (here := _guest(module))
+        for name, line, _ in imports(path)
+        if name not in public_modules() and (there := _guest(name)) != here and (here, there) not in LEANS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_folder_imports_private_names_of_another() -> None:
+    wrong = []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dovetail"):
+                parts = [*str(node.module).split("."), *(one.name for one in node.names)]
+                far = _below("dovetail", module) != _below("dovetail", str(node.module))
+                if far and any(part.startswith("_") and not part.startswith("__") for part in parts):
+                    wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert not wrong, "\n".join(wrong)
 
 
