@@ -26,14 +26,9 @@ from tables import run, table  # noqa: E402
 from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
 from dovetail.guests.mesh.choice import Objective  # noqa: E402
 from dovetail.guests.mesh.layers import layers_of  # noqa: E402
-from dovetail.guests.mesh.mapping import (  # noqa: E402
-    MeshMapping,
-    execute,
-    map_network,
-    measure,
-    place_and_route,
-)
+from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure, place_and_route  # noqa: E402
 from dovetail.guests.mesh.partition import partition_mesh  # noqa: E402
+from dovetail.guests.mesh.pieces import execute  # noqa: E402
 from dovetail.guests.mesh.streaming import simulate_stream, stream_layer  # noqa: E402
 from dovetail.guests.mesh.topology import build_topology, random_faults  # noqa: E402
 from dovetail.ir.graph import Graph, evaluate  # noqa: E402

@@ -17,8 +17,9 @@ from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.compiled import CompiledPieces, digest, share_on_engines, used_places, with_compiler
 from dovetail.guests.mesh.emit import MeshProject, emit_mesh
 from dovetail.guests.mesh.exact import ExactRun, run_exact
-from dovetail.guests.mesh.mapping import MeshMapping, execute, map_network, measure, piece_graph
+from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure
 from dovetail.guests.mesh.own import read_mapping
+from dovetail.guests.mesh.pieces import execute, piece_graph
 from dovetail.guests.mesh.topology import build_topology
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.program.ir import LaunchStatement

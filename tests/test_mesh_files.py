@@ -9,13 +9,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from command_line import dovetail, refused
 from conftest import shared_dir
-from dovetail.cli.main import app, main
-from dovetail.guests.mesh.files import mapping_json
 from dovetail.guests.mesh.mapping import measure
 from dovetail.guests.mesh.picture import covered, picture, time_spent
+from dovetail.guests.mesh.reporting import mapping_json, sentence
 from dovetail.targets.spinnaker2 import MESH
 from test_mesh_mapping import mapped, tiny
 
@@ -34,7 +33,8 @@ def test_mapping_json_tells_every_piece() -> None:
 def test_pictures_are_whole_and_load_nothing() -> None:
     for chips in (1, 6):
         found = mapped(tiny("ic_resnet8"), MESH.resized(chips=chips))
-        page = picture(found, measure(found, 4, links=True)).decode()
+        performance = measure(found, 4, links=True)
+        page = picture(found, performance, sentence(found, performance)).decode()
         assert "http" not in page and "<script" not in page
         drawings = [part.split("</svg>")[0] + "</svg>" for part in page.split("<svg")[1:]]
         trees = [ElementTree.fromstring("<svg" + drawing) for drawing in drawings]
@@ -59,20 +59,20 @@ def test_where_the_time_goes() -> None:
     assert covered(np.array([5.0, 12.0]), np.array([15.0, 13.0]), edges).tolist() == [5.0, 6.0, 0.0]
 
 
-def test_the_command(tmp_path: Path) -> None:
-    model = str(shared_dir() / "models" / "mlperf_tiny" / "ic_resnet8_int8.tflite")
-    base = ["mesh", model, "--target", "spinnaker2", "--chips", "1", "--inputs", "4"]
-    result = CliRunner().invoke(app, [*base, "-o", str(tmp_path / "a")])
-    assert result.exit_code == 0, result.output
-    assert "equal the integer graph's in every byte" in result.stdout
-    assert "of 152 elements; one input takes" in result.stdout and "times its bound" in result.stdout
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = shared_dir() / "models" / "mlperf_tiny" / "ic_resnet8_int8.tflite"
+    base = ("mesh", model, "--target", "spinnaker2", "--chips", 1, "--inputs", 4)
+    assert dovetail(*base, "-o", tmp_path / "a") == 0
+    text = capsys.readouterr().out
+    assert "equal the integer graph's in every byte" in text
+    assert "of 152 elements; one input takes" in text and "times its bound" in text
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {
         *("Makefile", "chips", "link.ld", "mapping.json", "mapping.yaml", "mesh.html", "mesh.json", "network.onnx"),
         *("manager", "programs", "runtime"),
     }
-    again = CliRunner().invoke(app, [*base, "--mapping", str(tmp_path / "a" / "mapping.yaml")])
-    assert again.exit_code == 0 and again.stdout.splitlines()[-1] == result.stdout.splitlines()[-2]
+    assert dovetail(*base, "--mapping", tmp_path / "a" / "mapping.yaml") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == text.splitlines()[-2]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,5 @@ def test_the_command(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_wishes(more: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model = str(shared_dir() / "models" / "mlperf_tiny" / "ic_resnet8_int8.tflite")
-    with pytest.raises(SystemExit):
-        main(["mesh", model, *more])
-    assert sentence in capsys.readouterr().err
+    model = shared_dir() / "models" / "mlperf_tiny" / "ic_resnet8_int8.tflite"
+    assert sentence in refused(capsys, "mesh", model, *more)

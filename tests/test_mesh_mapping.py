@@ -14,7 +14,8 @@ from conftest import shared_dir
 from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import PlanError, TargetError
 from dovetail.guests.mesh.choice import Objective
-from dovetail.guests.mesh.mapping import MeshMapping, check_covered, execute, map_network, measure
+from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure
+from dovetail.guests.mesh.pieces import check_covered, execute
 from dovetail.guests.mesh.placement import Router, SectionPlacement
 from dovetail.guests.mesh.simulate import simulate
 from dovetail.guests.mesh.topology import build_topology, random_faults

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from dovetail.errors import DovetailError, PlanError
 from dovetail.guests.mesh.choice import Objective
-from dovetail.guests.mesh.files import mapping_json, mapping_yaml
 from dovetail.guests.mesh.layers import MeshLayer, layers_of
-from dovetail.guests.mesh.mapping import MeshMapping, check_covered, measure
+from dovetail.guests.mesh.mapping import MeshMapping, measure
 from dovetail.guests.mesh.mapping_file import parse_wishes
 from dovetail.guests.mesh.own import complete, read_mapping
+from dovetail.guests.mesh.pieces import check_covered
+from dovetail.guests.mesh.reporting import mapping_json, mapping_yaml
 from dovetail.guests.mesh.topology import Topology, build_topology
 from dovetail.ir.graph import Graph
 from dovetail.schedule.partition import partition

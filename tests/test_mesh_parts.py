@@ -11,18 +11,17 @@ import numpy as np
 import onnx
 import onnx.utils
 import pytest
-from typer.testing import CliRunner
 
+from command_line import dovetail
 from conftest import shared_dir
-from dovetail.cli.main import app
 from dovetail.compile import sample_inputs
 from dovetail.errors import DovetailError, ModelError, PlanError
 from dovetail.guests.mesh.choice import Objective
-from dovetail.guests.mesh.files import mapping_yaml
 from dovetail.guests.mesh.layers import image_of, layers_of
 from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.guests.mesh.own import read_mapping
 from dovetail.guests.mesh.parts import part_graphs, read_parts
+from dovetail.guests.mesh.reporting import mapping_yaml
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.onnx_file import graph_bytes, save_graph
 from dovetail.ir.onnx_runtime import runtime_session
@@ -173,15 +172,13 @@ def test_parts_that_cannot_be(tmp_path: Path) -> None:
         read(tmp_path / "half", graph)
 
 
-def test_the_command(tmp_path: Path) -> None:
-    model = str(shared_dir() / "models" / "mlperf_tiny" / "ic_resnet8_int8.tflite")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = shared_dir() / "models" / "mlperf_tiny" / "ic_resnet8_int8.tflite"
     (tmp_path / "own.yaml").write_text(HAND)
-    base = ["mesh", model, "--target", "spinnaker2", "--chips", "1", "--inputs", "3"]
-    asked = ["--mapping", str(tmp_path / "own.yaml"), "--save-parts", str(tmp_path / "parts")]
-    first = CliRunner().invoke(app, [*base, *asked, "-o", str(tmp_path / "a")])
-    assert first.exit_code == 0, first.output
-    count = len(list((tmp_path / "parts").glob("*.onnx")))
-    assert f"{count} models" in first.stdout and f"{count} of 152 elements" in first.stdout and count > 40
-    again = CliRunner().invoke(app, [*base, "--parts", str(tmp_path / "parts")])
-    assert again.exit_code == 0, again.output
+    base = ("mesh", model, "--target", "spinnaker2", "--chips", 1, "--inputs", 3)
+    wishes = ("--mapping", tmp_path / "own.yaml", "--save-parts", tmp_path / "parts")
+    assert dovetail(*base, *wishes, "-o", tmp_path / "a") == 0
+    count, text = len(list((tmp_path / "parts").glob("*.onnx"))), capsys.readouterr().out
+    assert f"{count} models" in text and f"{count} of 152 elements" in text and count > 40
+    assert dovetail(*base, "--parts", tmp_path / "parts") == 0
     assert (tmp_path / "a" / "mapping.yaml").read_bytes() == mapping_yaml(own(HAND))

@@ -17,7 +17,7 @@ from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.linear import Linear
 from dovetail.ir.requantisation.lines import ChannelLines
-from dovetail.ir.types import Shape, full_box
+from dovetail.ir.types import Shape, TensorType, full_box
 from dovetail.kernels.region import RegionParts as Parts
 from dovetail.kernels.region import split
 from dovetail.schedule.region import Region
@@ -98,6 +98,11 @@ class MeshLayer:
     def on_array(self) -> bool:
         """True where the MAC array computes it."""
         return self.kind != "core"
+
+    @property
+    def result(self) -> TensorType:
+        """Type of the result."""
+        return self.graph.types[self.graph.outputs[0]]
 
     @property
     def anchor(self) -> Node | None:

@@ -18,12 +18,13 @@ from dovetail.errors import PlanError
 from dovetail.guests.mesh.choice import Objective, choose
 from dovetail.guests.mesh.cuts import Cut, frontier, require_fit
 from dovetail.guests.mesh.layers import MeshLayer, layers_of, output_layers
-from dovetail.guests.mesh.mapping import MeshMapping, check_covered, map_network, planned, wanted
+from dovetail.guests.mesh.mapping import MeshMapping, map_network, planned, stored_layers
 from dovetail.guests.mesh.mapping_file import ElementRef, MappingWishes, Position, WishPlace, read_wishes, shown_ref
 from dovetail.guests.mesh.own_boxes import LayerBoxes, boxes_of_cut, boxes_wished
 from dovetail.guests.mesh.own_routes import routed
 from dovetail.guests.mesh.partition import MeshPartition, MeshStage, Section, boxed_stage, resident, slot_choices
 from dovetail.guests.mesh.parts import check_parts, wishes_of_parts
+from dovetail.guests.mesh.pieces import check_covered
 from dovetail.guests.mesh.placement import SectionPlacement, place, shared_bytes, tables_of
 from dovetail.guests.mesh.topology import Topology
 from dovetail.guests.mesh.traffic import loads_of, traffic_of
@@ -89,10 +90,10 @@ def complete(
     outputs = output_layers(graph, layers, regions)
     parts = planned(MeshPartition(graph, layers, outputs, topology.mesh, objective, (Section(tuple(stages)),)))
     section = parts.sections[0]
-    traffic = traffic_of(section, wanted(parts, 0))
+    traffic = traffic_of(section, stored_layers(parts, 0))
     check_covered(section, traffic)
     groups = usual.groups if usual and turn == 0 else ()
-    element = np.array(registry.placed(homes, replace(section, groups=groups), wanted(parts, 0)), np.int64)
+    element = np.array(registry.placed(homes, replace(section, groups=groups), stored_layers(parts, 0)), np.int64)
     topology = routed(topology, wishes.routes)
     placed = SectionPlacement(section, topology, traffic, element, loads_of(traffic, topology, element))
     return MeshMapping(parts, topology, (placed,), (tables_of(placed),))

@@ -67,7 +67,7 @@ class MeshStage:
     @property
     def result(self) -> TensorType:
         """Type of the layer's result."""
-        return self.layer.graph.types[self.layer.graph.outputs[0]]
+        return self.layer.result
 
     def result_box(self, piece: int) -> Box:
         """The part of the layer's result that a piece computes."""

@@ -17,12 +17,13 @@ import numpy as np
 
 from dovetail.errors import ModelError, PlanError
 from dovetail.guests.mesh.layers import MeshLayer
-from dovetail.guests.mesh.mapping import PARTIAL, MeshMapping, piece_graph
+from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.guests.mesh.mapping_file import LayerWish, MappingWishes, PieceWish, Position, unread
 from dovetail.guests.mesh.partition import MeshStage
+from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.graph import Graph, Node, renamed
-from dovetail.ir.onnx_file import load_graph
+from dovetail.ir.onnx_file import graph_bytes, load_graph
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.types import Array, Box, TensorType, full_box
@@ -33,6 +34,11 @@ _BOX = re.compile(
 )
 _PLACE = re.compile(r"(\d{1,6})_(\d{1,6})_(\d{1,6})")
 _HINT = "cut the model that compile --save-stages writes last, or the files --save-parts writes"
+
+
+def part_files(mapped: MeshMapping) -> dict[str, bytes]:
+    """The ONNX file of every element of a resident network."""
+    return {f"{name}.onnx": graph_bytes(part) for name, part in part_graphs(mapped)}
 
 
 def part_graphs(mapped: MeshMapping) -> Iterator[tuple[str, Graph]]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dovetail.guests.mesh.files import sentence
 from dovetail.guests.mesh.mapping import MeshMapping, Performance
 from dovetail.guests.mesh.placement import Links, SectionPlacement, shared_bytes
 from dovetail.guests.mesh.simulate import StreamTiming
@@ -21,13 +20,13 @@ _STYLE = """body{font:14px sans-serif;margin:2em;max-width:1200px}svg{background
 h2{font-size:1.05em;margin:1.2em 0 .2em}text{font:10px sans-serif;fill:#333}p{margin:.2em 0}"""
 
 
-def picture(mapped: MeshMapping, performance: Performance) -> bytes:
-    """A self-contained page: no scripts, nothing loaded from elsewhere."""
+def picture(mapped: MeshMapping, performance: Performance, sentence: str) -> bytes:
+    """A self-contained page, under a sentence: no scripts, nothing loaded from elsewhere."""
     name = html.escape(mapped.parts.graph.name)
     parts = [
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{name} on a mesh</title>",
         f"<style>{_STYLE}</style><h1>{name}</h1>",
-        f"<p>{html.escape(sentence(mapped, performance))}</p>",
+        f"<p>{html.escape(sentence)}</p>",
     ]
     timing, placed = performance.timing, mapped.placed[0]
     if timing is not None and placed is not None:

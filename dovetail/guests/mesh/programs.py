@@ -14,8 +14,8 @@ from dovetail.guests.mesh.compiled import CompiledPieces, copying
 from dovetail.guests.mesh.cuts import PieceSizes, rows_together
 from dovetail.guests.mesh.finish import SUMS, lines_behind, requantisation_of, tail_of
 from dovetail.guests.mesh.layout import ELEMENT_DATA
-from dovetail.guests.mesh.mapping import PARTIAL, piece_graph
 from dovetail.guests.mesh.partition import MeshStage, read_span
+from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.types import Box, box_shape
 from dovetail.kernels import CoreKernel, core_traits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,6 @@ from dovetail.options import Options
 if TYPE_CHECKING:
     from dovetail.guests.mesh.manifest import MeshBuild
     from dovetail.guests.mesh.remote import MeshRun
-    from dovetail.ir.types import Array
-    from dovetail.operators import UserOperator
     from dovetail.sim.line import Board, Link
     from dovetail.target.description import Target
 
@@ -40,9 +38,11 @@ def run_mesh(folder: Path, options: RunOptions, on: BoardOptions, own: Options) 
     with progress("starting") as show:
         from dovetail.arrays import inputs_of, write_outputs
         from dovetail.guests.mesh.compiled import with_compiler
-        from dovetail.guests.mesh.manifest import read_mesh
+        from dovetail.guests.mesh.manifest import GRAPH, read_mesh
         from dovetail.guests.mesh.remote import RackSession, mesh_images
-        from dovetail.operators import combined
+        from dovetail.guests.mesh.reporting import require_equal
+        from dovetail.ir.onnx_file import load_graph
+        from dovetail.operators import combined, known_operators
         from dovetail.target.registry import load_target
 
         build = read_mesh(folder)
@@ -51,18 +51,20 @@ def run_mesh(folder: Path, options: RunOptions, on: BoardOptions, own: Options) 
         show("compiling the elements' programs")
         images = mesh_images(build, known)
         with RackSession(build, images, _opener(known, board), board.timeout if board else 600.0, show) as session:
-            found = session.run(inputs)
+            run = session.run(inputs)
     note_seeded(options.input_file)
     if options.output_file is not None:
-        write_outputs(options.output_file, found.outputs, batched)
-    with beside_json(options.json_file, _as_json(build, found)):
-        _tell(build, found)
+        write_outputs(options.output_file, run.outputs, batched)
+    with beside_json(options.json_file, _as_json(build, run)):
+        _print_run(build, run)
     if options.check:
-        _compare(build, inputs, found, combined(known.operators, own.operators))
+        graph = load_graph(folder / GRAPH, known_operators(combined(known.operators, own.operators)))
+        require_equal(graph, inputs, run.outputs, "the elements give", "look at the rack, or report this")
+        say("every output equals the integer graph's")
 
 
 def _opener(target: Target, board: Board | None) -> Callable[[], Link]:
-    """What opens the line to the rack."""
+    """A function that opens the line to the rack."""
     from functools import partial
 
     from dovetail.guests.mesh.rack import EmulatedElements
@@ -72,50 +74,25 @@ def _opener(target: Target, board: Board | None) -> Callable[[], Link]:
     return opener(board) if board else partial(rack_link, Rack(EmulatedElements(target)), "this process")
 
 
-def _tell(build: MeshBuild, found: MeshRun) -> None:
-    """What it took."""
-    taken = found.clocks[:, :, 3] - found.clocks[:, :, 0]
+def _print_run(build: MeshBuild, run: MeshRun) -> None:
+    taken = run.clocks[:, :, 3] - run.clocks[:, :, 0]
     names = [name for name, places in build.elements.values() for _ in places]
     slowest = int(taken.max(axis=0).argmax())
     say(
-        f"{len(build.elements)} elements, {len(found.outputs)} inputs; the slowest piece, of {names[slowest]}, "
-        f"took {int(taken[:, slowest].max())} cycles; {found.asked} requests, {found.repeated} sent again, "
-        f"the rack loaded anew {found.restarts} times"
+        f"{len(build.elements)} elements, {len(run.outputs)} inputs; the slowest piece, of {names[slowest]}, "
+        f"took {int(taken[:, slowest].max())} cycles; {run.asked} requests, {run.repeated} sent again, "
+        f"the rack loaded anew {run.restarts} times"
     )
 
 
-def _as_json(build: MeshBuild, found: MeshRun) -> dict[str, Any]:
-    """What it took, with the clocks of every piece: began, gave its slots back, sent, was free."""
+def _as_json(build: MeshBuild, run: MeshRun) -> dict[str, Any]:
+    """The run with the clocks of every piece: began, gave its slots back, sent, was free."""
     return {
         "schema": 1,
         "network": str(build.folder),
         "elements": [[word >> 24, word >> 16 & 0xFF, word & 0xFFFF, one[0]] for word, one in build.elements.items()],
-        "clocks": found.clocks.tolist(),
-        "requests": found.asked,
-        "sent_again": found.repeated,
-        "loaded_anew": found.restarts,
+        "clocks": run.clocks.tolist(),
+        "requests": run.asked,
+        "sent_again": run.repeated,
+        "loaded_anew": run.restarts,
     }
-
-
-def _compare(
-    build: MeshBuild,
-    inputs: Sequence[Mapping[str, Array]],
-    found: MeshRun,
-    operators: Sequence[type[UserOperator]],
-) -> None:
-    """The outputs against the integer graph in the folder, which may have operators of the user's own."""
-    import numpy as np
-
-    from dovetail.guests.mesh.manifest import GRAPH
-    from dovetail.ir.graph import evaluate
-    from dovetail.ir.onnx_file import load_graph
-    from dovetail.operators import known_operators
-
-    graph = load_graph(build.folder / GRAPH, known_operators(operators))
-    for given, outputs in zip(inputs, found.outputs, strict=True):
-        expected = evaluate(graph, given)
-        for name in graph.outputs:
-            if not np.array_equal(expected[name], outputs[name]):
-                what = "the elements give something else than the integer graph"
-                raise DovetailError(what, where=name, hint="look at the rack, or report this")
-    say("every output equals the integer graph's")
