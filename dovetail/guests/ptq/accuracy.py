@@ -102,8 +102,13 @@ class ValueComparison:
     scale: float
     zero_point: int
     origin: str
-    factor: Array | None
-    """Factors equalisation has multiplied its channels with."""
+    factor: Array | float
+    """Factors of its channels by equalisation."""
+
+    def add_to(self, noise: Noise, real: Array, integers: Array) -> None:
+        """Count one sample: the float value, and the integers."""
+        meant = (integers.astype(np.float32) - self.zero_point) * np.float32(self.scale)
+        noise.add(_aligned(real * self.factor, integers), meant)
 
 
 def watched(
@@ -119,16 +124,14 @@ def watched(
     """
     comparisons = []
     for node in graph.nodes:
-        if not node.operator.quantises or graph.types[node.inputs[1]].shape != (1,):
-            continue
-        real = _float_name(node, reference)
-        scale, zero_point = (graph.constants.get(name) for name in node.inputs[1:])
-        if real is None or scale is None or zero_point is None:
+        real = _float_name(node, reference) if node.operator.quantises else None
+        scale, zero_point = (graph.constants.get(name) for name in node.inputs[1:]) if real else (None, None)
+        if real is None or scale is None or zero_point is None or scale.shape != (1,):
             continue
         for name, moved in ((node.output, 0), (f"{node.output}_unsigned", 128)):
             same = name in integer.types and integer.types[name].elements == reference.types[real].elements
             if same and name not in integer.constants:
-                place, factor = int(zero_point[0]) + moved, factors.get(real)
+                place, factor = int(zero_point[0]) + moved, factors.get(real, 1.0)
                 comparisons.append(ValueComparison(name, real, float(scale[0]), place, node.origin, factor))
                 break
     return tuple(comparisons)
@@ -191,15 +194,15 @@ def column(name: str, wanted: Sequence[Array], got: Sequence[Array], labels: Arr
     noise = Noise()
     for one, other in zip(wanted, got, strict=True):
         noise.add(one, other)
-    right, answers = (np.array([int(one.reshape(-1).argmax()) for one in some], np.int64) for some in (wanted, got))
+    right, answers = (np.array([array.argmax() for array in arrays]) for arrays in (wanted, got))
     top1 = 100 * float((answers == labels).mean()) if labels is not None else None
     agreement = 100 * float((answers == right).mean()) if classifies else None
     return Column(name, len(answers), top1, agreement, noise.sqnr)
 
 
-def real_output(qdq: Graph, array: Array, dtype: DType, position: int = 0) -> Array:
-    """An output as floats: integer ones as the QDQ graph's Quantize node says."""
-    producer = output_quantisation(qdq, qdq.outputs[position]) if dtype.is_integer else None
+def real_output(qdq: Graph, array: Array, dtype: DType) -> Array:
+    """The first output as floats: integers as the QDQ graph's Quantize node says."""
+    producer = output_quantisation(qdq, qdq.outputs[0]) if dtype.is_integer else None
     if producer is None:
         return array.astype(np.float32)
     scale, zero_point = (qdq.constants[name] for name in producer.inputs[1:])
@@ -274,14 +277,18 @@ def accuracy_of(
 
     report("reading the model")
     target = load_target(target_name) if target_name is not None else None
-    known = combined(target.operators if target is not None else (), operators)
-    target = replace(target, operators=known) if target is not None else None
-    qdq = simplify(load_model(model, operators=known))
-    own = rounding_of(model, target, Options()) if target is not None else own_rounding(model)
-    integer = quantize(qdq, own, allow_float=True)
-    reference = (
-        prepare(load_model(float_model, operators=known), float_model.name) if float_model else without_activations(qdq)
-    )
+    if target is not None:
+        operators = combined(target.operators, operators)
+        target = replace(target, operators=operators)
+    else:
+        operators = combined((), operators)
+    qdq = simplify(load_model(model, operators=operators))
+    rounding = rounding_of(model, target, Options()) if target is not None else own_rounding(model)
+    integer = quantize(qdq, rounding, allow_float=True)
+    if float_model is not None:
+        reference = prepare(load_model(float_model, operators=operators), float_model.name)
+    else:
+        reference = without_activations(qdq)
     if set(reference.inputs) != set(qdq.inputs):
         what = f"the inputs {sorted(qdq.inputs)} are not those of the float model, {sorted(reference.inputs)}"
         raise DovetailError(what, where=model.name, hint="compare with the float model that was quantised")
@@ -328,16 +335,13 @@ def compare(
     for index in range(count):
         report(f"comparing: sample {index + 1} of {count}")
         sample = {name: array[index] for name, array in samples.items()}
-        values = run(reference, {n: a[None] for n, a in sample.items()}, keep=[p.real for p in places])
+        values = run(reference, {name: array[None] for name, array in sample.items()}, keep=[p.real for p in places])
         inputs.append(coded_inputs(qdq, sample))
         got = evaluate(integer, inputs[-1], keep=[place.integers for place in places])
         wanted.append(values[reference.outputs[0]][0])
         coded.append(real_output(qdq, got[output], kind))
         for place in places:
-            real, integers = values[place.real][0], got[place.integers]
-            real = real if place.factor is None else real * place.factor
-            meant = (integers.astype(np.float32) - place.zero_point) * np.float32(place.scale)
-            noise[place.integers].add(_aligned(real, integers), meant)
+            place.add_to(noise[place.integers], values[place.real][0], got[place.integers])
     ways = {"float": wanted, "integer graph": coded}
     if firmware is not None:
         ways["firmware"] = [real_output(qdq, array, kind) for array in firmware(inputs)]

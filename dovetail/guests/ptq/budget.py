@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import log10
 
 import numpy as np
@@ -146,13 +145,9 @@ def rounding_noise(
     values, noise = _every_value(graph, data), []
     for number, group in enumerate(groups):
         report(f"measuring sensitivity: activation {number + 1} of {len(groups)}")
-        changes = {bits: {name: partial(_rounded, own[name]) for name in group} for bits, own in steps.items()}
+        changes = {bits: {name: own[name].rounded for name in group} for bits, own in steps.items()}
         noise.append({bits: _noise(graph, values, own) for bits, own in changes.items()})
     return noise
-
-
-def _rounded(steps: TensorQuantisation, array: Array) -> Array:
-    return steps.rounded(array).astype(np.float32)
 
 
 def _noise(graph: Graph, values: Values, changes: Mapping[str, Callable[[Array], Array]], layer: str = "") -> float:

@@ -39,11 +39,12 @@ def read_images(files: Sequence[Path], kind: TensorType, resize: bool) -> Array:
     except ImportError:
         raise MissingExtraError("PIL", "images", "reading images") from None
     height, width, channels, first = image_axes(kind)
-    if len(files) * kind.elements > MOST_BYTES:
-        what = f"{len(files) * kind.elements} bytes of images, the limit is {MOST_BYTES}"
+    size = len(files) * kind.elements
+    if size > MOST_BYTES:
         hint = "use fewer images: --samples limits their number"
-        raise InputError(what, where=str(files[0].parent) if files else "images", hint=hint)
-    found = []
+        where = str(files[0].parent)
+        raise InputError(f"{size} bytes of images, the limit is {MOST_BYTES}", where=where, hint=hint)
+    images = []
     for file in files:
         try:
             with Image.open(file, formats=("PNG", "JPEG")) as image:
@@ -60,17 +61,18 @@ def read_images(files: Sequence[Path], kind: TensorType, resize: bool) -> Array:
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             hint = "save it again as PNG or JPEG, or take it out of the folder"
             raise InputError(f"not a PNG or JPEG image: {error}", where=str(file), hint=hint) from None
-        found.append(pixels.transpose(2, 0, 1) if first else pixels)
-    return np.stack(found)[:, None]
+        images.append(pixels.transpose(2, 0, 1) if first else pixels)
+    return np.stack(images)[:, None]
 
 
 def image_axes(kind: TensorType) -> tuple[int, int, int, bool]:
     """Height, width and channels of an image input, and whether channels come first; raises InputError for others."""
-    shape = kind.shape
-    if len(shape) == 4 and shape[0] == 1 and shape[3] in _MODES:
-        return shape[1], shape[2], shape[3], False
-    if len(shape) == 4 and shape[0] == 1 and shape[1] in _MODES:
-        return shape[2], shape[3], shape[1], True
+    if len(kind.shape) == 4 and kind.shape[0] == 1:
+        _, a, b, c = kind.shape
+        if c in _MODES:
+            return a, b, c, False
+        if a in _MODES:
+            return b, c, a, True
     hint = "give the samples as arrays in an .npz"
     raise InputError(f"the model's input is {kind}, not one image of 1 or 3 channels", where="model", hint=hint)
 
@@ -88,7 +90,7 @@ IMAGES = (".png", ".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Preprocessing of data: element * scale + offset, and how images are resized before."""
+    """Preprocessing of data: element * scale + offset, after images are resized."""
 
     scale: float = 1.0
     offset: float = 0.0
@@ -124,8 +126,8 @@ def read_samples(
             of PNG or JPEG images.
         graph: the network they are for.
         how: what is done to the elements.
-        steps: of inputs that were quantised in the model's file, what their integers stand for: data of that integer
-            type is taken so, and not preprocessed.
+        steps: of inputs that are quantised in the model's file: data of their integer type are the integers, and not
+            preprocessed.
 
     Raises:
         InputError: missing, empty, damaged, too large, of wrong names, shapes or types, or not finite.
@@ -152,25 +154,25 @@ def read_samples(
 
 def _read_archive(path: Path, graph: Graph) -> dict[str, Array]:
     with open_archive(path, "give fewer samples") as (archive, members):
-        found = {}
+        arrays = {}
         for name, own in _match(list(members), graph, str(path)).items():
             info = members[own]
-            found[name] = read_npy(partial(archive.open, info), info.file_size, name, _numbers(name, path))
-        return found
+            arrays[name] = read_npy(partial(archive.open, info), info.file_size, name, _numbers(name, path))
+        return arrays
 
 
-def _match(found: list[str], graph: Graph, where: str) -> dict[str, str]:
-    """Which member each input, and the labels, are."""
-    names = {LABELS: LABELS} if LABELS in found and LABELS not in graph.inputs else {}
-    others = [name for name in found if name not in names]
+def _match(members: list[str], graph: Graph, where: str) -> dict[str, str]:
+    """The member of each input, and of the labels."""
+    labels = {LABELS: LABELS} if LABELS in members and LABELS not in graph.inputs else {}
+    others = [name for name in members if name not in labels]
     if not others:
         raise InputError("there are no arrays for the model's inputs", where=where, hint=HINT)
-    if len(graph.inputs) == 1 and len(others) == 1:
-        return {graph.inputs[0]: others[0], **names}
+    if len(graph.inputs) == len(others) == 1:
+        return {graph.inputs[0]: others[0], **labels}
     if set(others) != set(graph.inputs):
         wanted, got = (", ".join(f"'{n}'" for n in sorted(group)) for group in (graph.inputs, others))
         raise InputError(f"expected arrays {wanted}, got {got}", where=where, hint=HINT)
-    return {name: name for name in (*graph.inputs, *names)}
+    return {name: name for name in (*graph.inputs, *labels)}
 
 
 def _numbers(name: str, path: Path) -> Any:
@@ -184,16 +186,16 @@ def _numbers(name: str, path: Path) -> Any:
 def _read_folder(path: Path, graph: Graph, how: Preprocessing) -> dict[str, Array]:
     files = folder_files(path, (".npy", *IMAGES))
     images = [file for file in files if file.suffix.lower() in IMAGES]
-    labels = [file for file in files if file.name == f"{LABELS}.npy"]
+    labels = path / f"{LABELS}.npy"
     first, *others = graph.inputs
     if others:
         arrays = {name: _read_files(folder_files(path / name, (".npy",)), graph, name, path) for name in graph.inputs}
     elif images:
         arrays = {first: read_images(images[: how.most], graph.types[first], how.resize)}
     else:
-        arrays = {first: _read_files([f for f in files if f not in labels], graph, first, path)}
-    if labels:
-        arrays[LABELS] = _read_file(labels[0], LABELS)
+        arrays = {first: _read_files([file for file in files if file != labels], graph, first, path)}
+    if labels in files:
+        arrays[LABELS] = _read_file(labels, LABELS)
     return arrays
 
 
@@ -201,16 +203,16 @@ def folder_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The folder's own files with these suffixes, by name; raises InputError for links that lead out of it."""
     if not path.is_dir():
         raise InputError("there is no such folder", where=str(path), hint="make a folder of .npy files for each input")
-    found = sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes)
-    if len(found) > MOST_FILES:
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes)
+    if len(files) > MOST_FILES:
         hint = f"keep at most {MOST_FILES} of them in the folder"
-        raise InputError(f"{len(found)} files, the limit is {MOST_FILES}", where=str(path), hint=hint)
+        raise InputError(f"{len(files)} files, the limit is {MOST_FILES}", where=str(path), hint=hint)
     home = path.resolve()
-    for file in found:
+    for file in files:
         if not file.is_file() or home not in file.resolve().parents:
             hint = "copy the file itself into the folder"
             raise InputError("not a file of this folder (a link, or a folder)", where=str(file), hint=hint)
-    return found
+    return files
 
 
 def _read_file(file: Path, name: str) -> Array:
@@ -226,21 +228,17 @@ def _read_files(files: list[Path], graph: Graph, name: str, path: Path) -> Array
     total = sum(file.stat().st_size for file in files)
     if total > MOST_BYTES:
         raise InputError(f"{total} bytes, the limit is {MOST_BYTES}", where=str(path), hint="give fewer samples")
-    parts = [_shaped(name, _read_file(file, name), graph.types[name], file) for file in files]
-    return np.concatenate(parts)
+    return np.concatenate([_shaped(name, _read_file(file, name), graph.types[name], file) for file in files])
 
 
 def _shaped(name: str, array: Array, kind: TensorType, path: Path) -> Array:
     """The array as [N, *shape]: a sample, several, or several along the model's own batch axis of 1."""
     shape = kind.shape
-    if array.shape == shape and not (shape and shape[0] == 1):
-        return array[None]
-    if array.shape[1:] == shape:
-        return array
-    if shape[:1] == (1,) and array.ndim and array.shape[1:] == shape[1:]:
-        return array.reshape(len(array), *shape)
-    if shape[:1] == (1,) and array.shape == shape[1:]:
+    inner = shape[1:] if shape[:1] == (1,) else shape
+    if array.shape == inner:
         return array.reshape(1, *shape)
+    if array.ndim and array.shape[1:] in (shape, inner):
+        return array.reshape(len(array), *shape)
     what = f"'{name}' must be [n, {', '.join(map(str, shape))}], got {list(array.shape)}"
     raise InputError(what, where=str(path), hint=HINT)
 
@@ -273,20 +271,19 @@ def _labels(labels: Array | None, count: int, path: Path, how: Preprocessing) ->
         raise InputError(what, where=str(path), hint="give one class number for each sample")
     row = labels.reshape(-1)[: how.most].astype(np.int64)
     if len(row) != count:
-        raise InputError(
-            f"{len(row)} labels for {count} samples", where=str(path), hint="give one label for each sample"
-        )
+        hint = "give one label for each sample"
+        raise InputError(f"{len(row)} labels for {count} samples", where=str(path), hint=hint)
     return row
 
 
 def check_labels(labels: Array, classes: int) -> Array:
     """The labels, all of which must be classes; raises DovetailError otherwise."""
-    bad = np.flatnonzero((labels < 0) | (labels >= classes))
+    bad, classed = np.flatnonzero((labels < 0) | (labels >= classes)), f"0 to {classes - 1}"
     if bad.size:
         raise DovetailError(
             f"{bad.size} labels are out of range: label {int(labels[bad[0]])} of sample {int(bad[0])}, "
-            f"the network has classes 0 to {classes - 1}",
+            f"the network has classes {classed}",
             where="labels",
-            hint=f"give each sample a class from 0 to {classes - 1}",
+            hint=f"give each sample a class from {classed}",
         )
     return labels

@@ -12,7 +12,7 @@ iterations over data, the same result every time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -87,21 +87,25 @@ def nearest(operator: Operator, weights: Array, form: WeightLimits, per_channel:
     axis = operator.weight_axis
     assert axis is not None
     rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis] if per_channel else 1, -1).astype(np.float64)
-    scale = best_scale(rows, form)
+    peak = np.maximum(np.abs(rows).max(axis=1), 2.0**-40)
+
+    def error(scale: Array) -> Array:
+        return np.asarray(((rows - form.integers(rows, scale[:, None]) * scale[:, None]) ** 2).sum(axis=1))
+
+    scale = best_scale(peak, form, error).astype(np.float32)
     steps = form.integers(weights, along(scale.astype(np.float64), weights.ndim, axis))
     return LayerWeights(steps.astype(np.int8), scale, form.dtype, axis)
 
 
-def best_scale(rows: Array, form: WeightLimits) -> Array:
-    """The scale of each row [R, K], float32 [R]."""
-    peak = np.maximum(np.abs(rows).max(axis=1), 2.0**-40)
+def best_scale(peak: Array, form: WeightLimits, error: Callable[[Array], Array]) -> Array:
+    """The scales of least error for rows of weights with these largest magnitudes."""
     best = form.holding_scale(peak / form.dtype.high)
-    least = np.full(len(rows), np.inf)
+    least = np.full(peak.shape, np.inf)
     for share in SHARES if form.dtype is not DType.INT8 else ():
         scale = form.nearest_scale(share * peak / (form.dtype.high + 0.5))
-        error = ((rows - form.integers(rows, scale[:, None]) * scale[:, None]) ** 2).sum(axis=1)
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
-    return np.asarray(best, np.float32)
+        loss = error(scale)
+        best, least = np.where(loss < least, scale, best), np.minimum(loss, least)
+    return best
 
 
 SWEEPS = 12
@@ -186,14 +190,12 @@ def _feed_errors_on(evidence: Evidence, weights: Array, scale: Array, form: Weig
 def _first_scale(evidence: Evidence, weights: Array, form: WeightLimits, per_channel: bool) -> Array:
     """The share of the largest weight with which nearest rounding does best."""
     peak = np.maximum(np.abs(weights).max(axis=2), 2.0**-40)
-    peak = peak if per_channel else np.full_like(peak, peak.max())
-    best = least = np.full(peak.shape, np.inf)
-    for share in SHARES:
-        scale = form.nearest_scale(share * peak / (form.dtype.high + 0.5))
-        error = loss(evidence, form.integers(weights, scale[..., None]), scale)
-        error = error if per_channel else np.full_like(error, error.sum())
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
-    return best
+
+    def error(scale: Array) -> Array:
+        own = loss(evidence, form.integers(weights, scale[..., None]), scale)
+        return own if per_channel else np.full_like(own, own.sum())
+
+    return best_scale(peak if per_channel else np.full_like(peak, peak.max()), form, error)
 
 
 def _descend(evidence: Evidence, steps: Array, scale: Array, form: WeightLimits, sweeps: int) -> Array:
@@ -306,13 +308,9 @@ class _LayerQuantiser:
     biases: dict[str, Array] = field(default_factory=dict)
 
     def rounded(self, name: str, array: Array) -> Array:
-        """The value as its integers stand for it: as `Steps.rounded`, in float32."""
+        """The value as its integers stand for it."""
         steps = self.activations.get(name)
-        if steps is None:
-            return array
-        scale, zero_point = np.float32(steps.scale), np.float32(steps.zero_point)
-        integers = np.clip(np.rint(array / scale), steps.dtype.low - zero_point, steps.dtype.high - zero_point)
-        return np.asarray(integers * scale, np.float32)
+        return array if steps is None else steps.rounded(array)
 
     def step(self, node: Node) -> None:
         name = node.output

@@ -1,4 +1,4 @@
-"""The search for widths: costs of layers, the frontier and its picture, and the point a budget asks for."""
+"""The search for widths: costs of layers, the frontier and its picture, and the point that fits a budget."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_report(graph: Graph, target: Target) -> Report:
 
 
 def _cycles(report: Report, name: str) -> int:
-    """Cycles of what computes an operator written under this name: of the engine, or the core's time."""
+    """Cycles of the layers that compute an operator written under this name: of the engine, or the core's time."""
     own = [layer for layer in report.layers if any(operator.endswith(f"({name})") for operator in layer.operators)]
     return sum((layer.engine_cycles if layer.ideal_macs_per_cycle is not None else layer.cycles) or 0 for layer in own)
 
@@ -99,24 +99,24 @@ def search(
         DovetailError: no choice keeps the budget.
     """
     settings, graph = calibrated.settings, calibrated.graph
-    allowed = {
+    widths = {
         node.output: calibrated.wanted.weight_bits
         if settings.mixed_weights
         else (settings.widths.get(node.output, settings.bits),)
         for node in weighted_layers(graph)
     }
-    widths = sorted({bits for own in allowed.values() for bits in own}, reverse=True)
-    noise = costing.sensitivities(graph, data, widths, calibrated.layer_settings, report)
-    costs, base, unit = costing.byte_costs(graph, widths), 0.0, "bytes"
+    every = sorted({bits for own in widths.values() for bits in own}, reverse=True)
+    noise = costing.sensitivities(graph, data, every, calibrated.layer_settings, report)
     if budget.kind == "cycles":
         if settings.mixed_activations:
             hint = "give bytes=N, loss=POINTS or sqnr=DB, or --activations of one width"
             raise DovetailError("cycles are not searched over widths of activations", where="--budget", hint=hint)
-        costs, base = _cycle_costs(calibrated, data, target, report)
-        unit = "cycles"
+        (costs, base), unit = _cycle_costs(calibrated, data, target, report), "cycles"
+    else:
+        costs, base, unit = costing.byte_costs(graph, every), 0.0, "bytes"
     layers = tuple(
         LayerCost(name, {bits: noise[name][bits] for bits in own}, {bits: costs[name][bits] for bits in own})
-        for name, own in allowed.items()
+        for name, own in widths.items()
     )
     groups = shared_widths(graph) if settings.mixed_activations else {}
     values = activation_costs(calibrated, data, groups, calibrated.wanted.activation_bits, report)
@@ -137,15 +137,16 @@ def activation_costs(
     report: Told,
 ) -> tuple[LayerCost, ...]:
     """Bytes and noise of groups of activations that share their steps, at each width; each group by its name."""
-    graph, names = calibrated.graph, list(groups)
-    if not names:
+    if not groups:
         return ()
     every = [name for group in groups.values() for name in group]
     steps = {bits: calibrated.at_widths(dict.fromkeys(every, bits)).activations for bits in widths}
-    noise = costing.rounding_noise(graph, data, list(groups.values()), steps, report)
-    sizes = {name: sum(graph.types[member].elements for member in group) for name, group in groups.items()}
-    costs = {name: {bits: float(-(-sizes[name] * bits // 8)) for bits in widths} for name in names}
-    return tuple(LayerCost(name, own, costs[name]) for name, own in zip(names, noise, strict=True))
+    noise = costing.rounding_noise(calibrated.graph, data, list(groups.values()), steps, report)
+    costs = []
+    for (name, group), own in zip(groups.items(), noise, strict=True):
+        elements = sum(calibrated.graph.types[member].elements for member in group)
+        costs.append(LayerCost(name, own, {bits: float(-(-elements * bits // 8)) for bits in widths}))
+    return tuple(costs)
 
 
 def _cycle_costs(
@@ -175,27 +176,26 @@ def _excess(
     report: Told,
 ) -> Callable[[FrontierPoint], float]:
     """By how much a point misses a loss or a signal-to-noise ratio, measured with all layers quantised."""
-    names = [node.output for node in weighted_layers(calibrated.graph)]
-    value = costing.result_values(calibrated.graph)[0]
-    wanted, labels = costing.outputs_on(calibrated.graph, measured.inputs, value), measured.labels
+    graph, inputs, labels = calibrated.graph, measured.inputs, measured.labels
+    names = [node.output for node in weighted_layers(graph)]
+    value = costing.result_values(graph)[0]
+    wanted = costing.outputs_on(graph, inputs, value)
     if budget.kind == "loss":
         if wanted.shape[1] < 2:
-            raise DovetailError(
-                "a loss of top-1 needs a network with several classes", where="--budget", hint="give sqnr=DB"
-            )
+            hint = "give sqnr=DB"
+            raise DovetailError("a loss of top-1 needs a network with several classes", where="--budget", hint=hint)
         truth = check_labels(labels, wanted.shape[1]) if labels is not None else wanted.argmax(axis=1)
         best = costing.top1(wanted, truth)
     float_ends = replace(calibrated, settings=replace(calibrated.settings, integer_ends=False))
 
     def excess(point: FrontierPoint) -> float:
         report(f"trying {point.cost:,.0f} bytes")
-        widths, found = dict(zip(names, point.widths, strict=False)), float_ends
+        network = float_ends
         if groups:
             bits = zip(groups.values(), point.widths[len(names) :], strict=True)
-            found = float_ends.at_widths({name: width for group, width in bits for name in group})
-        graph = qdq_graph(calibrated.graph, choose_layers(found, data, widths))
-        given = value if value in graph.types else calibrated.graph.outputs[0]
-        got = costing.outputs_on(graph, measured.inputs, given)
+            network = float_ends.at_widths({name: width for group, width in bits for name in group})
+        quantised = qdq_graph(graph, choose_layers(network, data, dict(zip(names, point.widths, strict=False))))
+        got = costing.outputs_on(quantised, inputs, value if value in quantised.types else graph.outputs[0])
         if budget.kind == "loss":
             return best - costing.top1(got, truth) - budget.limit
         error = ((got - wanted).astype(np.float64) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()
@@ -209,11 +209,11 @@ TICKS = 5
 """Marks along each axis."""
 
 
-def frontier_svg(found: WidthSearchResult, title: str) -> str:
+def frontier_svg(search: WidthSearchResult, title: str) -> str:
     """A drawing of the frontier with the chosen point marked; the same text for the same search."""
-    unit = "bytes of weights and activations" if found.values else "bytes of weights"
-    unit = unit if found.unit == "bytes" else "cycles of layers with weights"
-    costs, ratios = [point.cost for point in found.points], [point.sqnr for point in found.points]
+    unit = "bytes of weights and activations" if search.values else "bytes of weights"
+    unit = unit if search.unit == "bytes" else "cycles of layers with weights"
+    costs, ratios = [point.cost for point in search.points], [point.sqnr for point in search.points]
     low, high = floor(min(ratios)), max(ceil(max(ratios)), floor(min(ratios)) + 1)
     left, right = min(costs), max(max(costs), min(costs) + 1)
 
@@ -221,19 +221,19 @@ def frontier_svg(found: WidthSearchResult, title: str) -> str:
         x, y = FRAME.x((point.cost - left) / (right - left)), FRAME.y((point.sqnr - low) / (high - low))
         return round(x, 1), round(y, 1)
 
+    first, last, foot = FRAME.x(0), FRAME.x(1), FRAME.height - 30
     lines = [
         shape("rect", width=FRAME.width, height=FRAME.height, fill="white"),
         element("text", escape(title), x=FRAME.left, y=24, font_size=14),
     ]
-    first, last, foot = FRAME.x(0), FRAME.x(1), FRAME.height - 30
     for share in (index / (TICKS - 1) for index in range(TICKS)):
         x, y = FRAME.x(share), FRAME.y(share)
         cost, ratio = f"{left + share * (right - left):,.0f}", f"{low + share * (high - low):.0f} dB"
         lines.append(element("text", cost, x=f"{x:.1f}", y=foot, text_anchor="middle"))
         lines.append(shape("line", x1=first, x2=last, y1=f"{y:.1f}", y2=f"{y:.1f}", stroke="#ddd"))
         lines.append(element("text", ratio, x=first - 8, y=f"{y + 4:.1f}", text_anchor="end"))
-    path = " ".join(f"{x},{y}" for x, y in map(place, found.points))
-    x, y = place(found.chosen)
+    path = " ".join(f"{x},{y}" for x, y in map(place, search.points))
+    x, y = place(search.chosen)
     middle = str((FRAME.left + FRAME.width) / 2)
     lines += [
         element("text", escape(unit), x=middle, y=FRAME.height - 10, text_anchor="middle"),
@@ -249,10 +249,5 @@ def thinned(points: Sequence[FrontierPoint], most: int) -> list[FrontierPoint]:
     if len(points) <= most:
         return list(points)
     first, last = points[0].cost, points[-1].cost
-    found: list[FrontierPoint] = []
-    for index in range(most):
-        wanted = first + (last - first) * index / (most - 1)
-        nearest = min(points, key=lambda point: abs(point.cost - wanted))
-        if nearest not in found:
-            found.append(nearest)
-    return found
+    costs = (first + (last - first) * index / (most - 1) for index in range(most))
+    return list(dict.fromkeys(min(points, key=lambda point: abs(point.cost - cost)) for cost in costs))

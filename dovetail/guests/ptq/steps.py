@@ -66,7 +66,7 @@ class TensorQuantisation:
     zero_point: int
 
     def rounded(self, array: Array) -> Array:
-        """The array as its integers stand for it, float64."""
+        """The array as its integers stand for it, in its own float type."""
         steps = np.clip(np.rint(array / self.scale) + self.zero_point, self.dtype.low, self.dtype.high)
         return np.asarray((steps - self.zero_point) * self.scale)
 
