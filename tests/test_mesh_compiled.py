@@ -125,7 +125,7 @@ def test_the_engine_of_the_porting_page(wren: dt.Target, objective: Objective) -
     assert right and max(done.memory) <= wren.memory("L2").size
     check_times(found, done)
     assert target.mesh is not None and isinstance(target.mesh.array, CompiledPieces)
-    programs = [one.plan.program.statements for one in target.mesh.array.made.values()]
+    programs = [one.plan.program.statements for one in target.mesh.array.compilations.values()]
     assert max(sum(isinstance(one, LaunchStatement) for one in statements) for statements in programs) > 1
     if objective is Objective.LATENCY:  # the comparison finds a wrong weight
         last = project.elements[-1]

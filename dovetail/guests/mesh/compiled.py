@@ -29,7 +29,7 @@ from dovetail.target.engine import IN_PLACE_ALIGNMENT
 from dovetail.target.mesh import CoreClocks
 
 MODEL = "piece"
-"""What the C names of a compiled piece begin with."""
+"""Beginning of the C names of a compiled piece."""
 NEVER = 1 << 40
 """Clocks of a piece the element cannot compute."""
 MESSAGES, AFTER = 132, 54
@@ -52,7 +52,7 @@ class PieceProgram:
     """C of where each operand lies while the piece is computed, in the order asked for."""
     output: str
     alignment: int
-    """Of the element's data."""
+    """Alignment of the element's data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class CompiledPieces:
     target: Target
     """The element."""
     prices: dict[str, int] = field(default_factory=dict)
-    made: dict[str, Compiled] = field(default_factory=dict)
+    compilations: dict[str, Compiled] = field(default_factory=dict)
 
     def grain(self, graph: Graph) -> tuple[int, int, int]:
         """Rows, columns and channels at multiples of which a layer is cut: the steps of what takes it."""
@@ -92,13 +92,13 @@ class CompiledPieces:
         Raises:
             DovetailError: it does not fit the element.
         """
-        found = self.compiled(graph)
+        piece = self.compiled(graph)
         total = messages(graph, self.target, copied)
-        for region in found.regions:
+        for region in piece.regions:
             if region.engine is not None:
-                total += max(found.plan.tilings[part.name].cycles for part in region.parts)
+                total += max(piece.plan.tilings[part.name].cycles for part in region.parts)
             else:
-                total += step(region, found.graph, self.target).cycles
+                total += step(region, piece.graph, self.target).cycles
         return total
 
     def compiled(self, graph: Graph, taken: int = 0) -> Compiled:
@@ -112,17 +112,17 @@ class CompiledPieces:
             DovetailError: as `compile_graph`.
         """
         key = f"{digest(graph)} {taken}"
-        if key not in self.made:
+        if key not in self.compilations:
             mesh, values = self.target.mesh, self.target.memory(self.target.values)
             assert mesh is not None
             # what the planner keeps for code is the mesh's to say
             room = min(values.size, mesh.usable) - taken + (CODE_RESERVE - mesh.code)
             memories = tuple(replace(m, size=room) if m is values else m for m in self.target.memories)
             target = replace(self.target, memories=memories)
-            self.made[key] = compile_graph(
+            self.compilations[key] = compile_graph(
                 replace(graph, name=MODEL), target, Options(weights=Weights.TEXT), interpret=False
             )
-        return self.made[key]
+        return self.compilations[key]
 
     def program(self, graph: Graph, names: Sequence[str], before: bytes, taken: int) -> PieceProgram:
         """The C of a piece.
@@ -206,13 +206,13 @@ def share_on_engines(compiled: Compiled) -> tuple[int, int]:
 
 
 def shared_files(target: Target) -> dict[str, str]:
-    """What the programs of all elements have besides start-up code: drivers, and how things are copied."""
+    """Files of all elements' programs besides start-up code: drivers, and code that copies."""
     if target.mesh is None or not isinstance(target.mesh.array, CompiledPieces):
         return {}
-    found = {f"runtime/{name}": runtime_path(name).read_text() for name in (DMA_DRIVER if target.dma else COPY)}
+    files = {f"runtime/{name}": runtime_path(name).read_text() for name in (DMA_DRIVER if target.dma else COPY)}
     for engine in target.engines:
-        found |= driver_texts(engine)
-    return found
+        files |= driver_texts(engine)
+    return files
 
 
 def macros(target: Target) -> dict[str, str | None]:
@@ -221,7 +221,7 @@ def macros(target: Target) -> dict[str, str | None]:
 
 
 def used_places(compiled: Compiled) -> frozenset[str]:
-    """Who computes a piece: engines, "core"."""
+    """Engines that compute a piece, and "core"."""
     done = [region for region in compiled.regions if not region.is_idle]
     computing = [region for region in done if not region.copied_by] or done
     return frozenset(name for region in computing for name in region.place.split("+"))

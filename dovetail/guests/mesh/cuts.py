@@ -1,4 +1,4 @@
-"""How a layer is cut into pieces: parts of every axis, clocks and bytes of the pieces, which cuts are worth a look."""
+"""Cuts of a layer into pieces: parts of every axis, clocks and bytes of the pieces, cuts worth choosing from."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def grain(layer: MeshLayer, mesh: Mesh) -> tuple[int, int, int]:
 
 
 def grains(layer: MeshLayer, mesh: Mesh) -> tuple[int, int, int]:
-    """How many there are along each axis."""
+    """Steps of `grain` along each axis."""
     rows, columns, channels = (-(-size // step) for size, step in zip(layer.image, grain(layer, mesh), strict=True))
     return rows, columns, channels
 
@@ -323,6 +323,6 @@ def require_fit(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...]) -> None:
 
 
 def bounds(total: int, parts: int, unit: int = 1) -> Ints:
-    """Where parts of nearly equal size begin and end, in whole units: [parts + 1]."""
+    """[parts + 1] first and last end of parts of nearly equal size, in whole units."""
     units = -(-total // unit)
     return np.minimum(np.arange(parts + 1, dtype=np.int64) * units // parts * unit, total)

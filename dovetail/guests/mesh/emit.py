@@ -69,7 +69,7 @@ class MeshProject:
     files: Mapping[str, bytes]
     """By relative path: programs, run-time, an image per chip."""
     dram: bytes = b""
-    """What the chip's DRAM holds, of a network in sections."""
+    """Image of the chip's DRAM, for a network in sections."""
     early: int = 0
     """Loads of elements that take place while the section before computes."""
 
@@ -197,7 +197,7 @@ def read_chip_image(content: bytes) -> tuple[tuple[int, int], dict[int, bytes], 
 
 @dataclass(frozen=True)
 class _SectionTurn:
-    """What an element does in a section."""
+    """The part of a program an element runs in a section, with its loads and padding."""
 
     part: int = _NO_PART
     buffers: int = 0

@@ -50,7 +50,7 @@ class ExactRun:
     outputs: tuple[Mapping[str, Array], ...]
     """Per input, by the network's output names."""
     instructions: int
-    """Of all elements and inputs."""
+    """Sum over all elements and inputs."""
     cycles: tuple[int, ...]
     """Per element, as in `MeshProject.elements`: executing and waiting for the MAC array, all inputs."""
     turns: Ints

@@ -23,7 +23,7 @@ from dovetail.kernels.region import split
 from dovetail.schedule.region import Region
 
 INPUT = -1
-"""The producer of what the network is given."""
+"""The producer of the network's inputs."""
 MOST_SUMS = 64
 """Into how many parts the sums of a layer are cut at most."""
 
@@ -76,7 +76,7 @@ class MeshLayer:
     parts: Parts | None
     """Pad, anchor and what comes behind it; None where it has another form."""
     image: Image
-    """Of the result."""
+    """Image of the result."""
     itemsize: int
     """Bytes of an element of the result."""
     summed: int
@@ -86,7 +86,7 @@ class MeshLayer:
     kernel: tuple[int, int]
     stride: tuple[int, int]
     readings: tuple[OperandRead, ...]
-    """Of each run-time operand; of an array's layer the first is what is convolved."""
+    """A reading for each run-time operand; the first of an array's layer is the convolved one."""
     cuttable: tuple[bool, bool, bool]
     """Rows, columns, channels: whether it can be cut there."""
     origin: str
@@ -289,7 +289,7 @@ def _read_apart(graph: Graph) -> tuple[Graph, Parts | None, dict[str, str]]:
 
 
 def _cuttable(graph: Graph, anchor: Node | None, kind: str) -> tuple[bool, bool, bool]:
-    """Where cropping works: tried with the first element of each axis."""
+    """Whether cropping works along each axis: tried with its first element."""
     if kind != "core":
         return kind != "dense", kind != "dense", True
     shape = graph.types[graph.outputs[0]].shape

@@ -82,7 +82,7 @@ class MeshBuild:
     folder: Path
     target: str
     digest: str
-    """Of everything emitted, 32 hexadecimal digits."""
+    """Digest of everything emitted, 32 hexadecimal digits."""
     inputs: Sequence[TensorPort]
     outputs: Sequence[TensorPort]
     tensors: Sequence[str]

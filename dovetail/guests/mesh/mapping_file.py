@@ -202,13 +202,13 @@ def parse_wishes(text: str, file: str, network: str, layers: Sequence[MeshLayer]
     reader = _WishReader(topology, record.elements or {}, names)
     groups = {name: reader.group(one, at.inside("groups", name)) for name, one in (record.groups or {}).items()}
     routes = (reader.route(one, at.inside("routes", number)) for number, one in enumerate(record.routes or ()))
-    known, wishes = {layer.name: layer for layer in layers}, {}
+    by_name, wishes = {layer.name: layer for layer in layers}, {}
     for name, one in (record.layers or {}).items():
         here = at.inside("layers", name)
-        if name not in known:
-            listed = ", ".join(list(known)[:16]) + (", ..." if len(known) > 16 else "")
+        if name not in by_name:
+            listed = ", ".join(list(by_name)[:16]) + (", ..." if len(by_name) > 16 else "")
             raise here.wrong(f"there is no layer '{name[:60]}' in the network", f"its layers are {listed}")
-        wishes[name] = reader.layer(one or LayerRecord(), known[name], here)
+        wishes[name] = reader.layer(one or LayerRecord(), by_name[name], here)
     return MappingWishes(at, record.objective, record.elements or {}, groups, wishes, tuple(routes))
 
 

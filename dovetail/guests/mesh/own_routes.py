@@ -42,27 +42,27 @@ def routes_of(placed: SectionPlacement) -> list[str]:
     """The ways messages take between chips, and those on chips that are not the mesh's own choice, as YAML."""
     topology, flows = placed.topology, placed.loads.flows
     visits = np.unique(np.column_stack((flows.chip[flows.visit_flow], flows.visit_chip)), axis=0)
-    found = [str([list(topology.places[chip]) for chip in way]) for way in _ways(topology.between, visits)]
+    routes = [str([list(topology.places[chip]) for chip in way]) for way in _ways(topology.between, visits)]
     width, usual = topology.mesh.grid.width, build_topology(topology.mesh)
     for chip in sorted(topology.detours):
         changed = np.argwhere(topology.routes(chip).parent != usual.routes(chip).parent)
         place = list(topology.places[chip])
         for way in _ways(topology.routes(chip), changed):
-            found.append(f"{{chip: {place}, routers: {[[at % width, at // width] for at in way]}}}")
-    return found
+            routes.append(f"{{chip: {place}, routers: {[[at % width, at // width] for at in way]}}}")
+    return routes
 
 
 def _ways(trees: Trees, pairs: Ints) -> list[list[int]]:
     """The ways between pairs of source and destination; none that is the beginning of another."""
     wanted = {(int(source), int(last)) for source, last in pairs}
     inner = {(source, int(trees.parent[source, last])) for source, last in wanted}
-    found = []
+    ways = []
     for source, last in sorted(wanted - inner):
         way = [last]
         while way[-1] != source:
             way.append(int(trees.parent[source, way[-1]]))
-        found.append(way[::-1])
-    return found
+        ways.append(way[::-1])
+    return ways
 
 
 _Way = tuple[tuple[int, ...], RouteWish]
@@ -70,21 +70,21 @@ _Way = tuple[tuple[int, ...], RouteWish]
 
 def _changed(trees: Trees, neighbours: Ints, ways: Sequence[_Way]) -> Trees:
     parent = trees.parent.copy()
-    given: dict[tuple[int, int], RouteWish] = {}
+    owners: dict[tuple[int, int], RouteWish] = {}
     for way, wish in ways:
         for before, here in pairwise(way):
             places = dict(zip(way, wish.way, strict=True))
             if here not in neighbours[before]:
                 what = f"there is no working link from {list(places[before])} to {list(places[here])}"
                 raise wish.at.wrong(what, "a route goes from neighbour to neighbour")
-            other = given.setdefault((way[0], here), wish)
+            other = owners.setdefault((way[0], here), wish)
             if other is not wish and parent[way[0], here] != before:
                 what = f"from {list(wish.way[0])}, {list(places[here])} is reached by two ways"
                 raise wish.at.wrong(what, "messages to several readers share their way: give one", other.at)
             parent[way[0], here] = before
-    found = Trees(parent, _hops(parent))
-    _check_rings(found, [(way, wish) for way, wish in ways])
-    return found
+    changed = Trees(parent, _hops(parent))
+    _check_rings(changed, [(way, wish) for way, wish in ways])
+    return changed
 
 
 def _hops(parent: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -43,7 +43,7 @@ class MeshStage:
     slots: tuple[int, ...]
     """Inputs' worth of each operand a piece holds."""
     costs: CutCosts
-    """Of every piece."""
+    """Costs of every piece."""
     first: int
     """Number of its first piece among all of its section."""
     free: bool = False

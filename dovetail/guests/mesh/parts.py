@@ -86,7 +86,7 @@ def _shown(box: Box) -> str:
 
 
 def _suffix(box: Box, layer: MeshLayer) -> str:
-    """What stands behind the name of a value for a box of rows, columns, channels and sums."""
+    """The text behind the name of a value for a box of rows, columns, channels and sums."""
     whole = tuple((0, size) for size in (*layer.image, layer.summed))
     sums = "" if box[3] == whole[3] else f"{{{box[3][0]}:{box[3][1]}}}"
     return "" if box == whole else _shown(box[:3]) + sums
@@ -100,14 +100,14 @@ def _joined(name: str, graphs: Sequence[Graph], views: Mapping[str, str]) -> Gra
         types |= graph.types
         constants |= graph.constants
     nodes: list[Node] = []
-    made: set[str] = set()
+    computed: set[str] = set()
     for graph in graphs:
         for value in graph.inputs:
-            if value not in made and views.get(value) in made:
+            if value not in computed and views.get(value) in computed:
                 nodes.append(Node(Reshape(types[value].shape), (views[value],), value))
         nodes += graph.nodes
-        made.update(node.output for node in nodes)
-    inputs = dict.fromkeys(value for graph in graphs for value in graph.inputs if value not in made)
+        computed.update(node.output for node in nodes)
+    inputs = dict.fromkeys(value for graph in graphs for value in graph.inputs if value not in computed)
     outputs = tuple(graph.outputs[0] for graph in graphs)
     return Graph(name, tuple(inputs), outputs, tuple(nodes), types, constants)
 
@@ -173,10 +173,10 @@ def _place_of(name: str, topology: Topology) -> Position | None:
     return x, y, number
 
 
-def _piece_of(value: str, known: Mapping[str, MeshLayer]) -> Iterator[tuple[MeshLayer, Box]]:
+def _piece_of(value: str, layers: Mapping[str, MeshLayer]) -> Iterator[tuple[MeshLayer, Box]]:
     """The layer and box a value is the result of, if it is one."""
     match = _BOX.fullmatch(value)
-    layer = known.get(match[1] if match else value)
+    layer = layers.get(match[1] if match else value)
     if layer is None:
         return
     whole: Box = tuple((0, size) for size in (*layer.image, layer.summed))
@@ -194,14 +194,14 @@ def check_parts(mapped: MeshMapping, graphs: Mapping[str, Graph]) -> None:
         ModelError: one computes something else; with the value.
     """
     stages = mapped.parts.sections[0].stages
-    known = {stage.layer.graph.outputs[0]: stage.layer for stage in stages}
+    layers = {stage.layer.graph.outputs[0]: stage.layer for stage in stages}
     owner = {
         (stage.layer.index, _spans(stage, piece)): (stage, piece) for stage in stages for piece in range(stage.pieces)
     }
     for name, graph in graphs.items():
         seen: set[str] = set()
         makers = {node.output: node for node in graph.nodes}
-        for value, layer, box in [(v, *found) for v in makers for found in _piece_of(v, known)]:
+        for value, layer, box in [(v, *part) for v in makers for part in _piece_of(v, layers)]:
             ours = _named(*owner[layer.index, box])
             wrong = _different(ours, ours.outputs[0], graph, value, makers, seen)
             if wrong:
@@ -228,5 +228,5 @@ def _different(
         return other
     seen.add(other)
     pairs = zip(node.inputs, maker.inputs, strict=True)
-    found = (_different(ours, a, theirs, b, makers, seen) for a, b in pairs)
-    return next((value for value in found if value is not None), None)
+    values = (_different(ours, a, theirs, b, makers, seen) for a, b in pairs)
+    return next((value for value in values if value is not None), None)

@@ -167,7 +167,7 @@ _SPENT = {
     "waiting for messages": "#f2b661",
     "waiting for readers": "#c8483c",
 }
-"""What an element's time is spent on, and its colour."""
+"""Uses of an element's time, and their colours."""
 
 
 def time_spent(placed: SectionPlacement, timing: StreamTiming) -> Floats:
@@ -191,8 +191,8 @@ def time_spent(placed: SectionPlacement, timing: StreamTiming) -> Floats:
     runs = len(timing.start) - half
     array = np.concatenate([s.costs.floor * s.layer.on_array for s in stages]) * float(runs)
     core = np.concatenate([s.costs.clocks for s in stages]) * float(runs) - array
-    found = np.stack((array, core, *waits), axis=1)
-    per_stage = np.add.reduceat(found, [stage.first for stage in stages])
+    spent = np.stack((array, core, *waits), axis=1)
+    per_stage = np.add.reduceat(spent, [stage.first for stage in stages])
     return np.asarray(per_stage / np.maximum(per_stage.sum(axis=1, keepdims=True), 1e-9))
 
 

@@ -41,10 +41,10 @@ class SectionPlacement:
     @cached_property
     def tenants(self) -> dict[int, tuple[int, ...]]:
         """Element -> the pieces on it, in their order; elements in the order of their first pieces."""
-        found: dict[int, list[int]] = {}
+        tenants: dict[int, list[int]] = {}
         for piece, element in enumerate(self.element.tolist()):
-            found.setdefault(element, []).append(piece)
-        return {element: tuple(pieces) for element, pieces in found.items()}
+            tenants.setdefault(element, []).append(piece)
+        return {element: tuple(pieces) for element, pieces in tenants.items()}
 
     @property
     def router(self) -> Ints:
@@ -134,7 +134,7 @@ def _orders(topology: Topology, traffic: Traffic, cluster: Ints, rank: Ints, chi
 
 def _exchanged(bytes_: NDArray[np.float64], hops: NDArray[np.float64], chips: Ints, seed: int) -> list[Ints]:
     """Orders found by simulated annealing: the last, and one on the way."""
-    found = []
+    orders = []
     generator = np.random.default_rng(seed)
     where = chips.copy()
     temperature = 0.004 * float((bytes_ * hops[np.ix_(where, where)]).sum())
@@ -148,19 +148,19 @@ def _exchanged(bytes_: NDArray[np.float64], hops: NDArray[np.float64], chips: In
             where[a], where[b] = where[b], where[a]
         temperature *= 1 - 8 / swaps
         if step == swaps * 3 // 4:
-            found.append(where.copy())
-    return [*found, where]
+            orders.append(where.copy())
+    return [*orders, where]
 
 
 def _between(topology: Topology, traffic: Traffic, element: Ints) -> NDArray[np.float64]:
     """[chips, chips] bytes, both ways together, each destination of a message counted."""
     flows, aim_set, aim_chip = chip_flows(traffic, topology, element)
     flow, aim = spread(np.searchsorted(aim_set, np.arange(traffic.sets + 1)), flows.group)
-    found = np.zeros((len(topology.places),) * 2)
-    np.add.at(found, (flows.chip[flow], aim_chip[aim]), flows.size[flow])
-    found += found.T
-    np.fill_diagonal(found, 0)
-    return found
+    total = np.zeros((len(topology.places),) * 2)
+    np.add.at(total, (flows.chip[flow], aim_chip[aim]), flows.size[flow])
+    total += total.T
+    np.fill_diagonal(total, 0)
+    return total
 
 
 @dataclass(frozen=True)
@@ -210,12 +210,12 @@ def tables_of(placed: SectionPlacement) -> Tables:
     key[rank] = np.arange(len(flow)) - (np.cumsum(count) - count)[flow[rank]] + base[flow[rank]]
     which, where, ways, local = _visits(placed)
     entries = _merged(where, base[which], room[which], ways, local)
-    found = Tables(key, *entries, len(which))
-    if found.largest() > topology.mesh.route_entries:
-        chip = int(np.bincount(found.chip).argmax())
-        what = f"chip {topology.places[chip]} needs {found.largest()} routing entries of {topology.mesh.route_entries}"
+    tables = Tables(key, *entries, len(which))
+    if tables.largest() > topology.mesh.route_entries:
+        chip = int(np.bincount(tables.chip).argmax())
+        what = f"chip {topology.places[chip]} needs {tables.largest()} routing entries of {topology.mesh.route_entries}"
         raise PlanError(what, where="mesh", hint="use fewer elements (--chips), or --objective latency")
-    return found
+    return tables
 
 
 def _visits(placed: SectionPlacement) -> tuple[Ints, Ints, Ints, Ints]:
@@ -282,7 +282,7 @@ class Links:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of links."""
         return self.dram + len(self.topology.places)
 
     def rates(self) -> NDArray[np.float64]:
@@ -325,14 +325,14 @@ class Router:
         self._aims: list[list[int]] = [
             np.unique(code[a:b]).tolist() for a, b in zip(traffic.start[:-1], traffic.start[1:], strict=True)
         ]
-        self._known: dict[tuple[int, int, int, bool], MulticastTree] = {}
+        self._trees: dict[tuple[int, int, int, bool], MulticastTree] = {}
 
     def to_set(self, chip: int, router: int, group: int, store: bool) -> MulticastTree:
         """The tree from a router to the members of a set, and to the chip's DRAM if the message is stored."""
         key = (chip, router, group, store)
-        if key not in self._known:
-            self._known[key] = self._tree(chip, router, self._aims[group], store)
-        return self._known[key]
+        if key not in self._trees:
+            self._trees[key] = self._tree(chip, router, self._aims[group], store)
+        return self._trees[key]
 
     def from_dram(self, chip: int, aims: list[int]) -> MulticastTree:
         """The tree from the DRAM of a chip to routers on it, given as chip * routers + router."""
@@ -369,13 +369,13 @@ def _grow(
 ) -> dict[int, int]:
     """Add the links to some routers (or chips), nearest first; returns the place of the link that leads to each."""
     parent, hops = trees.parent[source], trees.hops[source]
-    known = {source}
+    reached = {source}
     for aim in aims:
-        while aim not in known:
-            known.add(aim)
+        while aim not in reached:
+            reached.add(aim)
             aim = int(parent[aim])
     arrived = {source: before}
-    for to in sorted(known - {source}, key=lambda router: (hops[router], router)):
+    for to in sorted(reached - {source}, key=lambda router: (hops[router], router)):
         previous = int(parent[to])
         arrived[to] = len(tree.link)
         tree.link.append(link(previous, to))

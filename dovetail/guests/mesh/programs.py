@@ -28,7 +28,7 @@ HEADER_BYTES = 32
 
 @dataclass(frozen=True)
 class OperandPlace:
-    """How an operand lies in an element's memory: a box of an image, NHWC."""
+    """Place of an operand in an element's memory: a box of an image, NHWC."""
 
     start: tuple[int, int, int]
     """Row, column and channel of the image that lie first; they may be padding."""
@@ -36,7 +36,7 @@ class OperandPlace:
     column_bytes: int
     itemsize: int
     nbytes: int
-    """Of one input's slot."""
+    """Bytes of one input's slot."""
     slots: int
     fill: int
     """The padding, as a byte: the buffer is filled with it before the first input."""
@@ -51,7 +51,7 @@ class ElementProgram:
     constants: bytes
     """The element's data up to its transfers: room for the header, then the constants."""
     operands: tuple[OperandPlace, ...]
-    """Of the layer's readings in order, then of the partial sums."""
+    """Places of the layer's readings in order, then of the partial sums."""
     skip: int
     """Bytes of the first operand before those it multiplies."""
 
@@ -71,16 +71,16 @@ def element_program(stage: MeshStage, piece: int, target: Target) -> ElementProg
 
 
 def _compiled(stage: MeshStage, graph: Graph, reads: Mapping[str, Box], pieces: CompiledPieces) -> ElementProgram:
-    """What the element's target compiles; an operand of one slot is received where it is read."""
+    """A piece the element's target compiles; an operand of one slot is received where it is read."""
     places = _dense_operands(stage, reads)
     result_bytes = graph.types[graph.outputs[0]].nbytes
     held = sum(place.slots * place.nbytes for place in places if place.slots > 1)
     names = [reading.name for reading in stage.layer.readings]
-    made = pieces.program(graph, names, bytes(HEADER_BYTES), held + 2 * (result_bytes + 16))
+    program = pieces.program(graph, names, bytes(HEADER_BYTES), held + 2 * (result_bytes + 16))
     lines, compute = ['#include "element.h"', '#include "mesh_hal.h"', '#include "program.h"', ""], []
-    lines.append(ELEMENT_DATA.replace("aligned(16)", f"aligned({made.alignment})"))
-    lines.append(made.source)
-    for number, (place, lies) in enumerate(zip(places, made.inputs, strict=True)):
+    lines.append(ELEMENT_DATA.replace("aligned(16)", f"aligned({program.alignment})"))
+    lines.append(program.source)
+    for number, (place, lies) in enumerate(zip(places, program.inputs, strict=True)):
         if place.slots == 1:
             lines.append(f"#define operand_{number} {lies}")
             continue
@@ -88,9 +88,9 @@ def _compiled(stage: MeshStage, graph: Graph, reads: Mapping[str, Box], pieces: 
         nbytes = graph.types[names[number]].nbytes
         compute.append(copying(pieces.target, lies, slot_of(number, place), nbytes))
     lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
-    compute += ["piece_run();", copying(pieces.target, "result", made.output, result_bytes)]
+    compute += ["piece_run();", copying(pieces.target, "result", program.output, result_bytes)]
     return ElementProgram(
-        "\n".join([*lines, *message_loop(places, result_bytes, compute)]), made.constants, tuple(places), 0
+        "\n".join([*lines, *message_loop(places, result_bytes, compute)]), program.constants, tuple(places), 0
     )
 
 
@@ -151,8 +151,8 @@ def _on_array(stage: MeshStage, piece: int, graph: Graph, target: Target) -> Ele
         numbers = lines.numbers()
         place = f"(const int32_t *)(const void *)(element_data + {add_constant(constants, numbers.tobytes())}u)"
         to = "narrowed" if behind else f"(int8_t *)(void *)(result + row * {row_bytes}u)"
-        given = f"(int32_t)count * {columns}, {outputs}, {place}, {12 if lines.gains is not None else 8}"
-        body.append(f"narrow_sums({to}, done, {given}, {lines.raise_by}, {(lines.centre * 0x10001):#x}u);")
+        sizes = f"(int32_t)count * {columns}, {outputs}, {place}, {12 if lines.gains is not None else 8}"
+        body.append(f"narrow_sums({to}, done, {sizes}, {lines.raise_by}, {(lines.centre * 0x10001):#x}u);")
         narrowed = together * columns * outputs if behind else 0
         pointers[first] = f"narrowed + (at - row) * {columns * outputs}u"
     if behind:
@@ -209,15 +209,15 @@ def _by_turns(rows: int, together: int, job: Sequence[str], done: str, finish: S
 
 
 def _behind_lines(tail: Graph) -> Graph | None:
-    """What is computed of a tail behind its first three operators."""
+    """The tail without its first three operators; None if it has no others."""
     nodes = tail.nodes[3:]
     if not nodes:
         return None
     read = {name for node in nodes for name in node.inputs}
     inputs = (tail.nodes[2].output, *(name for name in tail.inputs if name in read))
     constants = {name: array for name, array in tail.constants.items() if name in read}
-    made = {node.output for node in nodes}
-    types = {name: kind for name, kind in tail.types.items() if name in read | made}
+    written = {node.output for node in nodes}
+    types = {name: kind for name, kind in tail.types.items() if name in read | written}
     return replace(tail, inputs=inputs, nodes=nodes, types=types, constants=constants)
 
 
@@ -267,7 +267,7 @@ def _job(
 
 
 def _array_operands(stage: MeshStage, piece: int, graph: Graph) -> tuple[list[OperandPlace], int]:
-    """Where the operands of a piece on the array lie, and the bytes of the first that are skipped."""
+    """Places of the operands of a piece on the array, and the bytes of the first that are skipped."""
     layer, box = stage.layer, stage.boxes[piece]
     first = layer.readings[0]
     rows, columns, _ = result_size(stage, piece)

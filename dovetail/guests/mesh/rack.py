@@ -65,7 +65,7 @@ _Wave = list[tuple[_LoadedElement, frozenset[int]]]
 
 
 class LoadedElements:
-    """What a rack was loaded with; raises RefusedError where it is damaged."""
+    """The elements a rack was loaded with; raises RefusedError where they are damaged."""
 
     def __init__(self, loaded: RackContents, topology: Topology) -> None:
         self._topology = topology

@@ -46,11 +46,11 @@ def run_mesh(folder: Path, options: RunOptions, on: BoardOptions, own: Options) 
         from dovetail.target.registry import load_target
 
         build = read_mesh(folder)
-        known = with_compiler(load_target(options.target or build.target))
+        element = with_compiler(load_target(options.target or build.target))
         inputs, batched = inputs_of(options.input_file, build.inputs)
         show("compiling the elements' programs")
-        images = mesh_images(build, known)
-        with RackSession(build, images, _opener(known, board), board.timeout if board else 600.0, show) as session:
+        images = mesh_images(build, element)
+        with RackSession(build, images, _opener(element, board), board.timeout if board else 600.0, show) as session:
             run = session.run(inputs)
     note_seeded(options.input_file)
     if options.output_file is not None:
@@ -58,7 +58,7 @@ def run_mesh(folder: Path, options: RunOptions, on: BoardOptions, own: Options) 
     with beside_json(options.json_file, _as_json(build, run)):
         _print_run(build, run)
     if options.check:
-        graph = load_graph(folder / GRAPH, known_operators(combined(known.operators, own.operators)))
+        graph = load_graph(folder / GRAPH, known_operators(combined(element.operators, own.operators)))
         require_equal(graph, inputs, run.outputs, "the elements give", "look at the rack, or report this")
         say("every output equals the integer graph's")
 

@@ -36,7 +36,7 @@ _HINT = "see that a rack of the mesh's target is there: dovetail agent, or mesh_
 
 @dataclass(frozen=True)
 class MeshRun:
-    """What came of it."""
+    """Outputs and cycles of a stream of inputs, and how the line was."""
 
     outputs: tuple[Mapping[str, Array], ...]
     """Per input, by the network's output names."""
@@ -44,11 +44,11 @@ class MeshRun:
     """[inputs, pieces, 4] when each piece began an input, gave its slots back, sent, and when its element was free,
     from the beginning of the stream the input was sent in; pieces by the words of their elements."""
     asked: int
-    """Requests."""
+    """Requests sent."""
     repeated: int
-    """How often one was sent again."""
+    """Requests sent again."""
     restarts: int
-    """How often the rack had begun anew."""
+    """Times the rack had begun anew."""
 
 
 def mesh_images(build: MeshBuild, target: Target, jobs: int = 1) -> Images:
@@ -76,10 +76,10 @@ class RackSession:
         images: Images,
         open_line: Callable[[], Link],
         timeout: float,
-        told: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
-        """`open_line` opens its line, again where it was cut; `told` is told what goes on."""
-        self._build, self._images, self._told = build, images, told
+        """`open_line` opens its line, again where it was cut; `report` is called with news in words."""
+        self._build, self._images, self._report = build, images, report
         self._open = open_line
         self.talk = FrameConversation(open_line(), timeout, open_line, _HINT)
         self.restarts = 0
@@ -100,20 +100,20 @@ class RackSession:
                 if not self._room:
                     self._begin()
                 some = inputs[len(outputs) : len(outputs) + self._room]
-                found, marks = self._stream(some)
+                results, marks = self._stream(some)
             except (BoardRestart, LineGone) as error:
                 failed += 1
                 if failed > _MOST_RESTARTS:
                     raise
-                self._told(f"{error.what}: loading it again")
+                self._report(f"{error.what}: loading it again")
                 self.restarts += 1
                 self._room = 0
                 self._again(error)
                 continue
             failed = 0
-            outputs += found
+            outputs += results
             clocks.append(marks)
-            self._told(f"{len(outputs)} of {len(inputs)} inputs")
+            self._report(f"{len(outputs)} of {len(inputs)} inputs")
         every = np.concatenate(clocks) if clocks else np.zeros((0, self._build.pieces, 4), np.int64)
         return MeshRun(tuple(outputs), every, self.talk.asked, self.talk.repeated, self.restarts)
 
@@ -142,11 +142,11 @@ class RackSession:
 
     def _begin(self) -> None:
         """Begin a session, and load what is not there."""
-        found = self.talk.hello()
-        if found.payload < _LEAST_PAYLOAD:
-            raise self.talk.wrong(f"it takes {found.payload} bytes in a frame")
-        self._most = found.payload
-        if found.digest != self._build.digest:
+        greeting = self.talk.hello()
+        if greeting.payload < _LEAST_PAYLOAD:
+            raise self.talk.wrong(f"it takes {greeting.payload} bytes in a frame")
+        self._most = greeting.payload
+        if greeting.digest != self._build.digest:
             self._load()
         (self._room,) = struct.unpack(
             "<I", self.talk.sized(self.talk.ask(FrameKind.START, bytes.fromhex(self._build.digest), 4), 4)
@@ -163,7 +163,7 @@ class RackSession:
                 part = content[offset : offset + step]
                 self.talk.sized(self.talk.ask(FrameKind.LOAD, struct.pack("<III", what, number, offset) + part), 0)
             done += len(content)
-            self._told(f"loading: {done} of {total} bytes")
+            self._report(f"loading: {done} of {total} bytes")
 
     def _stream(self, inputs: Sequence[Mapping[str, Array]]) -> tuple[list[dict[str, Array]], Ints]:
         """Some inputs at once."""

@@ -27,7 +27,7 @@ from dovetail.guests.mesh.traffic import Fetch, Floats
 
 _START, _FINISH, _SENT, _HOP = range(4)
 _BACK, _MADE, _FREE = 1, 2, 4
-"""What a piece has reached in its turn: slots given back, its message there to be sent, its element free."""
+"""Points of a piece's turn: slots given back, its message there to be sent, its element free."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StreamTiming:
     bound: float
     """The least interval: the work of the busiest element, link or DRAM for one input."""
     bottleneck: str
-    """Which that is."""
+    """Name of the busiest."""
     done: tuple[float, ...]
     """When each input's results were in DRAM."""
     start: Floats
@@ -81,7 +81,7 @@ class _Senders:
 
     size: Floats
     segments: list[list[_TreeSegment]]
-    """Of the tree of each sender, the one it begins in first."""
+    """Segments of each sender's tree, the one it begins in first."""
     members: list[Ints]
     """Readers of each sender."""
     held: list[Ints]
@@ -308,25 +308,25 @@ class _Model:
         return " and ".join(dict.fromkeys(names))
 
 
-def _phases(back: float, made: float, free: float) -> list[tuple[float, int]]:
+def _phases(back: float, ready: float, free: float) -> list[tuple[float, int]]:
     """The clocks of a turn at which something is reached, and what."""
-    found: dict[float, int] = {}
-    for clocks, what in ((back, _BACK), (made, _MADE), (free, _FREE)):
-        found[clocks] = found.get(clocks, 0) | what
-    return list(found.items())
+    phases: dict[float, int] = {}
+    for clocks, what in ((back, _BACK), (ready, _MADE), (free, _FREE)):
+        phases[clocks] = phases.get(clocks, 0) | what
+    return list(phases.items())
 
 
 def _senders(placed: SectionPlacement, router: Router) -> _Senders:
     traffic, count = placed.traffic, placed.topology.routers
     code = placed.chip * count + placed.router
     segments, members, held = [], [], []
-    known: dict[tuple[int, int, int, bool], list[_TreeSegment]] = {}
+    trees: dict[tuple[int, int, int, bool], list[_TreeSegment]] = {}
     sources = (placed.chip, placed.router, traffic.group, traffic.stores)
     for key in zip(*(ends.tolist() for ends in sources), strict=True):
         span = slice(traffic.start[key[2]], traffic.start[key[2] + 1])
-        if key not in known:
-            known[key] = _split(router.to_set(*key), router, traffic.members[span], code, count)
-        segments.append(known[key])
+        if key not in trees:
+            trees[key] = _split(router.to_set(*key), router, traffic.members[span], code, count)
+        segments.append(trees[key])
         members.append(traffic.members[span])
         held.append(traffic.held[span])
     sizes = traffic.size.tolist()
@@ -345,15 +345,15 @@ def _senders(placed: SectionPlacement, router: Router) -> _Senders:
 def _split(
     tree: MulticastTree, router: Router, members: Ints, code: Ints, count: int, fetched: bool = False
 ) -> list[_TreeSegment]:
-    found = [_TreeSegment()]
+    segments = [_TreeSegment()]
     home: list[tuple[int, int]] = []
     for link, before in zip(tree.link, tree.before, strict=True):
         owner, place = home[before] if before >= 0 else (0, -1)
         if link < router.links.noc:
-            found.append(_TreeSegment())
-            found[owner].onward.append((len(found) - 1, place))
-            owner, place = len(found) - 1, -1
-        segment = found[owner]
+            segments.append(_TreeSegment())
+            segments[owner].onward.append((len(segments) - 1, place))
+            owner, place = len(segments) - 1, -1
+        segment = segments[owner]
         segment.link.append(link)
         segment.before.append(place)
         home.append((owner, len(segment.link) - 1))
@@ -363,8 +363,8 @@ def _split(
     places = np.array([home[end] if end >= 0 else (0, -1) for end in ends], np.int64).reshape(-1, 2)
     for number in np.unique(places[:, 0]).tolist():
         mine = places[:, 0] == number
-        found[number].members, found[number].leaves = members[mine].tolist(), places[mine, 1].tolist()
-    return found
+        segments[number].members, segments[number].leaves = members[mine].tolist(), places[mine, 1].tolist()
+    return segments
 
 
 def _shared(placed: SectionPlacement, fetch: Fetch) -> list[tuple[int, list[int], int]]:

@@ -33,7 +33,7 @@ _MOST_DEPTHS = 40
 
 @dataclass(frozen=True)
 class Streaming:
-    """How a layer is streamed."""
+    """A way to stream a layer."""
 
     cut: Cut
     bands: int

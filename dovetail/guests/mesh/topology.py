@@ -54,7 +54,7 @@ def ranked_trees(neighbours: Ints, rank: Ints) -> Trees:
     # of equally short ways some sources take one and some another
     spread = (np.add.outer(np.arange(count) * 7, np.arange(count) * 13) // 4) % 2 == 0
     for down in (True, False):
-        known = hops.copy() if not down else hops
+        falling = hops.copy() if not down else hops
         for router in order[::-1] if down else order:
             for before in neighbours[router]:
                 if before < 0 or (rank[before] < rank[router]) == down:
@@ -62,7 +62,7 @@ def ranked_trees(neighbours: Ints, rank: Ints) -> Trees:
                 longer = hops[:, before] + 1
                 better = (longer < hops[:, router]) | ((longer == hops[:, router]) & (longer < FAR) & spread[:, before])
                 if not down:  # what is reached falling keeps its route: one router before it, whatever comes behind
-                    better &= known[:, router] >= FAR
+                    better &= falling[:, router] >= FAR
                 hops[better, router] = longer[better]
                 parent[better, router] = before
     hops[hops > FAR] = FAR
@@ -71,9 +71,9 @@ def ranked_trees(neighbours: Ints, rank: Ints) -> Trees:
 
 def safe_trees(neighbours: Ints, rank: Ints) -> Trees:
     """`ranked_trees` by the given ranks where they connect everything, else by hops from a router in the middle."""
-    found = ranked_trees(neighbours, rank)
-    if found.connected:
-        return found
+    trees = ranked_trees(neighbours, rank)
+    if trees.connected:
+        return trees
     hops = _plain_hops(neighbours)
     middle = int(np.argmin(np.where(hops >= FAR, FAR, hops).max(axis=1)))
     return ranked_trees(neighbours, np.lexsort((rank, hops[middle])).argsort())
@@ -122,13 +122,13 @@ def tree_links(trees: Trees, source: Ints, flow: Ints, router: Ints) -> tuple[In
     order = np.argsort(-hops, kind="stable")
     code, hops = code[order], hops[order]
     edges = np.searchsorted(-hops, -np.arange(int(hops.max(initial=0)) + 1))
-    found, carried = [], np.zeros(0, np.int64)
+    ends, carried = [], np.zeros(0, np.int64)
     for level in range(len(edges) - 1, 0, -1):
         here = np.unique(np.concatenate((carried, code[edges[level] : edges[level - 1]])))
-        found.append(here)
+        ends.append(here)
         which, place = here // count, here % count
         carried = which * count + trees.parent[source[which], place]
-    everything = np.concatenate(found) if found else np.zeros(0, np.int64)
+    everything = np.concatenate(ends) if ends else np.zeros(0, np.int64)
     return everything // count, everything % count
 
 
@@ -138,7 +138,7 @@ class Topology:
 
     mesh: Mesh
     places: tuple[Place, ...]
-    """Of each chip."""
+    """Place of each chip."""
     neighbours: Ints
     """[chips, directions]: the chip a working link leads to, -1 for none."""
     between: Trees
@@ -194,8 +194,8 @@ class Topology:
     @cached_property
     def direction_between(self) -> dict[tuple[int, int], int]:
         """(chip, neighbour) -> direction."""
-        found = np.argwhere(self.neighbours >= 0)
-        return {(int(chip), int(self.neighbours[chip, way])): int(way) for chip, way in found}
+        links = np.argwhere(self.neighbours >= 0)
+        return {(int(chip), int(self.neighbours[chip, way])): int(way) for chip, way in links}
 
 
 def build_topology(mesh: Mesh) -> Topology:
@@ -247,7 +247,7 @@ def _check(mesh: Mesh) -> None:
     places = mesh.places()
     inside = all(0 <= x < grid.width and 0 <= y < grid.height for x, y in (*grid.without, grid.gate, grid.dram))
     faulty = mesh.faults
-    known = all(0 <= number < mesh.per_chip for _, number in faulty.elements) and all(
+    exist = all(0 <= number < mesh.per_chip for _, number in faulty.elements) and all(
         0 <= way < len(mesh.directions) for _, way in faulty.links
     )
     opposite = all((-x, -y) in mesh.directions for x, y in mesh.directions)
@@ -256,7 +256,7 @@ def _check(mesh: Mesh) -> None:
         (not places or mesh.per_chip < 1, "there are no elements"),
         (len(set(places)) != len(places), "two chips are at one place"),
         (not inside, f"a router lies outside the grid of {grid.width}x{grid.height}"),
-        (not known, "a faulty element or link does not exist"),
+        (not exist, "a faulty element or link does not exist"),
         (not opposite, "a link leads one way only"),
         (min(rates) <= 0, f"a rate is {min(rates)} bytes per clock"),
         (not 0 <= mesh.reserved < mesh.per_chip, f"{mesh.reserved} of {mesh.per_chip} elements are reserved"),
@@ -268,17 +268,17 @@ def _check(mesh: Mesh) -> None:
 
 
 def _neighbours(mesh: Mesh, index: dict[Place, int]) -> Ints:
-    found = np.full((len(index), len(mesh.directions)), -1, np.int64)
+    neighbours = np.full((len(index), len(mesh.directions)), -1, np.int64)
     for chip, (x, y) in enumerate(index):
         for way, (dx, dy) in enumerate(mesh.directions):
-            found[chip, way] = index.get((x + dx, y + dy), -1)
+            neighbours[chip, way] = index.get((x + dx, y + dy), -1)
     for place, way in mesh.faults.links:
         chip = index.get(place, -1)
-        if chip >= 0 and found[chip, way] >= 0:
+        if chip >= 0 and neighbours[chip, way] >= 0:
             dx, dy = mesh.directions[way]
-            found[found[chip, way], mesh.directions.index((-dx, -dy))] = -1
-            found[chip, way] = -1
-    return found
+            neighbours[neighbours[chip, way], mesh.directions.index((-dx, -dy))] = -1
+            neighbours[chip, way] = -1
+    return neighbours
 
 
 def _detour(mesh: Mesh, chip: Place) -> Trees:
@@ -288,9 +288,9 @@ def _detour(mesh: Mesh, chip: Place) -> Trees:
         TargetError: they cut routers off.
     """
     width, height = mesh.grid.width, mesh.grid.height
-    found = routers_beside(mesh, chip)
+    neighbours = routers_beside(mesh, chip)
     columns, rows = np.arange(width * height) % width, np.arange(width * height) // width
-    trees = safe_trees(found, (columns + rows) * height + rows)
+    trees = safe_trees(neighbours, (columns + rows) * height + rows)
     if not trees.connected:
         what = f"dead links on chip {chip} cut routers off, so that their elements cannot be reached"
         raise TargetError(what, where="mesh description", hint="mark the chip's elements as faulty")
@@ -302,14 +302,14 @@ def routers_beside(mesh: Mesh, chip: Place) -> Ints:
     none."""
     width, height = mesh.grid.width, mesh.grid.height
     dead = {frozenset((a, b)) for place, a, b in mesh.faults.noc if place == chip}
-    found = np.full((width * height, 4), -1, np.int64)
+    routers = np.full((width * height, 4), -1, np.int64)
     for y in range(height):
         for x in range(width):
             for way, (dx, dy) in enumerate(((1, 0), (0, 1), (-1, 0), (0, -1))):
                 near = (x + dx, y + dy)
                 if 0 <= near[0] < width and 0 <= near[1] < height and frozenset(((x, y), near)) not in dead:
-                    found[y * width + x, way] = near[1] * width + near[0]
-    return found
+                    routers[y * width + x, way] = near[1] * width + near[0]
+    return routers
 
 
 def _routers(mesh: Mesh) -> Ints:

@@ -1,4 +1,4 @@
-"""Who sends what to whom, one message per piece and input to the pieces that read any of it; and the load of links."""
+"""Messages, one per piece and input to the pieces that read any of it; and the load of links."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def traffic_of(section: Section, outputs: frozenset[int]) -> Traffic:
     for stage in section.stages:
         stores[stage.first : stage.first + stage.pieces] = stage.last & (stage.layer.index in outputs)
         size.append(stage.costs.sent)
-        found = np.empty(stage.pieces, np.int64)
+        sets = np.empty(stage.pieces, np.int64)
         for pieces, depth, senders in _sets(stage, users[stage.layer.index]):
-            found[senders] = len(start) - 1
+            sets[senders] = len(start) - 1
             start.append(start[-1] + len(pieces))
             members.append(pieces)
             held.append(depth)
-        group.append(found)
+        group.append(sets)
     none = np.zeros(0, np.int64)
     sizes, groups, read, depths = map(np.concatenate, (size, group, [none, *members], [none, *held]))
     return Traffic(sizes, groups, np.array(start, np.int64), read, depths, tuple(fetches), stores)
@@ -136,7 +136,7 @@ def _sets_of_boxes(stage: MeshStage, senders: Ints, users: list[_User]) -> Itera
     """As `_sets`, where boxes of readers form no grid: every sender's box against every reader's."""
     pieces = np.unique(np.concatenate([user.first + np.arange(user.pieces) for user, _, _ in users]))
     held = np.full(len(pieces), 1 << 30)
-    found = np.zeros((len(senders), len(pieces)), bool)
+    reads = np.zeros((len(senders), len(pieces)), bool)
     box = stage.boxes[senders]
     for user, reading, depth in users:
         at = np.searchsorted(pieces, user.first + np.arange(user.pieces))
@@ -146,8 +146,8 @@ def _sets_of_boxes(stage: MeshStage, senders: Ints, users: list[_User]) -> Itera
             low, high = read_span(reading, user.layer, axis, user.boxes)
             touches &= (low < box[:, [2 * axis + 1]]) & (high > box[:, [2 * axis]])
         held[at] = np.minimum(held[at], depth)
-        found[:, at] |= touches
-    unique, which = np.unique(found, axis=0, return_inverse=True)
+        reads[:, at] |= touches
+    unique, which = np.unique(reads, axis=0, return_inverse=True)
     for number, row in enumerate(unique):
         yield pieces[row], held[row], senders[which.reshape(-1) == number]
 
@@ -182,20 +182,20 @@ def read_axes(reading: OperandRead, layer: MeshLayer) -> dict[int, int]:
 def _readers(stage: MeshStage, senders: Ints, user: MeshStage, reading: OperandRead, depth: int) -> Ints:
     """[senders, 8]: the readers' first and last + 1 part along each axis."""
     counts = (user.cut.rows, user.cut.columns, user.cut.channels, user.cut.sums)
-    found = np.empty((len(senders), 8), np.int64)
-    found[:, ::2], found[:, 1::2] = 0, counts
+    ranges = np.empty((len(senders), 8), np.int64)
+    ranges[:, ::2], ranges[:, 1::2] = 0, counts
     if reading is not user.layer.readings[0]:  # only the last of those that sum for each other
-        found[:, 2 * SUMS] = user.cut.sums - 1
+        ranges[:, 2 * SUMS] = user.cut.sums - 1
     steps = (counts[1] * counts[2] * counts[3], counts[2] * counts[3], counts[3], 1)
     for image_axis, axis in read_axes(reading, user.layer).items():
         low, high = read_span(reading, user.layer, image_axis, user.boxes[np.arange(counts[axis]) * steps[axis]])
         box = stage.boxes[senders]
         # parts in order: the first that ends behind the sender's start, the last that starts before its end
-        found[:, 2 * axis] = np.searchsorted(np.maximum.accumulate(high), box[:, 2 * image_axis], side="right")
-        found[:, 2 * axis + 1] = np.searchsorted(low, box[:, 2 * image_axis + 1], side="left")
-    empty = (found[:, 1::2] <= found[:, ::2]).any(axis=1)
-    found[empty] = 0
-    return found
+        ranges[:, 2 * axis] = np.searchsorted(np.maximum.accumulate(high), box[:, 2 * image_axis], side="right")
+        ranges[:, 2 * axis + 1] = np.searchsorted(low, box[:, 2 * image_axis + 1], side="left")
+    empty = (ranges[:, 1::2] <= ranges[:, ::2]).any(axis=1)
+    ranges[empty] = 0
+    return ranges
 
 
 @dataclass(frozen=True)
@@ -309,16 +309,16 @@ def _noc(traffic: Traffic, topology: Topology, element: Ints, flows: Flows, aim_
     return _router_loads(topology, source, where, sizes, flow, aim)
 
 
-def _find(known: Ints, wanted: Ints) -> Ints:
-    """The place of each number among the sorted ones that are known, -1 where it is not there."""
-    place = np.searchsorted(known, wanted)
-    return np.where(np.isin(wanted, known), place, -1)
+def _find(numbers: Ints, wanted: Ints) -> Ints:
+    """The place of each wanted number among sorted ones, -1 where it is not there."""
+    place = np.searchsorted(numbers, wanted)
+    return np.where(np.isin(wanted, numbers), place, -1)
 
 
 def _router_loads(topology: Topology, source: Ints, chip: Ints, size: Floats, flow: Ints, aim: Ints) -> Floats:
     """Loads of flows on chips, each over the routes of its chip."""
     width = topology.mesh.grid.width
-    found = np.zeros((len(topology.places), topology.routers, 4))
+    loads = np.zeros((len(topology.places), topology.routers, 4))
     special = np.isin(chip, np.array(list(topology.detours), np.int64))
     for number in (-1, *topology.detours):
         trees = topology.routes(number)
@@ -327,5 +327,5 @@ def _router_loads(topology: Topology, source: Ints, chip: Ints, size: Floats, fl
         before = trees.parent[source[which], router]
         step = router - before
         way = np.select([step == 1, step == width, step == -1], [0, 1, 2], 3)
-        np.add.at(found, (chip[which], before, way), size[which])
-    return found
+        np.add.at(loads, (chip[which], before, way), size[which])
+    return loads
