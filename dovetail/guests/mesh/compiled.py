@@ -22,7 +22,7 @@ from dovetail.codegen.emit.weights import Weights
 from dovetail.compile import Compiled, Options, compile_graph
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
-from dovetail.schedule.assign.costs import COPY_CYCLES, step
+from dovetail.schedule.assign.costs import COPY_CYCLES, RegionCosts
 from dovetail.schedule.partition import initial_partition
 from dovetail.target.description import Target
 from dovetail.target.engine import IN_PLACE_ALIGNMENT
@@ -75,7 +75,8 @@ class CompiledPieces:
         key = digest(graph)
         if key not in self.prices:
             try:
-                steps = [step(region, graph, self.target) for region in initial_partition(graph, self.target)]
+                costs = RegionCosts(graph, self.target)
+                steps = [costs.step(region) for region in initial_partition(graph, self.target)]
                 self.prices[key] = sum(one.cycles + one.fetch + one.launch for one in steps)
                 self.prices[key] += messages(graph, self.target, graph.inputs)
             except (PlanError, ModelError):
@@ -98,7 +99,7 @@ class CompiledPieces:
             if region.engine is not None:
                 total += max(piece.plan.tilings[part.name].cycles for part in region.parts)
             else:
-                total += step(region, piece.graph, self.target).cycles
+                total += RegionCosts(piece.graph, self.target).step(region).cycles
         return total
 
     def compiled(self, graph: Graph, taken: int = 0) -> Compiled:

@@ -21,7 +21,15 @@ from dovetail.program.ir import CORE, Queue, copy_queue
 from dovetail.schedule.assign.candidates import layers
 from dovetail.schedule.assign.candidates import pinned_core as pinned_core
 from dovetail.schedule.assign.cheaper import cheaper
-from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, PlacementReason, Schedule
+from dovetail.schedule.assign.costs import (
+    ALL_ROOM,
+    Candidate,
+    CandidateStep,
+    LayerOptions,
+    PlacementReason,
+    RegionCosts,
+    Schedule,
+)
 from dovetail.schedule.assign.exact import improve
 from dovetail.schedule.assign.pins import resolve
 from dovetail.schedule.assign.timetable import heuristic, in_order, lower_bound, settled, slots
@@ -132,13 +140,13 @@ def assign(
     Raises:
         PlaceError: a pin names what does not exist, or wants a layer where it cannot be; says why.
     """
-    own = [AssignedRegion.of(region) for region in regions]
+    own, costs = [AssignedRegion.of(region) for region in regions], RegionCosts(graph, target)
     wishes = resolve(pins, own, target)
     if len(target.engines) < 2 and not wishes:
         tiles = TileCache()
-        chosen, compared = cheaper(graph, own, target, held, tiles)
+        chosen, compared = cheaper(costs, own, held, tiles)
         return Assignment(chosen, compared=compared, tiles=tiles)
-    options, dma = layers(graph, own, target, wishes, held), copy_queue(target)
+    options, dma = layers(costs, own, wishes, held), copy_queue(target)
     schedule, bound = _solved(options, dma)
     placed = _placed(options, schedule, dma if len(target.engines) > 1 else None)
     return Assignment(placed, options, schedule, bound)

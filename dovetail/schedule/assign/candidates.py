@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, pairwise, product
 
 from dovetail.errors import ModelError, PlaceError, PlanError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, full_box
 from dovetail.program.ir import CORE, Queue, copy_queue
-from dovetail.schedule.assign.costs import Candidate, LayerOptions, QueueUse, border, step
+from dovetail.schedule.assign.costs import Candidate, LayerOptions, QueueUse, RegionCosts, border
 from dovetail.schedule.partition import PartitionCache, explain_mismatch, partition, without_offloads
 from dovetail.schedule.region import EnginePart, LaidRegion, Region, Share, engine_layouts
 from dovetail.schedule.tiles.tile import tile_match
-from dovetail.schedule.tiles.tiling import TileCache
 from dovetail.target.description import Target
 
 _MOST_ENGINES = 4
 """Engines that may share one layer."""
 _STEP_PARTS = (1, 2, 3)
 """Cuts are tried at multiples of the offloads' own step, and of these parts of it."""
+_MOST_WAYS = 4
+"""Other ways of computing a layer on one engine that are compared."""
+_DOUBT = 2
+"""The core must look so many times faster to get what one of several engines takes: while it computes, it starts
+nothing on them."""
 
 
 def shared(alone: Sequence[Region], cycles: Sequence[int]) -> Iterator[Region]:
@@ -42,8 +47,7 @@ def shared(alone: Sequence[Region], cycles: Sequence[int]) -> Iterator[Region]:
 def _lies_alike(region: Region, other: Region) -> bool:
     """True when both compute the same, on operands that lie alike."""
     values = (*region.graph.inputs, region.output)
-    nodes = [node.output for node in region.graph.nodes]
-    same = nodes == [node.output for node in other.graph.nodes]
+    same = [node.output for node in region.graph.nodes] == [node.output for node in other.graph.nodes]
     layouts = engine_layouts(region), engine_layouts(other)
     return same and all(layouts[0].get(value) == layouts[1].get(value) for value in values)
 
@@ -94,20 +98,14 @@ def _cycles(part: EnginePart, box: Box) -> int | None:
         return None
 
 
-_DOUBT = 2
-"""How many times faster the core must look to get what one of several engines takes: while it computes, it starts
-nothing on them."""
-
-
 def layers(
-    graph: Graph, regions: Sequence[Region], target: Target, pins: Mapping[str, str], held: Collection[str]
+    costs: RegionCosts, regions: Sequence[Region], pins: Mapping[str, str], held: Collection[str]
 ) -> tuple[LayerOptions, ...]:
     """Every region with its candidates.
 
     Args:
-        graph: the whole network.
+        costs: of the network on the machine.
         regions: of the partition, without offloads that cost accuracy.
-        target: the machine.
         pins: region name -> where the user wants it.
         held: names of the regions that stay as they are, since their knobs were chosen for that.
 
@@ -115,63 +113,60 @@ def layers(
         PlaceError: a layer cannot be where the user wants it; says why.
     """
     makers = {region.output: index for index, region in enumerate(regions)}
-    found: list[LayerOptions] = []
+    options: list[LayerOptions] = []
     for region in regions:
         refused: dict[str, str] = {}
         pinned = pins.get(region.name, "")
         wish = CORE if pinned_core(pinned) is not None else pinned
-        known = _candidates(region, graph, target, wish, region.name in held, refused)
-        candidates = _wished(region, known, wish, refused) if wish else known
-        passed_over = tuple(one for one in known if not any(one is other for other in candidates))
+        every = _candidates(region, costs, wish, region.name in held, refused)
+        candidates = _wished(region, every, wish, refused) if wish else every
+        passed_over = tuple(one for one in every if not any(one is other for other in candidates))
         after = tuple(dict.fromkeys(makers[value] for value in region.graph.inputs if value in makers))
-        delays = _delays([found[index] for index in after], after, candidates, target)
-        if target.dma is not None:
-            makers_of = {one: len(found[one].candidates) for one in after}
-            candidates = _brought(candidates, delays, makers_of, copy_queue(target))
-        found.append(LayerOptions(region, candidates, refused, after, delays, pinned, passed_over))
-    return tuple(found)
+        delays = _delays({index: options[index] for index in after}, candidates, costs.target)
+        if costs.target.dma is not None:
+            counts = {index: len(options[index].candidates) for index in after}
+            candidates = _brought(candidates, delays, counts, copy_queue(costs.target))
+        options.append(LayerOptions(region, candidates, refused, after, delays, pinned, passed_over))
+    return tuple(options)
 
 
 def _candidates(
-    region: Region, graph: Graph, target: Target, wish: str, held: bool, refused: dict[str, str]
+    region: Region, costs: RegionCosts, wish: str, held: bool, refused: dict[str, str]
 ) -> tuple[Candidate, ...]:
     """Each engine by itself, several together, then the core; what it is as long as no engine was ever asked."""
+    target, graph, cache = costs.target, region.graph, PartitionCache()
     engines = [engine.name for engine in target.engines]
     wanted = set(wish.split("+")) - {CORE, ""}
     if held or not (region.shares or wanted):
         lossy = [engine.name for engine in target.engines if any(offload.lossy for offload in engine.offloads)]
-        refused |= {name: _refusal(region.graph, target, name) for name in lossy}
-        return (Candidate(region.place, (step(region, graph, target),)),)
+        refused |= {name: _refusal(graph, target, name) for name in lossy}
+        return (Candidate(region.place, (costs.step(region),)),)
     alone: list[Candidate] = []
     for name in engines:
         sole = without_offloads(target, {name: name in wanted})
-        parts = partition(region.graph, sole)
+        parts = partition(graph, sole, cache=cache)
         if not any(part.shares for part in parts):
-            refused[name] = _refusal(region.graph, target, name)
+            refused[name] = _refusal(graph, target, name)
             continue
         mixed = without_offloads(target, {other: other in wanted for other in (name, *engines)})
-        ways = [parts, *([partition(region.graph, mixed)] if len(parts) > 1 else [])]
-        ways += [way for way in others(region.graph, parts, sole) if {part.place for part in way} == {name}]
+        ways = [parts, *([partition(graph, mixed, cache=cache)] if len(parts) > 1 else [])]
+        ways += [way for way in others(graph, parts, sole, cache) if {part.place for part in way} == {name}]
         for way in ways:
             try:
-                alone.append(as_regions(region, way, graph, target))
+                alone.append(costs.candidate(region.name, way))
             except PlanError as error:
                 refused[name] = error.what
         if any(one.members == {name} for one in alone):
             refused.pop(name, None)
     best = {one.place: one for one in sorted(reversed(alone), key=lambda one: -one.cycles)}  # the first of equals
     alone = [one for one in alone if best[one.place] is one]
-    return (*alone, *_together(alone, graph, target), *on_core(region, graph, target, refused))
+    return (*alone, *_together(alone, costs), *on_core(region, costs, refused, cache))
 
 
 def pinned_core(pin: str) -> int | None:
     """The number of the core a pin names, such as 1 for "core1"; None where it names something else."""
     number = pin.removeprefix(CORE)
     return int(number) if number != pin and number.isdecimal() else None
-
-
-_MOST_WAYS = 4
-"""Other ways of computing a layer on one engine that are compared."""
 
 
 def others(
@@ -205,63 +200,45 @@ def others(
         yield parts
 
 
-def as_regions(
-    region: Region, parts: Sequence[Region], graph: Graph, target: Target, cache: TileCache | None = None
-) -> Candidate:
-    """A layer computed as some regions, which get its name; `cache` as of `step`."""
-    names = [region.name] if len(parts) == 1 else [f"{region.name}_{number}" for number in range(len(parts))]
-    parts = [replace(part, name=name) for part, name in zip(parts, names, strict=True)]
-    places = dict.fromkeys(part.place for part in parts if not part.is_idle)
-    return Candidate(" then ".join(places), tuple(step(part, graph, target, cache) for part in parts))
-
-
-def _together(alone: Sequence[Candidate], graph: Graph, target: Target) -> Iterator[Candidate]:
+def _together(alone: Sequence[Candidate], costs: RegionCosts) -> Iterator[Candidate]:
     """The layer shared by engines that take it whole and go on by themselves."""
     single = [one for one in alone if len(one.steps) == 1]
     whole = [one for one in single if any(share.engine.wait for share in one.steps[0].region.shares)]
     for region in shared([one.steps[0].region for one in whole], [one.cycles for one in whole]):
-        try:
-            yield Candidate(region.place, (step(region, graph, target),))
-        except PlanError:  # no memory for both
-            continue
+        with suppress(PlanError):  # no memory for both
+            yield Candidate(region.place, (costs.step(region),))
 
 
 def on_core(
-    region: Region,
-    graph: Graph,
-    target: Target,
-    refused: dict[str, str],
-    cache: PartitionCache | None = None,
-    doubt: float = _DOUBT,
+    region: Region, costs: RegionCosts, refused: dict[str, str], cache: PartitionCache, doubt: float = _DOUBT
 ) -> Iterator[Candidate]:
     """The layer on the core, beside hardware so many times its cycles, for they are an estimate and the engine's a
     formula; nothing where it has no kernel for it."""
     try:
-        parts = partition(region.graph, without_offloads(target, {}), cache=cache)
+        parts = partition(region.graph, without_offloads(costs.target, {}), cache=cache)
     except ModelError as error:
         refused[CORE] = error.what
         return
-    found = as_regions(region, [replace(part, reason="") for part in parts], graph, target)
+    candidate = costs.candidate(region.name, [replace(part, reason="") for part in parts])
     doubt = 1 if region.engine is not None and region.engine.device is None else doubt
     steps = []
-    for one in found.steps:
+    for one in candidate.steps:
         uses = tuple(replace(use, length=round(use.length * doubt)) for use in one.uses)
         steps.append(replace(one, cycles=round(one.cycles * doubt), uses=uses) if one.region.place == CORE else one)
-    yield replace(found, steps=tuple(steps))
+    yield replace(candidate, steps=tuple(steps))
 
 
 def _refusal(graph: Graph, target: Target, engine: str) -> str:
     """Why an engine takes nothing of a layer: what was in the way of the offload that came nearest."""
-    lossless = without_offloads(target, {engine: False})
-    sentences = [explain_mismatch(graph, lossless, node) for node in reversed(graph.nodes)]
-    lossy = without_offloads(target, {engine: True})
-    for node in reversed(graph.nodes):
-        if not explain_mismatch(graph, lossy, node):
-            costly = next(offload.lossy for offload in lossy.engine(engine).offloads if offload.lossy)
-            return f"{costly}; it is used for layers that are pinned to it only"
-    own = [sentence for sentence in sentences if sentence.startswith(f"{engine} ")]
-    left = [graph.left[node.output] for node in reversed(graph.nodes) if node.output in graph.left]
-    return own[0].removeprefix(f"{engine} ") if own else left[0] if left else "it has no pattern for this layer"
+    lossless, lossy = (without_offloads(target, {engine: allowed}) for allowed in (False, True))
+    nodes = graph.nodes[::-1]
+    if not all(explain_mismatch(graph, lossy, node) for node in nodes):
+        costly = next(offload.lossy for offload in lossy.engine(engine).offloads if offload.lossy)
+        return f"{costly}; it is used for layers that are pinned to it only"
+    sentences = (explain_mismatch(graph, lossless, node) for node in nodes)
+    own = (one.removeprefix(f"{engine} ") for one in sentences if one.startswith(f"{engine} "))
+    left = (graph.left[node.output] for node in nodes if node.output in graph.left)
+    return next(chain(own, left), "it has no pattern for this layer")
 
 
 def _wished(
@@ -291,27 +268,25 @@ def _brought(
 ) -> tuple[Candidate, ...]:
     """The candidates, the DMA busy before each with what has to be brought it whichever of its makers' candidates,
     given by their number, are chosen."""
-    found = []
+    brought = []
     for own, candidate in enumerate(candidates):
         least = (min(delays.get((maker, one, own), 0) for one in range(count)) for maker, count in makers.items())
         first, length = candidate.steps[0], sum(least)
         uses = (*first.uses, QueueUse(dma, -length, length)) if length else first.uses
-        found.append(replace(candidate, steps=(replace(first, uses=uses), *candidate.steps[1:])))
-    return tuple(found)
+        brought.append(replace(candidate, steps=(replace(first, uses=uses), *candidate.steps[1:])))
+    return tuple(brought)
 
 
 def _delays(
-    before: Sequence[LayerOptions], after: Sequence[int], candidates: Sequence[Candidate], target: Target
+    before: Mapping[int, LayerOptions], candidates: Sequence[Candidate], target: Target
 ) -> dict[tuple[int, int, int], int]:
     """Cycles between the layers' candidates; pairs without any are left out."""
-    found: dict[tuple[int, int, int], int] = {}
-    for index, layer in zip(after, before, strict=True):
+    delays: dict[tuple[int, int, int], int] = {}
+    for index, layer in before.items():
         value = layer.region.output
-        for number, earlier in enumerate(layer.candidates):
-            for own, later in enumerate(candidates):
-                maker = earlier.steps[-1].region
-                readers = [one.region for one in later.steps if value in one.region.graph.inputs]
-                delay = max((border(value, maker, reader, target) for reader in readers), default=0)
-                if delay:
-                    found[index, number, own] = delay
-    return found
+        for (number, earlier), (own, later) in product(enumerate(layer.candidates), enumerate(candidates)):
+            maker = earlier.steps[-1].region
+            readers = [one.region for one in later.steps if value in one.region.graph.inputs]
+            if delay := max((border(value, maker, reader, target) for reader in readers), default=0):
+                delays[index, number, own] = delay
+    return delays

@@ -10,10 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dovetail.errors import PlanError
-from dovetail.ir.graph import Graph
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.candidates import as_regions, on_core, others
-from dovetail.schedule.assign.costs import Candidate, PlacementReason, border, core_cycles, step
+from dovetail.schedule.assign.candidates import on_core, others
+from dovetail.schedule.assign.costs import Candidate, PlacementReason, RegionCosts, core_cycles
 from dovetail.schedule.partition import PartitionCache, named, partition, without_offloads
 from dovetail.schedule.region import AssignedRegion, Region
 from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, TileCache, dma_cycles
@@ -21,81 +20,81 @@ from dovetail.target.description import Target
 from dovetail.user_file import asking
 
 _DOUBT = 1.33
-"""How many times faster the core must look to get what the engine takes: by estimate layers are up to a fifth off."""
+"""The core must look so many times faster to get what the engine takes: by estimate layers are up to a fifth off."""
 _FAR = 4
-"""How many times slower the core must look for an engine to be taken without a closer look."""
+"""The core must look so many times slower for an engine to be taken without a closer look."""
+
+Reasons = dict[str, PlacementReason]
+"""By region name."""
 
 
 def cheaper(
-    graph: Graph, regions: Sequence[AssignedRegion], target: Target, held: Collection[str], tiles: TileCache
-) -> tuple[tuple[AssignedRegion, ...], dict[str, PlacementReason]]:
+    costs: RegionCosts, regions: Sequence[AssignedRegion], held: Collection[str], tiles: TileCache
+) -> tuple[tuple[AssignedRegion, ...], Reasons]:
     """The regions, each as it takes the fewest cycles, and what there is to say of those that were compared.
 
     Args:
-        graph: the whole network.
+        costs: of the network on the machine, which has one engine.
         regions: of the partition.
-        target: the machine, with one engine.
         held: names of the regions that stay as they are.
         tiles: gains the tiles of the regions as they are given.
     """
-    if target.core.is_host:
+    if costs.target.core.is_host:
         return tuple(regions), {}
     makers = {region.output: region for region in regions}
     readers: dict[str, list[Region]] = {}
     for region in regions:
         for value in region.graph.inputs:
             readers.setdefault(value, []).append(region)
+
+    def cost(one: Candidate) -> int:
+        return one.cycles + costs.around(one, makers, readers)
+
     chosen: list[AssignedRegion] = []
-    reasons: dict[str, PlacementReason] = {}
+    reasons: Reasons = {}
     declined: dict[str, str] = {}
     for region in regions:
-
-        def cost(one: Candidate) -> int:
-            return one.cycles + _around(one, makers, readers, target)
-
-        candidates = () if region.name in held else tuple(_candidates(region, graph, target, cost, tiles))
+        candidates = () if region.name in held else tuple(_candidates(region, costs, cost, tiles))
         if len(candidates) < 2:
             chosen.append(region)
             continue
-        costs = [cost(one) for one in candidates]
-        best = min(range(len(candidates)), key=lambda at: (costs[at], at))
+        cycles = [cost(one) for one in candidates]
+        best = cycles.index(min(cycles))
         parts = [step.region for step in candidates[best].steps] if best else [region]
-        reason = _reason(candidates, costs, best)
-        chosen += [replace(part, reason=reason.why) if reason and part.place == CORE else part for part in parts]
-        reasons |= dict.fromkeys((part.name for part in parts), reason) if reason else {}
+        reason = _reason(candidates, cycles, best)
+        if reason is not None:
+            parts = [replace(part, reason=reason.why) if part.place == CORE else part for part in parts]
+            reasons |= dict.fromkeys((part.name for part in parts), reason)
+        chosen += parts
         if all(part.place == CORE for part in parts):
             declined[region.output] = reason.why if reason else ""
-    if not declined or any(engine.device for engine in target.engines):  # hardware has copies between layers
+    if not declined or any(engine.device for engine in costs.target.engines):  # hardware has copies between layers
         return tuple(chosen), reasons
-    return _as_one(chosen, reasons, graph, target, declined)
+    return _as_one(chosen, reasons, costs, declined)
 
 
 def _as_one(
-    regions: Sequence[AssignedRegion],
-    reasons: Mapping[str, PlacementReason],
-    graph: Graph,
-    target: Target,
-    declined: Mapping[str, str],
-) -> tuple[tuple[AssignedRegion, ...], dict[str, PlacementReason]]:
+    regions: Sequence[AssignedRegion], reasons: Reasons, costs: RegionCosts, declined: Mapping[str, str]
+) -> tuple[tuple[AssignedRegion, ...], Reasons]:
     """The regions with neighbours on the core as one kernel where they are one on a core alone, and what is said of
     them; as they are where the engine's offloads are not those of the partition."""
     known = {region.output: region for region in regions}
     owners = {node.output: region for region in regions for node in region.graph.nodes}
     joined: list[AssignedRegion] = []
-    all_reasons = dict(reasons)
-    for region in partition(graph, target, declined):
+    for region in partition(costs.graph, costs.target, declined):
         old = known.get(region.output)
         if old is not None and old.graph.nodes == region.graph.nodes:
             joined.append(old)
             continue
         if region.shares:
-            return tuple(regions), all_reasons
+            return tuple(regions), reasons
         name = old.name if old is not None else f"{owners[region.output].name}_{len(joined)}"
         inner = [declined[node.output] for node in region.graph.nodes if declined.get(node.output)]
         reason = "; ".join(dict.fromkeys(inner)) or region.reason
-        all_reasons |= {name: replace(reasons[name], why=reason)} if name in reasons else {}
+        if name in reasons:
+            reasons = {**reasons, name: replace(reasons[name], why=reason)}
         joined.append(AssignedRegion.of(replace(named(region, name), reason=reason)))
-    return tuple(joined), all_reasons
+    return tuple(joined), reasons
 
 
 def _reason(candidates: Sequence[Candidate], costs: Sequence[int], best: int) -> PlacementReason | None:
@@ -112,10 +111,11 @@ def _reason(candidates: Sequence[Candidate], costs: Sequence[int], best: int) ->
 
 
 def _candidates(
-    region: Region, graph: Graph, target: Target, cost: Callable[[Candidate], int], tiles: TileCache
+    region: AssignedRegion, costs: RegionCosts, cost: Callable[[Candidate], int], tiles: TileCache
 ) -> Iterator[Candidate]:
     """The layer as it is, by other offloads, and on the core; nothing where it is clear which. What takes far longer by
     the core's part alone is left out: nothing would be said of it."""
+    target = costs.target
     if region.offload is None or region.offload.prefer:
         return
     lossless = without_offloads(target, {engine.name: False for engine in target.engines})
@@ -124,7 +124,7 @@ def _candidates(
     if not ways and core_cycles(region.graph, target) >= _FAR * _about(region, target):
         return
     try:
-        first = as_regions(region, (region,), graph, target, tiles)
+        first = costs.candidate(region.name, (region,), tiles)
     except PlanError:  # no memory for it; where that is all there is, the plan says so
         return
     yield first
@@ -133,12 +133,10 @@ def _candidates(
         if len(way) == 1 and _alike(way[0], region):
             renamed = AssignedRegion.of(replace(way[0], name=region.name))
             yield replace(first, steps=(replace(first.steps[0], region=renamed),))
-            continue
-        if sum(step(part, graph, target).cycles for part in way if not part.shares) >= far:
-            continue
-        with suppress(PlanError):
-            yield as_regions(region, way, graph, target)
-    yield from on_core(region, graph, target, {}, cache, _DOUBT)
+        elif sum(costs.step(part).cycles for part in way if not part.shares) < far:
+            with suppress(PlanError):
+                yield costs.candidate(region.name, way)
+    yield from on_core(region, costs, {}, cache, _DOUBT)
 
 
 def _alike(one: Region, other: Region) -> bool:
@@ -154,30 +152,18 @@ def _alike(one: Region, other: Region) -> bool:
 def _about(region: Region, target: Target) -> int:
     """Cycles of the engine, about, in one piece and with everything copied."""
     assert region.engine is not None and region.offload is not None and region.match is not None
-    types, constants = region.graph.types, region.graph.constants
     with asking(f"the cycles of {region.offload.name} for {region.name}"):
         try:
             own = region.offload.cycles(region.match)
         except ValueError:  # not in one piece
             return core_cycles(region.graph, target)
-    values = (*region.graph.inputs, region.output, *constants)
-    moved = sum(types[value].nbytes for value in values)
+    kinds = [region.graph.types[value] for value in (*region.graph.inputs, region.output, *region.graph.constants)]
     near = target.dma is None or target.works_in_place(region.engine)
-    return own + LAUNCH_CYCLES + (0 if near else dma_cycles(target.dma, moved, len(values)))
-
-
-def _around(
-    candidate: Candidate, makers: Mapping[str, Region], readers: Mapping[str, list[Region]], target: Target
-) -> int:
-    """Cycles of relayouts between a layer computed so and its neighbours as they are."""
-    steps = [one.region for one in candidate.steps]
-    before = sum(
-        border(value, makers[value], one, target) for one in steps for value in one.graph.inputs if value in makers
-    )
-    return before + sum(border(steps[-1].output, steps[-1], one, target) for one in readers.get(steps[-1].output, ()))
+    moved = 0 if near else dma_cycles(target.dma, sum(kind.nbytes for kind in kinds), len(kinds))
+    return own + LAUNCH_CYCLES + moved
 
 
 def _label(candidate: Candidate) -> str:
-    """Who computes it, by which offloads."""
+    """The places that compute it, each with its offload."""
     parts = (step.region for step in candidate.steps if not step.region.is_idle)
     return " then ".join(f"{one.place} {one.offload.name}" if one.offload else one.place for one in parts)

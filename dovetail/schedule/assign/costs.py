@@ -139,27 +139,120 @@ _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
 
 
-def step(region: Region, graph: Graph, target: Target, cache: TileCache | None = None) -> CandidateStep:
-    """The cost of computing a region.
+@dataclass(frozen=True)
+class RegionCosts:
+    """The costs of computing regions of a network on a target."""
 
-    Args:
-        region: one as it shall be computed, its shares included.
-        graph: the whole network.
-        target: the machine.
-        cache: tiles of the network's regions, if there is one; new answers are added.
+    graph: Graph
+    target: Target
 
-    Raises:
-        PlanError: an engine's memory does not hold its smallest tile.
-    """
-    region = AssignedRegion.of(region)
-    if region.shares:
-        return _on_engines(region, graph, target, cache)
-    if region.is_idle:
-        return CandidateStep(region, 0, ())
-    if region.copied_by:
-        return _moved(region, target)
-    cycles = cores_cycles(region.graph, target, region.choice)
-    return CandidateStep(region, cycles, (QueueUse(CORE, 0, cycles),))
+    def candidate(self, layer: str, regions: Sequence[Region], cache: TileCache | None = None) -> Candidate:
+        """A layer computed as some regions, which get its name; `cache` as of `step`."""
+        names = [layer] if len(regions) == 1 else [f"{layer}_{number}" for number in range(len(regions))]
+        own = [replace(region, name=name) for region, name in zip(regions, names, strict=True)]
+        places = dict.fromkeys(region.place for region in own if not region.is_idle)
+        return Candidate(" then ".join(places), tuple(self.step(region, cache) for region in own))
+
+    def step(self, region: Region, cache: TileCache | None = None) -> CandidateStep:
+        """The cost of computing a region.
+
+        Args:
+            region: one as it shall be computed, its shares included.
+            cache: tiles of the network's regions, if there is one; new answers are added.
+
+        Raises:
+            PlanError: an engine's memory does not hold its smallest tile.
+        """
+        region, target = AssignedRegion.of(region), self.target
+        if region.shares:
+            return self._on_engines(region, cache)
+        if region.is_idle:
+            return CandidateStep(region, 0, ())
+        queue, launch = CORE, 0
+        if not region.copied_by:
+            cycles = cores_cycles(region.graph, target, region.choice)
+        elif region.graph.nodes[0].operator.joins:  # its operands lie inside it, as a rule
+            return CandidateStep(region, 0, ())
+        else:
+            count, cycles = copied(copies(0, region.graph, *_dense(region.graph)) or (), target)
+            queue, launch = copy_queue(target), COPY_CYCLES * count if target.dma else 0
+        return CandidateStep(region, cycles, (QueueUse(queue, 0, cycles),), launch=launch)
+
+    def _on_engines(self, region: AssignedRegion, cache: TileCache | None) -> CandidateStep:
+        """All parts at the same time, as far as the core can start them; the DMA brings operands as the step begins."""
+        parts, target = LaidRegion.of(region).parts, self.target
+        tilings = [self._tiling(part, parts, cache) for part in parts]
+        uses: list[QueueUse] = []
+        engines: list[str] = []
+        filled: list[int] = []
+        held = launches = 0
+        for part, tiling in zip(parts, tilings, strict=True):
+            if not part.engine.wait:
+                uses.append(QueueUse(CORE, 0, tiling.ready_cycles))
+                continue
+            engines.append(part.engine.name)
+            tiles = prod(tile_counts(part.extent, tiling.shape))
+            filled.append(self._filled(part, tiling, tiles))
+            uses.append(QueueUse(Queue(part.engine.name), held // tiles, max(tiling.ready_cycles, tiling.starting)))
+            held += tiling.starting
+            launches = max(launches, tiles)
+        cycles = max(use.offset + use.length for use in uses)
+        moving = sum(tiling.moving for tiling in tilings)
+        if target.dma and moving:
+            uses.append(QueueUse(copy_queue(target), 0, moving))
+            cycles = max(cycles, moving)
+        launch = LAUNCH_CYCLES * len(parts)
+        most = min(launches, _MOST_LAUNCHES)
+        for number in range(0 if held else 1, most):
+            uses.append(QueueUse(CORE, number * cycles // most, min(held, cycles) // most if held else launch))
+        issuing = (launches - 1) * cycles // launches if launches else 0
+        taken = cycles if any(part.engine.queue == 1 for part in parts) else issuing
+        return CandidateStep(
+            region,
+            cycles,
+            tuple(uses),
+            _fetching(parts, tilings),
+            launch if launches else 0,
+            issuing,
+            taken,
+            tuple(engines),
+            tuple(filled),
+        )
+
+    def _tiling(self, part: EnginePart, parts: Sequence[EnginePart], cache: TileCache | None) -> Tiling:
+        """The tiling the planner would choose with the values in the first part's memory, where each has its share."""
+        ends = {*self.graph.inputs, *self.graph.outputs}
+        values = (*part.graph.inputs, part.output)
+        homes = {name: self.target.values if name in ends else parts[0].engine.memory for name in values}
+        budget = self.target.memory(part.engine.memory).size // len(parts)
+        return choose_tiling(part, self.target, homes, budget, cache)
+
+    def _filled(self, part: EnginePart, tiling: Tiling, tiles: int) -> int:
+        """Thousandths of the room for constants that wait which a part's take: half of the engine's memory for them.
+        All of it where more are fetched while it computes, or values lie there too."""
+        if not tiling.fetching:
+            return 0
+        if not part.engine.constants or tiles > 1:
+            return ALL_ROOM
+        nbytes = sum(map(len, first_constants(part, tiling)))
+        return min(-(-2 * nbytes * ALL_ROOM // self.target.memory(part.engine.constants).size), ALL_ROOM)
+
+    def around(self, candidate: Candidate, makers: Mapping[str, Region], readers: Mapping[str, list[Region]]) -> int:
+        """Cycles of relayouts between a layer computed so and its neighbours as they are."""
+        regions = [step.region for step in candidate.steps]
+        last = regions[-1]
+        before = ((value, makers[value], one) for one in regions for value in one.graph.inputs if value in makers)
+        after = ((last.output, last, one) for one in readers.get(last.output, ()))
+        return sum(border(*pair, self.target) for pair in (*before, *after))
+
+
+def _fetching(parts: Sequence[EnginePart], tilings: Sequence[Tiling]) -> int:
+    """Parts that read the same constants from one memory share them."""
+    if len(parts) == 1:
+        return tilings[0].fetching
+    pairs = zip(parts, tilings, strict=True)
+    each = {(p.engine.constants or p.engine.memory, first_constants(p, one)): one.fetching for p, one in pairs}
+    return sum(each.values())
 
 
 def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
@@ -219,78 +312,6 @@ def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType(
     rates = kernel_cycles(core.isa) if core.kernels is None else core.kernels
     counts = turns(graph, traits, choice)
     return round(sum(rate(part, rates) * count for part, count in counts.items()))
-
-
-def _on_engines(region: AssignedRegion, graph: Graph, target: Target, cache: TileCache | None) -> CandidateStep:
-    """Every part at the same time, as far as the core can start them; the DMA brings operands as the step begins."""
-    parts = LaidRegion.of(region).parts
-    tilings = [_tiling(part, parts, graph, target, cache) for part in parts]
-    uses: list[QueueUse] = []
-    engines: list[str] = []
-    filled: list[int] = []
-    held = launches = 0
-    for part, tiling in zip(parts, tilings, strict=True):
-        if not part.engine.wait:
-            uses.append(QueueUse(CORE, 0, tiling.ready_cycles))
-            continue
-        engines.append(part.engine.name)
-        tiles = prod(tile_counts(part.extent, tiling.shape))
-        filled.append(_filled(part, tiling, tiles, target))
-        uses.append(QueueUse(Queue(part.engine.name), held // tiles, max(tiling.ready_cycles, tiling.starting)))
-        held += tiling.starting
-        launches = max(launches, tiles)
-    cycles = max(use.offset + use.length for use in uses)
-    moving = sum(tiling.moving for tiling in tilings)
-    if target.dma and moving:
-        uses.append(QueueUse(copy_queue(target), 0, moving))
-        cycles = max(cycles, moving)
-    fetch, launch = _fetching(parts, tilings), LAUNCH_CYCLES * len(parts) if launches else 0
-    most = min(launches, _MOST_LAUNCHES)
-    rest = [QueueUse(CORE, number * cycles // most, LAUNCH_CYCLES * len(parts)) for number in range(1, most)]
-    if held:
-        rest = [QueueUse(CORE, number * cycles // most, min(held, cycles) // most) for number in range(most)]
-    issuing = (launches - 1) * cycles // launches if launches else 0
-    taken = cycles if any(part.engine.queue == 1 for part in parts) else issuing
-    return CandidateStep(region, cycles, (*uses, *rest), fetch, launch, issuing, taken, tuple(engines), tuple(filled))
-
-
-def _filled(part: EnginePart, tiling: Tiling, tiles: int, target: Target) -> int:
-    """Thousandths of the room for constants that wait which a part's take: half of the engine's memory for them. All of
-    it where more are fetched while it computes, or values lie there too."""
-    if not tiling.fetching:
-        return 0
-    if not part.engine.constants or tiles > 1:
-        return ALL_ROOM
-    nbytes = sum(map(len, first_constants(part, tiling)))
-    return min(-(-2 * nbytes * ALL_ROOM // target.memory(part.engine.constants).size), ALL_ROOM)
-
-
-def _fetching(parts: Sequence[EnginePart], tilings: Sequence[Tiling]) -> int:
-    """Parts that read the same constants from one memory share them."""
-    if len(parts) == 1:
-        return tilings[0].fetching
-    pairs = zip(parts, tilings, strict=True)
-    each = {(p.engine.constants or p.engine.memory, first_constants(p, one)): one.fetching for p, one in pairs}
-    return sum(each.values())
-
-
-def _tiling(
-    part: EnginePart, parts: Sequence[EnginePart], graph: Graph, target: Target, cache: TileCache | None
-) -> Tiling:
-    """The tiling the planner would choose with the values in the first part's memory, of which each has its share."""
-    ends = {*graph.inputs, *graph.outputs}
-    values = (*part.graph.inputs, part.output)
-    homes = {name: target.values if name in ends else parts[0].engine.memory for name in values}
-    return choose_tiling(part, target, homes, target.memory(part.engine.memory).size // len(parts), cache)
-
-
-def _moved(region: AssignedRegion, target: Target) -> CandidateStep:
-    """Copies of values that lie densely; nothing for a joint, whose operands lie inside it as a rule."""
-    if region.graph.nodes[0].operator.joins:
-        return CandidateStep(region, 0, ())
-    count, cycles = copied(copies(0, region.graph, *_dense(region.graph)) or (), target)
-    launch = COPY_CYCLES * count if target.dma else 0
-    return CandidateStep(region, cycles, (QueueUse(copy_queue(target), 0, cycles),), launch=launch)
 
 
 def copied(made: Sequence[Copy], target: Target) -> tuple[int, int]:
