@@ -143,6 +143,11 @@ def full_box(shape: Shape) -> Box:
     return tuple((0, size) for size in shape)
 
 
+def with_span(box: Box, axis: int, span: tuple[int, int]) -> Box:
+    """The box with another span along an axis."""
+    return (*box[:axis], span, *box[axis + 1 :])
+
+
 def box_shape(box: Box) -> Shape:
     """The shape of the part of a tensor a box covers."""
     return tuple(stop - start for start, stop in box)

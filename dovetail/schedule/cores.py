@@ -16,7 +16,7 @@ from dovetail import kernels
 from dovetail.ir import crop
 from dovetail.ir.crop import ALIGNMENT
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.types import Box, TensorType, box_shape, full_box
+from dovetail.ir.types import Box, TensorType, box_shape, full_box, with_span
 from dovetail.program.ir import Begin, Call, Copy, Statement, View, dense_view
 from dovetail.program.transfers import same_packing
 from dovetail.schedule.region import Region
@@ -134,7 +134,7 @@ def shares(kind: TensorType, speeds: Sequence[float], steps: int = 1) -> tuple[B
         soonest = min(range(len(speeds)), key=lambda core: ((counts[core] + 1) / speeds[core], core))
         counts[soonest] += 1
     ends = [min(count * step, size) for count in accumulate(counts, initial=0)]
-    return tuple((*whole[:axis], span, *whole[axis + 1 :]) for span in pairwise(ends))
+    return tuple(with_span(whole, axis, span) for span in pairwise(ends))
 
 
 def workers_first(

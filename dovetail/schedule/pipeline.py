@@ -20,7 +20,7 @@ from dovetail.errors import ProgramError, TargetError
 from dovetail.ir.crop import part
 from dovetail.ir.graph import Graph, Node, evaluate_all, prune
 from dovetail.ir.operators.movement import Concat, Reshape
-from dovetail.ir.types import Array, Box, full_box
+from dovetail.ir.types import Array, Box, frozen, full_box, with_span
 from dovetail.schedule.cores import stretch_axis, work
 from dovetail.schedule.partition import partition
 from dovetail.schedule.region import Region
@@ -89,7 +89,9 @@ class PipelineBuilder:
             nodes=tuple(node for nodes in self._nodes for node in nodes),
             types={**self._types, **{self._names.get(n, n): kind for n, kind in self._types.items()}},
             constants=self._constants,
-            states=tuple(self._zeros(read) for read in reads),
+            states=tuple(
+                frozen(np.zeros(kind.shape, kind.dtype.numpy)) for kind in map(self._types.__getitem__, reads)
+            ),
         )
         return prune(step), stages
 
@@ -114,12 +116,6 @@ class PipelineBuilder:
         self._types[copy] = kind
         self._nodes[stage - 1].append(Node(Reshape(kind.shape), (before,), copy))
         return read, copy
-
-    def _zeros(self, read: str) -> Array:
-        kind = self._types[read]
-        found = np.zeros(kind.shape, kind.dtype.numpy)
-        found.setflags(write=False)
-        return found
 
 
 @dataclass(frozen=True)
@@ -233,11 +229,8 @@ def _boxes(region: Region, first: int, places: Sequence[float]) -> list[tuple[in
     size = kind.shape[axis] if kind.shape else 1
     marks = [0, *(min(size, round(place * size / step) * step) for place in places), size]
     whole = full_box(kind.shape)
-    return [
-        (first + number, (*whole[:axis], (start, stop), *whole[axis + 1 :]))
-        for number, (start, stop) in enumerate(pairwise(marks))
-        if start < stop
-    ]
+    spans = enumerate(pairwise(marks), first)
+    return [(stage, with_span(whole, axis, (start, stop))) for stage, (start, stop) in spans if start < stop]
 
 
 def check_pipeline(graph: Graph, pipeline: Pipeline, inputs: Sequence[Mapping[str, Array]]) -> None:

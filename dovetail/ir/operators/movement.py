@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dovetail.ir.operators.base import Mover, Operator, Piece, SlidingWindow, T, require
-from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box, with_span
 
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
@@ -165,7 +165,7 @@ class Concat(Mover):
         whole, axis, start, found = full_box(self.infer(inputs).shape), self.axis, 0, []
         for place, kind in enumerate(inputs):
             stop = start + kind.shape[axis]
-            found.append(Piece(place, (*whole[:axis], (start, stop), *whole[axis + 1 :])))
+            found.append(Piece(place, with_span(whole, axis, (start, stop))))
             start = stop
         return tuple(found)
 

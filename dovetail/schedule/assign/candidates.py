@@ -9,7 +9,7 @@ from itertools import chain, combinations, pairwise, product
 
 from dovetail.errors import ModelError, PlaceError, PlanError
 from dovetail.ir.graph import Graph
-from dovetail.ir.types import Box, full_box
+from dovetail.ir.types import Box, full_box, with_span
 from dovetail.program.ir import CORE, Queue, copy_queue
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, QueueUse, RegionCosts, border
 from dovetail.schedule.partition import PartitionCache, explain_mismatch, partition, without_offloads
@@ -87,7 +87,7 @@ def _cuts(parts: Sequence[EnginePart], cycles: Sequence[int], axis: int) -> Iter
     for inner in product(*places):
         ends = (0, *inner, size)
         if all(begin < end for begin, end in pairwise(ends)):
-            yield tuple((*whole[:axis], span, *whole[axis + 1 :]) for span in pairwise(ends))
+            yield tuple(with_span(whole, axis, span) for span in pairwise(ends))
 
 
 def _cycles(part: EnginePart, box: Box) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any, TypeVar
 
 from dovetail.errors import PlanError, TargetError
@@ -22,7 +23,7 @@ from dovetail.ir.operators.movement import Concat, Slice
 from dovetail.ir.types import Array, Box, TensorType, full_box
 from dovetail.schedule.partition import partition
 from dovetail.schedule.region import Region
-from dovetail.schedule.stripe.segments import Bands, RowBuffer, Rows, Segment, SegmentCosts, StripeStep, cuts
+from dovetail.schedule.stripe.segments import RowBuffer, Rows, Segment, SegmentCosts, StripeStep, cuts, rows_box
 from dovetail.target.description import Target
 
 
@@ -56,7 +57,7 @@ def striped(graph: Graph, regions: Sequence[Region], segment: Segment, steps: Se
 
 @dataclass(frozen=True)
 class _StripeGraph:
-    """What the stripes of a segment become."""
+    """The graph of a segment in stripes, while it is made."""
 
     types: dict[str, TensorType]
     constants: dict[str, Array]
@@ -72,8 +73,7 @@ class _StripeGraph:
 
     def _cut(self, graph: Graph, rows: Rows, end: str) -> Graph:
         (result,) = graph.outputs
-        whole = full_box(graph.types[result].shape)
-        cut = part(graph, {result: (whole[0], rows, *whole[2:])}, end)
+        cut = part(graph, {result: rows_box(graph.types[result].shape, rows)}, end)
         self.types.update({name: kind for name, kind in cut.types.items() if name not in cut.inputs})
         self.constants.update(cut.constants)
         return cut
@@ -89,8 +89,7 @@ class _StripeGraph:
         for node in cut.nodes:
             operator, source = node.operator, places.get(node.inputs[0])
             if source is not None and operator.box_read is not None:
-                whole = full_box(self.types[source.value].shape)
-                operator = operator.within((whole[0], source.rows, *whole[2:]))
+                operator = operator.within(rows_box(self.types[source.value].shape, source.rows))
                 if node.output != output and operator == _slice_of(full_box(self.types[self._name(source)].shape)):
                     names[node.output] = self._name(source)
                     continue
@@ -105,8 +104,7 @@ class _StripeGraph:
         """Add a copy of the rows that are kept for a step; returns its value."""
         assert step.before is not None
         source = self._name(step.before)
-        box = full_box(self.types[source].shape)
-        some = _slice_of((box[0], step.before.at(step.kept), *box[2:]))
+        some = _slice_of(rows_box(self.types[source].shape, step.before.at(step.kept)))
         taken = self._add(some, (source,), f"{step.place.value}{end} before")
         return self._add(_slice_of(full_box(self.types[taken].shape)), (taken,), f"{step.place.value}{end} kept")
 
@@ -120,7 +118,7 @@ class _StripeGraph:
 
 
 def _slice_of(box: Box) -> Slice:
-    """What takes a box of a value: a copy where that is all of it and it becomes part of another one."""
+    """The slice that takes a box of a value: a copy where that is all of it and it becomes part of another one."""
     return Slice(tuple(start for start, _ in box), tuple(stop for _, stop in box), (1,) * len(box))
 
 
@@ -149,8 +147,8 @@ class StripeSearch:
 
     def __post_init__(self) -> None:
         self.cuts = cuts(self.graph, self.regions)
-        self._costs = SegmentCosts(Bands(self.graph, self.regions), self.cuts)
-        self._striped: dict[tuple[int, int], list[Segment]] = {}
+        self._costs = SegmentCosts(self.graph, self.regions, self.cuts)
+        self._segments = cache(self._every_segment)
 
     def within(self, budget: int, keeps: bool = True) -> Segmentation | None:
         """The fewest multiply-accumulates of all choices that need no more bytes than a budget; None if none does.
@@ -161,13 +159,13 @@ class StripeSearch:
                 for last in range(first + 1, len(self.cuts)):
                     settled = {direction} if direction else set()
                     for segment in self._segments(first, last):
-                        made = Segmentation((*before.segments, segment), before.macs + segment.macs, before.peak)
+                        longer = Segmentation((*before.segments, segment), before.macs + segment.macs, before.peak)
                         known = best[last].get(segment.direction)
-                        if segment.direction in settled or (known is not None and made.order >= known.order):
+                        if segment.direction in settled or (known is not None and longer.order >= known.order):
                             continue
                         peak = budget + 1 if segment.keeps > keeps else self._costs.peak(segment)
                         if peak <= budget:
-                            best[last][segment.direction] = replace(made, peak=max(before.peak, peak))
+                            best[last][segment.direction] = replace(longer, peak=max(before.peak, peak))
                             settled.add(segment.direction)
         return min(best[-1].values(), key=lambda choice: choice.order, default=None)
 
@@ -177,32 +175,25 @@ class StripeSearch:
         for first, starts in enumerate(least):
             for direction, before in starts.items():
                 for last in range(first + 1, len(self.cuts)):
+                    ends = (self.cuts[place].value for place in (first, last))  # each is whole in its turn
+                    most = max(self.graph.types[name].nbytes if name else 0 for name in ends)
                     for segment in self._segments(first, last):
                         known = least[last].get(segment.direction, 1 << 62)
-                        ends = (self.cuts[place].value for place in (segment.first, segment.last))  # whole in turn
-                        cannot = max(self.graph.types[name].nbytes if name else 0 for name in ends) >= known
-                        if (direction and segment.direction == direction) or cannot:
-                            continue
-                        peak = max(before, self._costs.peak(segment))
-                        least[last][segment.direction] = min(known, peak)
-        found = self.within(min(least[-1].values()))
-        assert found is not None
-        return found
+                        if most < known and not (direction and segment.direction == direction):
+                            peak = max(before, self._costs.peak(segment))
+                            least[last][segment.direction] = min(known, peak)
+        smallest = self.within(min(least[-1].values()))
+        assert smallest is not None
+        return smallest
 
     def steps(self, segment: Segment) -> tuple[StripeStep, ...]:
         """A segment in stripes, one region after the other."""
-        found = self._costs.steps(segment)
-        assert found is not None
-        return found
+        return self._costs.steps(segment) or ()
 
-    def _segments(self, first: int, last: int) -> Sequence[Segment]:
+    def _every_segment(self, first: int, last: int) -> Sequence[Segment]:
         """The ways to compute the regions between two cuts, the cheapest first."""
-        if (first, last) not in self._striped:
-            found = list(self._costs.striped(first, last))
-            found += [self._costs.whole(first)] if last == first + 1 else []
-            found.sort(key=lambda segment: (segment.macs, segment.copied, len(segment.bands)))
-            self._striped[first, last] = found
-        return self._striped[first, last]
+        segments = [*self._costs.striped(first, last), *([self._costs.whole(first)] if last == first + 1 else [])]
+        return sorted(segments, key=lambda segment: (segment.macs, segment.copied, len(segment.bands)))
 
 
 T = TypeVar("T")
@@ -218,7 +209,7 @@ class Stripes:
     layers: tuple[str, ...]
     """Names of the layers, as without stripes."""
     count: int
-    """How many stripes."""
+    """Number of stripes."""
     rows: int
     """Rows of the largest stripe of the last layer's result."""
     extra_macs: int
@@ -276,14 +267,14 @@ class Striping:
     def within(self, budget: int, keeps: bool = True) -> StripedNetwork | None:
         """The stripes with the fewest multiply-accumulates whose activations take no more than `budget` bytes, by
         estimate, be rows kept or only computed again; None where none do."""
-        found = self._search.within(budget, keeps)
-        return None if found is None else self._striped(found)
+        choice = self._search.within(budget, keeps)
+        return None if choice is None else self._striped(choice)
 
     def whole(self) -> StripedNetwork:
         """The network without stripes."""
-        found = self.within(1 << 62)
-        assert found is not None
-        return found
+        network = self.within(1 << 62)
+        assert network is not None
+        return network
 
     def smallest(self) -> StripedNetwork:
         """The stripes with the smallest activations, by estimate."""
@@ -291,26 +282,24 @@ class Striping:
 
     def frontier(self) -> Iterator[StripedNetwork]:
         """From the network without stripes, with ever smaller activations and ever more to compute."""
-        found: StripedNetwork | None = self.whole()
-        while found is not None:
-            yield found
-            found = self.within(found.peak - 1)
+        network: StripedNetwork | None = self.whole()
+        while network is not None:
+            yield network
+            network = self.within(network.peak - 1)
 
     def _striped(self, choice: Segmentation) -> StripedNetwork:
-        graph, made = self._graph, []
+        graph, stripes = self._graph, []
         for segment in choice.segments:
             if not segment.bands:
                 continue
             start, end = (self._search.cuts[place] for place in (segment.first, segment.last))
             regions = self._regions[start.after : end.after]
-            before, steps = total_macs(graph), self._search.steps(segment)
-            graph = striped(graph, regions, segment, steps)
-            extra = total_macs(graph) - before
+            before = total_macs(graph)
+            graph = striped(graph, regions, segment, self._search.steps(segment))
             rows = max(stop - first for first, stop in segment.bands)
-            made.append(
-                Stripes(tuple(region.name for region in regions), len(segment.bands), rows, extra, segment.keeps)
-            )
-        return StripedNetwork(prune(graph), tuple(made), choice.peak)
+            names = tuple(region.name for region in regions)
+            stripes.append(Stripes(names, len(segment.bands), rows, total_macs(graph) - before, segment.keeps))
+        return StripedNetwork(prune(graph), tuple(stripes), choice.peak)
 
 
 def within(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
 
 from dovetail import kernels
 from dovetail.ir.crop import ALIGNMENT, is_stretch, part, parts, reads_in_place
 from dovetail.ir.graph import Graph
-from dovetail.ir.types import TensorType, full_box
+from dovetail.ir.types import Box, Shape, TensorType, full_box, with_span
 from dovetail.schedule.region import Region
 
 Rows = tuple[int, int]
 """First row and one past the last."""
+RowsByValue = dict[str, Rows]
 
 
 @dataclass(frozen=True)
@@ -27,29 +29,9 @@ class Band:
     """Whether these are whole rows, which lie where they are."""
 
 
-@dataclass
-class Bands:
-    """The bands of a network's regions, each worked out once."""
-
-    graph: Graph
-    regions: tuple[Region, ...]
-    _known: dict[tuple[int, Rows], Band | None] = field(default_factory=dict)
-    _replaced: dict[int, str | None] = field(default_factory=dict)
-
-    def band(self, index: int, rows: Rows) -> Band | None:
-        """Some rows of what a region computes; None where it cannot be computed so."""
-        if (index, rows) not in self._known:
-            self._known[index, rows] = _band(self.regions[index].graph, rows)
-        return self._known[index, rows]
-
-    def replaced(self, index: int) -> str | None:
-        """The operand whose place a region's result could take."""
-        if index not in self._replaced:
-            graph = self.regions[index].graph
-            free = self.regions[index].is_view is False and kernels.may_overwrite(graph)
-            found = (value for value in graph.inputs if free and reads_in_place(graph, value))
-            self._replaced[index] = next(found, None)
-        return self._replaced[index]
+def rows_box(shape: Shape, rows: Rows) -> Box:
+    """Some rows of an image."""
+    return with_span(full_box(shape), 1, rows)
 
 
 def can_be_cut(kind: TensorType) -> bool:
@@ -63,24 +45,25 @@ def row_bytes(kind: TensorType) -> int:
 
 
 def _band(graph: Graph, rows: Rows) -> Band | None:
-    """Propagate a box of whole rows from the result to the operands; None where a rule refuses."""
-    (output,) = graph.outputs
-    if any(not can_be_cut(graph.types[name]) for name in (*graph.inputs, output)):
+    """Some rows of a region's result, propagated to the operands; None where it cannot be computed so."""
+    (output,), types = graph.outputs, graph.types
+    if any(not can_be_cut(types[name]) for name in (*graph.inputs, output)):
         return None
-    whole = full_box(graph.types[output].shape)
+    wanted = {output: rows_box(types[output].shape, rows)}
     try:
-        found, boxes = parts(graph, {output: (whole[0], rows, *whole[2:])})
+        nodes, boxes = parts(graph, wanted)
     except ValueError:
         return None
     if any(start >= stop for name in graph.inputs for start, stop in boxes[name]):
         return None
-    plain = all(boxes[name] == full_box(graph.types[name].shape) for name in graph.inputs) or rows != whole[1]
-    if any(not is_stretch(boxes[name], graph.types[name].shape) for name in graph.inputs):
-        cut = part(graph, {output: (whole[0], rows, *whole[2:])})
+    plain = rows != (0, types[output].shape[1])
+    plain |= all(boxes[name] == full_box(types[name].shape) for name in graph.inputs)
+    if any(not is_stretch(boxes[name], types[name].shape) for name in graph.inputs):
+        cut = part(graph, wanted)
         reads = [(node.operator.box_read, node.inputs[0]) for node in cut.nodes if node.inputs[0] in graph.inputs]
-        plain &= all(box is None or is_stretch(box, graph.types[name].shape) for box, name in reads)
+        plain &= all(box is None or is_stretch(box, types[name].shape) for box, name in reads)
     rows_read = tuple((name, boxes[name][1]) for name in graph.inputs)
-    return Band(rows_read, sum(one.macs(graph) for one in found.values()), plain)
+    return Band(rows_read, sum(one.macs(graph) for one in nodes.values()), plain)
 
 
 @dataclass(frozen=True)
@@ -88,7 +71,7 @@ class CutPoint:
     """A place in the order of regions where one value is all that later regions read."""
 
     after: int
-    """How many regions come before."""
+    """Number of regions before it."""
     value: str
     """Empty at the start of a network that reads several inputs."""
     held: int
@@ -141,16 +124,16 @@ class StripeStep:
     """Some rows of a region's result, computed in one stripe."""
 
     index: int
-    """Of the region."""
+    """Index of the region."""
     stripe: int
     rows: Rows
-    """Those computed."""
+    """The rows computed."""
     place: RowBuffer
-    """Where they lie."""
+    """The buffer they are computed to."""
     before: RowBuffer | None
-    """Where rows that are kept have lain, which are first copied to `place`; None where none are."""
+    """The buffer from which rows that are kept are first copied to `place`; None where none are."""
     reads: tuple[tuple[RowBuffer, Rows], ...]
-    """Where the operands lie, and the rows of them."""
+    """The buffers of the operands, and the rows read."""
     macs: int
 
     @property
@@ -161,28 +144,29 @@ class StripeStep:
 
 
 def cuts(graph: Graph, regions: Sequence[Region]) -> list[CutPoint]:
-    """All of them, in order; the last, behind all regions, stands for the network's end."""
-    found: list[CutPoint] = []
-    held = 0
-    known = set(graph.inputs)
+    """All cuts, in order; the last, behind all regions, stands for the network's end."""
+    places: list[CutPoint] = []
+    held, known = 0, set(graph.inputs)
     for place, region in enumerate(regions):
         read = {value for later in regions[place:] for value in later.graph.inputs if value in known}
         if len(read) == 1 and read.isdisjoint(graph.outputs):
-            found.append(CutPoint(place, min(read), held))
+            places.append(CutPoint(place, min(read), held))
         known.add(region.output)
         held += graph.types[region.output].nbytes if region.output in graph.outputs else 0
-    if not found or found[0].after:
-        found.insert(0, CutPoint(0, "", 0))
-    return [*found, CutPoint(len(regions), regions[-1].output, held)]
+    if not places or places[0].after:
+        places.insert(0, CutPoint(0, "", 0))
+    return [*places, CutPoint(len(regions), regions[-1].output, held)]
 
 
-@dataclass
 class SegmentCosts:
-    """Segments and what they cost, each worked out once."""
+    """Segments and their costs, each worked out once."""
 
-    bands: Bands
-    cuts: list[CutPoint]
-    _peaks: dict[tuple[int, int, tuple[Rows, ...]], int] = field(default_factory=dict)
+    def __init__(self, graph: Graph, regions: Sequence[Region], cuts: Sequence[CutPoint]) -> None:
+        self.graph, self.regions, self.cuts = graph, regions, cuts
+        self.band = cache(lambda index, rows: _band(regions[index].graph, rows))
+        self.replaced = cache(lambda index: _replaced(regions[index]))
+        self._peaks: dict[tuple[int, int, tuple[Rows, ...]], int] = {}
+        """By the ends of a segment and its bands, whether rows are kept or not."""
 
     def whole(self, first: int) -> Segment:
         """The segment from a cut to the next one, not cut."""
@@ -191,60 +175,57 @@ class SegmentCosts:
     def striped(self, first: int, last: int) -> Iterator[Segment]:
         """The segment between two cuts in every number of stripes that differs, from the top and from the bottom; none
         where it cannot be cut."""
-        types = self.bands.graph.types
+        types = self.graph.types
         if not self.cuts[first].value:
             return
         start, end = types[self.cuts[first].value], types[self.cuts[last].value]
-        made = {region.output for region in self._between(first, last)}
-        if not can_be_cut(start) or not can_be_cut(end) or not made.isdisjoint(self.bands.graph.outputs):
+        regions = self._between(first, last)
+        inner = {region.output for region in regions}
+        if not can_be_cut(start) or not can_be_cut(end) or not inner.isdisjoint(self.graph.outputs):
             return
-        rows, heights = end.shape[1], dict.fromkeys(-(-end.shape[1] // n) for n in range(2, end.shape[1] + 1))
-        once = sum(region.macs for region in self._between(first, last))
-        for height in heights:
+        rows, once = end.shape[1], sum(region.macs for region in regions)
+        for height in dict.fromkeys(-(-rows // count) for count in range(2, rows + 1)):
             down = tuple((top, min(top + height, rows)) for top in range(0, rows, height))
             up = tuple((max(bottom - height, 0), bottom) for bottom in range(rows, 0, -height))
             for bands in (down, up):
                 again = self._counted(Segment(first, last, bands, 0))
-                if again is not None:
-                    yield again
-                if again is not None and again.macs > once:
-                    kept = self._counted(replace(again, keeps=True))
-                    if kept is not None:
-                        yield kept
+                if again is None:
+                    continue
+                yield again
+                if again.macs > once and (kept := self._counted(replace(again, keeps=True))) is not None:
+                    yield kept
 
     def _counted(self, segment: Segment) -> Segment | None:
         """The segment with its multiply-accumulates; None where it cannot be cut so."""
-        steps, sizes = self.steps(segment), self._row_sizes(segment)
-        for step in steps or ():
-            parts = [(step.place, step.rows), (step.place, step.kept), *step.reads]
-            fixed = [part for part in parts if segment.keeps or part[0].stripe < 0]
-            if any(place.at(rows)[0] * sizes[place.value] % ALIGNMENT for place, rows in fixed):
-                return None
+        steps = self.steps(segment)
         if not steps:
             return None
-        kept = ((step.kept[1] - step.kept[0]) * sizes[step.place.value] for step in steps if step.before)
+        for step in steps:
+            for place, rows in ((step.place, step.rows), (step.place, step.kept), *step.reads):
+                is_fixed = segment.keeps or place.stripe < 0
+                if is_fixed and place.at(rows)[0] * self._row_bytes(place) % ALIGNMENT:
+                    return None
+        kept = ((step.kept[1] - step.kept[0]) * self._row_bytes(step.place) for step in steps if step.before)
         return replace(segment, macs=sum(step.macs for step in steps), copied=sum(kept))
 
-    def _row_sizes(self, segment: Segment) -> dict[str, int]:
-        """Bytes of a row of each value of a segment."""
-        values = [self.cuts[segment.first].value, *(r.output for r in self._between(segment.first, segment.last))]
-        return {value: row_bytes(self.bands.graph.types[value]) for value in values}
+    def _row_bytes(self, place: RowBuffer) -> int:
+        return row_bytes(self.graph.types[place.value])
 
     def steps(self, segment: Segment) -> tuple[StripeStep, ...] | None:
         """A segment in stripes, one region after the other; None where it cannot be cut so."""
         stripes = self._stripes(segment)
         if stripes is None:
             return None
-        types, found = self.bands.graph.types, list[StripeStep]()
+        steps: list[StripeStep] = []
         ends = {self.cuts[place].value for place in (segment.first, segment.last)}
-        places = {value: RowBuffer(value, -1, (0, types[value].shape[1])) for value in ends}
-        for number, (made, needed) in enumerate(stripes):
-            for index in range(self.cuts[segment.first].after, self.cuts[segment.last].after):
-                value = self.bands.regions[index].output
-                if value not in made:
+        places = {value: RowBuffer(value, -1, (0, self.graph.types[value].shape[1])) for value in ends}
+        for number, (computed, needed) in enumerate(stripes):
+            for index in self._indices(segment):
+                value = self.regions[index].output
+                if value not in computed:
                     continue
-                rows, before = made[value], None
-                band = self.bands.band(index, rows)
+                rows, before = computed[value], None
+                band = self.band(index, rows)
                 assert band is not None
                 reads = tuple((places[name], read) for name, read in band.reads)
                 if value not in ends:
@@ -252,40 +233,38 @@ class SegmentCosts:
                     held = (held[0], rows[1]) if segment.direction > 0 else (rows[0], held[1])
                     before = places[value] if held != rows else None
                     places[value] = RowBuffer(value, number, held)
-                found.append(StripeStep(index, number, rows, places[value], before, reads, band.macs))
-        return tuple(found)
+                steps.append(StripeStep(index, number, rows, places[value], before, reads, band.macs))
+        return tuple(steps)
 
-    def _stripes(self, segment: Segment) -> list[tuple[Mapping[str, Rows], dict[str, Rows]]] | None:
-        """For each stripe the rows of every value that are computed in it, and those that it and later ones read; None
-        where it cannot be cut so."""
-        found: list[tuple[Mapping[str, Rows], dict[str, Rows]]] = []
-        done: dict[str, Rows] = {}
+    def _stripes(self, segment: Segment) -> list[tuple[RowsByValue, RowsByValue]] | None:
+        """For each stripe the rows of every value that are computed in it, and the rows that it and later ones read;
+        None where it cannot be cut so."""
+        stripes: list[tuple[RowsByValue, RowsByValue]] = []
+        done: RowsByValue = {}
         for band in segment.bands:
             stripe = self._stripe(segment, band, done)
             if stripe is None:
                 return None
-            found.append(stripe)
+            stripes.append(stripe)
             if segment.keeps:
                 done |= {value: _hull(rows, done.get(value, rows)) for value, rows in stripe[0].items()}
-        later: dict[str, Rows] = {}
-        for _, needed in reversed(found):
+        later: RowsByValue = {}
+        for _, needed in reversed(stripes):
             later |= {value: _hull(rows, later.get(value, rows)) for value, rows in needed.items()}
             needed.update(later)
-        return found
+        return stripes
 
-    def _stripe(
-        self, segment: Segment, band: Rows, done: Mapping[str, Rows]
-    ) -> tuple[dict[str, Rows], dict[str, Rows]] | None:
-        """The rows of every value that a band of the last one needs computed, and those it reads; None where it cannot
-        be cut.
+    def _stripe(self, segment: Segment, band: Rows, done: Mapping[str, Rows]) -> tuple[RowsByValue, RowsByValue] | None:
+        """The rows of every value that a band of the last one needs computed, and the rows it reads; None where it
+        cannot be cut.
 
         Args:
             done: rows of values that are there already, up to where this stripe goes on.
         """
-        needed: dict[str, Rows] = {self.cuts[segment.last].value: band}
-        made: dict[str, Rows] = {}
-        for index in reversed(range(self.cuts[segment.first].after, self.cuts[segment.last].after)):
-            value = self.bands.regions[index].output
+        needed: RowsByValue = {self.cuts[segment.last].value: band}
+        computed: RowsByValue = {}
+        for index in reversed(self._indices(segment)):
+            value = self.regions[index].output
             rows = needed.get(value, (0, 0))
             if value in done:
                 first, last = done[value]
@@ -294,83 +273,91 @@ class SegmentCosts:
                 rows = (last, rows[1]) if segment.direction > 0 else (rows[0], first)
             if rows[0] >= rows[1]:
                 continue
-            found = self.bands.band(index, rows)
-            if found is None or (segment.keeps and not found.plain):
+            own = self.band(index, rows)
+            if own is None or (segment.keeps and not own.plain):
                 return None
-            made[value] = rows
-            for name, read in found.reads:
+            computed[value] = rows
+            for name, read in own.reads:
                 needed[name] = _hull(read, needed.get(name, read))
-        return made, needed
+        return computed, needed
 
     def peak(self, segment: Segment) -> int:
         """Bytes alive together at most while a segment is computed, as if memory were never in pieces."""
         key = (segment.first, segment.last, segment.bands)
         if key not in self._peaks:
-            found = self._striped_peak(segment) if segment.bands else self._whole_peak(segment)
-            self._peaks[key] = found + self.cuts[segment.first].held
-        return self._peaks[key]
+            self._peaks[key] = self._striped_peak(segment) if segment.bands else self._whole_peak(segment)
+        return self._peaks[key] + self.cuts[segment.first].held
 
     def _whole_peak(self, segment: Segment) -> int:
-        types, place = self.bands.graph.types, self.cuts[segment.first]
+        types, place = self.graph.types, self.cuts[segment.first]
         regions = self._between(segment.first, segment.last)
         last = {value: index for index, region in enumerate(regions) for value in region.graph.inputs}
         names = {region.output: region.graph.inputs[0] for region in regions if region.is_view}
         for value, source in reversed(names.items()):
             last[source] = max(last[source], last.get(value, -1))
         alive = dict.fromkeys([place.value] if place.value else [])
-        alive.update(dict.fromkeys(self.bands.graph.inputs if segment.first == 0 else ()))
+        alive.update(dict.fromkeys(self.graph.inputs if segment.first == 0 else ()))
         most = sum(types[value].nbytes for value in alive)
         for index, region in enumerate(regions):
             if region.is_view:
                 continue
-            over = self.bands.replaced(place.after + index)
+            over = self.replaced(place.after + index)
             total = sum(types[value].nbytes for value in (*alive, region.output))
             most = max(most, total - (types[region.output].nbytes if over and last[over] == index else 0))
             alive[region.output] = None
-            alive = {value: None for value in alive if last.get(value, -1) > index or value in self.bands.graph.outputs}
+            alive = {value: None for value in alive if last.get(value, -1) > index or value in self.graph.outputs}
         return most
 
     def _striped_peak(self, segment: Segment) -> int:
         """From the end: rows are alive from when they are computed to when they are read for the last time; those of
         the first value from the beginning, those of the last one to the end."""
-        types, steps = self.bands.graph.types, self.steps(segment)
+        types, steps = self.graph.types, self.steps(segment)
         assert steps is not None
         source, result = (types[self.cuts[place].value] for place in (segment.first, segment.last))
-        size = self._row_sizes(segment)
         joints = {step.place for step in steps if step.before is not None}
         wanted: dict[RowBuffer, int] = defaultdict(int)
-        wanted[steps[-1].place] = _rows((0, result.shape[1]))
+        wanted[steps[-1].place] = _bits((0, result.shape[1]))
         held, most = result.nbytes, source.nbytes
         for step in reversed(steps):
-            reads = {place: _rows(rows) for place, rows in step.reads}
+            reads = {place: _bits(rows) for place, rows in step.reads}
             takes = any(
-                place.value == self.bands.replaced(step.index) and read == _rows(place.rows) and not wanted[place]
+                place.value == self.replaced(step.index) and read == _bits(place.rows) and not wanted[place]
                 for place, read in reads.items()
                 if min(place.stripe, step.place.stripe) >= 0 and joints.isdisjoint((place, step.place))
             )
-            copied = _rows(step.kept)
-            moves = [(reads, _rows(step.rows), takes)]
+            copied, size = _bits(step.kept), self._row_bytes(step.place)
+            moves = [(reads, _bits(step.rows), takes)]
             moves += [({step.before: copied}, copied, False)] if step.before is not None else []
-            for read, made, saves in moves:
-                fresh = made & ~wanted[step.place]
+            for read, computed, saves in moves:
+                fresh = computed & ~wanted[step.place]
                 more = {place: rows & ~wanted[place] for place, rows in read.items()}
-                held += sum(rows.bit_count() * size[place.value] for place, rows in more.items())
-                own = size[step.place.value]
-                most = max(most, held + fresh.bit_count() * own - (made.bit_count() * own if saves else 0))
+                held += sum(rows.bit_count() * self._row_bytes(place) for place, rows in more.items())
+                most = max(most, held + fresh.bit_count() * size - (computed.bit_count() * size if saves else 0))
                 for place, rows in more.items():
                     wanted[place] |= rows
-                held -= (wanted[step.place] & made).bit_count() * own
-                wanted[step.place] &= ~made
+                held -= (wanted[step.place] & computed).bit_count() * size
+                wanted[step.place] &= ~computed
         return most
 
-    def _between(self, first: int, last: int) -> tuple[Region, ...]:
-        return self.bands.regions[self.cuts[first].after : self.cuts[last].after]
+    def _indices(self, segment: Segment) -> range:
+        return range(self.cuts[segment.first].after, self.cuts[segment.last].after)
+
+    def _between(self, first: int, last: int) -> Sequence[Region]:
+        return self.regions[self.cuts[first].after : self.cuts[last].after]
+
+
+def _replaced(region: Region) -> str | None:
+    """The operand whose place a region's result could take."""
+    graph = region.graph
+    if region.is_view or not kernels.may_overwrite(graph):
+        return None
+    return next((value for value in graph.inputs if reads_in_place(graph, value)), None)
 
 
 def _hull(a: Rows, b: Rows) -> Rows:
     return min(a[0], b[0]), max(a[1], b[1])
 
 
-def _rows(rows: Rows) -> int:
+def _bits(rows: Rows) -> int:
     """Rows as bits."""
     return (1 << rows[1]) - (1 << rows[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 
 from dovetail.errors import PlanError
@@ -32,13 +33,15 @@ from dovetail.user_file import asking
 
 LAUNCH_CYCLES = 150
 """Core cycles a tile costs for programming the engine and the DMA; an estimate, used to rank tilings only."""
+Progress = Callable[[str], None]
+"""Told what is looked at."""
 MOST_ASKED = 2000
 """Tile shapes of a part the target's functions are asked about; then the best one so far is taken."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a part is cut, and what the cut costs."""
+    """A way of cutting a part, and its costs."""
 
     shape: Shape
     """Result shape of a whole tile."""
@@ -106,7 +109,7 @@ class _TileCut:
     spatial: int
     """Tiles of the same channels."""
     channel_cuts: int
-    """How often the channels are cut."""
+    """Parts the channels are cut into."""
     loads: int
     """Bytes of operands that are copied."""
     result: int
@@ -135,7 +138,7 @@ class _TileWork:
     computing: int
     """The engine's."""
     starting: int
-    """Those in which the core goes along with it."""
+    """Cycles in which the core goes along with it."""
 
 
 @dataclass(frozen=True)
@@ -147,39 +150,27 @@ class _TileRoom:
     scratch: int
 
 
-_Place = tuple[Shape, frozenset[str], int]
-"""A tile, the values the engine reaches where they lie, buffers per operand."""
-
-
-@dataclass
 class PartTiles:
     """The ways of cutting one engine's part. Answers are kept, since the target's functions may take long."""
 
-    part: EnginePart
-    target: Target
-    progress: Callable[[str], None] = lambda text: None
-    """Told when they are asked for the first time, and when `MOST_ASKED` is reached."""
-    asked: int = 0
-    """Tiles the target's functions were asked about."""
-    sizes: dict[Shape, Mapping[str, int] | None] = field(default_factory=dict)
-    """Bytes of each operand and of the result in a tile; None where the region cannot be cut like that."""
-    work: dict[Shape, _TileWork | NotTaken] = field(default_factory=dict)
-    room: dict[Shape, _TileRoom] = field(default_factory=dict)
-    cuts: dict[_Place, _TileCut | None] = field(default_factory=dict)
-    tilings: dict[tuple[_Place, Value | None], Tiling | NotTaken] = field(default_factory=dict)
-    """By how the part is cut, and the order chosen for it."""
-    ranked: dict[frozenset[str], list[tuple[int, Tiling]]] = field(default_factory=dict)
-    """By the values reached where they lie: the fastest within each budget, by the formula."""
-    shipped: dict[frozenset[str], shipped.TilingEntry | None] = field(default_factory=dict)
-    """The entry of the table that comes with the package, by the ends in the engine's memory."""
-    last: tuple[Shape, Tile, Match | None] | None = None
-    """The tile that was cut last, and its size."""
-
-    def __post_init__(self) -> None:
-        self.launch = 0 if self.part.engine.stream else LAUNCH_CYCLES
+    def __init__(self, part: EnginePart, target: Target, progress: Progress = lambda text: None) -> None:
+        """`progress` is told when the target's functions are asked for the first time, and when `MOST_ASKED` is
+        reached."""
+        self.part, self.target, self.progress = part, target, progress
+        self.launch = 0 if part.engine.stream else LAUNCH_CYCLES
         """Core cycles of starting a tile."""
-        self.dma = self.target.dma_of(self.part.engine)
-        self.constants_room = constants_room(self.target, self.part.engine)
+        self.dma, self.constants_room = target.dma_of(part.engine), constants_room(target, part.engine)
+        self.asked = 0
+        """Tiles the target's functions were asked about."""
+        self.answered: set[Shape] = set()
+        self.ranked: dict[frozenset[str], list[tuple[int, Tiling]]] = {}
+        """By the values reached where they lie: the fastest within each budget, by the formula."""
+        self.shipped: dict[frozenset[str], shipped.TilingEntry | None] = {}
+        """The entry of the table that comes with the package, by the ends in the engine's memory."""
+        self.last: tuple[Shape, Tile, Match | None] | None = None
+        """The tile that was cut last, and its size."""
+        self.cut, self.size = cache(self._cut), cache(self._size)
+        self.work, self.room, self.tiling = cache(self._work), cache(self._room), cache(self._tiling)
 
     def is_of(self, part: EnginePart) -> bool:
         """Whether answers for a part hold: it is the same one, perhaps as another stage has it."""
@@ -194,7 +185,7 @@ class PartTiles:
 
     def may_ask(self, size: Shape) -> bool:
         """Whether the target's functions have answered for a tile, or may be asked about one more."""
-        return self.asked < MOST_ASKED or size in self.work
+        return self.asked < MOST_ASKED or size in self.answered
 
     def evaluate(
         self,
@@ -215,89 +206,73 @@ class PartTiles:
             rival: cycles of another tiling, which it has to beat; None for none.
             order: of the loop over tiles; None for the one chosen for the part, or the one that moves fewest bytes.
         """
-        place, slow = (size, in_place, buffers), NotTaken("it takes longer than another")
+        slow = NotTaken("it takes longer than another")
         if rival is not None and self.launch * prod(tile_counts(self.part.extent, size)) >= rival:
             return slow
-        if place not in self.cuts:
-            self.cuts[place] = self._cut(size, in_place, buffers)
-        if (cut := self.cuts[place]) is None:
+        if (cut := self.cut(size, in_place, buffers)) is None:
             return NotTaken("it cannot be cut like that")
         if budget is not None and cut.nbytes > budget:
             return TooLarge(cut.nbytes)
         if rival is not None and self._least(cut, 0) >= rival:
             return slow
-        work = self._work(size)
+        work = self.work(size)
         if isinstance(work, NotTaken):
             return work
         if rival is not None and self._least(cut, work.computing) >= rival:
             return slow
-        order = order or self.part.choice.get(ORDER)
-        if (place, order) not in self.tilings:
-            self.tilings[place, order] = self._tiling(cut, work, self._room(size, "" not in in_place), order)
-        tiling = self.tilings[place, order]
+        tiling = self.tiling(cut, order or self.part.choice.get(ORDER))
         if isinstance(tiling, Tiling) and budget is not None and tiling.nbytes > budget:
             return TooLarge(tiling.nbytes)
         return tiling
 
-    def _first(self, size: Shape) -> Tile | None:
-        """The first tile of a size; None when the region cannot be cut like that."""
-        if self.last is not None and self.last[0] == size:
-            return self.last[1]
-        try:
-            tile = laid_part(self.part, next(tile_boxes(self.part.extent, size, True)))
-        except ValueError:
-            return None
-        self.last = size, tile, None
-        return tile
+    def _match(self, size: Shape) -> tuple[Tile, Match]:
+        """The first tile of a size and its match; raises ValueError where the offload does not take it."""
+        tile, match = self._first(size)
+        if match is None:
+            tile, match = tile_match(self.part, tile.box, tile)
+            self.last = size, tile, match
+        return tile, match
+
+    def _first(self, size: Shape) -> tuple[Tile, Match | None]:
+        """The first tile of a size; raises ValueError when the region cannot be cut like that."""
+        if self.last is None or self.last[0] != size:
+            self.last = size, laid_part(self.part, next(tile_boxes(self.part.extent, size, True))), None
+        return self.last[1:]
 
     def _size(self, size: Shape) -> Mapping[str, int] | None:
-        if size not in self.sizes:
-            tile, layouts = self._first(size), self.part.layouts
-            kinds = {name: tile.graph.types[name] for name in (*tile.graph.inputs, self.part.output)} if tile else {}
-            self.sizes[size] = {name: nbytes(layouts.get(name), kind) for name, kind in kinds.items()} or None
-        return self.sizes[size]
+        """Bytes of each operand and of the result in a tile; None where the region cannot be cut like that."""
+        try:
+            tile, _ = self._first(size)
+        except ValueError:
+            return None
+        names, kinds = (*tile.graph.inputs, self.part.output), tile.graph.types
+        return {name: nbytes(self.part.layouts.get(name), kinds[name]) for name in names}
 
     def _work(self, size: Shape) -> _TileWork | NotTaken:
-        if size not in self.work:
-            self.asked += 1
-            if self.asked in (1, MOST_ASKED):
-                more = "" if self.asked == 1 else f": {MOST_ASKED} sizes tried, the best of them is taken"
-                self.progress(f"planning tiles of {self.part.name}{more}")
-            try:
-                match, offload = self._match(size), self.part.offload
-            except ValueError as error:
-                self.work[size] = NotTaken(str(error))
-                return self.work[size]
-            with asking(f"the cycles of {offload.name} for {self.part.name}"):
-                self.work[size] = _TileWork(offload.cycles(match), offload.starting(match))
-        return self.work[size]
-
-    def _match(self, size: Shape) -> Match:
-        """The match of the first tile; raises ValueError where the offload does not take it."""
-        tile = self._first(size)
-        if tile is None:
-            raise ValueError("it cannot be cut like that")
-        if self.last is not None and self.last[0] == size and self.last[2] is not None:
-            return self.last[2]
-        _, match = tile_match(self.part, tile.box, tile)
-        self.last = size, tile, match
-        return match
+        self.asked += 1
+        self.answered.add(size)
+        if self.asked in (1, MOST_ASKED):
+            more = "" if self.asked == 1 else f": {MOST_ASKED} sizes tried, the best of them is taken"
+            self.progress(f"planning tiles of {self.part.name}{more}")
+        try:
+            _, match = self._match(size)
+        except ValueError as error:
+            return NotTaken(str(error))
+        offload = self.part.offload
+        with asking(f"the cycles of {offload.name} for {self.part.name}"):
+            return _TileWork(offload.cycles(match), offload.starting(match))
 
     def _room(self, size: Shape, packs: bool) -> _TileRoom:
-        if size not in self.room:
-            match, tile = self._match(size), self._first(size)
-            assert tile is not None
-            packed = packed_tile(self.part, tile, match, packs)
-            self.room[size] = _TileRoom(packed_bytes(packed.packed), packed.scratch)
-        return self.room[size]
+        tile = packed_tile(self.part, *self._match(size), packs)
+        return _TileRoom(packed_bytes(tile.packed), tile.scratch)
 
     def _cut(self, size: Shape, in_place: frozenset[str], buffers: int) -> _TileCut | None:
-        """What a cut takes by its shapes; None when the region cannot be cut like that."""
+        """The bytes and transfers of a cut by its shapes; None when the region cannot be cut like that."""
         part = self.part
         ends = {*part.graph.inputs, part.output}
         if size != part.shape and not part.offload.strided and not in_place.isdisjoint(ends):
             return None
-        if (sizes := self._size(size)) is None:
+        if (sizes := self.size(size)) is None:
             return None
         *rest, channel_cuts = tile_counts(part.extent, size)
         spatial, tiles = prod(rest), prod(rest) * channel_cuts
@@ -315,8 +290,10 @@ class PartTiles:
         ends = dma_cycles(self.dma, cut.loads + cut.result, 1)
         return cut.both((computing + self.launch) * cut.tiles, copying) + ends
 
-    def _tiling(self, cut: _TileCut, work: _TileWork, room: _TileRoom, order: Value | None) -> Tiling | NotTaken:
+    def _tiling(self, cut: _TileCut, order: Value | None) -> Tiling | NotTaken:
         """A cut with what the target's functions say of a tile."""
+        work, room = self.work(cut.size), self.room(cut.size, "" not in cut.in_place)
+        assert isinstance(work, _TileWork)
         packed, loads, result, tiles = room.packed, cut.loads, cut.result, cut.tiles
         counts = cut.spatial, cut.channel_cuts
         constants = constants_in_copies(self.dma, packed, counts, cut.buffers, self.constants_room)
@@ -351,8 +328,8 @@ class TileCache:
     """The ways of cutting each part of a network that was looked at, by its name."""
 
     parts: dict[str, PartTiles] = field(default_factory=dict)
-    progress: Callable[[str], None] = lambda text: None
-    """As `PartTiles.progress`."""
+    progress: Progress = lambda text: None
+    """As of `PartTiles`."""
 
     def of(self, part: EnginePart, target: Target) -> PartTiles:
         """The ways of cutting a part; those known of it, if it is still the same."""
@@ -361,15 +338,16 @@ class TileCache:
             tiles = self.parts[part.name] = PartTiles(part, target, self.progress)
         return tiles
 
-    def again(self, progress: Callable[[str], None]) -> TileCache:
+    def again(self, progress: Progress) -> TileCache:
         """The same answers for another stage, which may ask as often."""
-        parts = {name: replace(tiles, asked=0, progress=progress) for name, tiles in self.parts.items()}
-        return TileCache(parts, progress)
+        for tiles in self.parts.values():
+            tiles.asked, tiles.progress = 0, progress
+        return TileCache(dict(self.parts), progress)
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedConstants:
-    """How the constants of a layer's tiles are copied to the engine."""
+    """The copies of the constants of a layer's tiles to the engine."""
 
     together: int
     """Tiles whose constants one copy fetches."""
@@ -382,7 +360,7 @@ class CopiedConstants:
 def constants_in_copies(
     dma: Dma | StreamDma | None, packed: int, tiles: tuple[int, int], buffers: int, room: int
 ) -> CopiedConstants | None:
-    """How constants are copied; None where an engine's own memory for them does not hold them.
+    """The copies of constants; None where an engine's own memory for them does not hold them.
 
     Args:
         dma: what copies them.
