@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Simulator = Literal["iss", "rtl", "host"]
 """The simulated chip; the same with engines in Verilog; the C code on this computer."""
 Inputs = Mapping[str, ArrayLike]
-"""Of one inference: an array for each input, by the model's tensor names."""
+"""An array for each input of one inference, by the model's tensor names."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class Port:
     shape: tuple[int, ...]
     dtype: DType
     steps: Steps | None
-    """What its integers stand for; None where they are no numbers with one scale."""
+    """Scale and zero point of its integers; None where they are no numbers with one scale."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a build computed, and what that cost."""
+    """Outputs and costs of one run."""
 
     outputs: tuple[Mapping[str, Array], ...]
-    """Of each inference, by the model's tensor names."""
+    """The outputs of each inference, by the model's tensor names."""
     report: Report
     """Cycles, bytes and MACs, in total and layer by layer; `report.to_json()` gives plain values."""
     proof: str
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def cycles(self) -> int | None:
-        """Of the first inference; None on the host, where there is no such time."""
+        """Clock cycles of the first inference; None on the host, which has none."""
         return self.report.cycles["total"]
 
     def print(self, console: Console | None = None) -> None:
@@ -93,7 +93,7 @@ class Build:
 
     folder: Path
     notes: tuple[str, ...]
-    """What was taken for granted, and what a user should know, in sentences."""
+    """Assumptions about the model, and remarks on the build, in sentences."""
     _build: running.ProjectBuild = field(repr=False)
     _kept: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
     """The folder it lies in, where that goes with the build."""

@@ -72,7 +72,7 @@ class Compiled:
     pipeline: Pipeline | None = None
     """The stages, of which `graph` is one step; None without."""
     assignment: Assignment = field(default_factory=lambda: Assignment(()))
-    """Who computes each layer, and how good that is."""
+    """The engine or core that computes each layer, and a bound on the cycles."""
     dead_macs: int = 0
     """Multiply-accumulates of the model that change nothing and were left out."""
     redundant: tuple[int, int] = (0, 0)
@@ -114,7 +114,7 @@ class _IntegerModel:
     redundant: tuple[int, int]
     """Operators left out: computed twice, and idle."""
     steps: Mapping[str, Steps]
-    """What the integers of inputs and outputs stand for."""
+    """Scale and zero point of the integers of inputs and outputs."""
 
 
 def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> _IntegerModel:
@@ -261,7 +261,7 @@ def _with_stack(compiled: Compiled) -> Compiled:
 
 @dataclass(frozen=True)
 class _CompileRequest:
-    """What the stages from a partition to a program are asked for."""
+    """Arguments of the stages from a partition to a program."""
 
     target: Target
     options: Options
@@ -270,7 +270,7 @@ class _CompileRequest:
     near: Collection[str]
     """Inputs and outputs in the engines' memory."""
     cores: Mapping[str, int] | None
-    """Of a pipeline: who computes each region."""
+    """The core of each region in a pipeline; None without one."""
     progress: Progress
 
 
@@ -327,7 +327,7 @@ def _placed(graph: Graph, assignment: Assignment, asked: _CompileRequest) -> _Pr
 
 
 def _noted(target: Target, options: Options, rounding: Rounding) -> dict[str, Any]:
-    """What was asked for, as the manifest has it."""
+    """The options that the manifest keeps."""
     noted: dict[str, Any] = {
         "policy": target.policy(options.policy).name,
         "rounding": rounding.value,

@@ -1,4 +1,4 @@
-"""Where every operator of a network goes on a target, and why: as data."""
+"""Placement of every operator of a network on a target, with reasons, as data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PlacementReport:
     striped: StripedNetwork | None = None
     pipeline: Pipeline | None = None
     program: Program | None = None
-    """Of several cores."""
+    """The program of several cores; None for one."""
     side: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Region name -> names of the regions it is computed side by side with."""
 

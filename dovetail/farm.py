@@ -49,7 +49,7 @@ class Farm(Protocol):
 
 @contextmanager
 def farm(jobs: int, scheduler: str | None = None, *, here: bool = False) -> Iterator[Farm]:
-    """What does the work, while the body runs; functions, items and results are sent to other processes.
+    """A function that does the work, while the body runs; functions, items and results are sent to other processes.
 
     Args:
         jobs: processes on this machine.

@@ -1,4 +1,4 @@
-"""Where Dovetail keeps what it made before, how a file is replaced, and `.npy` data from untrusted files.
+"""The cache folder, files that are replaced as a whole, and `.npy` data from untrusted files.
 
 Of an array the header is checked before anything is allocated; nothing is executed.
 """
@@ -82,7 +82,7 @@ def keep_file(path: Path, data: bytes) -> None:
 
 
 def kept_file(path: Path) -> bytes | None:
-    """What `keep_file` wrote; None where nothing is there, or something else than was written."""
+    """The contents that `keep_file` wrote; None where there are none, or they were changed since."""
     try:
         data = path.read_bytes()
         return data if _seal(path).read_text() == _digest(data) else None
@@ -91,7 +91,7 @@ def kept_file(path: Path) -> bytes | None:
 
 
 def kept_answer(package: Path, asked: str, find: Callable[[], bytes]) -> bytes:
-    """What was found before for a question, else what `find` gives, which is kept in the cache.
+    """The answer kept in the cache for a question, else that of `find`, which is kept then.
 
     Args:
         package: folder of the modules that find it: another text of theirs may find another answer. Its name is that of

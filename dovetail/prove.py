@@ -30,13 +30,13 @@ _NEAR = 1e-4
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a run's values and the graph's part first."""
+    """The first difference between values of a run and of the graph."""
 
     value: str
     inference: int
     """Counted from 0."""
     index: tuple[int, ...]
-    """Of the first element that differs."""
+    """Index of the first element that differs."""
     found: float
     expected: float
     count: int

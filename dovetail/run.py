@@ -46,7 +46,7 @@ class Watchdog:
     """How long a run may take, and where the register accesses of devices are noted."""
 
     instructions: int
-    """Of the core."""
+    """Instructions the core may execute."""
     seconds: float
     folder: Path
     """A file for each device, `NUMBER.accesses` (dovetail/sim/device.py)."""
@@ -338,7 +338,7 @@ def _run_board(
 
 
 def board_image(build: ProjectBuild) -> Path:
-    """Where `make board` leaves the firmware."""
+    """The firmware that `make board` makes."""
     return build.folder / f"{build.manifest.model_prefix}_board.elf"
 
 

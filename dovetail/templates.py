@@ -19,7 +19,7 @@ class Template:
 
     package: str
     name: str
-    """Of the file."""
+    """Name of the file in the package."""
 
     @cached_property
     def parts(self) -> dict[str, str]:

@@ -97,7 +97,7 @@ class BoardOptions:
 
 
 def changed_options(options: Any, fields: Collection[str]) -> list[str]:
-    """Of some fields those that are not at their defaults, by the names of their options, such as --check-layers."""
+    """Names of the options of some fields that are not at their defaults, such as --check-layers."""
     return [
         own.names[0] if own.names else f"--{name.replace('_', '-')}"
         for name, own in flags_of(type(options)).items()

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from dovetail.cli.console import progress, say
-from dovetail.cli.options import Model, ReplaceFolder, Scheduler, TargetName, option
+from dovetail.cli.options import Model, ReplaceFolder, TargetName, option
 from dovetail.errors import TargetError
+from dovetail.options import flag
+
+
+@dataclass(frozen=True)
+class MeshOptions:
+    """Options of `dovetail mesh`."""
+
+    boards: int | None = flag(None, "Boards there are; the target's own number if not given.", kind=int | None)
+    chips: int | None = flag(None, "Only so many chips of one board.", kind=int | None)
+    objective: Literal["latency", "throughput"] = flag(
+        "throughput",
+        "Little time for one input, or many inputs of a stream.",
+        kind=Literal["latency", "throughput"],
+    )
+    whole: bool = flag(False, "For latency: all of the network at once, not in sections.", "--whole")
+    mapping: Path | None = flag(
+        None,
+        "A YAML file of your own cuts, groups, elements and routes; what it leaves out is chosen.",
+        kind=Path | None,
+    )
+    parts: Path | None = flag(None, "A folder of ONNX models: what each element computes.", kind=Path | None)
+    save_parts: Path | None = flag(None, "Folder for such models of every element.", kind=Path | None)
+    faults: float = flag(0.0, "Share of elements and links taken to be dead, at random.")
+    seed: int = flag(0, "Of the faults.")
+    inputs: int = flag(12, "Inputs of the stream that is modelled.")
+    exact: bool = flag(False, "Run every element's firmware in an emulated core of its own.", "--exact")
+    jobs: int = flag(2, "Processes that do so on this machine.")
+    scheduler: str | None = flag(None, "Address of a Dask scheduler to use instead.")
 
 
 def mesh(
     model: Model,
     target: TargetName,
-    boards: Annotated[int | None, option(help="Boards there are; the target's own number if not given.")] = None,
-    chips: Annotated[int | None, option(help="Only so many chips of one board.")] = None,
-    objective: Annotated[
-        Literal["latency", "throughput"], typer.Option(help="Little time for one input, or many inputs of a stream.")
-    ] = "throughput",
-    whole: Annotated[
-        bool, typer.Option("--whole", help="For latency: all of the network at once, not in sections.")
-    ] = False,
-    mapping: Annotated[
-        Path | None,
-        option(help="A YAML file of your own cuts, groups, elements and routes; what it leaves out is chosen."),
-    ] = None,
-    parts: Annotated[Path | None, option(help="A folder of ONNX models: what each element computes.")] = None,
-    save_parts: Annotated[Path | None, option(help="Folder for such models of every element.")] = None,
-    faults: Annotated[float, typer.Option(help="Share of elements and links taken to be dead, at random.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the faults.")] = 0,
-    inputs: Annotated[int, typer.Option(help="Inputs of the stream that is modelled.")] = 12,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Run every element's firmware in an emulated core of its own.")
-    ] = False,
-    jobs: Annotated[int, typer.Option(help="Processes that do so on this machine.")] = 2,
-    scheduler: Scheduler = None,
+    options: MeshOptions,
     folder: Annotated[
         Path | None, option("--output", "-o", help="Folder for programs, images, mapping and picture.")
     ] = None,
@@ -66,35 +72,40 @@ def mesh(
         if element.mesh is None:
             hint = advice(lambda one: one.mesh is not None)
             raise TargetError("this target is a machine alone, not a mesh", where=element.name, hint=hint)
-        if not 0 <= faults < 1:
-            hint = "such as --faults 0.01"
-            raise TargetError(f"a share is from 0 to below 1, not {faults}", where="--faults", hint=hint)
-        if inputs < 1 or jobs < 1:
-            hint = "give 1 or more, or leave them out"
-            raise TargetError(f"the least is 1, were given {inputs} and {jobs}", where="--inputs, --jobs", hint=hint)
-        topology = resized_topology(element, boards, chips, faults, seed)
+        _check_numbers(options)
+        topology = resized_topology(element, options.boards, options.chips, options.faults, options.seed)
         graph = prepare(model, element, Options(), show)
-        regions, aim = partition(graph, element), Objective(objective)
+        regions, aim = partition(graph, element), Objective(options.objective)
         show("cutting into pieces, placing, routing")
-        if mapping is not None or parts is not None:
-            models = read_parts(parts, known_operators(element.operators)) if parts else {}
-            mapped = read_mapping(mapping, graph, regions, topology, aim, models)
+        if options.mapping is not None or options.parts is not None:
+            models = read_parts(options.parts, known_operators(element.operators)) if options.parts else {}
+            mapped = read_mapping(options.mapping, graph, regions, topology, aim, models)
         else:
-            mapped = map_network(graph, regions, topology, aim, whole or save_parts is not None)
+            mapped = map_network(graph, regions, topology, aim, options.whole or options.save_parts is not None)
         show("computing every piece")
         reporting.check_pieces(mapped)
         show("running a stream through the model")
-        performance = measure(mapped, inputs, links=folder is not None)
+        performance = measure(mapped, options.inputs, links=folder is not None)
         reporting.print_stages(mapped)
         say(reporting.sentence(mapped, performance))
-        if save_parts is not None:
+        if options.save_parts is not None:
             files = part_files(mapped)
-            write_files(files, save_parts, force)
-            say(f"{save_parts}: {len(files)} models")
-        if exact:
+            write_files(files, options.save_parts, force)
+            say(f"{options.save_parts}: {len(files)} models")
+        if options.exact:
             show("running every element's firmware")
-            reporting.run_exactly(element, mapped, inputs, performance, jobs, scheduler, show)
+            reporting.run_exactly(element, mapped, options.inputs, performance, options.jobs, options.scheduler, show)
         if folder is not None:
             files = reporting.files_of(mapped, performance, element)
             write_files(files, folder, force)
             say(f"{folder}: {', '.join(sorted({name.split('/')[0] for name in files}))}")
+
+
+def _check_numbers(options: MeshOptions) -> None:
+    """Raise TargetError for numbers out of their range."""
+    if not 0 <= options.faults < 1:
+        hint = "such as --faults 0.01"
+        raise TargetError(f"a share is from 0 to below 1, not {options.faults}", where="--faults", hint=hint)
+    if options.inputs < 1 or options.jobs < 1:
+        what = f"the least is 1, were given {options.inputs} and {options.jobs}"
+        raise TargetError(what, where="--inputs, --jobs", hint="give 1 or more, or leave them out")

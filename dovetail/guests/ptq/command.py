@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from dovetail.cli.console import beside_json, note, progress, say, show_table
 from dovetail.cli.options import Model, Simulator, TargetName, argument, option
 from dovetail.errors import DovetailError
@@ -17,7 +15,7 @@ from dovetail.options import Options, flag
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.guests.ptq import QuantisedNetwork, Samples
+    from dovetail.guests.ptq import QuantisedNetwork, Samples, Settings
     from dovetail.guests.ptq.accuracy import Accuracy, Column
     from dovetail.guests.ptq.budget import FrontierPoint
     from dovetail.guests.ptq.data import Preprocessing
@@ -52,66 +50,81 @@ class DataOptions:
         return Preprocessing(self.scale, self.offset, self.resize, self.samples)
 
 
+Width = Literal["int8", "int4", "int2", "mixed"]
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """Options of `dovetail quantize`."""
+
+    output: Path | None = flag(
+        None, "The .onnx file to write; MODEL_WIDTH.onnx if not given.", "--output", "-o", kind=Path | None
+    )
+    weights: Width = flag("int8", "Width of the weights.", kind=Width)
+    width: tuple[str, ...] = flag(
+        tuple,
+        "Width of the weights of layers, by name or pattern: 'conv2*=int2'. May be given several times; the last that "
+        "fits a layer counts.",
+        kind=list[str] | None,
+        read=tuple,
+    )
+    activations: Width = flag("int8", "Width of the activations, for targets that take narrow ones.", kind=Width)
+    activation_width: tuple[str, ...] = flag(
+        tuple, "Width of single activations, as --width: 'conv2*=int2'.", kind=list[str] | None, read=tuple
+    )
+    budget: str | None = flag(
+        None,
+        "For mixed: bytes=N of weights (and of activations, if these are mixed), cycles=N simulated, loss=POINTS of "
+        "top-1, or sqnr=DB.",
+    )
+    validation: Path | None = flag(
+        None, "For a budget of loss or sqnr: other data it is measured on.", kind=Path | None
+    )
+    method: Literal["minmax", "percentile", "mse", "entropy"] = flag(
+        "minmax", "How ranges of activations are chosen.", kind=Literal["minmax", "percentile", "mse", "entropy"]
+    )
+    equalise: bool = flag(False, "Even out channels between neighbouring layers.", "--equalise")
+    correct_bias: bool = flag(True, "Take each channel's mean error off its bias.", "--correct-bias/--keep-bias")
+    adaptive: bool = flag(True, "Fit the rounding of int4 and int2 weights to the data.", "--adaptive/--nearest")
+    per_channel: bool = flag(True, "A scale per output channel of the weights.", "--per-channel/--per-tensor")
+    symmetric: bool = flag(False, "Activations with zero point 0.", "--symmetric")
+    integer_ends: bool = flag(
+        False, "Inputs and outputs become integers: nothing is left to the core.", "--integer-ends"
+    )
+    plot: Path | None = flag(None, "For mixed: write the frontier here, as SVG.", kind=Path | None)
+    compare: bool = flag(
+        False, "Compare with ONNX Runtime's quantisers, on --validation or the same data.", "--compare"
+    )
+
+    def settings(self) -> Settings:
+        """The same for the quantiser, without widths of single layers."""
+        from dovetail.guests.ptq import Method, Settings
+        from dovetail.guests.ptq.budget import parse_budget
+
+        weights, activations = (0 if width == "mixed" else int(width[3:]) for width in (self.weights, self.activations))
+        return Settings(
+            method=Method(self.method),
+            bits=weights or 8,
+            activation_bits=activations or 8,
+            mixed_weights=not weights,
+            mixed_activations=not activations,
+            budget=parse_budget(self.budget) if self.budget is not None else None,
+            equalise=self.equalise,
+            correct_bias=self.correct_bias,
+            adaptive=self.adaptive,
+            per_channel=self.per_channel,
+            symmetric=self.symmetric,
+            integer_ends=self.integer_ends,
+        )
+
+
 def quantize(
     model: Annotated[Path, argument(help="A .tflite, .onnx or Keras file: float, or quantised in another way.")],
     data: Data,
     target: TargetName,
     images: DataOptions,
     own: Annotated[Options, "operators"],
-    output: Annotated[
-        Path | None, option("--output", "-o", help="The .onnx file to write; MODEL_WIDTH.onnx if not given.")
-    ] = None,
-    weights: Annotated[Literal["int8", "int4", "int2", "mixed"], typer.Option(help="Width of the weights.")] = "int8",
-    width: Annotated[
-        list[str] | None,
-        option(
-            "--width",
-            help="Width of the weights of layers, by name or pattern: 'conv2*=int2'. May be given several times; the "
-            "last that fits a layer counts.",
-        ),
-    ] = None,
-    activations: Annotated[
-        Literal["int8", "int4", "int2", "mixed"],
-        typer.Option(help="Width of the activations, for targets that take narrow ones."),
-    ] = "int8",
-    activation_width: Annotated[
-        list[str] | None,
-        option("--activation-width", help="Width of single activations, as --width: 'conv2*=int2'."),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        option(
-            help="For mixed: bytes=N of weights (and of activations, if these are mixed), cycles=N simulated, "
-            "loss=POINTS of top-1, or sqnr=DB."
-        ),
-    ] = None,
-    validation: Annotated[
-        Path | None, option(help="For a budget of loss or sqnr: other data it is measured on.")
-    ] = None,
-    method: Annotated[
-        Literal["minmax", "percentile", "mse", "entropy"], typer.Option(help="How ranges of activations are chosen.")
-    ] = "minmax",
-    equalise: Annotated[
-        bool, typer.Option("--equalise", help="Even out channels between neighbouring layers.")
-    ] = False,
-    correct_bias: Annotated[
-        bool, typer.Option("--correct-bias/--keep-bias", help="Take each channel's mean error off its bias.")
-    ] = True,
-    adaptive: Annotated[
-        bool, typer.Option("--adaptive/--nearest", help="Fit the rounding of int4 and int2 weights to the data.")
-    ] = True,
-    per_channel: Annotated[
-        bool, typer.Option("--per-channel/--per-tensor", help="A scale per output channel of the weights.")
-    ] = True,
-    symmetric: Annotated[bool, typer.Option("--symmetric", help="Activations with zero point 0.")] = False,
-    integer_ends: Annotated[
-        bool, typer.Option("--integer-ends", help="Inputs and outputs become integers: nothing is left to the core.")
-    ] = False,
-    plot: Annotated[Path | None, option(help="For mixed: write the frontier here, as SVG.")] = None,
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Compare with ONNX Runtime's quantisers, on --validation or the same data."),
-    ] = False,
+    options: QuantizeOptions,
 ) -> None:
     """Quantise a float model, or a quantised one anew, with calibration data.
 
@@ -123,57 +136,44 @@ def quantize(
 
     Example: dovetail quantize net_int8.tflite --data calib.npz --target diana -o net_shifts.onnx
     """
-    mixed = "mixed" in (weights, activations)
-    _check_together(mixed, budget, {"--plot": plot, "--validation": None if compare else validation})
-    result = _result_of(output, model, weights)
+    _check_together(options)
+    result = _result_of(options.output, model, options.weights)
     with progress("starting") as report:
         from dovetail.arrays import write_file
         from dovetail.guests import ptq
-        from dovetail.guests.ptq.budget import parse_budget
         from dovetail.operators import combined
         from dovetail.read import load_model
         from dovetail.target.registry import load_target
 
-        settings = ptq.Settings(
-            method=ptq.Method(method),
-            bits=8 if weights == "mixed" else int(weights.removeprefix("int")),
-            activation_bits=8 if activations == "mixed" else int(activations.removeprefix("int")),
-            mixed_weights=weights == "mixed",
-            mixed_activations=activations == "mixed",
-            budget=parse_budget(budget) if budget is not None else None,
-            equalise=equalise,
-            correct_bias=correct_bias,
-            adaptive=adaptive,
-            per_channel=per_channel,
-            symmetric=symmetric,
-            integer_ends=integer_ends,
-        )
-        known = load_target(target)
+        settings, machine = options.settings(), load_target(target)
         report("reading the model")
-        loaded = load_model(model, operators=combined(known.operators, own.operators))
+        loaded = load_model(model, operators=combined(machine.operators, own.operators))
         again, steps = ptq.is_quantised(loaded), ptq.input_steps(loaded)
-        settings = replace(settings, integer_ends=settings.integer_ends or (again and bool(steps)))
         graph = ptq.prepare(loaded, model.name)
-        named = ptq.named_activations(graph, activation_width or ())
-        settings = replace(settings, widths=ptq.named_widths(graph, width or ()), activation_widths=named)
+        settings = replace(
+            settings,
+            integer_ends=settings.integer_ends or (again and bool(steps)),
+            widths=ptq.named_widths(graph, options.width),
+            activation_widths=ptq.named_activations(graph, options.activation_width),
+        )
         report("reading the data")
         read = partial(ptq.read_samples, graph=graph, how=images.preprocessing(), steps=steps)
-        given, other = read(data), read(validation) if validation is not None else None
-        found = ptq.quantise_network(graph, given, known, settings, other, report)
-        write_file(result, found.model.SerializeToString(deterministic=True))
-        if found.search is not None and plot is not None:
-            _plot(found.search, f"{graph.name} on {known.name}: weights against signal-to-noise ratio", plot)
-        rivals = _compared(model, found, given, other or given, report) if compare else None
+        samples, other = read(data), read(options.validation) if options.validation is not None else None
+        network = ptq.quantise_network(graph, samples, machine, settings, other, report)
+        write_file(result, network.model.SerializeToString(deterministic=True))
+        if network.search is not None and options.plot is not None:
+            title = f"{graph.name} on {machine.name}: weights against signal-to-noise ratio"
+            _plot(network.search, title, options.plot)
+        rivals = _compared(model, network, samples, other or samples, report) if options.compare else None
     if again:
         note(f"{model.name} was quantised already: it is taken for the floats its integers stand for")
-    _print_widths(found, known)
+    _print_widths(network, machine)
     if rivals is not None:
         _print_columns(rivals[0])
         for sentence in rivals[1]:
             note(sentence)
-    narrower = f" and {', '.join(width)}" if width else ""
-    layers = f"{len(found.widths)} layers ({weights}{narrower})"
-    say(f"{result}: {found.weight_bytes:,} bytes of weights in {layers}, {given.count} samples")
+    layers = f"{len(network.widths)} layers ({' and '.join(filter(None, (options.weights, ', '.join(options.width))))})"
+    say(f"{result}: {network.weight_bytes:,} bytes of weights in {layers}, {samples.count} samples")
 
 
 def _result_of(output: Path | None, model: Path, weights: str) -> Path:
@@ -195,7 +195,7 @@ def _plot(search: WidthSearchResult, title: str, file: Path) -> None:
 
 
 def _print_widths(found: QuantisedNetwork, target: Target) -> None:
-    """What a search found, narrow activations, and what narrow weights cost on the target."""
+    """Print the result of a search, narrow activations, and the cost of narrow weights on the target."""
     from dovetail.guests import ptq
     from dovetail.guests.ptq.budget import decibel
 
@@ -216,7 +216,7 @@ def _print_widths(found: QuantisedNetwork, target: Target) -> None:
 def _compared(
     model: Path, found: QuantisedNetwork, given: Samples, measured: Samples, report: Told
 ) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """What `compare_with_runtime` gives, the network's integer ends taken for the floats they stand for."""
+    """Accuracy beside that of ONNX Runtime's quantisers, and remarks; raises DovetailError for integer ends."""
     from dovetail.guests.ptq.rivals import compare_with_runtime
 
     if any(found.graph.types[name].dtype.is_integer for name in (*found.graph.inputs, *found.graph.outputs)):
@@ -226,15 +226,17 @@ def _compared(
     return compare_with_runtime(model, content, given, measured, measured.labels is not None, report)
 
 
-def _check_together(mixed: bool, budget: str | None, mixed_only: dict[str, Path | None]) -> None:
+def _check_together(options: QuantizeOptions) -> None:
     """Raise DovetailError for options that do not go with each other."""
-    if mixed != (budget is not None):
+    mixed = "mixed" in (options.weights, options.activations)
+    if mixed != (options.budget is not None):
         what = "mixed widths need a --budget" if mixed else "--budget is for mixed widths only"
         raise DovetailError(
             what, where="--weights, --activations, --budget", hint="for instance: --weights mixed --budget bytes=20k"
         )
-    for name, given in mixed_only.items():
-        if given is not None and not mixed:
+    validation = None if options.compare else options.validation
+    for name, file in {"--plot": options.plot, "--validation": validation}.items():
+        if file is not None and not mixed:
             hint = f"leave {name} out, or give --weights mixed with a --budget"
             raise DovetailError("this option is for mixed widths only", where=name, hint=hint)
 

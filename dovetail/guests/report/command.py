@@ -148,7 +148,7 @@ def compare(
 
 
 def _target_of(folder: Path, targets: Sequence[str]) -> str | None:
-    """Of the target files given, the one a build was made for; None for a built-in target."""
+    """The target file a build was made for; None for a built-in target."""
     from dovetail.codegen.manifest import read_manifest
     from dovetail.target.registry import load_target
 

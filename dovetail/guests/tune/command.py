@@ -4,19 +4,46 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from dovetail.cli.console import INTERRUPTED, note, progress, say, show_table
-from dovetail.cli.options import BoardOptions, LocalJobs, Model, Scheduler, TargetName, option
+from dovetail.cli.options import BoardOptions, Model, TargetName
 from dovetail.errors import DovetailError
-from dovetail.options import Options
+from dovetail.options import Options, flag
 
 if TYPE_CHECKING:
     from dovetail.guests.tune.tuner import LayerResult, Progress, TuningResult
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Options of `dovetail tune`."""
+
+    trials: int = flag(64, "Trials of each kind of layer, the default included.")
+    output: Path | None = flag(
+        None, "The tuning file; MODEL.TARGET.toml if not given.", "--output", "-o", kind=Path | None
+    )
+    log: Path | None = flag(
+        None,
+        "Where every trial is kept; one that exists is gone on with. MODEL.TARGET.jsonl if not given.",
+        kind=Path | None,
+    )
+    layers: tuple[str, ...] = flag(tuple, "Only these layers, by name, with commas.", kind=str | None, read=_names)
+    measure: Literal["iss", "host", "model"] | None = flag(
+        None,
+        "Cycles of the simulated chip, time on this computer (where the core is this computer), or what the cost model "
+        "thinks.",
+        kind=Literal["iss", "host", "model"] | None,
+    )
+    jobs: int = flag(1, "Processes on this machine.")
+    scheduler: str | None = flag(None, "Address of a Dask scheduler to use instead.")
+    seed: int = flag(0, "Of the search.")
 
 
 def tune(
@@ -24,25 +51,7 @@ def tune(
     target: TargetName,
     options: Annotated[Options, "policy", "rounding"],
     board: BoardOptions,
-    trials: Annotated[int, typer.Option(help="Trials of each kind of layer, the default included.")] = 64,
-    output: Annotated[
-        Path | None, option("--output", "-o", help="The tuning file; MODEL.TARGET.toml if not given.")
-    ] = None,
-    log: Annotated[
-        Path | None,
-        option(help="Where every trial is kept; one that exists is gone on with. MODEL.TARGET.jsonl if not given."),
-    ] = None,
-    layers: Annotated[str | None, option(help="Only these layers, by name, with commas.")] = None,
-    measure: Annotated[
-        Literal["iss", "host", "model"] | None,
-        option(
-            help="Cycles of the simulated chip, time on this computer (where the core is this computer), or what the "
-            "cost model thinks."
-        ),
-    ] = None,
-    jobs: LocalJobs = 1,
-    scheduler: Scheduler = None,
-    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    search: TuneOptions,
 ) -> None:
     """Search for tiles, orders and places that take fewer cycles.
 
@@ -57,7 +66,7 @@ def tune(
     names = [None] if board.on is None else board.on.split(",")
     boards = tuple(one for name in names if (one := replace(board, on=name).board()))
     stem = f"{model.stem}.{Path(target).stem}"
-    file, log = output or Path(f"{stem}.toml"), log or Path(f"{stem}.jsonl")
+    file, log = search.output or Path(f"{stem}.toml"), search.log or Path(f"{stem}.jsonl")
     with progress("starting") as show:
         from dovetail.arrays import write_file
         from dovetail.guests.tune import tuner
@@ -70,13 +79,13 @@ def tune(
                 model=model,
                 target=target,
                 log=log,
-                trials=trials,
+                trials=search.trials,
                 options=options,
-                measure=_measure(target, measure, bool(boards)),
-                layers=tuple(name.strip() for name in (layers or "").split(",") if name.strip()),
-                seed=seed,
-                jobs=jobs,
-                scheduler=scheduler,
+                measure=_measure(target, search.measure, bool(boards)),
+                layers=search.layers,
+                seed=search.seed,
+                jobs=search.jobs,
+                scheduler=search.scheduler,
                 boards=boards,
             )
             tuned = tuner.tune(request, _shown(show), note)
@@ -85,13 +94,17 @@ def tune(
             note(f"stopped; {kept} in {log}. Run the same command to go on.")
             sys.exit(INTERRUPTED)
         write_file(file, tuning_text(tuned.tuning).encode())
+    _print_tuning(tuned)
+    if tuned.repeated:
+        note(f"{tuned.repeated} of the trials were made earlier: they are from {log}")
+    say(f"{file}: {_sentence(tuned)}")
+
+
+def _print_tuning(tuned: TuningResult) -> None:
     unit = "ns" if tuned.tuning.measure == "host" else "cycles"
     headings = ("layers", "trials", "failed", "floor", f"default {unit}", f"best {unit}", "saved", "choice")
     rows = [_row(result, tuned.dropped) for result in tuned.layers]
     show_table(headings, rows, left=("layers", "choice"), fold=headings)
-    if tuned.repeated:
-        note(f"{tuned.repeated} of the trials were made earlier: they are from {log}")
-    say(f"{file}: {_sentence(tuned)}")
 
 
 def _measure(target: str, measure: str | None, on_board: bool) -> str:
