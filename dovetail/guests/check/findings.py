@@ -1,4 +1,4 @@
-"""What a check found, as text for people, as Markdown, and as JUnit for CI."""
+"""Findings of a check as text for people, as Markdown, and as JUnit for CI."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Finding:
     suspicions: tuple[str, ...]
     """The likeliest first."""
     simulator: str = ""
-    """What it was found on; empty for declarations."""
+    """The simulator with the failure; empty for declarations."""
     outcome: Outcome | None = None
-    """In its smallest form; None for declarations."""
+    """The failure in its smallest form; None for declarations."""
     needed: tuple[str, ...] = ()
     """Axes without whose settings all is well."""
     also: tuple[str, ...] = ()
@@ -51,13 +51,20 @@ class Tested:
 
 @dataclass
 class Checked:
-    """What `dovetail check` found."""
+    """The result of `dovetail check`."""
 
     target: str
     findings: list[Finding] = field(default_factory=list)
     tested: list[Tested] = field(default_factory=list)
 
 
+_CHOICES = {
+    "type": [dtype.text for dtype in TYPES],
+    "result": [dtype.text for dtype in TYPES],
+    "weight_type": [dtype.text for dtype in WEIGHTS],
+    "rounding": [rounding.value for rounding in Rounding],
+}
+"""Texts of settings that are no numbers."""
 _SUSPICIONS = 4
 _AROUND = 3
 """Elements shown on either side of the first wrong one, along the last two axes."""
@@ -90,10 +97,8 @@ def _described(finding: Finding) -> str:
     case, words = finding.outcome.case, []
     for axis, value in case.point.items():
         name = axis.split(":")[0]
-        if name in ("type", "result", "weight_type", "rounding"):
-            choices = {"type": TYPES, "result": TYPES, "weight_type": WEIGHTS, "rounding": tuple(Rounding)}[name]
-            if value:
-                words.append(f"{name} {getattr(choices[value], 'text', choices[value].value)}")
+        if name in _CHOICES:
+            words += [f"{name} {_CHOICES[name][value]}"] if value else []
         elif axis == "model":
             words.append(f"from {NETWORKS[value - 1][0]}")
         elif axis == "made" and "model" not in case.point:
@@ -151,7 +156,7 @@ def markdown(checked: Checked) -> str:
 
 def junit(checked: Checked) -> str:
     """A suite per target, a test per offload and simulator, and one for the declarations."""
-    found = [(finding, _of(finding)) for finding in checked.findings]
+    findings = [(finding, _tests_of(finding)) for finding in checked.findings]
     tests = [("declarations", "declarations", 0.0, "")]
     for t in checked.tested:
         name = f"{t.offload} on {t.simulator}" if t.simulator else t.offload
@@ -160,7 +165,7 @@ def junit(checked: Checked) -> str:
     failures = skipped = 0
     for engine, name, seconds, remark in tests:
         case = ElementTree.SubElement(suite, "testcase", classname=engine, name=name, time=f"{seconds:.3f}")
-        texts = [finding for finding, places in found if name in places]
+        texts = [finding for finding, names in findings if name in names]
         if texts:
             failures += 1
             failure = ElementTree.SubElement(case, "failure", message=texts[0].suspicions[0])
@@ -175,7 +180,7 @@ def junit(checked: Checked) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _of(finding: Finding) -> tuple[str, ...]:
+def _tests_of(finding: Finding) -> tuple[str, ...]:
     """The tests a finding belongs to."""
     if finding.outcome is None:
         return ("declarations",)

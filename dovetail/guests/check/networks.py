@@ -90,14 +90,12 @@ class CheckNetwork:
             1.0 if s["scales"] else self.random.uniform(0.7, 1.4, each)
         )
         weights = self.builder.constant("weights", self.random.integers(-127, 128, shape).astype(np.int8))
-        known = [x, self._real(weights, scales, 0, axis if each > 1 else -1)]
+        operands = [x, self._real(weights, scales, 0, axis if each > 1 else -1)]
         if s["bias"]:
             bias = self.builder.constant("bias", self.random.integers(-3000, 3001, outputs).astype(np.int32))
-            known.append(
-                self._real(bias, np.broadcast_to(scales * x.scale, outputs).copy() if each > 1 else scales * x.scale, 0)
-            )
+            operands.append(self._real(bias, scales * x.scale, 0))
         spread = np.sqrt(prod(shape) / outputs) * 0.5  # of sums of such weights and operands
-        return self.add(operator, *known, scale=self.scale() * float(2.0 ** np.ceil(np.log2(spread))))
+        return self.add(operator, *operands, scale=self.scale() * float(2.0 ** np.ceil(np.log2(spread))))
 
     def padded(self, x: RealValue) -> RealValue:
         """The image with a border of 0.0, if there is one."""
@@ -106,7 +104,7 @@ class CheckNetwork:
         return RealValue(self.builder.add(border, [x.name]), x.scale) if any(sides) else x
 
     def both(self, what: str) -> tuple[int, int]:
-        """What the settings say of rows and columns."""
+        """The settings of an axis of rows and of columns."""
         return self.settings[f"{what}_rows"], self.settings[f"{what}_columns"]
 
 
@@ -177,7 +175,7 @@ NETWORKS: tuple[tuple[str, Callable[[CheckNetwork], RealValue]], ...] = (
     ("a logistic function", _function(UnaryKind.SIGMOID)),
     ("a softmax", lambda net: net.add(Softmax(), net.input())),
 )
-"""What networks there are, in words and as the functions that make them."""
+"""The usual networks, in words and as the functions that make them."""
 
 
 @dataclass(frozen=True)
@@ -196,10 +194,10 @@ class FromNetworks:
         if kind == 0 and self.own is None:
             raise ValueError("the port gives no networks of its own")
         whole = self.own(settings) if kind == 0 and self.own is not None else _integer(settings, kind - 1)
-        found = [part for policy in self.policies for part in self._parts(whole, policy)]
-        if not found:
+        parts = [part for policy in self.policies for part in self._parts(whole, policy)]
+        if not parts:
             raise ValueError("no policy makes of it what the pattern matches")
-        return min(found, key=lambda one: one[0])[1]
+        return min(parts, key=lambda part: part[0])[1]
 
     def _parts(self, graph: Graph, policy: Policy) -> Iterator[tuple[int, Graph]]:
         """Every part the pattern matches, and how many limits it breaks."""
@@ -213,8 +211,8 @@ class FromNetworks:
                 part = _alone(graph, match)
                 own = match_pattern(self.pattern, part, node.output)
                 assert isinstance(own, Match)
-                asked = [limit for limit in self.limits if limit.scope is not Scope.TILES]
-                yield next((len(asked) - at for at, limit in enumerate(asked) if limit.failure(own)), 0), part
+                limits = [limit for limit in self.limits if limit.scope is not Scope.TILES]
+                yield next((len(limits) - at for at, limit in enumerate(limits) if limit.failure(own)), 0), part
 
 
 def _integer(settings: Mapping[str, int], kind: int) -> Graph:
@@ -242,9 +240,9 @@ def _alone(graph: Graph, match: Match) -> Graph:
 def through_policies(target: Target) -> Target:
     """The target with offloads whose layers can also be made from networks."""
 
-    def bound(offload: Offload) -> Offload:
-        made = FromNetworks(offload.pattern, offload.constraints, target.policies, offload.cases)
-        return replace(offload, cases=made)
+    def with_networks(offload: Offload) -> Offload:
+        cases = FromNetworks(offload.pattern, offload.constraints, target.policies, offload.cases)
+        return replace(offload, cases=cases)
 
-    engines = (replace(one, offloads=tuple(map(bound, one.offloads))) for one in target.engines)
+    engines = (replace(engine, offloads=tuple(map(with_networks, engine.offloads))) for engine in target.engines)
     return replace(target, engines=tuple(engines))

@@ -313,7 +313,7 @@ def _hanging(outcomes: Mapping[int, Outcome]) -> bool:
 
 
 def _refused(target: Target, case: Case) -> Outcome:
-    """Of a case outside of a limit: whether the engine leaves it alone. The core's result is not looked at."""
+    """Whether the engine leaves a case alone that is outside of a limit. The core's result is not looked at."""
     offload = offload_of(target, case)
     graph, layer = single(offload.pattern, offload.cases, case.point)
     regions = initial_partition(graph, _alone(target, case))

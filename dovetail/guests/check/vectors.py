@@ -70,7 +70,7 @@ class Vectors:
     mask: Array
     """uint8 of the same size as `expected`: 0 where a byte may be anything."""
     words: Mapping[str, Array] = field(default_factory=dict)
-    """What the engine reads besides, by name: uint32. Where it lies, the registers say."""
+    """Other words the engine reads, by name, uint32; the registers hold their addresses."""
 
 
 def vectors_of(target: Target, engine: Engine, offload: Offload) -> Vectors | None:
@@ -228,7 +228,7 @@ def _written(array: Array, form: str) -> bytes:
 
 
 def read_vectors(folder: Path) -> Mapping[str, Mapping[str, Array]]:
-    """What `write_vectors` wrote: kernel -> name -> array; "registers" as uint32 pairs, all else uint8."""
+    """The files of `write_vectors`: kernel -> name -> array; "registers" as uint32 pairs, all else uint8."""
     index = json.loads((folder / "index.json").read_text())
     return {entry["kernel"]: _read(folder, entry, index["format"]) for entry in index["kernels"]}
 

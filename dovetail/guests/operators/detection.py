@@ -1,4 +1,4 @@
-"""What detectors end with: TFLite's TFLite_Detection_PostProcess and ONNX's NonMaxSuppression, on floats.
+"""The last operators of detectors: TFLite's TFLite_Detection_PostProcess and ONNX's NonMaxSuppression, on floats.
 
 Facts from tensorflow/lite/micro/kernels/detection_postprocess.cc and onnxruntime's
 core/providers/cpu/object_detection/non_max_suppression.cc. Of equal scores the box that comes first is better.
@@ -107,21 +107,19 @@ class DetectionPostProcess(UserOperator):
 
         if self.use_regular_nms:
             rows = [
-                (scores[at, k], k, at) for k in range(self.num_classes) for at in best(scores[:, k], self._of_class)
+                (scores[at, k], k, at)
+                for k in range(self.num_classes)
+                for at in best(scores[:, k], self.detections_per_class)
             ]
             rows = sorted(rows, key=lambda row: -row[0])[:most]
         else:
             values = scores.max(axis=1)
             rows = [(values[at], int(scores[at].argmax()), at) for at in best(values, most)]
-        found = [np.zeros(shape, np.float32) for shape in self._shapes]
+        results = [np.zeros(shape, np.float32) for shape in self._shapes]
         for place, (score, label, at) in enumerate(rows):
-            found[0][0, place], found[1][0, place], found[2][0, place] = corners[at], label, score
-        found[3][0] = len(rows)
-        return found
-
-    @property
-    def _of_class(self) -> int:
-        return self.detections_per_class
+            results[0][0, place], results[1][0, place], results[2][0, place] = corners[at], label, score
+        results[3][0] = len(rows)
+        return results
 
     def _corners(self, boxes: Array, anchors: Array) -> Array:
         """(top, left, bottom, right) float32 of every box; centre and half a size are rounded to float32 first."""
@@ -143,15 +141,15 @@ class DetectionPostProcess(UserOperator):
         boxes, scores, _ = (kind.shape for kind in inputs)
         sizes = (boxes[1], boxes[2], scores[2], self.num_classes)
         limits = (float(self.nms_score_threshold), float(self.nms_iou_threshold))
-        most = (self.max_detections, self.max_detections, int(self.use_regular_nms), self._of_class)
-        return (*sizes, *limits, *most)
+        most = self.max_detections
+        return (*sizes, *limits, most, most, int(self.use_regular_nms), self.detections_per_class)
 
     def tables(self, inputs: Sequence[TensorType]) -> Sequence[Array]:
         return (np.array(self._scales, np.float32),)
 
     def scratch(self, inputs: Sequence[TensorType]) -> Sequence[TensorType]:
         count = inputs[0].shape[1]
-        most = min(self._of_class if self.use_regular_nms else self.max_detections, count)
+        most = min(self.detections_per_class if self.use_regular_nms else self.max_detections, count)
         kinds = ((count, DType.FLOAT32), (count, DType.INT32), (most, DType.INT32), (4 * most, DType.FLOAT32))
         return tuple(TensorType((size,), kind) for size, kind in kinds)
 
@@ -182,7 +180,7 @@ class NonMaxSuppression(UserOperator):
     most_shared: float = 0.0
     """Area two boxes may share, as a part of the area they cover."""
     least: float | None = None
-    """What a score must be above; None: any will do."""
+    """Scores must be above this; None: any will do."""
 
     @classmethod
     def read(cls, said: Said) -> Self:
@@ -214,9 +212,9 @@ class NonMaxSuppression(UserOperator):
                 kept = _best(values, least, self.most, own, self._share)
             rows += [(image, label, at) for at in kept]
         (kind,) = self.results([_type(array) for array in inputs])
-        found = np.full(kind.shape, -1, np.int64)
-        found[: len(rows)] = np.array(rows, np.int64).reshape(-1, 3)
-        return [found]
+        chosen = np.full(kind.shape, -1, np.int64)
+        chosen[: len(rows)] = np.array(rows, np.int64).reshape(-1, 3)
+        return [chosen]
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         limits = [body.integers([self.most]), body.tensor(np.array([self.most_shared], np.float32))]

@@ -29,14 +29,9 @@ _BITS = _text("bits")
 
 
 def _expect(kinds: Sequence[TensorType], *dtypes: DType) -> None:
-    found = tuple(kind.dtype for kind in kinds)
-    wanted, told = ", ".join(dtype.text for dtype in dtypes), ", ".join(map(str, kinds))
-    require(found == dtypes, f"expects operands of {wanted}, got {told}")
-    require(all(kind.elements for kind in kinds), f"expects elements, got {told}")
-
-
-def _bits_of(number: int, none: int) -> int:
-    return number.bit_length() or none
+    wanted, texts = ", ".join(dtype.text for dtype in dtypes), ", ".join(map(str, kinds))
+    require(tuple(kind.dtype for kind in kinds) == dtypes, f"expects operands of {wanted}, got {texts}")
+    require(all(kind.elements for kind in kinds), f"expects elements, got {texts}")
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ class SignalFftAutoScale(UserOperator):
         for value in inputs[0].reshape(-1).tolist():
             if value > largest or -value > largest:
                 largest = -32768 if value == -32768 else abs(value)
-        bits = max(15 - _bits_of(largest & 0xFFFFFFFF, 32), 0)
+        bits = max(15 - ((largest & 0xFFFFFFFF).bit_length() or 32), 0)
         return [(inputs[0].astype(np.int32) << bits).astype(np.int16), np.array(bits, np.int32)]
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
@@ -131,20 +126,18 @@ class SignalRfft(UserOperator):
 
     def _radices(self) -> list[int]:
         """From the outermost stage to the innermost."""
-        left, found = self.fft_length // 2, []
+        left, radices = self.fft_length // 2, []
         while left > 1:
-            found.append(4 if left % 4 == 0 else 2)
-            left //= found[-1]
-        return found
+            radices.append(4 if left % 4 == 0 else 2)
+            left //= radices[-1]
+        return radices
 
     def tables(self, inputs: Sequence[TensorType]) -> Sequence[Array]:
         half, places = self.fft_length // 2, np.zeros(1, np.int64)
         for radix in reversed(self._radices()):
             places = np.concatenate([radix * places + leg for leg in range(radix)])
-        steps = np.arange(half)
-        again = np.arange(1, half // 2 + 1)
-        turns = _turns(-2 * np.pi * steps / half)
-        return places.astype(np.int16), turns, _turns(-np.pi * (again / half + 0.5))
+        turns, halves = -2 * np.pi * np.arange(half) / half, -np.pi * (np.arange(1, half // 2 + 1) / half + 0.5)
+        return places.astype(np.int16), _turns(turns), _turns(halves)
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
         places, turns, halves = (table.astype(np.int64) for table in self.tables(()))
@@ -153,17 +146,13 @@ class SignalRfft(UserOperator):
         values = _transformed(rows.reshape(len(rows), -1, 2)[:, places], turns, self._radices())
         values = np.concatenate([values, values[:, :1]], axis=1)
         half, count = self.fft_length // 2, self.fft_length // 4
-        found = np.zeros((len(rows), half + 1, 2), np.int64)
-        scaled = _q15(values * 16383)
-        low, high = (
-            scaled[:, 1 : count + 1],
-            _q15(_wrapped(values[:, half - 1 : half - count - 1 : -1] * [1, -1]) * 16383),
-        )
+        spectrum, scaled = np.zeros((len(rows), half + 1, 2), np.int64), _q15(values * 16383)
+        rising, falling = slice(1, count + 1), slice(half - 1, half - count - 1, -1)
+        low, high = scaled[:, rising], _q15(_wrapped(values[:, falling] * [1, -1]) * 16383)
         total, turned = _wrapped(low + high), _times(_wrapped(low - high), halves)
-        found[:, 1 : count + 1] = (total + turned) >> 1
-        found[:, half - 1 : half - count - 1 : -1] = ((total - turned) * [1, -1]) >> 1
-        found[:, 0, 0], found[:, half, 0] = scaled[:, 0].sum(axis=1), scaled[:, 0, 0] - scaled[:, 0, 1]
-        return [found.astype(np.int16).reshape(*inputs[0].shape[:-1], -1)]
+        spectrum[:, rising], spectrum[:, falling] = (total + turned) >> 1, ((total - turned) * [1, -1]) >> 1
+        spectrum[:, 0, 0], spectrum[:, half, 0] = scaled[:, 0].sum(axis=1), scaled[:, 0, 0] - scaled[:, 0, 1]
+        return [spectrum.astype(np.int16).reshape(*inputs[0].shape[:-1], -1)]
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
         return (prod(inputs[0].shape[:-1]), inputs[0].shape[-1], self.fft_length // 2)
@@ -180,13 +169,13 @@ def _transformed(values: Array, turns: Array, radices: Sequence[int]) -> Array:
         step = np.arange(apart) * (size // (radix * apart))
         parts = [legs[:, :, 0], *(_times(legs[:, :, leg], turns[leg * step]) for leg in range(1, radix))]
         if radix == 2:
-            found = [parts[0] + parts[1], parts[0] - parts[1]]
+            sums = [parts[0] + parts[1], parts[0] - parts[1]]
         else:
             across, along = _wrapped(parts[0] - parts[2]), _wrapped(parts[0] + parts[2])
             total, between = _wrapped(parts[1] + parts[3]), _wrapped(parts[1] - parts[3])
             aside = between[..., ::-1] * [1, -1]
-            found = [along + total, across + aside, along - total, across - aside]
-        values, apart = _wrapped(np.stack(found, axis=2)).reshape(len(values), size, 2), apart * radix
+            sums = [along + total, across + aside, along - total, across - aside]
+        values, apart = _wrapped(np.stack(sums, axis=2)).reshape(len(values), size, 2), apart * radix
     return values
 
 
@@ -210,9 +199,9 @@ class SignalEnergy(UserOperator):
         return (TensorType((size,), DType.UINT32),)
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        found = (inputs[0].astype(np.int64).reshape(-1, 2) ** 2).sum(axis=1)
-        found[: self.start_index], found[self.end_index :] = 0, 0
-        return [found.astype(np.uint32)]
+        energies = (inputs[0].astype(np.int64).reshape(-1, 2) ** 2).sum(axis=1)
+        energies[: self.start_index], energies[self.end_index :] = 0, 0
+        return [energies.astype(np.uint32)]
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
         return (inputs[0].elements // 2, self.start_index, self.end_index)
@@ -235,15 +224,16 @@ class SignalFilterBank(UserOperator):
     @classmethod
     def read(cls, said: Said) -> Self:
         """Raises ValueError also where a channel reaches beyond what there is."""
-        found, energies = super().read(said), said.operands[0] if said.operands else None
+        bank, energies = super().read(said), said.operands[0] if said.operands else None
         rising, falling, *places = (said.constant(place).reshape(-1).astype(np.int64) for place in range(1, 6))
-        starts, firsts, widths = (one[: found.num_channels + 1] for one in places)
-        require(min(map(len, (starts, firsts, widths))) == found.num_channels + 1, "too few places for the channels")
+        count = bank.num_channels + 1
+        require(all(len(one) >= count for one in places), "too few places for the channels")
+        starts, firsts, widths = (one[:count] for one in places)
         require(min(one.min() for one in (starts, firsts, widths)) >= 0, "a place of a channel is negative")
         held = energies.type.elements if energies is not None and energies.type is not None else 0
         fits = (starts + widths).max() <= held and (firsts + widths).max() <= min(len(rising), len(falling))
         require(bool(fits), "a channel reaches beyond the energies or the weights")
-        return found
+        return bank
 
     def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         _expect(inputs, DType.UINT32, *(DType.INT16,) * 5)
@@ -252,14 +242,12 @@ class SignalFilterBank(UserOperator):
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
         energies, rising, falling, *places = (array.reshape(-1).astype(np.int64) for array in inputs)
-        found = np.zeros(self.num_channels + 2, np.int64)
-        for channel, (start, first, width) in enumerate(
-            zip(*(one[: self.num_channels + 1] for one in places), strict=True)
-        ):
+        count, sums = self.num_channels + 1, np.zeros(self.num_channels + 2, np.int64)
+        for channel, (start, first, width) in enumerate(np.stack([one[:count] for one in places], axis=1)):
             own = energies[start : start + width]
-            found[channel] += (rising[first : first + width] * own).sum()
-            found[channel + 1] += (falling[first : first + width] * own).sum()
-        return [found[1 : self.num_channels + 1]]
+            sums[channel] += (rising[first : first + width] * own).sum()
+            sums[channel + 1] += (falling[first : first + width] * own).sum()
+        return [sums[1:count]]
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
         return (self.num_channels,)
@@ -278,12 +266,9 @@ class SignalFilterBankSquareRoot(UserOperator):
         return (TensorType(inputs[0].shape, DType.UINT32),)
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        return [
-            np.array([_root(int(one)) for one in inputs[0].view(np.uint64).reshape(-1)], np.uint32).reshape(
-                inputs[0].shape
-            )
-            >> np.uint32(int(inputs[1].reshape(-1)[0]) & 31)
-        ]
+        roots = [_root(int(one)) for one in inputs[0].view(np.uint64).reshape(-1)]
+        shift = np.uint32(int(inputs[1].reshape(-1)[0]) & 31)
+        return [np.array(roots, np.uint32).reshape(inputs[0].shape) >> shift]
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
         return (inputs[0].elements,)
@@ -302,7 +287,7 @@ def _root(number: int) -> int:
 
 @dataclass(frozen=True)
 class SignalFilterBankSpectralSubtraction(UserOperator):
-    """What is above the noise, and the estimate of that, which goes on from one inference to the next; uint32."""
+    """Energies above the noise, and the estimate of the noise, which is kept between inferences; uint32."""
 
     custom_code: ClassVar[str] = "SignalFilterBankSpectralSubtraction"
     c: ClassVar[str] = _text("filter_bank_noise")
@@ -329,28 +314,24 @@ class SignalFilterBankSpectralSubtraction(UserOperator):
         return kind, kind, kind
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        given, before = inputs[0].astype(np.uint64), inputs[1].astype(np.uint64)
-        odd = np.arange(len(given)) % 2 == 1
+        energies, before = inputs[0].astype(np.uint64), inputs[1].astype(np.uint64)
+        odd = np.arange(len(energies)) % 2 == 1
         low, shift = np.uint64(0xFFFFFFFF), np.uint64(self.spectral_subtraction_bits)
         share = np.where(odd, self.alternate_smoothing, self.smoothing).astype(np.uint32).astype(np.uint64)
         rest = np.where(odd, self.alternate_one_minus_smoothing, self.one_minus_smoothing)
-        raised = (given << np.uint64(self.smoothing_bits)) & low
+        raised = (energies << np.uint64(self.smoothing_bits)) & low
         noise = ((raised * share + before * rest.astype(np.uint32).astype(np.uint64)) >> shift) & low
-        taken = np.minimum(noise, raised)
-        least = ((given * np.uint64(self.min_signal_remaining & 0xFFFFFFFF)) >> shift) & low
-        found = np.maximum((raised - taken) >> np.uint64(self.smoothing_bits), least).astype(np.uint32)
-        kept = (taken if self.clamping else noise).astype(np.uint32)
-        return [found, kept, kept]
+        lower = np.minimum(noise, raised)
+        least = ((energies * np.uint64(self.min_signal_remaining & 0xFFFFFFFF)) >> shift) & low
+        clean = np.maximum((raised - lower) >> np.uint64(self.smoothing_bits), least).astype(np.uint32)
+        estimate = (lower if self.clamping else noise).astype(np.uint32)
+        return [clean, estimate, estimate]
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
-        speeds = (
-            self.smoothing,
-            self.one_minus_smoothing,
-            self.alternate_smoothing,
-            self.alternate_one_minus_smoothing,
-        )
+        even = (self.smoothing, self.one_minus_smoothing)
+        odd = (self.alternate_smoothing, self.alternate_one_minus_smoothing)
         bits = (self.smoothing_bits, self.spectral_subtraction_bits)
-        return (self.num_channels, *speeds, *bits, self.min_signal_remaining, int(self.clamping))
+        return (self.num_channels, *even, *odd, *bits, self.min_signal_remaining, int(self.clamping))
 
 
 @dataclass(frozen=True)
@@ -372,11 +353,11 @@ class SignalPcan(UserOperator):
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
         table = [int(one) for one in inputs[2].reshape(-1)]
-        found = []
+        gained = []
         for own, noise in zip(inputs[0].tolist(), inputs[1].tolist(), strict=True):
             ratio = ((own * (_gain(noise, table) & 0xFFFFFFFF)) & (1 << 64) - 1) >> self.snr_shift & 0xFFFFFFFF
-            found.append((ratio * ratio & 0xFFFFFFFF) >> 20 if ratio < 8192 else (ratio >> 6) - 64)
-        return [np.array(found, np.uint32)]
+            gained.append((ratio * ratio & 0xFFFFFFFF) >> 20 if ratio < 8192 else (ratio >> 6) - 64)
+        return [np.array(gained, np.uint32)]
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
         return (inputs[0].elements, self.snr_shift)
@@ -417,10 +398,8 @@ class SignalFilterBankLog(UserOperator):
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
         table = [int(one) for one in self.tables(())[0]]
-        found = [
-            self._logarithm((int(one) << self.input_correction_bits) & 0xFFFFFFFF, table) for one in inputs[0].flat
-        ]
-        return [np.array(found, np.int16).reshape(inputs[0].shape)]
+        raised = ((int(one) << self.input_correction_bits) & 0xFFFFFFFF for one in inputs[0].flat)
+        return [np.array([self._logarithm(one, table) for one in raised], np.int16).reshape(inputs[0].shape)]
 
     def _logarithm(self, number: int, table: Sequence[int]) -> int:
         if number <= 1:

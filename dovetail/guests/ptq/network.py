@@ -40,7 +40,7 @@ class QuantisedNetwork:
     widths: Mapping[str, int]
     """Bits of the weights by result of the layer."""
     weight_bytes: int
-    """Of all weights, packed."""
+    """Bytes of all weights, packed."""
     search: WidthSearchResult | None
     """How the widths were found, where a budget was given."""
     activations: tuple[LayerCost, ...] = ()
@@ -89,7 +89,7 @@ def quantise_network(
 def _narrow_activations(
     calibrated: CalibratedNetwork, data: Mapping[str, Array], report: Told
 ) -> tuple[LayerCost, ...]:
-    """What activations of fewer than 8 bits take, and the noise each makes alone, in the network's order."""
+    """Bytes of the activations of fewer than 8 bits, and the noise of each alone, in the network's order."""
     bits = {name: steps.dtype.bits for name, steps in calibrated.activations.items()}
     groups = {name: (name,) for name in bits if bits[name] < 8}
     widths = sorted({bits[name] for name in groups}, reverse=True)

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's own quantisers make of the same network and data, beside what `dovetail quantize` wrote."""
+"""ONNX Runtime's own quantisers on the same network and data, beside the model of `dovetail quantize`."""
 
 from __future__ import annotations
 
