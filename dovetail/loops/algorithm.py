@@ -21,14 +21,14 @@ A region that begins with a relayout reads a row-major operand and brings it int
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Clip, ScaleShift, scale_digits
-from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.base import Operator, SlidingWindow
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad, Relayout
 from dovetail.ir.operators.reduction import MaxPool2d
@@ -50,7 +50,8 @@ def digit_rows(bias: Array, block: int) -> int:
 def bias_rows(graph: Graph, bias: Array, block: int) -> int:
     """Vectors of digits that a region's bias is a product of; 0 where there is no bias, and where adding it costs no
     more: a dense layer waits for its matrices, each of which it needs once, and digits are another."""
-    dense = any(isinstance(node.operator, FullyConnected) for node in graph.nodes)
+    matrices = (graph.types[node.inputs[1]] for node in graph.nodes if node.operator.weight_axis is not None)
+    dense = any(len(kind.shape) == 2 for kind in matrices)
     rows = digit_rows(bias, block) if bias.any() and not dense else 0
     return rows if rows <= _MOST_ROWS else 0
 
@@ -127,12 +128,11 @@ class _AlgorithmBuilder:
     graph: Graph
     lanes: Lanes
     constants: Mapping[str, Array]
-    image: _ArrayExtents
-    operand: tuple[str, ...]
-    """Extents of x."""
-    depth: int = 1
-    most_shift: int = 31
-    multiplies: bool = True
+    depth: int
+    most_shift: int
+    multiplies: bool
+    image: _ArrayExtents = _ArrayExtents("x", "ICB", "IH", "IW")
+    """The value that the next step reads."""
     sizes: dict[str, int] = field(default_factory=dict)
     offsets: set[str] = field(default_factory=set)
     """Sizes that may be zero."""
@@ -140,20 +140,44 @@ class _AlgorithmBuilder:
     asserts: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
-    def nest(self, prefix: str, channels: str, statement: str, inner: Sequence[tuple[str, str]] = ()) -> None:
-        """Loops over every element of the result, then `inner` ones, around one statement."""
-        names = [f"{prefix}{axis}" for axis in "bhwno"]
-        extents = [channels, self.image.height, self.image.width, str(self.lanes.batch), str(self.lanes.block)]
-        loops = [*zip(names, extents, strict=True), *inner]
+    def nest(self, prefix: str, statement: str, inner: Sequence[tuple[str, str]] = ()) -> None:
+        """Loops over every element of `image`, then `inner` ones, around one statement.
+
+        Args:
+            prefix: of the loops' variables.
+            statement: "@" stands for the place of the element, "#" for that of its channel among parameters.
+            inner: variables and extents.
+        """
+        block, row, column, image, lane = (f"{prefix}{axis}" for axis in "bhwno")
+        loops = [*zip((block, row, column, image, lane), self.extents(self.image), strict=True), *inner]
         for depth, (name, extent) in enumerate(loops):
             self.lines.append(f"{'    ' * depth}for {name} in seq(0, {extent}):")
-        self.lines += ["    " * len(loops) + line for line in statement.splitlines()]
+        text = statement.replace("@", f"[{block}, {row}, {column}, {image}, {lane}]")
+        text = text.replace("#", f"[{block}, {image}, {lane}]")
+        self.lines += ["    " * len(loops) + line for line in text.splitlines()]
 
-    def declare(self, name: str, kind: str, extents: Sequence[str]) -> None:
-        self.lines.append(f"{name}: {kind}[{', '.join(extents)}]")
+    def extents(self, image: _ArrayExtents) -> tuple[str, ...]:
+        """The extents of an array."""
+        return image.channels, image.height, image.width, str(self.lanes.batch), str(self.lanes.block)
 
-    def full(self, channels: str, height: str, width: str) -> tuple[str, ...]:
-        return channels, height, width, str(self.lanes.batch), str(self.lanes.block)
+    def stage(self, image: _ArrayExtents, kind: str) -> None:
+        """Declare an array, which the following nests fill and the next step reads."""
+        self.image = image
+        self.lines.append(f"{image.array}: {kind}[{', '.join(self.extents(image))}]")
+
+    def argument(self, name: str, kind: str, *extents: str | int) -> None:
+        """Declare an argument: a number, or an array."""
+        self.arguments.append(
+            f"{name}: [{kind}][{', '.join(map(str, extents))}] @ DRAM" if extents else f"{name}: {kind} @ DRAM"
+        )
+
+    def parameter(self, name: str) -> None:
+        """Declare an argument of a number per channel."""
+        self.argument(name, "i32", self.image.channels, self.lanes.batch, self.lanes.block)
+
+    def window_of(self, node: Node) -> SlidingWindow | None:
+        """The window of a node."""
+        return node.operator.window([self.graph.types[name] for name in node.inputs])
 
 
 def algorithm(
@@ -179,22 +203,23 @@ def algorithm(
         TargetError: a relayout that is not the first step, or of an operand that does not fill blocks and images.
     """
     x, y = graph.types[graph.inputs[0]], graph.types[graph.outputs[0]]
+    assert y.dtype.numpy.itemsize == 1, y
     known = graph.constants if constants is None else constants
-    blocked = ("ICB", "IH", "IW", str(lanes.batch), str(lanes.block))
-    builder = _AlgorithmBuilder(graph, lanes, known, _ArrayExtents("x", "ICB", "IH", "IW"), blocked)
-    builder.depth, builder.most_shift, builder.multiplies = depth, most_shift, multiplies
+    builder = _AlgorithmBuilder(graph, lanes, known, depth, most_shift, multiplies)
     builder.sizes.update(ICB=lanes.blocks(x.shape[-1]) // depth, IH=_rows(x) * depth, IW=_columns(x))
+    operand = builder.extents(builder.image)
+    if graph.nodes[0].operator.changes_layout:
+        operand = (str(lanes.batch), "IH", "IW", f"{lanes.block} * ICB")
     for node in graph.nodes:
         _STEPS[type(node.operator)](builder, node)
     image = builder.image
     if image.array != "y":
-        builder.nest("y", image.channels, f"y[yb, yh, yw, yn, yo] = {image.array}[yb, yh, yw, yn, yo]")
-    kinds = [f"{name}: {'index' if name in builder.offsets else 'size'}" for name in builder.sizes]
-    arrays = [f"x: [i8][{', '.join(builder.operand)}] @ DRAM", *builder.arguments]
-    arrays.append(f"y: [i8][{', '.join(builder.full(image.channels, image.height, image.width))}] @ DRAM")
+        builder.nest("y", f"y@ = {image.array}@")
+    sizes = [f"{name}: {'index' if name in builder.offsets else 'size'}" for name in builder.sizes]
+    arrays = [f"x: [i8][{', '.join(operand)}] @ DRAM", *builder.arguments]
+    arrays.append(f"y: [i8][{', '.join(builder.extents(image))}] @ DRAM")
     checks = [f"assert {name} >= 0" for name in sorted(builder.offsets)] + builder.asserts
-    head = f"def region({', '.join([*kinds, *arrays])}):"
-    assert y.dtype.numpy.itemsize == 1, y
+    head = f"def region({', '.join([*sizes, *arrays])}):"
     return Algorithm("\n    ".join([head, *checks, *builder.lines]) + "\n", builder.sizes)
 
 
@@ -218,70 +243,54 @@ def _relayout(builder: _AlgorithmBuilder, node: Node) -> None:
             wanted = f"a multiple of {step}" if what == "channels" else str(step)
             hint = "add a Constraint to the offload that asks for it"
             raise TargetError(f"the loops need {wanted} {what}, found {kind.shape[axis]}", where=where, hint=hint)
-    builder.operand = (str(lanes.batch), "IH", "IW", f"{lanes.block} * ICB")
-    builder.declare("blocked", "i8", builder.full("ICB", "IH", "IW"))
-    builder.image = _ArrayExtents("blocked", "ICB", "IH", "IW")
-    builder.nest("k", "ICB", f"blocked[kb, kh, kw, kn, ko] = x[kn, kh, kw, {lanes.block} * kb + ko]")
+    builder.stage(_ArrayExtents("blocked", "ICB", "IH", "IW"), "i8")
+    builder.nest("k", f"blocked@ = x[kn, kh, kw, {lanes.block} * kb + ko]")
 
 
 def _pad(builder: _AlgorithmBuilder, node: Node) -> None:
-    operator, image = node.operator, builder.image
-    assert isinstance(operator, Pad)
+    operator, image = node.expect(Pad), builder.image
     sides = (operator.before[1], operator.after[1], operator.before[2], operator.after[2])
-    builder.sizes.update(zip(("T", "B", "L", "R"), sides, strict=True))
+    builder.sizes.update(zip("TBLR", sides, strict=True))
     builder.offsets.update("TBLR")
     padded = _ArrayExtents("padded", image.channels, f"T + {image.height} + B", f"L + {image.width} + R")
-    builder.declare("padded", "i8", builder.full(padded.channels, padded.height, padded.width))
-    builder.image = padded
-    inside = f"ph >= T and ph < T + {image.height} and pw >= L and pw < L + {image.width}"
+    builder.stage(padded, "i8")
     builder.nest(
         "p",
-        padded.channels,
-        f"if {inside}:\n"
-        f"    padded[pb, ph, pw, pn, po] = {image.array}[pb, ph - T, pw - L, pn, po]\n"
+        f"if ph >= T and ph < T + {image.height} and pw >= L and pw < L + {image.width}:\n"
+        f"    padded@ = {image.array}[pb, ph - T, pw - L, pn, po]\n"
         f"else:\n"
-        f"    padded[pb, ph, pw, pn, po] = {float(operator.value)}",
+        f"    padded@ = {float(operator.value)}",
     )
 
 
-def _window(
-    builder: _AlgorithmBuilder, node: Node, kernel: tuple[int, int], stride: tuple[int, int]
-) -> tuple[str, str]:
-    """Declare the result's rows and columns and the kernel's, and that the operand holds every window."""
+def _window(builder: _AlgorithmBuilder, node: Node, window: SlidingWindow) -> tuple[str, str]:
+    """Declare the result's rows and columns and the kernel's, and that the operand holds every window; the row and the
+    column of a tap."""
     result, image = builder.graph.types[node.output], builder.image
-    builder.sizes.update(OH=_rows(result), OW=_columns(result), KH=kernel[0], KW=kernel[1])
-    for extent, axis, step in zip((image.height, image.width), "HW", stride, strict=True):
+    builder.sizes.update(OH=_rows(result), OW=_columns(result), KH=window.kernel[0], KW=window.kernel[1])
+    for extent, axis, step in zip((image.height, image.width), "HW", window.stride, strict=True):
         builder.asserts.append(f"assert {extent} >= {step} * O{axis} - {step} + K{axis}")
-    return f"{stride[0]} * sh + kh", f"{stride[1]} * sw + kw"
+    return f"{window.stride[0]} * sh + kh", f"{window.stride[1]} * sw + kw"
 
 
-def _begin_sum(builder: _AlgorithmBuilder, channels: str) -> _ArrayExtents:
+def _begin_sum(builder: _AlgorithmBuilder, channels: str) -> None:
     """A sum of zeros as large as the result."""
-    image = _ArrayExtents("total", channels, "OH", "OW")
-    builder.declare("total", "i32", builder.full(channels, "OH", "OW"))
-    builder.image = image
-    builder.nest("z", channels, "total[zb, zh, zw, zn, zo] = 0.0")
-    return image
+    builder.stage(_ArrayExtents("total", channels, "OH", "OW"), "i32")
+    builder.nest("z", "total@ = 0.0")
 
 
 def _linear(builder: _AlgorithmBuilder, node: Node) -> None:
-    operator, lanes, source = node.operator, builder.lanes, builder.image
-    weights = builder.graph.types[node.inputs[1]].shape
-    assert isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected)
-    dense = isinstance(operator, FullyConnected)
-    stride = (1, 1) if isinstance(operator, FullyConnected) else operator.stride
-    kernel = (builder.depth, 1) if dense else (weights[1], weights[2])
-    row, column = _window(builder, node, kernel, stride)
-    channels, others, block, places = "ICB", [], "sb", "sb"
-    if not isinstance(operator, DepthwiseConv2d):
+    lanes, source, window = builder.lanes, builder.image, builder.window_of(node)
+    row, column = _window(builder, node, window or SlidingWindow((builder.depth, 1)))
+    channels, others, block, places = "ICB", list[tuple[str, str]](), "sb", "sb"
+    if not node.operator.is_channelwise:
         builder.sizes["OCB"] = lanes.blocks(builder.graph.types[node.output].shape[-1])
         channels, others, block, places = "OCB", [("ib", "ICB")], "ib", "sb, ib"
-    blocks = ", ".join([channels, *(extent for _, extent in others)])
-    builder.arguments.append(f"w: [i8][{blocks}, KH, KW, {lanes.block}, {lanes.block}] @ DRAM")
+    builder.argument("w", "i8", channels, *(extent for _, extent in others), "KH", "KW", lanes.block, lanes.block)
     _begin_sum(builder, channels)
-    inner = [*others, ("kh", "KH"), ("kw", "KW"), ("si", str(lanes.block))]
     product = f"{source.array}[{block}, {row}, {column}, sn, si] * w[{places}, kh, kw, so, si]"
-    builder.nest("s", channels, f"total[sb, sh, sw, sn, so] += {product}", inner)
+    inner = [*others, ("kh", "KH"), ("kw", "KW"), ("si", str(lanes.block))]
+    builder.nest("s", f"total@ += {product}", inner)
 
 
 def _scale_shift(builder: _AlgorithmBuilder, node: Node) -> None:
@@ -292,83 +301,62 @@ def _scale_shift(builder: _AlgorithmBuilder, node: Node) -> None:
     rows = bias_rows(builder.graph, bias, lanes.block)
     if rows:
         builder.sizes["D"] = rows
-        builder.arguments.append(f"one: [i8][D, {lanes.batch}, {lanes.block}] @ DRAM")
-        builder.arguments.append(f"digits: [i8][{channels}, D, {lanes.block}, {lanes.block}] @ DRAM")
+        builder.argument("one", "i8", "D", lanes.batch, lanes.block)
+        builder.argument("digits", "i8", channels, "D", lanes.block, lanes.block)
         inner = [("bd", "D"), ("bi", str(lanes.block))]
-        product = "one[bd, bn, bi] * digits[bb, bd, bo, bi]"
-        builder.nest("b", channels, f"total[bb, bh, bw, bn, bo] += {product}", inner)
+        builder.nest("b", "total@ += one[bd, bn, bi] * digits[bb, bd, bo, bi]", inner)
     elif bias.any():
-        builder.arguments.append(f"bias: [i32][{channels}, {lanes.batch}, {lanes.block}] @ DRAM")
-        builder.nest("a", channels, "total[ab, ah, aw, an, ao] = total[ab, ah, aw, an, ao] + bias[ab, an, ao]")
+        builder.parameter("bias")
+        builder.nest("a", "total@ = total@ + bias#")
     if not builder.multiplies:
         _doublings(builder, scale)
     elif (scale != 1).any():
-        factor = _parameter(builder, "scale", "m", scale)
-        builder.nest("m", channels, f"total[mb, mh, mw, mn, mo] = total[mb, mh, mw, mn, mo] * {factor}")
+        builder.nest("m", f"total@ = total@ * {_parameter(builder, 'scale', scale)}")
     for name, prefix, amounts in zip(SHIFTS, "rg", shifts(shift, builder.most_shift), strict=False):
-        amount = _parameter(builder, name, prefix, amounts)
-        here = f"total[{prefix}b, {prefix}h, {prefix}w, {prefix}n, {prefix}o]"
-        builder.nest(prefix, channels, f"{here} = shift_right({here}, {amount})")
+        builder.nest(prefix, f"total@ = shift_right(total@, {_parameter(builder, name, amounts)})")
 
 
 def _doublings(builder: _AlgorithmBuilder, scale: Array) -> None:
     """Multiply by a scale of few digits: total += total << n, once per digit, on a copy."""
-    channels, lanes = builder.image.channels, builder.lanes
     for number in range(len(scale_digits(scale) or ())):
-        part, name = f"part_{number}", f"digit_{number}"
-        builder.arguments.append(f"{name}: [i32][{channels}, {lanes.batch}, {lanes.block}] @ DRAM")
-        builder.declare(part, "i32", builder.full(channels, "OH", "OW"))
-
-        def step(kind: str, array: str, value: str, digit: int = number) -> None:
-            prefix = f"d{digit}{kind}"
-            here = f"[{prefix}b, {prefix}h, {prefix}w, {prefix}n, {prefix}o]"
-            amount = f"[{prefix}b, {prefix}n, {prefix}o]"
-            builder.nest(prefix, channels, f"{array}{here} = {value.format(here=here, amount=amount)}")
-
-        step("z", part, "0.0")
-        step("c", part, f"{part}{{here}} + total{{here}}")
-        step("s", part, f"shift_up({part}{{here}}, {name}{{amount}})")
-        step("a", "total", f"total{{here}} + {part}{{here}}")
+        part, name, total = f"part_{number}", f"digit_{number}", builder.image
+        builder.parameter(name)
+        builder.stage(replace(total, array=part), "i32")
+        builder.image = total
+        steps = (f"{part}@ = 0.0", f"{part}@ = {part}@ + total@", f"{part}@ = shift_up({part}@, {name}#)")
+        for kind, statement in zip("zcsa", (*steps, f"total@ = total@ + {part}@"), strict=True):
+            builder.nest(f"d{number}{kind}", statement)
 
 
-def _parameter(builder: _AlgorithmBuilder, name: str, prefix: str, values: Array) -> str:
-    """Declare a parameter, one number or one per channel; returns how the nest reads it."""
+def _parameter(builder: _AlgorithmBuilder, name: str, values: Array) -> str:
+    """Declare a parameter, one number or one per channel; how a nest reads it."""
     if (values == values.flat[0]).all():
-        builder.arguments.append(f"{name}: i32 @ DRAM")
+        builder.argument(name, "i32")
         return name
-    lanes = builder.lanes
-    builder.arguments.append(f"{name}: [i32][{builder.image.channels}, {lanes.batch}, {lanes.block}] @ DRAM")
-    return f"{name}[{prefix}b, {prefix}n, {prefix}o]"
+    builder.parameter(name)
+    return f"{name}#"
 
 
 def _clip(builder: _AlgorithmBuilder, node: Node) -> None:
-    channels = builder.image.channels
     for prefix, function, limit in (("l", "most", "low"), ("h", "least", "high")):
-        builder.arguments.append(f"{limit}: i32 @ DRAM")
-        value = f"total[{prefix}b, {prefix}h, {prefix}w, {prefix}n, {prefix}o]"
-        builder.nest(prefix, channels, f"{value} = {function}({value}, {limit})")
+        builder.argument(limit, "i32")
+        builder.nest(prefix, f"total@ = {function}(total@, {limit})")
 
 
 def _max_pool(builder: _AlgorithmBuilder, node: Node) -> None:
     """The largest of each window, on int32 copies of the operand (products with ones on a diagonal), starting below
     every int8."""
-    operator, source = node.operator, builder.image
-    assert isinstance(operator, MaxPool2d)
-    row, column = _window(builder, node, operator.kernel, operator.stride)
-    builder.arguments.append("least_value: i32 @ DRAM")
-    wide = _ArrayExtents("wide", source.channels, source.height, source.width)
-    builder.declare("wide", "i32", builder.full(wide.channels, wide.height, wide.width))
-    block = builder.lanes.block
-    builder.arguments.append(f"identity: [i8][{block}, {block}] @ DRAM")
-    builder.image = wide
-    builder.nest("v", source.channels, "wide[vb, vh, vw, vn, vo] = 0.0")
-    widened = f"wide[cb, ch, cw, cn, co] += {source.array}[cb, ch, cw, cn, ci] * identity[co, ci]"
-    builder.nest("c", source.channels, widened, [("ci", str(block))])
+    source, window, block = builder.image, builder.window_of(node), builder.lanes.block
+    assert window is not None
+    row, column = _window(builder, node, window)
+    builder.argument("least_value", "i32")
+    builder.argument("identity", "i8", block, block)
+    builder.stage(replace(source, array="wide"), "i32")
+    builder.nest("v", "wide@ = 0.0")
+    builder.nest("c", f"wide@ += {source.array}[cb, ch, cw, cn, ci] * identity[co, ci]", [("ci", str(block))])
     _begin_sum(builder, source.channels)
-    total = "total[{0}b, {0}h, {0}w, {0}n, {0}o]"
-    builder.nest("f", source.channels, f"{total.format('f')} = {total.format('f')} + least_value")
-    largest = f"most({total.format('s')}, wide[sb, {row}, {column}, sn, so])"
-    builder.nest("s", source.channels, f"{total.format('s')} = {largest}", [("kh", "KH"), ("kw", "KW")])
+    builder.nest("f", "total@ = total@ + least_value")
+    builder.nest("s", f"total@ = most(total@, wide[sb, {row}, {column}, sn, so])", [("kh", "KH"), ("kw", "KW")])
 
 
 _STEPS: Mapping[type[Operator], Callable[[_AlgorithmBuilder, Node], None]] = {

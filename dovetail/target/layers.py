@@ -18,14 +18,15 @@ import numpy as np
 
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.base import SlidingWindow
+from dovetail.ir.operators.linear import FullyConnected
+from dovetail.ir.operators.linear import Linear as Linear
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array, DType, Shape, TensorType
 from dovetail.names import names
 from dovetail.target.offload import Operand
 from dovetail.target.pattern import Constraint, Match, Pattern, apply, constant, maybe, one_of, operand
 
-Linear = Conv2d | DepthwiseConv2d | FullyConnected
 _SIGNED = ("int8", "int4", "int2")
 
 
@@ -98,9 +99,11 @@ class Layer(LayerWindow):
 
 def linear_of(match: Match) -> Linear:
     """The layer's operator."""
-    found = match.nodes["layer"].operator
-    assert isinstance(found, Conv2d | DepthwiseConv2d | FullyConnected)
-    return found
+    return match.operator("layer", Linear)
+
+
+def _requantisations(match: Match) -> list[Node]:
+    return [node for node in match.nodes.values() if isinstance(node.operator, Requantize)]
 
 
 def padding_of(match: Match) -> Pad:
@@ -111,11 +114,10 @@ def padding_of(match: Match) -> Pad:
 
 def window_of(match: Match) -> LayerWindow:
     """How a matched layer, requantised or not, walks over its operand."""
-    linear, pad, weights = linear_of(match), padding_of(match), match.type("weights").shape
-    walk = ((1, 1), (1, 1), (1, 1))
-    if not isinstance(linear, FullyConnected):
-        walk = ((weights[1], weights[2]), linear.stride, linear.dilation)
-    return LayerWindow(*walk, (pad.before[1], pad.before[2]), (pad.after[1], pad.after[2]), int(pad.value))
+    node, pad = match.nodes["layer"], padding_of(match)
+    window = node.operator.window([match.graph.types[name] for name in node.inputs]) or SlidingWindow((1, 1))
+    padding = ((pad.before[1], pad.before[2]), (pad.after[1], pad.after[2]), int(pad.value))
+    return LayerWindow(window.kernel, window.stride, window.dilation, *padding)
 
 
 def taps_inside(window: LayerWindow, x: Shape, y: Shape) -> int:
@@ -138,7 +140,7 @@ def layer_of(match: Match) -> Layer:
     bias, multiplier, shift = (np.broadcast_to(values, match.result.shape[-1]) for values in per_channel)
     return Layer(
         **vars(window_of(match)),
-        weights=weights[:, None, None] if isinstance(linear, FullyConnected) else weights,
+        weights=weights[:, None, None] if weights.ndim == 2 else weights,
         bias=bias,
         multiplier=multiplier,
         shift=shift,
@@ -276,18 +278,13 @@ DOUBLE_ROUNDING = one_of(
 )
 ALL_DOUBLE_ROUNDING = one_of(
     "requantisations must be rounded twice",
-    lambda m: {node.operator.rounding for node in m.nodes.values() if isinstance(node.operator, Requantize)},
+    lambda m: {node.expect(Requantize).rounding for node in _requantisations(m)},
     {Rounding.DOUBLE},
 )
 """Constraints of a pattern with any number of requantisations."""
 ONE_SCALE = one_of(
     "multiplier and shift must be one for all channels",
-    lambda m: max(
-        m.graph.types[value].elements
-        for node in m.nodes.values()
-        if isinstance(node.operator, Requantize)
-        for value in node.inputs[1:]
-    ),
+    lambda m: max(m.graph.types[value].elements for node in _requantisations(m) for value in node.inputs[1:]),
     1,
 )
 
