@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -178,8 +178,8 @@ def _loops(
     packing = Packing(knobs.lanes, knobs.vector)
     dense = sizes.kernel == (1, 1) and sizes.image[0] == sizes.stride[1] == 1 and not any(sizes.before)
     text = (fully_connected if dense else conv2d)(sizes, packing, extras)
-    described = [text, sizes, inside, knobs, [(i.name, i.meaning, i.c, i.alignment, i.memories) for i in instructions]]
-    described += [*(["fused"] if knobs.fused else []), *(["straight"] if knobs.straight else [])]
+    known = [(i.name, i.meaning, i.c, i.alignment, *(astuple(m) for m in i.memories)) for i in instructions]
+    described = (text, astuple(sizes), astuple(inside), astuple(knobs), known)
 
     def make() -> Loops | None:
         if not find_spec("exo"):
@@ -203,4 +203,4 @@ def _loops(
             pass
         return Loops((), (), selection.notes())
 
-    return kept_loops(str(described), make) or Loops((), (), (NOT_SHIPPED,))
+    return kept_loops(repr(described), make) or Loops((), (), (NOT_SHIPPED,))
