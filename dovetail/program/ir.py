@@ -73,6 +73,12 @@ class Buffer:
     """First byte; None until allocated, and for constants the linker places: all but those of streams."""
 
 
+Buffers = Mapping[str, Buffer]
+"""Buffers by name."""
+ValueName: TypeAlias = str
+"""Name of a value of the network."""
+
+
 @dataclass(frozen=True)
 class View:
     """A strided part of a buffer."""
@@ -168,6 +174,10 @@ class View:
         if not self.is_dense:
             raise ValueError(f"{self.buffer} does not lie densely and has one layout only")
         return dense_view(self.buffer, self.type, self.offset, layout)
+
+
+Views = Mapping[ValueName, View]
+"""Places of values."""
 
 
 def in_order_of(view: View, layout: Layout | None) -> Layout | None:
@@ -268,7 +278,7 @@ class LaunchStatement:
     engine: str
     match: Match
     """The offload's pattern in the tile's own graph."""
-    operands: Mapping[str, View]
+    operands: Views
     """Runtime operands by value name, packed constants by their name, "scratch"."""
     result: View
     packed: Mapping[str, Array] = field(default_factory=dict)
@@ -296,7 +306,7 @@ class Call:
 
     layer: int
     graph: Graph
-    operands: Mapping[str, View]
+    operands: Views
     """Runtime operands by value name."""
     result: View
     core: int = 0
@@ -333,15 +343,15 @@ class Program:
     """A whole network as statements over placed buffers."""
 
     name: str
-    buffers: Mapping[str, Buffer]
+    buffers: Buffers
     constants: Mapping[str, Array]
     """Bytes of every CONSTANT buffer, uint8."""
     statements: tuple[Statement, ...]
     layers: tuple[str, ...]
-    inputs: Mapping[str, View]
+    inputs: Views
     """The network's inputs by value name; dense."""
-    outputs: Mapping[str, View]
-    values: Mapping[str, View] = field(default_factory=dict)
+    outputs: Views
+    values: Views = field(default_factory=dict)
     """The place of each intermediate value when it has been computed, for checks."""
     dma: Queue = Queue("dma")
     """The queue that copies run on: `CORE` where there is no DMA."""
@@ -491,7 +501,7 @@ def _strided(memory: Array, view: View, base: int) -> Array:
     return np.ndarray(view.type.shape, view.type.dtype.numpy, buffer=raw.data, strides=view.strides)
 
 
-def overwritten(call: Call, buffers: Mapping[str, Buffer]) -> str | None:
+def overwritten(call: Call, buffers: Buffers) -> str | None:
     """The operand a placed call writes its result over; None for most."""
 
     def place(view: View) -> tuple[str, int | None]:

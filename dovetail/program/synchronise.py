@@ -17,7 +17,7 @@ from dovetail.ir.types import Array, DType, TensorType
 from dovetail.program.ir import (
     CORE,
     Begin,
-    Buffer,
+    Buffers,
     Copy,
     LaunchStatement,
     Move,
@@ -210,7 +210,7 @@ _HOST = ""
 
 def mirror(
     statements: Sequence[Statement],
-    buffers: Mapping[str, Buffer],
+    buffers: Buffers,
     engines: Collection[str],
     first: Sequence[View],
     last: Sequence[View],
@@ -243,7 +243,7 @@ def mirror(
 class _CoherenceState:
     """The places that hold the present contents of each byte."""
 
-    buffers: Mapping[str, Buffer]
+    buffers: Buffers
     valid: dict[str, dict[str, Array]] = field(default_factory=dict)
     """Place -> buffer -> a bool per byte."""
 

@@ -52,7 +52,7 @@ def verify(program: Program, target: Target) -> None:
     Raises:
         ProgramError: the first broken rule, with the statement that breaks it.
     """
-    walk = _Walk(program, target)
+    walk = _ProgramWalk(program, target)
     for buffer in program.buffers.values():
         with _at("buffer {}".format, buffer.name):
             _check_buffer(buffer, target)
@@ -114,7 +114,7 @@ class _InFlightAccess:
 
 
 @dataclass
-class _Walk:
+class _ProgramWalk:
     """The state of the machine after some statements, as far as rules ask for it."""
 
     program: Program

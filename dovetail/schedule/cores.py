@@ -17,7 +17,7 @@ from dovetail.ir import crop
 from dovetail.ir.crop import ALIGNMENT
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.types import Box, TensorType, box_shape, full_box, with_span
-from dovetail.program.ir import Begin, Call, Copy, Statement, View, dense_view
+from dovetail.program.ir import Begin, Call, Copy, Statement, View, Views, dense_view
 from dovetail.program.transfers import same_packing
 from dovetail.schedule.region import Region
 from dovetail.target.description import Target
@@ -46,7 +46,7 @@ _STEPS = (1, 2, 4, 8)
 """Multiples of the least step that are tried: where results of one begin as kernels take them, operands may not."""
 
 
-def copies(layer: int, graph: Graph, operands: Mapping[str, View], result: View) -> tuple[Copy, ...] | None:
+def copies(layer: int, graph: Graph, operands: Views, result: View) -> tuple[Copy, ...] | None:
     """The copies that compute a one-node graph, for the DMA or the core; None when copying cannot.
 
     Args:
@@ -77,7 +77,7 @@ def copies(layer: int, graph: Graph, operands: Mapping[str, View], result: View)
 
 
 def split(
-    layer: int, graph: Graph, operands: Mapping[str, View], result: View, target: Target, core: int | None = None
+    layer: int, graph: Graph, operands: Views, result: View, target: Target, core: int | None = None
 ) -> tuple[Call, ...]:
     """The calls that compute a region on as many cores as make it fastest, by estimate.
 

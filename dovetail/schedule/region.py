@@ -16,10 +16,15 @@ from dovetail.ir.crop import total_macs
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, packing_fits, physical_shape
 from dovetail.ir.types import Box, Shape, full_box
-from dovetail.program.ir import CORE
+from dovetail.program.ir import CORE, ValueName
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Offload
 from dovetail.target.pattern import Choice, Match, match_pattern
+
+Layouts = Mapping[ValueName, Layout]
+"""Layouts of values; row-major where absent."""
+Homes = Mapping[ValueName, str]
+"""The memory each value lies in."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Region:
     origins: tuple[str, ...]
     """The operators of the user's model computed here."""
     copied_by: str = ""
-    """Where the region only moves elements: the DMA's name, or "core" without one; empty otherwise."""
+    """The DMA's name, or "core" without one, if the region only moves elements; empty otherwise."""
     is_noop: bool = False
     """True where the core has nothing to do: the result lies in the operand, or the operands lie in the result."""
 
@@ -153,7 +158,7 @@ class AssignedRegion(Region):
 class LaidRegion(AssignedRegion):
     """A region with the layouts of its values."""
 
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    layouts: Layouts = field(default_factory=dict)
     """The layout it takes each operand in, and gives its result in, by value name; row-major where absent."""
     converted: frozenset[str] = frozenset()
     """Values that lie otherwise than it takes or gives them: its engine's DMA converts them on the way."""
@@ -190,7 +195,7 @@ class EnginePart:
     extent: Box
     """The box of the result that is computed."""
     choice: Choice
-    layouts: Mapping[str, Layout]
+    layouts: Layouts
     converted: frozenset[str]
     """These three as of a `LaidRegion`."""
     origins: tuple[str, ...]

@@ -48,7 +48,7 @@ class TuningEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One layer."""
 
     name: str
-    """Of the region."""
+    """Name of the region."""
     signature: str
     default_cycles: Cycles
     """Cycles of the layer by itself, nothing chosen."""

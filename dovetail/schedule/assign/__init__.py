@@ -92,7 +92,7 @@ _EXACT_CANDIDATES = 600
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where everything is computed, and how good that is."""
+    """The places and times of all regions, and how good they are."""
 
     regions: tuple[AssignedRegion, ...]
     """In the order in which they begin."""

@@ -20,7 +20,7 @@ from dovetail.program.transfers import same_packing
 from dovetail.schedule.assign.costs import cores_cycles, relayout_cycles
 from dovetail.schedule.layout.choose import choose, others
 from dovetail.schedule.layout.inside import ValueSlice, inside
-from dovetail.schedule.region import LaidRegion, Region, Slot
+from dovetail.schedule.region import LaidRegion, Layouts, Region, Slot
 from dovetail.target.description import Target
 
 
@@ -55,7 +55,7 @@ class _RelayoutBuilder:
 
 def insert(
     graph: Graph, regions: Sequence[LaidRegion], target: Target, native: Collection[str]
-) -> tuple[Graph, tuple[LaidRegion, ...], Mapping[str, Layout]]:
+) -> tuple[Graph, tuple[LaidRegion, ...], Layouts]:
     """The network with its relayouts: whole graph, regions in execution order, and the layouts that are not row-major.
 
     A relayout comes right before the first region that reads its result; that of a network output right after
@@ -118,7 +118,7 @@ def _converts(region: Region) -> bool:
     return region.engine is not None and region.engine.dma is not None
 
 
-def _converted(region: LaidRegion, layouts: Mapping[str, Layout]) -> LaidRegion:
+def _converted(region: LaidRegion, layouts: Layouts) -> LaidRegion:
     """The region with the values that lie otherwise than it takes and gives them, if its DMA converts."""
     if not _converts(region):
         return region
@@ -224,7 +224,7 @@ def _relayout(node: Node, number: int, draft: _RelayoutBuilder, target: Target) 
     return LaidRegion(name, inner, (), "", (), target.mover if moves else "", layouts=layouts)
 
 
-def _dma_cycles(relayout: Graph, layouts: Mapping[str, Layout], target: Target) -> int:
+def _dma_cycles(relayout: Graph, layouts: Layouts, target: Target) -> int:
     """Cycles of the DMA for a relayout."""
     (source,), (result,) = relayout.inputs, relayout.outputs
     return relayout_cycles(relayout.types[source], layouts.get(source), layouts.get(result), target)
@@ -264,7 +264,7 @@ class LayoutPlan:
     """The whole network, with a `Relayout` node wherever a value changes its layout."""
     regions: tuple[LaidRegion, ...]
     """In execution order."""
-    layouts: Mapping[str, Layout]
+    layouts: Layouts
     """The values that do not lie row-major."""
     inside: Mapping[str, ValueSlice]
     """The values that do not lie by themselves."""

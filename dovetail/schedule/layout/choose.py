@@ -20,15 +20,12 @@ from dovetail.ir.layout import Layout, nbytes, packed, physical_shape, same_byte
 from dovetail.ir.types import TensorType
 from dovetail.program.transfers import can_pad
 from dovetail.schedule.layout.inside import concatenated, is_whole_blocks, padded_box
-from dovetail.schedule.region import LaidRegion, Region, engine_layouts
+from dovetail.schedule.region import LaidRegion, Layouts, Region, engine_layouts
 
 _TOGETHER = 8
 """Regions decided together: with two layouts 2**8 assignments are tried."""
 _MOST_TRIED = 1 << 13
 """Assignments tried at once, where regions have more than two layouts each."""
-
-Layouts = Mapping[str, Layout]
-"""The layouts of a region's values by name, where they are not row-major."""
 
 
 def choose(graph: Graph, regions: Sequence[Region], packs: bool = False) -> tuple[LaidRegion, ...]:

@@ -24,7 +24,7 @@ from dovetail.schedule.plan.homes import ValueLifetimes, first_homes, same_bytes
 from dovetail.schedule.plan.lifetimes import Timeline, overwrites
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import LoweredNetwork, LoweringCache
-from dovetail.schedule.region import EnginePart, Region
+from dovetail.schedule.region import EnginePart, Homes, Region
 from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.chain import ChainLink, link, quickest, ways
 from dovetail.schedule.tiles.tile import EARLY
@@ -110,7 +110,7 @@ def check_reserved(regions: Sequence[Region], target: Target, reserved: Mapping[
 class _PlanningRound:
     """The homes of values and how close layers follow each other; each round gives up one thing, so planning ends."""
 
-    homes: Mapping[str, str]
+    homes: Homes
     """Memory of every value."""
     early: frozenset[str]
     """Regions whose constants are fetched while the region before is computed."""

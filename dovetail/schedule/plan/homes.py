@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dovetail.program.ir import CORE
 from dovetail.schedule.layout import LayoutPlan
-from dovetail.schedule.region import LaidRegion, Region
+from dovetail.schedule.region import Homes, LaidRegion, Region
 from dovetail.target.description import Target
 
 
@@ -106,12 +106,12 @@ class ValueLifetimes:
         ends = {name: index for name, index in read.items() if name not in named}
         return cls(laid, tuple(map(tuple, alive)), ends)
 
-    def nbytes(self, position: int, memory: str, homes: Mapping[str, str]) -> int:
+    def nbytes(self, position: int, memory: str, homes: Homes) -> int:
         """Bytes of a memory that values hold while the region at a position runs."""
         ends = [name for name, last in self.ends.items() if last >= position and homes[name] == memory]
         results = [region.output for region in self.resident(position, memory, homes)]
         return sum(self.laid.nbytes(name) for name in (*results, *ends))
 
-    def resident(self, position: int, memory: str, homes: Mapping[str, str]) -> list[LaidRegion]:
+    def resident(self, position: int, memory: str, homes: Homes) -> list[LaidRegion]:
         """The regions whose results lie in a memory while the region at a position runs, its own included."""
         return [region for region in self.results[position] if homes[region.output] == memory]

@@ -18,6 +18,7 @@ from dovetail.program.ir import (
     CORE,
     Begin,
     Buffer,
+    Buffers,
     Call,
     Queue,
     Role,
@@ -59,7 +60,7 @@ Used = tuple[Buffer, Sequence[Touch]]
 """A buffer and what touches it, in order."""
 
 
-def touches(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: Queue) -> dict[str, list[Touch]]:
+def touches(statements: Sequence[Statement], buffers: Buffers, dma: Queue) -> dict[str, list[Touch]]:
     """Every access to each buffer, in order; to an input that nothing reads, none."""
     accesses: dict[str, list[Touch]] = {}
     together = side_by_side(statements)
@@ -193,7 +194,7 @@ class StatementOrder:
 class Timeline:
     """A list of statements with the accesses to each buffer, and what has finished when."""
 
-    def __init__(self, statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: Queue) -> None:
+    def __init__(self, statements: Sequence[Statement], buffers: Buffers, dma: Queue) -> None:
         """The statements in issue order, with their waits; the buffers they touch; the queue of copies."""
         self.statements, self.buffers = statements, buffers
         self.touches = touches(statements, buffers, dma)
@@ -221,7 +222,7 @@ def overwrites(timeline: Timeline) -> dict[str, str]:
     return old
 
 
-def _may_share(call: Call, value: str, buffers: Mapping[str, Buffer]) -> bool:
+def _may_share(call: Call, value: str, buffers: Buffers) -> bool:
     old, new = buffers[call.operands[value].buffer], buffers[call.result.buffer]
     views = ((call.operands[value], old), (call.result, new))
     filled = all(view.is_dense and view.span == (0, buffer.nbytes) for view, buffer in views)

@@ -25,7 +25,7 @@ from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.plan.lowered import LayerStatements, LoweredNetwork, LoweringCache
 from dovetail.schedule.plan.on_engine import EngineLowering
-from dovetail.schedule.region import LaidRegion, Slot
+from dovetail.schedule.region import Homes, LaidRegion, Slot
 from dovetail.schedule.tiles.tiling import CompleteTiling
 from dovetail.target.description import Target
 
@@ -71,7 +71,7 @@ def lower(
     laid: LayoutPlan,
     tilings: Mapping[str, CompleteTiling],
     target: Target,
-    homes: Mapping[str, str],
+    homes: Homes,
     early: frozenset[str],
     cores: Mapping[str, int],
     known: LoweringCache | None = None,

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dovetail.ir.types import Array
-from dovetail.program.ir import Buffer, Role, Statement, View
+from dovetail.program.ir import Buffer, Buffers, Role, Statement, View
 from dovetail.schedule.layout import LayoutPlan
+from dovetail.schedule.region import Homes
 from dovetail.schedule.tiles.tiling import CompleteTiling
 from dovetail.target.description import Target
 
@@ -54,7 +55,7 @@ class LoweredPart:
     """All that it was made from, beside its tiling, the network and the target."""
     tiling: CompleteTiling
     statements: LayerStatements
-    buffers: Mapping[str, Buffer]
+    buffers: Buffers
     """The buffers it declares."""
     fetches: Mapping[str, str]
     fetched: Mapping[tuple[View, str], str]
@@ -67,7 +68,7 @@ class LoweredNetwork:
 
     laid: LayoutPlan
     target: Target
-    homes: Mapping[str, str]
+    homes: Homes
     cores: Mapping[str, int]
     known: LoweringCache = field(default_factory=LoweringCache)
     statements: list[Statement] = field(default_factory=list)

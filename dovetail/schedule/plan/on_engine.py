@@ -11,7 +11,7 @@ import numpy as np
 
 from dovetail.ir.layout import nbytes
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.program.ir import CORE, Buffer, Copy, LaunchStatement, Queue, Role, Statement, View, dense_view
+from dovetail.program.ir import CORE, Buffer, Copy, LaunchStatement, Queue, Role, Statement, View, Views, dense_view
 from dovetail.program.loops import digest
 from dovetail.schedule.plan.lowered import Blob, LayerStatements, LoweredNetwork, LoweredPart
 from dovetail.schedule.region import EnginePart
@@ -29,7 +29,7 @@ class EngineLowering:
     """Index of the layer."""
     part: EnginePart
     tiling: CompleteTiling
-    operands: Mapping[str, View]
+    operands: Views
     result: View
     starts_with_next: bool
     """As of a `LaunchStatement`."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice, product
 from math import prod
 
 from dovetail.errors import PlanError
 from dovetail.ir.types import Shape, box_shape, full_box
 from dovetail.schedule import shipped
-from dovetail.schedule.region import EnginePart
+from dovetail.schedule.region import EnginePart, Homes
 from dovetail.schedule.tiles.tile import BUFFERS, ORDER, TILE, cuts, tile_classes, tile_counts, tile_match
 from dovetail.schedule.tiles.tiling import PartTiles, TileCache, Tiling, TooLarge
 from dovetail.target.description import Target
@@ -21,7 +21,7 @@ _SHOWN = 16
 
 
 def choose_tiling(
-    part: EnginePart, target: Target, homes: Mapping[str, str], budget: int, cache: TileCache | None = None
+    part: EnginePart, target: Target, homes: Homes, budget: int, cache: TileCache | None = None
 ) -> Tiling:
     """The fastest tiling whose buffers fit the budget, as tuning found it or as the formula ranks them.
 
