@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from itertools import product
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from dovetail.compile import Options, prepare
 from dovetail.guests.tune.measure import measured
-from dovetail.schedule.tiles.chain import ChainLink, end_of, quickest
+from dovetail.schedule.tiles.chain import ChainLink, ChainState, behind, quickest
 from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.targets import load_target
 from test_end_to_end import network_file
@@ -21,6 +23,11 @@ def link(parts: int, computing: int, fetching: int, gap: int) -> ChainLink:
     """A layer of so many parts."""
     tiling = Tiling((1,), frozenset(), 0, 0, min(parts, 2), True, parts * fetching, 0, parts * computing)
     return ChainLink(tiling, parts, computing, fetching, gap, 60)
+
+
+def end_of(links: Sequence[ChainLink]) -> int:
+    """Cycle in which layers cut in these ways have ended."""
+    return reduce(behind, links, ChainState()).computed
 
 
 @st.composite

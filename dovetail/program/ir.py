@@ -128,15 +128,15 @@ class View:
     @cached_property
     def _combs(self) -> dict[int, int]:
         """Width of the teeth by period: the view lies within a stretch of so many bytes in every period."""
-        found, width = dict[int, int](), self.type.dtype.numpy.itemsize
+        teeth, width = dict[int, int](), self.type.dtype.numpy.itemsize
         axes = [(size, stride) for size, stride in zip(self.physical, self.strides, strict=True) if size > 1]
         while axes and axes[-1][1] > 0:
             period = axes[-1][1]
             if width <= period and all(stride % period == 0 for _, stride in axes):
-                found[period] = width
+                teeth[period] = width
             size, stride = axes.pop()
             width += (size - 1) * stride
-        return found
+        return teeth
 
     def part(self, box: Box) -> View:
         """The view of a box of this view.
@@ -388,34 +388,34 @@ def stream_of(statement: Statement) -> str:
 
 def lists(statements: Sequence[Statement]) -> tuple[tuple[int, ...], ...]:
     """The indices of the commands of each list, in order."""
-    found: list[list[int]] = []
+    commands: list[list[int]] = []
     before = ""
     for index, statement in enumerate(statements):
         if isinstance(statement, Begin):
             continue
         stream = stream_of(statement)
         if stream and stream != before:
-            found.append([])
+            commands.append([])
         if stream:
-            found[-1].append(index)
+            commands[-1].append(index)
         before = stream
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, commands))
 
 
 def side_by_side(statements: Sequence[Statement]) -> dict[int, tuple[int, ...]]:
     """The indices of the launches that begin together, by that of each of them; none for launches alone. The last
     starts all."""
     waiting: dict[str, list[int]] = {}
-    found: dict[int, tuple[int, ...]] = {}
+    turns: dict[int, tuple[int, ...]] = {}
     for index, statement in enumerate(statements):
         if not isinstance(statement, LaunchStatement):
             continue
         own = waiting.setdefault(statement.engine, [])
         own.append(index)
         if not statement.starts_with_next:
-            found |= dict.fromkeys(own, tuple(own)) if len(own) > 1 else {}
+            turns |= dict.fromkeys(own, tuple(own)) if len(own) > 1 else {}
             waiting[statement.engine] = []
-    return found
+    return turns
 
 
 def reads(statement: Statement) -> tuple[View, ...]:
@@ -450,8 +450,8 @@ def load(memory: Array, view: View, base: int) -> Array:
         bits = 8 // view.layout.fields
         raw = memory[element_places(view, base)] >> (bits * field_numbers(view.layout, view.type.shape))
         return from_field(raw, view.type.dtype)
-    found = memory[byte_places(view, base)].view(view.type.dtype.numpy)
-    return np.asarray(found.reshape(view.type.shape))
+    raw = memory[byte_places(view, base)].view(view.type.dtype.numpy)
+    return np.asarray(raw.reshape(view.type.shape))
 
 
 def store(memory: Array, view: View, base: int, array: Array) -> None:

@@ -120,10 +120,10 @@ def check_loops(program: Program) -> None:
         for index in range(loop.first, loop.stop):
             turn, number = loop.place(index)
             body, own = program.statements[loop.first + number], program.statements[index]
-            found = numbers(program, own)
+            actual = numbers(program, own)
             said = tuple(one.at(turn) for one in loop.numbers[number])
-            if said != found or _form(program, body, 0) != _form(program, own, 0):
-                odd = next((pair for pair in zip(said, found, strict=False) if pair[0] != pair[1]), (body, own))
+            if said != actual or _form(program, body, 0) != _form(program, own, 0):
+                odd = next((pair for pair in zip(said, actual, strict=False) if pair[0] != pair[1]), (body, own))
                 what = f"turn {turn} of a loop says {odd[0]} where the program has {odd[1]}"
                 raise ProgramError(what, where=f"statement {print_statement(program, index).strip()}", hint=_REPORT)
 

@@ -103,10 +103,10 @@ class Loop:
     def awaited(self) -> Mapping[int, tuple[int, int]]:
         """Number of a wait within a turn -> number of the statement it waits for, and how many turns before. In the
         first turns, those it waits for came before the loop."""
-        found = {}
+        waits = {}
         for number, own in enumerate(self.numbers):
             index = own[-1].at(self.count - 1)
             if len(own) == 2 and isinstance(index, int):  # a wait: layer and statement
                 turn, waited = self.place(index)
-                found[number] = (waited, self.count - 1 - turn)
-        return found
+                waits[number] = (waited, self.count - 1 - turn)
+        return waits

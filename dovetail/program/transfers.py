@@ -148,7 +148,7 @@ def strips(transfer: Transfer) -> tuple[Transfer, ...]:
     (top, bottom), (left, right) = transfer.pad_rows, transfer.pad_bytes
     row, width = transfer.destination_row_stride, transfer.destination_row_bytes
     beside = transfer.destination + top * row
-    found = [
+    sides = [
         (transfer.destination, width, 0, (top, 0), (0, 0)),
         (beside + transfer.rows * row, width, 0, (bottom, 0), (0, 0)),
         (beside, 0, transfer.rows, (0, 0), (left, 0)),
@@ -157,7 +157,7 @@ def strips(transfer: Transfer) -> tuple[Transfer, ...]:
     blank = replace(transfer, source_row_stride=0, source_plane_stride=0, border=False)
     return tuple(
         replace(blank, source=start, destination=start, row_bytes=size, rows=rows, pad_rows=above, pad_bytes=side)
-        for start, size, rows, above, side in found
+        for start, size, rows, above, side in sides
         if above[0] or side[0]
     )
 
@@ -214,23 +214,25 @@ def _steps(ways: list[_ViewStrides], axis: int, size: int) -> tuple[int, ...]:
     steps = sorted({step for way in ways for step in way.layout.steps(axis)}, reverse=True)
     if any(coarse % fine for coarse, fine in pairwise(steps)):
         raise ValueError(f"blocks of {steps[0]} and {steps[1]} do not divide each other: no copy between the layouts")
-    kept = steps[-1:]
+    steps_kept = steps[-1:]
     for coarse in (step for step in reversed(steps[:-1]) if step < size):
-        if any(way.apart(axis, 0, coarse) != coarse // kept[0] * way.apart(axis, 0, kept[0]) for way in ways):
-            kept.insert(0, coarse)
-    return tuple(kept)
+        if any(
+            way.apart(axis, 0, coarse) != coarse // steps_kept[0] * way.apart(axis, 0, steps_kept[0]) for way in ways
+        ):
+            steps_kept.insert(0, coarse)
+    return tuple(steps_kept)
 
 
 def _segments(size: int, steps: tuple[int, ...]) -> list[tuple[int, list[tuple[int, int]]]]:
     """An axis as runs of whole blocks: where each begins, and how many times each step is made in it."""
-    found, start = [], 0
+    runs, start = [], 0
     for place, step in enumerate(steps):
         count = (size - start) // step
         if count:
             finer = zip(steps[place:], steps[place + 1 :], strict=False)
-            found.append((start, [(count, step), *((coarse // fine, fine) for coarse, fine in finer)]))
+            runs.append((start, [(count, step), *((coarse // fine, fine) for coarse, fine in finer)]))
             start += count * step
-    return found
+    return runs
 
 
 def _merged(axes: tuple[_CopyAxis, ...], size: int) -> list[_CopyAxis]:

@@ -63,7 +63,7 @@ def copies(layer: int, graph: Graph, operands: Views, result: View) -> tuple[Cop
     pieces = node.operator.pieces([graph.types[name] for name in node.inputs])
     if pieces is None:
         return None
-    made = []
+    moves = []
     for piece in pieces:
         source, target = operands[node.inputs[piece.operand]], result.part(piece.box)
         if node.operator.is_view:
@@ -72,8 +72,8 @@ def copies(layer: int, graph: Graph, operands: Views, result: View) -> tuple[Cop
             start = sum(place * stride for place, stride in zip(piece.start, source.strides, strict=True))
             strides = tuple(source.strides[axis] * step for axis, step in piece.walks)
             source = View(source.buffer, target.type, strides, source.offset + start)
-        made.append(Copy(layer, source, target, piece.before, piece.fill))
-    return tuple(made)
+        moves.append(Copy(layer, source, target, piece.before, piece.fill))
+    return tuple(moves)
 
 
 def split(
@@ -106,7 +106,7 @@ def _deals(whole: Call, speeds: Sequence[float]) -> list[tuple[tuple[Box, ...], 
     """The ways to deal out a call's result, a box for each of some cores, the shortest by estimate first."""
     kind, all_work = whole.result.type, work(whole.graph)
     ranked = sorted(range(len(speeds)), key=lambda core: (-speeds[core], core))
-    found: dict[tuple[Box, ...], tuple[float, list[int]]] = {}
+    ends: dict[tuple[Box, ...], tuple[float, list[int]]] = {}
     for count in range(1, len(ranked) + 1):
         cores = sorted(ranked[:count])
         for steps in _STEPS:
@@ -114,8 +114,8 @@ def _deals(whole: Call, speeds: Sequence[float]) -> list[tuple[tuple[Box, ...], 
             sizes = [prod(box_shape(box)) for box in boxes]
             times = [all_work * size / kind.elements / speeds[core] for size, core in zip(sizes, cores, strict=True)]
             if all(sizes):
-                found.setdefault(boxes, (max(times) + START_CYCLES * sum(core != 0 for core in cores), cores))
-    return [(boxes, cores) for boxes, (_, cores) in sorted(found.items(), key=lambda item: item[1][0])]
+                ends.setdefault(boxes, (max(times) + START_CYCLES * sum(core != 0 for core in cores), cores))
+    return [(boxes, cores) for boxes, (_, cores) in sorted(ends.items(), key=lambda item: item[1][0])]
 
 
 def shares(kind: TensorType, speeds: Sequence[float], steps: int = 1) -> tuple[Box, ...]:

@@ -112,9 +112,9 @@ class _TurnSearch:
     """Number of sets of several regions the engine was asked about."""
 
     def __post_init__(self) -> None:
-        made = {region.output: index for index, region in enumerate(self.regions)}
+        maker_of = {region.output: index for index, region in enumerate(self.regions)}
         inputs = [region.graph.inputs for region in self.regions]
-        self.of_operand = [{value: made[value] for value in values if value in made} for values in inputs]
+        self.of_operand = [{value: maker_of[value] for value in values if value in maker_of} for values in inputs]
         self.makers = [set(operands.values()) for operands in self.of_operand]
         self.waits = [
             {value for value in one.graph.inputs if value not in self.inside or self.inside[value].outer != one.output}
@@ -137,8 +137,8 @@ class _TurnSearch:
         the operand too."""
         after: set[tuple[int, str]] = set()
         for other in self.others:
-            made, moves = self.of_operand[other], self.regions[other].copied_by
-            read = ((value, maker) for value, maker in made.items() if value in self.waits[other])
+            operands, moves = self.of_operand[other], self.regions[other].copied_by
+            read = ((value, maker) for value, maker in operands.items() if value in self.waits[other])
             waited = (value for value, maker in read if index == maker or index in self.before[maker])
             after |= {(other, value if moves else "") for value in waited}
         return frozenset(self.before[index].intersection(self.others)), frozenset(after)

@@ -66,13 +66,13 @@ class PipelineBuilder:
             ValueError: it cannot be computed in such parts; nothing has been added.
         """
         (output,) = region.outputs
-        made = [part(region, {output: box}, f" for {output} in stage {stage}") for stage, box in parts]
-        for cut, (stage, _) in zip(made, parts, strict=True):
+        cuts = [part(region, {output: box}, f" for {output} in stage {stage}") for stage, box in parts]
+        for cut, (stage, _) in zip(cuts, parts, strict=True):
             self._types.update(cut.types)
             self._constants.update(cut.constants)
             self.add(cut.nodes, stage)
         joined = Concat(stretch_axis(self._graph.types[output])[0])
-        self.add([Node(joined, tuple(cut.outputs[0] for cut in made), output, region.nodes[-1].origin)], parts[-1][0])
+        self.add([Node(joined, tuple(cut.outputs[0] for cut in cuts), output, region.nodes[-1].origin)], parts[-1][0])
 
     def finish(self) -> tuple[Graph, dict[str, int]]:
         """One step, and the stage of every computed value."""
@@ -175,13 +175,13 @@ def pipelined(graph: Graph, target: Target) -> Pipeline:
     for region, span in zip(regions, pairwise(ends), strict=True):
         _deal(builder, region, span, cuts)
     step, cores = builder.finish()
-    made = partition(step, target)
+    regions_of_step = partition(step, target)
     stages = []
     for core in range(len(speeds)):
-        own = [region for region in made if cores[region.output] == core]
-        share = sum(map(_work, own)) / max(sum(map(_work, made)), 1.0)
+        own = [region for region in regions_of_step if cores[region.output] == core]
+        share = sum(map(_work, own)) / max(sum(map(_work, regions_of_step)), 1.0)
         stages.append(Stage(core, tuple(region.name for region in own), share, builder.kept_bytes(core)))
-    return Pipeline(step, cores, tuple(stages), made)
+    return Pipeline(step, cores, tuple(stages), regions_of_step)
 
 
 def _refuse(graph: Graph, target: Target) -> None:
@@ -245,8 +245,8 @@ def check_pipeline(graph: Graph, pipeline: Pipeline, inputs: Sequence[Mapping[st
         ProgramError: an output differs.
     """
     expected = evaluate_all(graph, inputs[: len(inputs) - pipeline.delay])
-    found = evaluate_all(pipeline.graph, inputs)[pipeline.delay :]
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+    actual = evaluate_all(pipeline.graph, inputs)[pipeline.delay :]
+    for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
         for name in graph.outputs:
             if not np.array_equal(one[name], other[name]):
                 what = f"the pipeline computes another '{name}' of input {number} than the network"

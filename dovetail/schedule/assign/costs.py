@@ -314,9 +314,9 @@ def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType(
     return round(sum(rate(part, rates) * count for part, count in counts.items()))
 
 
-def copied(made: Sequence[Copy], target: Target) -> tuple[int, int]:
+def copied(moves: Sequence[Copy], target: Target) -> tuple[int, int]:
     """Number of transfers of some copies, and their cycles."""
-    split = [transfer for copy in made for transfer in transfers(copy)]
+    split = [transfer for copy in moves for transfer in transfers(copy)]
     beat = target.dma.bytes_per_cycle if target.dma else 1
     cycles = len(split) * dma_cycles(target.dma, 0, 1)
     return len(split), cycles + sum(one.destination_rows * -(-one.destination_row_bytes // beat) for one in split)

@@ -76,7 +76,7 @@ def resolve(pins: Mapping[str, str], regions: Sequence[Region], target: Target) 
         plain = (_OPERATOR.fullmatch(origin) for origin in region.origins)
         for name in dict.fromkeys((region.name, *region.origins, *(match[1] for match in plain if match))):
             named.setdefault(name, []).append(region)
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     because: dict[str, str] = {}
     for name, wish in pins.items():
         _check_engines(name, wish, target)
@@ -86,15 +86,15 @@ def resolve(pins: Mapping[str, str], regions: Sequence[Region], target: Target) 
             what = "there is no such layer or operator to pin"
             raise PlaceError(what, where=f"pin '{name}'", hint=f"{hint}dovetail explain lists the layers")
         for region in _meant(named[name]):
-            if found.setdefault(region.name, wish) != wish:
+            if places.setdefault(region.name, wish) != wish:
                 raise PlaceError(
-                    f"'{because[region.name]}' is pinned to {found[region.name]} and '{name}' to {wish}, "
+                    f"'{because[region.name]}' is pinned to {places[region.name]} and '{name}' to {wish}, "
                     "and both are this layer",
                     where=f"layer {region.name}",
                     hint=f"pin {region.name} once, to one place",
                 )
             because[region.name] = name
-    return found
+    return places
 
 
 def _meant(regions: Sequence[Region]) -> Sequence[Region]:

@@ -175,16 +175,18 @@ def _soonest(relayout: LaidRegion, reader: int, regions: Sequence[LaidRegion], t
     has been computed, by the timetable or because the engine has been given more than it holds since. What would keep
     the core busy long beyond that waits for it.
     """
-    made = next((index for index, other in enumerate(regions) if other.output == relayout.graph.inputs[0]), reader)
-    maker = regions[made]
-    if made >= reader or target.dma is None or relayout.copied_by != target.dma.name:
+    maker_place = next(
+        (index for index, other in enumerate(regions) if other.output == relayout.graph.inputs[0]), reader
+    )
+    maker = regions[maker_place]
+    if maker_place >= reader or target.dma is None or relayout.copied_by != target.dma.name:
         return reader
     if maker.copied_by == relayout.copied_by:
-        return _in_time(relayout, made, reader, regions, target)
+        return _in_time(relayout, maker_place, reader, regions, target)
     if maker.slot is None or maker.engine is None:
         return reader
     issued = 0
-    for place in range(made + 1, reader):
+    for place in range(maker_place + 1, reader):
         other = regions[place]
         if issued >= maker.engine.queue or (other.slot is not None and _waits_for(maker.slot.end, other.slot)):
             return place
@@ -201,13 +203,13 @@ def _waits_for(end: int, region: Slot) -> bool:
     return _WORTH * (end - region.issue) <= max(region.issued - region.issue, 0)
 
 
-def _in_time(relayout: LaidRegion, made: int, reader: int, regions: Sequence[LaidRegion], target: Target) -> int:
+def _in_time(relayout: LaidRegion, maker_place: int, reader: int, regions: Sequence[LaidRegion], target: Target) -> int:
     """The place behind a region that is moved from which the DMA brings about a relayout for its reader in time."""
     wanted = regions[reader].slot
     if wanted is None:
-        return made + 1
+        return maker_place + 1
     start = wanted.begin - _dma_cycles(relayout.graph, relayout.layouts, target)
-    later = (place for place in range(made + 1, reader) if (slot := regions[place].slot) and slot.issued > start)
+    later = (place for place in range(maker_place + 1, reader) if (slot := regions[place].slot) and slot.issued > start)
     return next(later, reader)
 
 
@@ -230,11 +232,11 @@ def _dma_cycles(relayout: Graph, layouts: Layouts, target: Target) -> int:
     return relayout_cycles(relayout.types[source], layouts.get(source), layouts.get(result), target)
 
 
-def _sorted(nodes: Sequence[Node], made: Sequence[Node]) -> list[Node]:
+def _sorted(nodes: Sequence[Node], relayouts: Sequence[Node]) -> list[Node]:
     """The nodes with each relayout right behind what computes its operand."""
     behind: dict[str, list[Node]] = {}
     computed = {node.output for node in nodes}
-    for node in made:
+    for node in relayouts:
         behind.setdefault(node.inputs[0] if node.inputs[0] in computed else "", []).append(node)
     ordered = list(behind.get("", []))
     for node in nodes:

@@ -199,12 +199,12 @@ def _by_engine(context: LoweredNetwork, copy: Copy) -> list[Copy]:
     engine = next((e for e in context.target.engines if e.dma and e.memory in memories), None)
     if engine is None or engine.dma is None:
         return [copy]
-    made = [replace(copy, queue=Queue(engine.dma.name), stream=engine.name)]
+    moves = [replace(copy, queue=Queue(engine.dma.name), stream=engine.name)]
     if copy.before:
-        plain = replace(made[0], before=(), fill=0)
-        made = [replace(plain, destination=copy.destination.part(copy.inner))] if not copy.fills_border else []
-        made += [replace(plain, source=_fill(context, one, copy.fill), destination=one) for one in copy.border]
-    return made
+        plain = replace(moves[0], before=(), fill=0)
+        moves = [replace(plain, destination=copy.destination.part(copy.inner))] if not copy.fills_border else []
+        moves += [replace(plain, source=_fill(context, one, copy.fill), destination=one) for one in copy.border]
+    return moves
 
 
 _MOST_FILL = 256

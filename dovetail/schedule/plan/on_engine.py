@@ -62,7 +62,7 @@ class EngineLowering:
         cycles = tiling.fetching, tiling.ready_cycles
         ahead = tiles_ahead(tiling.buffers, len(loads), *cycles)
         fetched = constants_ahead(tiling.buffers, len(loads), self.together, *cycles)
-        made = LayerStatements(
+        layer = LayerStatements(
             early=[copy for load in loads[:fetched] for copy in load[0]],
             head=[copy for load in loads[:ahead] for copy in load[1]],
         )
@@ -77,9 +77,9 @@ class EngineLowering:
                 step += stores[number - late]
             for place, kind in ((number + fetched, 0), (number + ahead, 1)):
                 step += loads[place][kind] if place < len(loads) else []
-            made.rest.append(step)
-        made.tail += [copy for store in stores[len(stores) - late :] for copy in store]
-        return made
+            layer.rest.append(step)
+        layer.tail += [copy for store in stores[len(stores) - late :] for copy in store]
+        return layer
 
     def slot(self, number: int, value: str = "") -> tuple[int, bool]:
         """The slot a tile's operand (or constants) is in, and whether it must be loaded: equal neighbours share one."""

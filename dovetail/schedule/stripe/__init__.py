@@ -38,21 +38,23 @@ def striped(graph: Graph, regions: Sequence[Region], segment: Segment, steps: Se
     """
     result = steps[-1].place.value
     nodes = tuple(node for region in regions for node in region.graph.nodes)
-    made = _StripeGraph(dict(graph.types), dict(graph.constants), [], {})
+    draft = _StripeGraph(dict(graph.types), dict(graph.constants), [], {})
     if segment.keeps:
         first = min(step.index for step in steps)
-        done = [(step, made.compute(regions[step.index - first].graph, step)) for step in steps]
+        done = [(step, draft.compute(regions[step.index - first].graph, step)) for step in steps]
         joined = {step.rows: output for step, output in done if step.place.value == result}
     else:
         read = {name for node in nodes for name in node.inputs}
         (source,) = {place.value for step in steps for place, _ in step.reads if place.stripe < 0}
         constants = {name: array for name, array in graph.constants.items() if name in read}
         inner = Graph(graph.name, (source,), (result,), nodes, graph.types, constants)
-        joined = {band: made.add_part(inner, band, f" stripe {number}") for number, band in enumerate(segment.bands)}
-    made.nodes.append(Node(Concat(1), tuple(joined[band] for band in sorted(joined)), result))
+        joined = {band: draft.add_part(inner, band, f" stripe {number}") for number, band in enumerate(segment.bands)}
+    draft.nodes.append(Node(Concat(1), tuple(joined[band] for band in sorted(joined)), result))
     place = graph.nodes.index(nodes[0])
     rest = graph.nodes[place + len(nodes) :]
-    return replace(graph, nodes=(*graph.nodes[:place], *made.nodes, *rest), types=made.types, constants=made.constants)
+    return replace(
+        graph, nodes=(*graph.nodes[:place], *draft.nodes, *rest), types=draft.types, constants=draft.constants
+    )
 
 
 @dataclass(frozen=True)
@@ -326,20 +328,20 @@ def within(
     """
     best, room = (whole, striping.whole()), budget - stack
     for keeps in (True, False):  # what is kept leaves memory in more pieces
-        found, tries = striping.within(room, keeps), 0
-        while found is not None:
-            progress(f"computing in stripes: {found.describe()}")
-            made, peak = attempt(found)
+        stripes, tries = striping.within(room, keeps), 0
+        while stripes is not None:
+            progress(f"computing in stripes: {stripes.describe()}")
+            plan, peak = attempt(stripes)
             if peak <= room:
-                return made, found
-            best = min(best, (peak, found), key=lambda known: known[0])
+                return plan, stripes
+            best = min(best, (peak, stripes), key=lambda known: known[0])
             tries += 1
             less = 1 if tries < _CLOSE else max(1, (peak - room) // 2)
-            found = striping.within(found.peak - less, keeps)
+            stripes = striping.within(stripes.peak - less, keeps)
     smallest = striping.smallest()
-    made, peak = attempt(smallest)
+    plan, peak = attempt(smallest)
     if peak <= room:
-        return made, smallest
+        return plan, smallest
     peak, least = min(best, (peak, smallest), key=lambda known: known[0])
     need = peak + stack
     raise PlanError(

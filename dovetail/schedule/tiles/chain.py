@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 from dovetail.ir.types import box_shape
 from dovetail.schedule.region import EnginePart
@@ -72,7 +71,7 @@ def ways(tiles: PartTiles, tiling: Tiling, budget: int) -> Iterator[ChainLink]:
 
 
 @dataclass(frozen=True, slots=True)
-class _ChainState:
+class ChainState:
     """State of a chain after one of its layers. Times are cycles since the chain began."""
 
     computed: int = 0
@@ -86,7 +85,7 @@ class _ChainState:
     launches: int = 0
     link: ChainLink | None = None
     """The layer."""
-    before: _ChainState | None = None
+    before: ChainState | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -94,7 +93,7 @@ class _ChainState:
         return self.computed, self.copied, self.launches
 
 
-def _behind(before: _ChainState, layer: ChainLink) -> _ChainState:
+def behind(before: ChainState, layer: ChainLink) -> ChainState:
     """The chain with one more layer."""
     copied, arrived = max(before.copied, before.asked), list[int]()
     computed, launched, asked = before.computed, before.launched, before.launched
@@ -107,12 +106,7 @@ def _behind(before: _ChainState, layer: ChainLink) -> _ChainState:
         if len(arrived) < layer.parts:
             asked = launched
             arrived.append(copied := max(copied, launched) + layer.fetching)
-    return _ChainState(computed, copied, launched, asked, before.launches + layer.parts, layer, before)
-
-
-def end_of(links: Sequence[ChainLink]) -> int:
-    """Cycle in which layers cut in these ways have ended."""
-    return reduce(_behind, links, _ChainState()).computed
+    return ChainState(computed, copied, launched, asked, before.launches + layer.parts, layer, before)
 
 
 _KEPT = 8
@@ -124,9 +118,9 @@ def quickest(layers: Sequence[Sequence[ChainLink]]) -> list[ChainLink]:
 
     A longer chain is only made of ways that none beats with both an earlier end and a DMA that is free earlier.
     """
-    states = [_ChainState()]
+    states = [ChainState()]
     for options in layers:
-        first, *rest = sorted((_behind(one, layer) for one in states for layer in options), key=lambda one: one.order)
+        first, *rest = sorted((behind(one, layer) for one in states for layer in options), key=lambda one: one.order)
         states = [first]
         for one in rest:
             if one.copied < states[-1].copied and len(states) < _KEPT:
