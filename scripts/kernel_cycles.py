@@ -26,8 +26,8 @@ from dovetail.codegen.emit.project import write_project
 from dovetail.codegen.emit.unit import with_little_work
 from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
-from dovetail.guests.tune.cost import END_CYCLES, START_CYCLES
 from dovetail.guests.tune.measure import measured
+from dovetail.guests.tune.timeline import END_CYCLES, START_CYCLES
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.base import Operator

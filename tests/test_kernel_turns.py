@@ -16,8 +16,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from conftest import shared_dir
-from dovetail.guests.tune.cost import END_CYCLES, START_CYCLES
 from dovetail.guests.tune.measure import measured
+from dovetail.guests.tune.timeline import END_CYCLES, START_CYCLES
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d

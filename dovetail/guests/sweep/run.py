@@ -105,12 +105,10 @@ def measure(task: SweepTask, settings: Mapping[str, Value]) -> SweepOutcome:
 
 
 def _report(task: SweepTask, settings: Mapping[str, Value]) -> Report:
-    import numpy as np
-
     from dovetail.arrays import built, seeded_inputs
     from dovetail.compile import compile_model
     from dovetail.fields import changed
-    from dovetail.ir.graph import evaluate_all
+    from dovetail.prove import difference
     from dovetail.report import make_report
     from dovetail.run import run_build
     from dovetail.target.registry import load_target
@@ -120,12 +118,10 @@ def _report(task: SweepTask, settings: Mapping[str, Value]) -> Report:
     with built(compiled, target) as build:
         inputs = seeded_inputs(build.manifest.inputs)
         result = run_build(build, "iss", [inputs])
-    (expected,) = evaluate_all(compiled.graph, [inputs])
-    for name, array in result.outputs[0].items():
-        if expected[name].dtype.kind != "f" and not np.array_equal(array, expected[name]):
-            fault = "the driver, the device model or the target file is wrong for this setting"
-            hint = f"{fault}: dovetail check finds where"
-            raise SimulationError(f"the output '{name}' differs from the integer graph", where="iss", hint=hint)
+    if wrong := difference(compiled.graph, [inputs], result.outputs):
+        fault = "the driver, the device model or the target file is wrong for this setting"
+        hint = f"{fault}: dovetail check finds where"
+        raise SimulationError(f"the outputs are not those of the integer graph: {wrong}", where="iss", hint=hint)
     return make_report(result)
 
 

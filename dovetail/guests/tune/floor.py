@@ -1,20 +1,21 @@
-"""What no choice of a layer, and no order of a network's layers, does without.
+"""Lower bounds on the cycles of a layer, whatever is chosen, and of a network, in whatever order its layers come.
 
-Of a layer: the busy cycles of its engine, or of the DMA, by the target's own formulas. Of a network: each unit does one
-thing after the other, and a layer of which every element reads all of an operand begins when that is there.
+A layer's bound is the busy cycles of its engine, or of the DMA, by the target's own formulas. In a network each unit
+does one thing after the other, and a layer whose elements each read all of an operand begins when that is there.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.codegen.emit.plan_file import least_work
 from dovetail.guests.report.bounds import core_product, core_word
-from dovetail.guests.tune.cost import END_CYCLES, START_CYCLES
+from dovetail.guests.tune.timeline import END_CYCLES, START_CYCLES
 from dovetail.ir.crop import parts
-from dovetail.ir.operators.arithmetic import Requantize
-from dovetail.ir.types import Box, full_box
+from dovetail.ir.graph import Node
+from dovetail.ir.types import Box, DType, TensorType, full_box
 from dovetail.kernels import core_traits, offered
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.costs import cores_cycles
@@ -22,12 +23,12 @@ from dovetail.schedule.region import Region
 from dovetail.target.description import Target
 
 _SURE = 0.75
-"""Of the cycles a kernel of the core is estimated to take, those it surely takes: no estimate is so much too high."""
+"""Share of a core kernel's estimated cycles that it surely takes: no estimate is so much too high."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What no choice of a layer does without, as the target's formulas say it: nothing exposed, nothing waited for."""
+    """Cycles no choice of a layer is below, by the target's formulas: nothing is exposed, nothing waited for."""
 
     engine: int
     """Least busy cycles of the engine, or of the core that computes it."""
@@ -81,10 +82,15 @@ def core_floor(region: Region, target: Target) -> Floor | None:
     (pixels, channels, taps), cores = block, target.cores[:1]
     graph, types = region.graph, region.graph.types
     words = products * (pixels + channels) / (pixels * channels * taps) + types[region.output].nbytes / 4
-    words += sum(2 * types[node.output].elements for node in graph.nodes if isinstance(node.operator, Requantize))
+    words += sum(2 * types[node.output].elements for node in graph.nodes if _is_requantised(node, types))
     speed = sum(core.speed for core in target.cores)
     cycles = round((products * core_product(cores) + words * core_word(cores)) / speed)
     return Floor(cycles, 0, cycles)
+
+
+def _is_requantised(node: Node, types: Mapping[str, TensorType]) -> bool:
+    """Whether a node multiplies and shifts 32-bit sums by two parameters."""
+    return len(node.inputs) == 3 and all(types[name].dtype is DType.INT32 for name in (*node.inputs, node.output))
 
 
 def _work(region: Region, floor: Floor | None, target: Target) -> tuple[str, int]:
@@ -100,17 +106,15 @@ def _work(region: Region, floor: Floor | None, target: Target) -> tuple[str, int
 
 
 def _end(work: Sequence[tuple[str, int]], begins: Sequence[int], done: set[int]) -> int:
-    """When all of some regions have been computed at the earliest: of those that begin at a time or later none has been
-    begun by then."""
-    found = 0
+    """The earliest time at which some regions can all have been computed: of the regions that begin at a time or later
+    none has been begun before."""
+    end = 0
     for time in {begins[index] for index in done}:
-        busy: dict[str, int] = {}
-        for index in done:
-            unit, cycles = work[index]
-            if begins[index] >= time:
-                busy[unit] = busy.get(unit, 0) + cycles
-        found = max(found, time + max(busy.values(), default=0))
-    return found
+        busy = Counter[str]()
+        for unit, cycles in (work[index] for index in done if begins[index] >= time):
+            busy[unit] += cycles
+        end = max(end, time + max(busy.values(), default=0))
+    return end
 
 
 class _NoContainmentError(Exception):
@@ -118,10 +122,10 @@ class _NoContainmentError(Exception):
 
 
 def _read_whole(region: Region) -> set[str]:
-    """The operands of which every element of the result reads all: its first and its last one do, or the first and the
-    last row where only rows are computed. All operands of what is only computed as a whole."""
+    """The operands that every element of the result reads whole: its first and its last one do, or the first and the
+    last row where only rows are computed. All operands of a layer that is only computed as a whole."""
     types = region.graph.types
-    shape, found = types[region.output].shape, set(region.graph.inputs)
+    shape, whole = types[region.output].shape, set(region.graph.inputs)
     for last in (False, True) if all(shape) else ():
         ends = tuple((size - 1, size) if last else (0, 1) for size in shape)
         for box in (ends, (*ends[:-1], *full_box(shape[-1:]))):
@@ -131,13 +135,13 @@ def _read_whole(region: Region) -> set[str]:
                 return set()
             except ValueError:
                 continue
-            found = {value for value in found if boxes.get(value) == full_box(types[value].shape)}
+            whole = {value for value in whole if boxes.get(value) == full_box(types[value].shape)}
             break
-    return found
+    return whole
 
 
 def _larger(_: str, a: Box, b: Box) -> Box:
-    """The one of two boxes that holds the other; raises _Apart where none does."""
+    """The one of two boxes that holds the other; raises _NoContainmentError where none does."""
     both = tuple((min(x[0], y[0]), max(x[1], y[1])) for x, y in zip(a, b, strict=True))
     if both not in (a, b):
         raise _NoContainmentError

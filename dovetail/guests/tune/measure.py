@@ -1,4 +1,4 @@
-"""What a choice costs, measured here, in processes beside this one, or on a Dask cluster: the outcomes are the same.
+"""Measures choices here, in processes beside this one, or on a Dask cluster: the outcomes are the same.
 
 A layer is measured as a network of its own on the simulated chip, on this computer or a board, or by the cost model.
 """
@@ -12,19 +12,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dovetail.arrays import built
-from dovetail.compile import Options, compile_graph, reserved, sample_inputs
+from dovetail.compile import Options, compile_graph, sample_inputs
 from dovetail.errors import BoardError, DovetailError, MissingExtraError, SimulationError
 from dovetail.farm import LOST, begin_worker, farm
 from dovetail.guests.tune.cost import CoreEstimator, Estimator, estimator
-from dovetail.guests.tune.search import TrialOutcome, placed, region_alone, resolved_default, tunable_layers
-from dovetail.ir.graph import Graph, evaluate_all
+from dovetail.guests.tune.search import TrialOutcome, placed, planned, region_alone, resolved_default, tunable_layers
+from dovetail.ir.graph import Graph
 from dovetail.schedule.knobs import choose, region_space
-from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
-from dovetail.schedule.plan import plan
 from dovetail.target.pattern import Choice, Space
 
 if TYPE_CHECKING:
@@ -33,8 +29,8 @@ if TYPE_CHECKING:
 
 
 MEASURES = ("iss", "host", "model", "board")
-"""What is measured: cycles of the simulated chip, nanoseconds on this computer, the cost model's own estimate, or
-cycles of a board."""
+"""Ways to measure a trial: cycles of the simulated chip, nanoseconds on this computer, the cost model's own estimate,
+or cycles of a board."""
 
 _REPEATED = 8
 """Inferences of which the shortest counts, on this computer; one before them warms up."""
@@ -52,17 +48,14 @@ class MeasureTask:
     measure: str
     """One of `MEASURES`."""
     board: Board | None = None
-    """What is measured on, if it is a board."""
 
 
-def make_task(
-    graph: Graph, near: Collection[str], target: str, policy: str | None, measure: str, board: Board | None = None
-) -> MeasureTask:
+def make_task(graph: Graph, near: Collection[str], target: str, policy: str | None, measure: str) -> MeasureTask:
     """The task of measuring a graph; arguments as the fields of `MeasureTask`."""
-    return MeasureTask(pickle.dumps((graph, tuple(sorted(near))), protocol=5), target, policy, measure, board)
+    return MeasureTask(pickle.dumps((graph, tuple(sorted(near))), protocol=5), target, policy, measure)
 
 
-def measure(task: MeasureTask, choices: Mapping[str, Choice]) -> TrialOutcome:
+def measure(task: MeasureTask, choices: Choices) -> TrialOutcome:
     """One trial: the task's network with these choices by region name.
 
     A choice that cannot be compiled, or computes something else than the graph, is an outcome, not an error.
@@ -91,7 +84,7 @@ def measured(
     graph: Graph,
     target: Target,
     policy: str | None,
-    choices: Mapping[str, Choice],
+    choices: Choices,
     near: Collection[str] = (),
     simulator: str | None = "iss",
     board: Board | None = None,
@@ -99,6 +92,7 @@ def measured(
     """Cycles of one inference on the simulator `iss` or on a board, with seeded inputs, after its outputs were
     compared; on `host` the nanoseconds of the fastest of some.
     Raises DovetailError where it cannot be compiled or run, or an output differs from the graph's."""
+    from dovetail.prove import difference
     from dovetail.run import run_build
 
     compiled = compile_graph(graph, target, Options(policy), choices=choices, near=near, interpret=False)
@@ -106,13 +100,9 @@ def measured(
     with built(compiled, target) as build:
         count = 1 + _REPEATED if simulator == "host" else 1
         result = run_build(build, simulator, [inputs] * count, build.folder.parent / "cache", board=board)
-    (expected,) = evaluate_all(graph, [{name: inputs[name] for name in graph.given}])
-    for name, array in result.outputs[0].items():
-        if not np.array_equal(array, expected[name]):
-            count = int((array != expected[name]).sum())
-            what = f"{count} of {array.size} elements differ from the graph"
-            hint = "the driver or the device model is wrong for this choice: dovetail check finds where"
-            raise SimulationError(what, where=f"output '{name}'", hint=hint)
+    if wrong := difference(graph, [inputs], result.outputs[:1]):
+        hint = "the driver or the device model is wrong for this choice: dovetail check finds where"
+        raise SimulationError(str(wrong), where="the integer graph", hint=hint)
     if simulator == "host":
         return min(inference.nanoseconds or 0 for inference in result.simulation.inferences[1:])
     cycles = result.simulation.inferences[0].total_cycles
@@ -122,28 +112,37 @@ def measured(
     return cycles
 
 
-def _estimated(task: MeasureTask, choices: Mapping[str, Choice]) -> int:
+@dataclass(frozen=True, slots=True)
+class _LayerModel:
+    """The cost model of a layer that can be tuned."""
+
+    estimator: Estimator | CoreEstimator
+    space: Space
+    default: Choice
+    """The whole choice that stands for the planner's own."""
+    planned: Choice
+    """The choice that a compile makes which is told nothing."""
+
+    def cycles(self, layer: str, choice: Choice) -> int:
+        """Estimated cycles with a choice; raises DovetailError where its tiles need too much memory."""
+        estimate = self.estimator.estimate({**self.default, **choice} if choice else self.planned)
+        if estimate is None:
+            what = "the tiles need more memory than there is"
+            raise DovetailError(what, where=f"layer {layer}", hint="choose smaller tiles")
+        return estimate.cycles
+
+
+def _estimated(task: MeasureTask, choices: Choices) -> int:
     """The estimate of a layer; of a network, the sum of those of its layers, if it can be planned at all."""
     models = _models(task.payload, task.target)
     (graph, near), target = _opened(task.payload), _target(task.target)
     for name, choice in choices.items():
-        refusal = models[name][1].refusal(choice) if name in models else "it has no knobs"
-        if refusal:
+        if refusal := models[name].space.refusal(choice) if name in models else "it has no knobs":
             hint = "let the knobs of the target allow what it takes, or choose another value"
             raise DovetailError(refusal, where=f"layer {name}", hint=hint)
     if len(models) > 1:
-        regions = choose(partition(graph, target), choices, target)
-        plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
-    total = 0
-    for name, (model, _, default) in models.items():
-        own = choices.get(name, {})
-        found = model.estimate({**default, **own} if own else placed(model.region, default, target))
-        if found is None:
-            raise DovetailError(
-                "the tiles need more memory than there is", where=f"layer {name}", hint="choose smaller tiles"
-            )
-        total += found.cycles
-    return total
+        planned(graph, choose(partition(graph, target), choices, target), target, near)
+    return sum(model.cycles(name, choices.get(name, {})) for name, model in models.items())
 
 
 @lru_cache(maxsize=4)
@@ -160,31 +159,33 @@ def _target(name: str) -> Target:
 
 
 @lru_cache(maxsize=2)
-def _models(payload: bytes, target_name: str) -> dict[str, tuple[Estimator | CoreEstimator, Space, Choice]]:
-    """For each region of a network that can be tuned, its cost model, its space and the choice that stands for none."""
+def _models(payload: bytes, target_name: str) -> dict[str, _LayerModel]:
+    """The cost model of each region of a network that can be tuned."""
     (graph, near), target = _opened(payload), _target(target_name)
-    models: dict[str, tuple[Estimator | CoreEstimator, Space, Choice]] = {}
+    models: dict[str, _LayerModel] = {}
     for layer in tunable_layers(graph, target, near)[1]:
         alone = region_alone(layer.graph, target)
         default = resolved_default(alone, target, layer.near)
-        model = estimator(alone, target, layer.near), region_space(alone, target), default
+        first = placed(alone, default, target)
+        model = _LayerModel(estimator(alone, target, layer.near), region_space(alone, target), default, first)
         models |= dict.fromkeys(layer.names, model)
     return models
 
 
 Choices = Mapping[str, Choice]
+"""Choices by region name."""
 Runner = Callable[[MeasureTask, Sequence[Choices]], Iterator[tuple[int, TrialOutcome]]]
 """Makes a batch of trials of one task; gives the number in the batch and the outcome of each as it ends."""
 
 
 @contextmanager
 def runner(jobs: int, scheduler: str | None, boards: Sequence[Board] = ()) -> Iterator[Runner]:
-    """What makes trials.
+    """Make trials while the body runs.
 
     Args:
         jobs: processes on this machine; 1 for this one alone.
         scheduler: address of a Dask scheduler, used in place of processes here; None for none.
-        boards: what trials are made on, one at a time on each; empty for simulators.
+        boards: boards that trials are made on, one at a time on each; empty for simulators.
 
     Raises:
         DovetailError: `jobs` is below 1, or the scheduler does not answer.
@@ -197,11 +198,11 @@ def runner(jobs: int, scheduler: str | None, boards: Sequence[Board] = ()) -> It
     own = boards[0] if boards else None
     with farm(jobs, scheduler, here=True) as spread:
 
-        def made(task: MeasureTask, batch: Sequence[Choices]) -> Iterator[tuple[int, TrialOutcome]]:
+        def run(task: MeasureTask, batch: Sequence[Choices]) -> Iterator[tuple[int, TrialOutcome]]:
             for number, outcome in spread(partial(measure, replace(task, board=own)), batch):
                 yield number, TrialOutcome(None, LOST.value) if outcome is LOST else outcome
 
-        yield made
+        yield run
 
 
 @contextmanager

@@ -68,10 +68,10 @@ def region_alone(graph: Graph, target: Target) -> Region:
     return regions[0]
 
 
-def distinct_layers(regions: Sequence[Region], planned: Plan, target: Target) -> tuple[LayerKind, ...]:
-    """The layers that have something to choose, each kind once, in the network's order; `planned` is its default
+def distinct_layers(regions: Sequence[Region], default: Plan, target: Target) -> tuple[LayerKind, ...]:
+    """The layers that have something to choose, each kind once, in the network's order; `default` is its default
     plan, which says in which memory values lie."""
-    program, found = planned.program, dict[str, LayerKind]()
+    program, found = default.program, dict[str, LayerKind]()
     for region in regions:
         if region.engine is None and not region_space(region, target).knobs:
             continue
@@ -94,8 +94,12 @@ def tunable_layers(
     """The regions of a network with nothing chosen, and its distinct layers that have something to choose; the inputs
     and outputs `near` lie in the engine's memory."""
     regions = partition(graph, target)
-    planned = plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
-    return regions, distinct_layers(regions, planned, target)
+    return regions, distinct_layers(regions, planned(graph, regions, target, near), target)
+
+
+def planned(graph: Graph, regions: Sequence[Region], target: Target, near: Collection[str] = ()) -> Plan:
+    """The plan of a network's regions; raises PlanError where it does not fit."""
+    return plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
 
 
 def _stands_alone(graph: Graph, region: Region, target: Target) -> bool:
