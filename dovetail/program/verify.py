@@ -26,6 +26,7 @@ from dovetail.program.ir import (
     Role,
     Statement,
     View,
+    Views,
     Wait,
     byte_places,
     in_order_of,
@@ -270,12 +271,14 @@ class _ProgramWalk:
         if isinstance(statement, LaunchStatement):
             self._check_launch(statement)
         graph = statement.graph
-        for name in graph.inputs:
-            if statement.operands[name].type != graph.types[name]:
-                raise ProgramError(f"operand '{name}' is {statement.operands[name].type}, expected {graph.types[name]}")
-        _check_layouts(statement)
-        if statement.result.type != graph.types[graph.outputs[0]]:
-            raise ProgramError(f"writes {statement.result.type}, computes {graph.types[graph.outputs[0]]}")
+        views = {name: statement.operands[name] for name in graph.inputs}
+        for name, view in views.items():
+            if view.type != graph.types[name]:
+                raise ProgramError(f"operand '{name}' is {view.type}, expected {graph.types[name]}")
+        (output,) = graph.outputs
+        _check_layouts(statement, views | {output: statement.result})
+        if statement.result.type != graph.types[output]:
+            raise ProgramError(f"writes {statement.result.type}, computes {graph.types[output]}")
 
     def _check_launch(self, launch: LaunchStatement) -> None:
         engine = self.target.engine(launch.engine)
@@ -395,12 +398,10 @@ class _ProgramWalk:
         return np.lib.stride_tricks.as_strided(first, (*shape, view.type.dtype.numpy.itemsize), strides)
 
 
-def _check_layouts(statement: LaunchStatement | Call) -> None:
+def _check_layouts(statement: LaunchStatement | Call, views: Views) -> None:
     """An engine finds each value in the layout it takes; the core finds the elements of all in one order, densely, and
     converts between two of which one shares bytes."""
-    graph = statement.graph
-    views = {**{name: statement.operands[name] for name in graph.inputs}, graph.outputs[0]: statement.result}
-    converts = isinstance(statement, Call) and graph.nodes[0].operator.changes_layout
+    converts = isinstance(statement, Call) and statement.graph.nodes[0].operator.changes_layout
     for name, view in views.items():
         if not packing_fits(view.layout, view.type.dtype):
             raise ProgramError(f"'{name}' is {view.type} and lies {view.layout}, whose bytes it cannot fill")
