@@ -1,4 +1,4 @@
-"""What attention loses in integers without need: one dense layer for queries, keys and values whose ranges differ, and
+"""Remedies for losses of attention in integers: one dense layer for queries, keys and values whose ranges differ, and
 8 bits where 16 cost no engine anything."""
 
 from __future__ import annotations
@@ -7,16 +7,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dovetail.guests.ptq.steps import carries, source_of
+from dovetail.guests.ptq.steps import NORMALISE, RECURRENT, carries, source_of
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.activation import Softmax
 from dovetail.ir.operators.arithmetic import Add
-from dovetail.ir.operators.linear import FullyConnected, Linear, MatrixProduct
+from dovetail.ir.operators.linear import FullyConnected, MatrixProduct
 from dovetail.ir.operators.movement import Pick, Reshape, Slice, Transpose
 from dovetail.ir.operators.recurrent import Recurrent, RecurrentKind
 from dovetail.ir.operators.reduction import Normalise
+from dovetail.ir.pattern import apply, occurrence
 from dovetail.ir.types import Array, TensorType
 
+_DENSE, _PRODUCT = apply(FullyConnected), apply(MatrixProduct)
+_TURNED, _PART = apply((Reshape, Transpose)), apply((Pick, Slice))
+_STREAM = apply((Normalise, Add))
+_GATED = apply(Recurrent, having=lambda layer: layer.kind is not RecurrentKind.LSTM)
 _LARGEST = 1 << 22
 """Elements of the largest result of a layer that is looked at."""
 
@@ -58,7 +62,7 @@ def _parts(graph: Graph, layer: Node) -> tuple[_ChannelSlice, ...]:
     """The parts a dense layer is read in; none where it is read otherwise."""
     kind = graph.types[layer.output]
     known = all(name in graph.constants for name in layer.inputs[1:])
-    if not isinstance(layer.operator, FullyConnected) or not known or kind.elements > _LARGEST:
+    if not known or kind.elements > _LARGEST or occurrence(_DENSE, graph, layer) is None:
         return ()
     users, outputs, channels = graph.users(), kind.shape[-1], set[int]()
     waiting = [(layer.output, np.arange(kind.elements).reshape(kind.shape))]
@@ -68,10 +72,11 @@ def _parts(graph: Graph, layer: Node) -> tuple[_ChannelSlice, ...]:
         if value in graph.outputs or not users[value]:
             return ()
         for node in users[value]:
-            if not isinstance(node.operator, Reshape | Transpose | Pick | Slice):
+            turned = occurrence(_TURNED, graph, node) is not None
+            if not turned and occurrence(_PART, graph, node) is None:
                 return ()
             taken = node.operator.evaluate([places])
-            if isinstance(node.operator, Reshape | Transpose):
+            if turned:
                 waiting.append((node.output, taken))
                 continue
             chosen = np.unique(taken % outputs)
@@ -96,50 +101,49 @@ def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
     users, producers = graph.users(), graph.producers()
 
     def readers(value: str) -> list[Node]:
-        """What computes with a value."""
+        """The nodes that compute with a value."""
         found: list[Node] = []
         for node in users[value]:
             found += readers(node.output) if carries(node) else [node]
         return found
 
     def streams(value: str) -> bool:
-        return value not in graph.constants and all(isinstance(one.operator, Normalise | Add) for one in readers(value))
+        ends = (occurrence(_STREAM, graph, reader) for reader in readers(value))
+        return value not in graph.constants and all(end is not None for end in ends)
 
     found: set[str] = set()
-    waiting = [source_of(graph, node.inputs[0]) for node in graph.nodes if _centres(node)]
+    waiting = [source_of(graph, node.inputs[0]) for node in graph.nodes if _centres(graph, node)]
     while waiting:
         value = waiting.pop()
         if value in found or not streams(value):
             continue
         found.add(value)
         made = producers.get(value)
-        sums = [node.output for node in readers(value) if isinstance(node.operator, Add)]
-        terms = [source_of(graph, name) for name in made.inputs] if made and isinstance(made.operator, Add) else []
+        sums = [node.output for node in readers(value) if node.operator == Add()]
+        terms = [source_of(graph, name) for name in made.inputs] if made and made.operator == Add() else []
         waiting += sums + terms
     for node in graph.nodes:
-        if isinstance(node.operator, Softmax) and node.output not in graph.outputs:
+        if node.operator.gives_shares and node.output not in graph.outputs:
             scores, shared = source_of(graph, node.inputs[0]), readers(node.output)
-            multiplied = all(isinstance(one.operator, MatrixProduct) and _left(graph, one, node) for one in shared)
-            made = producers.get(scores)
-            if (
-                multiplied
-                and made is not None
-                and isinstance(made.operator, MatrixProduct)
-                and readers(scores) == [node]
-            ):
+            multiplied = all(_is_product(graph, one) and _left(graph, one, node) for one in shared)
+            if multiplied and _is_product(graph, producers.get(scores)) and readers(scores) == [node]:
                 found |= {scores, node.output}
     for node in graph.nodes:
         if _takes_wide(graph, node):
             value = source_of(graph, node.inputs[0])
             found |= {value} if all(_takes_wide(graph, one) for one in readers(value)) else set()
-    if any(isinstance(node.operator, Recurrent) or _centres(node) for node in graph.nodes):
+    if any(occurrence(RECURRENT, graph, node) is not None or _centres(graph, node) for node in graph.nodes):
         found |= {name for name in graph.outputs if name in producers and _gives(graph, producers[name])}
-    layers = {node.output for node in graph.nodes if isinstance(node.operator, Linear) and not of_layers}
+    layers = {node.output for node in graph.nodes if node.operator.weight_axis is not None and not of_layers}
     return frozenset(found - layers)
 
 
-def _centres(node: Node) -> bool:
-    return isinstance(node.operator, Normalise) and not node.operator.summed
+def _centres(graph: Graph, node: Node) -> bool:
+    return occurrence(NORMALISE, graph, node) is not None
+
+
+def _is_product(graph: Graph, node: Node | None) -> bool:
+    return node is not None and occurrence(_PRODUCT, graph, node) is not None
 
 
 _MOST_READ = 256
@@ -148,15 +152,13 @@ _MOST_READ = 256
 
 def _takes_wide(graph: Graph, node: Node) -> bool:
     """Whether a recurrent layer's integer form reads 16 bits."""
-    operator = node.operator
-    if not isinstance(operator, Recurrent) or operator.kind is RecurrentKind.LSTM:
-        return False
-    return graph.types[node.inputs[0]].shape[-1] <= _MOST_READ
+    return occurrence(_GATED, graph, node) is not None and graph.types[node.inputs[0]].shape[-1] <= _MOST_READ
 
 
 def _gives(graph: Graph, node: Node) -> bool:
     """Whether an output is a layer's or a sum, and nothing reads it."""
-    return isinstance(node.operator, Linear | Add) and not graph.users()[node.output]
+    computes = node.operator.weight_axis is not None or node.operator == Add()
+    return computes and not graph.users()[node.output]
 
 
 def _left(graph: Graph, product: Node, softmax: Node) -> bool:

@@ -31,8 +31,7 @@ def gather_gelu(draft: Draft, node: Node) -> str | None:
         curve = draft.made_by(found[1], Unary) if found is not None else None
         if found is None or curve is None or not np.isclose(found[0], 1.0, rtol=_NEAR):
             continue
-        assert isinstance(curve.operator, Unary)
-        if curve.operator.kind is UnaryKind.ERROR_FUNCTION and _scale_of(draft, curve.inputs[0], x) is not None:
+        if curve.operator == Unary(UnaryKind.ERROR_FUNCTION) and _scale_of(draft, curve.inputs[0], x) is not None:
             return draft.add(Unary(UnaryKind.GELU), [x], node)
     return None
 
@@ -64,7 +63,7 @@ def _factors(draft: Draft, node: Node) -> tuple[list[str], list[str]]:
 
 
 def _is(node: Node, kind: BinaryKind) -> bool:
-    return isinstance(node.operator, Binary) and node.operator.kind is kind
+    return node.operator == Binary(kind)
 
 
 def _constant_and_value(draft: Draft, node: Node) -> tuple[float, str] | None:
@@ -81,7 +80,7 @@ def gather_normalisation(draft: Draft, node: Node) -> str | None:
     """(x - mean x) / sqrt(mean (x - mean x)**2 + epsilon) over the last axis, and the same without means, as a
     Normalise."""
     root = draft.made_by(node.inputs[1], Unary) if _is(node, BinaryKind.DIVIDE) else None
-    if root is None or not isinstance(root.operator, Unary) or root.operator.kind is not UnaryKind.SQUARE_ROOT:
+    if root is None or root.operator != Unary(UnaryKind.SQUARE_ROOT):
         return None
     raised = draft.made_by(root.inputs[0], Add)
     found = _constant_and_value(draft, raised) if raised is not None else None
@@ -89,8 +88,7 @@ def gather_normalisation(draft: Draft, node: Node) -> str | None:
     square = draft.made_by(mean, Unary, Binary) if mean is not None else None
     if square is None or found is None or set(square.inputs) != {node.inputs[0]}:
         return None
-    kinds = (UnaryKind.SQUARE, BinaryKind.MULTIPLY)
-    if not isinstance(square.operator, Unary | Binary) or square.operator.kind not in kinds:
+    if square.operator not in (Unary(UnaryKind.SQUARE), Binary(BinaryKind.MULTIPLY)):
         return None
     less = draft.made_by(node.inputs[0], Binary)
     if less is not None and _is(less, BinaryKind.SUBTRACT) and _mean_of(draft, less.inputs[1]) == less.inputs[0]:
@@ -99,9 +97,7 @@ def gather_normalisation(draft: Draft, node: Node) -> str | None:
 
 
 def _mean_of(draft: Draft, value: str) -> str | None:
-    """What a value is the mean of along the last axis."""
-    made = draft.made_by(value, Reduce)
-    if made is None or not isinstance(made.operator, Reduce) or made.operator.kind is not ReduceKind.MEAN:
-        return None
-    last = len(draft.types[made.inputs[0]].shape) - 1
-    return made.inputs[0] if made.operator.axes == (last,) else None
+    """The operand of a mean along the last axis; None for other values."""
+    mean = draft.made_by(value, Reduce)
+    last = len(draft.types[value].shape) - 1
+    return mean.inputs[0] if mean is not None and mean.operator == Reduce(ReduceKind.MEAN, (last,)) else None

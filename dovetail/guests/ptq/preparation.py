@@ -19,15 +19,23 @@ from dovetail.guests.ptq.composites import gather_gelu, gather_normalisation
 from dovetail.guests.ptq.unquantise import is_quantised, unquantised
 from dovetail.ir.graph import Graph, Node, prune
 from dovetail.ir.operators.activation import Clamp
-from dovetail.ir.operators.arithmetic import Add, Dequantize
+from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
-from dovetail.ir.operators.linear import DepthwiseConv2d, FullyConnected, Linear
-from dovetail.ir.operators.movement import Pad, Reshape
+from dovetail.ir.operators.linear import DepthwiseConv2d, Linear
+from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
+from dovetail.ir.pattern import apply, occurrence
 from dovetail.ir.rewrite import Draft, run, simplify
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.factors import factor_behind, factor_into_softmax
 
+_POINTWISE = apply(DepthwiseConv2d, having=lambda conv: conv.stride == (1, 1))
+_PASSING = (
+    apply(Clamp, having=lambda clamp: clamp.low in (0.0, -inf) and clamp.high == inf),
+    apply(Pad, having=lambda pad: pad.value == 0 and pad.before[-1] == pad.after[-1] == 0),
+    apply((MaxPool2d, AveragePool2d)),
+)
+"""Operators that a positive factor per channel passes through."""
 _REORDERED = ("_nhwc", "_ohwi")
 """Endings the ONNX frontend adds to the names of images and weights in the graph's order."""
 
@@ -49,7 +57,7 @@ def prepare(graph: Graph, file_name: str) -> Graph:
 
 def real_constants(draft: Draft, node: Node) -> str | None:
     """Weights of a network of which nothing else is quantised: what their integers stand for."""
-    if not isinstance(node.operator, Dequantize) or any(name not in draft.constants for name in node.inputs):
+    if not node.operator.dequantises or any(name not in draft.constants for name in node.inputs):
         return None
     array = node.operator.evaluate([draft.constants[name] for name in node.inputs])
     return draft.constant(array, DType.FLOAT32, node.output)
@@ -93,12 +101,13 @@ def fold_normalisation(draft: Draft, node: Node) -> str | None:
     layer = draft.made_by(value, Linear)
     if layer is None or draft.users(value) != 1 or any(name not in draft.constants for name in layer.inputs[1:]):
         return None
-    assert isinstance(layer.operator, Linear)
+    axis = layer.operator.weight_axis
+    assert axis is not None
     weights = draft.constants[layer.inputs[1]].astype(np.float64)
-    channels = weights.shape[layer.operator.weight_axis]
+    channels = weights.shape[axis]
     factor = np.broadcast_to(factor, (channels,))
     bias = draft.constants[layer.inputs[2]].astype(np.float64) if len(layer.inputs) > 2 else np.zeros(channels)
-    scaled = weights * along(factor, weights.ndim, layer.operator.weight_axis)
+    scaled = weights * along(factor, weights.ndim, axis)
     names = [
         draft.constant(array.astype(np.float32), DType.FLOAT32, stem)
         for array, stem in ((scaled, layer.inputs[1]), (bias * factor + offset, f"{layer.inputs[1]}_bias"))
@@ -110,8 +119,8 @@ def _scaling(draft: Draft, node: Node) -> tuple[str, Array, Array] | None:
     """The operand, factor [C or 1] and offset [C or 1] of a node that scales channels by constants."""
     operator = node.operator
     channels = draft.types[node.output].shape[-1:] or (1,)
-    if isinstance(operator, DepthwiseConv2d):
-        if any(name not in draft.constants for name in node.inputs[1:]) or operator.stride != (1, 1):
+    if occurrence(_POINTWISE, draft, node) is not None:
+        if any(name not in draft.constants for name in node.inputs[1:]):
             return None
         weights, *offset = (draft.constants[name] for name in node.inputs[1:])
         if weights.shape != (1, 1, 1, draft.types[node.inputs[0]].shape[-1]):
@@ -124,18 +133,18 @@ def _scaling(draft: Draft, node: Node) -> tuple[str, Array, Array] | None:
         if array is None or draft.types[value] != draft.types[node.output] or array.shape not in shapes:
             continue
         row = array.reshape(-1).astype(np.float64)
-        if isinstance(operator, Add):
+        if operator == Add():
             return value, np.ones(1), row
-        if isinstance(operator, Binary) and operator.kind is BinaryKind.MULTIPLY:
+        if operator == Binary(BinaryKind.MULTIPLY):
             return value, row, np.zeros(1)
-        if isinstance(operator, Binary) and operator.kind is BinaryKind.SUBTRACT and value == node.inputs[0]:
+        if operator == Binary(BinaryKind.SUBTRACT) and value == node.inputs[0]:
             return value, np.ones(1), -row
     return None
 
 
 def multiply_by_reciprocal(draft: Draft, node: Node) -> str | None:
     """A division by a constant is a product, which has an integer form."""
-    if not isinstance(node.operator, Binary) or node.operator.kind is not BinaryKind.DIVIDE:
+    if node.operator != Binary(BinaryKind.DIVIDE):
         return None
     divisor = draft.constants.get(node.inputs[1])
     if divisor is None or divisor.dtype != np.float32 or not divisor.all():
@@ -174,7 +183,7 @@ def pairs(graph: Graph) -> tuple[Pair, ...]:
             (reader,) = users[value]
             if _constant_layer(graph, reader) and reader.inputs[0] == value:
                 sizes = [graph.types[name].shape[-1] for name in reader.inputs[:2]]
-                if not isinstance(reader.operator, DepthwiseConv2d) or sizes[0] == sizes[1]:
+                if not reader.operator.is_channelwise or sizes[0] == sizes[1]:
                     found.append(Pair(node, reader, tuple(between)))
                 break
             if not _passes(graph, reader):
@@ -185,28 +194,23 @@ def pairs(graph: Graph) -> tuple[Pair, ...]:
 
 
 def _constant_layer(graph: Graph, node: Node) -> bool:
-    if not isinstance(node.operator, Linear) or any(name not in graph.constants for name in node.inputs[1:]):
+    if node.operator.weight_axis is None or any(name not in graph.constants for name in node.inputs[1:]):
         return False
-    if isinstance(node.operator, FullyConnected | DepthwiseConv2d):
-        return True
-    return graph.types[node.inputs[0]].shape[-1] // graph.types[node.inputs[1]].shape[-1] == 1  # one group
+    weights = graph.types[node.inputs[1]].shape
+    dense = len(weights) == 2 or node.operator.is_channelwise
+    return dense or graph.types[node.inputs[0]].shape[-1] // weights[-1] == 1  # one group
 
 
 def _passes(graph: Graph, node: Node) -> bool:
     """Whether f(s * x) = s * f(x) for every positive s per channel, and channels stay innermost."""
-    operator = node.operator
-    if isinstance(operator, Clamp):
-        return operator.low in (0.0, -inf) and operator.high == inf
-    if isinstance(operator, Pad):
-        return operator.value == 0 and operator.before[-1] == operator.after[-1] == 0
-    if isinstance(operator, Reshape):
-        before = graph.types[node.inputs[0]].shape
-        return len(before) > 1 and operator.shape[0] == before[0] == 1 and operator.shape[-1] % before[-1] == 0
-    return isinstance(operator, MaxPool2d | AveragePool2d)
+    operator, before, after = node.operator, graph.types[node.inputs[0]].shape, graph.types[node.output].shape
+    if operator.is_view:
+        return len(before) > 1 and after[0] == before[0] == 1 and after[-1] % before[-1] == 0
+    return any(occurrence(pattern, graph, node) is not None for pattern in _PASSING)
 
 
-def _reading_axis(node: Node) -> int:
-    return 3 if not isinstance(node.operator, FullyConnected) else 1
+def _reading_axis(graph: Graph, node: Node) -> int:
+    return len(graph.types[node.inputs[1]].shape) - 1
 
 
 def equalise(graph: Graph) -> tuple[Graph, Mapping[str, Array]]:
@@ -221,7 +225,7 @@ def equalise(graph: Graph) -> tuple[Graph, Mapping[str, Array]]:
         largest = 0.0
         for pair in found:
             factor = _factor(graph, pair, constants)
-            _scale(pair, factor, constants)
+            _scale(graph, pair, factor, constants)
             total[pair.first.output] = total.get(pair.first.output, 1.0) * factor
             largest = max(largest, float(np.abs(np.log(factor)).max()))
         if largest < ENOUGH:
@@ -237,23 +241,21 @@ def _factor(graph: Graph, pair: Pair, constants: Mapping[str, Array]) -> Array:
     """The factor of each channel between: sqrt(range of the second / range of the first)."""
     channels = graph.types[pair.first.output].shape[-1]
     first = constants[pair.first.inputs[1]]
-    assert isinstance(pair.first.operator, Linear)
-    one = np.abs(np.moveaxis(first, pair.first.operator.weight_axis, 0).reshape(channels, -1)).max(axis=1)
-    second = np.moveaxis(constants[pair.second.inputs[1]], _reading_axis(pair.second), -1)
+    one = np.abs(np.moveaxis(first, pair.first.operator.weight_axis or 0, 0).reshape(channels, -1)).max(axis=1)
+    second = np.moveaxis(constants[pair.second.inputs[1]], _reading_axis(graph, pair.second), -1)
     two = np.abs(second.reshape(-1, channels)).max(axis=0)
     usable = (one > 0) & (two > 0)
     factor = np.sqrt(np.where(usable, two, 1.0) / np.where(usable, one, 1.0))
     return np.clip(np.where(usable, factor, 1.0), 1 / MOST_FACTOR, MOST_FACTOR)
 
 
-def _scale(pair: Pair, factor: Array, constants: dict[str, Array]) -> None:
+def _scale(graph: Graph, pair: Pair, factor: Array, constants: dict[str, Array]) -> None:
     """Multiply the first layer's channels, divide what the second reads."""
-    assert isinstance(pair.first.operator, Linear)
     weights = constants[pair.first.inputs[1]]
-    constants[pair.first.inputs[1]] = weights * along(factor, weights.ndim, pair.first.operator.weight_axis)
+    constants[pair.first.inputs[1]] = weights * along(factor, weights.ndim, pair.first.operator.weight_axis or 0)
     if len(pair.first.inputs) > 2:
         constants[pair.first.inputs[2]] = constants[pair.first.inputs[2]] * factor
     reading = constants[pair.second.inputs[1]]
-    axis = _reading_axis(pair.second)
+    axis = _reading_axis(graph, pair.second)
     row = np.tile(factor, reading.shape[axis] // factor.size)
     constants[pair.second.inputs[1]] = reading / along(row, reading.ndim, axis)

@@ -32,7 +32,8 @@ SMALLEST = 0.2
 """The smallest share of a side that is tried."""
 ENOUGH = 32
 """Elements per bin on average from which on a distribution is known well enough for its entropy."""
-_NORMALISE = apply(Normalise, having=lambda normalise: not normalise.summed)
+NORMALISE = apply(Normalise, having=lambda normalise: not normalise.summed)
+"""A layer normalisation."""
 _SCALINGS = (Add(), Binary(BinaryKind.MULTIPLY), Binary(BinaryKind.ADD))
 """Operators that apply a factor or an offset."""
 _CLAMP = apply(Clamp)
@@ -217,7 +218,7 @@ def in_normalisation(graph: Graph, users: Mapping[str, Sequence[Node]], value: s
     if len(readers) != 1 or value in graph.outputs or _scaled(graph, _behind_views(users, readers[0])) is None:
         return False
     node: Node | None = producers.get(value)
-    while node is not None and occurrence(_NORMALISE, graph, node) is None:
+    while node is not None and occurrence(NORMALISE, graph, node) is None:
         source = node.inputs[0] if node.operator.is_view else _scaled(graph, node)
         node = producers.get(source) if source is not None else None
     return node is not None

@@ -16,29 +16,30 @@ from dovetail.errors import ModelError
 from dovetail.guests.ptq.steps import TensorQuantisation
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.activation import Clamp
-from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.operators.movement import Pad
+from dovetail.ir.pattern import apply, occurrence
 from dovetail.ir.types import Array, DType, TensorType
+
+_PAD = apply(Pad)
 
 
 def is_quantised(graph: Graph) -> bool:
     """Whether values, and not constants alone, are quantised."""
     return any(
-        isinstance(node.operator, Quantize)
-        or (isinstance(node.operator, Dequantize) and node.inputs[0] not in graph.constants)
+        node.operator.quantises or (node.operator.dequantises and node.inputs[0] not in graph.constants)
         for node in graph.nodes
     )
 
 
 def input_steps(graph: Graph) -> dict[str, TensorQuantisation]:
-    """What the integers of each quantised input stand for, by its name."""
-    found = {}
+    """The quantisation of each quantised input, by its name."""
+    steps = {}
     for node in graph.nodes:
-        if isinstance(node.operator, Dequantize) and node.inputs[0] in graph.inputs:
+        if node.operator.dequantises and node.inputs[0] in graph.inputs:
             scale, zero = (graph.constants[name] for name in node.inputs[1:])
             kind = graph.types[node.inputs[0]].dtype
-            found[node.inputs[0]] = TensorQuantisation(kind, float(scale.reshape(-1)[0]), int(zero.reshape(-1)[0]))
-    return found
+            steps[node.inputs[0]] = TensorQuantisation(kind, float(scale.reshape(-1)[0]), int(zero.reshape(-1)[0]))
+    return steps
 
 
 def unquantised(graph: Graph, saturates: bool = False) -> Graph:
@@ -83,14 +84,16 @@ class _FloatRewriter:
     def take(self, node: Node) -> None:
         """Add what a node means for floats."""
         operator, constants = node.operator, self.graph.constants
-        if isinstance(operator, Dequantize):
+        if operator.dequantises:
             self.real[node.output] = self._dequantised(node)
-        elif isinstance(operator, Quantize):
-            self.real[node.output] = self._quantised(node, operator)
+        elif operator.quantises:
+            self.real[node.output] = self._quantised(node)
         else:
             known = next((self.steps[name] for name in node.inputs if name in self.steps), None)
-            if known is not None and isinstance(operator, Pad):
-                operator = replace(operator, value=(operator.value - known.zero_point) * known.scale)
+            border = occurrence(_PAD, self.graph, node) if known is not None else None
+            if known is not None and border is not None:
+                pad = border[_PAD]
+                operator = replace(pad, value=(pad.value - known.zero_point) * known.scale)
             try:
                 inputs = [self.value(name) for name in node.inputs]
                 self.real[node.output] = self.builder.add(operator, inputs, node.output, node.origin)
@@ -109,15 +112,15 @@ class _FloatRewriter:
             self.steps[source] = self.inputs[source]
         return self.value(source)
 
-    def _quantised(self, node: Node, operator: Quantize) -> str:
+    def _quantised(self, node: Node) -> str:
         scale, zero = (self.graph.constants[name].reshape(-1) for name in node.inputs[1:])
-        steps = TensorQuantisation(operator.dtype, float(scale[0]), int(zero[0]))
+        steps = TensorQuantisation(self.graph.types[node.output].dtype, float(scale[0]), int(zero[0]))
         self.steps[node.output] = steps
         value = self.value(node.inputs[0])
         low, high = ((bound - steps.zero_point) * steps.scale for bound in (steps.dtype.low, steps.dtype.high))
         if self.saturates:
             return self.builder.add(Clamp(low, high), [value], node.output, node.origin)
-        if steps.zero_point != operator.dtype.low or self.builder.constant_of(value) is not None:
+        if steps.zero_point != steps.dtype.low or self.builder.constant_of(value) is not None:
             return value
         return self.builder.add(Clamp(0.0, inf), [value], node.output, node.origin)
 
