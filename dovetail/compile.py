@@ -198,8 +198,8 @@ def compile_graph(
     progress("partitioning")
     regions = pipeline.regions if pipeline else initial_partition(graph, target)
     check_reserved(regions, target, reserved(graph, target))  # before anything that takes time
-    asked = _CompileRequest(target, options, choices or {}, near, pipeline.cores if pipeline else None, progress)
-    made, striped = _within_budget(graph, regions, asked)
+    request = _CompileRequest(target, options, choices or {}, near, pipeline.cores if pipeline else None, progress)
+    made, striped = _within_budget(graph, regions, request)
     laid, planned = made.laid, replace(made.plan, program=rolled(made.plan.program))
     progress("verifying the program")
     verify(planned.program, target)
@@ -216,8 +216,8 @@ def compile_graph(
         steps=steps or {},
         shared_arena=_shared_arena(unit, options.arena),
     )
-    noted = _noted(target, options, rounding)
-    described = manifest(model, target, noted, made.assignment, laid, planned, options.pins, striped, pipeline)
+    settings = _manifest_options(target, options, rounding)
+    described = manifest(model, target, settings, made.assignment, laid, planned, options.pins, striped, pipeline)
     project = replace(emit_project(unit, described), graph=meant)
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))
     return Compiled(laid.graph, laid.regions, planned, unit, project, striped, pipeline, made.assignment)
@@ -275,65 +275,65 @@ class _CompileRequest:
 
 
 def _within_budget(
-    graph: Graph, regions: tuple[Region, ...], asked: _CompileRequest
+    graph: Graph, regions: tuple[Region, ...], request: _CompileRequest
 ) -> tuple[_ProgramPlan, StripedNetwork | None]:
     """The stages from a partition to a program; in stripes, where its activations are above the memory budget."""
-    target, budget = asked.target, asked.options.memory_budget
+    target, budget = request.target, request.options.memory_budget
     striping = Striping(graph, target, regions) if budget is not None else None
-    made = _assigned(graph, regions, asked)
+    made = _plan_regions(graph, regions, request)
     if striping is None or budget is None or made.peak + _stacks(target) <= budget:
         return made, None
 
     def in_stripes(striped: StripedNetwork) -> tuple[_ProgramPlan, int]:
         """A program in stripes, and its activations' bytes."""
-        asked.progress("partitioning")
+        request.progress("partitioning")
         parts = initial_partition(striped.graph, target)
-        spaces = {part.name: region_space(part, target) for part in parts if part.name in asked.choices}
-        kept = {name: asked.choices[name] for name, one in spaces.items() if one.refusal(asked.choices[name]) is None}
-        made = _assigned(striped.graph, parts, replace(asked, choices=kept))
+        spaces = {part.name: region_space(part, target) for part in parts if part.name in request.choices}
+        kept = {
+            name: request.choices[name] for name, one in spaces.items() if one.refusal(request.choices[name]) is None
+        }
+        made = _plan_regions(striped.graph, parts, replace(request, choices=kept))
         return made, made.peak
 
-    return within(striping, budget, _stacks(target), made.peak, in_stripes, asked.progress)
+    return within(striping, budget, _stacks(target), made.peak, in_stripes, request.progress)
 
 
-def _assigned(graph: Graph, regions: tuple[Region, ...], asked: _CompileRequest) -> _ProgramPlan:
+def _plan_regions(graph: Graph, regions: tuple[Region, ...], request: _CompileRequest) -> _ProgramPlan:
     """The stages behind partitioning; one layer after the other where memory does not hold several."""
-    chosen = choose(regions, asked.choices, asked.target)
-    asked.progress("placing")
-    assignment = assign(graph, chosen, asked.target, asked.options.pins, asked.choices)
+    chosen = choose(regions, request.choices, request.target)
+    request.progress("placing")
+    assignment = assign(graph, chosen, request.target, request.options.pins, request.choices)
     try:
-        return _placed(graph, assignment, asked)
+        return _plan_layouts(graph, assignment, request)
     except PlanError:
         if all(region.slot is None for region in assignment.regions):
             raise
-    return _placed(graph, one_by_one(assignment), asked)
+    return _plan_layouts(graph, one_by_one(assignment), request)
 
 
-def _placed(graph: Graph, assignment: Assignment, asked: _CompileRequest) -> _ProgramPlan:
+def _plan_layouts(graph: Graph, assignment: Assignment, request: _CompileRequest) -> _ProgramPlan:
     """The stages behind engine assignment."""
-    target, near, progress = asked.target, asked.near, asked.progress
+    target, near, progress = request.target, request.near, request.progress
     progress("choosing layouts")
     laid = choose_layouts(graph, assignment.regions, target, near)
     progress("planning tiles, order and addresses")
-    given = (target, reserved(graph, target), near, asked.cores, progress, assignment.tiles)
+    others = (target, reserved(graph, target), near, request.cores, progress, assignment.tiles)
     joint = side_by_side(laid, target)
     try:
-        found = plan(joint, *given)
+        program = plan(joint, *others)
     except PlanError:
         if not joint.turns:
             raise
-        joint, found = laid, plan(laid, *given)
-    return _ProgramPlan(assignment, joint, found, next(p.peak for p in found.placements if p.memory == target.values))
+        joint, program = laid, plan(laid, *others)
+    peak = next(use.peak for use in program.placements if use.memory == target.values)
+    return _ProgramPlan(assignment, joint, program, peak)
 
 
-def _noted(target: Target, options: Options, rounding: Rounding) -> dict[str, Any]:
+def _manifest_options(target: Target, options: Options, rounding: Rounding) -> dict[str, Any]:
     """The options that the manifest keeps."""
-    noted: dict[str, Any] = {
-        "policy": target.policy(options.policy).name,
-        "rounding": rounding.value,
-        "memory_budget": options.memory_budget,
-    }
-    return noted | ({"settings": dict(options.settings)} if options.settings else {})
+    kept: dict[str, Any] = {"policy": target.policy(options.policy).name, "rounding": rounding.value}
+    kept["memory_budget"] = options.memory_budget
+    return kept | ({"settings": dict(options.settings)} if options.settings else {})
 
 
 def _shared_arena(unit: Unit, name: str | None) -> str | None:
@@ -371,10 +371,10 @@ def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[
     if any(pinned_core(pin) is not None for pin in options.pins.values()):
         what = "a pipeline gives every layer its core itself"
         raise TargetError(what, where="--pin, --pipeline", hint="leave one of them out")
-    found = pipelined(graph, target)
+    pipeline = pipelined(graph, target)
     if check:
-        check_pipeline(graph, found, [sample_inputs(graph, seed) for seed in range(found.delay + 2)])
-    return found.graph, found
+        check_pipeline(graph, pipeline, [sample_inputs(graph, seed) for seed in range(pipeline.delay + 2)])
+    return pipeline.graph, pipeline
 
 
 @dataclass
@@ -415,13 +415,14 @@ def _policy(target: Target, options: Options) -> Policy:
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
     """Bytes of each memory that constants, code, stacks and kernels' own room take, by the name of the memory."""
-    known = (*graph.constants.values(), *graph.states)
-    found = {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
+    constants = sum(array.nbytes for array in (*graph.constants.values(), *graph.states))
     types = graph.types
-    rooms = (node.operator.workspace([types[name] for name in node.inputs]) for node in graph.nodes)
-    room = sum(-(-size // 8) * 8 for size in rooms)
-    found[target.values] = found.get(target.values, 0) + _stacks(target) + room
-    return found
+    workspaces = (node.operator.workspace([types[name] for name in node.inputs]) for node in graph.nodes)
+    nbytes = {target.code: constants + CODE_RESERVE}
+    nbytes[target.values] = (
+        nbytes.get(target.values, 0) + _stacks(target) + sum(-(-size // 8) * 8 for size in workspaces)
+    )
+    return nbytes
 
 
 def _stacks(target: Target) -> int:
