@@ -16,7 +16,7 @@ tangent is flat."""
 
 
 def segments() -> Mapping[str, Array]:
-    """Where each segment starts (int32, what rounds the result added) and how it rises (uint16), from the lowest.
+    """Start of each segment (int32, the rounding of the result added) and its slope (uint16), the lowest first.
 
     The halves below 0 are those of TensorFlow Lite Micro turned round, segment by segment: that of -v begins where the
     one of v ends, with the same slope (`between_sigmoids`).
@@ -39,12 +39,12 @@ class Curves:
         self._names = {stem: scope.constant(owner, stem, array) for stem, array in segments().items()}
 
     def sigmoid(self, gate: str) -> str:
-        """Of an int16 in Q3.12, as Q0.15."""
+        """The sigmoid of an int16 in Q3.12, as Q0.15."""
         starts, slopes = (f"{self._names[stem]} + {_SIGMOIDS}" for stem in ("sigmoid_starts", "sigmoid_slopes"))
         return f"curve_16(3 * {gate}, 9, 10, {starts}, {slopes})"
 
     def tangent(self, value: str, left: int = 0, right: int = 0) -> str:
-        """Of an int16 with 12 + right - left fraction bits, as Q0.15."""
+        """The tangent of an int16 with 12 + right - left fraction bits, as Q0.15."""
         scaled = f"{3 << left} * {value}"
         scaled = f"({scaled} + {(1 << right) >> 1}) >> {right}" if right else scaled
         starts, slopes = (f"{self._names[stem]} + {_TANGENTS}" for stem in ("tangent_starts", "tangent_slopes"))

@@ -22,7 +22,7 @@ from dovetail.kernels.c import calls_in
 HELPERS: dict[str, str] = {}
 """C text of each function, the comment before it included, by its name."""
 FLOAT_HELPERS: dict[str, str] = {}
-"""Those of `HELPERS` that compute on floats."""
+"""The functions of `HELPERS` that compute on floats."""
 _NEEDED: dict[str, tuple[str, ...]] = {}
 """The functions each one calls, in the order of `HELPERS`."""
 

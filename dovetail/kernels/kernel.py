@@ -18,7 +18,7 @@ BLOCK = "layer"
 
 
 class Optimize(enum.StrEnum):
-    """What core kernels are made for."""
+    """The aim of core kernels: speed or little code."""
 
     SPEED = "speed"
     """Few instructions: the layers with most of the work get loops of their own."""
@@ -198,7 +198,7 @@ class CoreTraits:
     accumulators: int = 16
     """Sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb."""
     instructions: tuple[CoreInstruction, ...] = ()
-    """Those compilers do not select by themselves."""
+    """Instructions that compilers do not select by themselves."""
     room: int = ROOM
     """Bytes of stack for elements that are put side by side."""
     streams: Streams | None = None
@@ -224,7 +224,7 @@ class KernelChoices:
     default: Choice = field(default_factory=dict)
     """The settings of knobs that are left alone."""
     block: tuple[int, int, int] | None = None
-    """Of sums of products: pixels and channels of the block with the fewest loads per product, and taps of a load."""
+    """Pixels and channels of the block with fewest loads per product, and taps of a load; None for other kernels."""
 
 
 def loads_per_product(block: tuple[int, int]) -> float:

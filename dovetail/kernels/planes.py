@@ -50,7 +50,7 @@ class Pairs:
 
 
 def pairs_of(instructions: Sequence[CoreInstruction]) -> Pairs | None:
-    """Those among a core's instructions, by their meanings; None where they are not all there."""
+    """The pair instructions of a core, found by their meanings; None where one is missing."""
     for one in filter(is_product, instructions):
         staging = staging_of(one, instructions)
         if staging is None or staging.memory.c_type != "uint32_t" or extents(one) != (1, 2):
@@ -93,7 +93,7 @@ class _SumEnd:
     text: str
     """C of the element."""
     arrays: tuple[str, ...]
-    """Those it reads at the channel, from variables."""
+    """Arrays it reads at the channel, from variables."""
     places: bool
     """Whether it reads others at the place of the element."""
 
@@ -127,7 +127,7 @@ class Planes(RaisedNest):
         return 0
 
     def reads(self, pixels: int) -> list[tuple[int, int, Halves]]:
-        """What pixels read of a row of a plane: pixel, number of the register, the taps its halves are for."""
+        """Registers that pixels read of a plane's row: pixel, number of the register, the taps its halves are for."""
         taps, found = self.window.kernel[COLUMN], []
         for pixel in range(pixels):
             first = pixel * self.window.stride[COLUMN]
@@ -207,7 +207,7 @@ class Planes(RaisedNest):
         return _SumEnd(self.scope.lines, text, tuple(ordered), bool(places))
 
     def _channel(self) -> list[str]:
-        """What is read once per channel: weights, the start of its sums, what the epilogue wants."""
+        """Statements that read once per channel: weights, the start of its sums, and the epilogue's numbers."""
         taps = self.window.kernel[ROW] * len(self.taps)
         weights = self.scope.constant("sums", "weights", self.packed().reshape(-1))
         bias = self.scope.constant("sums", "bias", self.begun)

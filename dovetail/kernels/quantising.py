@@ -47,7 +47,7 @@ def steps_of(scale: float, zero_point: int, dtype: DType) -> QuantisationTable |
     divisor = np.float32(scale)
 
     def quantised(bits: Array) -> Array:
-        """What floats of these bits give, as the core's kernels compute it: NaN is the least value."""
+        """The integers that floats of these bits give, as the core's kernels compute them: NaN is the least value."""
         floats = bits.astype(np.uint32).view(np.float32)
         with np.errstate(all="ignore"):
             steps = np.rint(floats / divisor).astype(np.float64) + zero_point

@@ -90,7 +90,7 @@ def kernel(
 
 
 def registered(table: Mapping[type[Operator], T], operator: Operator) -> T | None:
-    """What is registered for an operator's class or the nearest of its bases; None for nothing."""
+    """The entry of an operator's class or of the nearest of its bases; None for none."""
     return next((table[kind] for kind in type(operator).__mro__ if kind in table), None)
 
 

@@ -48,7 +48,7 @@ class KernelScope:
     _named: dict[str, str] = field(default_factory=dict)
     """The C types of these values, by name."""
     index: Index = field(default=lambda shape: "0")
-    """Where the present place is in an operand."""
+    """Index of the present place in an operand."""
     read: Callable[[str, str], str] = field(default="{}[{}]".format)
     """C text of the element of an array at an index; kernels that keep elements in variables have their own."""
     compact: bool = False
@@ -66,11 +66,11 @@ class KernelScope:
     channel: str = "0"
     """In a compact kernel: C text of the present place along the result's last axis."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    """Of the run-time operands and the result that share bytes; of a relayout also others that are not row-major."""
+    """Layouts of operands and the result that share bytes; of a relayout also others that are not row-major."""
     choice: Choice = field(default_factory=dict)
-    """What is chosen of the kernel's knobs (`dovetail.kernels.knobs`)."""
+    """Settings of the kernel's knobs (`dovetail.kernels.offered`)."""
     turn: int | None = None
-    """Where whole bytes are computed at a time: the element of the turn, at `index` + `turn` of every operand."""
+    """The element of the turn, at `index` + `turn` of every operand; None where no whole bytes are computed."""
 
     def input(self, value: str, name: str = "") -> str:
         """The C identifier of a region input, `name` if it is new."""

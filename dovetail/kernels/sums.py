@@ -34,7 +34,7 @@ Ended = Callable[[str, Index], tuple[Sequence[Node], tuple[str, Expression]]]
 
 @dataclass(frozen=True)
 class Products:
-    """What a layer of sums of products multiplies."""
+    """The products of a layer: window, weights and zero points."""
 
     window: WindowGeometry
     weights: Array
@@ -92,7 +92,7 @@ class SumConstants:
     border: Array
     """Start of each sum where taps in the padding are left out and the pad value is taken off each element."""
     pad_value: int
-    """What the padding holds."""
+    """The value of the padding."""
     kind: str
     """C type of a sum."""
     reach: int

@@ -83,14 +83,14 @@ class LoopMismatch:
     """Why an instruction is nowhere in a procedure."""
 
     sentence: str
-    """What the meaning says, what the nearest statements say instead."""
+    """The meaning, and the nearest statements that differ from it."""
     depth: int
     """How near it came: two for each statement that agreed, one for one that nearly did."""
 
 
 @dataclass
 class Agreement:
-    """What a meaning and some statements have in common."""
+    """How far a meaning and some statements agree."""
 
     depth: int = 0
     """Two for each statement that agrees, in reading order, and one for one that differs only inside an expression."""
@@ -130,7 +130,7 @@ def _compare(made: Agreement, wanted: Sequence[Any], given: Sequence[Any]) -> No
 
 
 def _difference(wanted: Any, given: Any) -> str:
-    """What two statements differ in, their bodies and indices aside."""
+    """The difference of two statements, their bodies and indices aside; empty for none."""
     if type(wanted) is not type(given):
         return f"expects {describe(wanted)}, found {describe(given)}"
     if is_a(wanted, "For"):
@@ -153,7 +153,7 @@ def _same_kind(wanted: Any, given: Any) -> bool:
 
 
 def home_difference(wanted: Any, given: Any) -> str:
-    """What two buffers or arguments differ in: memory, type of element."""
+    """The difference of two buffers or arguments: memory, type of element; empty for none."""
     if wanted.mem() is not given.mem():
         return f"expects {wanted.name()} in {wanted.mem().__name__}, found {given.name()} in {given.mem().__name__}"
     if wanted.type() is not given.type():
@@ -346,7 +346,7 @@ def _replaced(procedure: Procedure, block: Sequence[Any], instruction: Procedure
 
 
 def _misplaced(procedure: Procedure, instruction: Procedure) -> str:
-    """What is wrong with an operand of the instruction's calls: memory, type, conditions; unification looks at none."""
+    """The first operand with a wrong memory, type or condition, which unification does not check; empty for none."""
     homes = {argument.name(): argument for argument in procedure.args()}
     homes |= {found.name(): found for found in statements(procedure.body()) if is_a(found, "Alloc")}
     for call in procedure.find(f"{instruction.name()}(_)", many=True):
@@ -361,7 +361,7 @@ def _misplaced(procedure: Procedure, instruction: Procedure) -> str:
 
 
 def _escaping(block: Sequence[Any]) -> str:
-    """What is wrong with the temporaries of statements that a call replaces: one that is needed after them."""
+    """The temporary of replaced statements that is needed after them, as a sentence; empty for none."""
     rest: list[Any] = []
     after = block[-1].next()
     while after:

@@ -127,7 +127,7 @@ def expression_text(expression: Any) -> str:
 
 
 _REFUSED = (ast.Attribute, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.JoinedStr)
-"""What no procedure needs and a tampered file might use, since Exo evaluates the names of memories."""
+"""Syntax that no procedure needs; a tampered file might use it, since Exo evaluates the names of memories."""
 
 
 def stored(key: str, folder: Path, make: Callable[[], Procedure], scope: Mapping[str, Any]) -> Procedure:
@@ -182,7 +182,7 @@ def parsed(text: str, scope: Mapping[str, Any]) -> Procedure:
 
 
 def _read(path: Path, scope: Mapping[str, Any]) -> Procedure | None:
-    """What a file holds; None when it is not there or not as it was written."""
+    """The procedure in a file; None when it is not there or not as it was written."""
     try:
         digest, _, text = path.read_text(encoding="utf-8").partition("\n")
     except (OSError, UnicodeDecodeError):

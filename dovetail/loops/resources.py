@@ -1,4 +1,4 @@
-"""Where staged data lies in an engine's own memories, and the tokens that keep queues in order."""
+"""Slots for staged data in an engine's own memories, and the tokens that keep queues in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail.ir.types import Array
 
 @dataclass(frozen=True)
 class Demand:
-    """What a schedule puts into one memory under one name."""
+    """The buffers that a schedule puts into one memory under one name."""
 
     name: str
     entries: int
@@ -33,7 +33,7 @@ class Pool:
     """Entries of a slot."""
     count: int
     contents: list[Hashable | None] = field(default_factory=list)
-    """What each slot holds, None for nothing that could be found again."""
+    """Key of the contents of each slot, None for contents without a key."""
     turn: int = 0
 
     def find(self, key: Hashable | None) -> int | None:
@@ -99,7 +99,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Access:
-    """What one instruction touches, and the queue it runs on."""
+    """The entries one instruction reads and writes, and the queue it runs on."""
 
     queue: int
     """Position of the queue; only neighbours exchange tokens."""

@@ -54,7 +54,7 @@ Event: TypeAlias = Allocation | Release | Issue
 
 
 def trace(scheduled: Procedure, sizes: Mapping[str, int], instructions: Sequence[Procedure] = ()) -> tuple[Event, ...]:
-    """What a procedure whose every statement is an instruction does for these sizes.
+    """The events of a procedure whose every statement is an instruction, for these sizes.
 
     Args:
         scheduled: the procedure.

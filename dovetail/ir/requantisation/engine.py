@@ -151,7 +151,7 @@ class SumOffsets:
     """The numbers added to a sum of products on its way to the result."""
 
     zero_point: int
-    """Of the operand."""
+    """Zero point of the operand."""
     bias: Array
     result_zero_point: int
 
@@ -182,7 +182,7 @@ def without_product(
 
 
 def _lost(real: Reals, weights: Array, made: Array, shift: Array) -> float:
-    """What rounding the weights costs a result, root mean square in its steps, for operands of all sizes alike."""
+    """Error of a result by rounded weights, root mean square in its steps, for operands of all sizes alike."""
     errors = made * 2.0 ** -shift.astype(np.float64)[:, None] - weights * real[:, None]
     return float(np.sqrt((errors**2).sum(axis=1).mean() * (256.0**2 / 12)))
 

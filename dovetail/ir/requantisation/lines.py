@@ -43,7 +43,7 @@ class ChannelLines:
     raise_by: int
     """Bits sums are raised by first."""
     centre: int
-    """What results gain at the end before they are limited to 0 to 255."""
+    """Number added to results at the end, before they are limited to 0 to 255."""
 
     def of(self, first: int, last: int) -> ChannelLines:
         """The lines of the channels from `first` to before `last`."""

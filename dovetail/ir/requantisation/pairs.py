@@ -53,7 +53,7 @@ class SumChain:
     """Requantisations and additions, in order; `clip` limits the result of the last."""
     clip: Node
     limits: Range
-    """Of `clip`."""
+    """Limits of `clip`."""
     operands: tuple[str, ...]
     """One or two values."""
     slopes: tuple[float, ...]

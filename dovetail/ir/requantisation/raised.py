@@ -21,7 +21,7 @@ _MOST_RAISED = 8
 _SHIFTS = (9, 12, 15)
 """Shifts that are preferred: layers of one text share a function."""
 _LOWEST, _HIGHEST = -128, 127
-"""Of the operand."""
+"""Range of the operand."""
 _EXACT = 1 << 30
 """Multipliers from here on have all their bits; no upper half of a product reaches it."""
 

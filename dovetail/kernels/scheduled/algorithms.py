@@ -1,4 +1,4 @@
-"""What the operators compute, as loops over one image: sizes are this region's, nothing is said about how.
+"""The operators as loops over one image: sizes are this region's, nothing is said about the schedule.
 
 Padding is part of the meaning: a tap outside the image reads the pad value. Zero points are folded into `bias`, the
 number each sum begins with. Weights lie in the order the schedule reads them: `lanes` output channels side by side,
@@ -37,7 +37,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class ConvolutionSizes:
-    """Of a convolution; a fully connected layer is one row of pixels without a kernel."""
+    """Sizes of a convolution; a fully connected layer is one row of pixels without a kernel."""
 
     image: tuple[int, int, int]
     """Rows, columns, channels."""
@@ -66,7 +66,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Staging:
-    """Where an instruction wants the taps of a step, and in which order."""
+    """The registers in which an instruction wants the taps of a step, and their order."""
 
     memory: RegisterMemory
     parts: int
@@ -82,7 +82,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What may be chosen about a kernel."""
+    """The choices of a schedule."""
 
     pixels: int
     """Pixels of a block."""

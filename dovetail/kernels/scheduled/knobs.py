@@ -104,7 +104,7 @@ _INSTRUCTIONS = {
     **{"product": 1, "load": 1, "spilled": 1, "turn": _LOOP, "sum": _START, "partial": _PARTIAL},
     **{"word": _GATHER, "element": _GATHER, "tap": _GUARD, "block": _CALL, "call": _CALL},
 }
-"""Of each part in `turns_of`; others are not compared."""
+"""Instructions of each part in `turns_of`; others are not compared."""
 
 
 def _cost(knobs: Knobs, sizes: ConvolutionSizes, inside: InteriorPixels) -> float:
@@ -270,7 +270,7 @@ _INDEX: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Div: operator.floordiv,
     ast.Mod: operator.mod,
 }
-"""What an index is made of; a quotient of Exo's is rounded down."""
+"""The operations of an index; a quotient of Exo's is rounded down."""
 
 
 def _value(index: ast.expr, loops: Mapping[str, int]) -> int | None:

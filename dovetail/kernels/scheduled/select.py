@@ -111,7 +111,7 @@ class Selection:
 
 
 def _misaligned(p: Procedure, instruction: CoreInstruction) -> str:
-    """What is wrong with where an operand begins; empty for nothing."""
+    """The operand that begins at no multiple of the alignment, as a sentence; empty for none."""
     if instruction.alignment == 1:
         return ""
     allocated = (statement for statement in statements(p.body()) if is_a(statement, "Alloc"))

@@ -91,7 +91,7 @@ def _from_json(data: bytes | None) -> Loops | None:
 
 @cache
 def _maker() -> str:
-    """What the loops depend on beside their description: the schedules' own text and Exo."""
+    """Digest of the schedules' own text and of Exo's version, on which loops depend beside their description."""
     here = Path(__file__).parent
     sources = [*sorted(here.glob("*.py")), *sorted((here.parents[1] / "loops").glob("*.py"))]
     texts = [source.read_text(encoding="utf-8") for source in sources]

@@ -24,11 +24,11 @@ _SUMS = re.compile(r"( *)int32_t (\w+)\[[^\]]+\];")
 _START = re.compile(r" *(\w+)\[([^\[\]]+)\] = (\w+)\[([^\[\]]+)\];")
 _PLACE = r"&(\w+)\[([^\[\]]+)\]"
 _STEP = range(-2048, 2048)
-"""What an instruction of 4 bytes adds to a pointer."""
+"""Numbers that an instruction of 4 bytes can add to a pointer."""
 _COPIES = 9
 """Most times the innermost loop is written out."""
 _MOST_OPERANDS = 30
-"""Of an asm statement in GCC, those both read and written counted twice."""
+"""Operands of an asm statement in GCC; those both read and written count twice."""
 _SPARE = 2
 """Registers the streamed operand takes turns in, so that no product waits for its load."""
 _FIRMWARE = "#if defined(__riscv) && !defined(DOVETAIL_HOST)"
@@ -48,7 +48,7 @@ class _ArrayElement:
 
     @property
     def way(self) -> tuple[str, Set[tuple[str, int]]]:
-        """What places of one pointer have in common: the array, and the variables with their factors."""
+        """The array, and the variables with their factors: equal for all places of one pointer."""
         return self.array, frozenset((name, factor) for name, factor in self.index.items() if name and factor)
 
     def factor(self, name: str) -> int:
@@ -63,10 +63,10 @@ class _ArrayElement:
 
 @dataclass(frozen=True)
 class _Product:
-    """What a call of the instruction does."""
+    """One call of the product instruction."""
 
     number: int
-    """Of the sum it adds to."""
+    """Number of the sum it adds to."""
     held: _ArrayElement
     streamed: _ArrayElement
 
@@ -80,7 +80,7 @@ class _SumLoops:
     loops: tuple[tuple[str, int], ...]
     """Variables and turns, the outermost first."""
     products: tuple[_Product, ...]
-    """Of a turn."""
+    """The products of one turn."""
 
     @property
     def copies(self) -> int:
@@ -93,13 +93,13 @@ class _PointerPath:
     """The way of a pointer through a turn."""
 
     offsets: tuple[int, ...]
-    """Of the elements of a turn, in the order they are loaded."""
+    """Offsets of the elements of a turn, in the order they are loaded."""
     stride: int
     """From one turn to the next."""
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """What each load adds to the pointer; the last goes on to the next turn."""
+        """Step of the pointer behind each load; the last goes on to the next turn."""
         last = self.stride + self.offsets[0] - self.offsets[-1]
         return (*(after - before for before, after in pairwise(self.offsets)), last)
 

@@ -1,4 +1,4 @@
-"""What a loop-level port needs beside its own instructions: a layer's loops in one form, the usual steps of a schedule,
+"""Parts of a loop-level port beside its own instructions: a layer's loops in one form, the usual steps of a schedule,
 and every operand of the instructions as an address ([the walkthrough](../port_loops.md) uses all of it).
 
     loops = region(match, 4)                                      # as an Exo algorithm
@@ -73,7 +73,7 @@ def example(kind: type[Linear], block: int) -> Algorithm:
 
 
 def meaning(name: str, arguments: str, loops: str, *statements: str) -> str:
-    """What an instruction does, as an Exo procedure: a nest of loops around each of some statements.
+    """The meaning of an instruction as an Exo procedure: a nest of loops around each of some statements.
 
     Args:
         name: of the instruction.
@@ -139,7 +139,7 @@ def selected(
 
 
 def _name(text: str) -> str:
-    """Of the function a text defines."""
+    """Name of the function a text defines."""
     return text.split("(")[0].removeprefix("def ").strip()
 
 
@@ -168,10 +168,10 @@ class Scratchpad:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an operand of an instruction lies."""
+    """Address, shape and strides of an operand of an instruction."""
 
     address: int
-    """Of the first byte."""
+    """Address of the first byte."""
     shape: tuple[int, ...]
     """Elements along each dimension."""
     strides: tuple[int, ...]
