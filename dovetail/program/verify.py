@@ -284,7 +284,7 @@ class _ProgramWalk:
         engine = self.target.engine(launch.engine)
         for name, view in (*launch.operands.items(), ("result", launch.result)):
             buffer, is_packed = self.buffer(view), name in launch.packed
-            needed = (engine.constants if is_packed else "") or engine.memory
+            needed = engine.constants_memory if is_packed else engine.memory
             in_place = buffer.role is Role.CONSTANT and is_packed and self.target.reads_constants(engine)
             if buffer.memory != needed and not in_place:
                 hint = "look at Engine.memory and Engine.constants of the target"

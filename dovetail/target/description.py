@@ -196,7 +196,7 @@ class Target:
 
     def reads_constants(self, engine: Engine) -> bool:
         """True when an engine reads packed constants where the linker puts them."""
-        return engine.device is None or (engine.constants or engine.memory) == self.code
+        return engine.device is None or engine.constants_memory == self.code
 
     @property
     def dmas(self) -> tuple[Dma | StreamDma, ...]:

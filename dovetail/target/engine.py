@@ -202,3 +202,8 @@ class Engine:
     """How it computes several launches side by side; None where it does one after the other."""
     rtl: DeviceModel | None = None
     """The engine in Verilog, for the simulator `rtl` (`dovetail.target.Rtl` makes it); None where there is none."""
+
+    @property
+    def constants_memory(self) -> str:
+        """The memory it reads its packed constants in."""
+        return self.constants or self.memory

@@ -99,7 +99,7 @@ def _check_reach(target: Target, where: str) -> None:
     needed = [("core", target.code, "it runs the program"), ("core", target.values, "it has inputs and outputs there")]
     for engine in (one for one in target.engines if one.device is not None):
         needed.append((engine.name, engine.memory, "its operands lie there"))
-        needed.append((engine.name, engine.constants or engine.memory, "it reads its constants there"))
+        needed.append((engine.name, engine.constants_memory, "it reads its constants there"))
         if engine.dma is not None and engine.stream is None:
             hint = "give the Engine a stream= as well"
             raise TargetError(

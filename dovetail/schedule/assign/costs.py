@@ -251,7 +251,7 @@ def _fetching(parts: Sequence[EnginePart], tilings: Sequence[Tiling]) -> int:
     if len(parts) == 1:
         return tilings[0].fetching
     pairs = zip(parts, tilings, strict=True)
-    each = {(p.engine.constants or p.engine.memory, first_constants(p, one)): one.fetching for p, one in pairs}
+    each = {(p.engine.constants_memory, first_constants(p, one)): one.fetching for p, one in pairs}
     return sum(each.values())
 
 

@@ -43,7 +43,7 @@ class EngineLowering:
         context, tiling = self.context, self.tiling
         blobs = tuple(self.blob(number) if tile.packed else None for number, tile in enumerate(tiling.tiles))
         sources = dict.fromkeys(self.source(number) for number, blob in enumerate(blobs) if blob is not None)
-        loaded = tuple(context.fetched.get((source, self.constants_memory)) for source in sources)
+        loaded = tuple(context.fetched.get((source, self.part.engine.constants_memory)) for source in sources)
         source, part = (*self.operands.values(), self.result, blobs, loaded), context.known.parts.get(self.part.name)
         if part is None or part.tiling is not tiling or part.source != source:
             part = LoweredPart(source, tiling, self.statements(), self.buffers, self.fetches, self.fetched)
@@ -103,7 +103,7 @@ class EngineLowering:
         if not self.tiling.tiles[number].packed or "" in self.tiling.in_place:
             return []
         slot, load = self.slot(number)
-        source, place = self.source(number), self.constants_memory
+        source, place = self.source(number), self.part.engine.constants_memory
         if not load or (source, place) in self.context.fetched | self.fetched:
             return []
         buffer = self.tile_buffer(f"constants_{slot}", place, source.type.elements)
@@ -184,16 +184,11 @@ class EngineLowering:
         buffer, start = blob.buffer, blob.offset
         if "" not in self.tiling.in_place:
             own, source = f"{self.part.name}_constants_{self.slot(number)[0]}", self.source(number)
-            buffer = (self.context.fetched | self.fetched).get((source, self.constants_memory), own)
+            buffer = (self.context.fetched | self.fetched).get((source, self.part.engine.constants_memory), own)
             start = blob.offset - source.offset
         offsets = pack_offsets(tile.packed, self.alignment)
         kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
         return {name: dense_view(buffer, kind, start + offsets[name]) for name, kind in kinds.items()}
-
-    @property
-    def constants_memory(self) -> str:
-        """Memory that constants are fetched into."""
-        return self.part.engine.constants or self.part.engine.memory
 
     @property
     def alignment(self) -> int:
