@@ -44,7 +44,7 @@ def part_files(mapped: MeshMapping) -> dict[str, bytes]:
 def part_graphs(mapped: MeshMapping) -> Iterator[tuple[str, Graph]]:
     """(name, graph) of every element of a resident network; `0_1_7` is element 7 of the chip in column 0 and row 1."""
     placed, _ = mapped.whole
-    owner = [(stage, piece) for stage in placed.section.stages for piece in range(stage.pieces)]
+    owner = placed.section.owners
     for element, pieces in placed.tenants.items():
         name = "_".join(map(str, mapped.topology.position(element)))
         views = {r.view: r.value for piece in pieces for r in owner[piece][0].layer.readings if r.view != r.value}
@@ -193,11 +193,8 @@ def check_parts(mapped: MeshMapping, graphs: Mapping[str, Graph]) -> None:
     Raises:
         ModelError: one computes something else; with the value.
     """
-    stages = mapped.parts.sections[0].stages
-    layers = {stage.layer.graph.outputs[0]: stage.layer for stage in stages}
-    owner = {
-        (stage.layer.index, _spans(stage, piece)): (stage, piece) for stage in stages for piece in range(stage.pieces)
-    }
+    layers = {layer.graph.outputs[0]: layer for layer in mapped.parts.layers}
+    owner = {(one[0].layer.index, _spans(*one)): one for one in mapped.parts.sections[0].owners}
     for name, graph in graphs.items():
         seen: set[str] = set()
         makers = {node.output: node for node in graph.nodes}

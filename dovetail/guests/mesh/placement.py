@@ -79,14 +79,13 @@ def place(section: Section, topology: Topology, outputs: frozenset[int], tries: 
     traffic = traffic_of(section, outputs)
     chips = np.array(list(dict.fromkeys((topology.elements // topology.mesh.per_chip).tolist())), np.int64)
     cluster, rank = _clusters(section, topology)
-    best: SectionPlacement | None = None
-    for order in _orders(topology, traffic, cluster, rank, chips, tries):
+
+    def placed(order: Ints) -> SectionPlacement:
         element = _dealt(topology, cluster, rank, order)
-        loads = loads_of(traffic, topology, element)
-        if best is None or (loads.busiest_link, loads.traffic) < (best.loads.busiest_link, best.loads.traffic):
-            best = SectionPlacement(section, topology, traffic, element, loads)
-    assert best is not None
-    return best
+        return SectionPlacement(section, topology, traffic, element, loads_of(traffic, topology, element))
+
+    options = map(placed, _orders(topology, traffic, cluster, rank, chips, tries))
+    return min(options, key=lambda one: (one.loads.busiest_link, one.loads.traffic))
 
 
 def _clusters(section: Section, topology: Topology) -> tuple[Ints, Ints]:

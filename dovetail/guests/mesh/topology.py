@@ -119,17 +119,13 @@ def tree_links(trees: Trees, source: Ints, flow: Ints, router: Ints) -> tuple[In
     count = len(trees.parent)
     code = np.unique(flow * count + router)
     hops = trees.hops[source[code // count], code % count]
-    order = np.argsort(-hops, kind="stable")
-    code, hops = code[order], hops[order]
-    edges = np.searchsorted(-hops, -np.arange(int(hops.max(initial=0)) + 1))
-    ends, carried = [], np.zeros(0, np.int64)
-    for level in range(len(edges) - 1, 0, -1):
-        here = np.unique(np.concatenate((carried, code[edges[level] : edges[level - 1]])))
-        ends.append(here)
-        which, place = here // count, here % count
+    ends, carried = [np.zeros(0, np.int64)], np.zeros(0, np.int64)
+    for level in range(int(hops.max(initial=0)), 0, -1):
+        ends.append(np.unique(np.concatenate((carried, code[hops == level]))))
+        which, place = ends[-1] // count, ends[-1] % count
         carried = which * count + trees.parent[source[which], place]
-    everything = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-    return everything // count, everything % count
+    links = np.concatenate(ends)
+    return links // count, links % count
 
 
 @dataclass(frozen=True)
