@@ -18,9 +18,9 @@ from tuning_benchmark import LAYERS, only_layer
 
 from dovetail.compile import Options, compile_graph
 from dovetail.errors import DovetailError
+from dovetail.guests.tune.layers import LayerKind, region_alone
 from dovetail.guests.tune.log import open_log
 from dovetail.guests.tune.measure import Runner, runner
-from dovetail.guests.tune.search import LayerKind, region_alone
 from dovetail.guests.tune.tuner import TrialRunner, TuningRequest, tune_layer
 from dovetail.schedule import shipped
 from dovetail.schedule.tiles.tile import TILE

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dovetail.guests.tune.layers import LayerKind, tunable_layers
 from dovetail.guests.tune.log import open_log
 from dovetail.guests.tune.measure import runner
-from dovetail.guests.tune.search import LayerKind, tunable_layers
 from dovetail.guests.tune.tuner import TrialRunner, TuningRequest, tune_layer
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Clip, Requantize

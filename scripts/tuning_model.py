@@ -25,8 +25,9 @@ from bound_tables import shifts
 
 from dovetail.compile import Options, prepare, reserved
 from dovetail.errors import DovetailError
+from dovetail.guests.tune.layers import LayerKind, distinct_layers, region_alone
 from dovetail.guests.tune.measure import measured
-from dovetail.guests.tune.search import LayerKind, candidates, distinct_layers, region_alone
+from dovetail.guests.tune.search import candidates
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan

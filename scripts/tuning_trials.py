@@ -23,8 +23,9 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.compile import Options, compile_graph, prepare, reserved
 from dovetail.errors import DovetailError
 from dovetail.guests import zoo
+from dovetail.guests.tune.layers import LayerKind, distinct_layers, region_alone
 from dovetail.guests.tune.measure import make_task, measure
-from dovetail.guests.tune.search import LayerKind, candidates, distinct_layers, region_alone
+from dovetail.guests.tune.search import candidates
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan

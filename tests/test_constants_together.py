@@ -13,8 +13,8 @@ from diana_networks import dense
 from dovetail.compile import Options, compile_graph
 from dovetail.errors import ProgramError
 from dovetail.guests.tune.cost import estimator
+from dovetail.guests.tune.layers import region_alone
 from dovetail.guests.tune.measure import measured
-from dovetail.guests.tune.search import region_alone
 from dovetail.ir.types import DType, TensorType
 from dovetail.program.ir import Copy, LaunchStatement, Program, Role
 from dovetail.program.verify import verify

@@ -12,8 +12,8 @@ import pytest
 
 from core_kernel_cases import Case, Maker, padded
 from dovetail.codegen.emit.unit import traits_for
+from dovetail.guests.tune.layers import region_alone
 from dovetail.guests.tune.measure import measured
-from dovetail.guests.tune.search import region_alone
 from dovetail.guests.tune.timeline import END_CYCLES, START_CYCLES
 from dovetail.ir.graph import evaluate
 from dovetail.ir.operators.arithmetic import Add

@@ -16,9 +16,10 @@ import pytest
 
 from command_line import dovetail
 from dovetail.errors import DovetailError
+from dovetail.guests.tune.layers import region_alone
 from dovetail.guests.tune.log import NETWORK
 from dovetail.guests.tune.measure import TrialOutcome, make_task, measure, measured
-from dovetail.guests.tune.search import candidates, region_alone
+from dovetail.guests.tune.search import candidates
 from dovetail.guests.tune.tuner import Progress, TrialRunner, TrialTally, TuningRequest, settle, tune
 from dovetail.schedule.tuning import TuningEntry, read_tuning, tuning_text
 from dovetail.targets import load_target

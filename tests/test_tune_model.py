@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dovetail.guests.tune import cost
+from dovetail.guests.tune.layers import resolved_default
 from dovetail.guests.tune.measure import measured
-from dovetail.guests.tune.search import resolved_default
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import DType
 from dovetail.target.pattern import Choice

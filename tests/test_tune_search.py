@@ -14,8 +14,9 @@ from dovetail.compile import Options
 from dovetail.guests.tune import tuner
 from dovetail.guests.tune.cost import estimator
 from dovetail.guests.tune.floor import Floor, core_floor, network_floor
+from dovetail.guests.tune.layers import LayerKind, region_alone
 from dovetail.guests.tune.measure import TrialOutcome, make_task, measure, measured
-from dovetail.guests.tune.search import Candidates, LayerKind, Trial, best_trial, candidates, region_alone, search
+from dovetail.guests.tune.search import Candidates, Trial, best_trial, candidates, search
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.reduction import AveragePool2d

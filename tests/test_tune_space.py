@@ -12,7 +12,8 @@ from dovetail.compile import Options, compile_graph, prepare, reserved, sample_i
 from dovetail.errors import PlanError, TargetError
 from dovetail.guests import zoo
 from dovetail.guests.tune.cost import estimator
-from dovetail.guests.tune.search import candidates, distinct_layers, region_alone, resolved_default
+from dovetail.guests.tune.layers import distinct_layers, region_alone, resolved_default
+from dovetail.guests.tune.search import candidates
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import DType
 from dovetail.program.interpret import check_program

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dovetail.compile import reserved
 from dovetail.guests import zoo
-from dovetail.guests.tune.search import LayerKind, distinct_layers
+from dovetail.guests.tune.layers import LayerKind, distinct_layers
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import DType
 from dovetail.legalize import adapt

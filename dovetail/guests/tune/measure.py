@@ -16,12 +16,12 @@ from dovetail.arrays import built
 from dovetail.compile import Options, compile_graph, sample_inputs
 from dovetail.errors import BoardError, DovetailError, MissingExtraError, SimulationError
 from dovetail.farm import LOST, begin_worker, farm
-from dovetail.guests.tune.cost import CoreEstimator, Estimator, estimator
-from dovetail.guests.tune.search import TrialOutcome, placed, planned, region_alone, resolved_default, tunable_layers
+from dovetail.guests.tune.layers import LayerModel, planned, tunable_layers
+from dovetail.guests.tune.search import TrialOutcome
 from dovetail.ir.graph import Graph
-from dovetail.schedule.knobs import choose, region_space
+from dovetail.schedule.knobs import choose
 from dovetail.schedule.partition import partition
-from dovetail.target.pattern import Choice, Space
+from dovetail.target.pattern import Choice
 
 if TYPE_CHECKING:
     from dovetail.sim.line import Board
@@ -112,26 +112,6 @@ def measured(
     return cycles
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerModel:
-    """The cost model of a layer that can be tuned."""
-
-    estimator: Estimator | CoreEstimator
-    space: Space
-    default: Choice
-    """The whole choice that stands for the planner's own."""
-    planned: Choice
-    """The choice that a compile makes which is told nothing."""
-
-    def cycles(self, layer: str, choice: Choice) -> int:
-        """Estimated cycles with a choice; raises DovetailError where its tiles need too much memory."""
-        estimate = self.estimator.estimate({**self.default, **choice} if choice else self.planned)
-        if estimate is None:
-            what = "the tiles need more memory than there is"
-            raise DovetailError(what, where=f"layer {layer}", hint="choose smaller tiles")
-        return estimate.cycles
-
-
 def _estimated(task: MeasureTask, choices: Choices) -> int:
     """The estimate of a layer; of a network, the sum of those of its layers, if it can be planned at all."""
     models = _models(task.payload, task.target)
@@ -142,7 +122,14 @@ def _estimated(task: MeasureTask, choices: Choices) -> int:
             raise DovetailError(refusal, where=f"layer {name}", hint=hint)
     if len(models) > 1:
         planned(graph, choose(partition(graph, target), choices, target), target, near)
-    return sum(model.cycles(name, choices.get(name, {})) for name, model in models.items())
+    total = 0
+    for name, model in models.items():
+        estimate = model.estimate(choices.get(name, {}))
+        if estimate is None:
+            what = "the tiles need more memory than there is"
+            raise DovetailError(what, where=f"layer {name}", hint="choose smaller tiles")
+        total += estimate.cycles
+    return total
 
 
 @lru_cache(maxsize=4)
@@ -159,17 +146,11 @@ def _target(name: str) -> Target:
 
 
 @lru_cache(maxsize=2)
-def _models(payload: bytes, target_name: str) -> dict[str, _LayerModel]:
+def _models(payload: bytes, target_name: str) -> dict[str, LayerModel]:
     """The cost model of each region of a network that can be tuned."""
     (graph, near), target = _opened(payload), _target(target_name)
-    models: dict[str, _LayerModel] = {}
-    for layer in tunable_layers(graph, target, near)[1]:
-        alone = region_alone(layer.graph, target)
-        default = resolved_default(alone, target, layer.near)
-        first = placed(alone, default, target)
-        model = _LayerModel(estimator(alone, target, layer.near), region_space(alone, target), default, first)
-        models |= dict.fromkeys(layer.names, model)
-    return models
+    layers = ((layer, LayerModel.of(layer, target)) for layer in tunable_layers(graph, target, near)[1])
+    return {name: model for layer, model in layers for name in layer.names}
 
 
 Choices = Mapping[str, Choice]

@@ -16,19 +16,10 @@ import msgspec
 from dovetail.compile import Options, prepare, rounding_of
 from dovetail.errors import DovetailError, TargetError
 from dovetail.guests.tune.floor import Floor, network_floor
+from dovetail.guests.tune.layers import LayerKind, region_alone, tunable_layers
 from dovetail.guests.tune.log import LOG_SCHEMA, NETWORK, TrialLog, open_log
 from dovetail.guests.tune.measure import MEASURES, Choices, MeasureTask, Runner, make_task, runner
-from dovetail.guests.tune.search import (
-    LayerKind,
-    Trial,
-    TrialOutcome,
-    best_trial,
-    candidates,
-    region_alone,
-    require_learner,
-    search,
-    tunable_layers,
-)
+from dovetail.guests.tune.search import Trial, TrialOutcome, best_trial, candidates, require_learner, search
 from dovetail.ir.graph import Graph
 from dovetail.schedule.region import Region
 from dovetail.schedule.tiles.tile import EARLY, PLACEMENT
