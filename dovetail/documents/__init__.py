@@ -50,13 +50,13 @@ class Document(Generic[T]):
 
     value: T
     name: str
-    """Of the file."""
+    """Name of the file."""
     text: str
     form: TextForm
     error: type[DovetailError]
     """Class of errors about it."""
     hint: str
-    """What to do about an error, unless the error says it itself."""
+    """Advice for errors that have none of their own."""
     first_line: int = 0
     """Line of the file that the text begins at; 0 for a text that is the whole file."""
 

@@ -10,7 +10,7 @@ _SHOWN = 60
 
 
 def in_words(kind: kinds.Type) -> str:
-    """What a value must be, such as "a whole number from 1 to 8"; the description of its type where it has one.
+    """The values a type allows, such as "a whole number from 1 to 8"; the description of its type where it has one.
 
     A type says it as `Annotated[str, msgspec.Meta(description="the name of a layer")]`.
     """

@@ -69,7 +69,7 @@ class _BoardLease:
         self.turn = threading.Lock()
         """Held by the connection that has the board."""
         self.guard = threading.Lock()
-        """Of the fields below."""
+        """Guards the fields below."""
         self.job = ""
         self.ends = 0.0
         """When its time is up, by the monotonic clock."""

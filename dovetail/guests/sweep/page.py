@@ -41,10 +41,10 @@ def sweep_page(data: Mapping[str, Any]) -> str:
 
 
 def _metrics(sheet: Sheet) -> list[tuple[tuple[str, ...], str]]:
-    """Where each figure is found in a point, and what it is called."""
-    found: dict[tuple[str, ...], str] = {(key,): name for key, name in _METRICS.items()}
-    found |= {("peaks", name): f"bytes of {name} at the peak" for name in sheet.at("memories")}
-    return [(path, name) for path, name in found.items() if any(_at(point, path) for point in sheet.at("points"))]
+    """Paths of the figures in a point, and their names."""
+    paths: dict[tuple[str, ...], str] = {(key,): name for key, name in _METRICS.items()}
+    paths |= {("peaks", name): f"bytes of {name} at the peak" for name in sheet.at("memories")}
+    return [(path, name) for path, name in paths.items() if any(_at(point, path) for point in sheet.at("points"))]
 
 
 def _at(point: Mapping[str, Any], path: Sequence[str]) -> Any:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from dovetail.guests.zoo.networks import ZooLayer, ZooLayerKind, ZooNetwork, same_padding
+from dovetail.guests.zoo.networks import INPUT, ZooLayer, ZooLayerKind, ZooNetwork, same_padding
 from dovetail.guests.zoo.weights import Floats, Parameters, ZooWeights, forward
 from dovetail.ir.onnx_body import IR_VERSION, OPSET, OnnxBody
 from dovetail.ir.types import DType
@@ -132,11 +132,11 @@ def model(network: ZooNetwork, prepared: ZooWeights, is_quantised: bool = True) 
     """
     writer, parameters = _ZooModelWriter(), prepared.parameters
     values = forward(network, parameters, prepared.calibration if is_quantised else prepared.calibration[:1])
-    quantisations = {network.input_name: ZooQuantisation.spanning(*network.input_range)}
-    tensors = {network.input_name: "input"}
+    quantisations = {INPUT: ZooQuantisation.spanning(*network.input_range)}
+    tensors = {INPUT: "input"}
     if is_quantised:
-        steps = writer.steps("input", quantisations[network.input_name])
-        tensors[network.input_name] = writer.node("DequantizeLinear", ["input", *steps], "input_dequantized")
+        steps = writer.steps("input", quantisations[INPUT])
+        tensors[INPUT] = writer.node("DequantizeLinear", ["input", *steps], "input_dequantized")
     for layer in network.layers:
         is_output, source = layer is network.layers[-1], quantisations[layer.inputs[0]]
         inputs = [tensors[name] for name in layer.inputs]

@@ -23,6 +23,10 @@ class ZooLayerKind(Enum):
     SOFTMAX = "softmax"
 
 
+INPUT = "input"
+"""Name of a network's input."""
+
+
 @dataclass(frozen=True, slots=True)
 class ZooLayer:
     """One layer, its bias and activation included. Images are NCHW, flat values NC."""
@@ -55,7 +59,6 @@ class ZooNetwork:
     """Lowest and highest value an input element takes."""
     layers: tuple[ZooLayer, ...]
     """In an order in which each layer follows those it reads; the last one is the output."""
-    input_name: str = "input"
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from math import prod, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.guests.zoo.networks import ZooLayer, ZooLayerKind, ZooNetwork, same_padding
+from dovetail.guests.zoo.networks import INPUT, ZooLayer, ZooLayerKind, ZooNetwork, same_padding
 
 Floats = npt.NDArray[np.float64]
 
@@ -106,7 +106,7 @@ def forward(
         x: [N, *network.input_shape].
         exact: keep the values on the grid; without it they are plain float64.
     """
-    values = {network.input_name: x}
+    values = {INPUT: x}
     for layer in network.layers:
         sums = apply(layer, [values[name] for name in layer.inputs], parameters.get(layer.name))
         values[layer.name] = activate(layer, on_grid(sums, ACTIVATION_BITS) if exact else sums)
@@ -200,7 +200,7 @@ def random_parameters(network: ZooNetwork, seed: int) -> ZooWeights:
     """Weights for every layer from `seed`, scaled so that activations neither vanish nor grow with depth."""
     generator = np.random.default_rng(seed)
     calibration = synthetic_inputs(network, CALIBRATION_INPUTS, seed)
-    values = {network.input_name: calibration}
+    values = {INPUT: calibration}
     parameters: dict[str, Parameters] = {}
     for layer in network.layers:
         inputs = [values[name] for name in layer.inputs]
