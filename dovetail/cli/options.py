@@ -43,16 +43,6 @@ TargetName = Annotated[
 ]
 TargetArgument = Annotated[str, argument(metavar="TARGET", help="A target's name, or the path of a target file.")]
 TargetFile = Annotated[str | None, option("--target", "-t", help="The target file it was made for, if it was one.")]
-Sim = Annotated[
-    Simulator | None,
-    option(
-        help="The simulated chip with its cycles (iss), the same with engines in Verilog (rtl), or the C code on this "
-        "machine (host); iss where there is such a chip."
-    ),
-]
-Inputs = Annotated[
-    Path | None, option("--input", help="An .npz keyed by input tensor names; seeded inputs if not given.")
-]
 BuildFolder = Annotated[Path, argument(help="A folder made by dovetail compile.")]
 Page = Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")]
 Json = Annotated[Path | None, option("--json", help="Write the same here as JSON; - for stdout.")]

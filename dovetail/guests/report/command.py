@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dovetail.cli.console import beside_json, note_seeded, progress, say, show_table
-from dovetail.cli.options import BuildFolder, Inputs, Json, Page, Sim, TargetFile, argument, option
+from dovetail.cli.options import BuildFolder, Json, Page, argument, option
+from dovetail.cli.run import RunOptions
 from dovetail.errors import BuildError, DovetailError
 from dovetail.options import Options
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 def report(
     build: BuildFolder,
     options: Annotated[Options, "operators"],
+    run: Annotated[RunOptions, "sim", "input_file", "target"],
     page: Page = Path("report.html"),
     json_file: Json = None,
     trace: Annotated[Path | None, option(help="Write the timeline here, for Perfetto.")] = None,
@@ -27,9 +30,6 @@ def report(
         bool,
         typer.Option("--bound", help="Print each layer beside whoever is busy longest for it, and why it is slower."),
     ] = False,
-    sim: Sim = None,
-    input_file: Inputs = None,
-    target: TargetFile = None,
 ) -> None:
     """Show where a build's time, memory and bytes go, as one HTML page.
 
@@ -40,7 +40,7 @@ def report(
     from dovetail.arrays import write_file
 
     with progress("starting") as show:
-        data = _detailed(build, sim, input_file, target, show, options)
+        data = _detailed(build, run, options, show)
         if trace is not None and not data["timeline"]:
             raise DovetailError(
                 "a trace has times, and on the host there are none", where="--trace", hint="leave --trace out"
@@ -53,7 +53,7 @@ def report(
     write_file(page, text.encode())
     if trace is not None:
         write_file(trace, trace_text(data).encode())
-    note_seeded(input_file)
+    note_seeded(run.input_file)
     with beside_json(json_file, data):
         if bound:
             _print_bound(data)
@@ -74,15 +74,8 @@ def _print_bound(data: dict[str, Any]) -> None:
     say(near.whole(data))
 
 
-def _detailed(
-    folder: Path,
-    simulator: str | None,
-    source: Path | None,
-    target_name: str | None,
-    show: Callable[[str], None],
-    options: Options = Options(),
-) -> dict[str, Any]:
-    """Everything known of a build and one run of it; raises DovetailError."""
+def _detailed(folder: Path, options: RunOptions, own: Options, show: Callable[[str], None]) -> dict[str, Any]:
+    """The costs of a build in one run of it, in detail; raises DovetailError."""
     from dovetail import prove
     from dovetail.arrays import inputs_of
     from dovetail.codegen.plan_file import read_plan
@@ -90,11 +83,11 @@ def _detailed(
     from dovetail.run import default_simulator, open_build, run_build
     from dovetail.target.registry import load_target
 
-    build = open_build(folder, load_target(target_name) if target_name else None)
+    build = open_build(folder, load_target(options.target) if options.target else None)
     read_plan(folder, len(build.manifest.layers))
-    graph = prove.read_graph(build, options.operators)
-    inputs, _ = inputs_of(source, build.manifest.inputs)
-    simulator = simulator or default_simulator(build.target)
+    graph = prove.read_graph(build, own.operators)
+    inputs, _ = inputs_of(options.input_file, build.manifest.inputs)
+    simulator = options.sim or default_simulator(build.target)
     show(f"compiling and running {folder} on the {simulator}")
     result = run_build(build, simulator, inputs)
     prove.prove(result, graph, inputs)
@@ -113,10 +106,9 @@ def _report_sentence(data: dict[str, Any]) -> str:
 def compare(
     first: Annotated[Path, argument(metavar="A", help="A build, or the JSON of a report.")],
     second: Annotated[Path, argument(metavar="B", help="Another.")],
+    run: Annotated[RunOptions, "sim", "input_file"],
     page: Annotated[Path | None, option("--output", "-o", help="Write it here as HTML.")] = None,
     json_file: Json = None,
-    sim: Sim = None,
-    input_file: Inputs = None,
     target: Annotated[
         list[str] | None, option("--target", "-t", help="The target files they were made for, if they were.")
     ] = None,
@@ -133,7 +125,7 @@ def compare(
     def read(path: Path) -> dict[str, Any]:
         if path.is_file():
             return comparison.read_report(path)
-        return _detailed(path, sim, input_file, _target_of(path, target or ()), show)
+        return _detailed(path, replace(run, target=_target_of(path, target or ())), Options(), show)
 
     with progress("starting") as show:
         a, b = read(first), read(second)
