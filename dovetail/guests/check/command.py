@@ -47,14 +47,14 @@ def check(
         from dovetail.target.registry import load_target
 
         order = suite.Order(FULL if full else QUICK, tuple(sim or ()), tuple(only or ()), timeout, first)
-        found = suite.check(load_target(target), order, report, name=target, jobs=jobs, scheduler=scheduler)
+        checked = suite.check(load_target(target), order, report, name=target, jobs=jobs, scheduler=scheduler)
     for path, text in ((junit, findings.junit), (markdown, findings.markdown)):
         if path is not None:
-            _write(path, text(found))
-    for number, finding in enumerate(found.findings, 1):
+            _write(path, text(checked))
+    for number, finding in enumerate(checked.findings, 1):
         say(f"{number}. {findings.finding_text(finding)}\n")
-    say(findings.summary(found))
-    if found.findings:
+    say(findings.summary(checked))
+    if checked.findings:
         sys.exit(1)
 
 

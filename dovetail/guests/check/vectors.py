@@ -90,7 +90,7 @@ def vectors_of(target: Target, engine: Engine, offload: Offload) -> Vectors | No
     observed = next(iter(observe(program, unit.target, inputs)))
     launch = observed.launch
     places = addressed_operands(program, launch)
-    given = []
+    blocks = []
     for name, view in launch.operands.items():
         if name == "scratch":
             continue
@@ -102,19 +102,19 @@ def vectors_of(target: Target, engine: Engine, offload: Offload) -> Vectors | No
             assert buffer.address is not None
             first = buffer.address - unit.target.memory(buffer.memory).base
             content = observed.before[buffer.memory][first + start : first + stop]
-        given.append(Block("x" if name in inputs and len(inputs) == 1 else name, places[name].address, content))
+        blocks.append(Block("x" if name in inputs and len(inputs) == 1 else name, places[name].address, content))
     expected, mask = expected_bytes(launch.result, observed.result)
     result = Block("expected", places["result"].address, np.frombuffer(expected, np.uint8))
     counts = np.ones(result.content.size, np.uint8) if mask is None else np.frombuffer(mask, np.uint8)
     commands = [command for _, command in unit.commands[observed.index] if isinstance(command, Command)]
     if has_model(target, engine):
         writes = tuple(write for command in commands for write in writes_of(command))
-        return Vectors(offload.name, engine.name, engine.memory, tuple(given), writes, result, counts * 255)
+        return Vectors(offload.name, engine.name, engine.memory, tuple(blocks), writes, result, counts * 255)
     read = commands if engine.raw.pointers else []  # others' words are written into registers
     parts = {name: part for command in read for name, part in engine.raw.parts(command).items()}
     words = {name: np.frombuffer(part, "<u4") for name, part in parts.items()}
-    known = (tuple(given), writes_seen(target, case), result, counts * 255, words)
-    return Vectors(offload.name, engine.name, engine.memory, *known)
+    rest = (tuple(blocks), writes_seen(target, case), result, counts * 255, words)
+    return Vectors(offload.name, engine.name, engine.memory, *rest)
 
 
 def _of_list(target: Target, engine: Engine, case: Case, compiled: Compiled, inputs: Mapping[str, Array]) -> Vectors:
@@ -123,16 +123,16 @@ def _of_list(target: Target, engine: Engine, case: Case, compiled: Compiled, inp
     machine = ProgramInterpreter(program, unit.target)
     for name, view in program.inputs.items():
         machine.write(view, inputs[name])
-    given = []
+    blocks = []
     for name, view in program.inputs.items():
         buffer = program.buffers[view.buffer]
         assert buffer.address is not None
         first = buffer.address + view.offset - unit.target.memory(buffer.memory).base
         content = machine.memories[buffer.memory][first : first + view.span[1] - view.span[0]].copy()
-        given.append(Block("x" if len(inputs) == 1 else name, buffer.address + view.offset, content))
+        blocks.append(Block("x" if len(inputs) == 1 else name, buffer.address + view.offset, content))
     for name, buffer in program.buffers.items():
         if buffer.role is Role.CONSTANT and buffer.address is not None:
-            given.append(Block(name, buffer.address, program.constants[name]))
+            blocks.append(Block(name, buffer.address, program.constants[name]))
     for index, statement in enumerate(program.statements):
         machine.step(index, statement)
     view = next(iter(program.outputs.values()))
@@ -144,7 +144,7 @@ def _of_list(target: Target, engine: Engine, case: Case, compiled: Compiled, inp
     several = len(unit.lists) > 1
     words = {f"list_{n}" if several else "list": np.array(one.words, np.uint32) for n, one in enumerate(unit.lists)}
     memory, writes = program.buffers[view.buffer].memory, writes_seen(target, case)
-    return Vectors(case.offload, engine.name, memory, tuple(given), writes, result, counts * 255, words)
+    return Vectors(case.offload, engine.name, memory, tuple(blocks), writes, result, counts * 255, words)
 
 
 def writes_seen(target: Target, case: Case) -> tuple[tuple[int, int], ...]:
@@ -153,8 +153,8 @@ def writes_seen(target: Target, case: Case) -> tuple[tuple[int, int], ...]:
     compiled, inputs, _ = compiled_cases(target, [case])
     with built(compiled, compiled.unit.target) as build:
         run_build(build, "iss", [inputs], watchdog=Watchdog(INSTRUCTIONS, SECONDS, build.folder.parent))
-        found = accesses(build.folder.parent / "0.accesses")  # of the only engine there is
-    return tuple((access.offset, access.value) for access in found if access.written)
+        seen = accesses(build.folder.parent / "0.accesses")  # of the only engine there is
+    return tuple((access.offset, access.value) for access in seen if access.written)
 
 
 def write_vectors(target: Target, form: str, folder: Path, force: bool = False) -> tuple[int, tuple[str, ...]]:
@@ -183,12 +183,12 @@ def write_vectors(target: Target, form: str, folder: Path, force: bool = False) 
     kernels, without = [], []
     for engine in engines:
         for offload in engine.offloads:
-            made = vectors_of(target, engine, offload)
-            if made is None:
+            vectors = vectors_of(target, engine, offload)
+            if vectors is None:
                 without.append(offload.name)
                 continue
             stem = _stem(offload.name) if len(engines) == 1 else f"{engine.name}_{_stem(offload.name)}"
-            own, entry = _files(made, form, stem)
+            own, entry = _files(vectors, form, stem)
             files.update(own)
             kernels.append(entry)
     index = {"schema": 1, "target": target.name, "format": form, "kernels": kernels}
@@ -201,13 +201,13 @@ def _stem(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name.replace(", ", "_"))
 
 
-def _files(made: Vectors, form: str, stem: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+def _files(vectors: Vectors, form: str, stem: str) -> tuple[dict[str, bytes], dict[str, Any]]:
     """The files of a kernel, and its entry in the index."""
-    all_blocks = (*made.given, made.expected)
+    all_blocks = (*vectors.given, vectors.expected)
     arrays = {block.name: block.content for block in all_blocks}
-    arrays |= {"mask": made.mask, "registers": np.array(made.writes, np.uint32).reshape(-1, 2), **made.words}
-    entry: dict[str, Any] = {"kernel": made.kernel, "engine": made.engine, "memory": made.memory}
-    entry |= {"words": {name: int(words.size) for name, words in made.words.items()}} if made.words else {}
+    arrays |= {"mask": vectors.mask, "registers": np.array(vectors.writes, np.uint32).reshape(-1, 2), **vectors.words}
+    entry: dict[str, Any] = {"kernel": vectors.kernel, "engine": vectors.engine, "memory": vectors.memory}
+    entry |= {"words": {name: int(words.size) for name, words in vectors.words.items()}} if vectors.words else {}
     blocks = {block.name: {"address": block.address, "bytes": int(block.content.size)} for block in all_blocks}
     if form == "npz":
         stream = io.BytesIO()
@@ -237,16 +237,16 @@ def _read(folder: Path, entry: Mapping[str, Any], form: str) -> dict[str, Array]
     if form == "npz":
         with np.load(folder / entry["file"]) as file:
             return dict(file)
-    found = {}
+    arrays = {}
     for path in sorted((folder / entry["folder"]).glob(f"*.{form}")):
         pairs = path.stem == "registers"
         wide = pairs or path.stem in entry.get("words", ())
         if form == "bin":
-            found[path.stem] = np.fromfile(path, "<u4" if wide else np.uint8)
+            arrays[path.stem] = np.fromfile(path, "<u4" if wide else np.uint8)
         else:
             lines = path.read_text().split()
             words = [int(line[i : i + 8], 16) for line in lines for i in ((0, 8) if pairs else (0,))]
-            found[path.stem] = np.array(words, np.uint32 if wide else np.uint8)
+            arrays[path.stem] = np.array(words, np.uint32 if wide else np.uint8)
         if path.stem == "registers":
-            found[path.stem] = found[path.stem].reshape(-1, 2)
-    return found
+            arrays[path.stem] = arrays[path.stem].reshape(-1, 2)
+    return arrays

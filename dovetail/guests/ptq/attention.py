@@ -39,9 +39,9 @@ def part_layers(graph: Graph) -> Graph:
     parts = {node.output: found for node in graph.nodes if (found := _parts(graph, node))}
     nodes, types, constants = list[Node](), dict(graph.types), dict(graph.constants)
     instead = {part.value: layer for layer, found in parts.items() for part in found}
-    made = {node.output: node for node in graph.nodes}
+    producers = {node.output: node for node in graph.nodes}
     for node in graph.nodes:
-        layer = made.get(instead.get(node.output, ""))
+        layer = producers.get(instead.get(node.output, ""))
         if layer is None:
             nodes.append(node)
             continue
@@ -61,12 +61,12 @@ def part_layers(graph: Graph) -> Graph:
 def _parts(graph: Graph, layer: Node) -> tuple[_ChannelSlice, ...]:
     """The parts a dense layer is read in; none where it is read otherwise."""
     kind = graph.types[layer.output]
-    known = all(name in graph.constants for name in layer.inputs[1:])
-    if not known or kind.elements > _LARGEST or occurrence(_DENSE, graph, layer) is None:
+    static = all(name in graph.constants for name in layer.inputs[1:])
+    if not static or kind.elements > _LARGEST or occurrence(_DENSE, graph, layer) is None:
         return ()
     users, outputs, channels = graph.users(), kind.shape[-1], set[int]()
     waiting = [(layer.output, np.arange(kind.elements).reshape(kind.shape))]
-    found = []
+    parts = []
     while waiting:
         value, places = waiting.pop()
         if value in graph.outputs or not users[value]:
@@ -84,8 +84,8 @@ def _parts(graph: Graph, layer: Node) -> tuple[_ChannelSlice, ...]:
             if not np.array_equal(taken.reshape(-1), rows.reshape(-1)) or not channels.isdisjoint(chosen.tolist()):
                 return ()
             channels.update(chosen.tolist())
-            found.append(_ChannelSlice(node.output, tuple(chosen.tolist())))
-    return tuple(found) if len(found) > 1 else ()
+            parts.append(_ChannelSlice(node.output, tuple(chosen.tolist())))
+    return tuple(parts) if len(parts) > 1 else ()
 
 
 def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
@@ -102,40 +102,40 @@ def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
 
     def readers(value: str) -> list[Node]:
         """The nodes that compute with a value."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         for node in users[value]:
-            found += readers(node.output) if carries(node) else [node]
-        return found
+            nodes += readers(node.output) if carries(node) else [node]
+        return nodes
 
     def streams(value: str) -> bool:
         ends = (occurrence(_STREAM, graph, reader) for reader in readers(value))
         return value not in graph.constants and all(end is not None for end in ends)
 
-    found: set[str] = set()
+    wide: set[str] = set()
     waiting = [source_of(graph, node.inputs[0]) for node in graph.nodes if _centres(graph, node)]
     while waiting:
         value = waiting.pop()
-        if value in found or not streams(value):
+        if value in wide or not streams(value):
             continue
-        found.add(value)
-        made = producers.get(value)
+        wide.add(value)
+        producer = producers.get(value)
         sums = [node.output for node in readers(value) if node.operator == Add()]
-        terms = [source_of(graph, name) for name in made.inputs] if made and made.operator == Add() else []
+        terms = [source_of(graph, name) for name in producer.inputs] if producer and producer.operator == Add() else []
         waiting += sums + terms
     for node in graph.nodes:
         if node.operator.gives_shares and node.output not in graph.outputs:
             scores, shared = source_of(graph, node.inputs[0]), readers(node.output)
             multiplied = all(_is_product(graph, one) and _left(graph, one, node) for one in shared)
             if multiplied and _is_product(graph, producers.get(scores)) and readers(scores) == [node]:
-                found |= {scores, node.output}
+                wide |= {scores, node.output}
     for node in graph.nodes:
         if _takes_wide(graph, node):
             value = source_of(graph, node.inputs[0])
-            found |= {value} if all(_takes_wide(graph, one) for one in readers(value)) else set()
+            wide |= {value} if all(_takes_wide(graph, one) for one in readers(value)) else set()
     if any(occurrence(RECURRENT, graph, node) is not None or _centres(graph, node) for node in graph.nodes):
-        found |= {name for name in graph.outputs if name in producers and _gives(graph, producers[name])}
+        wide |= {name for name in graph.outputs if name in producers and _gives(graph, producers[name])}
     layers = {node.output for node in graph.nodes if node.operator.weight_axis is not None and not of_layers}
-    return frozenset(found - layers)
+    return frozenset(wide - layers)
 
 
 def _centres(graph: Graph, node: Node) -> bool:

@@ -194,21 +194,21 @@ def _plot(search: WidthSearchResult, title: str, file: Path) -> None:
     write_file(file, frontier_svg(search, title).encode())
 
 
-def _print_widths(found: QuantisedNetwork, target: Target) -> None:
+def _print_widths(network: QuantisedNetwork, target: Target) -> None:
     """Print the result of a search, narrow activations, and the cost of narrow weights on the target."""
     from dovetail.guests import ptq
     from dovetail.guests.ptq.budget import decibel
 
     wants = target.quantisation
-    if found.search is not None:
-        _print_search(found.search)
-    if min(found.widths.values(), default=8) < 8 and not wants.packed:
+    if network.search is not None:
+        _print_search(network.search)
+    if min(network.widths.values(), default=8) < 8 and not wants.packed:
         note(f"{target.name} holds narrow weights one to a byte: they cost there what 8-bit weights cost")
-    if found.activations:
+    if network.activations:
         rows = [(one.name, f"{bits}", f"{one.cost[bits]:,.0f}", f"{decibel(one.noise[bits]):.1f}")
-                for one in found.activations for bits in one.noise]  # fmt: skip
+                for one in network.activations for bits in one.noise]  # fmt: skip
         show_table(("activation", "bits", "bytes", "dB alone"), rows, left=("activation",), fold=("activation",))
-    if 2 in found.widths.values() and wants.packed and not (wants.ternary or ptq.finds_two_bits(target)):
+    if 2 in network.widths.values() and wants.packed and not (wants.ternary or ptq.finds_two_bits(target)):
         what = "files hold 2-bit weights in 4 bits, and there they stay: no policy of"
         note(f"{what} {target.name} has the rewrite dovetail.legalize.narrow_weights()")
 
@@ -241,11 +241,11 @@ def _check_together(options: QuantizeOptions) -> None:
             raise DovetailError("this option is for mixed widths only", where=name, hint=hint)
 
 
-def _print_search(found: WidthSearchResult) -> None:
+def _print_search(search: WidthSearchResult) -> None:
     from dovetail.guests.ptq.budget import decibel
     from dovetail.guests.ptq.search import thinned
 
-    parts = {"layer": (found.layers, found.widths), "activation": (found.values, found.activation_widths)}
+    parts = {"layer": (search.layers, search.widths), "activation": (search.values, search.activation_widths)}
     for noun, (members, chosen) in parts.items():
         widths = sorted({bits for one in members for bits in one.cost}, reverse=True)
         rows = []
@@ -254,22 +254,22 @@ def _print_search(found: WidthSearchResult) -> None:
                 (f"{one.cost[b]:,.0f}", f"{decibel(one.noise[b]):.1f}") if b in one.cost else ("", "") for b in widths
             ]
             rows.append([one.name, *(text for pair in pairs for text in pair), f"int{chosen[one.name]}"])
-        each = [heading for bits in widths for heading in (f"int{bits}: {found.unit}", "dB")]
+        each = [heading for bits in widths for heading in (f"int{bits}: {search.unit}", "dB")]
         if rows:
             show_table((noun, *each, "chosen"), rows, left=(noun,), fold=(noun,))
-    widths = sorted({bits for one in (*found.layers, *found.values) for bits in one.cost}, reverse=True)
-    kinds = "layers and activations" if found.values else "layers"
-    headings = (found.unit, "predicted dB", f"{kinds} at " + "/".join(str(bits) for bits in widths), "")
-    points = sorted({*thinned(found.points, SHOWN), found.chosen}, key=lambda point: point.cost)
-    show_table(headings, [_point(point, found, widths) for point in points], left=("",))
+    widths = sorted({bits for one in (*search.layers, *search.values) for bits in one.cost}, reverse=True)
+    kinds = "layers and activations" if search.values else "layers"
+    headings = (search.unit, "predicted dB", f"{kinds} at " + "/".join(str(bits) for bits in widths), "")
+    points = sorted({*thinned(search.points, SHOWN), search.chosen}, key=lambda point: point.cost)
+    show_table(headings, [_point(point, search, widths) for point in points], left=("",))
 
 
-def _point(point: FrontierPoint, found: WidthSearchResult, widths: list[int]) -> tuple[str, ...]:
+def _point(point: FrontierPoint, search: WidthSearchResult, widths: list[int]) -> tuple[str, ...]:
     counts = "/".join(str(point.widths.count(bits)) for bits in widths)
-    low, high = found.points[0].sqnr, found.points[-1].sqnr
+    low, high = search.points[0].sqnr, search.points[-1].sqnr
     bar = "#" * round(40 * (point.sqnr - low) / max(high - low, 1e-9))
-    mark = " <- chosen" if point == found.chosen else ""
-    return f"{point.cost + found.base:,.0f}", f"{point.sqnr:.1f}", counts, f"{bar}{mark}"
+    mark = " <- chosen" if point == search.chosen else ""
+    return f"{point.cost + search.base:,.0f}", f"{point.sqnr:.1f}", counts, f"{bar}{mark}"
 
 
 def accuracy(
@@ -295,11 +295,11 @@ def accuracy(
         from dovetail.guests.ptq.accuracy import accuracy_of
 
         how = images.preprocessing()
-        found = accuracy_of(model, data, how, target, float_model, sim, report, own.operators)
+        comparison = accuracy_of(model, data, how, target, float_model, sim, report, own.operators)
     if float_model is None:
         note("no --float-model: float is this model with float activations, its weights as they are quantised")
-    with beside_json(json_file, {"schema": 1, **asdict(found)}):
-        _print_accuracy(found)
+    with beside_json(json_file, {"schema": 1, **asdict(comparison)}):
+        _print_accuracy(comparison)
 
 
 def _print_columns(columns: Sequence[Column]) -> None:
@@ -311,11 +311,11 @@ def _print_columns(columns: Sequence[Column]) -> None:
     show_table(("computed by", "samples", "top-1", "as float", "SQNR"), rows, left=("computed by",))
 
 
-def _print_accuracy(found: Accuracy) -> None:
-    _print_columns(found.columns)
-    worst = found.worst[:WORST]
-    places = [f"worst {worst.index(layer) + 1}" if layer in worst else "" for layer in found.layers]
-    rows = [[layer.name, f"{layer.sqnr:.1f} dB", place] for layer, place in zip(found.layers, places, strict=True)]
+def _print_accuracy(comparison: Accuracy) -> None:
+    _print_columns(comparison.columns)
+    worst = comparison.worst[:WORST]
+    places = [f"worst {worst.index(layer) + 1}" if layer in worst else "" for layer in comparison.layers]
+    rows = [[layer.name, f"{layer.sqnr:.1f} dB", place] for layer, place in zip(comparison.layers, places, strict=True)]
     headings = ("layer", "SQNR", "")
     if rows:
         show_table(headings, rows, left=("layer", ""), fold=headings)

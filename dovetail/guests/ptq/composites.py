@@ -27,9 +27,9 @@ def gather_gelu(draft: Draft, node: Node) -> str | None:
         return None
     for x, other in (values, values[::-1]):
         raised = draft.made_by(other, Add)
-        found = _constant_and_value(draft, raised) if raised is not None else None
-        curve = draft.made_by(found[1], Unary) if found is not None else None
-        if found is None or curve is None or not np.isclose(found[0], 1.0, rtol=_NEAR):
+        total = _constant_and_value(draft, raised) if raised is not None else None
+        curve = draft.made_by(total[1], Unary) if total is not None else None
+        if total is None or curve is None or not np.isclose(total[0], 1.0, rtol=_NEAR):
             continue
         if curve.operator == Unary(UnaryKind.ERROR_FUNCTION) and _scale_of(draft, curve.inputs[0], x) is not None:
             return draft.add(Unary(UnaryKind.GELU), [x], node)
@@ -38,11 +38,13 @@ def gather_gelu(draft: Draft, node: Node) -> str | None:
 
 def _scale_of(draft: Draft, value: str, x: str) -> str | None:
     """x where the value is x / sqrt(2)."""
-    made = draft.made_by(value, Binary)
-    found = _constant_and_value(draft, made) if made is not None else None
-    if made is None or found is None or found[1] != x:
+    scaled = draft.made_by(value, Binary)
+    scaling = _constant_and_value(draft, scaled) if scaled is not None else None
+    if scaled is None or scaling is None or scaling[1] != x:
         return None
-    number = found[0] if _is(made, BinaryKind.MULTIPLY) else 1 / found[0] if _is(made, BinaryKind.DIVIDE) else 0.0
+    number = (
+        scaling[0] if _is(scaled, BinaryKind.MULTIPLY) else 1 / scaling[0] if _is(scaled, BinaryKind.DIVIDE) else 0.0
+    )
     return x if np.isclose(number, 1 / sqrt(2), rtol=_NEAR) else None
 
 
@@ -83,17 +85,17 @@ def gather_normalisation(draft: Draft, node: Node) -> str | None:
     if root is None or root.operator != Unary(UnaryKind.SQUARE_ROOT):
         return None
     raised = draft.made_by(root.inputs[0], Add)
-    found = _constant_and_value(draft, raised) if raised is not None else None
-    mean = _mean_of(draft, found[1]) if found is not None else None
+    total = _constant_and_value(draft, raised) if raised is not None else None
+    mean = _mean_of(draft, total[1]) if total is not None else None
     square = draft.made_by(mean, Unary, Binary) if mean is not None else None
-    if square is None or found is None or set(square.inputs) != {node.inputs[0]}:
+    if square is None or total is None or set(square.inputs) != {node.inputs[0]}:
         return None
     if square.operator not in (Unary(UnaryKind.SQUARE), Binary(BinaryKind.MULTIPLY)):
         return None
     less = draft.made_by(node.inputs[0], Binary)
     if less is not None and _is(less, BinaryKind.SUBTRACT) and _mean_of(draft, less.inputs[1]) == less.inputs[0]:
-        return draft.add(Normalise(found[0]), [less.inputs[0]], node)
-    return draft.add(Normalise(found[0], centred=False), [node.inputs[0]], node)
+        return draft.add(Normalise(total[0]), [less.inputs[0]], node)
+    return draft.add(Normalise(total[0], centred=False), [node.inputs[0]], node)
 
 
 def _mean_of(draft: Draft, value: str) -> str | None:

@@ -72,18 +72,18 @@ def quantise_network(
     data, measured = samples.inputs, validation or samples
     widths: Mapping[str, int] = weight_widths(graph, settings, target)
     calibrated = calibrate(graph, data, target.quantisation, settings, report)
-    found = None
+    outcome = None
     if settings.budget is not None:
-        found = search(calibrated, data, measured, target, settings.budget, report)
-        widths = found.widths
-        calibrated = calibrated.at_widths(found.activation_widths) if found.values else calibrated
+        outcome = search(calibrated, data, measured, target, settings.budget, report)
+        widths = outcome.widths
+        calibrated = calibrated.at_widths(outcome.activation_widths) if outcome.values else calibrated
     scheme = choose_layers(calibrated, data, widths, report)
     report("writing the model")
     quantised = qdq_graph(calibrated.graph, scheme)
     rows = {name: [round(float(value), 9) for value in row] for name, row in calibrated.factors.items()}
     notes = {FACTORS: json.dumps(rows, sort_keys=True)} if rows else {}
     model, narrow = plain_onnx(quantised, notes), _narrow_activations(calibrated, data, report)
-    return QuantisedNetwork(quantised, model, widths, weight_bytes(graph, widths), found, narrow)
+    return QuantisedNetwork(quantised, model, widths, weight_bytes(graph, widths), outcome, narrow)
 
 
 def _narrow_activations(

@@ -94,10 +94,10 @@ def fold_normalisation(draft: Draft, node: Node) -> str | None:
 
     w' = w * factor, b' = b * factor + offset, as in arXiv:1712.05877, section 3.2.
     """
-    found = _scaling(draft, node)
-    if found is None:
+    scaling = _scaling(draft, node)
+    if scaling is None:
         return None
-    value, factor, offset = found
+    value, factor, offset = scaling
     layer = draft.made_by(value, Linear)
     if layer is None or draft.users(value) != 1 or any(name not in draft.constants for name in layer.inputs[1:]):
         return None
@@ -174,7 +174,7 @@ class Pair:
 def pairs(graph: Graph) -> tuple[Pair, ...]:
     """Every two layers whose channels may be scaled."""
     users = graph.users()
-    found = []
+    every = []
     for node in graph.nodes:
         if not _constant_layer(graph, node):
             continue
@@ -184,13 +184,13 @@ def pairs(graph: Graph) -> tuple[Pair, ...]:
             if _constant_layer(graph, reader) and reader.inputs[0] == value:
                 sizes = [graph.types[name].shape[-1] for name in reader.inputs[:2]]
                 if not reader.operator.is_channelwise or sizes[0] == sizes[1]:
-                    found.append(Pair(node, reader, tuple(between)))
+                    every.append(Pair(node, reader, tuple(between)))
                 break
             if not _passes(graph, reader):
                 break
             value = reader.output
             between.append(value)
-    return tuple(found)
+    return tuple(every)
 
 
 def _constant_layer(graph: Graph, node: Node) -> bool:
@@ -216,14 +216,14 @@ def _reading_axis(graph: Graph, node: Node) -> int:
 def equalise(graph: Graph) -> tuple[Graph, Mapping[str, Array]]:
     """The graph with equalised weights, and the factor [C] each value between layers was multiplied with."""
     constants = {name: array.astype(np.float64) for name, array in graph.constants.items() if array.dtype == np.float32}
-    users, found = graph.users(), []
+    users, own = graph.users(), []
     for pair in pairs(graph):
         if all(len(users[name]) == 1 for name in (*pair.first.inputs[1:], pair.second.inputs[1])):
-            found.append(pair)
+            own.append(pair)
     total: dict[str, Array] = {}
     for _ in range(ROUNDS):
         largest = 0.0
-        for pair in found:
+        for pair in own:
             factor = _factor(graph, pair, constants)
             _scale(graph, pair, factor, constants)
             total[pair.first.output] = total.get(pair.first.output, 1.0) * factor
@@ -231,7 +231,7 @@ def equalise(graph: Graph) -> tuple[Graph, Mapping[str, Array]]:
         if largest < ENOUGH:
             break
     new = {**graph.constants, **{name: array.astype(np.float32) for name, array in constants.items()}}
-    rows = {name: total[pair.first.output] for pair in found for name in pair.between}
+    rows = {name: total[pair.first.output] for pair in own for name in pair.between}
     sizes = {name: graph.types[name].shape[-1] for name in rows}
     factors = {name: np.tile(row, sizes[name] // row.size).astype(np.float32) for name, row in rows.items()}
     return replace(graph, constants=new), factors

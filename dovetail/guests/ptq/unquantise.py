@@ -52,15 +52,15 @@ def unquantised(graph: Graph, saturates: bool = False) -> Graph:
     Raises:
         ModelError: integers that stand for real numbers are computed with as such, by something that takes no floats.
     """
-    made = _FloatRewriter(graph, GraphBuilder(graph.name), input_steps(graph), saturates)
+    rewriter = _FloatRewriter(graph, GraphBuilder(graph.name), input_steps(graph), saturates)
     for name in graph.inputs:
         kind = graph.types[name]
-        made.real[name] = made.builder.input(
-            name, TensorType(kind.shape, DType.FLOAT32) if name in made.inputs else kind
+        rewriter.real[name] = rewriter.builder.input(
+            name, TensorType(kind.shape, DType.FLOAT32) if name in rewriter.inputs else kind
         )
     for node in graph.nodes:
-        made.take(node)
-    return made.builder.finish([made.value(name) for name in graph.outputs], graph.states)
+        rewriter.take(node)
+    return rewriter.builder.finish([rewriter.value(name) for name in graph.outputs], graph.states)
 
 
 @dataclass
@@ -89,19 +89,19 @@ class _FloatRewriter:
         elif operator.quantises:
             self.real[node.output] = self._quantised(node)
         else:
-            known = next((self.steps[name] for name in node.inputs if name in self.steps), None)
-            border = occurrence(_PAD, self.graph, node) if known is not None else None
-            if known is not None and border is not None:
+            steps = next((self.steps[name] for name in node.inputs if name in self.steps), None)
+            border = occurrence(_PAD, self.graph, node) if steps is not None else None
+            if steps is not None and border is not None:
                 pad = border[_PAD]
-                operator = replace(pad, value=(pad.value - known.zero_point) * known.scale)
+                operator = replace(pad, value=(pad.value - steps.zero_point) * steps.scale)
             try:
                 inputs = [self.value(name) for name in node.inputs]
                 self.real[node.output] = self.builder.add(operator, inputs, node.output, node.origin)
             except ValueError as error:
                 hint = "give the float model"
                 raise ModelError(f"its integers are computed with: {error}", where=node.origin, hint=hint) from None
-            if known is not None and all(name in self.steps or name in constants for name in node.inputs):
-                self.steps[node.output] = known
+            if steps is not None and all(name in self.steps or name in constants for name in node.inputs):
+                self.steps[node.output] = steps
 
     def _dequantised(self, node: Node) -> str:
         source = node.inputs[0]
