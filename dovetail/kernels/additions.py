@@ -43,13 +43,17 @@ def addition_lines(region: RegionParts, scope: KernelScope) -> list[str] | None:
     ranges = [(DType.INT8.low, DType.INT8.high)] * 2
     start = [*(scope.input(name) for name in line.operands), prod(region.output_shape)]
     if ADD_BYTES in scope.functions and line.limits == ranges[0]:
-        found = line.linear(region.graph, ranges, _ADD_SHIFT)
-        if found is not None and found.shift == _ADD_SHIFT and max(map(abs, found.factors)) < 1 << 23:
-            return [f"{ADD_BYTES}({', '.join(map(str, ['output', *start, *found.factors, found.offset]))});"]
-    found = line.linear(region.graph, ranges, _MOST_SHIFT)
-    if found is None or found.high - found.low >= _MOST_PLACES or not found.low <= 0 <= found.high:
+        sum_of_two = line.linear(region.graph, ranges, _ADD_SHIFT)
+        if sum_of_two is not None and sum_of_two.shift == _ADD_SHIFT and max(map(abs, sum_of_two.factors)) < 1 << 23:
+            return [f"{ADD_BYTES}({', '.join(map(str, ['output', *start, *sum_of_two.factors, sum_of_two.offset]))});"]
+    sum_of_two = line.linear(region.graph, ranges, _MOST_SHIFT)
+    if (
+        sum_of_two is None
+        or sum_of_two.high - sum_of_two.low >= _MOST_PLACES
+        or not sum_of_two.low <= 0 <= sum_of_two.high
+    ):
         return None
-    results = np.clip(np.arange(found.low, found.high + 1), *line.limits).astype(np.int8)
+    results = np.clip(np.arange(sum_of_two.low, sum_of_two.high + 1), *line.limits).astype(np.int8)
     table = scope.constant(line.clip.output, "limited", results)
-    numbers = [*found.factors, found.offset, found.shift, total(table, -found.low)]
+    numbers = [*sum_of_two.factors, sum_of_two.offset, sum_of_two.shift, total(table, -sum_of_two.low)]
     return [f"add_by_table({', '.join(map(str, ['output', *start, *numbers]))});"]

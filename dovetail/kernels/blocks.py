@@ -205,14 +205,14 @@ def blocked_turns(products: Products, core: CoreTraits, choice: Choice = Mapping
     inside, across = window.taps_inside(ROW), window.taps_inside(COLUMN)
     slow, slow_taps = pixels - fast, sum(inside) * sum(across) * depth - fast * taps
     slow_rows, groups = sum(inside) * len(across) - fast * window.kernel[ROW], fast / together
-    found = {"group": groups, f"{single}pixel": slow if window.any_padded else 0}
+    counts = {"group": groups, f"{single}pixel": slow if window.any_padded else 0}
     for name, width, number, times, kernel_rows in (
         ("", together, groups * taps, groups, groups * window.kernel[ROW]),
         (single, 1, slow_taps, slow, slow_rows),
     ):
         looped = name == "alone_" and _looped_ends(lanes, blocks)
         ends = "ragged_" if outputs % lanes else "looped_" if looped else ""
-        found[f"{name}{ends}result"] = times * width * outputs
+        counts[f"{name}{ends}result"] = times * width * outputs
         by_element = bool(name) and (window.padded(COLUMN) or together > 1)
         step, starts, per_element = _steps(products, core.joined, (width, lanes), choice, by_element)
         sums = lanes * width
@@ -226,13 +226,13 @@ def blocked_turns(products: Products, core: CoreTraits, choice: Choice = Mapping
             "crowded": number * max(sums - core.accumulators, 0),
         }
         if name == "left_":  # so few that what begins a row of theirs shall not be fitted by itself
-            found["row"] += own.pop("row") * blocks
+            counts["row"] += own.pop("row") * blocks
         else:
             own["ordered"] = number if ordered(sums, step) else 0
             own["ordered_product"] = own["ordered"] * sums
             own[f"step_{width}x{lanes}"] = number  # what a compiler makes of a block of these sums beyond all that
-        found |= {f"{name}{part}": count * blocks for part, count in own.items()}
-    return {**{f"sum.{part}": float(count * window.batch) for part, count in found.items()}, "sum.call": 1}
+        counts |= {f"{name}{part}": count * blocks for part, count in own.items()}
+    return {**{f"sum.{part}": float(count * window.batch) for part, count in counts.items()}, "sum.call": 1}
 
 
 _ENDS = 8

@@ -25,11 +25,11 @@ def segments() -> Mapping[str, Array]:
     slopes = np.diff(table)
     place = np.arange(_SIGMOIDS)
     starts = np.concatenate([(1 << 25) - (table[place + 1] << 9)[::-1] + 511, (table[place] << 9) + 512])
-    found = {"sigmoid_starts": starts, "sigmoid_slopes": np.concatenate([slopes[place][::-1], slopes[place]])}
+    arrays = {"sigmoid_starts": starts, "sigmoid_slopes": np.concatenate([slopes[place][::-1], slopes[place]])}
     place, middle = np.arange(_TANGENTS), 1 << 23  # the last two points are equal: flat from there
     starts = np.concatenate([127 + middle - (table[place + 1] << 8)[::-1], (table[place] << 8) - middle + 128])
-    found |= {"tangent_starts": starts, "tangent_slopes": np.concatenate([slopes[place][::-1], slopes[place]])}
-    return {stem: array.astype(np.int32 if "starts" in stem else np.uint16) for stem, array in found.items()}
+    arrays |= {"tangent_starts": starts, "tangent_slopes": np.concatenate([slopes[place][::-1], slopes[place]])}
+    return {stem: array.astype(np.int32 if "starts" in stem else np.uint16) for stem, array in arrays.items()}
 
 
 class Curves:

@@ -229,7 +229,7 @@ def _turns_of_groups(window: WindowGeometry, groups: list[ColumnGroup]) -> Turns
     inside, channels = window.taps_inside(ROW), window.channels * window.batch
     (top, bottom), rows = window.inside(ROW), sum(inside)
     name = "depthwise" if window.any_padded else "open_depthwise"
-    found = []
+    per_group = []
     for group in groups:
         places = {
             pixel * window.stride[COLUMN] + tap * window.dilation[COLUMN]
@@ -245,9 +245,9 @@ def _turns_of_groups(window: WindowGeometry, groups: list[ColumnGroup]) -> Turns
             "group": len(inside),
             "result": len(inside) * group.pixels,
         }
-        found.append({f"{name}.{part}": float(count * channels) for part, count in counts.items()})
-        found.append({f"{name}.turn": len(inside) * window.batch})
-    return {**summed_turns(*found), f"{name}.call": 1}
+        per_group.append({f"{name}.{part}": float(count * channels) for part, count in counts.items()})
+        per_group.append({f"{name}.turn": len(inside) * window.batch})
+    return {**summed_turns(*per_group), f"{name}.call": 1}
 
 
 @kernel(DepthwiseConv2d, windowed=True, packed=True, ways=(InstructedWay(planes_of),))

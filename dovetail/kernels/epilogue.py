@@ -17,11 +17,11 @@ _MOST_SHIFT = 24
 
 def _as_line(graph: Graph, line: SumChain, operands: Sequence[Expression]) -> Expression | None:
     """The sum of a line before it is limited; None where no line computes it."""
-    found = line.linear(graph, [(x.low, x.high) for x in operands], _MOST_SHIFT)
-    if found is None or any(x.c_type != "int32_t" for x in operands):
+    numbers = line.linear(graph, [(x.low, x.high) for x in operands], _MOST_SHIFT)
+    if numbers is None or any(x.c_type != "int32_t" for x in operands):
         return None
-    terms = [product(atom(x.text), factor) for x, factor in zip(operands, found.factors, strict=True)]
-    return Expression(f"({total(*terms, found.offset)}) >> {found.shift}", "int32_t", found.low, found.high)
+    terms = [product(atom(x.text), factor) for x, factor in zip(operands, numbers.factors, strict=True)]
+    return Expression(f"({total(*terms, numbers.offset)}) >> {numbers.shift}", "int32_t", numbers.low, numbers.high)
 
 
 def element(scope: KernelScope, tree: Sequence[Node], anchor: tuple[str, Expression] | None, index: Index) -> str:

@@ -352,12 +352,12 @@ class Patches(RaisedNest):
             return f"{extra.name}[{places[extra.kind]}]"
 
         for lane in range(lanes):
-            made = []
+            stores = []
             for pixel in range(pixels):
                 values = [f"sums[{pixel * lanes + lane}]", *(read(extra, lane, pixel) for extra in extras)]
-                made.append(f"output[{total('channel', pixel * outputs + lane)}] = {finish}({', '.join(values)});")
+                stores.append(f"output[{total('channel', pixel * outputs + lane)}] = {finish}({', '.join(values)});")
             whole = outputs - outputs % lanes
-            lines += block(f"if (channel < {whole})", made) if whole < outputs <= whole + lane else made
+            lines += block(f"if (channel < {whole})", stores) if whole < outputs <= whole + lane else stores
         moved = ["output", *dict.fromkeys(extra.name for extra in extras if extra.kind == "position")]
         steps = {"weights": lanes * self.layout.steps, "ends": lanes * row, **dict.fromkeys(moved[1:], lanes)}
         lines += [f"{name} += {step};" for name, step in steps.items()]

@@ -128,13 +128,13 @@ class Planes(RaisedNest):
 
     def reads(self, pixels: int) -> list[tuple[int, int, Halves]]:
         """Registers that pixels read of a plane's row: pixel, number of the register, the taps its halves are for."""
-        taps, found = self.window.kernel[COLUMN], []
+        taps, reads = self.window.kernel[COLUMN], []
         for pixel in range(pixels):
             first = pixel * self.window.stride[COLUMN]
             for number in range(first // 2, (first + taps - 1) // 2 + 1):
                 low, high = (tap if 0 <= tap < taps else None for tap in (2 * number - first, 2 * number + 1 - first))
-                found.append((pixel, number, (low, high)))
-        return found
+                reads.append((pixel, number, (low, high)))
+        return reads
 
     @property
     def taps(self) -> list[Halves]:
@@ -320,8 +320,8 @@ def _turns(name: str, stop: int, step: int, lines: list[str]) -> list[str]:
 
 def _call(instruction: CoreInstruction, places: Sequence[str]) -> str:
     """The statement that executes an instruction on operands that begin at these places."""
-    given = {name: f"&{place}" for name, place in zip(operands(instruction), places, strict=True)}
-    return instruction.c.format(**given).rstrip().rstrip(";") + ";"
+    pointers = {name: f"&{place}" for name, place in zip(operands(instruction), places, strict=True)}
+    return instruction.c.format(**pointers).rstrip().rstrip(";") + ";"
 
 
 def _weight(at: int) -> str:

@@ -130,11 +130,11 @@ class KernelScope:
     @contextmanager
     def reading(self, read: Callable[[str, str], str]) -> Iterator[None]:
         """Read arrays in another way for some statements."""
-        kept, self.read = self.read, read
+        usual, self.read = self.read, read
         try:
             yield
         finally:
-            self.read = kept
+            self.read = usual
 
     def begin(self, index: Index) -> None:
         """Go on to another place."""
@@ -217,15 +217,15 @@ class KernelScope:
         """Output, inputs in the region's order, constants."""
         result = self.graph.outputs[0]
         over = self.overwritten
-        found = [Parameter("output", result, self._held(result), False, over is not None)]
+        parameters = [Parameter("output", result, self._held(result), False, over is not None)]
         for value in self.graph.inputs:
             if value in self._inputs:
-                found.append(Parameter(self._inputs[value], value, self._held(value), False, value == over))
+                parameters.append(Parameter(self._inputs[value], value, self._held(value), False, value == over))
         for name, array in self.constants.items():
-            found.append(Parameter(name, name, c_type(DType.of(array.dtype)), True))
+            parameters.append(Parameter(name, name, c_type(DType.of(array.dtype)), True))
         if self.border is not None and self.border.block is not None:
-            found.append(self.border.block.parameter)
-        return tuple(found)
+            parameters.append(self.border.block.parameter)
+        return tuple(parameters)
 
 
 def _number(layout: Layout, turn: int) -> int:

@@ -81,7 +81,7 @@ def generate_all(
     ]
     compact = _shared(requests, little, COMPACT, "")
     borders = _shared(requests, set(range(len(graphs))) - set(little), BORDERS, "_pixel")
-    made = []
+    kernels = []
     for index, request in enumerate(requests):
         if shared := compact.get(index):
             parameters = (*shared.parameters, *((shared.block.parameter,) if shared.block else ()))
@@ -89,13 +89,13 @@ def generate_all(
                 *(shared.name, shared.source, parameters, {}, needed_helpers([shared.source]), shared.key),
                 block=shared.block,
             )
-            made.append(_small(kernel))
+            kernels.append(_small(kernel))
         elif index in little:
             plain = replace(core, instructions=())
-            made.append(_small(generated(replace(request, core=plain, lanes=None, choice={}))))
+            kernels.append(_small(generated(replace(request, core=plain, lanes=None, choice={}))))
         else:
-            made.append(_with_border(request, borders.get(index)))
-    return made
+            kernels.append(_with_border(request, borders.get(index)))
+    return kernels
 
 
 def _small(kernel: CoreKernel) -> CoreKernel:

@@ -58,18 +58,18 @@ def bias_rows(graph: Graph, bias: Array, block: int) -> int:
 
 def shifts(amounts: Array, most: int) -> tuple[Array, ...]:
     """Shift amounts as those of shifts one after the other, none by more than `most`; none where nothing is shifted."""
-    found = []
+    steps = []
     while amounts.any():
-        found.append(np.minimum(amounts, most))
-        amounts = amounts - found[-1]
-    return tuple(found)
+        steps.append(np.minimum(amounts, most))
+        amounts = amounts - steps[-1]
+    return tuple(steps)
 
 
 def ones(rows: int, block: int) -> Array:
     """The constant operand, int8 [rows, block]: 127 in every lane but the last of each row, which is 1."""
-    made = np.full((rows, block), _MOST, dtype=np.int8)
-    made[:, -1] = 1
-    return made
+    vectors = np.full((rows, block), _MOST, dtype=np.int8)
+    vectors[:, -1] = 1
+    return vectors
 
 
 def digits(bias: Array, rows: int, block: int) -> Array:
@@ -79,16 +79,16 @@ def digits(bias: Array, rows: int, block: int) -> Array:
         ValueError: a bias is too large for so many rows.
     """
     left = bias.astype(np.int64)
-    made = np.zeros((len(bias), rows, block), dtype=np.int8)
+    values = np.zeros((len(bias), rows, block), dtype=np.int8)
     for row in range(rows):
         for lane in range(block - 1):
             digit = np.clip(np.rint(left / _MOST), -_MOST, _MOST).astype(np.int64)
-            made[:, row, lane] = digit
+            values[:, row, lane] = digit
             left = left - digit * _MOST
-    made[:, -1, -1] = np.clip(left, -_MOST, _MOST)
-    if (left != made[:, -1, -1]).any():
+    values[:, -1, -1] = np.clip(left, -_MOST, _MOST)
+    if (left != values[:, -1, -1]).any():
         raise ValueError(f"a bias of {int(np.abs(bias).max())} needs more than {rows} rows of {block} digits")
-    return made
+    return values
 
 
 @dataclass(frozen=True)

@@ -36,15 +36,15 @@ def unmet(call: Any, values: Mapping[str, int]) -> str:
         values: of the names its operands use, as far as they are known.
     """
     instruction = call.subproc()
-    given: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for argument, operand in zip(instruction.args(), call.args(), strict=True):
         value = None if argument.is_tensor() else index_value(operand, values)
         if value is not None:
-            given[argument.name()] = value
+            numbers[argument.name()] = value
     for condition in _conditions(instruction):
-        if index_value(condition, given) == 0:
+        if index_value(condition, numbers) == 0:
             text = expression_text(condition)
-            used = [f"{name} = {value}" for name, value in given.items() if name in text.replace("(", " ").split()]
+            used = [f"{name} = {value}" for name, value in numbers.items() if name in text.replace("(", " ").split()]
             return f"needs {text}, found {', '.join(used)}"
     return ""
 
@@ -320,10 +320,10 @@ def uncovered(procedure: Procedure, statement: Any, instructions: Sequence[Proce
 
 def _run(start: Any, length: int) -> list[Any]:
     """At most so many consecutive statements."""
-    found = [start]
-    while len(found) < length and found[-1].next():
-        found.append(found[-1].next())
-    return found
+    run = [start]
+    while len(run) < length and run[-1].next():
+        run.append(run[-1].next())
+    return run
 
 
 def _replaced(procedure: Procedure, block: Sequence[Any], instruction: Procedure) -> Procedure | LoopMismatch:

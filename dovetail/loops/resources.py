@@ -80,12 +80,12 @@ def pools(memory: str, capacity: int, demands: list[Demand], most: int = 0) -> M
             more = max(0, min(limit - counts[demand.name], left // demand.entries))
             counts[demand.name] += more
             left -= more * demand.entries
-    made, base = {}, 0
+    by_name, base = {}, 0
     for demand in ordered:
         count = counts[demand.name]
-        made[demand.name] = Pool(base, demand.entries, count, [None] * count)
+        by_name[demand.name] = Pool(base, demand.entries, count, [None] * count)
         base += count * demand.entries
-    return made
+    return by_name
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def tokens(accesses: Sequence[Access], sizes: Mapping[str, int]) -> list[Tokens]
     Raises:
         ValueError: queues that are no neighbours conflict.
     """
-    made = [Tokens() for _ in accesses]
+    all_tokens = [Tokens() for _ in accesses]
     last = _LastAccess(sizes)
     covered: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}
@@ -141,10 +141,10 @@ def tokens(accesses: Sequence[Access], sizes: Mapping[str, int]) -> list[Tokens]
         for queue, earlier in sorted(needed.items()):
             if covered.get((queue, access.queue), -1) < earlier:
                 covered[queue, access.queue] = earlier
-                _link(made, accesses, earlier, index)
+                _link(all_tokens, accesses, earlier, index)
         last.record(access, index)
         ends[access.queue] = index
-    return made
+    return all_tokens
 
 
 def _link(made: list[Tokens], accesses: Sequence[Access], earlier: int, later: int) -> None:
@@ -167,7 +167,7 @@ class _LastAccess:
 
     def conflicts(self, access: Access) -> dict[int, int]:
         """Other queue -> its latest instruction that conflicts."""
-        found: dict[int, int] = {}
+        latest_of: dict[int, int] = {}
         for spans, table in (
             (access.reads, self._written),
             (access.writes, self._written),
@@ -177,8 +177,8 @@ class _LastAccess:
                 if memory == span.memory and queue != access.queue:
                     latest = int(entries[span.start : span.stop].max(initial=-1))
                     if latest >= 0:
-                        found[queue] = max(found.get(queue, -1), latest)
-        return found
+                        latest_of[queue] = max(latest_of.get(queue, -1), latest)
+        return latest_of
 
     def record(self, access: Access, index: int) -> None:
         for spans, table in ((access.reads, self._read), (access.writes, self._written)):

@@ -80,10 +80,10 @@ class _TraceWalker:
 
     def block(self, statements: Any) -> Iterator[Event]:
         """The events of a list of statements, in order; buffers made in it are released behind it."""
-        made: list[str] = []
+        allocated: list[str] = []
         for statement in statements:
             if is_a(statement, "Alloc"):
-                made.append(statement.name())
+                allocated.append(statement.name())
                 yield self._allocate(statement)
             elif is_a(statement, "Call"):
                 yield self._issue(statement)
@@ -95,7 +95,7 @@ class _TraceWalker:
                 yield from self.block(statement.body() if self.number(statement.cond()) else statement.orelse() or ())
             else:
                 raise uncovered(self.scheduled, statement, self.instructions)
-        for name in made:
+        for name in allocated:
             yield Release(self.buffers.pop(name))
 
     def _allocate(self, statement: Any) -> Allocation:

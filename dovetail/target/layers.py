@@ -36,11 +36,11 @@ def requantised(name: str, kind: type[Linear]) -> dict[str, Pattern]:
     Leaves: x, weights, bias, multiplier, shift. Operators: pad, layer, requantize, clip.
     """
     x = operand("x") if kind is FullyConnected else maybe(Pad, operand("x"))
-    found: dict[str, Pattern] = {}
+    patterns: dict[str, Pattern] = {}
     for text, bias in ((name, (constant("bias"),)), (f"{name} without bias", ())):
         layer = apply(kind, x, constant("weights"), *bias, name="layer")
-        found[text] = apply(Clip, apply(Requantize, layer, constant("multiplier"), constant("shift")))
-    return found
+        patterns[text] = apply(Clip, apply(Requantize, layer, constant("multiplier"), constant("shift")))
+    return patterns
 
 
 def _scaled(name: str) -> Pattern:
@@ -122,12 +122,12 @@ def window_of(match: Match) -> LayerWindow:
 
 def taps_inside(window: LayerWindow, x: Shape, y: Shape) -> int:
     """Pairs of a pixel of a result and a tap of its window that lies in the image; shapes of operand and result."""
-    found = 1
+    pairs = 1
     axes = zip(sizes_of(x), sizes_of(y), window.kernel, window.stride, window.dilation, window.before, strict=False)
-    for size, made, kernel, stride, dilation, before in axes:
-        places = np.arange(made)[:, None] * stride + np.arange(kernel) * dilation - before
-        found *= int(((places >= 0) & (places < size)).sum())
-    return found
+    for size, outputs, kernel, stride, dilation, before in axes:
+        places = np.arange(outputs)[:, None] * stride + np.arange(kernel) * dilation - before
+        pairs *= int(((places >= 0) & (places < size)).sum())
+    return pairs
 
 
 def layer_of(match: Match) -> Layer:

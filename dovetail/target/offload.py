@@ -25,14 +25,14 @@ class Operand:
 
 def results_of(match: Match, operands: Mapping[str, Operand]) -> tuple[Operand, ...]:
     """Places of the results of a pattern made with `together`, in its order; the strides are along its own axes."""
-    joint, first, found = match.nodes["together"], operands["result"].address, []
+    joint, first, places = match.nodes["together"], operands["result"].address, []
     for flat in joint.inputs:
         (value,) = next(node.inputs for node in match.nodes.values() if node.output == flat)
         kind = match.graph.types[value]
         size = kind.dtype.numpy.itemsize
-        found.append(Operand(first, tuple(size * step for step in dense_steps(kind.shape))))
+        places.append(Operand(first, tuple(size * step for step in dense_steps(kind.shape))))
         first += kind.nbytes
-    return tuple(found)
+    return tuple(places)
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,11 @@ class Space:
 
     def point(self, index: int) -> dict[str, Value]:
         """The whole choice number `index` of `size`, the last knob turning fastest."""
-        found: dict[str, Value] = {}
+        choice: dict[str, Value] = {}
         for knob in reversed(self.knobs):
             index, position = divmod(index, len(knob.values))
-            found[knob.name] = knob.values[position]
-        return {knob.name: found[knob.name] for knob in self.knobs}
+            choice[knob.name] = knob.values[position]
+        return {knob.name: choice[knob.name] for knob in self.knobs}
 
     def points(self) -> Iterator[dict[str, Value]]:
         """Every whole choice that is allowed, in the order of `point`."""

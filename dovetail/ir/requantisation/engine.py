@@ -135,14 +135,14 @@ def folded(real: Reals, weights: NDArray[Any], most_shift: int, keeps_sum: bool 
 def scale_of_digits(real: Reals, most: Reals, count: int, most_shift: int) -> tuple[Array, Array]:
     """Per channel a scale of `count` digits (`digit_scales`), none above `most`, and a shift:
     scale >> shift is as near to `real` as can be. A factor of 0 gets the least scale."""
-    known: Reals = np.array(sorted(digit_scales(count)), np.float64)
-    shift = np.rint(np.log2(known / np.maximum(real, 2.0**-60)[:, None]))
-    error = np.abs(known / 2.0**shift / np.maximum(real, 2.0**-60)[:, None] - 1)
-    error[(shift < 0) | (shift > most_shift) | (known > most[:, None])] = np.inf
+    scales: Reals = np.array(sorted(digit_scales(count)), np.float64)
+    shift = np.rint(np.log2(scales / np.maximum(real, 2.0**-60)[:, None]))
+    error = np.abs(scales / 2.0**shift / np.maximum(real, 2.0**-60)[:, None] - 1)
+    error[(shift < 0) | (shift > most_shift) | (scales > most[:, None])] = np.inf
     best = error.argmin(axis=1)
     every = np.arange(len(real))
     fits = np.isfinite(error[every, best])
-    scale = np.where(fits, known[best], known[0]).astype(np.int64)
+    scale = np.where(fits, scales[best], scales[0]).astype(np.int64)
     return scale, np.where(fits, shift[every, best], 0).astype(np.int64)
 
 

@@ -91,8 +91,8 @@ def _lines(
     for centre in (None, 128 + operator.output_zero_point):
         for finer in range(_FINER):
             kind = [_Channel(steps[:, n], float(scale[n]), reach[n], raise_by + finer) for n in range(len(scale))]
-            if found := _all_channels(kind, given, centre):
-                return found
+            if lines := _all_channels(kind, given, centre):
+                return lines
     return None
 
 
@@ -118,11 +118,11 @@ def _all_channels(
 ) -> ChannelLines | None:
     """The lines of all channels, of which each gains something above results of 0 where there is a `centre`."""
     found = (_line_of(one, numbers, centre) for one, numbers in zip(channels, given, strict=True))
-    kept = list(takewhile(lambda one: one is not None, found))
-    if len(kept) < len(channels):
+    numbers_of = list(takewhile(lambda one: one is not None, found))
+    if len(numbers_of) < len(channels):
         return None
     raise_by, most = channels[0].raise_by, np.array([one.reach for one in channels])
-    additions, factors, gains = (np.array(one, np.int64) for one in zip(*kept, strict=True))
+    additions, factors, gains = (np.array(one, np.int64) for one in zip(*numbers_of, strict=True))
     raised = (most << raise_by) + np.abs(additions)
     whole = ((raised * factors) >> 48) + (np.abs(gains) >> 16) + abs(centre or 0) + 2
     if int(raised.max()) >= 1 << 31 or int(whole.max()) >= 1 << 15 or int(np.abs(gains).max()) >= _LIMIT:
@@ -138,8 +138,8 @@ def _steps(operator: Requantize, multiplier: Array, shift: Array, scale: Array, 
     middle = np.clip(middle, -_LIMIT, _LIMIT).astype(np.int64)
     around = middle + np.arange(-_NEAR, _NEAR + 1)[:, None, None]
     reached = np.asarray(operator.evaluate([around, multiplier, shift])) >= results
-    known = np.abs(middle) < _LIMIT  # no sum comes near the others
-    if (reached[0] & known).any() or not (reached[-1] | ~known).all():
+    near = np.abs(middle) < _LIMIT  # no sum comes near the others
+    if (reached[0] & near).any() or not (reached[-1] | ~near).all():
         return None
     return np.asarray(middle - _NEAR + reached.argmax(axis=0) - folded)
 

@@ -119,15 +119,15 @@ def turns_of(knobs: Knobs, sizes: ConvolutionSizes, inside: InteriorPixels) -> d
     whole = _all_inside(sizes, inside)
     blocks, rest = divmod(columns, knobs.pixels)
     free = max(right // knobs.pixels - -(-left // knobs.pixels), 0) * max(bottom - top, 0)
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for times, pixels, gathered in (
         (free, knobs.pixels, knobs.gathered),
         (rows * blocks - free, knobs.pixels, True),
         (rows if rest else 0, rest, knobs.gathered or not whole),
     ):
         for part, count in _block(knobs, sizes, pixels, gathered).items() if times else ():
-            found[part] = found.get(part, 0) + times * count
-    return found
+            counts[part] = counts.get(part, 0) + times * count
+    return counts
 
 
 def _block(knobs: Knobs, sizes: ConvolutionSizes, pixels: int, gathered: bool) -> dict[str, float]:

@@ -37,11 +37,11 @@ class _Array:
 
     def place(self, indices: Sequence[str]) -> Linear:
         """How many elements into the array."""
-        found: Linear = {}
+        factors: Linear = {}
         for position, index in enumerate(indices):
             for name, factor in linear(ast.parse(index, mode="eval").body).items():
-                found[name] = found.get(name, 0) + factor * prod(self.extents[position:])
-        return found
+                factors[name] = factors.get(name, 0) + factor * prod(self.extents[position:])
+        return factors
 
 
 def moving_pointers(lines: Sequence[str], kinds: Mapping[str, str]) -> list[str]:
@@ -56,7 +56,7 @@ def moving_pointers(lines: Sequence[str], kinds: Mapping[str, str]) -> list[str]
         if found := _ARRAY.fullmatch(line):
             extents = tuple(int(extent) for extent in re.findall(r"\d+", found[3]))
             arrays[found[2]] = _Array(found[1], extents[1:])
-    made: list[str] = []
+    moving: list[str] = []
     start = 0
     while start < len(lines):
         head = _LOOP.fullmatch(lines[start])
@@ -64,12 +64,12 @@ def moving_pointers(lines: Sequence[str], kinds: Mapping[str, str]) -> list[str]
         body = list(lines[start + 1 : end])
         if head and len(body) > 1 and not any("{" in line or "}" in line for line in body):
             moved = _moved(head[2], [line.strip() for line in lines[start : end + 1]], arrays)
-            made += [head[1] + line for line in moved]
+            moving += [head[1] + line for line in moved]
             start = end
         else:
-            made.append(lines[start])
+            moving.append(lines[start])
         start += 1
-    return made
+    return moving
 
 
 def _moved(variable: str, loop: Sequence[str], arrays: Mapping[str, _Array]) -> list[str]:
@@ -123,14 +123,14 @@ _INDEX = "int_fast32_t"
 
 def c_functions(p: Procedure) -> tuple[CFunction, ...]:
     """The functions of a procedure and of those it calls, callees first."""
-    found = {}
+    by_name = {}
     text = p.c_code_str()
     for head in _FUNCTION.finditer(text):
         name, parameters = head.groups()
         names = tuple(parameter.split()[-1] for parameter in parameters.split(", "))
         lines = [line for line in _body(text[head.end() :]) if line.strip() and not line.startswith("EXO_ASSUME")]
-        found[name] = CFunction(name, names, tuple(map(_plain, lines)))
-    ordered = sorted(found.values(), key=lambda made: made.name == p.name())
+        by_name[name] = CFunction(name, names, tuple(map(_plain, lines)))
+    ordered = sorted(by_name.values(), key=lambda made: made.name == p.name())
     return tuple(_less_unused(ordered))
 
 
@@ -153,23 +153,23 @@ def _plain(line: str) -> str:
 
 def _less_unused(functions: Sequence[CFunction]) -> list[CFunction]:
     """Functions without the parameters they do not read."""
-    made = list(functions)
-    for number, one in enumerate(made[:-1]):
+    shorter = list(functions)
+    for number, one in enumerate(shorter[:-1]):
         used = identifiers(one.lines)
-        kept = [place for place, name in enumerate(one.parameters) if name in used]
-        made[number] = replace(one, parameters=tuple(one.parameters[place] for place in kept))
-        for other in range(number + 1, len(made)):
-            lines = tuple(_call_less(line, one.name, kept) for line in made[other].lines)
-            made[other] = replace(made[other], lines=lines)
-    return made
+        places = [place for place, name in enumerate(one.parameters) if name in used]
+        shorter[number] = replace(one, parameters=tuple(one.parameters[place] for place in places))
+        for other in range(number + 1, len(shorter)):
+            lines = tuple(_call_less(line, one.name, places) for line in shorter[other].lines)
+            shorter[other] = replace(shorter[other], lines=lines)
+    return shorter
 
 
 def _call_less(line: str, name: str, kept: Sequence[int]) -> str:
-    found = re.fullmatch(rf"( *){name}\((.*)\);", line)
-    if found is None:
+    call = re.fullmatch(rf"( *){name}\((.*)\);", line)
+    if call is None:
         return line
-    arguments = found[2].split(", ")
-    return f"{found[1]}{name}({', '.join(arguments[place] for place in kept)});"
+    arguments = call[2].split(", ")
+    return f"{call[1]}{name}({', '.join(arguments[place] for place in kept)});"
 
 
 def write_functions(

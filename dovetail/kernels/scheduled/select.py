@@ -64,15 +64,15 @@ def meaning(instruction: CoreInstruction) -> Procedure:
     where = f"core instruction '{instruction.name}'"
     try:
         names = {memory.name: register_memory(memory) for memory in instruction.memories}
-        made = procedure(instruction.meaning, {**scope(), **names}, instruction=call)
+        meant = procedure(instruction.meaning, {**scope(), **names}, instruction=call)
     except Exception as error:  # Exo has no common base for what is wrong with a text
         reason = str(error).strip().splitlines()
         what = f"its meaning is no Exo procedure: {reason[-1] if reason else type(error).__name__}"
         hint = "mend the text of meaning=: one @proc with windows as in the other core instructions"
         raise TargetError(what, where=where, hint=hint) from None
-    if made.name() != instruction.name:
-        raise TargetError(f"its meaning defines '{made.name()}'", where=where, hint="give both the same name")
-    return made
+    if meant.name() != instruction.name:
+        raise TargetError(f"its meaning defines '{meant.name()}'", where=where, hint="give both the same name")
+    return meant
 
 
 @dataclass
@@ -86,23 +86,23 @@ class Selection:
     def __call__(self, p: Procedure) -> Procedure:
         """Use every instruction wherever its meaning is found and its operands are aligned."""
         for instruction in self.instructions:
-            found = self._once(p, instruction)
-            while found is not None:
-                p = found
-                found = self._once(p, instruction)
+            replaced = self._once(p, instruction)
+            while replaced is not None:
+                p = replaced
+                replaced = self._once(p, instruction)
         return p
 
     def _once(self, p: Procedure, instruction: CoreInstruction) -> Procedure | None:
-        found = replace_first(p, meaning(instruction))
-        if not isinstance(found, LoopMismatch):
-            refusal = _misaligned(found, instruction)
+        replaced = replace_first(p, meaning(instruction))
+        if not isinstance(replaced, LoopMismatch):
+            refusal = _misaligned(replaced, instruction)
             if not refusal:
                 self.used.add(instruction.name)
-                return found
-            found = LoopMismatch(f"{instruction.name}: {refusal}", 1 << 20)
-        known = self.nearest.get(instruction.name)
-        if known is None or found.depth > known.depth:
-            self.nearest[instruction.name] = found
+                return replaced
+            replaced = LoopMismatch(f"{instruction.name}: {refusal}", 1 << 20)
+        nearest = self.nearest.get(instruction.name)
+        if nearest is None or replaced.depth > nearest.depth:
+            self.nearest[instruction.name] = replaced
         return None
 
     def notes(self) -> tuple[str, ...]:
@@ -135,12 +135,12 @@ def _misaligned(p: Procedure, instruction: CoreInstruction) -> str:
 
 def _granule(window: Any, extents: Sequence[int]) -> int:
     """The largest number of elements that divides every place a window begins at; 0 for the array's beginning alone."""
-    stride, found = 1, 0
+    stride, granule = 1, 0
     for index, extent in zip(reversed(window.idx()), reversed(extents), strict=True):
         low = index[0] if isinstance(index, tuple | list) else index
-        found = gcd(found, _divisor(low) * stride)
+        granule = gcd(granule, _divisor(low) * stride)
         stride *= extent
-    return found
+    return granule
 
 
 def _divisor(index: Any) -> int:

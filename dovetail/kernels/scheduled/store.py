@@ -54,14 +54,14 @@ def kept_loops(described: str, make: Callable[[], Loops | None]) -> Loops | None
         make: schedules them; None where that is not possible here.
     """
     key = _digest(f"{_FORMAT} {described}")
-    found = _from_json(_shipped().get(f"{key}.json"))
-    if found is not None:
-        return found
+    loops = _from_json(_shipped().get(f"{key}.json"))
+    if loops is not None:
+        return loops
     place = default_cache() / "loops" / f"{key}-{_maker()}.json"
-    found = _from_json(kept_file(place))
-    if found is None and (found := make()) is not None:
-        keep_file(place, json.dumps(asdict(found), separators=(",", ":")).encode())
-    return found
+    loops = _from_json(kept_file(place))
+    if loops is None and (loops := make()) is not None:
+        keep_file(place, json.dumps(asdict(loops), separators=(",", ":")).encode())
+    return loops
 
 
 def _digest(text: str) -> str:

@@ -121,22 +121,22 @@ def with_streams(lines: Sequence[str], instruction: CoreInstruction, streams: St
         instruction: a product, with `assembly`.
         streams: what the core has for it.
     """
-    made: list[str] = []
+    written: list[str] = []
     place = 0
     while place < len(lines):
         head = _SUMS.fullmatch(lines[place])
         end = _end(lines, place + 1) if head else place
         nest = _nest(head[2], lines[place + 1 : end], instruction) if head else None
-        around = _around(made, head[1]) if head else len(made)
-        loop = _LOOP.fullmatch(made[around]) if around < len(made) else None
+        around = _around(written, head[1]) if head else len(written)
+        loop = _LOOP.fullmatch(written[around]) if around < len(written) else None
         text = _text(nest, instruction, streams, loop[1] if loop else "") if nest else None
-        made.append(lines[place])
+        written.append(lines[place])
         place += 1
         if head and text:
-            made[around:around] = [_FIRMWARE, *(head[1] + line for line in text.before), "#endif"]
-            made += [_FIRMWARE, *(head[1] + line for line in text.lines), "#else", *lines[place:end], "#endif"]
+            written[around:around] = [_FIRMWARE, *(head[1] + line for line in text.before), "#endif"]
+            written += [_FIRMWARE, *(head[1] + line for line in text.lines), "#else", *lines[place:end], "#endif"]
             place = end
-    return made
+    return written
 
 
 def _around(made: Sequence[str], margin: str) -> int:

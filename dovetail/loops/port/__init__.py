@@ -131,11 +131,16 @@ def selected(
     """
     wheres = tuple(memories)
     scope = {name: memory(name) for name in wheres}
-    known = {_name(text): _instruction(text, wheres) for text in meanings}
+    instructions = {_name(text): _instruction(text, wheres) for text in meanings}
     source = Path(inspect.getfile(schedule)).read_text(encoding="utf-8")
     key = "\n".join([text, *meanings, source, Path(__file__).read_text(encoding="utf-8")])
     folder = default_cache() / "loops"
-    return stored(key, folder, lambda: covered(schedule(procedure(text, {})), list(known.values())), {**known, **scope})
+    return stored(
+        key,
+        folder,
+        lambda: covered(schedule(procedure(text, {})), list(instructions.values())),
+        {**instructions, **scope},
+    )
 
 
 def _name(text: str) -> str:
