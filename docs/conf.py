@@ -43,7 +43,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"Path|Any|Callable|Mapping|Sequence|Iterator|Iterable|Literal|Protocol|Enum|enum\.IntEnum"),
     (
         "py:.*",
-        r"Console|tempfile\.TemporaryDirectory|dovetail\.run\..*|OnnxBody|tuple\[.*|.*\.OperatorT|.*\.base\.T|.*\._Kind|.*\.Work",
+        r"Console|tempfile\.TemporaryDirectory|dovetail\.run\..*|OnnxBody|tuple\[.*|.*\.OperatorT|.*\.base\.T|.*\._(Kind|Record)|.*\.Work",
     ),
 ]
 
