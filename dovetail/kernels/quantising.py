@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.ir.operators.arithmetic import Quantize
+from dovetail.ir.requantisation.bounds import last_where
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scope import KernelScope
@@ -75,11 +76,8 @@ def _words(quantised: Callable[[Array], Array], bits: int) -> Array | None:
     not_numbers = start == _INFINITY  # from infinity to NaN: a step up as well, as bytes
     if np.any((np.abs(final - first) > 1) & ~not_numbers):
         return None
-    low, high = np.ones_like(start), np.full_like(start, last)  # the first float behind the step
-    for _ in range(rest):
-        middle = (low + high) >> 1
-        behind = quantised(start + middle) != first
-        low, high = np.where(behind, low, middle + 1), np.where(behind, middle, high)
+    before = last_where(lambda bits: quantised(start + bits) == first, np.zeros_like(start), last - 1, rest)
+    high = before + 1  # the first float behind the step
     carried = np.where(first == final, 0, np.where(negative, high, (1 << rest) - high))
     known = np.where(negative, ~(start + last), start)  # of the bits the core adds
     value = np.where(negative, final, first) << rest

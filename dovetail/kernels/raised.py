@@ -8,22 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.ir.graph import Node
-from dovetail.ir.operators.arithmetic import Clip, Requantize
+from dovetail.ir.operators.arithmetic import Requantize
 from dovetail.ir.requantisation.raised import RaisedSum, raised_sum
 from dovetail.ir.types import Array
 from dovetail.kernels.kernel import RAISED, Expression, Index, Turns
-from dovetail.kernels.region import RegionParts
+from dovetail.kernels.region import REQUANTISED, RegionParts
 from dovetail.kernels.sums import SumConstants, SumNest
-from dovetail.target.pattern import Match, apply, constant, match_pattern, operand
-
-_END = apply(Clip, apply(Requantize, operand("sum"), constant("multiplier"), constant("shift")))
+from dovetail.target.pattern import Match, match_pattern
 
 
 def raised_end(region: RegionParts, sums: SumConstants) -> RaisedSum | None:
     """How the sums of a layer of int8 are raised; None where that is not exact or they do not begin their end so."""
     users = region.graph.users()[region.tree[0].output] if region.tree else []
-    match = match_pattern(_END, region.graph, users[0].output) if users else None
-    if not isinstance(match, Match) or match.values["sum"] != region.node.output:
+    match = match_pattern(REQUANTISED, region.graph, users[0].output) if users else None
+    if not isinstance(match, Match) or match.values["x"] != region.node.output:
         return None
     operator, limits = match.operator("requantize", Requantize), match.nodes["clip"].operator.limited_to
     assert limits is not None

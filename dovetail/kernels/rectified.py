@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.ir.operators.arithmetic import Clip, Requantize
+from dovetail.ir.operators.arithmetic import Requantize
 from dovetail.ir.requantisation.rectified import rectified_sum
 from dovetail.ir.types import DType
 from dovetail.kernels.c import c_type, channel_lanes, loop, total
-from dovetail.kernels.region import RegionParts
+from dovetail.kernels.region import REQUANTISED, RegionParts
 from dovetail.kernels.scope import KernelScope
-from dovetail.target.pattern import apply, constant, operand
 
-_REGION = apply(Clip, apply(Requantize, operand("x"), constant("multiplier"), constant("shift")))
 _LEAST_ROWS = 8
 """Rows from which walking down a channel pays."""
 _TURN = 4
@@ -25,7 +23,7 @@ _TURN = 4
 def rectified_lines(region: RegionParts, scope: KernelScope) -> list[str] | None:
     """The statements of a region that requantises int32 in memory and cuts the result off at the zero point; None for
     others."""
-    match = region.whole(_REGION)
+    match = region.whole(REQUANTISED)
     if match is None or scope.layouts or match.values["x"] in region.graph.constants:
         return None
     if match.result.dtype not in (DType.INT8, DType.UINT8):

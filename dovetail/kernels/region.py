@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.kernels.kernel import UnsupportedRegion
-from dovetail.target.pattern import Match, Pattern, match_pattern
+from dovetail.target.pattern import Match, Pattern, apply, constant, match_pattern, operand
+
+REQUANTISED = apply(Clip, apply(Requantize, operand("x"), constant("multiplier"), constant("shift")))
+"""A value that is requantised and limited."""
 
 
 @dataclass(frozen=True)
