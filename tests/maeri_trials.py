@@ -12,11 +12,10 @@ from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, network
 from dovetail.targets.maeri.rules import FAMILIES, Pin, Rules
-from dovetail.targets.maeri.simulate import simulate
+from dovetail.targets.maeri.simulate import broken, simulate
 from networks import limited_net
 
 Random = np.random.Generator

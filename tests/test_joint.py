@@ -35,12 +35,11 @@ from dovetail.target import Engine, Joint, Launched
 from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
-from dovetail.targets.maeri.joint import of_parts
-from dovetail.targets.maeri.joint import side_by_side as ordered_together
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.simulate import check
-from dovetail.targets.maeri.task import StridedArray, Task, encode
+from dovetail.targets.maeri.task import StridedArray, Task, encode, of_parts
+from dovetail.targets.maeri.task import side_by_side as ordered_together
 from firmware import require_chip
 from networks import branches, image_net, mixed_kernels
 from test_end_to_end import network_file

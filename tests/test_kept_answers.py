@@ -27,9 +27,9 @@ from dovetail.schedule.tiles.tiling import TileCache, Tiling
 from dovetail.target.description import Target
 from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.joint import find_together, of_parts, side_by_side, stored
 from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.task import find_together, of_parts, side_by_side, stored
 from dovetail.targets.maeri.timing import ItemTiming
 
 allocate = import_module("dovetail.schedule.plan.allocate")  # the package has a function of this name

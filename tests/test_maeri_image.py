@@ -22,15 +22,24 @@ from dovetail.ir.operators.reduction import SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target import OrderRequest
 from dovetail.targets import load_target
-from dovetail.targets.maeri.coded import read_image, write_image
+from dovetail.targets.maeri.coded import (
+    FORMS,
+    AdditionStep,
+    JoinStep,
+    LayerStep,
+    PoolStep,
+    ProgrammingImage,
+    read_image,
+    write_image,
+)
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.execute import execute
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.rtl import phases, tree_words
+from dovetail.targets.maeri.outputs import phases, tree_words
 from dovetail.targets.maeri.schedule import images
-from dovetail.targets.maeri.steps import FORMS, AdditionStep, JoinStep, LayerStep, PoolStep, ProgrammingImage
 from dovetail.targets.maeri.tree import Range, configure
+from dovetail.targets.maeri.words import Sides
 from maeri_judge import added
 from networks import Net, limited_net
 from test_maeri_schedule import CONFIGS, Made, shared_network
@@ -161,6 +170,17 @@ def with_constant(image: ProgrammingImage, address: int, by: int) -> Programming
     return replace(image, constants=bytes(data))
 
 
+def changed_limits(field: str, by: int) -> Callable[[ProgrammingImage], ProgrammingImage]:
+    """A limit of a layer's stage raised."""
+
+    def change(image: ProgrammingImage) -> ProgrammingImage:
+        at, step = layer_of(image)
+        number = getattr(step.limits, field) + by
+        return with_step(image, at, limits=replace(step.limits, **{field: number}))
+
+    return change
+
+
 def changed_layer(field: str, by: int) -> Callable[[ProgrammingImage], ProgrammingImage]:
     """A number of a layer raised."""
     return lambda image: with_step(image, layer_of(image)[0], **{field: getattr(layer_of(image)[1], field) + by})
@@ -228,10 +248,10 @@ FAULTS: Mapping[str, Callable[[ProgrammingImage], ProgrammingImage]] = {
     "a wrong factor of an addition": lambda image: with_constant(
         image, image.steps[first(image, AdditionStep)].scales, 1 << 28  # type: ignore[union-attr]
     ),
-    "another zero point": changed_layer("output_zero_point", 1),
+    "another zero point": changed_limits("zero_point", 1),
     "another operand's zero point": changed_layer("zero_point", 1),
-    "another limit": changed_layer("low", 40),
-    "padding on the other side": lambda image: with_step(image, layer_of(image, 0)[0], top=0, bottom=2),
+    "another limit": changed_limits("low", 40),
+    "padding on the other side": lambda image: with_step(image, layer_of(image, 0)[0], around=Sides(0, 1, 2, 1)),
     "another window": lambda image: with_step(image, first(image, PoolStep), rows=1, row_stride=2),
     "fewer bits for sums": changed_layer("sum_bits", -8),
     "swapped RN_Config": swapped_trees,

@@ -17,12 +17,11 @@ import numpy as np
 
 from dovetail.errors import ModelError, SimulationError, TargetError
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderNetwork, network
 from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, in_order
 from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules, unit_rules
-from dovetail.targets.maeri.simulate import check
+from dovetail.targets.maeri.simulate import broken, check
 from dovetail.targets.maeri.tile import tile_of
 from dovetail.targets.maeri.timing import timing
 from dovetail.targets.maeri.tree import Range
@@ -64,8 +63,8 @@ def stages(told: UnitRules) -> Iterator[tuple[int, ...]]:
         kept = all(found[place[x]] < found[place[y]] for x, y in told.before)
         kept = kept and all(found[place[x]] <= found[place[y]] for x, y in told.no_later)
         kept = kept and all(x != y and found[place[x]] != found[place[y]] for x, y in told.apart)
-        kept = kept and all(len({found[place[unit]] for unit in group}) == 1 for group, _ in told.together)
-        for works, most, _ in told.limits:
+        kept = kept and all(len({found[place[unit]] for unit in group}) == 1 for group in told.together)
+        for works, most in told.limits:
             kept = (
                 kept
                 and max(
@@ -82,8 +81,8 @@ def items(net: OrderNetwork, config: MaeriConfig, told: UnitRules, unit: Channel
     work, found = net.works[unit.work], []
     channels = range(unit.first, unit.end)
     parts = [ChannelSegment(channel, 0, work.positions) for channel in channels]
-    begin = max((pin.begin for each, pin, _ in told.pins if each == unit), default=0)
-    pins = [pin.multipliers for each, pin, _ in told.pins if each == unit and pin.multipliers]
+    begin = max((pin.begin for each, pin in told.pins if each == unit), default=0)
+    pins = [pin.multipliers for each, pin in told.pins if each == unit and pin.multipliers]
     for size in range(1, work.layer.taps + 1):
         tile = tile_of(work.layer, size)
         try:
@@ -117,7 +116,7 @@ def any_order(net: OrderNetwork, config: MaeriConfig, rules: Rules) -> NetworkOr
         chosen: list[Item] = []
         for stage in range(max(found) + 1):
             units = [unit for unit, own in zip(told.units, found, strict=True) if own == stage]
-            begin = max((pin.begin for unit, pin, _ in told.pins if unit in units), default=0)
+            begin = max((pin.begin for unit, pin in told.pins if unit in units), default=0)
             start = stage * LONG + begin
             choices = [[*items(net, config, told, unit, stage * LONG)] for unit in units]
             same = [[replace(item, start=start) for item in each] for each in choices]

@@ -14,14 +14,21 @@ import pytest
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
-from dovetail.targets.maeri.clashes import clash, only, reasons_of, smallest
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.rules import Pin, Reason, Rules, UnitRules, load_rules, unit_rules
-from dovetail.targets.maeri.simulate import simulate
+from dovetail.targets.maeri.rules import (
+    Pin,
+    Reason,
+    Rules,
+    UnitRules,
+    clash,
+    load_rules,
+    smallest,
+    unit_rules,
+)
+from dovetail.targets.maeri.simulate import broken, simulate
 from maeri_trials import many, random_config, random_net, random_rules
 from networks import limited_net
 
@@ -142,9 +149,9 @@ def test_nothing_can_be_left_out_of_a_contradiction() -> None:
         net, config = network(graph), random_config(random)
         told = unit_rules(random_rules(random, net, config), net)
         clashing = partial(clashes, told, config)
-        if not clashing(reasons_of(told)):
+        if not clashing(told.reasons):
             continue
-        named = smallest(reasons_of(told), clashing)
+        named = smallest(told.reasons, clashing)
         assert clashing(named) and not any(clashing([each for each in named if each != one]) for one in named)
         found += 1
     assert found >= 60
@@ -152,7 +159,7 @@ def test_nothing_can_be_left_out_of_a_contradiction() -> None:
 
 def clashes(told: UnitRules, config: MaeriConfig, kept: Sequence[Reason]) -> bool:
     """Whether some of what is asked cannot be kept together."""
-    return clash(only(told, kept), config)
+    return clash(told.only(kept), config)
 
 
 def test_a_deadline_that_cannot_be_kept() -> None:

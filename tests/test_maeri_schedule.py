@@ -19,12 +19,11 @@ from dovetail.ir.types import Array
 from dovetail.targets import load_target
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, busy
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder
 from dovetail.targets.maeri.rules import Rules, load_rules
-from dovetail.targets.maeri.simulate import simulate
+from dovetail.targets.maeri.simulate import broken, simulate
 from dovetail.targets.maeri.solve import best_order
 from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.tree import Range
@@ -244,9 +243,7 @@ def test_rules_are_kept() -> None:
     found = simulate(schedule, inputs)
     spans: dict[int, list[tuple[int, int]]] = {}
     for item in schedule.items:
-        spans.setdefault(item.work, []).append(
-            (item.start, item.start + busy(item, net.works[item.work], schedule.config))
-        )
+        spans.setdefault(item.work, []).append((item.start, schedule.end(item)))
     assert min(start for start, _ in spans[0]) >= max(end for _, end in spans[3])
     assert all(a[1] <= b[0] or b[1] <= a[0] for a in spans[1] for b in spans[3])
     every = [span for each in spans.values() for span in each]

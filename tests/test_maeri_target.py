@@ -26,8 +26,9 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import TaskKind, network
-from dovetail.targets.maeri.rtl import phases
+from dovetail.targets.maeri.outputs import phases
 from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, decode, encode
+from dovetail.targets.maeri.words import Sides, StageLimits
 from firmware import require_chip
 from test_end_to_end import network_file, run, stored
 from test_maeri_schedule import random_network
@@ -214,6 +215,9 @@ def test_targets_without_orders_say_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert "ne16: this target does not order whole networks" in capsys.readouterr().err
 
 
+LIMITS = StageLimits(-3, -128, 127)
+
+
 def test_tasks_survive_their_words() -> None:
     graph, _ = random_network(3)
     net = network(graph)
@@ -230,7 +234,7 @@ def test_tasks_survive_their_words() -> None:
         items=first,
     )
     assert decode(encode(task)) == task
-    staged = replace(task, padding=(1, 2, 3, 4), stage=OutputStage(256, -3, -128, 127, StridedArray(9, 8, 7, 6), -128))
+    staged = replace(task, padding=Sides(1, 2, 3, 4), stage=OutputStage(256, LIMITS, StridedArray(9, 8, 7, 6), -128))
     assert decode(encode(staged)) == staged and len(encode(staged)) == len(encode(task)) + 9
     for spoilt in (encode(task)[:-1], (*encode(task), 0)):
         with pytest.raises(SimulationError, match=r"wanted|after the last"):
@@ -282,8 +286,8 @@ def test_a_device_without_the_stage_refuses_it() -> None:
     nowhere = StridedArray(0x1000, 1, 1, 1)
     task = Task(net.works[0].layer, TaskKind.CONVOLUTION, 0, False, nowhere, nowhere, 0, 0, items=items)
     for other, fields in (
-        (replace(task, stage=OutputStage(0, 0, -128, 127, nowhere, 0)), {"requantise": False}),
-        (replace(task, padding=(0, 0, 1, 0)), {"padding": False}),
+        (replace(task, stage=OutputStage(0, LIMITS, nowhere, 0)), {"requantise": False}),
+        (replace(task, padding=Sides(0, 0, 1, 0)), {"padding": False}),
     ):
         words = encode(other)
         bus.view(0x1000, 4 * len(words)).view("<u4")[:] = words

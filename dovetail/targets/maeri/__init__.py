@@ -6,19 +6,20 @@ does that. `dovetail schedule` orders a whole network on it; compiled, each laye
 
 In reading order:
 
-    config      sizes of the engine
-    network     layers of a graph, and the cycles from which their inputs exist
-    tree, tile  the reduction tree; tiles of a layer on the multipliers, and the values that ports send to them
-    feedback, timing, tiling   sums that go round; cycles of virtual neurons in step; the search for good tiles
-    order       orders as data
-    rules, clashes, kept       the user's rules; their contradictions; whether an order keeps them
-    memory, bound              memories that orders need; lower bounds
-    floor, gangs, listing      the list scheduler
-    solve                      the exact scheduler, and the best order that is found in a time
-    machine, simulate          an item played on the hardware; an order executed on it
-    rtl, outputs, picture      words of the published hardware; the files of an order; its picture
-    steps, programming, coded, execute   the programming image: its contents, from a network, as bytes, executed
-    words, task, joint, device the chip: records as words; a launch; layers side by side; the engine in the simulator
+    words               records as words
+    config, network     sizes of the engine; layers of a graph, and the cycles from which their inputs exist
+    tree, tile          the reduction tree; virtual neurons, the values that ports send them, and sums that go round
+    timing              cycles of virtual neurons in step, and the search for good tiles
+    order               orders as data, and the memories they need
+    rules               the user's rules, and their contradictions
+    bound               lower bounds
+    floor, listing      the list scheduler
+    solve               the exact scheduler, and the best order that is found in a time
+    machine, simulate   an item played on the hardware; an order executed on it, and checked
+    outputs, picture    the files of an order; its picture
+    coded, programming, execute   the programming image: as records and bytes, from a network, executed
+    schedule            what `dovetail schedule` does
+    task, device        launches of the chip, of one layer or of several side by side; the engine in the simulator
 """
 
 from __future__ import annotations
@@ -37,12 +38,22 @@ from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
-from dovetail.targets.maeri.joint import Part, alone, side_by_side
 from dovetail.targets.maeri.network import OrderLayer, TaskKind, network
 from dovetail.targets.maeri.order import Item, NetworkOrder
 from dovetail.targets.maeri.rules import Rules
-from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, encode
+from dovetail.targets.maeri.task import (
+    OutputStage,
+    Part,
+    StridedArray,
+    Task,
+    alone,
+    constants_of,
+    encode,
+    limits_of,
+    side_by_side,
+)
 from dovetail.targets.maeri.timing import addition_cycles
+from dovetail.targets.maeri.words import Sides
 
 HERE = "dovetail.targets.maeri"
 MEMORY = dt.Memory("RAM", base=0x80000000, size=32 << 20, alignment=64)
@@ -90,19 +101,8 @@ def _part(match: dt.Match) -> Part:
 
 
 def pack(match: dt.Match) -> dict[str, Array]:
-    """Weights as they are, a word of bias per output channel; multipliers and shifts of what is requantised."""
-    scales: dict[str, Array] = {}
-    if not match.has("layer"):
-        scales = {"scales": layers.addition_of(match).scales}
-    elif match.has("clip"):
-        layer = layers.layer_of(match)
-        scales = {"scales": np.stack([layer.multiplier, layer.shift], axis=1)}
-    packed = {name: array.astype("<i4").reshape(-1).view(np.uint8) for name, array in scales.items()}
-    if not match.has("layer"):
-        return packed
-    bias = match.array("bias") if "bias" in match.values else np.zeros(match.result.shape[-1])
-    weights = np.ascontiguousarray(match.array("weights"), np.int8)
-    return {"weights": weights.reshape(-1).view(np.uint8), "sums": bias.astype("<i4").view(np.uint8), **packed}
+    """The constants of a launch as bytes."""
+    return {name: array.reshape(-1).view(np.uint8) for name, array in constants_of(match).items()}
 
 
 def _array(match: dt.Match, operands: Mapping[str, dt.Operand], name: str) -> StridedArray:
@@ -118,8 +118,7 @@ def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
     added, shape = layers.addition_of(match), match.result.shape
     rows, columns = shape[1:3] if len(shape) == 4 else (shape[0], 1)
     x, other, result = (_array(match, operands, name) for name in ("x", "other", "result"))
-    limits, scales = (added.output_zero_point, added.low, added.high), operands["scales"].address
-    stage = OutputStage(scales, *limits, other, added.other_zero_point)
+    stage = OutputStage(operands["scales"].address, limits_of(match), other, added.other_zero_point)
     sizes = OrderLayer(1, 1, 1, 1, rows, columns, shape[-1])
     return Task(sizes, TaskKind.CONVOLUTION, added.input_zero_point, False, x, result, 0, 0, stage=stage)
 
@@ -130,21 +129,18 @@ def task(
     """The launch of a region, with the items of an order of several, if given."""
     if not match.has("layer"):
         return addition(match, operands)
-    (layer, kind), linear, window = _part(match), layers.linear_of(match), layers.window_of(match)
-    stage = None
-    if match.has("clip"):
-        whole = layers.layer_of(match)
-        stage = OutputStage(operands["scales"].address, whole.output_zero_point, whole.low, whole.high, NOWHERE, 0)
+    (layer, kind), window = _part(match), layers.window_of(match)
+    stage = OutputStage(operands["scales"].address, limits_of(match), NOWHERE, 0) if match.has("clip") else None
     return Task(
         layer=layer,
         kind=kind,
-        zero_point=linear.input_zero_point,
+        zero_point=layers.linear_of(match).input_zero_point,
         unsigned=not match.type("x").dtype.signed,
         source=_array(match, operands, "x"),
         result=_array(match, operands, "result"),
         weights=operands["weights"].address,
         bias=operands["sums"].address,
-        padding=(*window.before, *window.after),
+        padding=Sides(*window.before, *window.after),
         stage=stage,
         items=items or _order(match, config).items,
     )

@@ -20,8 +20,7 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.tile import MultiplierTile, grid, steps, traffic
-from dovetail.targets.maeri.tiling import every_tile
-from dovetail.targets.maeri.timing import timing
+from dovetail.targets.maeri.timing import every_tile, timing
 from dovetail.targets.maeri.tree import Range, leaving
 
 _WEIGHTS = tuple(part / 20 for part in range(21))

@@ -1,9 +1,15 @@
-"""A programming image as bytes, little-endian words of 32 bits; a file that is read is checked.
+"""A programming image: addresses, steps, and the order of the multipliers; as records and as bytes, which are checked.
 
-Words: "MAER", the format, how many words there are, the CRC-32 of those behind this one; `_Header`; inputs, outputs,
-steps, words of Layer_Info of each layer, words of RN_Config of each configuration, phases (first cycle, configuration),
-items, constants. A record is its fields in the order they stand in `steps.py` and `order.py`, as `words.py` says; a
-step has the number of its kind in `STEPS` before it.
+One memory of bytes from 0 on: constants, then features. A feature is a dense image, rows first, channels last. An image
+for INT8 holds a network's numbers as they are. An image for INT16, the type of the public RTL, holds the same network:
+its multipliers know no zero points, so these are taken off stored elements; and they keep bits 31 and 26 to 12 of a
+product (maeri-project/MAERI_bsv@1351d1b src/ALUs/INT16_Multiplier.bsv), so features are raised by 4 bits and weights by
+8: the bits that are kept are then the product itself.
+
+A file is little-endian words of 32 bits: "MAER", the format, how many words there are, the CRC-32 of those behind this
+one; `_Header`; inputs, outputs, steps, words of Layer_Info of each layer, words of RN_Config of each configuration,
+phases (first cycle, configuration), items, constants. Records are those of this file and of `order.py`, in the words of
+`words.py`; a step has the number of its kind in `STEPS` before it.
 """
 
 from __future__ import annotations
@@ -11,32 +17,227 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
+from enum import IntEnum
+from typing import Annotated
 
 import numpy as np
 
 from dovetail.errors import ModelError
+from dovetail.ir.types import Array, DType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import TaskKind
+from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.order import Item
-from dovetail.targets.maeri.rtl import tree_size
-from dovetail.targets.maeri.steps import (
-    INT8,
-    INT16,
-    STEPS,
-    AdditionStep,
-    FeatureMap,
-    JoinStep,
-    LayerStep,
-    NumberFormat,
-    PoolKind,
-    PoolStep,
-    ProgrammingImage,
-    SoftmaxStep,
-    Step,
-    operands,
-)
+from dovetail.targets.maeri.outputs import tree_size
 from dovetail.targets.maeri.tile import grid
-from dovetail.targets.maeri.words import WordReader, words_of
+from dovetail.targets.maeri.words import Byte, Natural, Sides, Size, StageLimits, WordReader, words_of
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """Form of numbers in memory."""
+
+    element: int
+    """Bytes of a feature's element, and of a weight."""
+    feature_shift: int
+    """Bits that features are raised by."""
+    weight_shift: int
+    """Bits that weights are raised by."""
+
+
+INT8 = NumberFormat(1, 0, 0)
+INT16 = NumberFormat(2, 4, 8)
+FORMS = {"int8": INT8, "int16": INT16}
+"""By the names of their files."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureMap:
+    """A feature in memory; a vector is an image of one pixel, a matrix an image of one column."""
+
+    address: int
+    """Of the first byte."""
+    rows: Size
+    columns: Size
+    channels: Size
+    zero_point: Byte
+    """Taken off every element that is stored."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole image."""
+        return self.rows * self.columns * self.channels
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """As a value of a graph."""
+        return 1, self.rows, self.columns, self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStep:
+    """A layer on the multipliers, and the stage behind them."""
+
+    kind: TaskKind
+    source: FeatureMap
+    result: FeatureMap
+    around: Sides
+    """Padding of the source with the zero point."""
+    rows: Size
+    """Rows of the kernel."""
+    columns: Size
+    stride: Size
+    groups: Size
+    zero_point: Byte
+    """The number that stands for 0.0 in the network's operand; stored it is less by the source's zero point."""
+    weights: int
+    """Address of the weights."""
+    bias: int
+    """Address of an int32 for each channel, added to its sums."""
+    scales: int
+    """Address of two int32 for each channel: multiplier, shift."""
+    limits: StageLimits
+    sum_bits: int
+    """Bits of an adder that holds every sum of these weights, whatever the features are."""
+
+    @property
+    def layer(self) -> OrderLayer:
+        """Its sizes, as the multipliers see them."""
+        source, result, around = self.source, self.result, self.around
+        if self.kind == TaskKind.TURNED:
+            return OrderLayer(1, 1, source.channels, 1, result.channels, 1)
+        sizes = (source.rows + around.top + around.bottom, source.columns + around.left + around.right)
+        channels, filters = source.channels // self.groups, result.channels // self.groups
+        return OrderLayer(self.rows, self.columns, channels, filters, *sizes, self.groups, self.stride)
+
+
+def bits_of_sums(weights: Array, kind: TaskKind, zero_point: int) -> int:
+    """Bits, sign included, that hold every sum of a layer of int8, and every part of one; weights as they lie."""
+    by_filter = np.moveaxis(weights[0], -1, 0) if kind is TaskKind.DEPTHWISE else weights
+    rows = by_filter.reshape(len(by_filter), -1).astype(np.int64)
+    ends = [rows * (end - zero_point) for end in (DType.INT8.low, DType.INT8.high)]
+    most = np.maximum(*ends).clip(0).sum(axis=1).max()
+    least = np.minimum(*ends).clip(None, 0).sum(axis=1).min()
+    return max(int(most).bit_length(), int(-least - 1).bit_length()) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class AdditionStep:
+    """Two images of one size added: each brought to one scale, raised by 20 bits; then the sum to the result's."""
+
+    source: FeatureMap
+    other: FeatureMap
+    result: FeatureMap
+    zero_point: Byte
+    other_zero_point: Byte
+    scales: int
+    """Address of int32 pairs, multiplier and shift: of the sum, of the source, of the other."""
+    limits: StageLimits
+
+
+class PoolKind(IntEnum):
+    """The value that a pool makes of a window."""
+
+    LARGEST = 0
+    MEAN = 1
+    """Rounded half away from zero."""
+    SUM = 2
+    """Of elements less their zero point, scaled as sums of a layer; of a window of one element, a change of scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStep:
+    """Each window's real elements as one."""
+
+    kind: PoolKind
+    source: FeatureMap
+    result: FeatureMap
+    rows: Size
+    """Rows of the window."""
+    columns: Size
+    row_stride: Size
+    column_stride: Size
+    around: Sides
+    """Rows and columns beyond the source that a window may reach."""
+    zero_point: Byte
+    """Taken off every element of a sum; 0 otherwise."""
+    scales: int
+    """Address of a sum's multiplier and shift; 0 otherwise."""
+    limits: StageLimits
+    """The zero point is added to a sum; 0 otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinStep:
+    """Images one behind the other."""
+
+    axis: Annotated[int, range(3)]
+    """Along rows, columns or channels."""
+    parts: tuple[FeatureMap, ...]
+    result: FeatureMap
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxStep:
+    """Softmax over the channels, in TensorFlow Lite Micro's fixed point (`FixedSoftmax`); for the host."""
+
+    source: FeatureMap
+    result: FeatureMap
+    multiplier: Natural
+    shift: Annotated[int, range(32)]
+    diff_min: Annotated[int, range(-(1 << 31), 1)]
+
+
+Step = LayerStep | AdditionStep | PoolStep | SoftmaxStep | JoinStep
+STEPS: tuple[type[Step], ...] = (LayerStep, AdditionStep, PoolStep, SoftmaxStep, JoinStep)
+"""By the number that stands before a step in the file."""
+
+
+def operands(step: Step) -> tuple[FeatureMap, ...]:
+    """The features that a step reads."""
+    if isinstance(step, JoinStep):
+        return step.parts
+    return (step.source, step.other) if isinstance(step, AdditionStep) else (step.source,)
+
+
+@dataclass(frozen=True)
+class ProgrammingImage:
+    """A programming image."""
+
+    config: MaeriConfig
+    form: NumberFormat
+    makespan: int
+    """Cycles of the order."""
+    memory: int
+    """Bytes, constants included."""
+    inputs: tuple[FeatureMap, ...]
+    """The network's, in its order."""
+    outputs: tuple[FeatureMap, ...]
+    steps: tuple[Step, ...]
+    """Each after those it reads."""
+    infos: tuple[tuple[int, ...], ...]
+    """Words of Layer_Info for each layer, in the order of steps."""
+    trees: tuple[tuple[int, ...], ...]
+    """Words of RN_Config for each configuration of the reduction tree."""
+    phases: tuple[tuple[int, int], ...]
+    """(first cycle, number of the configuration)."""
+    items: tuple[Item, ...]
+    """The order of the multipliers; `work` is the number of the step."""
+    constants: bytes
+    """The first bytes of the memory."""
+
+    @property
+    def layers(self) -> list[int]:
+        """Numbers of the steps that are layers."""
+        return [number for number, step in enumerate(self.steps) if isinstance(step, LayerStep)]
+
+    def bytes_of(self, place: FeatureMap) -> range:
+        """The addresses of a feature."""
+        return range(place.address, place.address + self.form.element * place.elements)
+
+    def numbers(self, address: int, shape: tuple[int, ...], kind: str = "<i4") -> Array:
+        """Constants."""
+        return np.frombuffer(self.constants, kind, int(np.prod(shape)), address).reshape(shape)
+
 
 MAGIC = int.from_bytes(b"MAER", "little")
 FORMAT = 1
@@ -48,7 +249,6 @@ MOST_PRODUCTS = 1 << 33
 INFO_WORDS = 14
 """Of Layer_Info: two for each of K, C, R, S, Y and X; multipliers and virtual neurons; products of one of these."""
 _HEAD = 4
-_MOST_SIZE = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,48 +366,34 @@ def _check(image: ProgrammingImage) -> None:
 
 
 def _check_step(image: ProgrammingImage, step: Step, where: str) -> None:
-    match step:
-        case LayerStep():
-            _check_layer(image, step, where)
-        case AdditionStep():
-            _check_constants(image, step.scales, 24, 4, where)
-        case PoolStep():
-            sizes, around = astuple(step)[3:7], astuple(step)[7:11]
-            if not all(1 <= size <= _MOST_SIZE for size in sizes) or not all(0 <= size <= 255 for size in around):
-                raise _wrong(f"a window of {sizes} with {around} around is none", where)
-            if step.kind == PoolKind.SUM:
-                _check_constants(image, step.scales, 8, 4, where)
-        case JoinStep():
-            if step.axis not in (0, 1, 2) or not step.parts:
-                raise _wrong(f"{len(step.parts)} parts cannot be joined along {step.axis}", where)
-        case SoftmaxStep():
-            if not 0 <= step.shift <= 31 or step.multiplier < 0 or step.diff_min > 0:
-                raise _wrong("a softmax has other parameters", where)
+    """A layer fits its places, and what a step says of constants is there."""
+    if isinstance(step, LayerStep):
+        _check_layer(image, step, where)
+    elif isinstance(step, AdditionStep):
+        _check_constants(image, step.scales, 24, 4, where)
+    elif isinstance(step, PoolStep) and step.kind == PoolKind.SUM:
+        _check_constants(image, step.scales, 8, 4, where)
+    elif isinstance(step, JoinStep) and not step.parts:
+        raise _wrong("no parts cannot be joined", where)
 
 
 def _check_place(image: ProgrammingImage, place: FeatureMap, where: str) -> None:
-    sizes, element = place.shape[1:], image.form.element
-    fits = all(1 <= size <= _MOST_SIZE for size in sizes) and -128 <= place.zero_point <= 127
     inside = len(image.constants) <= place.address and image.bytes_of(place).stop <= image.memory
-    if not fits or not inside or place.address % element:
-        raise _wrong(f"a feature of {sizes} at {place.address:#x} is not in the memory of features", where)
+    if not inside or place.address % image.form.element:
+        raise _wrong(f"a feature of {place.shape[1:]} at {place.address:#x} is not in the memory of features", where)
     if image.form == INT8 and place.zero_point:
         raise _wrong(f"features of INT8 are stored with their zero point, here {place.zero_point} is taken off", where)
 
 
 def _check_layer(image: ProgrammingImage, step: LayerStep, where: str) -> None:
-    around = (step.top, step.left, step.bottom, step.right)
-    sizes = (step.rows, step.columns, step.stride, step.groups)
-    if not all(0 <= size <= 255 for size in around) or not all(1 <= size <= _MOST_SIZE for size in sizes):
-        raise _wrong(f"sizes {sizes} and padding {around} are not those of a layer", where)
-    layer, channels = step.layer, step.result.channels
-    uneven = step.source.channels % step.groups or channels % step.groups
-    if uneven or min(layer.out_rows, layer.out_columns) < 1 or layer.macs > MOST_PRODUCTS:
-        raise _wrong(f"{step.groups} groups of windows {sizes[:2]} do not divide what it reads", where)
-    plain = (step.source.elements, *sizes, sum(around)) == (step.source.channels, 1, 1, 1, 1, 0)
-    fits = {TaskKind.DEPTHWISE: step.groups == step.source.channels, TaskKind.TURNED: plain}
-    if not fits.get(step.kind, True):
-        raise _wrong(f"{step.groups} groups of {step.source.channels} channels are no {step.kind.name}", where)
+    channels, groups, source = step.result.channels, step.groups, step.source
+    layer = step.layer
+    if source.channels % groups or channels % groups or min(layer.out_rows, layer.out_columns) < 1:
+        raise _wrong(f"{groups} groups of windows {(step.rows, step.columns)} do not divide what it reads", where)
+    sizes = (source.rows, source.columns, step.rows, step.columns, step.stride, groups, *astuple(step.around))
+    fits = {TaskKind.DEPTHWISE: groups == source.channels, TaskKind.TURNED: sizes == (1,) * 6 + (0,) * 4}
+    if not fits.get(step.kind, True) or layer.macs > MOST_PRODUCTS:
+        raise _wrong(f"{groups} groups of {source.channels} channels are no {step.kind.name}", where)
     result = (1, 1) if step.kind == TaskKind.TURNED else (layer.out_rows, layer.out_columns)
     if result != (step.result.rows, step.result.columns):
         raise _wrong(f"its result is {result}, its place is for {(step.result.rows, step.result.columns)}", where)
@@ -223,16 +409,15 @@ def _check_constants(image: ProgrammingImage, start: int, size: int, unit: int, 
 
 
 def _check_item(image: ProgrammingImage, item: Item, where: str) -> None:
-    step = image.steps[item.work] if 0 <= item.work < len(image.steps) else None
+    step = image.steps[item.work] if item.work < len(image.steps) else None
     if not isinstance(step, LayerStep):
         raise _wrong(f"step {item.work} is no layer", where)
     layer, tile = step.layer, item.tile
-    sizes = astuple(tile)[:7]
-    if min(sizes) < 1 or tile.size * tile.neurons > item.place.size or item.place.end > image.config.multipliers:
-        raise _wrong(f"the tile {sizes} is not on {image.config.multipliers} multipliers", where)
-    if not 0 <= item.taps[0] < item.taps[1] <= layer.taps:
+    if tile.size * tile.neurons > item.place.size or item.place.end > image.config.multipliers:
+        raise _wrong(f"{tile} is not on {image.config.multipliers} multipliers", where)
+    if not item.taps[0] < item.taps[1] <= layer.taps:
         raise _wrong(f"products {list(item.taps)} of {layer.taps}", where)
     (rows, columns), filters = grid(layer, tile), layer.filters * layer.groups
     for part in item.segments:
-        if not 0 <= part.channel < filters or part.first < 0 or not 1 <= part.count <= rows * columns - part.first:
+        if part.channel >= filters or part.first + part.count > rows * columns:
             raise _wrong(f"{part} is not of {filters} channels of {rows * columns} positions", where)

@@ -1,7 +1,4 @@
-"""Sizes of one MAERI.
-
-The structure is the published one: distribution tree, multipliers, augmented reduction tree, collection bus.
-"""
+"""Sizes of a MAERI, of the published structure: distribution tree, multipliers, reduction tree, collection bus."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ TAIL_CYCLES = 4
 multiplier, bus and the two ends of the trees (fits the public simulator's runs, where 4 to 6 are seen)."""
 STAGE_CYCLES = 3
 """Cycles of the stage behind the collection bus, a sum per line and cycle: multiply, shift, limit. It is ours."""
+_LEAST = {"weight_depth": 1, "joint": 1, "prefetch": 0, "feature_memory": 0, "prefetch_buffer": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,8 @@ class MaeriConfig:
     collection: int = 64
     """Results the collection bus takes per cycle: its lines."""
     ports: bool = True
-    """Whether each of these comes through a port of its own that feeds only its share of neighbouring multipliers (as
-    in the public simulator); else any value may go to any multipliers (a fat tree, as the mRNA mapper assumes)."""
+    """Whether each value comes through a port of its own that feeds only its share of neighbouring multipliers (as in
+    the public simulator); else any value may go to any multipliers (a fat tree, as the mRNA mapper assumes)."""
     accumulation_buffer: bool = True
     """Whether sums that need several steps add up behind the reduction tree. Without it one more multiplier per virtual
     neuron carries the sum so far back into the tree."""
@@ -49,7 +47,7 @@ class MaeriConfig:
     fold: bool = True
     """Whether a dot product larger than the virtual neuron may be computed in several steps."""
     padding: bool = True
-    """Whether a task may surround its image with the zero point; else what it reads is padded in memory."""
+    """Whether a task may surround its image with the zero point; else its image is padded in memory."""
     joint: int = 3
     """Tasks that may begin together, each with multipliers and ports of its own; 1 where one follows the other."""
     requantise: bool = True
@@ -62,18 +60,11 @@ class MaeriConfig:
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise _error(f"{name} must be a power of two, is {value}")
+            if value > self.multipliers:
+                raise _error(f"{name} must be at most the {self.multipliers} multipliers, is {value}")
         if self.multipliers < 2:
             raise _error(f"multipliers must be at least 2, are {self.multipliers}")
-        for name in ("distribution", "collection"):
-            if getattr(self, name) > self.multipliers:
-                raise _error(f"{name} must be at most the {self.multipliers} multipliers, is {getattr(self, name)}")
-        for name, least in (
-            ("weight_depth", 1),
-            ("joint", 1),
-            ("prefetch", 0),
-            ("feature_memory", 0),
-            ("prefetch_buffer", 0),
-        ):
+        for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise _error(f"{name} must be at least {least}, is {getattr(self, name)}")
 
@@ -98,13 +89,18 @@ class MaeriConfig:
         return self.port_width if self.ports else self.multipliers
 
     @property
+    def lanes(self) -> int:
+        """Values that reach multipliers of one feed width in a cycle: one through a port, more through a fat tree."""
+        return 1 if self.ports else self.distribution
+
+    @property
     def bus_delay(self) -> int:
         """Cycles that a sum takes from where it leaves the tree to the input of its line."""
         return 1 + self.accumulation_buffer + self.shared_ports
 
     def carried(self, folds: int) -> int:
-        """Multipliers that carry a sum of so many steps back into a virtual neuron: 1 without an accumulation buffer,
-        if there are several steps."""
+        """Multipliers that carry a sum of `folds` steps back into a virtual neuron: 1 for several steps without an
+        accumulation buffer."""
         return int(folds > 1 and not self.accumulation_buffer)
 
 
@@ -115,7 +111,7 @@ def with_multipliers(config: MaeriConfig, multipliers: int) -> MaeriConfig:
 
 
 def configured(config: MaeriConfig, settings: Mapping[str, int]) -> MaeriConfig:
-    """A configuration with some sizes changed. Where only the multipliers are, both bandwidths follow them.
+    """A configuration with some sizes changed; bandwidths that equal the multipliers follow them, if not set.
 
     Raises:
         TargetError: there is no such size, or it is not possible.
@@ -124,11 +120,11 @@ def configured(config: MaeriConfig, settings: Mapping[str, int]) -> MaeriConfig:
     for name in settings:
         if name not in kinds:
             raise TargetError(f"there is no size '{name}'", where="MAERI configuration", hint=f"use {', '.join(kinds)}")
-    found = {name: kinds[name](value) for name, value in settings.items()}
+    sizes = {name: kinds[name](value) for name, value in settings.items()}
     for name in ("distribution", "collection"):
-        if "multipliers" in found and getattr(config, name) == config.multipliers:
-            found.setdefault(name, found["multipliers"])
-    return replace(config, **found)
+        if "multipliers" in sizes and getattr(config, name) == config.multipliers:
+            sizes.setdefault(name, sizes["multipliers"])
+    return replace(config, **sizes)
 
 
 def _error(what: str) -> TargetError:

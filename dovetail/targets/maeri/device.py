@@ -14,7 +14,7 @@ Registers are 32 bits wide; the public RTL has none, this chip's are:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -103,7 +103,7 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
             hint = "look at the driver: give the address and the words of a whole task"
             raise SimulationError(what, where=self.name, hint=hint)
         task = decode(self.bus.view(address, 4 * count).view("<u4").tolist())
-        if (task.stage and not self.config.requantise) or (any(task.padding) and not self.config.padding):
+        if (task.stage and not self.config.requantise) or (any(astuple(task.padding)) and not self.config.padding):
             what = "the task asks for a stage or a padding that this configuration has not"
             raise SimulationError(what, where=self.name, hint="compile for the target as it is")
         return task, self.registers[MaeriRegister.CONSTANTS]
@@ -150,8 +150,8 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
         if task.stage is not None:
             stage, channels = task.stage, _channels(task) if task.items else 1
             multiplier, shift = self._scales(task.stage, constants, channels).T
-            scaled = fixed_point(result.astype(np.int64), multiplier, shift, Rounding.DOUBLE) + stage.zero_point
-            result = np.clip(scaled, stage.low, stage.high).astype(np.int8)
+            scaled = fixed_point(result.astype(np.int64), multiplier, shift, Rounding.DOUBLE) + stage.limits.zero_point
+            result = np.clip(scaled, stage.limits.low, stage.limits.high).astype(np.int8)
         self._image(task.result, result.shape, result.dtype)[...] = result
 
     def _sums(self, tasks: Sequence[PlacedTask], order: NetworkOrder) -> list[Array]:
@@ -160,7 +160,7 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
         for (task, constants), work in zip(tasks, order.network.works, strict=True):
             types, (source, weights) = order.network.graph.types, work.node.inputs[:2]
             blob = self.bus.view(constants + task.weights, types[weights].elements)
-            top, left, bottom, right = task.padding
+            top, left, bottom, right = astuple(task.padding)
             rows, columns, channels = (1, 1, *types[source].shape)[-3:]
             shape = (rows - top - bottom, columns - left - right, channels)
             x = self._image(task.source, shape, np.dtype(np.uint8 if task.unsigned else np.int8))

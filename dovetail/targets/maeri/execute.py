@@ -20,12 +20,7 @@ from dovetail.ir.operators.movement import Concat, Pad, Reshape
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target.layers import RAISED_BITS
-from dovetail.targets.maeri.machine import play
-from dovetail.targets.maeri.network import TaskKind, network
-from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.rtl import configurations, layer_words, phases
-from dovetail.targets.maeri.simulate import simulate
-from dovetail.targets.maeri.steps import (
+from dovetail.targets.maeri.coded import (
     AdditionStep,
     FeatureMap,
     JoinStep,
@@ -38,6 +33,12 @@ from dovetail.targets.maeri.steps import (
     bits_of_sums,
     operands,
 )
+from dovetail.targets.maeri.machine import play
+from dovetail.targets.maeri.network import TaskKind, network
+from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.outputs import configurations, layer_words, phases
+from dovetail.targets.maeri.simulate import simulate
+from dovetail.targets.maeri.words import StageLimits
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _check_words(image: ProgrammingImage, order: NetworkOrder) -> None:
     """Layer_Info is that of the layers and their items, RN_Config that of the virtual neurons at work."""
     for number, (step, words) in enumerate(zip(image.layers, image.infos, strict=True)):
         layer = order.network.works[number].layer
-        tiles = {item.tile for item in order.items if item.work == number}
+        tiles = {item.tile for item in order.of(number)}
         if all(list(words) != layer_words(image.config, layer, tile) for tile in tiles):
             raise _wrong("its Layer_Info does not say what its items are", f"step {step}")
     timeline = phases(order)
@@ -200,7 +201,7 @@ class _ImageGraph:
                     self._scaled(x, pair, Requantize(input_zero_point=zero, left_shift=RAISED_BITS))
                     for x, zero, pair in zip(read, zeros, scales, strict=True)
                 ]
-                return self._limited(step, self.builder.add(Add(), raised), own)
+                return self._limited(step.limits, self.builder.add(Add(), raised), own)
             case JoinStep():
                 return self.builder.add(Concat(step.axis + 1), read)
             case SoftmaxStep():
@@ -208,8 +209,8 @@ class _ImageGraph:
             case PoolStep():
                 pooled = self.builder.add(_pool(step), read)
                 if step.kind == PoolKind.SUM:
-                    return self._limited(step, pooled, self._scales(step.scales, 1, where)[0])
-                return self.builder.add(Clip(step.low, step.high, DType.INT8), [pooled])
+                    return self._limited(step.limits, pooled, self._scales(step.scales, 1, where)[0])
+                return self.builder.add(Clip(step.limits.low, step.limits.high, DType.INT8), [pooled])
 
     def _layer(self, step: LayerStep, x: str, where: str) -> str:
         """Add a layer: its padding, its sums, and the stage behind them."""
@@ -224,7 +225,8 @@ class _ImageGraph:
         bits = bits_of_sums(weights, step.kind, step.zero_point)
         if not bits <= step.sum_bits <= 32:
             raise _wrong(f"sums of its weights take {bits} bits, the step says {step.sum_bits}", where)
-        before, after = (0, step.top, step.left, 0), (0, step.bottom, step.right, 0)
+        around = step.around
+        before, after = (0, around.top, around.left, 0), (0, around.bottom, around.right, 0)
         if any((*before, *after)):
             x = builder.add(Pad(before, after, step.zero_point), [x])
         if step.kind is TaskKind.TURNED:
@@ -234,12 +236,12 @@ class _ImageGraph:
         multiplier, shift = self._scales(step.scales, channels, where).T
         if step.kind is TaskKind.TURNED:
             sums = builder.add(Reshape((1, 1, 1, channels)), [sums])
-        return self._limited(step, sums, np.stack([multiplier, shift]))
+        return self._limited(step.limits, sums, np.stack([multiplier, shift]))
 
-    def _limited(self, step: LayerStep | AdditionStep | PoolStep, sums: str, scale: Array) -> str:
+    def _limited(self, limits: StageLimits, sums: str, scale: Array) -> str:
         """Add the stage behind sums."""
-        scaled = self._scaled(sums, scale, Requantize(output_zero_point=step.output_zero_point))
-        return self.builder.add(Clip(step.low, step.high, DType.INT8), [scaled])
+        scaled = self._scaled(sums, scale, Requantize(output_zero_point=limits.zero_point))
+        return self.builder.add(Clip(limits.low, limits.high, DType.INT8), [scaled])
 
     def _scaled(self, x: str, scale: Array, operator: Requantize) -> str:
         """Add a requantisation by multipliers and shifts."""
@@ -256,7 +258,7 @@ class _ImageGraph:
 
 def _pool(step: PoolStep) -> Pool2d:
     kernel, stride = (step.rows, step.columns), (step.row_stride, step.column_stride)
-    padding = ((step.top, step.bottom), (step.left, step.right))
+    padding = ((step.around.top, step.around.bottom), (step.around.left, step.around.right))
     if step.kind == PoolKind.SUM:
         return SumPool2d(kernel, stride, padding, step.zero_point)
     return (AveragePool2d if step.kind == PoolKind.MEAN else MaxPool2d)(kernel, stride, padding)

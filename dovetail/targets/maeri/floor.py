@@ -1,23 +1,27 @@
-"""A floor plan: units laid out one after the other, with the place, the time and the lines that are left for the
-next."""
+"""A floor plan: units laid out one after the other, and ways to lay out the next in gangs or by single virtual neurons.
+
+A gang is virtual neurons in step on ports of their own, which several multipliers share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice, repeat
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product, repeat
+from math import gcd
 
 import numpy as np
 
 from dovetail.errors import TargetError
-from dovetail.targets.maeri.clashes import allowed, region
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times, exists_from
-from dovetail.targets.maeri.order import ChannelSegment, Item, LayerItems, laid_out, neurons, timing_of
-from dovetail.targets.maeri.rules import ChannelRange, UnitRules
-from dovetail.targets.maeri.tile import tile_of
-from dovetail.targets.maeri.timing import ItemTiming, timing
-from dovetail.targets.maeri.tree import Range, configure, leaving
+from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times, exists_from
+from dovetail.targets.maeri.order import ChannelSegment, Item, LayerItems, end_of, group_of, laid_out, timing_of
+from dovetail.targets.maeri.rules import ChannelRange, UnitRules, allowed, region
+from dovetail.targets.maeri.tile import MultiplierTile, NeuronGroup, grid, tile_of
+from dovetail.targets.maeri.timing import ItemTiming, by_ports, fastest, timing
+from dovetail.targets.maeri.tree import Range, configure
 
 MOST_WAYS = 3000
 """Places of a single virtual neuron that are tried for a unit."""
@@ -43,11 +47,6 @@ class UnitRoom:
     """Whether an output channel stays on one of them."""
 
 
-def start_of(work: MultiplierLayer, time: ItemTiming, free: int, room: UnitRoom) -> int:
-    """The cycle in which the first weight can be sent; the vector of a turned layer is its weights."""
-    return max(free, room.ready - (0 if work.turned else time.lead))
-
-
 def segments_of(work: MultiplierLayer, unit: ChannelRange) -> list[ChannelSegment]:
     """The sums of a unit, filter after filter."""
     if work.turned:
@@ -67,30 +66,29 @@ class Floorplan:
         for unit in rules.units:
             self._of_work.setdefault(unit.work, []).append(unit)
 
-    def times(self, work: int) -> Times | None:
-        """Times of a layer's results; None while not all of it is laid out."""
-        units = self._of_work[work]
-        if any(unit not in self.done for unit in units):
-            return None
-        return np.asarray(np.max([self.done[unit].times for unit in units], axis=0), np.int64)
+    @property
+    def placed(self) -> list[tuple[Item, int]]:
+        """The items of all units that are laid out, with their ends."""
+        return [pair for laid in self.done.values() for pair in zip(laid.items, laid.ends, strict=True)]
 
     def ready(self, unit: ChannelRange) -> int:
         """The cycle from which all inputs of a unit exist."""
-        works = self.network.works
-        results = {
-            works[number].node.output: times for number in self._of_work if (times := self.times(number)) is not None
-        }
+        works, results = self.network.works, dict[str, Times]()
+        for number, units in self._of_work.items():
+            if all(other in self.done for other in units):
+                times = np.max([self.done[other].times for other in units], axis=0)
+                results[works[number].node.output] = np.asarray(times, np.int64)
         return int(exists_from(self.network.graph, works[unit.work].node.inputs[0], results).max(initial=0))
 
     def earliest(self, unit: ChannelRange) -> int:
         """The cycle from which no rule keeps a unit from beginning."""
-        earliest = max((pin.begin for other, pin, _ in self.rules.pins if other == unit), default=0)
+        earliest = max((pin.begin for other, pin in self.rules.pins if other == unit), default=0)
         for other, laid in self.done.items():
             if (other, unit) in self.rules.rules_before:
                 earliest = max(earliest, laid.exists)
             if (other, unit) in self.rules.no_later:
                 earliest = max(earliest, min(item.start for item in laid.items))
-            is_limited = any({other.work, unit.work} <= works for works, _, _ in self.rules.limits)
+            is_limited = any({other.work, unit.work} <= works for works, _ in self.rules.limits)
             if (other, unit) in self.rules.apart or is_limited:
                 earliest = max(earliest, laid.finish)
         return earliest
@@ -101,15 +99,38 @@ class Floorplan:
         ports, within = region(self.rules, unit, self.config), allowed(self.rules, unit, self.config)
         return UnitRoom(self.ready(unit), self.earliest(unit), ports, within, most, unit.work in self.rules.whole)
 
-    def neurons(self, item: Item) -> list[Range]:
-        """The places of an item's virtual neurons."""
-        return neurons(item, self.timing(item))
+    def group(self, item: Item) -> NeuronGroup:
+        """An item's virtual neurons."""
+        return group_of(item, self.network.works[item.work].layer, self.config)
 
-    def timing(self, item: Item) -> ItemTiming:
-        """Times of an item's virtual neurons."""
-        return timing_of(item, self.network.works[item.work], self.config)
+    def time(self, unit: ChannelRange, tile: MultiplierTile, at: int = 0) -> ItemTiming:
+        """Times of a unit's virtual neurons from multiplier `at` on."""
+        layer = self.network.works[unit.work].layer
+        return timing(self.config, layer, tile, layer.taps, at)
 
-    def slack(self, items: Sequence[Item], ends: Sequence[int]) -> int | None:
+    def start(self, unit: ChannelRange, room: UnitRoom, time: ItemTiming, place: Range) -> int:
+        """The cycle in which a unit can begin at a place; the vector of a turned layer is its weights."""
+        free = max(int(self.free[self._taken(place)].max()), room.earliest)
+        return max(free, room.ready - (0 if self.network.works[unit.work].turned else time.lead))
+
+    def item(
+        self, unit: ChannelRange, room: UnitRoom, tile: MultiplierTile, at: int, segments: Sequence[ChannelSegment]
+    ) -> Item:
+        """An item of a unit from multiplier `at` on that begins as soon as it can."""
+        time = self.time(unit, tile, at)
+        place, taps = Range(at, time.size * tile.neurons), self.network.works[unit.work].layer.taps
+        return Item(unit.work, self.start(unit, room, time, place), place, tile, (0, taps), tuple(segments))
+
+    def _taken(self, place: Range) -> slice:
+        """The multipliers that nothing else can use: those of a place, or of its whole ports where these are shared."""
+        width = self.config.feed_width if self.config.shared_ports else 1
+        return slice(place.start // width * width, -(-place.end // width) * width)
+
+    def end(self, item: Item) -> int:
+        """The cycle after an item's last sum has left, if nothing is in the way."""
+        return end_of(item, self.network.works[item.work], self.config)
+
+    def slack(self, items: Sequence[Item]) -> int | None:
         """Cycles that sums of items may wait for others' on their lines.
 
         Returns:
@@ -117,83 +138,71 @@ class Floorplan:
             where the tree cannot be set up.
         """
         first, users = min(item.start for item in items), dict[int, list[tuple[int, int, float, bool, int]]]()
-        earlier = [pair for laid in self.done.values() for pair in zip(laid.items, laid.ends, strict=True)]
-        for own, pairs in (
-            (True, zip(items, ends, strict=True)),
-            (False, (pair for pair in earlier if pair[1] > first)),
-        ):
-            for item, end in pairs:
-                lines, later = (
-                    [leaving(self.config, place).line for place in self.neurons(item)],
-                    self.timing(item).later,
-                )
-                for line in set(lines):
-                    sums = lines.count(line)
-                    users.setdefault(line, []).append((item.start, end, sums / later, own, sums))
+        own = [(item, self.end(item), True) for item in items]
+        for item, end, is_own in (*own, *((item, end, False) for item, end in self.placed if end > first)):
+            later = timing_of(item, self.network.works[item.work], self.config).later
+            for line, sums in Counter(self.group(item).lines).items():
+                users.setdefault(line, []).append((item.start, end, sums / later, is_own, sums))
         most = 0
         for each in users.values():
-            for start, end, _, own, sums in each if len(each) > 1 else ():
+            for start, end, _, is_own, sums in each if len(each) > 1 else ():
                 meeting = [other for other in each if other[0] < end and other[1] > start]
-                if sum(rate for _, _, rate, _, _ in meeting) > 1.0 + 1e-9 or any(other[3] != own for other in meeting):
+                crowded = sum(rate for _, _, rate, _, _ in meeting) > 1.0 + 1e-9
+                if crowded or any(other[3] != is_own for other in meeting):
                     return None
                 most = max(most, sum(other[4] for other in meeting) - sums)
-        return 2 * most if self._fits_tree(items, ends) else None
+        return 2 * most if self._fits_tree(items) else None
 
-    def _fits_tree(self, items: Sequence[Item], ends: Sequence[int]) -> bool:
+    def _fits_tree(self, items: Sequence[Item]) -> bool:
         """Whether the tree can be set up for items, and for them beside each item that is laid out."""
-        first, last = min(item.start for item in items), max(ends)
-        own = [place for item in items for place in self.neurons(item)]
+        first, last = min(item.start for item in items), max(map(self.end, items))
+        own = [place for item in items for place in self.group(item).places]
         try:
             configure(self.config.multipliers, own)
-            for laid in self.done.values():
-                for item, end in zip(laid.items, laid.ends, strict=True):
-                    if item.start < last and end > first:
-                        others = self.neurons(item)
-                        beside = [p for p in own if all(p.end <= o.start or o.end <= p.start for o in others)]
-                        configure(self.config.multipliers, [*beside, *others])
+            for item, end in self.placed:
+                if item.start < last and end > first:
+                    others = self.group(item).places
+                    beside = [p for p in own if all(p.end <= o.start or o.end <= p.start for o in others)]
+                    configure(self.config.multipliers, [*beside, *others])
         except TargetError:
             return False
         return True
 
-    def add(self, unit: ChannelRange, laid: LayerItems) -> None:
-        """Take a unit's multipliers, or whole ports where these are shared."""
-        width = self.config.feed_width if self.config.shared_ports else 1
+    def add(self, unit: ChannelRange, items: Sequence[Item], slack: int) -> None:
+        """Lay out a unit, whose sums may wait `slack` cycles for others'."""
+        laid = self.done[unit] = laid_out(items, self.network.works[unit.work], self.config, slack)
         for item, finish in zip(laid.items, laid.ends, strict=True):
-            first, end = item.place.start // width * width, -(-item.place.end // width) * width
-            np.maximum(self.free[first:end], finish, out=self.free[first:end])
-        self.done[unit] = laid
+            free = self.free[self._taken(item.place)]
+            np.maximum(free, finish, out=free)
 
 
 def single_neurons(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterator[Item]:
     """Ways to compute a unit by one virtual neuron, large ones first, from the left: the last resort where rules leave
     little room."""
     work, config, within = floor.network.works[unit.work], floor.config, room.within
-    step, parts, taps = config.port_width if config.ports else 1, tuple(segments_of(work, unit)), work.layer.taps
-    for size in range(min(taps, within.size), 0, -1):
+    step, segments = config.port_width if config.ports else 1, segments_of(work, unit)
+    for size in range(min(work.layer.taps, within.size), 0, -1):
         tile = tile_of(work.layer, size)
         try:
-            width = timing(config, work.layer, tile, taps).size
+            width = floor.time(unit, tile).size
         except TargetError:  # more steps than a multiplier holds weights, or folding is off
             continue
         for at in range(-(-within.start // step) * step, within.end - width + 1, step):
-            time = timing(config, work.layer, tile, taps, at)
-            start = start_of(work, time, max(int(floor.free[at : at + width].max()), room.earliest), room)
-            yield Item(unit.work, start, Range(at, width), tile, (0, taps), parts)
+            yield floor.item(unit, room, tile, at, segments)
 
 
 def lay_alongside(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom]) -> bool:
     """Lay out units that begin in the same cycle, each on one virtual neuron; whether there is a way."""
-    works, width = floor.network.works, floor.config.port_width if floor.config.ports else 1
+    width = floor.config.port_width if floor.config.ports else 1
     choices = [
         [item for item in islice(single_neurons(floor, unit, room), MOST_WAYS) if item.start == room.earliest]
         for unit, room in rooms.items()
     ]
     for items in islice(_disjoint(choices, width, repeat(None, _STEPS)), MOST_WAYS // 10):
-        ends = [laid_out((item,), works[item.work], floor.config).finish for item in items]
-        slack = floor.slack(items, ends)
+        slack = floor.slack(items)
         if slack is not None:
             for unit, item in zip(rooms, items, strict=True):
-                floor.add(unit, laid_out((item,), works[item.work], floor.config, slack))
+                floor.add(unit, (item,), slack)
             return True
     return False
 
@@ -209,3 +218,124 @@ def _disjoint(
         ports = frozenset(range(item.place.start // width, -(-item.place.end // width)))
         if not ports & taken:
             yield from ((item, *others) for others in _disjoint(choices[1:], width, steps, taken | ports))
+
+
+def in_one_gang(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterable[tuple[Item, ...]]:
+    """Ways to compute a unit by virtual neurons in step on whole ports, of several widths."""
+    work, config = floor.network.works[unit.work], floor.config
+    width, most = config.feed_width, min(room.most, room.region.size)
+    part, divide = _as_layer(work, unit), _divisor(work, unit)
+    tiles = set[MultiplierTile]()
+    while most:
+        best = fastest(part, config, most, room.region.size, room.whole and not work.turned, divide)
+        if best is None:
+            return
+        tile, _ = best
+        most = min(tile.neurons, most) // 2
+        if tile in tiles:
+            continue
+        tiles.add(tile)
+        size = floor.time(unit, tile).size * tile.neurons
+        free = floor.free.max(keepdims=True)
+        if config.ports:
+            free = floor.free[room.region.start : room.region.end].reshape(-1, width).max(axis=1)
+        windows = np.lib.stride_tricks.sliding_window_view(free, min(-(-size // width), len(free))).max(axis=1)
+        for at in dict.fromkeys((int(windows.argmin()), 0)):
+            yield (floor.item(unit, room, tile, room.region.start + at * width, _segments(work, unit, tile)),)
+
+
+def side_by_side(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterable[tuple[Item, ...]]:
+    """Ways to compute a unit by several gangs, each some of its positions, so that they end together."""
+    work, config = floor.network.works[unit.work], floor.config
+    if room.whole or room.most < config.multipliers or not config.ports or unit.end - unit.first < work.channels:
+        return
+    layer, width, ports = work.layer, config.port_width, room.region.size // config.port_width
+    for used, single in product((ports, ports // 2), (False, True)):
+        tiles, at, gangs = by_ports(layer, config, single)[used], room.region.start, list[Item]()
+        for tile in sorted(tiles, key=lambda tile: -tile.neurons * tile.size):
+            gangs.append(floor.item(unit, room, tile, at, _segments(work, unit, tile)))
+            at = -(-gangs[-1].place.end // width) * width
+        if len(gangs) > 1 and len({(gang.tile.out_rows, gang.tile.out_columns) for gang in gangs}) == 1:
+            yield _dealt(work, config, gangs, by_filters=False)
+            yield _dealt(work, config, gangs, by_filters=True)
+
+
+def _dealt(work: MultiplierLayer, config: MaeriConfig, gangs: Sequence[Item], by_filters: bool) -> tuple[Item, ...]:
+    """Share a layer out to gangs of which each could compute all of it.
+
+    Gangs of different tiles share the positions. So do gangs of one tile; with `by_filters` these share the filters
+    first.
+    """
+    rows, columns = grid(work.layer, gangs[0].tile)
+    count = rows * columns
+    alike: dict[tuple[MultiplierTile, int], list[Item]] = {}
+    for number, gang in enumerate(gangs):
+        alike.setdefault((gang.tile, 0 if by_filters else number), []).append(gang)
+    groups = [(group, timing_of(group[0], work, config)) for group in alike.values()]
+
+    def until(group: Sequence[Item], time: ItemTiming, positions: int) -> int:
+        """The cycle in which gangs of a tile have computed so many positions of all filters."""
+        each = -(-positions * len(group[0].segments) // len(group))
+        loads, left = divmod(each, positions)
+        cycles = loads * time.positions(columns, columns - 1, positions) + time.positions(columns, columns - 1, left)
+        return max(gang.start for gang in group) + (loads + (left > 0)) * time.load_after(1) + cycles + 2 * time.tail
+
+    def fitting(group: Sequence[Item], time: ItemTiming, limit: int) -> int:
+        """Positions that gangs of a tile compute until a cycle."""
+        return bisect_left(range(1, count + 1), limit + 1, key=lambda positions: until(group, time, positions))
+
+    latest = max(until(group, time, count) for group, time in groups)
+    limit = bisect_left(range(latest), count, key=lambda at: sum(fitting(*group, at) for group in groups))
+    done, items = 0, list[Item]()
+    for group, time in groups:
+        share = min(fitting(group, time, limit), count - done)
+        items += _in_turn(group, done, share) if share else ()
+        done += share
+    return tuple(items)
+
+
+def _in_turn(gangs: Sequence[Item], first: int, count: int) -> Iterator[Item]:
+    """Deal out positions [first, first + count) of every filter, as many to each of some equal gangs."""
+    segments = gangs[0].segments
+    total = len(segments) * count
+    for number, gang in enumerate(gangs):
+        low, high = total * number // len(gangs), total * (number + 1) // len(gangs)
+        parts = []
+        while low < high:
+            which, done = divmod(low, count)
+            size = min(count - done, high - low)
+            parts.append(ChannelSegment(segments[which].channel, first + done, size))
+            low += size
+        if parts:
+            yield replace(gang, segments=tuple(parts))
+
+
+def _as_layer(work: MultiplierLayer, unit: ChannelRange) -> OrderLayer:
+    """A unit as a layer of its own."""
+    layer, count = work.layer, unit.end - unit.first
+    if count == work.channels:
+        return layer
+    if work.turned:
+        return replace(layer, in_rows=count)
+    if layer.groups == 1:
+        return replace(layer, filters=count)
+    return replace(layer, groups=count, filters=1) if layer.filters == 1 else replace(layer, groups=1, filters=1)
+
+
+def _divisor(work: MultiplierLayer, unit: ChannelRange) -> int:
+    """A number that sizes of tiles along the channels must divide, so that they end where the unit does; 0 for any."""
+    if unit.end - unit.first == work.channels:
+        return 0
+    return gcd(unit.first, unit.end) if work.turned else unit.end - unit.first
+
+
+def _segments(work: MultiplierLayer, unit: ChannelRange, tile: MultiplierTile) -> tuple[ChannelSegment, ...]:
+    """A unit's filters, as many at a time as a tile has."""
+    rows, columns = grid(work.layer, tile)
+    if work.turned:
+        return (ChannelSegment(0, unit.first // tile.out_rows, -(-(unit.end - unit.first) // tile.out_rows)),)
+    firsts: Iterable[int] = range(unit.first, unit.end, tile.filters * tile.groups)
+    if unit.end - unit.first == work.channels:
+        groups, filters = range(0, work.layer.groups, tile.groups), range(0, work.layer.filters, tile.filters)
+        firsts = (group * work.layer.filters + filter_ for group in groups for filter_ in filters)
+    return tuple(ChannelSegment(first, 0, rows * columns) for first in firsts)

@@ -11,60 +11,48 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import replace
 from itertools import chain, islice
 from math import ceil
 
 import numpy as np
 
 from dovetail.errors import ModelError, TargetError
-from dovetail.targets.maeri.clashes import consistent_rules, shares
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.floor import (
     MOST_WAYS,
     Floorplan,
     UnitRoom,
+    in_one_gang,
     lay_alongside,
     segments_of,
+    side_by_side,
     single_neurons,
-    start_of,
 )
-from dovetail.targets.maeri.gangs import in_one_gang, side_by_side
-from dovetail.targets.maeri.memory import shortage
-from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, TaskKind, Times
-from dovetail.targets.maeri.order import ChannelSegment, Item, LayerItems, NetworkOrder, busy, in_order, laid_out
-from dovetail.targets.maeri.rules import ChannelRange, Rules
+from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times
+from dovetail.targets.maeri.order import (
+    ChannelSegment,
+    Item,
+    NetworkOrder,
+    in_order,
+    shortage,
+)
+from dovetail.targets.maeri.rules import ChannelRange, Rules, consistent_rules, shares
 from dovetail.targets.maeri.tile import MultiplierTile, tile_of
-from dovetail.targets.maeri.timing import ItemTiming, timing
+from dovetail.targets.maeri.timing import ItemTiming
 from dovetail.targets.maeri.tree import Range, leaving, sums_by_cycle
 
 _SIZES = 6
 """Sizes of virtual neurons tried per layer, of those that look best."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """Room for one virtual neuron, and the cycle from which it is free."""
-
-    place: Range
-    free: int
-
-
 def _deal(
-    work: MultiplierLayer,
-    unit: ChannelRange,
-    config: MaeriConfig,
-    tile: MultiplierTile,
-    lanes: Sequence[Lane],
-    room: UnitRoom,
+    floor: Floorplan, unit: ChannelRange, room: UnitRoom, tile: MultiplierTile, lanes: Sequence[Range]
 ) -> tuple[Item, ...]:
-    """Deal a unit's sums out to virtual neurons of one tile so that all end together."""
-    taps = work.layer.taps
-    times = [timing(config, work.layer, tile, taps, lane.place.start) for lane in lanes]
-    starts = [
-        start_of(work, time, max(lane.free, room.earliest), room) for lane, time in zip(lanes, times, strict=True)
-    ]
+    """Deal a unit's sums out to virtual neurons of one tile, each on a lane of its own, so that all end together."""
+    work = floor.network.works[unit.work]
+    times = [floor.time(unit, tile, lane.start) for lane in lanes]
+    starts = [floor.start(unit, room, time, lane) for lane, time in zip(lanes, times, strict=True)]
     chunks = segments_of(work, unit)
     if room.whole and not work.turned:
         parts = _whole_filters(work, times, starts, chunks)
@@ -74,24 +62,18 @@ def _deal(
         until = _first_enough(lambda each: not _dealt_until(times, starts, chunks, each)[1], min(starts), guess)
         parts = _dealt_until(times, starts, chunks, until)[0]
     return tuple(
-        Item(unit.work, start, Range(lane.place.start, time.size), tile, (0, taps), tuple(segments))
+        Item(unit.work, start, Range(lane.start, time.size), tile, (0, work.layer.taps), tuple(segments))
         for lane, time, start, segments in zip(lanes, times, starts, parts, strict=True)
         if segments
     )
 
 
 def _first_enough(enough: Callable[[int], bool], least: int, guess: int) -> int:
-    """The first cycle from `least` on that is enough, as all later cycles are; the search begins at a guess."""
-    low, high, step = least, guess, max((guess - least) // 32, 1)
-    if enough(high):
-        while high - step > least and enough(high - step):
-            high, step = high - step, 2 * step
-        low = max(high - step, least)
-    else:
-        low, high = guess, guess + step
-        while not enough(high):
-            low, high, step = high, high + 2 * step, 2 * step
-    return bisect_left(range(high), True, low, key=enough)
+    """The first cycle from `least` on that is enough, as all later cycles are."""
+    step = max((guess - least) // 32, 1)
+    while not enough(guess):
+        least, guess, step = guess, guess + step, 2 * step
+    return bisect_left(range(guess), True, least, key=enough)
 
 
 def _dealt_until(
@@ -103,7 +85,7 @@ def _dealt_until(
         room, share = until - start - time.load - time.tail, list[ChannelSegment]()
         while number < len(chunks) and (count := min(chunks[number].count - done, time.fitting(room))) > 0:
             share.append(ChannelSegment(chunks[number].channel, chunks[number].first + done, count))
-            room -= time.apart(count) + time.load_after(count)
+            room -= time.positions(1, 0, count) + time.load_after(count)
             done += count
             if done == chunks[number].count:
                 number, done = number + 1, 0
@@ -159,31 +141,7 @@ def arrange(
     return order
 
 
-@dataclass(frozen=True)
-class _LayerKey:
-    """Everything that decides how a layer is laid out by itself."""
-
-    work: tuple[OrderLayer, TaskKind, bool]
-    network: OrderNetwork = field(compare=False)
-    """A network of this layer alone."""
-
-
-@lru_cache(maxsize=4096)
-def _arrange_alone(alone: _LayerKey, config: MaeriConfig, size: int | None, cautious: bool) -> NetworkOrder:
-    return _lay_out_all(alone.network, config, Rules(), {} if size is None else {0: size}, cautious)
-
-
 def _arrange(
-    network: OrderNetwork, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool
-) -> NetworkOrder:
-    if len(network.works) == 1 and rules == Rules():
-        work = network.works[0]
-        alone = _LayerKey((work.layer, work.kind, work.is_image), network)
-        return replace(_arrange_alone(alone, config, sizes.get(0), cautious), network=network)
-    return _lay_out_all(network, config, rules, sizes, cautious)
-
-
-def _lay_out_all(
     network: OrderNetwork, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool
 ) -> NetworkOrder:
     """Lay out unit after unit."""
@@ -197,11 +155,11 @@ def _lay_out_all(
                 latest = int(floor.free.max())
                 ready = max(room.ready, latest + latest // 16 + 16)
                 room = replace(room, ready=ready, earliest=max(room.earliest, ready))
-            floor.add(group[0], _lay(floor, group[0], room, sizes.get(group[0].work)))
+            floor.add(group[0], *_lay(floor, group[0], room, sizes.get(group[0].work)))
         else:
             _lay_together(floor, group)
         waiting -= set(group)
-    for unit, pin, _ in floor.rules.pins:
+    for unit, pin in floor.rules.pins:
         if pin.end is not None and floor.done[unit].exists > pin.end:
             what = f"{pin.what} ends in cycle {floor.done[unit].exists:,}; the rules want it by {pin.end:,}"
             raise TargetError(what, where="rules", hint="give it more time, or leave out rules that hold it back")
@@ -217,10 +175,9 @@ def _next(floor: Floorplan, waiting: set[ChannelRange]) -> tuple[ChannelRange, .
         if x in waiting:
             late.setdefault(y, set()).add(x)
     groups: list[tuple[ChannelRange, ...]] = [(unit,) for unit in sorted(waiting)]
-    for together, _ in rules.together:
+    for together in rules.together:
         groups = [group for group in groups if not set(group) & set(together)]
         groups += [together] if set(together) & waiting else []
-
     free = [group for group in groups if all(u not in blocked and late.get(u, set()) <= set(group) for u in group)]
     return min(free, key=lambda group: (max(max(floor.ready(unit), floor.earliest(unit)) for unit in group), group))
 
@@ -243,11 +200,11 @@ def _lay_shares(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom]) -> boo
     """Lay out units that begin together each on its share of the multipliers; whether that is possible."""
     places = shares({unit: room.region for unit, room in rooms.items()}, floor.config)
     for unit, place in (places or {}).items():
-        limits = [works for works, _, _ in floor.rules.limits if unit.work in works]
+        limits = [works for works, _ in floor.rules.limits if unit.work in works]
         sharing = max((sum(other.work in works for other in rooms) for works in limits), default=1)
         room = replace(rooms[unit], region=place, within=place, most=max(rooms[unit].most // sharing, 1))
         try:
-            floor.add(unit, _lay(floor, unit, room, None))
+            floor.add(unit, *_lay(floor, unit, room, None))
         except TargetError:
             return False
         if min(item.start for item in floor.done[unit].items) != room.earliest:
@@ -255,44 +212,33 @@ def _lay_shares(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom]) -> boo
     return places is not None
 
 
-def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None) -> LayerItems:
-    """Lay out a unit in the way that ends first."""
-    work, config, free = floor.network.works[unit.work], floor.config, int(floor.free.max())
+def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None) -> tuple[Sequence[Item], int]:
+    """The items of a unit that end first, and the cycles that their sums may wait for others'."""
+    taps, free = floor.network.works[unit.work].layer.taps, int(floor.free.max())
     ways = _spread(floor, unit, room, size)
-    if config.shared_ports:
-        alone = replace(room, earliest=max(room.earliest, free))
-        ways = chain(
-            *(way(floor, unit, each) for each in dict.fromkeys((room, alone)) for way in (in_one_gang, side_by_side))
-        )
-    best = _first_to_end(floor, work, ways)
+    if floor.config.shared_ports:
+        rooms = dict.fromkeys((room, replace(room, earliest=max(room.earliest, free))))
+        ways = chain(*(way(floor, unit, each) for each in rooms for way in (in_one_gang, side_by_side)))
+    best = _first_to_end(floor, ways)
     if best is None and room.earliest < free:
         return _lay(floor, unit, replace(room, earliest=free), size)
     if best is None:
-        best = _first_to_end(floor, work, ((item,) for item in islice(single_neurons(floor, unit, room), MOST_WAYS)))
+        best = _first_to_end(floor, ((item,) for item in islice(single_neurons(floor, unit, room), MOST_WAYS)))
     if best is None:
-        what = f"a sum of {work.layer.taps} products does not fit {room.region.size} multipliers"
+        what = f"a sum of {taps} products does not fit {room.region.size} multipliers"
         hint = "allow folding, take more multipliers, or let filters be divided"
-        raise TargetError(what, where=work.name, hint=hint)
-    return laid_out(*best)
+        raise TargetError(what, where=floor.network.works[unit.work].name, hint=hint)
+    return best
 
 
-def _first_to_end(
-    floor: Floorplan, work: MultiplierLayer, ways: Iterable[tuple[Item, ...]]
-) -> tuple[tuple[Item, ...], MultiplierLayer, MaeriConfig, int] | None:
-    """Arguments of `laid_out` for the items that end first, of those that lines and the tree allow."""
-    best: tuple[int, int, tuple[Item, ...]] | None = None
+def _first_to_end(floor: Floorplan, ways: Iterable[Sequence[Item]]) -> tuple[Sequence[Item], int] | None:
+    """The items that end first and their slack, of those that lines and the tree allow."""
+    best, first = None, 0
     for items in ways:
-        ends = _ends(floor, items)
-        if best is None or max(ends) < best[0]:
-            slack = floor.slack(items, ends)
-            if slack is not None:
-                best = max(ends), slack, items
-    return None if best is None else (best[2], work, floor.config, best[1])
-
-
-def _ends(floor: Floorplan, items: Sequence[Item]) -> list[int]:
-    """The cycle after each item's last sum has left, if nothing is in the way."""
-    return [item.start + busy(item, floor.network.works[item.work], floor.config) for item in items]
+        end = max(map(floor.end, items))
+        if (best is None or end < first) and (slack := floor.slack(items)) is not None:
+            best, first = (items, slack), end
+    return best
 
 
 def _spread(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None) -> Iterable[tuple[Item, ...]]:
@@ -302,39 +248,37 @@ def _spread(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | No
     while not fits and spacing <= 2 * room.region.size:  # further apart where the bus cannot take more sums
         for candidate in [size] if size else tried_sizes(work, config, room.whole, spacing, room.region.size):
             tile = tile_of(work.layer, candidate)
-            least = max(timing(config, work.layer, tile, work.layer.taps).size, 2)
-            width = max(min(least * spacing, room.region.size), least)
-            for lanes in _lanes(floor, unit, width, room):
-                items = _deal(work, unit, config, tile, lanes, room)
-                fits = fits or floor.slack(items, _ends(floor, items)) is not None
+            least = max(floor.time(unit, tile).size, 2)
+            for lanes in _lanes(floor, unit, max(min(least * spacing, room.region.size), least), room):
+                items = _deal(floor, unit, room, tile, lanes)
+                fits = fits or floor.slack(items) is not None
                 yield items
         spacing *= 2
 
 
-def _lanes(floor: Floorplan, unit: ChannelRange, width: int, room: UnitRoom) -> list[list[Lane]]:
+def _lanes(floor: Floorplan, unit: ChannelRange, width: int, room: UnitRoom) -> list[list[Range]]:
     """Ways to place lanes: side by side from the left, and, if they are few, where multipliers are free first."""
     work, region = floor.network.works[unit.work], room.region
     count = min(region.size // width, room.most)
-    sums = unit.end - unit.first if room.whole or work.turned else (unit.end - unit.first) * work.positions
     if not count:
         return []
-    free = np.maximum(floor.free[region.start : region.end], room.earliest)
-    starts = range(0, count * width, width)
-    ways = [[Lane(Range(region.start + start, width), int(free[start : start + width].max())) for start in starts]]
+    sums = unit.end - unit.first if room.whole or work.turned else (unit.end - unit.first) * work.positions
+    ways = [[Range(region.start + number * width, width) for number in range(count)]]
     if sums < count:
-        ways.append(_first_free(free, region.start, width, sums))
+        free = np.maximum(floor.free[region.start : region.end], room.earliest)
+        ways.append([Range(region.start + start, width) for start in _first_free(free, width, sums)])
     return ways
 
 
-def _first_free(free: Times, base: int, width: int, count: int) -> list[Lane]:
-    """Lanes that are free first; the first multiplier of `free` is `base`."""
-    lanes, until, latest = list[Lane](), free.astype(np.int64), int(free.max())
+def _first_free(free: Times, width: int, count: int) -> list[int]:
+    """Starts of lanes that are free first."""
+    lanes, until, latest = list[int](), free.astype(np.int64), int(free.max())
     for _ in range(count):
         starts = np.lib.stride_tricks.sliding_window_view(until, width).max(axis=1)
         place = int(starts.argmin())
         if starts[place] > latest:  # only pieces are left
             break
-        lanes.append(Lane(Range(base + place, width), int(starts[place])))
+        lanes.append(place)
         until[place : place + width] = latest + 1
     return lanes
 

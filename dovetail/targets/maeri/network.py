@@ -16,23 +16,24 @@ from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected
 from dovetail.ir.pattern import Apply, apply, constant, occurrence, operand, rest
 from dovetail.ir.types import Array, Box, TensorType, full_box
+from dovetail.targets.maeri.words import Count
 
 
 @dataclass(frozen=True, slots=True)
 class OrderLayer:
     """Sizes of a convolution, with the input's padding; a dense layer is a convolution of 1x1."""
 
-    rows: int
+    rows: Count
     """Rows of the kernel."""
-    columns: int
-    channels: int
+    columns: Count
+    channels: Count
     """Input channels of one group."""
-    filters: int
+    filters: Count
     """Output channels of one group."""
-    in_rows: int
-    in_columns: int
-    groups: int = 1
-    stride: int = 1
+    in_rows: Count
+    in_columns: Count
+    groups: Count = 1
+    stride: Count = 1
 
     @property
     def out_rows(self) -> int:
@@ -279,37 +280,35 @@ def _passed_on(node: Node, kinds: Sequence[TensorType], result: TensorType, oper
         return np.asarray(np.stack(moving).max(axis=0), np.int64)
     try:
         by_row = [_reads(node, kinds, result, row, 1) for row in range(rows)]
-        by_channel = _reads_by_channel(node, kinds, result, channels)
+        by_channel = [_reads(node, kinds, result, channel, -1) for channel in _different(node, kinds, result, channels)]
     except ValueError:  # not computed in parts
         return np.full((channels, rows), max(int(each.max(initial=0)) for each in operands), np.int64)
     latest = np.zeros((channels, rows), np.int64)
     for number, (kind, times) in enumerate(zip(kinds, operands, strict=True)):
         images = len(kind.shape) == len(result.shape) == 4
-        narrowed = np.zeros((times.shape[0], rows), np.int64)
-        rows_read = [boxes[number][1] if images else (0, times.shape[1]) for boxes in by_row]
-        if rows_read == [(row, row + 1) for row in range(times.shape[1])]:
-            narrowed = times
-        for row, (low, high) in enumerate(rows_read) if narrowed is not times else ():
-            narrowed[:, row] = times[:, low:high].max(axis=1, initial=0)
-        spans = [boxes[number][-1] if boxes[number] else (0, 1) for boxes in by_channel]
-        if all(span == (channel, channel + 1) for channel, span in enumerate(spans)):
-            np.maximum(latest, narrowed[:channels], out=latest)
-            continue
-        most = {span: narrowed[slice(*span)].max(axis=0, initial=0) for span in set(spans)}
-        np.maximum(latest, np.stack([most[span] for span in spans]), out=latest)
+        row_spans = [boxes[number][1] if images else (0, times.shape[1]) for boxes in by_row]
+        channel_spans = [boxes[number][-1] if boxes[number] else (0, 1) for boxes in by_channel]
+        if len(channel_spans) < channels:  # each channel reads its own
+            channel_spans = [(channel, channel + 1) if kind.shape else (0, 1) for channel in range(channels)]
+        np.maximum(latest, _latest(_latest(times, row_spans, 1), channel_spans, 0), out=latest)
     return latest
 
 
-def _reads_by_channel(
-    node: Node, kinds: Sequence[TensorType], result: TensorType, channels: int
-) -> list[tuple[Box, ...]]:
-    """The boxes that each channel of the result is made from; where the first and the last channel read their own
-    channel only, so do all between."""
-    ends = [(place, _reads(node, kinds, result, place, -1)) for place in (0, channels - 1)]
-    own = all(box[-1] == (place, place + 1) for place, boxes in ends for box in boxes if box)
-    if own and all(kind.shape[-1] == channels for kind in kinds if kind.shape):
-        return [tuple(((place, place + 1),) if kind.shape else () for kind in kinds) for place in range(channels)]
-    return [_reads(node, kinds, result, place, -1) for place in range(channels)]
+def _latest(times: Times, spans: Sequence[tuple[int, int]], axis: int) -> Times:
+    """The latest of the times in each span of an axis."""
+    if all(span == (number, number + 1) for number, span in enumerate(spans)):
+        return times[: len(spans)] if axis == 0 else times[:, : len(spans)]
+    latest = {(low, high): times.take(range(low, high), axis).max(axis, initial=0) for low, high in set(spans)}
+    return np.stack([latest[span] for span in spans], axis)
+
+
+def _different(node: Node, kinds: Sequence[TensorType], result: TensorType, channels: int) -> range:
+    """Channels of the result that may be made from others' channels: none, if the first and the last channel are made
+    from their own."""
+    boxes = [(channel, box) for channel in (0, channels - 1) for box in _reads(node, kinds, result, channel, -1) if box]
+    own = all(box[-1] == (channel, channel + 1) for channel, box in boxes)
+    alike = all(kind.shape[-1] == channels for kind in kinds if kind.shape)
+    return range(0 if own and alike else channels)
 
 
 def _reads(node: Node, kinds: Sequence[TensorType], result: TensorType, place: int, axis: int) -> tuple[Box, ...]:

@@ -23,10 +23,7 @@ from dovetail.ir.pattern import occurrence
 from dovetail.ir.types import Array, DType
 from dovetail.target import Match, apply, constant, layers, operand
 from dovetail.target.pattern import match_pattern
-from dovetail.targets.maeri.network import MultiplierLayer
-from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.rtl import Phase, configurations, layer_words
-from dovetail.targets.maeri.steps import (
+from dovetail.targets.maeri.coded import (
     INT8,
     AdditionStep,
     FeatureMap,
@@ -40,6 +37,11 @@ from dovetail.targets.maeri.steps import (
     Step,
     bits_of_sums,
 )
+from dovetail.targets.maeri.network import MultiplierLayer
+from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.outputs import Phase, configurations, layer_words
+from dovetail.targets.maeri.task import constants_of, limits_of
+from dovetail.targets.maeri.words import Sides, StageLimits
 
 _ALIGNMENT = 64
 _FOREVER = 1 << 62
@@ -246,15 +248,14 @@ class _ConstantMemory:
 
 def _constants(match: Match, form: NumberFormat) -> list[Array]:
     """Weights, biases and scales of a step; the scales of an addition or of a pool."""
-    if match.has("add"):
-        return [layers.addition_of(match).scales.astype("<i4")]
     if match.has("sum") or match.has("change"):
         return [np.concatenate([match.array(name) for name in ("multiplier", "shift")]).astype("<i4")]
-    if not match.has("layer"):
+    if not match.has("layer") and not match.has("add"):
         return []
-    layer = layers.layer_of(match)
-    weights = match.array("weights").astype(f"<i{form.element}") << form.weight_shift
-    return [weights, layer.bias.astype("<i4"), np.stack([layer.multiplier, layer.shift], axis=1).astype("<i4")]
+    constants = constants_of(match)
+    if "weights" in constants:
+        constants["weights"] = constants["weights"].astype(f"<i{form.element}") << form.weight_shift
+    return list(constants.values())
 
 
 def _step(
@@ -270,8 +271,7 @@ def _step(
     if match.has("add"):
         added = layers.addition_of(match)
         zeros = (added.input_zero_point, added.other_zero_point)
-        limits = (added.output_zero_point, added.low, added.high)
-        return AdditionStep(source, place(match.values["other"]), result, *zeros, constants[0], *limits)
+        return AdditionStep(source, place(match.values["other"]), result, *zeros, constants[0], limits_of(match))
     if match.has("softmax"):
         softmax = match.operator("softmax", FixedSoftmax)
         return SoftmaxStep(source, result, softmax.multiplier, softmax.shift, softmax.diff_min)
@@ -290,35 +290,21 @@ def _pool_step(match: Match, constants: Sequence[int], source: FeatureMap, resul
         zero = match.operator("sum", SumPool2d).input_zero_point
         own = match.operator("requantize", Requantize).output_zero_point
     clip = match.operator("clip", Clip) if match.has("clip") else Clip(DType.INT8.low, DType.INT8.high, DType.INT8)
-    sizes, scales = (*pool.kernel, *pool.stride, top, left, bottom, right), constants[0] if constants else 0
-    return PoolStep(_POOLS[name], source, result, *sizes, zero, scales, own, clip.low, clip.high)
+    limits, around = StageLimits(own, clip.low, clip.high), Sides(top, left, bottom, right)
+    scales = constants[0] if constants else 0
+    return PoolStep(_POOLS[name], source, result, *pool.kernel, *pool.stride, around, zero, scales, limits)
 
 
 def _layer_step(
     match: Match, constants: Sequence[int], source: FeatureMap, result: FeatureMap, work: MultiplierLayer
 ) -> LayerStep:
-    layer, (weights, bias, scales) = layers.layer_of(match), constants
-    return LayerStep(
-        kind=work.kind,
-        source=source,
-        result=result,
-        top=layer.before[0],
-        left=layer.before[1],
-        bottom=layer.after[0],
-        right=layer.after[1],
-        rows=work.layer.rows,
-        columns=work.layer.columns,
-        stride=work.layer.stride,
-        groups=work.layer.groups,
-        zero_point=layer.input_zero_point,
-        weights=weights,
-        bias=bias,
-        scales=scales,
-        output_zero_point=layer.output_zero_point,
-        low=layer.low,
-        high=layer.high,
-        sum_bits=bits_of_sums(match.array("weights"), work.kind, layer.input_zero_point),
-    )
+    window, zero = layers.window_of(match), layers.linear_of(match).input_zero_point
+    sizes = (work.layer.rows, work.layer.columns, work.layer.stride, work.layer.groups)
+    bits = bits_of_sums(match.array("weights"), work.kind, zero)
+    around = Sides(*window.before, *window.after)
+    weights, bias, scales = constants
+    limits = limits_of(match)
+    return LayerStep(work.kind, source, result, around, *sizes, zero, weights, bias, scales, limits, bits)
 
 
 def _lives(order: NetworkOrder, net: StepGraph) -> dict[str, tuple[int, int]]:

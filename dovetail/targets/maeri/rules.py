@@ -1,25 +1,33 @@
-"""A user's rules for an order: their file, and what they mean for the layers of a network.
+"""A user's rules for an order: their file, their meaning for the layers of a network, and contradictions between them.
 
 A rule names layers as the model does, or some of a layer's output channels: `conv_2[0:8]` are the first eight. The
-channels of a layer that every rule treats alike are a unit; units are what is ordered.
+channels of a layer that every rule treats alike are a unit; units are what is ordered. Of rules that no order can keep
+the smallest set is found by deletion: a rule without which the others still clash is left out. So every rule that an
+error names matters, and so does every dependency of the network.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations, pairwise, product
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec import Meta
 
 from dovetail.documents import read_document
 from dovetail.documents.lines import ValuePath
 from dovetail.errors import ModelError
+from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import OrderNetwork
+from dovetail.targets.maeri.tree import Range
 
 MOST_CYCLES = 1 << 40
 """Latest cycle that a pin may name."""
@@ -141,32 +149,80 @@ class ChannelRange:
     end: int
 
 
+UnitPair = tuple[ChannelRange, ChannelRange]
+
+
+class UnitRule(NamedTuple):
+    """A rule for units."""
+
+    kind: str
+    """The field of `UnitRules` that it belongs to."""
+    content: Any
+    """A member of that field."""
+    reason: Reason
+
+
 @dataclass(frozen=True)
 class UnitRules:
-    """Rules for the units of one network. Each comes with its reason."""
+    """Rules for the units of one network, and its dependencies."""
 
-    rules: Rules
     units: tuple[ChannelRange, ...]
     """In the network's order."""
-    before: Mapping[tuple[ChannelRange, ChannelRange], Reason]
-    """(earlier, later), by a rule or a dependency."""
-    rules_before: frozenset[tuple[ChannelRange, ChannelRange]]
-    """Those of them that a rule names."""
-    apart: Mapping[tuple[ChannelRange, ChannelRange], Reason]
-    """Pairs, both ways round."""
-    together: tuple[tuple[tuple[ChannelRange, ...], Reason], ...]
-    """Units that begin in the same cycle."""
-    no_later: Mapping[tuple[ChannelRange, ChannelRange], Reason]
-    """(first, second): the first begins no later."""
-    pins: tuple[tuple[ChannelRange, Pin, Reason], ...]
-    limits: tuple[tuple[frozenset[int], int, Reason], ...]
-    """(layers, virtual neurons of them at the same time)."""
     whole: frozenset[int]
     """Layers whose output channels stay on one virtual neuron."""
+    entries: tuple[UnitRule, ...]
+
+    def _of(self, kind: str) -> tuple[Any, ...]:
+        return tuple(entry.content for entry in self.entries if entry.kind == kind)
+
+    @cached_property
+    def before(self) -> tuple[UnitPair, ...]:
+        """(earlier, later), by a rule or a dependency."""
+        return self._of("before")
+
+    @cached_property
+    def rules_before(self) -> frozenset[UnitPair]:
+        """(earlier, later), by a rule."""
+        return frozenset(self._of("rules_before"))
+
+    @cached_property
+    def apart(self) -> Collection[UnitPair]:
+        """Pairs that never work at the same time, both ways round."""
+        return dict.fromkeys(self._of("apart"))
+
+    @cached_property
+    def together(self) -> tuple[tuple[ChannelRange, ...], ...]:
+        """Groups of units that begin in the same cycle."""
+        return self._of("together")
+
+    @cached_property
+    def no_later(self) -> Collection[UnitPair]:
+        """(first, second): the first begins no later."""
+        return dict.fromkeys(self._of("no_later"))
+
+    @cached_property
+    def pins(self) -> tuple[tuple[ChannelRange, Pin], ...]:
+        """Units and their pins."""
+        return self._of("pins")
+
+    @cached_property
+    def limits(self) -> tuple[tuple[frozenset[int], int], ...]:
+        """(layers, virtual neurons of them at the same time)."""
+        return self._of("limits")
+
+    @property
+    def reasons(self) -> list[Reason]:
+        """All rules and dependencies, once each."""
+        return list(dict.fromkeys(entry.reason for entry in self.entries))
+
+    def only(self, reasons: Iterable[Reason]) -> UnitRules:
+        """The part of the rules that has some reasons."""
+        kept = set(reasons)
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.reason in kept))
 
     def limit(self, work: int) -> int | None:
         """The fewest virtual neurons at the same time a layer may have; None for any number."""
-        return min((most for works, most, _ in self.limits if work in works), default=None)
+        return min((most for works, most in self.limits if work in works), default=None)
 
 
 def channel_range(what: str, network: OrderNetwork) -> ChannelRange:
@@ -191,7 +247,7 @@ def channel_range(what: str, network: OrderNetwork) -> ChannelRange:
 
 
 def unit_rules(rules: Rules, network: OrderNetwork) -> UnitRules:
-    """Rules for the units of a network, as they stand; `clashes.py` finds what follows from several of them.
+    """Rules for the units of a network, as they stand.
 
     Raises:
         ModelError: a rule names a layer or channels that the network has not.
@@ -201,49 +257,49 @@ def unit_rules(rules: Rules, network: OrderNetwork) -> UnitRules:
     for part in ranges.values():
         cuts[part.work] |= {part.first, part.end}
     units = [ChannelRange(number, *pair) for number, ends in enumerate(cuts) for pair in pairwise(sorted(ends))]
+    return UnitRules(tuple(units), whole_layers(rules, network), tuple(_entries(rules, network, ranges, units)))
 
+
+def _entries(
+    rules: Rules, network: OrderNetwork, ranges: Mapping[str, ChannelRange], units: Sequence[ChannelRange]
+) -> Iterator[UnitRule]:
     def of(what: str) -> list[ChannelRange]:
         part = ranges[what]
         return [unit for unit in units if unit.work == part.work and part.first <= unit.first and unit.end <= part.end]
 
-    before, ruled = _dependencies(network, units), set[tuple[ChannelRange, ChannelRange]]()
+    for number, pin in enumerate(rules.pin):
+        for unit in of(pin.what):
+            yield UnitRule("pins", (unit, pin), Reason(str(pin), ("pin", number)))
+    for number, group in enumerate(rules.together):
+        members = tuple(dict.fromkeys(unit for what in group for unit in of(what)))
+        yield UnitRule("together", members, Reason(f"together: [{', '.join(group)}]", ("together", number)))
+    before, ruled = _dependencies(network, units), list[UnitPair]()
     for number, chain in enumerate(rules.before):
         for x, y in pairwise(chain):
             for pair in product(of(x), of(y)):
                 before.setdefault(pair, Reason(f"{x} before {y}", ("before", number)))
-                ruled.add(pair)
-    apart = {
-        pair: Reason(f"apart: [{x}, {y}]{_itself(of(x), of(y))}", ("apart", number))
-        for number, group in enumerate(rules.apart)
-        for x, y in combinations(group, 2)
-        for one, other in product(of(x), of(y))
-        for pair in ((one, other), (other, one))
-    }
-    together = [
-        (tuple(dict.fromkeys(unit for what in group for unit in of(what))), Reason(text, ("together", number)))
-        for number, group in enumerate(rules.together)
-        for text in [f"together: [{', '.join(group)}]"]
-    ]
-    no_later = {
-        pair: Reason(f"priority: [{x}, {y}]", ("priority", number))
-        for number, chain in enumerate(rules.priority)
-        for x, y in combinations(chain, 2)
-        for pair in product(of(x), of(y))
-        if pair[1].work not in network.ancestors[pair[0].work]
-    }
-    pins = [(unit, pin, Reason(str(pin), ("pin", n))) for n, pin in enumerate(rules.pin) for unit in of(pin.what)]
-    return UnitRules(
-        rules,
-        tuple(units),
-        before,
-        frozenset(ruled),
-        apart,
-        tuple(together),
-        no_later,
-        tuple(pins),
-        tuple(_limits(rules, network)),
-        whole_layers(rules, network),
-    )
+                ruled.append(pair)
+    yield from (UnitRule("before", pair, reason) for pair, reason in before.items())
+    yield from (UnitRule("rules_before", pair, before[pair]) for pair in ruled)
+    for number, chain in enumerate(rules.priority):
+        for x, y in combinations(chain, 2):
+            for pair in product(of(x), of(y)):
+                if pair[1].work not in network.ancestors[pair[0].work]:
+                    yield UnitRule("no_later", pair, Reason(f"priority: [{x}, {y}]", ("priority", number)))
+    for number, group in enumerate(rules.apart):
+        for x, y in combinations(group, 2):
+            itself = " keeps a layer from itself" if set(of(x)) & set(of(y)) else ""
+            reason = Reason(f"apart: [{x}, {y}]{itself}", ("apart", number))
+            for one, other in product(of(x), of(y)):
+                yield from (UnitRule("apart", pair, reason) for pair in ((one, other), (other, one)))
+    if rules.at_most:
+        works = frozenset(range(len(network.works)))
+        reason = Reason(f"at_most: {rules.at_most}", ("at_most", "network"))
+        yield UnitRule("limits", (works, rules.at_most), reason)
+    for what, most in rules.at_most_of:
+        named = frozenset(number for number, work in enumerate(network.works) if work.name == what)
+        works = named or frozenset(number for number, work in enumerate(network.works) if work.family == what)
+        yield UnitRule("limits", (works, most), Reason(f"at_most: {what}: {most}", ("at_most", what)))
 
 
 def whole_layers(rules: Rules, network: OrderNetwork) -> frozenset[int]:
@@ -268,26 +324,175 @@ def _dependencies(
     }
 
 
-def _itself(ones: Iterable[ChannelRange], others: Iterable[ChannelRange]) -> str:
-    return " keeps a layer from itself" if set(ones) & set(others) else ""
-
-
-def _limits(rules: Rules, network: OrderNetwork) -> Iterator[tuple[frozenset[int], int, Reason]]:
-    if rules.at_most:
-        yield (
-            frozenset(range(len(network.works))),
-            rules.at_most,
-            Reason(f"at_most: {rules.at_most}", ("at_most", "network")),
-        )
-    for what, most in rules.at_most_of:
-        works = [number for number, work in enumerate(network.works) if what in (work.name, work.family)]
-        named = [number for number in works if network.works[number].name == what]
-        yield frozenset(named or works), most, Reason(f"at_most: {what}: {most}", ("at_most", what))
-
-
 def _names(rules: Rules) -> list[str]:
     """All layers and channels that rules name."""
     groups = (*rules.before, *rules.apart, *rules.together, *rules.priority)
     names = [what for group in groups for what in group] + [pin.what for pin in rules.pin]
     names += [what for what, _ in rules.at_most_of if what not in FAMILIES]
     return [*names, *(rules.whole_filters if isinstance(rules.whole_filters, tuple) else ())]
+
+
+Relation = npt.NDArray[np.bool_]
+"""[unit, unit]."""
+_MOST_SETS = 64
+"""Sets of reasons that are left out in the search for the smallest contradiction."""
+
+
+def consistent_rules(rules: Rules, network: OrderNetwork, config: MaeriConfig) -> UnitRules:
+    """Rules for the units of a network, with groups of units that begin together because each begins no later than the
+    others.
+
+    Raises:
+        ModelError: a rule names a layer that the network has not, or rules contradict each other; with the smallest set
+            that does.
+    """
+    units = unit_rules(rules, network)
+    if clash(units, config):
+        reasons = smallest(units.reasons, lambda kept: clash(units.only(kept), config))
+        named = [rules.in_words(reason) for reason in reasons]
+        if len(named) == 1:
+            ports = f" in ports of {config.port_width}" if config.ports and config.shared_ports else ""
+            hint = f"change it; there are {config.multipliers} multipliers{ports}"
+            raise ModelError(f"this cannot be kept: {named[0]}", where="rules", hint=hint)
+        raise ModelError(f"they contradict each other: {'; '.join(named)}", where="rules", hint="leave one of them out")
+    others = [entry for entry in units.entries if entry.kind != "together"]
+    return replace(units, entries=(*others, *(UnitRule("together", group, Reason("")) for group in _groups(units))))
+
+
+def grain(config: MaeriConfig) -> int:
+    """Multipliers that regions are counted in: ports, and pairs, since two virtual neurons of two cannot share an
+    adder."""
+    return max(config.port_width, 2) if config.ports or not config.shared_ports else config.multipliers
+
+
+def region(rules: UnitRules, unit: ChannelRange, config: MaeriConfig) -> Range:
+    """The multipliers a unit may use, as whole ports."""
+    within, width = allowed(rules, unit, config), grain(config)
+    low, high = -(-within.start // width) * width, within.end // width * width
+    return Range(low, max(high - low, 0))
+
+
+def allowed(rules: UnitRules, unit: ChannelRange, config: MaeriConfig) -> Range:
+    """The multipliers a unit is pinned to, from the first of a port on; perhaps only a part of the last port."""
+    low, high, width = 0, config.multipliers, config.port_width if config.ports else 1
+    for other, pin in rules.pins:
+        if other == unit and pin.multipliers:
+            low, high = max(low, pin.multipliers[0]), min(high, pin.multipliers[1])
+    low = -(-low // width) * width
+    return Range(low, max(high - low, 0))
+
+
+def shares(regions: Mapping[ChannelRange, Range], config: MaeriConfig) -> dict[ChannelRange, Range] | None:
+    """Multipliers for each of several units at the same time: as many for each, whole ports of those it may use; None
+    if there are not enough.
+
+    Ports are dealt out from the left, first to the unit whose region ends first: for single ports that finds a way.
+    """
+    width = grain(config)
+    limits = {unit: (place.start // width, place.end // width) for unit, place in regions.items()}
+    for share in range(config.multipliers // width // len(regions), 0, -1):
+        taken, at = dict[ChannelRange, Range](), 0
+        while len(taken) < len(limits) and at + share <= config.multipliers // width:
+            open_ = [(high, unit) for unit, (low, high) in limits.items() if unit not in taken and low <= at]
+            fitting = min((each for each in open_ if at + share <= each[0]), default=None)
+            if fitting:
+                taken[fitting[1]] = Range(at * width, share * width)
+            at += share if fitting else 1
+        if len(taken) == len(limits):
+            return taken
+    return None
+
+
+def smallest(reasons: Sequence[Reason], clashes: Callable[[Sequence[Reason]], bool]) -> list[Reason]:
+    """The smallest part of reasons that still clash.
+
+    Deletion finds a set from which nothing can be left out. Any other set does without one of its reasons; so each of
+    them is left out in turn and the rest is searched, and so on.
+    """
+    sets, waiting, seen = [_needed(reasons, clashes)], deque([frozenset[Reason]()]), set[frozenset[Reason]]()
+    while waiting and len(seen) < _MOST_SETS:
+        out = waiting.popleft()
+        if out in seen:
+            continue
+        seen.add(out)
+        own = next((each for each in sets if not out & set(each)), None)
+        left = [reason for reason in reasons if reason not in out]
+        if own is None and clashes(left):
+            own = _needed(left, clashes)
+            sets.append(own)
+        waiting += [out | {reason} for reason in own or ()]
+    return min(sets, key=len)
+
+
+def _needed(reasons: Sequence[Reason], clashes: Callable[[Sequence[Reason]], bool]) -> list[Reason]:
+    """Reasons that clash, of which none can be left out: halves, quarters and so on are left out where they can be."""
+    kept, step = list(reasons), len(reasons)
+    while step > 1:
+        step, at = -(-step // 2), 0
+        while at < len(kept):
+            fewer = kept[:at] + kept[at + step :]
+            if clashes(fewer):
+                kept = fewer
+            else:
+                at += step
+    return kept
+
+
+def _relations(rules: UnitRules) -> tuple[Relation, Relation]:
+    """[x, y]: whether y begins when x has ended, by a rule or dependency; whether x begins no later than y."""
+    place = {unit: number for number, unit in enumerate(rules.units)}
+    strict = np.zeros((len(place), len(place)), bool)
+    for x, y in rules.before:
+        strict[place[x], place[y]] = True
+    reach = strict.copy()
+    for x, y in rules.no_later:
+        reach[place[x], place[y]] = True
+    for group in rules.together:
+        numbers = [place[unit] for unit in group]
+        reach[np.ix_(numbers, numbers)] = True
+    np.fill_diagonal(reach, True)
+    while True:
+        further = reach | ((reach.astype(np.float32) @ reach.astype(np.float32)) > 0)
+        if (further == reach).all():
+            return strict, reach
+        reach = further
+
+
+def _groups(rules: UnitRules) -> list[tuple[ChannelRange, ...]]:
+    """Units that begin together, those with others only."""
+    reach = _relations(rules)[1]
+    classes = {tuple(np.flatnonzero(row).tolist()) for row in reach & reach.T}
+    return [tuple(rules.units[number] for number in each) for each in sorted(classes) if len(each) > 1]
+
+
+def clash(rules: UnitRules, config: MaeriConfig) -> bool:
+    """Whether no order can keep all rules."""
+    strict, reach = _relations(rules)
+    if (strict & reach.T).any():  # a circle that takes time
+        return True
+    place = {unit: number for number, unit in enumerate(rules.units)}
+    if any(reach[place[x], place[y]] and reach[place[y], place[x]] for x, y in rules.apart):
+        return True
+    for unit, pin in rules.pins:
+        low, high = pin.multipliers or (0, config.multipliers)
+        inside = 0 <= low < high <= config.multipliers and allowed(rules, unit, config).size
+        earliest = max(other.begin for each, other in rules.pins if reach[place[each], place[unit]])
+        if not inside or (pin.end is not None and pin.end <= earliest):
+            return True
+    for group in _groups(rules):
+        if any(sum(unit.work in works for unit in group) > most for works, most in rules.limits):
+            return True
+        places = [allowed(rules, unit, config) for unit in group]
+        if len(group) * grain(config) > config.multipliers or not _have_ports(places, config):
+            return True
+    return False
+
+
+def _have_ports(places: Sequence[Range], config: MaeriConfig) -> bool:
+    """Whether there is a port for each of several units, of those it may use: what ends first comes first."""
+    width, waiting = config.port_width if config.ports else 1, list(places)
+    for at in range(0, config.multipliers, width):
+        open_ = [place for place in waiting if place.start <= at < place.end]
+        if open_:
+            waiting.remove(min(open_, key=lambda place: place.end))
+    return not waiting

@@ -12,22 +12,19 @@ from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
 from dovetail.target import Ordered, OrderRequest
 from dovetail.targets.maeri.bound import bound
-from dovetail.targets.maeri.coded import read_image, write_image
+from dovetail.targets.maeri.coded import FORMS, read_image, write_image
 from dovetail.targets.maeri.config import MaeriConfig, configured
 from dovetail.targets.maeri.execute import execute
-from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderNetwork, network
 from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.outputs import layer_rows, order_files
+from dovetail.targets.maeri.outputs import Phase, layer_rows, order_files, phases
 from dovetail.targets.maeri.picture import page
 from dovetail.targets.maeri.programming import inner, programmed
-from dovetail.targets.maeri.rtl import Phase, phases
 from dovetail.targets.maeri.rules import Rules, load_rules
-from dovetail.targets.maeri.simulate import simulate
+from dovetail.targets.maeri.simulate import broken, simulate
 from dovetail.targets.maeri.solve import best_order
-from dovetail.targets.maeri.steps import FORMS
-from dovetail.targets.maeri.tiling import best_tile
+from dovetail.targets.maeri.timing import best_tile
 
 HEADINGS = ("layer", "start", "end", "virtual neurons", "multipliers each", "steps", "MACs", "used")
 """Of the table of layers."""

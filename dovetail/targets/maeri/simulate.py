@@ -1,4 +1,4 @@
-"""Executes an order on real tensors, cycle by cycle, and checks it.
+"""Executes an order on real tensors, cycle by cycle, and checks it: what the hardware can do, and the user's rules.
 
 The cycle of every product is what the hardware makes of the items (`machine.py`). Checked are: multipliers and ports
 are used by one item at a time, until its last sum has left; the tree can be configured for every set of virtual neurons
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,9 @@ from dovetail.errors import SimulationError
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.machine import ItemTimeline, in_turn, play
-from dovetail.targets.maeri.memory import shortage
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, TaskKind, Times, exists_from
-from dovetail.targets.maeri.order import Item, NetworkOrder, channels_of, sweep
+from dovetail.targets.maeri.order import Item, NetworkOrder, channels_of, shortage, sweep
+from dovetail.targets.maeri.rules import FAMILIES, Rules, channel_range, whole_layers
 from dovetail.targets.maeri.tile import grid
 from dovetail.targets.maeri.tree import Range, configure
 
@@ -49,28 +49,38 @@ class Simulation:
 
 @dataclass(frozen=True)
 class _ItemRun:
-    """An item spread out: one entry per position it computes, in order."""
+    """An item on the hardware, beside others."""
 
     item: Item
     work: MultiplierLayer
     played: ItemTimeline
-    channels: Numbers
-    """The (first) output channel of each position."""
-    positions: Numbers
-    """Numbers of the positions, in tiles, rows first."""
-    exists: Numbers
-    """Cycle from which each position's sums are in memory."""
+    late: Numbers
+    """Cycles that each position's sums wait for those of other items on their lines."""
+
+    def __str__(self) -> str:
+        """The item as messages name it."""
+        return _name(self.item, self.work)
 
     @cached_property
-    def span(self) -> tuple[int, int]:
-        """The cycle of the first weight, and the cycle from which the last sum has left."""
-        return self.item.start, self.played.until
+    def exists(self) -> Numbers:
+        """Cycle from which each position's sums are in memory."""
+        return self.played.exists + self.late
+
+    @cached_property
+    def channels(self) -> Numbers:
+        """The (first) output channel of each position."""
+        return np.repeat([part.channel for part in self.item.segments], [part.count for part in self.item.segments])
+
+    @cached_property
+    def positions(self) -> Numbers:
+        """Numbers of the positions, in tiles, rows first."""
+        return np.concatenate([np.arange(part.first, part.first + part.count) for part in self.item.segments])
 
     @cached_property
     def period(self) -> float:
         """Cycles between positions: in the long run at least one for each sum of its fullest line, though sums of the
         first few positions may overtake each other."""
-        exists, fullest = self.played.exists, max(Counter(self.played.lines).values())
+        exists, fullest = self.played.exists, max(Counter(self.played.group.lines).values())
         if len(exists) == 1:
             return float(self.played.until)
         return max(float(exists[-1] - exists[0]) / (len(exists) - 1), float(fullest))
@@ -131,7 +141,7 @@ def _layers(order: NetworkOrder) -> Iterator[tuple[list[_ItemRun], Times]]:
     """The items of each layer and the times of its results, in the network's order; checked one after the other."""
     runs = _runs(order)
     _check_places(order.config, runs)
-    short = shortage(order.network, order.config, [(run.item, *run.span) for run in runs])
+    short = shortage(order.network, order.config, [(run.item, run.item.start, run.played.until) for run in runs])
     if short is not None:
         raise SimulationError(short.what, where=short.where, hint=short.hint)
     _check_phases(order.config, runs)
@@ -147,111 +157,90 @@ def _layers(order: NetworkOrder) -> Iterator[tuple[list[_ItemRun], Times]]:
 def _runs(order: NetworkOrder) -> list[_ItemRun]:
     """Every item played, its sums as late as the lines it shares with others make them."""
     runs = [_run(order, item) for item in order.items]
-    users: dict[int, list[tuple[int, int]]] = {}
+    users: dict[int, dict[int, list[int]]] = {}
+    """Line -> item -> virtual neurons that use it."""
     for number, run in enumerate(runs):
-        for neuron, line in enumerate(run.played.lines):
-            users.setdefault(line, []).append((number, neuron))
-    late = [np.zeros_like(run.exists) for run in runs]
-    for each in users.values():
-        if len({number for number, _ in each}) > 1:
-            _share(runs, each, late)
-    for run, cycles in zip(runs, late, strict=True):
-        run.exists[:] += cycles
+        for neuron, line in enumerate(run.played.group.lines):
+            users.setdefault(line, {}).setdefault(number, []).append(neuron)
+    for sharing in users.values():
+        if len(sharing) > 1:
+            arrives = [runs[number].played.arrives[neurons] for number, neurons in sharing.items()]
+            together = in_turn(np.concatenate([each.reshape(-1) for each in arrives]))
+            parts = np.split(together, np.cumsum([each.size for each in arrives])[:-1])
+            for number, alone, taken in zip(sharing, arrives, parts, strict=True):
+                wait = (taken.reshape(alone.shape) - in_turn(alone)).max(axis=0)
+                np.maximum(runs[number].late, wait, out=runs[number].late)
     return runs
 
 
-def _share(runs: list[_ItemRun], users: Sequence[tuple[int, int]], late: list[Numbers]) -> None:
-    """Delay the sums of virtual neurons of several items that share a line."""
-    arrives = [runs[number].played.arrives[neuron] for number, neuron in users]
-    taken = np.split(in_turn(np.concatenate(arrives)), np.cumsum([len(each) for each in arrives])[:-1])
-    for (number, neuron), cycles in zip(users, taken, strict=True):
-        own = [other for other, line in enumerate(runs[number].played.lines) if (number, other) in users]
-        alone = in_turn(runs[number].played.arrives[own])[own.index(neuron)]
-        np.maximum(late[number], cycles - alone, out=late[number])
-
-
 def _run(order: NetworkOrder, item: Item) -> _ItemRun:
-    work, config = order.work(item), order.config
+    work, config, name = order.work(item), order.config, _name(item, order.work(item))
     if not item.segments:
-        raise _wrong("an item without work", _name(item, work))
+        raise _wrong("an item without work", name)
     if item.taps != (0, work.layer.taps) and not config.accumulation_buffer:
         hint = "turn the accumulation buffer on in the configuration, or order without cut sums"
-        raise SimulationError("a sum in parts needs the accumulation buffer", where=_name(item, work), hint=hint)
-    carried = not config.accumulation_buffer and item.taps[1] - item.taps[0] > item.tile.size
-    if item.place.start < 0 or item.place.start + item.tile.neurons * (item.tile.size + carried) > config.multipliers:
-        raise _wrong(f"there are {config.multipliers} multipliers, from cycle 0 on", _name(item, work))
+        raise SimulationError("a sum in parts needs the accumulation buffer", where=name, hint=hint)
+    width = item.tile.size + config.carried(-(-item.products // item.tile.size))
+    end = max(item.place.end, item.place.start + item.tile.neurons * width)
+    if item.place.start < 0 or item.start < 0 or end > config.multipliers:
+        raise _wrong(f"there are {config.multipliers} multipliers, from cycle 0 on", name)
     played = play(config, work.layer, item)
-    channels = np.concatenate([np.full(part.count, part.channel) for part in item.segments])
-    positions = np.concatenate([np.arange(part.first, part.first + part.count) for part in item.segments])
-    if played.folds > config.weight_depth:
-        what = f"a multiplier would hold {played.folds} weights, it has room for {config.weight_depth}"
-        raise _wrong(what, _name(item, work))
-    return _ItemRun(item, work, played, channels, positions, played.exists.copy())
+    if played.group.folds > config.weight_depth:
+        what = f"a multiplier would hold {played.group.folds} weights, it has room for {config.weight_depth}"
+        raise _wrong(what, name)
+    return _ItemRun(item, work, played, np.zeros_like(played.exists))
 
 
-def _wrong(what: str, where: str) -> SimulationError:
+def _wrong(what: str, where: object) -> SimulationError:
     hint = "report this with the network and the rules; --rules may avoid the order meanwhile"
-    return SimulationError(what, where=where, hint=hint)
+    return SimulationError(what, where=str(where), hint=hint)
 
 
 def _name(item: Item, work: MultiplierLayer) -> str:
-    return f"{work.name} on multipliers [{item.place.start}, {item.place.end}) from cycle {item.start}"
+    return f"{work.name} on multipliers {item.place} from cycle {item.start}"
 
 
 def _check_places(config: MaeriConfig, runs: Sequence[_ItemRun]) -> None:
     """One item per multiplier at a time, and per port."""
     width = config.feed_width if config.ports or config.shared_ports else 1
-    until = np.zeros(config.multipliers, np.int64)
-    owner: list[_ItemRun | None] = [None] * config.multipliers
+    owners: dict[int, _ItemRun] = {}
     for run in sorted(runs, key=lambda each: each.item.start):
-        place, name = run.item.place, _name(run.item, run.work)
-        if place.start < 0 or place.end > config.multipliers or run.item.start < 0:
-            raise _wrong(f"there are {config.multipliers} multipliers, from cycle 0 on", name)
-        if run.played.places[-1].end > place.end or (config.ports and place.start % width):
-            what = f"{run.item.tile.neurons} virtual neurons up to multiplier {run.played.places[-1].end} do not fit"
-            raise _wrong(f"{what}, or do not begin at a multiple of {width}", name)
-        taken = slice(place.start // width * width, -(-place.end // width) * width)
-        late = int(until[taken].argmax()) + taken.start
-        if until[late] > run.item.start:
-            other = owner[late]
-            assert other is not None
-            by = _name(other.item, other.work)
-            raise _wrong(f"multiplier {late} is in use until cycle {until[late]} by {by}", name)
-        until[taken] = run.span[1]
-        owner[taken] = [run] * (taken.stop - taken.start)
+        place, end = run.item.place, run.played.group.places[-1].end
+        if end > place.end or (config.ports and place.start % width):
+            what = f"{run.item.tile.neurons} virtual neurons up to multiplier {end} do not fit"
+            raise _wrong(f"{what}, or do not begin at a multiple of {width}", run)
+        for multiplier in range(place.start // width * width, -(-place.end // width) * width):
+            owner = owners.get(multiplier)
+            if owner is not None and owner.played.until > run.item.start:
+                raise _wrong(f"multiplier {multiplier} is in use until cycle {owner.played.until} by {owner}", run)
+            owners[multiplier] = run
+
+
+_configure = lru_cache(maxsize=4096)(configure)
 
 
 def _check_phases(config: MaeriConfig, runs: Sequence[_ItemRun]) -> None:
-    """The tree and the bus can be configured for every set of virtual neurons that works at the same time."""
-    checked: set[tuple[tuple[int, int, float, int], ...]] = set()
-    for cycle, working in sweep([run.span for run in runs]):
-        neurons = (
-            (place.start, place.end, runs[number].period, line)
+    """The tree can be configured for every set of virtual neurons that works at the same time, and no line gets more
+    than one sum per cycle."""
+    checked = set[tuple[tuple[Range, int, float], ...]]()
+    for cycle, working in sweep([(run.item.start, run.played.until) for run in runs]):
+        neurons = [
+            (place, line, runs[number].period)
             for number in working
-            for place, line in zip(runs[number].played.places, runs[number].played.lines, strict=True)
-        )
-        phase = tuple(sorted(neurons))
-        if phase not in checked:
-            checked.add(phase)
-            _check_phase(config, phase, cycle)
-
-
-@lru_cache(maxsize=4096)
-def _set_up(multipliers: int, places: tuple[tuple[int, int], ...]) -> None:
-    """Set up the tree for virtual neurons, or fail."""
-    configure(multipliers, [Range(start, end - start) for start, end in places])
-
-
-def _check_phase(config: MaeriConfig, phase: Sequence[tuple[int, int, float, int]], cycle: int) -> None:
-    """The tree adds up each virtual neuron, and no line gets more than one sum per cycle."""
-    _set_up(config.multipliers, tuple((start, end) for start, end, _, _ in phase))
-    load: dict[int, float] = {}
-    for _, _, period, line in phase:
-        load[line] = load.get(line, 0.0) + 1.0 / max(period, 1.0)
-    for line, sums in load.items():
-        if sums > 1.0 + 1e-2:  # items keep to this themselves; inputs of the first position shift it a little
-            what = f"line {line} of the collection bus would get {sums:.2f} sums per cycle"
-            raise _wrong(what, f"from cycle {cycle}")
+            for place, line in zip(runs[number].played.group.places, runs[number].played.group.lines, strict=True)
+        ]
+        phase = tuple(sorted(neurons, key=lambda neuron: neuron[0].start))
+        if phase in checked:
+            continue
+        checked.add(phase)
+        _configure(config.multipliers, tuple(place for place, _, _ in phase))
+        load = dict.fromkeys((line for _, line, _ in phase), 0.0)
+        for _, line, period in phase:
+            load[line] += 1.0 / max(period, 1.0)
+        for line, sums in load.items():
+            if sums > 1.0 + 1e-2:  # items keep to this themselves; inputs of the first position shift it a little
+                what = f"line {line} of the collection bus would get {sums:.2f} sums per cycle"
+                raise _wrong(what, f"from cycle {cycle}")
 
 
 def _check_inputs(work: MultiplierLayer, times: Times, runs: Sequence[_ItemRun]) -> None:
@@ -261,7 +250,7 @@ def _check_inputs(work: MultiplierLayer, times: Times, runs: Sequence[_ItemRun])
         for run in runs:
             if run.item.start < times.max(initial=0):
                 what = f"the vector is sent in cycle {run.item.start}; its inputs exist from cycle {times.max()}"
-                raise _wrong(what, _name(run.item, run.work))
+                raise _wrong(what, run)
         return
     if not work.is_image:
         times = np.broadcast_to(times.max(axis=1, keepdims=True), (times.shape[0], layer.in_rows))
@@ -279,7 +268,7 @@ def _check_inputs(work: MultiplierLayer, times: Times, runs: Sequence[_ItemRun])
             at = int(early[0])
             what = f"position {run.positions[at]} of channel {run.channels[at]} is begun in cycle"
             what += f" {run.played.begins[at]}; its inputs exist from cycle {wanted[at]}"
-            raise _wrong(what, _name(run.item, work))
+            raise _wrong(what, run)
 
 
 def _needed(layer: OrderLayer, times: Times, taps: tuple[int, int], height: int) -> Times:
@@ -298,26 +287,23 @@ def _results(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> Times:
     """Cycle from which each channel and row of a layer's result exists: that of the last of its sums."""
     times = np.zeros((work.outputs, work.layer.out_rows), np.int64)
     for run in runs:
-        if run.item.tile.neurons == 1:  # sums come in order: the last of a row is its latest
-            latest = np.zeros_like(times)
-            latest[run.channels, run.positions // work.layer.out_columns] = run.exists
-            np.maximum(times, latest, out=times)
-            continue
-        for channels, rows, _, at in _elements(run):
-            inside = rows < work.layer.out_rows
-            for channel in channels:
-                np.maximum.at(times[channel], rows[inside], run.exists[at][inside])
+        for channels, rows, _, inside in _elements(run):
+            np.maximum.at(times, (channels, rows), run.exists[inside])
     return work.of_result(times)
 
 
 def _sums(work: MultiplierLayer, runs: Sequence[_ItemRun], operands: Sequence[Array]) -> Array:
     """A layer's sums, put together from what each item adds; every product exactly once."""
-    total, parts = np.zeros((work.positions, work.outputs)), sorted({run.item.taps for run in runs})
+    layer, parts = work.layer, sorted({run.item.taps for run in runs})
+    total = np.zeros((work.positions, work.outputs))
     ends = [0, *(taps[1] for taps in parts)]
-    if [taps[0] for taps in parts] != ends[:-1] or ends[-1] != work.layer.taps:
-        raise _wrong(f"the parts {parts} of a sum do not make up its {work.layer.taps} products", work.name)
+    if [taps[0] for taps in parts] != ends[:-1] or ends[-1] != layer.taps:
+        raise _wrong(f"the parts {parts} of a sum do not make up its {layer.taps} products", work.name)
     for taps in parts:
-        places = np.concatenate([place for run in runs if run.item.taps == taps for place in _added(work, run)])
+        elements = [each for run in runs if run.item.taps == taps for each in _elements(run)]
+        places = np.concatenate(
+            [(rows * layer.out_columns + columns) * work.outputs + each for each, rows, columns, _ in elements]
+        )
         count = np.bincount(places, minlength=total.size).reshape(total.shape)
         wrong = np.argwhere(count != 1)
         if wrong.size:
@@ -328,29 +314,17 @@ def _sums(work: MultiplierLayer, runs: Sequence[_ItemRun], operands: Sequence[Ar
     return _accumulated(work, operands, total)
 
 
-def _added(work: MultiplierLayer, run: _ItemRun) -> Iterator[Numbers]:
-    """Numbers of the elements of [position, output channel] that an item adds to, once for each time."""
-    layer = work.layer
-    if run.item.tile.neurons == 1:
-        yield run.positions * work.outputs + run.channels
-        return
-    for channels, rows, columns, _ in _elements(run):
-        inside = (rows < layer.out_rows) & (columns < layer.out_columns)
-        positions = rows[inside] * layer.out_columns + columns[inside]
-        yield (positions[:, None] * work.outputs + np.array(channels)).reshape(-1)
-
-
-def _elements(run: _ItemRun) -> Iterator[tuple[list[int], Numbers, Numbers, slice]]:
-    """Channels, rows and columns of the result for each segment and each element of a tile of positions, and where the
-    segment's positions stand in the run."""
-    tile, first = run.item.tile, 0
-    for part in run.item.segments:
-        at = slice(first, first + part.count)
-        rows, columns = np.divmod(run.positions[at], grid(run.work.layer, tile)[1])
-        for row, column in product(range(tile.out_rows), range(tile.out_columns)):
-            channels = channels_of(run.work, tile, part.channel)
-            yield channels, rows * tile.out_rows + row, columns * tile.out_columns + column, at
-        first += part.count
+def _elements(run: _ItemRun) -> Iterator[tuple[Numbers, Numbers, Numbers, npt.NDArray[np.bool_]]]:
+    """Channels, rows and columns of the result that each virtual neuron of an item computes, and which of the item's
+    positions lie inside of the image for it."""
+    tile, layer = run.item.tile, run.work.layer
+    groups, filters = np.divmod(run.channels, layer.filters)
+    rows, columns = np.divmod(run.positions, grid(layer, tile)[1])
+    for g, k, x, y in product(*map(range, (tile.groups, tile.filters, tile.out_rows, tile.out_columns))):
+        row, column = rows * tile.out_rows + x, columns * tile.out_columns + y
+        inside = (groups + g < layer.groups) & (filters + k < layer.filters)
+        inside &= (row < layer.out_rows) & (column < layer.out_columns)
+        yield (run.channels + g * layer.filters + k)[inside], row[inside], column[inside], inside
 
 
 def _products(work: MultiplierLayer, operands: Sequence[Array], taps: tuple[int, int]) -> Reals:
@@ -392,3 +366,95 @@ def _accumulated(work: MultiplierLayer, operands: Sequence[Array], total: Reals)
     if kind.dtype.is_integer:
         exact = np.rint(exact).astype(np.int64)
     return exact.astype(kind.dtype.numpy).reshape(kind.shape)
+
+
+@dataclass(frozen=True)
+class _ItemSpan:
+    """An item in time: cycles [begin, end) from its first weight until its last sum has left."""
+
+    item: Item
+    work: MultiplierLayer
+    channels: frozenset[int]
+    """Of the layer's result."""
+    begin: int
+    end: int
+    places: tuple[Range, ...]
+
+
+def _span(order: NetworkOrder, item: Item) -> _ItemSpan:
+    work, height = order.work(item), item.tile.out_rows
+    channels = {channel for part in item.segments for channel in channels_of(work, item.tile, part.channel)}
+    if work.turned:
+        rows = (range(part.first * height, (part.first + part.count) * height) for part in item.segments)
+        channels = {row for own in rows for row in own if row < work.channels}
+    played = play(order.config, work.layer, item)
+    return _ItemSpan(item, work, frozenset(channels), item.start, played.until, played.group.places)
+
+
+def broken(order: NetworkOrder, rules: Rules) -> list[str]:
+    """The rules that an order breaks."""
+    spans = [_span(order, item) for item in order.items]
+    return [*_broken_sequences(order, spans, rules), *_broken_places(order, spans, rules)]
+
+
+def _of(order: NetworkOrder, spans: Sequence[_ItemSpan], what: str) -> list[_ItemSpan]:
+    """The items of a layer, or of some of its channels."""
+    part = channel_range(what, order.network)
+    channels = range(part.first, part.end)
+    return [span for span in spans if span.item.work == part.work and not span.channels.isdisjoint(channels)]
+
+
+def _broken_sequences(order: NetworkOrder, spans: Sequence[_ItemSpan], rules: Rules) -> Iterator[str]:
+    def begin(what: str) -> int:
+        return min(span.begin for span in _of(order, spans, what))
+
+    for x, y in (pair for chain in rules.before for pair in pairwise(chain)):
+        end = max(span.end for span in _of(order, spans, x))
+        if begin(y) < end:
+            yield f"before: {y} begins in cycle {begin(y)}, {x} exists from {end}"
+    for x, y in (pair for group in rules.apart for pair in combinations(group, 2)):
+        pairs = product(_of(order, spans, x), _of(order, spans, y))
+        if any(one.begin < other.end and other.begin < one.end for one, other in pairs):
+            yield f"apart: {x} and {y} work at the same time"
+    for group in rules.together:
+        begins = {what: begin(what) for what in group}
+        if len(set(begins.values())) > 1:
+            yield f"together: {begins}"
+    for x, y in (pair for chain in rules.priority for pair in combinations(chain, 2)):
+        first, second = (channel_range(what, order.network).work for what in (x, y))
+        if begin(x) > begin(y) and second not in order.network.ancestors[first]:
+            yield f"priority: {y} begins before {x}"
+
+
+def _broken_places(order: NetworkOrder, spans: Sequence[_ItemSpan], rules: Rules) -> Iterator[str]:
+    for pin in rules.pin:
+        low, high = pin.multipliers or (0, order.config.multipliers)
+        for span in _of(order, spans, pin.what):
+            late = pin.end is not None and span.end > pin.end
+            if span.places[0].start < low or span.places[-1].end > high or span.begin < pin.begin or late:
+                yield f"{pin}, works on {span.item.place} from cycle {span.begin} to {span.end}"
+    limits = [("the network", rules.at_most, list(spans))] if rules.at_most else []
+    names = {work.name for work in order.network.works}
+    for what, most in rules.at_most_of:
+        is_family = what in FAMILIES and what not in names
+        counted = [span for span in spans if span.work.family == what] if is_family else _of(order, spans, what)
+        limits.append((what, most, counted))
+    for what, most, counted in limits:
+        for cycle, numbers in sweep((span.begin, span.end) for span in counted):
+            working = sum(len(counted[number].places) for number in numbers)
+            if working > most:
+                yield f"at_most: {working} virtual neurons of {what} work in cycle {cycle}"
+                break
+    for work in sorted(whole_layers(rules, order.network)):
+        places = set[tuple[int, Range]]()
+        for span in (span for span in spans if span.item.work == work):
+            tile = span.item.tile
+            if span.item.taps != (0, span.work.layer.taps) or (
+                not span.work.turned and tile.out_rows * tile.out_columns > 1
+            ):
+                yield f"whole_filters: {span.work.name} has sums in parts, or on several virtual neurons"
+            neurons = span.places[: tile.filters * tile.groups]  # in the order of the channels they compute
+            for part in () if span.work.turned else span.item.segments:
+                places |= set(zip(channels_of(span.work, tile, part.channel), neurons, strict=False))
+        if len(places) > len({channel for channel, _ in places}):
+            yield f"whole_filters: an output channel of {order.network.works[work].name} is on several virtual neurons"

@@ -18,14 +18,12 @@ import numpy as np
 
 from dovetail.errors import MissingExtraError, SimulationError, TargetError
 from dovetail.targets.maeri.bound import bound
-from dovetail.targets.maeri.clashes import consistent_rules
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange, tried_sizes
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, exists_from
 from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, in_order, laid_out
-from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules
-from dovetail.targets.maeri.simulate import check
+from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules, consistent_rules
+from dovetail.targets.maeri.simulate import broken, check
 from dovetail.targets.maeri.tile import MultiplierTile, tile_of
 from dovetail.targets.maeri.timing import ItemTiming, timing
 from dovetail.targets.maeri.tree import Range, leaving
@@ -199,7 +197,7 @@ class _SolverModel:
         rows = [interval(place, piece.width, "") for place, piece in zip(self._places, pieces, strict=True)]
         model.add_no_overlap_2d(spans, rows)
         model.add_cumulative(spans, [piece.width for piece in pieces], config.multipliers)
-        for works, most, _ in rules.limits:
+        for works, most in rules.limits:
             counted = [span for span, piece in zip(spans, pieces, strict=True) if piece.work in works]
             model.add_cumulative(counted, [1] * len(counted), most)
         self._add_dependencies()
@@ -236,7 +234,7 @@ class _SolverModel:
         for x, y in rules.apart:
             for other, index in product(inside[x], inside[y]):
                 model.add_no_overlap([spans[other], spans[index]])
-        for unit, pin, _ in rules.pins:
+        for unit, pin in rules.pins:
             low, high = pin.multipliers or (0, self._config.multipliers)
             for index in inside[unit]:
                 model.add(self._places[index] >= low)

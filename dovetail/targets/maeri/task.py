@@ -1,19 +1,34 @@
-"""A launch of the engine: a layer, the places of its operands, and the order of its virtual neurons, as 32-bit
-words."""
+"""A launch of the engine: records as words, the task of a layer, and orders of one or several layers side by side.
+
+Words have 32 bits. A record is its fields in the order of its class. A number, a truth value or an enumeration is a
+word; a record within it its own words; an optional record a word 0 or 1 before it; `tuple[X, ...]` the number of its
+members and these; a tuple of fixed length its members.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, pairwise, permutations
+from pathlib import Path
 
 import numpy as np
 
-from dovetail.errors import SimulationError
+from dovetail.errors import DovetailError, SimulationError
+from dovetail.files import kept_answer
 from dovetail.ir.graph import GraphBuilder
-from dovetail.ir.types import DType, TensorType
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.target import Match, layers
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderLayer, OrderNetwork, TaskKind, network
-from dovetail.targets.maeri.order import Item
-from dovetail.targets.maeri.words import Address, WordReader, words_of
+from dovetail.targets.maeri.order import Item, NetworkOrder, in_order
+from dovetail.targets.maeri.rules import Pin, Rules, grain
+from dovetail.targets.maeri.simulate import check
+from dovetail.targets.maeri.words import Address, Sides, StageLimits, WordReader, words_of
+
+NO_PADDING = Sides(0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +49,7 @@ class OutputStage:
     scales: int
     """Bytes from the start of the constants: multiplier and shift of each channel; of an addition, those of the sum
     and of both operands."""
-    zero_point: int
-    """Added to every result."""
-    low: int
-    high: int
+    limits: StageLimits
     other: StridedArray
     """The second image of an addition."""
     other_zero_point: int
@@ -62,9 +74,8 @@ class Task:
     weights: int
     """Bytes from the start of the constants."""
     bias: int
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Rows above, columns to the left, rows below and columns to the right that are not in memory; the layer's image
-    has them."""
+    padding: Sides = NO_PADDING
+    """Rows and columns that are not in memory; the layer's image has them."""
     stage: OutputStage | None = None
     """None where sums are stored."""
     items: tuple[Item, ...] = ()
@@ -95,6 +106,24 @@ def _wrong(what: str) -> SimulationError:
     return SimulationError(f"these words are no task: {what}", where="maeri", hint=hint)
 
 
+def constants_of(match: Match) -> dict[str, Array]:
+    """Weights, biases, and multipliers and shifts of a layer, if it is requantised; the scales of an addition."""
+    if not match.has("layer"):
+        return {"scales": layers.addition_of(match).scales.astype("<i4")}
+    bias = match.array("bias") if "bias" in match.values else np.zeros(match.result.shape[-1])
+    constants = {"weights": np.ascontiguousarray(match.array("weights"), np.int8), "sums": bias.astype("<i4")}
+    if match.has("clip"):
+        layer = layers.layer_of(match)
+        constants["scales"] = np.stack([layer.multiplier, layer.shift], axis=1).astype("<i4")
+    return constants
+
+
+def limits_of(match: Match) -> StageLimits:
+    """The end of the stage behind a layer or an addition."""
+    stage = layers.layer_of(match) if match.has("layer") else layers.addition_of(match)
+    return StageLimits(stage.output_zero_point, stage.low, stage.high)
+
+
 def layers_of(tasks: Sequence[Task]) -> OrderNetwork:
     """The layers of tasks beside each other, as a network with weights of zeros."""
     builder, results = GraphBuilder("launch"), []
@@ -109,3 +138,117 @@ def layers_of(tasks: Sequence[Task]) -> OrderNetwork:
             task.kind.add_to(builder, x, weights, stride=layer.stride, zero_point=task.zero_point, stem="result")
         )
     return network(builder.finish(results))
+
+
+Part = tuple[OrderLayer, TaskKind]
+"""A layer, and how its weights lie."""
+_TURNS = 3
+"""Layers of which every turn is tried."""
+_WORTH = 100
+"""Multipliers are shared out where that could save one in so many cycles."""
+
+
+def of_parts(parts: Sequence[Part]) -> OrderNetwork:
+    """Layers beside each other as a network."""
+    nowhere = StridedArray(0, 0, 0, 0)
+    return layers_of([Task(layer, kind, 0, False, nowhere, nowhere, 0, 0) for layer, kind in parts])
+
+
+@lru_cache(maxsize=1024)
+def alone(part: Part, config: MaeriConfig) -> NetworkOrder:
+    """The order of one layer; its `makespan` is the scheduler's.
+
+    Raises:
+        TargetError: it does not fit.
+    """
+    order = stored(("alone", part), of_parts((part,)), config, lambda: arrange(of_parts((part,)), config))
+    assert order is not None, "it fits, else an error says why not"
+    return order
+
+
+@lru_cache(maxsize=256)
+def side_by_side(parts: tuple[Part, ...], config: MaeriConfig) -> NetworkOrder | None:
+    """The order of layers beside each other that ends first, of those tried; its `makespan` is the machine's.
+
+    Tried is one layer after the other without a gap, in every turn; and where more than that can be saved, multipliers
+    shared out by the layers' work: to each of them, or to one, which the others then fill up.
+
+    Returns:
+        None where a layer does not fit.
+    """
+    return stored(("beside", parts), of_parts(parts), config, lambda: find_together(parts, config))
+
+
+def stored(
+    question: object, network: OrderNetwork, config: MaeriConfig, find: Callable[[], NetworkOrder | None]
+) -> NetworkOrder | None:
+    """The order of a network from the cache, else from `find`; it is then kept.
+
+    Args:
+        question: everything the order depends on beside the configuration; its `repr` stands for it.
+        network: of the order.
+        config: of the order.
+        find: finds the order; None where there is none.
+    """
+    data = kept_answer(Path(__file__).parent, f"{question!r} {config!r}", lambda: _written(find()))
+    reader, items = WordReader(np.frombuffer(data, "<u4").tolist(), _damaged), list[Item]()
+    if not reader.left:
+        return None
+    (makespan,) = reader.take(1)
+    while reader.left:
+        items.append(reader.record(Item))
+    return NetworkOrder(network, config, tuple(items), makespan)
+
+
+def _written(order: NetworkOrder | None) -> bytes:
+    """The words of an order: its makespan and its items; nothing if there is no order."""
+    words = [order.makespan, *(word for item in order.items for word in words_of(item))] if order else []
+    return np.array(words, "<u4").tobytes()
+
+
+def _damaged(what: str) -> DovetailError:
+    return SimulationError(f"an order in the cache is damaged: {what}", where="maeri", hint="clear the cache")
+
+
+def find_together(parts: tuple[Part, ...], config: MaeriConfig) -> NetworkOrder | None:
+    """As `side_by_side`, without the cache."""
+    turns = list(permutations(range(len(parts)))) if len(parts) <= _TURNS else [tuple(range(len(parts)))]
+    best = _first_to_end([_in_turn(parts, turn, config) for turn in turns])
+    work = sum(layer.macs for layer, _ in parts)
+    if best is None or len(parts) == 1 or (best.makespan - work // config.multipliers) * _WORTH < best.makespan:
+        return best
+    by_work = sorted(range(len(parts)), key=lambda number: parts[number][0].macs)
+    ways = [(turn, places) for turn in (by_work, by_work[::-1]) for places in _shares(parts, turn, config)]
+    ways += [(by_work, [(0, config.multipliers * quarters // 4)]) for quarters in (2, 3)]
+    return _first_to_end([best, *(_in_turn(parts, turn, config, places) for turn, places in ways)])
+
+
+def _first_to_end(orders: Sequence[NetworkOrder | None]) -> NetworkOrder | None:
+    return min((order for order in orders if order), key=lambda order: order.makespan, default=None)
+
+
+def _in_turn(
+    parts: tuple[Part, ...], turn: Sequence[int], config: MaeriConfig, places: Sequence[tuple[int, int]] = ()
+) -> NetworkOrder | None:
+    """An order in which layers are laid out in turn, the first of them on multipliers [first, end) of their own; None
+    where there is none."""
+    net = of_parts(tuple(parts[number] for number in turn))
+    pins = tuple(Pin(work.name, place) for work, place in zip(net.works, places, strict=False))
+    try:
+        order = arrange(net, config, Rules(pin=pins))
+        cycles = check(order)
+    except DovetailError:
+        return None
+    items = in_order(replace(item, work=turn[item.work]) for item in order.items)
+    return NetworkOrder(of_parts(parts), config, items, cycles)
+
+
+def _shares(parts: Sequence[Part], turn: Sequence[int], config: MaeriConfig) -> Iterator[list[tuple[int, int]]]:
+    """Multipliers for each layer in turn, by its products, rounded down and up."""
+    width = grain(config)
+    ports, work = config.multipliers // width, [parts[number][0].macs for number in turn]
+    for rounding in (0.3, 0.7):
+        ends = [int(total * ports / sum(work) + rounding) for total in accumulate(work)]
+        spans = list(pairwise((0, *ends[:-1], ports)))
+        if all(first < end for first, end in spans):
+            yield [(first * width, end * width) for first, end in spans]

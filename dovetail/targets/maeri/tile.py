@@ -1,12 +1,18 @@
-"""Tiles: how a layer lies on the multipliers, the values that ports send to it, and where its sums leave.
+"""Virtual neurons of a tile: their places, the values that ports send them, and sums that go round.
 
 A port sends one value per cycle to any of its own multipliers; a value that multipliers of several ports want goes
 through each of these ports. Ports have queues and do not wait for each other. A tree without such ports sends as many
 values per cycle, each to any multipliers; it counts as a single port here.
+
+Without an accumulation buffer a sum of several steps goes from the tree through a line, the memory and a port back to
+the first multiplier of its virtual neuron, which adds it to the products of the next step. The time of that depends on
+which sums meet on lines, in the queue of the memory and at ports. So it is played cycle by cycle until the state is
+that of some positions before; from then on it repeats.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,9 +20,14 @@ from itertools import product
 from math import ceil
 
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.feedback import FeedbackLoops
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.tree import Range, TreeExit, leaving
+from dovetail.targets.maeri.words import Size
+
+MOST_STEPS = 300
+"""Steps of a virtual neuron that are played at most for the long run, but two positions at least."""
+SHORT = 120
+"""Sums of at most so many steps are played to their end; later, the end of the first virtual neurons does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +39,13 @@ class MultiplierTile:
     neurons side by side, in the order G, K, X, Y.
     """
 
-    rows: int = 1
-    columns: int = 1
-    channels: int = 1
-    filters: int = 1
-    groups: int = 1
-    out_rows: int = 1
-    out_columns: int = 1
+    rows: Size = 1
+    columns: Size = 1
+    channels: Size = 1
+    filters: Size = 1
+    groups: Size = 1
+    out_rows: Size = 1
+    out_columns: Size = 1
     flat: bool = False
     """Whether a step is any `channels` products of a sum, counted by channel, row and column of the kernel, rather than
     a box of them. Neighbours then cannot pass inputs on."""
@@ -120,26 +131,22 @@ def _port_traffic(
             if not passes or column == tile.columns - 1:
                 later[port].add((group, channel, *pixel))
             place += 1
-    lanes = 1 if config.ports else config.distribution
-    return tuple(PortTraffic(*(ceil(len(each) / lanes) for each in port)) for port in zip(*values, strict=True))
+    return tuple(PortTraffic(*(ceil(len(each) / config.lanes) for each in port)) for port in zip(*values, strict=True))
 
 
-def port_traffic(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, at: int = 0) -> tuple[PortTraffic, ...]:
-    """Traffic of each port for whole sums of a layer, from the port that feeds multiplier `at` on."""
-    return _port_traffic(config, layer, tile, config.carried(steps(layer, tile, layer.taps)), at % config.feed_width)
+def port_traffic(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile) -> tuple[PortTraffic, ...]:
+    """Traffic of each port for a step of whole sums of a layer, the tile at the first multiplier."""
+    return _port_traffic(config, layer, tile, config.carried(steps(layer, tile, layer.taps)), 0)
 
 
 def traffic(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile) -> tuple[int, int, int]:
     """Values all ports send for a step: weights, inputs of a row's first position, inputs of every other position."""
-    ports, lanes = port_traffic(config, layer, tile), 1 if config.ports else config.distribution
-    return (
-        lanes * sum(port.weights for port in ports),
-        lanes * sum(port.first for port in ports),
-        lanes * sum(port.later for port in ports),
-    )
+    ports = port_traffic(config, layer, tile)
+    weights, first, later = zip(*((port.weights, port.first, port.later) for port in ports), strict=True)
+    return config.lanes * sum(weights), config.lanes * sum(first), config.lanes * sum(later)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NeuronGroup:
     """Equal virtual neurons side by side on the multipliers."""
 
@@ -149,6 +156,8 @@ class NeuronGroup:
     """Steps of a sum."""
     places: tuple[Range, ...]
     exits: tuple[TreeExit, ...]
+    lines: tuple[int, ...]
+    """The line of the collection bus that takes each one's sums."""
     ports: tuple[PortTraffic, ...]
     """Traffic of each port, from the one that feeds the first multiplier on."""
     loops: FeedbackLoops | None
@@ -162,12 +171,163 @@ def neuron_group(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, t
     carried = config.carried(folds)
     width = tile.size + carried
     places = tuple(Range(at + number * width, width) for number in range(tile.neurons))
-    exits = tuple(leaving(config, place) for place in places)
-    ports, loops = _port_traffic(config, layer, tile, carried, at % config.feed_width), None
+    exits, loops = tuple(leaving(config, place) for place in places), None
     if carried:
-        feeding, entries = (
-            (place.start // config.feed_width for place in places),
-            config.multipliers // config.collection,
-        )
-        loops = FeedbackLoops(exits, tuple(feeding), entries + 1, folds, int(config.shared_ports))
-    return NeuronGroup(width, folds, places, exits, ports, loops)
+        ports = tuple(place.start // config.feed_width for place in places)
+        entries = config.multipliers // config.collection + 1
+        loops = FeedbackLoops(exits, ports, entries, folds, int(config.shared_ports))
+    sent = _port_traffic(config, layer, tile, carried, at % config.feed_width)
+    return NeuronGroup(width, folds, places, exits, tuple(exit_.line for exit_ in exits), sent, loops)
+
+
+@dataclass(frozen=True)
+class FeedbackRun:
+    """Cycles in which the memory takes the finished sums of some virtual neurons."""
+
+    ends: tuple[tuple[int, ...], ...]
+    """Cycles of the first sums of each virtual neuron."""
+    repeated: tuple[int, ...]
+    """Number of last sums of each virtual neuron that repeat over and over."""
+    period: tuple[int, ...]
+    """Cycles between one repetition and the next."""
+
+    def end(self, number: int, count: int) -> int:
+        """The cycle in which the memory takes sum `count` (from 1) of a virtual neuron."""
+        ends = self.ends[number]
+        if count <= len(ends):
+            return ends[count - 1]
+        repetitions = ceil((count - len(ends)) / self.repeated[number])
+        return ends[count - repetitions * self.repeated[number] - 1] + repetitions * self.period[number]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackLoops:
+    """The way round of the sums of virtual neurons side by side."""
+
+    exits: tuple[TreeExit, ...]
+    """Of each virtual neuron."""
+    ports: tuple[int, ...]
+    """The port that feeds the first multiplier of each."""
+    entries: int
+    """Inputs of a line, asked in turn."""
+    folds: int
+    """Steps of a sum, at least 2."""
+    delay: int
+    """Cycles between a port and its multipliers."""
+
+    @property
+    def alone(self) -> int:
+        """Cycles of a position of the first virtual neuron, if no other sums are in its way."""
+        return (self.folds - 1) * (self.exits[0].first + 2 + self.delay) + 1
+
+    def until(self, count: int) -> int:
+        """Cycles from the first product until every virtual neuron has given `count` sums to the bus."""
+        if len(self.exits) == 1:
+            return count * self.alone
+        run, climb = _played(self, count if count * self.folds <= SHORT else 0), max(each.most for each in self.exits)
+        return max(run.end(number, count) for number in range(len(self.exits))) - climb - 1
+
+    def pace(self, positions: int) -> tuple[int, int]:
+        """(cycles, positions) of the slowest virtual neuron in the long run, where each has `positions` in all."""
+        if len(self.exits) == 1:
+            return self.alone, 1
+        if positions * self.folds <= SHORT:
+            return self.until(positions), positions
+        run = _played(self, 0)
+        return max(zip(run.period, run.repeated, strict=True), key=lambda pair: pair[0] / pair[1])
+
+
+@lru_cache(maxsize=4096)
+def _played(loops: FeedbackLoops, count: int) -> FeedbackRun:
+    return play_feedback(loops, count, loops.folds * count or max(MOST_STEPS, 2 * loops.folds))
+
+
+def play_feedback(loops: FeedbackLoops, positions: int, horizon: int) -> FeedbackRun:
+    """Play sums from cycle 0 on, in which every virtual neuron multiplies for the first time.
+
+    Args:
+        loops: the way of the sums.
+        positions: sums of each virtual neuron; 0 if there is always a next one.
+        horizon: steps of each virtual neuron to play at most, if the state does not repeat before.
+    """
+    play, folds, period, repeated = _FeedbackPlay(loops, loops.folds * positions), loops.folds, 0, list[int]()
+    seen: dict[str, tuple[int, list[int]]] = {}
+    while not period and min(map(len, play.taken)) < horizon:
+        if play.turn():
+            counts = [len(cycles) for cycles in play.taken]
+            cycle, before = seen.setdefault(play.state(), (play.cycle, counts))
+            period = play.cycle - cycle
+            repeated = [(now - then) // folds for now, then in zip(counts, before, strict=True)]
+    ends = tuple(tuple(cycles[folds - 1 :: folds]) for cycles in play.taken)
+    if period:
+        return FeedbackRun(ends, tuple(repeated), (period,) * len(ends))
+    return FeedbackRun(ends, tuple(max(len(own) - 1, 1) for own in ends), tuple(own[-1] - own[0] for own in ends))
+
+
+class _FeedbackPlay:
+    """Sums on their way round, as numbers of their virtual neurons, by the cycle in which they get somewhere."""
+
+    def __init__(self, loops: FeedbackLoops, last: int) -> None:
+        """`last`: sums of all steps that each virtual neuron gives; 0 if there is no last one."""
+        self.loops, self.last, self.cycle = loops, last, -1
+        self.taken = [list[int]() for _ in loops.exits]
+        """Cycles in which the memory took the sums of each virtual neuron."""
+        self.at_lines, self.at_multipliers = dict[int, list[int]](), dict[int, list[int]]()
+        self.inputs: dict[int, dict[int, deque[int]]] = {exit_.line: {} for exit_ in loops.exits}
+        self.turns = dict.fromkeys(self.inputs, 0)
+        """The input of each line that is asked next."""
+        self.on_lines, self.waiting = list[int](), deque[int]()
+        self.ports: dict[int, deque[int]] = {port: deque() for port in loops.ports}
+        self.begun = [0] * len(loops.exits)
+        """Steps of the present sum that each virtual neuron has begun."""
+        for number, exit_ in enumerate(loops.exits):
+            self.at_lines.setdefault(exit_.most + 1, []).append(number)
+
+    def state(self) -> str:
+        """Everything that decides what comes next, with cycles counted from now."""
+        parts, moving = [len(cycles) % self.loops.folds for cycles in self.taken], (self.at_lines, self.at_multipliers)
+        events = [sorted((at - self.cycle, each) for at, each in own.items()) for own in moving]
+        queues = [[tuple(own) for _, own in sorted(each.items())] for each in (self.ports, *self.inputs.values())]
+        return repr((events, queues, self.on_lines, self.waiting, self.turns, self.begun, parts))
+
+    def turn(self) -> bool:
+        """Play one cycle; whether the first virtual neuron has finished a sum."""
+        self.cycle += 1
+        self.waiting.extend(sorted(self.on_lines, key=lambda number: self.loops.exits[number].line))
+        is_finished = False
+        for _ in range(ceil(len(self.waiting) / 2)):  # the memory takes half of the sums that wait
+            number = self.waiting.popleft()
+            self.taken[number].append(self.cycle)
+            if len(self.taken[number]) % self.loops.folds:
+                self.ports[self.loops.ports[number]].append(number)
+            else:
+                is_finished |= number == 0
+        for queue in filter(None, self.ports.values()):
+            self.at_multipliers.setdefault(self.cycle + self.loops.delay, []).append(queue.popleft())
+        self._serve_lines()
+        for number in self.at_multipliers.pop(self.cycle, ()):
+            self._multiply(number)
+        return is_finished
+
+    def _serve_lines(self) -> None:
+        """Each line takes one sum; its inputs are asked in turn."""
+        for number in self.at_lines.pop(self.cycle, ()):
+            exit_ = self.loops.exits[number]
+            self.inputs[exit_.line].setdefault(exit_.entry, deque()).append(number)
+        self.on_lines = []
+        for line, inputs in self.inputs.items():
+            if any(inputs.values()):
+                while not inputs.get(self.turns[line]):
+                    self.turns[line] = (self.turns[line] + 1) % self.loops.entries
+                self.on_lines.append(inputs[self.turns[line]].popleft())
+                self.turns[line] = (self.turns[line] + 1) % self.loops.entries
+
+    def _multiply(self, number: int) -> None:
+        """Add the products of the next step to a sum that has come back."""
+        at_line = self.cycle + self.loops.exits[number].first + 1
+        self.at_lines.setdefault(at_line, []).append(number)
+        self.begun[number] = (self.begun[number] + 1) % self.loops.folds
+        is_last = self.last and len(self.taken[number]) >= self.last - 2
+        if self.begun[number] == self.loops.folds - 1 and not is_last:
+            self.at_lines.setdefault(at_line + 1, []).append(number)  # the next sum begins with a zero
+            self.begun[number] = 0

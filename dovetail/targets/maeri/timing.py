@@ -1,4 +1,4 @@
-"""Cycles of virtual neurons in step, by formulas: the times that the scheduler, the compiler and the bound use.
+"""Cycles of virtual neurons in step, by formulas, and the search for good tiles: for scheduler, compiler and bound.
 
 `machine.py` plays the same hardware event by event. Both take traffic and places from `tile.py`, and the way round of
 sums from `feedback.py`.
@@ -9,17 +9,17 @@ cycle. The next filter's weights wait until the last sum has left, unless multip
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from itertools import product
+from math import ceil, prod
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import TAIL_CYCLES, MaeriConfig
-from dovetail.targets.maeri.feedback import FeedbackLoops
 from dovetail.targets.maeri.network import OrderLayer
-from dovetail.targets.maeri.tile import MultiplierTile, grid, neuron_group, rounds, steps
-from dovetail.targets.maeri.tree import sums_by_cycle
+from dovetail.targets.maeri.tile import FeedbackLoops, MultiplierTile, grid, neuron_group, port_traffic, rounds, steps
+from dovetail.targets.maeri.tree import sums_by_cycle, sums_taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,22 @@ class ItemTiming:
     """(cycles, positions): the least that so many positions take in the long run, whatever is sent."""
     loops: FeedbackLoops | None
     """The way of sums back to the virtual neuron between steps; None where they stay in the accumulation buffer."""
-    tail: int
-    """Cycles from a position's last product until all its sums are in memory."""
-    idle: int
-    """Cycles of a position in which the next segment's weights may be sent; 0 without a place for them."""
     counted: tuple[int, ...]
     """Sums of a position in memory after each of the last cycles of `tail`; all of them after the last."""
-    drains: bool
-    """Whether the next segment's weights wait until the last sum is in memory."""
+    tail: int
+    """Cycles from a position's last product until all its sums are in memory."""
+    prefetch: bool
+    """Whether multipliers have a place for the next segment's weights, which else wait for the last sum."""
 
     @property
     def later(self) -> int:
         """Cycles of a position that is not a row's first, in the long run."""
         return max(ceil(self.pace[0] / self.pace[1]), *(later for _, later in self.rates))
+
+    @property
+    def idle(self) -> int:
+        """Cycles of a position in which the next segment's weights may be sent."""
+        return max(self.pace[0] // self.pace[1] - max(first for first, _ in self.rates), 0) if self.prefetch else 0
 
     def fitting(self, cycles: int) -> int:
         """Positions, all alike, that end within so many cycles."""
@@ -61,14 +64,12 @@ class ItemTiming:
         return min(cycles // max(later for _, later in self.rates), cycles * self.pace[1] // self.pace[0])
 
     def load_after(self, positions: int) -> int:
-        """Cycles between the last product of one segment and the first of the next.
-
-        Args:
-            positions: of the segment before; 0 if there is none.
-        """
-        drained = self.tail if positions and self.drains else 0
-        space = max(ceil(self.pace[0] / self.pace[1]) - self.folds, 0) if positions and not self.drains else 0
-        return drained + max(self.load - self.idle * positions, space)
+        """Cycles from the last product of a segment of `positions` (0: there is none) to the first of the next."""
+        if not positions:
+            return self.load
+        if not self.prefetch:
+            return self.tail + self.load
+        return max(self.load - self.idle * positions, ceil(self.pace[0] / self.pace[1]) - self.folds, 0)
 
     def positions(self, columns: int, first: int, count: int) -> int:
         """Cycles of `count` positions from `first` on, in rows of `columns`; the first of them counts as a row's."""
@@ -85,13 +86,6 @@ class ItemTiming:
                     sent = number * start + (opens - number + 1) * later
                     cycles = max(cycles, sent + (count - 1 - opens) * self.folds)
         return cycles
-
-    def apart(self, count: int) -> int:
-        """Cycles of `count` positions, at least one, each in a row of its own: `positions(1, 0, count)`, of which only
-        the last and the first burst can be the slowest."""
-        burst, rest = max(self.rates)[0], self._paced(count - 1)
-        cycles = self.loops.until(count) if self.loops else self.folds + rest
-        return max(cycles, count * burst, burst + rest, burst + (count - 1) * self.folds)
 
     def _paced(self, count: int) -> int:
         if self.loops:
@@ -110,30 +104,18 @@ def timing(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, taps: i
     _check(config, tile, taps, steps(layer, tile, taps))
     group = neuron_group(config, layer, tile, taps, at)
     folds, (rows, columns) = group.folds, grid(layer, tile)
-    together = sums_by_cycle(exit_.line for exit_ in group.exits)
-    rates = {
-        (folds * port.first + back, folds * port.later + back)
-        for port in group.ports
-        for back in [(folds - 1) * port.back]
-    }
+    together = sums_by_cycle(group.lines)
+    sent = ((port, (folds - 1) * port.back) for port in group.ports)
+    rates = {(folds * port.first + back, folds * port.later + back) for port, back in sent}
     if group.loops:
         pace, counted = group.loops.pace(rows * columns), [tile.neurons]
     else:
         pace = (max(folds, len(together)), 1)
         counted = _sums_in_memory(together, max(pace[0], *(later for _, later in rates)), rows * columns)
-    return ItemTiming(
-        size=group.width,
-        folds=folds,
-        load=folds * max(port.weights for port in group.ports),
-        lead=folds * min(port.weights for port in group.ports),
-        rates=tuple(sorted(rates)),
-        pace=pace,
-        loops=group.loops,
-        tail=max(exit_.most for exit_ in group.exits) + config.bus_delay + len(counted),
-        idle=max(pace[0] // pace[1] - max(first for first, _ in rates), 0) if config.prefetch else 0,
-        counted=tuple(counted),
-        drains=not config.prefetch,
-    )
+    loads = [folds * port.weights for port in group.ports]
+    tail = max(exit_.most for exit_ in group.exits) + config.bus_delay + len(counted)
+    paces = (max(loads), min(loads), tuple(sorted(rates)), pace)
+    return ItemTiming(group.width, folds, *paces, group.loops, tuple(counted), tail, config.prefetch > 0)
 
 
 def _check(config: MaeriConfig, tile: MultiplierTile, taps: int, folds: int) -> None:
@@ -153,8 +135,6 @@ def _check(config: MaeriConfig, tile: MultiplierTile, taps: int, folds: int) -> 
 def _sums_in_memory(together: Sequence[int], period: int, positions: int) -> list[int]:
     """Sums of the last position that the memory has taken after each cycle, from the first that comes.
 
-    The memory takes half of the sums that wait, as in the public simulator, whose cycles are measured.
-
     Args:
         together: sums that come in each cycle of one position.
         period: cycles between positions.
@@ -164,13 +144,7 @@ def _sums_in_memory(together: Sequence[int], period: int, positions: int) -> lis
     for _ in range(min(positions - 1, 30)):
         for cycle in range(max(len(together), min(period, 40))):
             waiting = (waiting + (together[cycle] if cycle < len(together) else 0)) // 2
-    counts, earlier, total, done = list[int](), waiting, waiting + sum(together), 0
-    while done < total:
-        waiting += together[len(counts)] if len(counts) < len(together) else 0
-        done += waiting - waiting // 2
-        waiting //= 2
-        counts.append(max(done - earlier, 0))
-    return counts
+    return [max(count - waiting, 0) for count in sums_taken(together, waiting)]
 
 
 def addition_cycles(config: MaeriConfig, elements: int) -> int:
@@ -205,3 +179,135 @@ def uniform_cycles(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig)
         early = time.load + time.positions(columns, 0, position) + time.tail + missing if position else 0
         cycles += max(least, min(early, whole + time.tail))
     return cycles
+
+
+def best_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[MultiplierTile, int]:
+    """The tile with the fewest cycles, and these cycles.
+
+    Raises:
+        TargetError: no tile fits.
+    """
+    best = fastest(layer, config, config.multipliers, config.multipliers)
+    if best is None:
+        what = f"no tile of a sum of {layer.taps} products fits {config.multipliers} multipliers"
+        raise TargetError(what, where="MAERI", hint="allow folding, or take more multipliers")
+    return best
+
+
+@lru_cache(maxsize=4096)
+def fastest(
+    layer: OrderLayer, config: MaeriConfig, neurons: int, room: int, whole: bool = False, divide: int = 0
+) -> tuple[MultiplierTile, int] | None:
+    """The tile with the fewest cycles, and these cycles; None where no tile fits.
+
+    Args:
+        layer: the layer.
+        config: the engine.
+        neurons: virtual neurons at most.
+        room: multipliers at most.
+        whole: whether each sum of a filter comes from the same virtual neuron, as large as the kernel where that fits.
+        divide: a number that the tile's size along the channels (rows, of a dense layer) must divide; 0 for any size.
+    """
+    tiles = [
+        tile for tile in _tiles(layer, config, neurons, room, whole) if not divide or not divide % _along(layer, tile)
+    ]
+    folds = {tile: steps(layer, tile, layer.taps) for tile in tiles}
+    if whole:
+        fewest = min(folds.values(), default=0)
+        tiles = [tile for tile in tiles if folds[tile] == fewest]
+    least = [folds[tile] * rounds(layer, tile) * prod(grid(layer, tile)) for tile in tiles]
+    best: tuple[MultiplierTile, int] | None = None
+    for number in sorted(range(len(tiles)), key=least.__getitem__):
+        if best is not None and least[number] >= best[1]:
+            break
+        cycles = uniform_cycles(layer, tiles[number], config)
+        best = (tiles[number], cycles) if best is None or cycles < best[1] else best
+    return best
+
+
+@lru_cache(maxsize=1024)
+def every_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[MultiplierTile, ...]:
+    """Tiles of all shapes, as wide as all multipliers, seven eighths of them, and so on, and as a port or two."""
+    ports = config.distribution if config.ports else 1
+    widths = {max(ports * part // 8, 1) for part in range(1, 9)} | {1, min(2, ports)}
+    tiles = dict[MultiplierTile, None]()
+    for count in sorted(widths, reverse=True):
+        width = count * (config.multipliers // ports)
+        tiles |= dict.fromkeys(_tiles(layer, config, width, width, False))
+    return tuple(tiles)
+
+
+@lru_cache(maxsize=1024)
+def by_ports(layer: OrderLayer, config: MaeriConfig, single: bool) -> tuple[tuple[MultiplierTile, ...], ...]:
+    """For each number of ports, the tiles that side by side compute the layer soonest, each some of its positions.
+
+    Args:
+        layer: the layer.
+        config: the engine.
+        single: whether tiles have one position each.
+    """
+    fastest_of: dict[int, tuple[float, MultiplierTile]] = {}
+    for tile in every_tile(layer, config):
+        if not (single and tile.out_rows * tile.out_columns > 1):
+            ports, cycles = _estimate(layer, tile, config)
+            if cycles < fastest_of.get(ports, (float("inf"), tile))[0]:
+                fastest_of[ports] = cycles, tile
+    best: list[tuple[float, tuple[MultiplierTile, ...]]] = [(0.0, ())]
+    for room in range(1, config.distribution + 1):
+        speed, tiles = best[-1]
+        for ports, (cycles, tile) in sorted(fastest_of.items()):
+            if ports <= room and best[room - ports][0] + 1 / cycles > speed * (1 + 1e-9):
+                speed, tiles = best[room - ports][0] + 1 / cycles, (*best[room - ports][1], tile)
+        best.append((speed, tiles))
+    return tuple(tiles for _, tiles in best)
+
+
+def _estimate(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> tuple[int, float]:
+    """Ports that a tile takes, and about how many cycles of the layer."""
+    folds, (rows, columns), ports = steps(layer, tile, layer.taps), grid(layer, tile), port_traffic(config, layer, tile)
+    size = tile.size + config.carried(folds)
+    step = (folds - 1) * (size.bit_length() + 3) + 1 if config.carried(folds) else folds
+    first, later = (
+        max(step, folds * max(sent)) for sent in zip(*((port.first, port.later) for port in ports), strict=True)
+    )
+    weights = max(port.weights for port in ports)
+    whole = folds * weights + rows * (first + (columns - 1) * later) + size.bit_length() + 5
+    return ceil(size * tile.neurons / config.port_width), float(rounds(layer, tile) * whole)
+
+
+def _along(layer: OrderLayer, tile: MultiplierTile) -> int:
+    """Channels of the result that a tile computes at a time."""
+    return tile.out_rows if layer.filters == layer.groups == 1 else tile.filters * tile.groups
+
+
+def _tiles(layer: OrderLayer, config: MaeriConfig, neurons: int, room: int, whole: bool) -> Iterator[MultiplierTile]:
+    """Whole kernels, rows of them or single taps, of some channels; as many filters, rows and columns as fit."""
+    kernels = [(layer.rows, layer.columns), (1, layer.columns), (1, 1)]
+    for rows, columns in dict.fromkeys(kernels):
+        for channels in range(1, min(layer.channels, room // max(rows * columns, 1)) + 1):
+            shape = MultiplierTile(rows, columns, channels)
+            folds = steps(layer, shape, layer.taps)
+            size = shape.size + config.carried(folds)
+            if folds > 1 and (not config.fold or folds > config.weight_depth):
+                continue
+            most = min(room // size, neurons) if size > 1 else 1  # neighbours share an adder
+            for split in _splits(layer, most, whole):
+                yield MultiplierTile(rows, columns, channels, *split)
+
+
+def _splits(layer: OrderLayer, most: int, whole: bool) -> Iterator[tuple[int, int, int, int]]:
+    """(filters, groups, rows, columns) side by side: as many as fit, or as few as take as many rounds."""
+    wide = most if layer.filters == layer.groups == 1 else 8
+    sizes = [range(1, 2 if whole else min(size, most, wide) + 1) for size in (layer.out_rows, layer.out_columns)]
+    for rows, columns in product(*sizes):
+        left = most // (rows * columns)
+        if left:
+            filters = _even(layer.filters, left)
+            yield filters, _even(layer.groups, left // filters), rows, columns
+            for fewer in {min(layer.filters, left)} - {filters}:
+                yield fewer, _even(layer.groups, left // fewer), rows, columns
+
+
+def _even(size: int, most: int) -> int:
+    """The fewest at a time that take no more rounds than the most."""
+    return ceil(size / ceil(size / most))

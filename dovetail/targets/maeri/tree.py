@@ -2,12 +2,12 @@
 
 Level 0 is the root, level l has 2^l adder switches, the last level adds pairs of multipliers. Besides the link to its
 parent, switch j of a level (j odd) has a link to switch j + 1, which has another parent; the two then are one double
-switch. All others are single ones. A virtual neuron is a range of neighbouring multipliers. Level by level its products
-are added in a range of neighbouring switches. Where one half of a double switch gets two of its values and the other
-half one, the one goes over the link, and three are added; the half that is free then serves the next virtual neuron. A
-sum that is in one switch, or in the two halves of a double one, is complete and leaves the tree there. (After the MAERI
-paper, Kwon et al., ASPLOS 2018, section 4; for equal virtual neurons it gives the configurations published with the
-RTL, maeri-project/MAERI_bsv configs/rn.)
+switch. All others are single switches. A virtual neuron is a range of neighbouring multipliers. Level by level its
+products are added in a range of neighbouring switches. Where one half of a double switch gets two of its values and the
+other half one, the one goes over the link, and three are added; the half that is free then serves the next virtual
+neuron. A sum that is in one switch, or in the two halves of a double one, is complete and leaves the tree there. (After
+the MAERI paper, Kwon et al., ASPLOS 2018, section 4; for equal virtual neurons it gives the configurations published
+with the RTL, maeri-project/MAERI_bsv configs/rn.)
 
 The public simulator (stonne-simulator/stonne src/CompilerART.cpp) lets a half that adds two values send their sum over
 the link as well. Words are those of the RTL; how late a sum leaves, and on which line, follows the simulator, whose
@@ -23,6 +23,7 @@ from functools import lru_cache
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.words import Count, Natural
 
 Switch = tuple[int, int]
 """(level from the root, number from the left)."""
@@ -32,13 +33,17 @@ Switch = tuple[int, int]
 class Range:
     """Neighbouring multipliers: [start, start + size)."""
 
-    start: int
-    size: int
+    start: Natural
+    size: Count
 
     @property
     def end(self) -> int:
         """One past the last."""
         return self.start + self.size
+
+    def __str__(self) -> str:
+        """The range as messages have it."""
+        return f"[{self.start}, {self.end})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +51,12 @@ class TreeConfiguration:
     """A configuration of the tree."""
 
     outputs: tuple[Switch, ...]
-    """Where each virtual neuron's sum leaves, in the order of the ranges."""
-    loads: dict[Switch, dict[int, int]]
-    """How many values of each virtual neuron, by its number, a switch adds up or passes on; what goes over the link to
-    the neighbour counts there."""
-    links: dict[Switch, Switch]
-    """Sender -> receiver of every link in use."""
-    children: dict[Switch, set[int]]
-    """Which of its children (numbers on the level below, multipliers under the last) give a switch a value."""
+    """The switch that gives out each virtual neuron's sum, in the order of the ranges."""
+    loads: Mapping[Switch, Mapping[int, int]]
+    """Values of each virtual neuron, by its number, that a switch adds up or passes on; a value that goes over the link
+    to the neighbour counts there."""
+    children: Mapping[Switch, set[int]]
+    """The children of a switch that give it a value: numbers on the level below, or of multipliers."""
 
 
 def configure(multipliers: int, ranges: Sequence[Range]) -> TreeConfiguration:
@@ -66,66 +69,39 @@ def configure(multipliers: int, ranges: Sequence[Range]) -> TreeConfiguration:
     Raises:
         TargetError: two overlap, one lies outside, or two need the same adder.
     """
-    _check_ranges(multipliers, ranges)
-    levels = multipliers.bit_length() - 1
-    loads: dict[Switch, dict[int, int]] = {}
-    children: dict[Switch, set[int]] = {}
-    links: dict[Switch, Switch] = {}
-    outputs: list[Switch] = [(0, 0)] * len(ranges)
-    for number, leaf in enumerate(ranges):
-        first, last = leaf.start, leaf.end - 1
-        for level in range(levels - 1, -1, -1):
-            for child in range(first, last + 1):
-                values = loads.setdefault((level, child // 2), {})
-                values[number] = values.get(number, 0) + 1
-                children.setdefault((level, child // 2), set()).add(child)
-            first, last = first // 2, last // 2
-            first, last = _over_links(level, first, last, links, loads, number)
-            if first == last:
-                outputs[number] = (level, first)
-                break
-    for place, values in loads.items():
-        if len(values) > 1:
-            one, other = sorted(values)[:2]
-            what = f"the virtual neurons {_text(ranges[one])} and {_text(ranges[other])} both need adder"
-            what += f" {place[1]} of level {place[0]}"
-            raise TargetError(what, where="reduction tree", hint="place them elsewhere")
-    return TreeConfiguration(tuple(outputs), loads, links, children)
-
-
-def _check_ranges(multipliers: int, ranges: Sequence[Range]) -> None:
     end = 0
-    for leaf in sorted(ranges, key=lambda each: each.start):
-        if leaf.size < 1 or leaf.start < end or leaf.end > multipliers:
-            what = f"the virtual neuron {_text(leaf)} overlaps another or leaves the {multipliers} multipliers"
+    for place in sorted(ranges, key=lambda each: each.start):
+        if place.size < 1 or place.start < end or place.end > multipliers:
+            what = f"the virtual neuron {place} overlaps another or leaves the {multipliers} multipliers"
             hint = "place virtual neurons side by side within the multipliers"
             raise TargetError(what, where="reduction tree", hint=hint)
-        end = leaf.end
-
-
-def _text(leaf: Range) -> str:
-    return f"[{leaf.start}, {leaf.end})"
-
-
-def _over_links(
-    level: int, first: int, last: int, links: dict[Switch, Switch], loads: dict[Switch, dict[int, int]], number: int
-) -> tuple[int, int]:
-    """Send single values over the links at both ends; the range of switches that go on."""
-
-    def send(sender: int, receiver: int) -> None:
-        links[(level, sender)] = (level, receiver)
-        loads[(level, receiver)][number] += loads[(level, sender)].pop(number)
-
-    if last == first + 1 and first % 2 and loads[(level, first)][number] == loads[(level, last)][number]:
-        links[(level, last)] = (level, first)  # a whole double switch: its left half gives out the sum of both
-        return first, first
-    if first < last and first % 2 and loads[(level, first)][number] == 1:
-        send(first, first + 1)
-        first += 1
-    if first < last and last % 2 == 0 and loads[(level, last)][number] == 1:
-        send(last, last - 1)
-        last -= 1
-    return first, last
+        end = place.end
+    outputs, loads, children = list[Switch](), dict[Switch, dict[int, int]](), dict[Switch, set[int]]()
+    for number, place in enumerate(ranges):
+        level, first, last = multipliers.bit_length() - 1, place.start, place.end - 1
+        while len(outputs) == number:
+            level, values = level - 1, Counter(child // 2 for child in range(first, last + 1))
+            for child in range(first, last + 1):
+                children.setdefault((level, child // 2), set()).add(child)
+            first, last = first // 2, last // 2
+            if last == first + 1 and first % 2 and values[first] == values[last]:
+                last = first  # a whole double switch: its left half gives out the sum of both
+            if first < last and first % 2 and values[first] == 1:
+                values[first + 1] += values.pop(first)
+                first += 1
+            if first < last and last % 2 == 0 and values[last] == 1:
+                values[last - 1] += values.pop(last)
+                last -= 1
+            for switch, count in values.items():
+                loads.setdefault((level, switch), {})[number] = count
+            if first == last:
+                outputs.append((level, first))
+    for (level, switch), load in loads.items():
+        if len(load) > 1:
+            one, other = (ranges[number] for number in sorted(load)[:2])
+            what = f"the virtual neurons {one} and {other} both need adder {switch} of level {level}"
+            raise TargetError(what, where="reduction tree", hint="place them elsewhere")
+    return TreeConfiguration(tuple(outputs), loads, children)
 
 
 def is_single(switch: Switch) -> bool:
@@ -211,3 +187,21 @@ def sums_by_cycle(lines: Iterable[int]) -> list[int]:
     """Sums that the bus takes in each cycle of one round, if every virtual neuron gives one sum to its line."""
     counts = Counter(lines)
     return [sum(count > cycle for count in counts.values()) for cycle in range(max(counts.values(), default=1))]
+
+
+def sums_taken(coming: Sequence[int], waiting: int = 0) -> list[int]:
+    """Sums that the memory has taken after each cycle, until none is left.
+
+    It takes half of the sums that wait, as in the public simulator, whose cycles are measured.
+
+    Args:
+        coming: sums that come in each cycle.
+        waiting: sums that wait from before.
+    """
+    counts, done, total = list[int](), 0, waiting + sum(coming)
+    while done < total:
+        waiting += coming[len(counts)] if len(counts) < len(coming) else 0
+        done += waiting - waiting // 2
+        waiting //= 2
+        counts.append(done)
+    return counts

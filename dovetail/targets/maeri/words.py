@@ -2,13 +2,13 @@
 
 A record is its fields in the order of its class. A number, a truth value or an enumeration is a word; a record within
 it its own words; an optional record a word 0 or 1 before it; `tuple[X, ...]` the number of its members and these; a
-tuple of fixed length its members.
+tuple of fixed length its members. The type of a number may say its range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
 from functools import lru_cache
 from types import NoneType
@@ -17,16 +17,43 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type
 from dovetail.errors import DovetailError
 
 MASK = 0xFFFFFFFF
-Address = Annotated[int, "unsigned"]
-"""A word without a sign; all other numbers have one."""
+Address = Annotated[int, range(1 << 32)]
+"""A word without a sign; all other words have one."""
+Natural = Annotated[int, range(1 << 31)]
+Count = Annotated[int, range(1, 1 << 31)]
+Size = Annotated[int, range(1, 1 << 16)]
+Byte = Annotated[int, range(-128, 128)]
+Padding = Annotated[int, range(256)]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Rows or columns of padding on each side of an image."""
+
+    top: Padding
+    left: Padding
+    bottom: Padding
+    right: Padding
+
+
+@dataclass(frozen=True, slots=True)
+class StageLimits:
+    """The end of the stage that makes int8 of sums, as TensorFlow Lite Micro does."""
+
+    zero_point: Byte
+    """Added to every result."""
+    low: Byte
+    """Least result, zero point included."""
+    high: Byte
 
 
 @lru_cache(maxsize=64)
 def _types(kind: Hashable) -> dict[str, Any]:
     """Types of a record's fields, by name."""
-    hints = get_type_hints(cast(Any, kind), include_extras=True)
-    return {field.name: hints[field.name] for field in fields(cast(Any, kind))}
+    record = cast(Any, kind)
+    hints = get_type_hints(record, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(record)}
 
 
 def words_of(record: object, *left_out: str) -> Iterator[int]:
@@ -45,8 +72,7 @@ def _words(kind: Any, value: Any) -> Iterator[int]:
             yield from _words(type(each), each)
     elif NoneType in members:
         yield int(value is not None)
-        if value is not None:
-            yield from words_of(value)
+        yield from words_of(value) if value is not None else ()
     elif is_dataclass(value):
         yield from words_of(value)
     else:
@@ -84,26 +110,24 @@ class WordReader:
 
     def record(self, kind: type[T], **given: Any) -> T:
         """The next record; fields whose values are given have no words."""
-        values = {
-            name: given[name] if name in given else self._value(of, f"{kind.__name__} has", name)
-            for name, of in _types(cast(Hashable, kind)).items()
-        }
-        return kind(**values)
+        types = _types(cast(Hashable, kind))
+        values = {name: self._value(of, kind, name) for name, of in types.items() if name not in given}
+        return kind(**values, **given)
 
-    def _value(self, kind: Any, owner: str, name: str) -> Any:
-        members = get_args(kind)
-        if get_origin(kind) is tuple:
-            each = members[0]
+    def _value(self, kind: Any, owner: type, name: str) -> Any:
+        origin, members = get_origin(kind), get_args(kind)
+        if origin is tuple:
             count = self.take(1)[0] if members[-1] is Ellipsis else len(members)
-            return self.many(count, lambda: self._value(each, owner, name))
+            return self.many(count, lambda: self._value(members[0], owner, name))
         if NoneType in members:
             return self._value(members[0], owner, name) if self.take(1)[0] else None
         if is_dataclass(kind):
             return self.record(cast(Any, kind))
         (word,) = self.take(1)
-        if members:  # an address
-            return word
-        number = word - (word >> 31 << 32)
-        if (kind is bool and number not in (0, 1)) or (issubclass(kind, IntEnum) and number not in set(kind)):
-            raise self.wrong(f"{owner} {number} as its {name}")
+        kind, allowed = members if origin is Annotated else (kind, None)
+        number = word if allowed and allowed.stop > 1 << 31 else word - (word >> 31 << 32)
+        if kind is bool or issubclass(kind, IntEnum):
+            allowed = set(kind) if kind is not bool else {0, 1}
+        if allowed is not None and number not in allowed:
+            raise self.wrong(f"{owner.__name__} has {number} as its {name}")
         return kind(number)
