@@ -197,7 +197,6 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
 
 
 def _channels(task: Task) -> int:
-    """Channels of the result."""
     return task.layer.in_rows if task.kind is TaskKind.TURNED else task.layer.filters * task.layer.groups
 
 

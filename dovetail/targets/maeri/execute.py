@@ -176,7 +176,6 @@ class _ImageGraph:
         return min((item.start for item in items), default=0), max(ends, default=0)
 
     def _read(self, place: FeatureMap, where: str) -> _StoredFeature:
-        """The feature that lies at a place."""
         wanted = (place.address, place.elements, place.zero_point)
         for feature in self.features:
             there = feature.place
@@ -191,7 +190,6 @@ class _ImageGraph:
         return feature.value if same else self.builder.add(Reshape(place.shape), [feature.value])
 
     def _value(self, step: Step, read: Sequence[str], where: str) -> str:
-        """Add the operators of a step."""
         match step:
             case LayerStep():
                 return self._layer(step, read[0], where)
@@ -239,7 +237,6 @@ class _ImageGraph:
         return self._limited(step.limits, sums, np.stack([multiplier, shift]))
 
     def _limited(self, limits: StageLimits, sums: str, scale: Array) -> str:
-        """Add the stage behind sums."""
         scaled = self._scaled(sums, scale, Requantize(output_zero_point=limits.zero_point))
         return self.builder.add(Clip(limits.low, limits.high, DType.INT8), [scaled])
 

@@ -144,7 +144,6 @@ def arrange(
 def _arrange(
     network: OrderNetwork, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool
 ) -> NetworkOrder:
-    """Lay out unit after unit."""
     floor = Floorplan(network, config, consistent_rules(rules, network, config))
     waiting = set(floor.rules.units)
     while waiting:
@@ -271,7 +270,6 @@ def _lanes(floor: Floorplan, unit: ChannelRange, width: int, room: UnitRoom) -> 
 
 
 def _first_free(free: Times, width: int, count: int) -> list[int]:
-    """Starts of lanes that are free first."""
     lanes, until, latest = list[int](), free.astype(np.int64), int(free.max())
     for _ in range(count):
         starts = np.lib.stride_tricks.sliding_window_view(until, width).max(axis=1)

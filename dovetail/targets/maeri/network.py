@@ -295,7 +295,6 @@ def _passed_on(node: Node, kinds: Sequence[TensorType], result: TensorType, oper
 
 
 def _latest(times: Times, spans: Sequence[tuple[int, int]], axis: int) -> Times:
-    """The latest of the times in each span of an axis."""
     if all(span == (number, number + 1) for number, span in enumerate(spans)):
         return times[: len(spans)] if axis == 0 else times[:, : len(spans)]
     latest = {(low, high): times.take(range(low, high), axis).max(axis, initial=0) for low, high in set(spans)}

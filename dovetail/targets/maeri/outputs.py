@@ -98,7 +98,6 @@ def _mode(tree: TreeConfiguration, switch: Switch) -> int:
 
 
 def _packed(fields: Sequence[int], bits: int) -> list[int]:
-    """Fields as words, the first lowest."""
     each = 32 // bits
     groups = (fields[first : first + each] for first in range(0, len(fields), each))
     return [sum(field << bits * place for place, field in enumerate(group)) for group in groups]

@@ -159,7 +159,6 @@ def _works(order: NetworkOrder) -> Iterable[tuple[int, MultiplierLayer]]:
 
 
 def _bars(order: NetworkOrder) -> list[ItemBar]:
-    """Bars by start and place."""
     bars = [_bar(order, item) for item in order.items]
     if len(bars) > MOST_BARS:
         bars = sorted(_joined(bars, order.makespan // 1000), key=lambda bar: (bar.start - bar.end) * bar.place.size)
@@ -201,7 +200,6 @@ def _colours(order: NetworkOrder) -> str:
 
 
 def _kernel(work: MultiplierLayer) -> str:
-    """A layer in a few words."""
     layer = work.layer
     if work.family == "dense":
         return f"dense, {layer.channels} to {work.channels}"
@@ -256,7 +254,6 @@ def _shape(order: NetworkOrder, bar: ItemBar) -> str:
 
 
 def _ticks(begin: int, end: int) -> str:
-    """Cycles below a drawing."""
     places = ((begin + (end - begin) * part // _TICKS, 100 * part / _TICKS) for part in range(_TICKS + 1))
     marks = "".join(f'<span style="left:{place:.2f}%">{cycle:,}</span>' for cycle, place in places)
     return f'<div class="ticks" aria-hidden="true">{marks}</div>'
@@ -284,7 +281,6 @@ def _use(order: NetworkOrder, use: Utilisation) -> str:
 
 
 def _mean(use: Utilisation, shares: Shares) -> float:
-    """The mean share over all cycles."""
     cycles = use.edges[1:] - use.edges[:-1]
     return float((cycles * shares).sum() / cycles.sum())
 

@@ -261,7 +261,6 @@ def _constants(match: Match, form: NumberFormat) -> list[Array]:
 def _step(
     match: Match, constants: Sequence[int], place: Callable[[str], FeatureMap], works: Mapping[str, MultiplierLayer]
 ) -> Step:
-    """The step of a match."""
     if match.has("joined"):
         axis = match.operator("joined", Concat).axis - len(match.result.shape) + 3
         return JoinStep(2 if axis == 2 else max(axis, 0), tuple(map(place, _read(match))), place(match.root))

@@ -84,7 +84,6 @@ def _simulation_note(order: NetworkOrder, inputs: Mapping[str, Array]) -> str:
 
 
 def _difference(result: Array, expected: Array) -> float:
-    """The largest difference, as a part of the largest expected number."""
     differences = np.abs(result.astype(np.float64) - expected)
     return float(differences.max(initial=0.0) / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30))
 

@@ -293,7 +293,6 @@ def _results(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> Times:
 
 
 def _sums(work: MultiplierLayer, runs: Sequence[_ItemRun], operands: Sequence[Array]) -> Array:
-    """A layer's sums, put together from what each item adds; every product exactly once."""
     layer, parts = work.layer, sorted({run.item.taps for run in runs})
     total = np.zeros((work.positions, work.outputs))
     ends = [0, *(taps[1] for taps in parts)]

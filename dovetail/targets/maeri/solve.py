@@ -315,7 +315,6 @@ def _channels_read(work: MultiplierLayer, piece: _NeuronTask) -> set[int]:
 
 
 def _is_in(piece: _NeuronTask, unit: ChannelRange) -> bool:
-    """Whether a piece computes some of a unit's channels."""
     return piece.gives.start < unit.end and unit.first < piece.gives.stop
 
 

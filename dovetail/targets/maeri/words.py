@@ -50,7 +50,6 @@ class StageLimits:
 
 @lru_cache(maxsize=64)
 def _types(kind: Hashable) -> dict[str, Any]:
-    """Types of a record's fields, by name."""
     record = cast(Any, kind)
     hints = get_type_hints(record, include_extras=True)
     return {field.name: hints[field.name] for field in fields(record)}
