@@ -18,17 +18,23 @@ from dovetail.ir.requantisation.engine import scale_and_shift
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import (
+    adapt,
     addition_as_convolution,
     convolution_as_im2col,
     engine_requantisation,
+    narrow_activations,
+    pools_in_words,
     split_bias,
     stride_as_slice,
     unsigned_activations,
 )
+from dovetail.legalize.ready import SHIFTED
 from dovetail.quantize import quantize
 from dovetail.read import load_model
+from dovetail.target.description import Policy, Rewrite
 from dovetail.targets.ne16 import LIMITS
 from dovetail.targets.ne16.forms import takes
+from networks import Net
 from oracles import NETWORKS, network_bytes, references
 
 LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
@@ -234,3 +240,19 @@ def test_a_second_reader_keeps_the_sums(tmp_path: Path) -> None:
     shared = replace(graph, outputs=(result, "sums"))
     assert any(isinstance(n.operator, ScaleShift) for n in engine_requantisation(takes, LIMITS)(graph).nodes)
     assert not any(isinstance(n.operator, ScaleShift) for n in engine_requantisation(takes, LIMITS)(shared).nodes)
+
+
+def test_a_reason_stays_through_the_rewrites_behind_it() -> None:
+    """Some build the graph anew, others give the value to another operator, or have a reason of their own."""
+    net = Net("net", (6, 6, 4), zero_point=-128)
+    graph = net.builder.finish([net.addition(net.convolution(net.x, 8, stem="first"), net.convolution(net.x, 8), "y")])
+    limits = replace(LIMITS, activations=DType.INT8)
+    shifts = Rewrite("shifts", SHIFTED.rewrite().apply, lsb=1)
+    requantisation = Rewrite("requantisation", engine_requantisation(lambda types, node: False, limits), lsb=2)
+    narrow, words = Rewrite("narrow", narrow_activations(), lsb=0), Rewrite("words", pools_in_words, lsb=0)
+    alone = adapt(graph, Policy("one", "", (requantisation,))).left
+    assert alone["first"] == "requantisation: the engine has no layer of this shape or window"
+    assert len(alone) == 2 and adapt(graph, Policy("more", "", (requantisation, narrow, words))).left == alone
+    both = adapt(graph, Policy("both", "", (requantisation, shifts))).left["first"]
+    assert both.startswith("shifts: the multiplier of channel 0 is no power of two")
+    assert both.endswith("; requantisation: the engine has no layer of this shape or window"), "the nearest is first"

@@ -307,6 +307,51 @@ def test_pools_of_bytes_become_depthwise_layers_exactly(
     assert legalize.pools_as_depthwise(lambda types, node: False, rounding)(before).nodes == before.nodes
 
 
+def summed(dtype: DType, rounding: Rounding, multiplier: int, shift: int, layer: bool = False) -> Graph:
+    """A mean of a whole image of 3 x 3 as TFLite's MEAN has it: a sum, scaled and limited; behind a layer or not."""
+    random, builder = np.random.default_rng(0), GraphBuilder("net")
+    value = builder.input("x", TensorType((1, 3, 3, 4), dtype))
+    value = scaled(builder, value, weights_of((4, 1, 1, 4), random), random) if layer else value
+    value = builder.add(SumPool2d((3, 3), (3, 3), input_zero_point=dtype.low + 9), [value], "sums")
+    names = [builder.constant("n", np.array([number], np.int32)) for number in (multiplier, shift)]
+    value = builder.add(Requantize(rounding, output_zero_point=dtype.low + 20), [value, *names], "scaled")
+    return builder.finish([builder.add(Clip(dtype.low, dtype.high, dtype), [value], "y")])
+
+
+EVERY = range(256)
+"""Every value a byte can have, less that of its type's lowest."""
+NINTH = (1908874354, -3)
+"""1/9 as a multiplier and a shift."""
+
+
+@pytest.mark.parametrize(("multiplier", "shift"), [NINTH, (1908874354, -2), (1431655765, -2)])
+def test_means_that_came_as_sums_become_depthwise_layers_too(multiplier: int, shift: int) -> None:
+    takes = lambda types, node: True  # noqa: E731
+    for dtype, rounding, rewrite in (
+        (DType.INT8, Rounding.DOUBLE, legalize.pools_as_depthwise(takes, Rounding.DOUBLE)),
+        (DType.UINT8, Rounding.SINGLE, legalize.average_pool_as_depthwise(takes, ne16.LIMITS)),
+    ):
+        before = summed(dtype, rounding, multiplier, shift)
+        after = rewrite(before)
+        assert any(isinstance(node.operator, DepthwiseConv2d) for node in after.nodes)
+        for level in EVERY:
+            x = np.full(before.types["x"].shape, dtype.low + level, dtype.numpy)
+            x[0, 0, :2] = dtype.high - level // 3
+            np.testing.assert_array_equal(evaluate(after, {"x": x})["y"], evaluate(before, {"x": x})["y"])
+    twice = summed(DType.INT8, Rounding.DOUBLE, multiplier, shift)
+    other = legalize.pools_as_depthwise(takes, Rounding.SINGLE)(twice)
+    assert all(not isinstance(node.operator, DepthwiseConv2d) for node in other.nodes), "the engine rounds otherwise"
+
+
+def test_means_that_came_as_sums_are_computed_in_bands_too() -> None:
+    before = summed(DType.UINT8, Rounding.SINGLE, *NINTH, layer=True)
+    after = legalize.average_pool_in_bands(lambda types, chain: ((0, 1), (1, 3)))(before)
+    assert [node.operator.kernel for node in after.nodes if isinstance(node.operator, SumPool2d)] == [(1, 3), (2, 3)]
+    for level in EVERY:
+        x = np.random.default_rng(level).integers(0, level + 1, before.types["x"].shape).astype(np.uint8)
+        np.testing.assert_array_equal(evaluate(after, {"x": x})["y"], evaluate(before, {"x": x})["y"])
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(2, 26), SIDES, st.booleans(), st.sampled_from(("", "layer", "depthwise", "stride")), st.data())
 def test_pools_in_bands_are_exact(height: int, width: int, clip: bool, ahead: str, data: st.DataObject) -> None:

@@ -66,6 +66,10 @@ class Apply(Generic[OperatorT]):
         """The class of the operator, the first of several."""
         return self.kinds[0]
 
+    def fits(self, node: Node) -> bool:
+        """Whether a node's operator is the one, whatever its operands."""
+        return isinstance(node.operator, self.kinds) and (self.having is None or self.having(node.operator))
+
 
 Pattern = Leaf | Apply[Any]
 """A nest of operators, or one of the values it reads."""
@@ -180,7 +184,7 @@ class GraphView(Protocol):
 class Occurrence:
     """A pattern found in a graph: its parts bound to values and nodes."""
 
-    scope: GraphView
+    scope: GraphView = field(repr=False)
     values: Mapping[Pattern, str]
     """The value that each part stands for."""
     nodes: Mapping[Pattern, Node]
@@ -318,8 +322,7 @@ class _PatternSearch:
 
     def _refusal(self, part: Apply[Any], value: str, node: Node | None) -> str | None:
         """Why a value is not the result of a part's operator, whatever its operands."""
-        fits = node is not None and isinstance(node.operator, part.kinds)
-        if node is None or not fits or (part.having and not part.having(node.operator)):
+        if node is None or not part.fits(node):
             there = "a constant" if value in self.scope.constants else "an input"
             there = type(node.operator).__name__ if node else there
             return f"expects {_word(part)}, found {there} at '{value}'{part.why and f': {part.why}'}"

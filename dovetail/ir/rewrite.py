@@ -65,13 +65,11 @@ def _folded(at: RuleMatch) -> str:
 fold_constant = Rule(
     apply((Mover, Quantize), rest("operands", known=True)),
     _folded,
-    (("", lambda at: at.type(at.root.output).elements <= MAX_FOLDED),),
+    (lambda at: at.type(at.root.output).elements <= MAX_FOLDED,),
 )
 """Movement and quantisation of constants is done at compile time."""
 
-drop_identity = Rule(
-    apply(Operator, X, OTHERS), lambda at: at[X], (("", lambda at: at.root.operator.is_noop(_types(at))),)
-)
+drop_identity = Rule(apply(Operator, X, OTHERS), lambda at: at[X], (lambda at: at.root.operator.is_noop(_types(at)),))
 """Operators that give back their operand are removed."""
 
 merge_reshapes = Rule(apply(Reshape, apply(Reshape, X)), lambda at: at.add(at.root.operator, X))
@@ -90,7 +88,7 @@ def _moves_ones(at: RuleMatch) -> bool:
     return real == sorted(real)
 
 
-transpose_as_reshape = Rule(TRANSPOSE, lambda at: at.add(Reshape(at.type(TRANSPOSE).shape), X), (("", _moves_ones),))
+transpose_as_reshape = Rule(TRANSPOSE, lambda at: at.add(Reshape(at.type(TRANSPOSE).shape), X), (_moves_ones,))
 """A transpose that only moves axes of size 1 is a reshape."""
 
 _PART = apply(Slice, X)
@@ -126,7 +124,7 @@ def _lifted(at: RuleMatch) -> str | None:
 lift_above_dequantize = Rule(_MOVED, _lifted)
 """Movement after Dequantize goes before it, on the integers."""
 
-lift_above_constant = Rule(_MOVED, _lifted, (("", lambda at: at.draft.is_static(at.value(DEQUANTIZE))),))
+lift_above_constant = Rule(_MOVED, _lifted, (lambda at: at.draft.is_static(at.value(DEQUANTIZE)),))
 """Movement of a dequantised constant moves the constant."""
 
 _BORDER = apply((Pad, Slice, Pick), X, alone=True)
@@ -174,7 +172,7 @@ _RESHAPE = apply(Reshape, X)
 sink_reshape = Rule(
     apply(Operator, _RESHAPE, OTHERS, having=lambda operator: operator.pointwise == 1),
     lambda at: at.add(at[_RESHAPE], at.add(at.root.operator, X, *at.root.inputs[1:])),
-    (("", lambda at: all(at.type(value).elements == 1 for value in at.root.inputs[1:])),),
+    (lambda at: all(at.type(value).elements == 1 for value in at.root.inputs[1:]),),
 )
 """A reshape before an operator that treats every element alike goes after it."""
 
@@ -182,7 +180,7 @@ _LEFT, _RIGHT = operand("left"), operand("right")
 sink_reshapes = Rule(
     apply(Operator, apply(Reshape, _LEFT), apply(Reshape, _RIGHT), having=lambda operator: operator.pointwise == 2),
     lambda at: at.add(Reshape(at.type(at.root.output).shape), at.add(at.root.operator, _LEFT, _RIGHT)),
-    (("", lambda at: at.type(_LEFT).shape == at.type(_RIGHT).shape and len(set(_types(at))) == 1),),
+    (lambda at: at.type(_LEFT).shape == at.type(_RIGHT).shape and len(set(_types(at))) == 1,),
 )
 """A reshape of both operands of a function goes after it."""
 
@@ -227,7 +225,7 @@ def _joined(at: RuleMatch) -> str:
     return at.add(at[_BARE], *at.node(_BARE).inputs, bias)
 
 
-join_bias = Rule(apply(Add, _BARE, _BIAS, commutes=True), _joined, (("", _is_bias),))
+join_bias = Rule(apply(Add, _BARE, _BIAS, commutes=True), _joined, (_is_bias,))
 """A constant per output channel added to a convolution or fully connected layer becomes its bias."""
 
 _STEP, _MIDDLE = constant("step"), constant("middle")
@@ -245,7 +243,7 @@ def _same_steps(at: RuleMatch, integers: Occurrence, quantize: Apply[Quantize]) 
     return alike and kind.bits <= FOLDED_INTEGERS and kind is at[quantize].dtype
 
 
-drop_requantize = Rule(_AGAIN, lambda at: at[X], (("", lambda at: _same_steps(at, at, _AGAIN)),))
+drop_requantize = Rule(_AGAIN, lambda at: at[X], (lambda at: _same_steps(at, at, _AGAIN),))
 """Quantize after Dequantize with the same parameters gives the integers back."""
 
 _CHOICE = apply((MaxPool2d, Concat), DEQUANTIZE, each=True)
@@ -253,7 +251,7 @@ _CHOSEN = apply(Quantize, _CHOICE, _STEP, _MIDDLE)
 integer_selection = Rule(
     _CHOSEN,
     lambda at: at.add(at[_CHOICE], *(one[X] for one in at.every[_CHOICE])),
-    (("", lambda at: all(_same_steps(at, one, _CHOSEN) for one in at.every[_CHOICE])),),
+    (lambda at: all(_same_steps(at, one, _CHOSEN) for one in at.every[_CHOICE]),),
 )
 """Dequantize, a maximum pool or concatenation, Quantize, all with the same parameters: of the integers."""
 

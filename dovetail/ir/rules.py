@@ -169,6 +169,10 @@ class RuleMatch(Occurrence):
         origin = self.nodes[like] if isinstance(like, Apply) else like or self.root
         return self.draft.add(operator, [self.value(one) for one in operands], origin, stem)
 
+    def knows(self, part: Apply[Any]) -> bool:
+        """Whether all operands of an operator but the first are constants."""
+        return all(value in self.draft.constants for value in self.nodes[part].inputs[1:])
+
     def constant(self, array: Array, dtype: DType, like: Pattern | str = "") -> str:
         """Add a constant, named like the value of a part or like the result of the rule."""
         return self.draft.constant(array, dtype, self.value(like) if like else self.root.output)
@@ -182,8 +186,9 @@ class Left:
     """Why."""
 
 
-Condition = tuple[str | Callable[[RuleMatch], str], Callable[[RuleMatch], bool]]
-"""What must hold, behind the sentence a user reads where it does not; an empty sentence where nobody would ask."""
+Predicate = Callable[[RuleMatch], bool]
+Condition = Predicate | tuple[str | Callable[[RuleMatch], str], Predicate]
+"""What must hold of a match; with a sentence in front, or what gives one, if a user is told where it does not."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,8 @@ class Rule:
         if found is None:
             return None
         match = RuleMatch(**vars(found), draft=draft, root=node)
-        for sentence, holds in self.conditions:
+        for condition in self.conditions:
+            sentence, holds = condition if isinstance(condition, tuple) else ("", condition)
             if not holds(match):
                 why = sentence if isinstance(sentence, str) else sentence(match)
                 return draft.leave(node, why) if why else None

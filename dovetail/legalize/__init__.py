@@ -12,13 +12,10 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.requantisation.engine import RequantisationLimits
 from dovetail.legalize.additions import addition_as_convolution, addition_by_shift
 from dovetail.legalize.bands import (
-    bands_ahead,
-    bands_behind,
     first_layer_in_bands,
     last_layer_in_parts,
     moves_before_offset,
     patches_in_bands,
-    soonest,
 )
 from dovetail.legalize.dilation import without_dilation
 from dovetail.legalize.layers import (
@@ -27,7 +24,6 @@ from dovetail.legalize.layers import (
     even_borders,
     narrow_weights,
     stride_as_slice,
-    unsigned_activations,
 )
 from dovetail.legalize.matrices import dense_as_convolution, products_of_bits
 from dovetail.legalize.narrow import narrow_activations
@@ -41,7 +37,9 @@ from dovetail.legalize.pools import (
 )
 from dovetail.legalize.ready import READY, Requantisation
 from dovetail.legalize.requantisation import ConverterLimits, engine_requantisation, split_bias, through_converter
+from dovetail.legalize.spans import bands_ahead, bands_behind, soonest
 from dovetail.legalize.together import results_together
+from dovetail.legalize.unsigned import unsigned_activations
 from dovetail.target.description import Policy
 
 Stage = Callable[[str, Graph, int], None]
@@ -53,8 +51,10 @@ def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
     for rewrite in policy.rewrites:
         before = graph.left
         graph = rewrite.apply(graph)
-        told = {name: f"{rewrite.name}: {why}" for name, why in graph.left.items() if before.get(name) != why}
-        graph = replace(graph, left={**before, **told}) if told else graph
+        reasons = {name: f"{rewrite.name}: {why}" for name, why in graph.left.items() if before.get(name) != why}
+        reasons = {name: f"{why}; {before[name]}" if name in before else why for name, why in reasons.items()}
+        kept = {name: why for name, why in {**before, **reasons}.items() if name in graph.types}
+        graph = replace(graph, left=kept)
         if done is not None:
             done(rewrite.name, graph, rewrite.lsb)
     return graph

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Add, Offset, Requantize
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat
+from dovetail.ir.pattern import Apply, apply, operand
 from dovetail.ir.requantisation.engine import (
     MOST_WEIGHT,
     Parameters,
@@ -19,9 +19,40 @@ from dovetail.ir.requantisation.engine import (
     folded,
     scale_and_shift,
 )
-from dovetail.ir.rewrite import Draft, run
+from dovetail.ir.rules import Condition, Left, Predicate, Rule, RuleMatch, rewriting
 from dovetail.ir.types import Array, DType
-from dovetail.legalize.requantisation import scale_shifted, scaled_layer
+from dovetail.legalize.requantisation import PARAMETERS, scale_shifted
+
+_A, _B = operand("a"), operand("b")
+_SIDES = apply(Requantize, _A, PARAMETERS), apply(Requantize, _B, PARAMETERS)
+_SCALED = apply(Requantize, apply(Add, *_SIDES, alone=True), PARAMETERS, alone=True)
+_SUM = apply(Clip, _SCALED)
+"""clip(requantize(add(requantize(a), requantize(b))))."""
+
+
+def _factors(at: RuleMatch) -> list[float]:
+    """What each operand is multiplied by on its way to the result; 0 where channels differ."""
+    return [_factor(at, side) * _factor(at, _SCALED) for side in _SIDES]
+
+
+def _factor(at: RuleMatch, part: Apply[Requantize]) -> float:
+    return at[part].slope_of([at.draft.constants.get(value) for value in at.node(part).inputs]) or 0.0
+
+
+def _zeros(at: RuleMatch) -> list[int]:
+    """Zero points of the operands, and of the result."""
+    return [*(at[side].input_zero_point for side in _SIDES), at[_SCALED].output_zero_point]
+
+
+def _of_images(dtype: DType) -> Predicate:
+    """Two different images of one shape and of this type."""
+
+    def holds(at: RuleMatch) -> bool:
+        kind = at.type(_A)
+        alike = kind.dtype is dtype and kind == at.type(_B) and len(kind.shape) == 4 and at[_A] != at[_B]
+        return alike and min(_factors(at)) > 0
+
+    return holds
 
 
 def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], Graph]:
@@ -31,83 +62,36 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
     The weights hold the ratio of the two scales to about 1 part in 200; the result is within 2 of the original.
     """
 
-    def rule(draft: Draft, node: Node) -> str | None:
-        total = _sum_of_two(draft, node, limits.activations)
-        if total is None:
-            return None
-        channels = draft.types[node.output].shape[3]
-        chosen = _of_two(total, limits)
+    def as_convolution(at: RuleMatch) -> str | Left:
+        channels, chosen = at.type(_SUM).shape[3], _of_two(at, limits)
         if chosen is None:
-            ratio = f"{total.factors[0]:.6g} and {total.factors[1]:.6g}"
-            return draft.leave(node, f"the operands are multiplied by {ratio}, which no small weights and a shift hold")
-        weights, found = chosen
-        both = draft.add(Concat(3), total.operands, node)
-        diagonal = np.concatenate([np.eye(channels) * weights[0], np.eye(channels) * weights[1]], axis=1)
-        table = diagonal.astype(np.int8).reshape(channels, 1, 1, 2 * channels)
-        accumulator = draft.add(Conv2d(), [both, draft.constant(table, DType.INT8, node.output)], node)
-        shifted = scale_shifted(draft, accumulator, found, node, node.output, f"{node.output}_by_engine")
-        return draft.add(node.operator, [shifted], node)
+            ratio = " and ".join(f"{factor:.6g}" for factor in _factors(at))
+            return Left(f"the operands are multiplied by {ratio}, which no small weights and a shift hold")
+        weights, parameters = chosen
+        both = at.add(Concat(3), _A, _B)
+        diagonal = np.concatenate([np.eye(channels) * weight for weight in weights], axis=1)
+        table = at.constant(diagonal.astype(np.int8).reshape(channels, 1, 1, 2 * channels), DType.INT8)
+        stem = f"{at.root.output}_by_engine"
+        return at.add(at[_SUM], scale_shifted(at, at.add(Conv2d(), both, table), parameters, stem=stem))
 
-    return lambda graph: run(graph, [rule])
+    return rewriting(Rule(_SUM, as_convolution, (_of_images(limits.activations),)))
 
 
-def _of_two(total: _Sum, limits: RequantisationLimits) -> tuple[Array, Parameters] | None:
+def _of_two(at: RuleMatch, limits: RequantisationLimits) -> tuple[Array, Parameters] | None:
     """The weights of two operands, int64 [2], and the parameters behind them, the same for every channel; None where
     there are none."""
-    factors, zeros = np.array(total.factors), total.zeros
+    factors, zeros = np.array(_factors(at)), _zeros(at)
     if limits.multiplies:
-        weights = np.array(_weights(*total.factors))
+        weights = np.array(_weights(*factors))
         real = np.array([factors.max() / weights.max()])
     else:
-        made = folded(np.ones(1), factors[None], limits.most_shift, keeps_sum=False)
-        if made is None:
+        fit = folded(np.ones(1), factors[None], limits.most_shift, keeps_sum=False)
+        if fit is None:
             return None
-        weights, real = made[0][0], 2.0 ** -made[1].astype(np.float64)
+        weights, real = fit[0][0], 2.0 ** -fit[1].astype(np.float64)
     at_zero = np.array([-(weights[0] * zeros[0] + weights[1] * zeros[1])], np.float64)
-    found = scale_and_shift(real, np.zeros(1), at_zero, *edges(weights[None], limits), zeros[2], limits)
-    return None if found is None else (weights, found)
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """clip(requantize(add(requantize(a), requantize(b)))) of two different 8-bit images of one type."""
-
-    operands: list[str]
-    factors: list[float]
-    """What each operand is multiplied with on its way to the result, greater than 0."""
-    zeros: list[int]
-    """Zero points of the operands, and of the result."""
-
-
-def _sum_of_two(draft: Draft, node: Node, activations: DType) -> _Sum | None:
-    """The sum that ends in `node`, of operands of a type; None where there is none or something else reads a part."""
-    scaled, added = scaled_layer(draft, node, Requantize, Add)
-    if scaled is None or added is None:
-        return None
-    sides = [draft.made_by(value, Requantize) for value in added.inputs]
-    if any(side is None or draft.types[side.inputs[0]].dtype is not activations for side in sides):
-        return None
-    left, right = (side for side in sides if side is not None)
-    kind = draft.types[left.inputs[0]]
-    if kind != draft.types[right.inputs[0]] or len(kind.shape) != 4 or left.inputs[0] == right.inputs[0]:
-        return None
-    factors = [_factor(draft, side) * _factor(draft, scaled) for side in (left, right)]
-    if min(factors) <= 0:
-        return None
-    scalings = [part.operator for part in (left, right, scaled) if isinstance(part.operator, Requantize)]
-    zeros = [*(scaling.input_zero_point for scaling in scalings[:2]), scalings[2].output_zero_point]
-    return _Sum([left.inputs[0], right.inputs[0]], factors, zeros)
-
-
-def _factor(draft: Draft, node: Node) -> float:
-    """The real factor of a requantisation with one multiplier; 0 when it has several."""
-    operator = node.operator
-    assert isinstance(operator, Requantize)
-    parameters = [draft.constants.get(value) for value in node.inputs[1:]]
-    if any(array is None or array.size != 1 for array in parameters):
-        return 0.0
-    multiplier, shift = (int(array[0]) for array in parameters if array is not None)
-    return float(multiplier) * 2.0 ** (shift - 31 + operator.left_shift)
+    parameters = scale_and_shift(real, np.zeros(1), at_zero, *edges(weights[None], limits), zeros[2], limits)
+    return None if parameters is None else (weights, parameters)
 
 
 def _weights(left: float, right: float) -> tuple[int, int]:
@@ -123,26 +107,27 @@ def addition_by_shift(most_shift: int) -> Callable[[Graph], Graph]:
     """A rewrite: requantize(add(requantize(a), requantize(b))) of two int8 images of one shape and one scale, a power
     of two apart from the result's, becomes (a + b) >> shift, rounded down. The result is within 1 of the original."""
 
-    def rule(draft: Draft, node: Node) -> str | None:
-        found = _sum_of_two(draft, node, DType.INT8)
-        if found is None:
-            return None
-        if found.factors[0] != found.factors[1]:
-            return draft.leave(
-                node, f"the operands have different scales ({found.factors[0] / found.factors[1]:.6g} to 1)"
-            )
-        if any(found.zeros):
-            return draft.leave(
-                node, f"operands and result have the zero points {', '.join(map(str, found.zeros))}, not 0"
-            )
-        shift = -np.log2(found.factors[0])
-        if shift != int(shift) or not 0 <= shift <= most_shift:
-            return draft.leave(
-                node, f"the scale of the result is no power of two times the operands' ({2.0**shift:.6g})"
-            )
-        wide = [draft.add(Offset(0, DType.INT32), [value], node) for value in found.operands]
-        total = draft.add(Add(), wide, node)
-        shifted = scale_shifted(draft, total, (1, 0, int(shift)), node, node.output)
-        return draft.add(node.operator, [shifted], node)
+    def shift_of(at: RuleMatch) -> float:
+        return float(-np.log2(_factors(at)[0]))
 
-    return lambda graph: run(graph, [rule])
+    def by_shift(at: RuleMatch) -> str:
+        total = at.add(Add(), *(at.add(Offset(0, DType.INT32), side) for side in (_A, _B)))
+        return at.add(at[_SUM], scale_shifted(at, total, (1, 0, int(shift_of(at)))))
+
+    def scales_differ(at: RuleMatch) -> str:
+        left, right = _factors(at)
+        return f"the operands have different scales ({left / right:.6g} to 1)"
+
+    def has_zero_points(at: RuleMatch) -> str:
+        return f"operands and result have the zero points {', '.join(map(str, _zeros(at)))}, not 0"
+
+    def is_no_power(at: RuleMatch) -> str:
+        return f"the scale of the result is no power of two times the operands' ({2.0 ** shift_of(at):.6g})"
+
+    conditions: tuple[Condition, ...] = (
+        _of_images(DType.INT8),
+        (scales_differ, lambda at: len(set(_factors(at))) == 1),
+        (has_zero_points, lambda at: not any(_zeros(at))),
+        (is_no_power, lambda at: shift_of(at).is_integer() and 0 <= shift_of(at) <= most_shift),
+    )
+    return rewriting(Rule(_SUM, by_shift, conditions))

@@ -7,49 +7,52 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
-from itertools import accumulate, pairwise, product, zip_longest
-from typing import TypeAlias
+from itertools import product, zip_longest
+from typing import Any
 
 from dovetail.ir.crop import part
 from dovetail.ir.graph import Graph, Node, prune
 from dovetail.ir.operators.arithmetic import Clip, Offset, Requantize, ScaleShift
-from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Concat, Im2col, Pad, Slice, Transpose
-from dovetail.ir.rewrite import Draft, run
+from dovetail.ir.operators.movement import Concat, Im2col, Pad, Transpose
+from dovetail.ir.pattern import Apply, Pattern, apply, maybe, occurrence, operand, rest, some
+from dovetail.ir.rules import Rule, RuleMatch, run
 from dovetail.ir.types import TensorType, full_box
+from dovetail.legalize.requantisation import PARAMETERS
+from dovetail.legalize.spans import Spans, rows_of
 
 Counts = Callable[[Mapping[str, TensorType], Sequence[Node]], int]
 """How many bands pay for a first layer; told the types of all values and its nodes, the input's reader first."""
 Ordered = Callable[[Sequence[Sequence[Node]]], Sequence[Node]]
-_BEFORE = (Offset, Transpose, Pad, Im2col)
-_LAYER = ((Conv2d, DepthwiseConv2d), (ScaleShift,), (Clip,))
+X = operand("x")
+_OFFSET = apply(Offset, X, alone=True)
+_PAD = apply(Pad, _OFFSET, alone=True)
+_PADDED = apply(Im2col, _PAD)
+_TURNED = apply(Transpose, _OFFSET)
+
+
+def _padded_first(at: RuleMatch) -> str | None:
+    value, kind, offset = at[_PAD].value - at[_OFFSET].offset, at.type(X).dtype, at[_OFFSET].dtype
+    if not kind.low <= value <= kind.high or kind.bits != offset.bits:
+        return None
+    moved = at.add(replace(at[_PAD], value=value), X, like=_PAD)
+    return at.add(at[_PADDED], at.add(at[_OFFSET], moved, like=_OFFSET))
+
+
+def _turned_first(at: RuleMatch) -> str:
+    return at.add(at[_OFFSET], at.add(at[_TURNED], X), like=_OFFSET, stem=at.root.output)
 
 
 def moves_before_offset(graph: Graph) -> Graph:
     """The graph with offsets behind the pads whose results are made into patches, and behind transposes: what was moved
     by copying can be offset where it lies."""
+    return run(graph, (Rule(_PADDED, _padded_first), Rule(_TURNED, _turned_first)))
 
-    def padded(draft: Draft, node: Node) -> str | None:
-        pad = draft.made_by(node.inputs[0], Pad) if isinstance(node.operator, Im2col) else None
-        offset = draft.made_by(pad.inputs[0], Offset) if pad is not None else None
-        if pad is None or offset is None or max(draft.users(pad.output), draft.users(offset.output)) > 1:
-            return None
-        assert isinstance(pad.operator, Pad) and isinstance(offset.operator, Offset)
-        value, kind = pad.operator.value - offset.operator.offset, draft.types[offset.inputs[0]].dtype
-        if not kind.low <= value <= kind.high or kind.bits != offset.operator.dtype.bits:
-            return None
-        moved = draft.add(replace(pad.operator, value=value), [offset.inputs[0]], pad)
-        return draft.add(node.operator, [draft.add(offset.operator, [moved], offset)], node)
 
-    def transposed(draft: Draft, node: Node) -> str | None:
-        offset = draft.made_by(node.inputs[0], Offset) if isinstance(node.operator, Transpose) else None
-        if offset is None or draft.users(offset.output) > 1:
-            return None
-        return draft.add(offset.operator, [draft.add(node.operator, offset.inputs, node)], offset, node.output)
-
-    return run(graph, [padded, transposed])
+def layer(image: Pattern, alone: bool = False) -> Apply[Clip]:
+    """clip(scale-shift(convolution(image))), of which nothing else reads a part; `alone`: nor the result."""
+    sums = apply((Conv2d, DepthwiseConv2d), image, rest("weights"), alone=True)
+    return apply(Clip, apply(ScaleShift, sums, PARAMETERS, alone=True), alone=alone)
 
 
 def first_layer_in_bands(
@@ -65,46 +68,39 @@ def first_layer_in_bands(
         laid_out: whether every input gets another layout, so that inputs without an offset count as well.
         layers: how many layers one behind the other at most; where the count for them is 1, fewer are tried.
     """
+    source = operand("input")
+    pattern: Pattern = source
+    patterns: list[Apply[Clip]] = []
+    for _ in range(layers):
+        pattern = layer(some((Offset, Transpose, Pad, Im2col), pattern, alone=True), alone=True)
+        patterns.insert(0, replace(pattern, alone=False))
+
+    def chain_of(graph: Graph, name: str, pattern: Apply[Clip]) -> Sequence[Node]:
+        """The nodes from an input to the result of its first layers; none where the core has nothing to do there."""
+        places = (occurrence(pattern, graph, node) for node in graph.nodes if graph.readers(name) == 1)
+        chain = next((place.members for place in places if place and place[source] == name), ())
+        return chain if laid_out or any(_OFFSET.fits(node) for node in chain) else ()
 
     def rewrite(graph: Graph) -> Graph:
-        for name, number in product(graph.inputs, range(layers, 0, -1)):
-            chain = _chain(graph, name, laid_out, number)
+        for name, pattern in product(graph.inputs, patterns):
+            chain = chain_of(graph, name, pattern)
             kind = graph.types[chain[-1].output] if chain else graph.types[name]
             if not chain or len(kind.shape) != 4 or kind.shape[0] != 1 or chain[-1].output in graph.outputs:
                 continue
             count = min(counts(graph.types, chain), kind.shape[1] // step)
             if count > 1:
                 with suppress(ValueError):  # a band of padding alone
-                    graph = cut_chain(
-                        graph, chain, 1, rows_of(kind.shape[1], count, step), _fetched_ahead if laid_out else _in_turn
-                    )
+                    spans = rows_of(kind.shape[1], count, step)
+                    graph = cut_chain(graph, chain, 1, spans, _fetched_ahead if laid_out else _in_turn)
         return graph
 
     return rewrite
 
 
-def _chain(graph: Graph, name: str, laid_out: bool, layers: int) -> list[Node]:
-    """The nodes from an input to the result of its first layers, as many as are in a row; none where something else
-    reads a value of the first one, or the core has nothing to do there."""
-    users, found, chain, wanted = graph.users(), list[Node](), list[Node](), [*_LAYER] * layers
-    while wanted and name not in graph.outputs and len(readers := users.get(name, [])) == 1:
-        (node,) = readers
-        if node.inputs[0] != name:
-            break
-        if isinstance(node.operator, wanted[0]):
-            wanted.pop(0)
-        elif len(wanted) % len(_LAYER) or not isinstance(node.operator, _BEFORE):
-            break
-        chain.append(node)
-        name = node.output
-        found = [*chain] if not len(wanted) % len(_LAYER) and isinstance(node.operator, Clip) else found
-    return found if laid_out or any(isinstance(node.operator, Offset) for node in found) else []
-
-
-Spans: TypeAlias = Sequence[tuple[int, int]]
-"""Rows from and to of each band of an image."""
 SpansBeside = Callable[[Mapping[str, TensorType], Sequence[Node], Sequence[Node]], Spans]
 """The bands of a layer's result; told all types, the nodes computed in bands, and those that come first."""
+_GATHERED = apply(Im2col, maybe(Pad, X, alone=True), alone=True)
+_OF_PATCHES = layer(_GATHERED)
 
 
 def patches_in_bands(spans: SpansBeside) -> Callable[[Graph], Graph]:
@@ -117,12 +113,16 @@ def patches_in_bands(spans: SpansBeside) -> Callable[[Graph], Graph]:
     """
 
     def rewrite(before: Graph) -> Graph:
-        graph, users = before, before.users()
-        makers = {node.output: node for node in before.nodes}
+        graph = before
         for node in before.nodes:
-            chain = _of_patches(before, node, makers, users) if isinstance(node.operator, Im2col) else []
-            beside = _beside(graph, chain) if chain and before.types[node.output].shape[0] == 1 else []
-            if chain and len(cut := spans(before.types, chain, beside)) > 1:
+            place = occurrence(_OF_PATCHES, before, node)
+            maker = before.producer(place[X]) if place else None
+            # the core still works on an input that is offset
+            if place is None or (maker and _OFFSET.fits(maker)):
+                continue
+            chain = place.members
+            beside = _beside(graph, chain) if place.type(_GATHERED).shape[0] == 1 else []
+            if len(cut := spans(before.types, chain, beside)) > 1:
                 with suppress(ValueError):
                     graph = cut_chain(_before(graph, beside, chain[0]), chain, 1, cut, _fetched_ahead)
         return graph
@@ -130,35 +130,17 @@ def patches_in_bands(spans: SpansBeside) -> Callable[[Graph], Graph]:
     return rewrite
 
 
-def _of_patches(
-    graph: Graph, patches: Node, makers: Mapping[str, Node], users: Mapping[str, Sequence[Node]]
-) -> list[Node]:
-    """The nodes from patches, what pads them included, to the result of their layer; none where something else reads a
-    value between, or the patches are of an input the core still works on."""
-    chain = [patches]
-    for kinds in _LAYER:
-        behind = users.get(chain[-1].output, ())
-        if len(behind) != 1 or chain[-1].output in graph.outputs or not isinstance(behind[0].operator, kinds):
-            return []
-        chain.append(behind[0])
-    border = makers.get(patches.inputs[0])
-    if border is not None and isinstance(border.operator, Pad) and len(users[border.output]) == 1:
-        chain.insert(0, border)
-    maker = makers.get(chain[0].inputs[0])
-    return [] if maker is not None and isinstance(maker.operator, Offset) else chain
-
-
 def _beside(graph: Graph, chain: Sequence[Node]) -> list[Node]:
-    """What other layers make of a chain's operand behind its first node, where they need nothing of the chain."""
+    """The nodes of other layers that read a chain's operand behind its first node, and need nothing of the chain."""
     place, members = graph.nodes.index(chain[0]), {node.output for node in chain}
-    known = {*graph.inputs, *graph.constants, *(node.output for node in graph.nodes[:place])}
-    inside, found = {chain[0].inputs[0]}, list[Node]()
+    ready = {*graph.inputs, *graph.constants, *(node.output for node in graph.nodes[:place])}
+    inside, others = {chain[0].inputs[0]}, list[Node]()
     for node in graph.nodes[place:]:
-        if node.output not in members and not inside.isdisjoint(node.inputs) and known.issuperset(node.inputs):
-            found.append(node)
-            known.add(node.output)
-            inside |= set() if isinstance(node.operator, Clip) else {node.output}
-    return found
+        if node.output not in members and not inside.isdisjoint(node.inputs) and ready.issuperset(node.inputs):
+            others.append(node)
+            ready.add(node.output)
+            inside |= set() if node.operator.limited_to else {node.output}
+    return others
 
 
 def _before(graph: Graph, moved: Sequence[Node], place: Node) -> Graph:
@@ -167,6 +149,10 @@ def _before(graph: Graph, moved: Sequence[Node], place: Node) -> Graph:
     for node in graph.nodes:
         nodes += [*moved, node] if node is place else [node] if node.output not in names else []
     return replace(graph, nodes=tuple(nodes))
+
+
+_DENSE = apply(FullyConnected, alone=True)
+_LAST = apply(Offset, some((Requantize, ScaleShift, Clip, Offset), _DENSE, alone=True))
 
 
 def last_layer_in_parts(counts: Callable[[TensorType], int], step: int) -> Callable[[Graph], Graph]:
@@ -178,152 +164,33 @@ def last_layer_in_parts(counts: Callable[[TensorType], int], step: int) -> Calla
         step: parts have a multiple of so many channels, but for the last.
     """
 
-    def rewrite(before: Graph) -> Graph:
-        graph, users = before, before.users()
-        for node in before.nodes:
-            chain = _to_the_output(before, node, users) if isinstance(node.operator, FullyConnected) else []
-            kind = before.types[node.output]
-            if chain and kind.elements == kind.shape[-1] and (count := min(counts(kind), kind.elements // step)) > 1:
+    def rewrite(graph: Graph) -> Graph:
+        for node in graph.nodes:
+            place = occurrence(_LAST, graph, node) if node.output in graph.outputs else None
+            if place is None or graph.users()[node.output]:
+                continue
+            kind = place.type(_DENSE)
+            if kind.elements == kind.shape[-1] and (count := min(counts(kind), kind.elements // step)) > 1:
                 spans, axis = rows_of(kind.elements, count, step), len(kind.shape) - 1
-                graph = cut_chain(graph, chain, axis, spans, layers_ahead(Offset))
+                graph = cut_chain(graph, place.members, axis, spans, layers_ahead(_LAST))
         return graph
 
     return rewrite
 
 
-def _to_the_output(graph: Graph, layer: Node, users: Mapping[str, Sequence[Node]]) -> list[Node]:
-    """The nodes from a layer to the offset that makes an output of its result; none where there are others."""
-    chain = [layer]
-    while len(behind := users.get(chain[-1].output, ())) == 1 and chain[-1].output not in graph.outputs:
-        if not isinstance(behind[0].operator, Requantize | ScaleShift | Clip | Offset):
-            return []
-        chain.append(behind[0])
-    ended = chain[-1].output in graph.outputs and not users.get(chain[-1].output)
-    return chain if ended and isinstance(chain[-1].operator, Offset) else []
-
-
-def layers_ahead(*kinds: type[Operator]) -> Ordered:
-    """Puts the nodes of all parts in order: what the core does of each, from an operator of these kinds on, behind the
-    layer of the next."""
+def layers_ahead(part: Apply[Any]) -> Ordered:
+    """Puts the nodes of all parts in order: what the core does of each, from an operator that is asked for on, behind
+    the layer of the next."""
 
     def ordered(parts: Sequence[Sequence[Node]]) -> list[Node]:
         halves: list[tuple[Sequence[Node], Sequence[Node]]] = []
         for nodes in parts:
-            place = next(place for place, node in enumerate(nodes) if isinstance(node.operator, kinds))
+            place = next(place for place, node in enumerate(nodes) if part.fits(node))
             halves.append((nodes[:place], nodes[place:]))
         layers, rest = zip(*halves, strict=True)
         return [node for pair in zip_longest(layers, [(), *rest], fillvalue=()) for nodes in pair for node in nodes]
 
     return ordered
-
-
-def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
-    """The rows of each band, half as many in the first and the last: what the core does first and the engine last
-    nothing hides. The middle one has the rest that is no whole step; but where all have one step, the last."""
-    if count * step >= total:
-        return [(start, min(start + step, total)) for start in range(0, total, step)]
-    shares = [1 if number in (0, count - 1) else 2 for number in range(count)]
-    marks = [round(total // step * upto / sum(shares)) * step for upto in accumulate(shares, initial=0)]
-    ends = [mark + (total % step if number > count // 2 else 0) for number, mark in enumerate(marks)]
-    return [(start, end) for start, end in pairwise(ends) if start < end]
-
-
-def soonest(total: int, most: int, before: tuple[float, float], after: tuple[float, float]) -> tuple[float, int]:
-    """When a layer ends at the earliest, in cycles, and in how many bands it does, where one is brought about while the
-    engine computes the one before.
-
-    Args:
-        total: rows.
-        most: bands.
-        before: cycles to bring about all rows, and those each band takes more.
-        after: cycles the engine computes all rows, and those each band takes more.
-    """
-
-    def end(count: int) -> float:
-        laid = computed = 0.0
-        for start, stop in rows_of(total, count, 1):
-            share = (stop - start) / total
-            laid += before[0] * share + before[1]
-            computed = max(laid, computed) + after[0] * share + after[1]
-        return computed
-
-    return min((end(count), count) for count in range(1, min(most, total) + 1))
-
-
-_MOST_STARTS = 32
-"""Places where a band may begin, so that few ways of cutting an image have to be looked at."""
-
-
-def bands_behind(
-    total: int, engine: Callable[[int], float], core: Callable[[int], float]
-) -> tuple[tuple[int, int], ...]:
-    """The rows of the fewest bands in which an image is cut so that the core, which handles each behind the engine, is
-    done soonest. The engine is given one band beyond the one the core waits for; the next when the core has done that.
-
-    Args:
-        total: rows of the image.
-        engine: cycles in which the engine computes a band of so many rows.
-        core: cycles the core takes for such a band.
-    """
-    step = -(-total // _MOST_STARTS)
-    # by the rows given to the engine and those of its last band: when the engine ends, when the core ends the bands
-    # before the last, and where the bands end
-    ways: dict[tuple[int, int], list[tuple[float, float, tuple[int, ...]]]] = {(0, 0): [(0.0, 0.0, ())]}
-    for stop in (*range(step, total, step), total):
-        for start in range(0, stop, step):
-            rows, found = stop - start, []
-            for (upto, last), known in ways.items():
-                for computed, handled, ends in known if upto == start else ():
-                    behind = max(handled, computed) + core(last) if last else 0.0
-                    found.append((max(computed, handled) + engine(rows), behind, (*ends, stop)))
-            ways[stop, rows] = _undominated(found)
-    done = [
-        (max(computed, handled) + core(last), len(ends), ends)
-        for (upto, last), known in ways.items()
-        for computed, handled, ends in known
-        if upto == total
-    ]
-    return tuple(pairwise((0, *min(done)[2])))
-
-
-def bands_ahead(
-    total: int, moved: Callable[[int], float], engine: Callable[[int], float], busy: float = 0.0
-) -> tuple[float, Spans]:
-    """When an image is computed soonest that is brought about in bands, each while the engine computes those before, in
-    cycles; and the rows of as few bands as that takes.
-
-    Args:
-        total: rows of the image.
-        moved: cycles in which a band of so many rows is brought about.
-        engine: cycles in which the engine computes it.
-        busy: cycles for which the engine has other work first.
-    """
-    step = -(-total // _MOST_STARTS)
-    moved, engine = cache(moved), cache(engine)
-    # by the rows of the bands: when these lie there, when the engine has computed them, and where they end
-    ways: dict[int, list[tuple[float, float, tuple[int, ...]]]] = {0: [(0.0, busy, ())]}
-    for stop in (*range(step, total, step), total):
-        ways[stop] = _undominated(
-            [
-                (there, max(there, computed) + engine(stop - start), (*ends, stop))
-                for start, known in ways.items()
-                for laid, computed, ends in known
-                for there in (laid + moved(stop - start),)
-            ]
-        )
-    end, _, ends = min((computed, len(ends), ends) for _, computed, ends in ways[total])
-    return end, tuple(pairwise((0, *ends)))
-
-
-def _undominated(
-    ways: Sequence[tuple[float, float, tuple[int, ...]]],
-) -> list[tuple[float, float, tuple[int, ...]]]:
-    """Those than which none has earlier times and as few bands."""
-    kept: list[tuple[float, float, tuple[int, ...]]] = []
-    for way in sorted(ways, key=lambda way: (way[0], way[1], len(way[2]))):
-        if not any(other[1] <= way[1] and len(other[2]) <= len(way[2]) for other in kept):
-            kept.append(way)
-    return kept
 
 
 def cut_chain(
@@ -367,32 +234,32 @@ def _fetched_ahead(bands: Sequence[Sequence[Node]]) -> list[Node]:
     but one comes before its second."""
     stages = []
     for band in bands:
-        first, *rest = (place for place, node in enumerate(band) if isinstance(node.operator, Conv2d | DepthwiseConv2d))
-        second = next((place - isinstance(band[place - 1].operator, Pad) for place in rest), len(band))
+        first, *rest = (place for place, node in enumerate(band) if node.operator.weight_axis is not None)
+        second = next((place - (band[place - 1].operator.filler is not None) for place in rest), len(band))
         stages.append((band[:first], band[first:second], band[second:]))
     moves, firsts, rests = zip(*stages, strict=True)
-    found, moved = [*moves[0]], 1
+    nodes, moved = [*moves[0]], 1
     for number, (first, rest) in enumerate(zip(firsts, rests, strict=True)):
         upto = number + (3 if rest else 2)
-        found += [*first, *(node for some in moves[moved:upto] for node in some), *rest]
+        nodes += [*first, *(node for some in moves[moved:upto] for node in some), *rest]
         moved = upto
-    return found
+    return nodes
 
 
 def _in_turn(bands: Sequence[Sequence[Node]]) -> list[Node]:
     """The nodes of all bands: of each in order, what the DMA moves to its first kernel one band ahead of that, and the
     layer one band behind."""
-    found: list[Node] = []
+    nodes: list[Node] = []
     stages = [_stages(band) for band in bands]
     for now, (ahead, here, behind) in enumerate(
         zip_longest([*(s[0] for s in stages[1:])], [s[1] for s in stages], [(), *(s[2] for s in stages)], fillvalue=())
     ):
-        found += [*(stages[0][0] if now == 0 else ()), *ahead, *here, *behind]
-    return found
+        nodes += [*(stages[0][0] if now == 0 else ()), *ahead, *here, *behind]
+    return nodes
 
 
 def _stages(band: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node], Sequence[Node]]:
-    """What comes before a band's first kernel of the core, that and the movement behind it, and the layer."""
-    kernel = next(place for place, node in enumerate(band) if not isinstance(node.operator, Pad | Slice | Transpose))
-    layer = next(place for place, node in enumerate(band) if isinstance(node.operator, Conv2d | DepthwiseConv2d))
+    """The nodes before a band's first kernel of the core, that kernel and the movement behind it, and the layer."""
+    kernel = next(place for place, node in enumerate(band) if not node.operator.moves_only)
+    layer = next(place for place, node in enumerate(band) if node.operator.weight_axis is not None)
     return band[:kernel], band[kernel:layer], band[layer:]

@@ -9,17 +9,39 @@ from math import prod
 
 import numpy as np
 
-from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, ScaleShift
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Convert
 from dovetail.ir.operators.fixed import FixedSoftmax16
 from dovetail.ir.operators.linear import Conv2d, FullyConnected, MatrixProduct
 from dovetail.ir.operators.movement import Concat, Reshape, Slice, Transpose
 from dovetail.ir.operators.reduction import Reduce, ReduceKind
-from dovetail.ir.rewrite import Draft, run
+from dovetail.ir.pattern import apply, constant, operand, rest
+from dovetail.ir.rules import Rule, RuleMatch, rewriting
 from dovetail.ir.types import DType, Shape
-from dovetail.legalize.requantisation import Accepts
+from dovetail.legalize.requantisation import Accepts, accepted, scale_shifted
+
+_X, _WEIGHTS = operand("x"), constant("weights")
+_DENSE = apply(FullyConnected, _X, _WEIGHTS, rest("bias"))
+_MOVE = apply((Reshape, Slice, Transpose), _X, alone=True)
+_BEHIND = apply((Requantize, Clip), _MOVE, rest("parameters"))
+
+
+def _moves_pixels(at: RuleMatch) -> bool:
+    """Channels stay the last axis, whole, and parameters are of them."""
+    before, after = at.type(_X).shape, at.type(_MOVE).shape
+    if not before or before[-1:] != after[-1:] or at[_MOVE].axis_after(-1, [at.type(_X)]) != len(after) - 1:
+        return False
+    return all(at.type(name).shape in ((1,), after[-1:]) for name in at.others(_BEHIND))
+
+
+REQUANTISED_FIRST = Rule(
+    _BEHIND,
+    lambda at: at.add(at[_MOVE], at.add(at[_BEHIND], _X, *at.others(_BEHIND))),
+    (_moves_pixels,),
+)
+"""The requantisation of sums that are moved by whole pixels, or its limits, goes before the movement."""
 
 
 def dense_as_convolution(chooses: Accepts) -> Callable[[Graph], Graph]:
@@ -30,38 +52,21 @@ def dense_as_convolution(chooses: Accepts) -> Callable[[Graph], Graph]:
         chooses: of types and layer.
     """
 
-    def rule(draft: Draft, node: Node) -> str | None:
-        operator = node.operator
-        if not isinstance(operator, FullyConnected) or node.inputs[1] not in draft.constants:
-            return None
-        x, weights = (draft.types[value] for value in node.inputs[:2])
-        rows = prod(x.shape[:-1])
-        if rows == 1 or not chooses(draft.types, node):
-            return None
-        image = draft.add(Reshape((1, rows, 1, x.shape[-1])), node.inputs[:1], node)
-        taps = draft.constants[node.inputs[1]].reshape(weights.shape[0], 1, 1, weights.shape[1])
-        name = draft.constant(taps, weights.dtype, node.inputs[1])
-        layer = Conv2d().with_zero_points(*operator.zero_points)
-        made = draft.add(layer, [image, name, *node.inputs[2:]], node)
-        return draft.add(Reshape(draft.types[node.output].shape), [made], node)
+    def as_pixels(at: RuleMatch) -> str:
+        x, weights = at.type(_X), at.array(_WEIGHTS)
+        image = at.add(Reshape((1, x.elements // x.shape[-1], 1, x.shape[-1])), _X)
+        taps = at.constant(weights[:, None, None], at.type(_WEIGHTS).dtype, _WEIGHTS)
+        layer = Conv2d().with_zero_points(*at[_DENSE].zero_points)
+        return at.add(Reshape(at.type(_DENSE).shape), at.add(layer, image, taps, *at.others(_DENSE)))
 
-    return lambda graph: run(graph, [rule, requantised_first])
+    def has_rows(at: RuleMatch) -> bool:
+        return prod(at.type(_X).shape[:-1]) != 1
+
+    return rewriting(Rule(_DENSE, as_pixels, (has_rows, accepted(chooses, _DENSE))), REQUANTISED_FIRST)
 
 
-def requantised_first(draft: Draft, node: Node) -> str | None:
-    """The requantisation of sums that are moved by whole pixels, or its limits: before the movement."""
-    requantises = isinstance(node.operator, Requantize | Clip)
-    move = draft.made_by(node.inputs[0], Reshape, Slice, Transpose) if requantises else None
-    if move is None or draft.users(move.output) > 1:
-        return None
-    before, after = draft.types[move.inputs[0]].shape, draft.types[move.output].shape
-    turned = isinstance(move.operator, Transpose) and move.operator.permutation[-1] != len(before) - 1
-    if turned or before[-1:] != after[-1:]:
-        return None
-    if any(draft.types[name].shape not in ((1,), after[-1:]) for name in node.inputs[1:]):
-        return None
-    made = draft.add(node.operator, [*move.inputs, *node.inputs[1:]], node)
-    return draft.add(move.operator, [made], node)
+_LEFT, _RIGHT = operand("left"), operand("right")
+_PRODUCT = apply(MatrixProduct, _LEFT, _RIGHT)
 
 
 def products_of_bits(pays: Accepts, packs: int) -> Callable[[Graph], Graph]:
@@ -75,29 +80,24 @@ def products_of_bits(pays: Accepts, packs: int) -> Callable[[Graph], Graph]:
         packs: inputs whose bits lie together.
     """
 
-    def rule(draft: Draft, node: Node) -> str | None:
-        operator = node.operator
-        if not isinstance(operator, MatrixProduct) or any(name in draft.constants for name in node.inputs):
-            return None
-        left, right = (draft.types[name].dtype for name in node.inputs)
-        kinds = (DType.UINT8, DType.INT16) if not operator.left_zero_point else (DType.UINT8,)
-        fits = left in kinds and right is DType.UINT8 and draft.types[node.output].dtype is DType.INT32
-        if not fits or not pays(draft.types, node):
-            return None
-        result = draft.types[node.output].shape
-        terms = _terms(draft, node)
-        others = _matrices(draft, node, node.inputs[1], result[:-2])
-        packed = [_packed(draft, node, name, packs) for name in others]
-        sums = [
-            [_product(draft, node, pair, term) for pair in zip(images, packed, strict=True)]
-            for term in terms
-            for images in (_matrices(draft, node, term.value, result[:-2]),)
-        ]
-        parts = [_raised(draft, node, terms, of_one) for of_one in zip(*sums, strict=True)]
-        whole = draft.add(Concat(0), parts, node) if len(parts) > 1 else parts[0]
-        return draft.add(Reshape(result), [whole], node)
+    def fits(at: RuleMatch) -> bool:
+        left, right = at.type(_LEFT).dtype, at.type(_RIGHT).dtype
+        kinds = (DType.UINT8, DType.INT16) if not at[_PRODUCT].left_zero_point else (DType.UINT8,)
+        computed = not any(value in at.draft.constants for value in at.root.inputs)
+        return computed and left in kinds and right is DType.UINT8 and at.type(_PRODUCT).dtype is DType.INT32
 
-    return lambda graph: run(graph, [rule])
+    def of_bits(at: RuleMatch) -> str:
+        result, terms = at.type(_PRODUCT).shape, _terms(at)
+        packed = [_packed(at, name, packs) for name in _matrices(at, at[_RIGHT], result[:-2])]
+        sums = [
+            [_product(at, pair, term) for pair in zip(images, packed, strict=True)]
+            for term in terms
+            for images in (_matrices(at, term.value, result[:-2]),)
+        ]
+        parts = [_raised(at, terms, of_one) for of_one in zip(*sums, strict=True)]
+        return at.add(Reshape(result), at.add(Concat(0), *parts) if len(parts) > 1 else parts[0])
+
+    return rewriting(Rule(_PRODUCT, of_bits, (fits, accepted(pays, _PRODUCT))))
 
 
 @dataclass(frozen=True)
@@ -109,41 +109,39 @@ class _Term:
     raised: int
 
 
-def _terms(draft: Draft, node: Node) -> tuple[_Term, ...]:
+def _terms(at: RuleMatch) -> tuple[_Term, ...]:
     """The left matrix, or of 16 bits its upper and its lower bytes."""
-    assert isinstance(node.operator, MatrixProduct)
-    name = node.inputs[0]
-    if draft.types[name].dtype is DType.UINT8:
-        return (_Term(name, node.operator.left_zero_point, 0),)
-    shares = draft.made_by(name, FixedSoftmax16) is not None  # none is negative
-    zero_point = 0 if shares else 128
-    numbers = [draft.constant(np.array([number], np.int32), DType.INT32, name) for number in (1, zero_point << 8, 8)]
-    upper = draft.add(Clip(0, 255, DType.UINT8), [draft.add(ScaleShift(), [name, *numbers], node, name)], node, name)
-    return _Term(upper, zero_point, 8), _Term(draft.add(Convert(DType.UINT8), [name], node, name), 0, 0)
+    name = at[_LEFT]
+    if at.type(_LEFT).dtype is DType.UINT8:
+        return (_Term(name, at[_PRODUCT].left_zero_point, 0),)
+    zero_point = 0 if at.draft.made_by(name, FixedSoftmax16) else 128  # no share is negative
+    shifted = scale_shifted(at, name, (1, zero_point << 8, 8), named=name, stem=name)
+    upper = at.add(Clip(0, 255, DType.UINT8), shifted, stem=name)
+    return _Term(upper, zero_point, 8), _Term(at.add(Convert(DType.UINT8), name, stem=name), 0, 0)
 
 
-def _raised(draft: Draft, node: Node, terms: Sequence[_Term], sums: Sequence[str]) -> str:
+def _raised(at: RuleMatch, terms: Sequence[_Term], sums: Sequence[str]) -> str:
     """The sum of the terms' products, each as often as it counts."""
     total = ""
     for term, value in zip(terms, sums, strict=True):
         if term.raised:
-            factor = draft.constant(np.array([1 << term.raised], np.int32), DType.INT32, node.output)
-            value = draft.add(Binary(BinaryKind.MULTIPLY), [value, factor], node)
-        total = draft.add(Add(), [total, value], node) if total else value
+            factor = at.constant(np.array([1 << term.raised], np.int32), DType.INT32)
+            value = at.add(Binary(BinaryKind.MULTIPLY), value, factor)
+        total = at.add(Add(), total, value) if total else value
     return total
 
 
-def _matrices(draft: Draft, node: Node, value: str, lead: Shape) -> list[str]:
+def _matrices(at: RuleMatch, value: str, lead: Shape) -> list[str]:
     """The matrices of a value in the order of the product's leading axes, those it is broadcast along repeated."""
-    shape = draft.types[value].shape
+    shape = at.type(value).shape
     count = prod(shape[:-2])
-    flat = draft.add(Reshape((count, *shape[-2:])), [value], node, value)
+    flat = at.add(Reshape((count, *shape[-2:])), value, stem=value)
     parts = [flat]
     if count > 1:
-        spans = [((at, 0, 0), (at + 1, *shape[-2:])) for at in range(count)]
-        parts = [draft.add(Slice(start, stop, (1, 1, 1)), [flat], node, value) for start, stop in spans]
-    known = np.arange(count).reshape(shape[:-2])
-    return [parts[at] for at in np.broadcast_to(known, lead).reshape(-1)]
+        spans = [((number, 0, 0), (number + 1, *shape[-2:])) for number in range(count)]
+        parts = [at.add(Slice(start, stop, (1, 1, 1)), flat, stem=value) for start, stop in spans]
+    numbers = np.arange(count).reshape(shape[:-2])
+    return [parts[number] for number in np.broadcast_to(numbers, lead).reshape(-1)]
 
 
 @dataclass(frozen=True)
@@ -155,24 +153,21 @@ class _RightMatrix:
     planes: str
 
 
-def _packed(draft: Draft, node: Node, value: str, packs: int) -> _RightMatrix:
+def _packed(at: RuleMatch, value: str, packs: int) -> _RightMatrix:
     """The bits of a matrix, whose columns become rows."""
-    _, depth, columns = draft.types[value].shape
-    turned = draft.add(Transpose((0, 2, 1)), [value], node, value)
-    rows = draft.add(Reshape((columns, depth)), [turned], node, value)
-    return _RightMatrix(rows, draft.add(ToBitPlanes(packs), [rows], node, value))
+    _, depth, columns = at.type(value).shape
+    rows = at.add(Reshape((columns, depth)), at.add(Transpose((0, 2, 1)), value, stem=value), stem=value)
+    return _RightMatrix(rows, at.add(ToBitPlanes(packs), rows, stem=value))
 
 
-def _product(draft: Draft, node: Node, pair: tuple[str, _RightMatrix], term: _Term) -> str:
+def _product(at: RuleMatch, pair: tuple[str, _RightMatrix], term: _Term) -> str:
     """One matrix less its zero point times another, int32 [1, rows, 1, columns]."""
-    assert isinstance(node.operator, MatrixProduct)
-    value, other = pair
-    (_, rows, depth), columns = draft.types[value].shape, draft.types[other.rows].shape[0]
-    image = draft.add(Reshape((1, rows, 1, depth)), [value], node, value)
-    total = draft.add(BitProduct(node.operator.right_zero_point), [image, other.planes], node)
+    (value, other), zero_point = pair, at[_PRODUCT].right_zero_point
+    (_, rows, depth), columns = at.type(value).shape, at.type(other.rows).shape[0]
+    image = at.add(Reshape((1, rows, 1, depth)), value, stem=value)
+    total = at.add(BitProduct(zero_point), image, other.planes)
     if not term.zero_point:
         return total
-    sums = draft.add(Reduce(ReduceKind.SUM, (1,), node.operator.right_zero_point), [other.rows], node)
-    less = draft.constant(np.array([-term.zero_point], np.int32), DType.INT32, node.output)
-    row = draft.add(Reshape((1, 1, 1, columns)), [draft.add(Binary(BinaryKind.MULTIPLY), [sums, less], node)], node)
-    return draft.add(Add(), [total, row], node)
+    sums = at.add(Reduce(ReduceKind.SUM, (1,), zero_point), other.rows)
+    less = at.constant(np.array([-term.zero_point], np.int32), DType.INT32)
+    return at.add(Add(), total, at.add(Reshape((1, 1, 1, columns)), at.add(Binary(BinaryKind.MULTIPLY), sums, less)))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.arithmetic import Clip, Lookup, Offset
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.linear import Linear
-from dovetail.ir.operators.movement import Pad
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.ir.pattern import Occurrence, apply, constant, occurrence, operand
 from dovetail.ir.types import DType
 
 _BYTES = (DType.INT8, DType.UINT8)
 _NARROW = (DType.INT2, DType.UINT2, DType.INT4, DType.UINT4)
+_TABLE = constant("table")
+_CLIP, _LOOKUP = apply(Clip), apply(Lookup, operand("x"), _TABLE)
 
 
 def narrow_activations(widths: Collection[int] = (4, 2)) -> Callable[[Graph], Graph]:
@@ -51,56 +52,49 @@ class _GraphNarrower:
 
     def take(self, node: Node) -> None:
         """Add a node, its result narrow where that can be."""
-        operator, dtype = node.operator, None
-        if self.graph.types[node.output].dtype in _BYTES and node.output not in self.graph.outputs:
-            dtype = self._narrowest(node)
-        if dtype is None:
-            self.same[node.output] = self._add(operator, self._operands(node), node)
-        elif isinstance(operator, Clip):
-            self.slim[node.output] = self._add(replace(operator, dtype=dtype), self._operands(node), node)
-        elif isinstance(operator, Lookup):
-            table = self.graph.constants[node.inputs[1]]
-            name = self.builder.constant(self.builder.fresh(f"{node.inputs[1]}_{dtype.text}"), table, dtype)
-            self.slim[node.output] = self._add(operator, [*self._operands(node)[:1], name], node)
+        graph, own = self.graph, self.graph.types[node.output].dtype
+        may = own in _BYTES and node.output not in graph.outputs
+        if may and (clip := occurrence(_CLIP, graph, node)) and (dtype := self._holding(clip[_CLIP].limited_to, own)):
+            self.slim[node.output] = self._add(replace(clip[_CLIP], dtype=dtype), self._operands(node), node)
+        elif may and (lookup := occurrence(_LOOKUP, graph, node)) and (dtype := self._of_table(lookup, own)):
+            table = self.builder.fresh(f"{lookup[_TABLE]}_{dtype.text}")
+            name = self.builder.constant(table, lookup.array(_TABLE), dtype)
+            self.slim[node.output] = self._add(node.operator, [*self._operands(node)[:1], name], node)
+        elif may and self._moves_narrow(node):
+            self.slim[node.output] = self._add(node.operator, [self.slim[name] for name in node.inputs], node)
         else:
-            self.slim[node.output] = self._add(operator, [self.slim[name] for name in node.inputs], node)
+            self.same[node.output] = self._add(node.operator, self._operands(node), node)
 
     def _add(self, operator: Operator, operands: list[str], node: Node) -> str:
         return self.builder.add(operator, operands, node.output, node.origin)
 
-    def _narrowest(self, node: Node) -> DType | None:
-        """The type the result of a node gets; None where it keeps its own."""
-        operator = node.operator
-        if isinstance(operator, Clip):
-            return self._holding(operator.low, operator.high, operator.dtype)
-        if isinstance(operator, Lookup):
-            table = self.graph.constants.get(node.inputs[1])
-            own = self.graph.types[node.output].dtype
-            return None if table is None else self._holding(int(table.min()), int(table.max()), own)
-        if not (operator.moves_only or isinstance(operator, MaxPool2d)) or any(v not in self.slim for v in node.inputs):
-            return None
-        kinds = {self.builder.type_of(self.slim[name]).dtype for name in node.inputs}
-        (kind,) = kinds if len(kinds) == 1 else (None,)
-        fill = operator.value if isinstance(operator, Pad) else 0
-        return kind if kind is not None and kind.low <= fill <= kind.high else None
+    def _of_table(self, lookup: Occurrence, own: DType) -> DType | None:
+        table = lookup.array(_TABLE)
+        return self._holding((int(table.min()), int(table.max())), own)
 
-    def _holding(self, low: int, high: int, own: DType) -> DType | None:
+    def _moves_narrow(self, node: Node) -> bool:
+        """Whether all elements of a result are elements of narrow values of one type, or a number this type has."""
+        chosen = node.operator.chosen_from(node.inputs)
+        if chosen != node.inputs or any(name not in self.slim for name in chosen):
+            return False
+        kinds = {self.builder.type_of(self.slim[name]).dtype for name in chosen}
+        fill = node.operator.filler or 0
+        return len(kinds) == 1 and all(kind.low <= fill <= kind.high for kind in kinds)
+
+    def _holding(self, reach: tuple[int, int], own: DType) -> DType | None:
         """The narrowest type for a range; of two the one that is signed as the value is."""
-        fitting = [kind for kind in self.kinds if kind.low <= low and high <= kind.high]
+        fitting = [kind for kind in self.kinds if kind.low <= reach[0] and reach[1] <= kind.high]
         return min(fitting, key=lambda kind: (kind.bits, kind.signed != own.signed), default=None)
 
     def _operands(self, node: Node) -> list[str]:
         """The new operands of a node whose result keeps its type."""
-        reads = isinstance(node.operator, Linear | AveragePool2d | SumPool2d) or node.operator.pointwise
-        count = max(node.operator.pointwise, 1) if reads else 0
+        count = 0 if node.operator.as_given else max(node.operator.pointwise, 1)
         narrow = [self.slim.get(name) if place < count else None for place, name in enumerate(node.inputs)]
         if any(narrow):
-            found = [name or self._wide(old) for name, old in zip(narrow, node.inputs, strict=True)]
-            try:
-                if node.operator.infer([self.builder.type_of(n) for n in found]) == self.graph.types[node.output]:
-                    return found
-            except ValueError:
-                pass
+            names = [name or self._wide(old) for name, old in zip(narrow, node.inputs, strict=True)]
+            with suppress(ValueError):
+                if node.operator.infer([self.builder.type_of(n) for n in names]) == self.graph.types[node.output]:
+                    return names
         return [self._wide(name) for name in node.inputs]
 
     def _wide(self, name: str) -> str:

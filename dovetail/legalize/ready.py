@@ -14,14 +14,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dovetail.ir.graph import Graph, Node
+from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Requantize, Rounding
 from dovetail.ir.operators.linear import Linear
-from dovetail.ir.rewrite import Draft, run
+from dovetail.ir.pattern import apply, constant, operand, rest
+from dovetail.ir.rules import Left, Rule, RuleMatch, run
 from dovetail.ir.types import Array, DType
-from dovetail.legalize.requantisation import Accepts
+from dovetail.legalize.requantisation import Accepts, accepted
 from dovetail.target.description import Rewrite
 from dovetail.target.pattern import Constraint, Match, one_of
+
+_X, _WEIGHTS, _MULTIPLIER, _SHIFT = operand("x"), constant("weights"), constant("multiplier"), constant("shift")
+_LAYER = apply(Linear, _X, _WEIGHTS, rest("bias", known=True))
+_SCALED = apply(Requantize, _LAYER, _MULTIPLIER, _SHIFT)
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Requantisation:
 
     @property
     def limits(self) -> tuple[Constraint, ...]:
-        """What `layers.requantised` patterns must keep."""
+        """Limits of `layers.requantised` patterns."""
         words = {Rounding.DOUBLE: "twice, as TensorFlow Lite Micro does", Rounding.SINGLE: "once, halves up"}
         how = words.get(self.rounding, f"as `{self.rounding.value}` does")
         found = [
@@ -63,42 +68,36 @@ class Requantisation:
             accepts: whether the engine computes a layer; told the types of all values and the layer.
         """
 
-        def rule(draft: Draft, node: Node) -> str | None:
-            layer = draft.made_by(node.inputs[0], Linear) if isinstance(node.operator, Requantize) else None
-            if layer is None or any(name not in draft.constants for name in (*node.inputs[1:], *layer.inputs[1:])):
-                return None
-            return self._brought(draft, node, layer) if accepts(draft.types, layer) else None
-
-        def apply(graph: Graph) -> Graph:
-            return _told_at_ends(run(graph, [rule]))
-
         exact = self == Requantisation(self.name)
-        return Rewrite(self.name, apply, lsb=0 if exact else 1 if self.bits > 12 else 2)
+        rule = Rule(_SCALED, self._brought, (accepted(accepts, _LAYER),))
+        return Rewrite(
+            self.name, lambda graph: _at_ends(run(graph, [rule])), lsb=0 if exact else 1 if self.bits > 12 else 2
+        )
 
-    def _brought(self, draft: Draft, node: Node, layer: Node) -> str | None:
-        operator = node.operator
-        assert isinstance(operator, Requantize)
-        given = [draft.constants[name] for name in node.inputs[1:]]
-        multiplier, shift = normal(*given)
+    def _brought(self, at: RuleMatch) -> str | Left | None:
+        before = [at.array(_MULTIPLIER), at.array(_SHIFT)]
+        multiplier, shift = normal(*before)
         factor = multiplier * 2.0 ** (shift - 31.0)
         crooked = np.flatnonzero(multiplier & (multiplier - 1))
         if self.bits == 1 and crooked.size:
             what = f"the multiplier of channel {crooked[0]} is no power of two ({factor[crooked[0]]:.6g})"
-            return draft.leave(node, f"{what}; dovetail quantize can make it one")
+            return Left(f"{what}; dovetail quantize can make it one")
         multiplier, shift = normal(*_narrowed(multiplier, shift, self.bits))
         if not self.per_channel and any(len(set(own.reshape(-1).tolist())) > 1 for own in (multiplier, shift)):
             what = f"the multipliers of channels differ: {factor.min():.6g} to {factor.max():.6g}"
-            return draft.leave(node, f"{what}; dovetail quantize can make it one")
+            return Left(f"{what}; dovetail quantize can make it one")
         count = slice(None) if self.per_channel else slice(1)
         arrays = [multiplier[count].astype(np.int32), shift[count].astype(np.int32)]
-        same = all(np.array_equal(old, new) for old, new in zip(given, arrays, strict=True))
-        if same and operator.rounding is self.rounding:
+        same = all(np.array_equal(old, new) for old, new in zip(before, arrays, strict=True))
+        if same and at[_SCALED].rounding is self.rounding:
             return None
-        names = [draft.constant(array, DType.INT32, name) for array, name in zip(arrays, node.inputs[1:], strict=True)]
-        total = node.inputs[0]
+        names = [
+            at.constant(array, DType.INT32, leaf) for array, leaf in zip(arrays, (_MULTIPLIER, _SHIFT), strict=True)
+        ]
+        total = at.value(_LAYER)
         if self.half_in_bias:
-            total = _raised(draft, layer, arrays[0] * 2.0 ** (arrays[1] - 31.0))
-        return draft.add(replace(operator, rounding=self.rounding), [total, *names], node)
+            total = _raised(at, arrays[0] * 2.0 ** (arrays[1] - 31.0))
+        return at.add(replace(at[_SCALED], rounding=self.rounding), total, *names)
 
 
 def normal(multiplier: Array, shift: Array) -> tuple[Array, Array]:
@@ -117,23 +116,18 @@ def _narrowed(multiplier: Array, shift: Array, bits: int) -> tuple[Array, Array]
     return np.where(over, rounded >> 1, rounded), np.where(over, shift + 1, shift)
 
 
-def _raised(draft: Draft, layer: Node, factor: Array) -> str:
-    """The layer's sums with half a step of the result in the bias: what is cut off is then rounded."""
-    operator = layer.operator
-    assert isinstance(operator, Linear)
-    channels = draft.types[layer.output].shape[-1]
-    bias = draft.constants[layer.inputs[2]] if len(layer.inputs) > 2 else np.zeros(channels, np.int32)
+def _raised(at: RuleMatch, factor: Array) -> str:
+    """The layer's sums with half a step of the result in the bias: the part that is cut off is then rounded."""
+    (bias,) = [at.array(value) for value in at.others(_LAYER)] or [np.zeros(at.type(_LAYER).shape[-1], np.int32)]
     half = np.rint(np.minimum(0.5 / np.maximum(factor, 2.0**-60), 2.0**29)).astype(np.int64)
     raised = np.clip(bias.astype(np.int64) + half, -(1 << 31), (1 << 31) - 1).astype(np.int32)
-    name = draft.constant(raised, DType.INT32, layer.inputs[-1])
-    return draft.add(replace(operator), [*layer.inputs[:2], name], layer)
+    return at.add(at[_LAYER], _X, _WEIGHTS, at.constant(raised, DType.INT32, at.node(_LAYER).inputs[-1]), like=_LAYER)
 
 
-def _told_at_ends(graph: Graph) -> Graph:
-    """What is said of a requantisation also said of the limits behind it, where layers end."""
+def _at_ends(graph: Graph) -> Graph:
+    """The graph with the reason for leaving a requantisation also at the limits behind it, where layers end."""
     scaled = (node for node in graph.nodes if node.inputs and node.inputs[0] in graph.left)
-    ends = {node.output: graph.left[node.inputs[0]] for node in scaled}
-    return replace(graph, left={**graph.left, **ends}) if ends else graph
+    return replace(graph, left={**graph.left, **{node.output: graph.left[node.inputs[0]] for node in scaled}})
 
 
 def _requantize(match: Match) -> Requantize:

@@ -4,38 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, ScaleShift
-from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, FullyConnected, Linear
 from dovetail.ir.operators.movement import Pad
+from dovetail.ir.pattern import Apply, Pattern, apply, maybe, operand, rest
 from dovetail.ir.requantisation.engine import RequantisationLimits, SumOffsets, with_product, without_product
-from dovetail.ir.rewrite import Draft, run
+from dovetail.ir.rules import Condition, Left, Rule, RuleMatch, rewriting
 from dovetail.ir.types import Array, DType, TensorType
 
 Accepts = Callable[[Mapping[str, TensorType], Node], bool]
 """Whether the engine computes a linear node; told the types of all values."""
 
-
-def _of_channels(operator: Linear, weights: Array) -> Array:
-    """Per output channel the weights that meet it, as [C, taps] int64."""
-    first = np.moveaxis(weights.astype(np.int64), operator.weight_axis, 0)
-    return first.reshape(len(first), -1)
+X, WEIGHTS, BIAS, PARAMETERS = operand("x"), operand("weights"), rest("bias"), rest("parameters")
 
 
-def scaled_layer(
-    draft: Draft, clip: Node, scaling: type[Operator], *kinds: type[Operator]
-) -> tuple[Node, Node] | tuple[None, None]:
-    """The requantisation before a clip and the operator of some kinds before that, neither read by anything else."""
-    scaled = draft.made_by(clip.inputs[0], scaling) if isinstance(clip.operator, Clip) else None
-    layer = draft.made_by(scaled.inputs[0], *kinds) if scaled is not None else None
-    if scaled is None or layer is None or max(draft.users(scaled.output), draft.users(layer.output)) > 1:
-        return None, None
-    return scaled, layer
+def accepted(accepts: Accepts, layer: Apply[Any], sentence: str = "") -> Condition:
+    """The condition that an engine computes a layer."""
+    return sentence, lambda at: accepts(at.draft.types, at.node(layer))
+
+
+def scale_shifted(
+    at: RuleMatch,
+    value: Pattern | str,
+    parameters: Sequence[int | Array],
+    like: Apply[Any] | None = None,
+    named: Pattern | str = "",
+    stem: str = "",
+) -> str:
+    """(value * scale + offset) >> shift by three parameters, each a number or one per channel; they are named so."""
+    arrays = (np.atleast_1d(np.asarray(parameter)).astype(np.int32) for parameter in parameters)
+    names = [at.constant(array, DType.INT32, named) for array in arrays]
+    return at.add(ScaleShift(), value, *names, like=like, stem=stem)
+
+
+_LAYER = apply(Linear, X, WEIGHTS, BIAS, alone=True)
+_SCALED = apply(Requantize, _LAYER, PARAMETERS, alone=True)
+_REQUANTISED = apply(Clip, _SCALED, having=lambda clip: clip.dtype.bits <= 8)
 
 
 def engine_requantisation(
@@ -46,64 +56,64 @@ def engine_requantisation(
     Bias and input zero point move into the offset. A scale of 8 bits is right to 1 part in 256, so a result of 8 bits
     is within 2 of the original.
     """
-    least, most = float(limits.activations.low), float(limits.activations.high)
+    activations = limits.activations
 
-    def rule(draft: Draft, node: Node) -> str | None:
-        scaled, linear = scaled_layer(draft, node, Requantize, Linear)
-        if scaled is None or linear is None or draft.types[node.output].dtype.bits > 8:
-            return None
-        requantize, operator = scaled.operator, linear.operator
-        assert isinstance(requantize, Requantize) and isinstance(operator, Linear)
-        if reason := _unfit(draft, scaled, linear, limits, accepts):
-            return draft.leave(node, reason)
-        filters = draft.constants[linear.inputs[1]]
-        weights = _of_channels(operator, filters)
-        channels = weights.shape[0]
-        bias = draft.constants[linear.inputs[2]].astype(np.int64) if len(linear.inputs) > 2 else np.zeros(channels, int)
-        multiplier, shift = (
-            np.broadcast_to(draft.constants[v].astype(np.float64), channels) for v in scaled.inputs[1:]
-        )
+    def fits(at: RuleMatch) -> bool:
+        kind = at.type(X).dtype  # an input of the network may be narrower
+        return kind.bits <= 8 and kind is activations.narrowed(kind.bits)
+
+    def by_engine(at: RuleMatch) -> str | Left:
+        operator, filters = at[_LAYER], at.array(WEIGHTS)
+        weights = operator.filters(filters).astype(np.int64)
+        channels = len(weights)
+        bias = [at.array(value).astype(np.int64) for value in at.others(_LAYER)] or [np.zeros(channels, int)]
+        multiplier, shift = (np.broadcast_to(at.array(v).astype(np.float64), channels) for v in at.others(_SCALED))
         factor = multiplier * 2.0 ** (shift - 31)
-        sums = SumOffsets(operator.input_zero_point, bias, requantize.output_zero_point)
+        sums = SumOffsets(operator.input_zero_point, bias[0], at[_SCALED].output_zero_point)
+        kept = at.value(WEIGHTS)
         if limits.multiplies:
-            if limits.bias_first:
-                idle = factor * np.abs(weights).sum(axis=1) * max(-least, most) < 0.5
-                weights, filters = weights * ~idle[:, None], _without(operator, filters, idle)
-            found = with_product(factor, weights, sums, limits)
+            reach = factor * np.abs(weights).sum(axis=1) * max(-activations.low, activations.high)
+            idle = reach < 0.5 if limits.bias_first else np.zeros(channels, bool)
+            weights[idle] = 0  # they never move the result
+            parameters, is_new = with_product(factor, weights, sums, limits), idle.any()
         else:
-            pays = digits_pay is not None and digits_pay(draft.types, linear)
-            found, weights = without_product(factor, weights, sums, limits, pays)
-            filters = _to_channels(operator, weights, filters)
-        if found is None:
-            return draft.leave(node, _unscalable(factor, limits))
-        bare = operator.with_zero_points(0)
-        kept = linear.inputs[1]
-        if filters is not draft.constants[kept]:
-            kept = draft.constant(filters, draft.types[kept].dtype, kept)
-        accumulator = draft.add(bare, [linear.inputs[0], kept], linear, f"{linear.output}_bare")
-        shifted = scale_shifted(draft, accumulator, found, scaled, linear.inputs[1], f"{node.output}_by_engine")
-        return draft.add(node.operator, [shifted], node)
+            pays = digits_pay is not None and digits_pay(at.draft.types, at.node(_LAYER))
+            parameters, weights = without_product(factor, weights, sums, limits, pays)
+            is_new = True
+        if parameters is None:
+            return Left(_unscalable(factor, limits))
+        if is_new:
+            kept = at.constant(operator.as_weights(weights, filters), at.type(WEIGHTS).dtype, WEIGHTS)
+        sums_of = at.add(operator.with_zero_points(0), X, kept, like=_LAYER, stem=f"{at.value(_LAYER)}_bare")
+        stem = f"{at.root.output}_by_engine"
+        return at.add(at[_REQUANTISED], scale_shifted(at, sums_of, parameters, _SCALED, WEIGHTS, stem))
 
-    return lambda graph: run(graph, [rule])
+    def activations_differ(at: RuleMatch) -> str:
+        return f"activations are {at.type(X).dtype.text}, not {activations.text}"
 
-
-def _unfit(draft: Draft, scaled: Node, linear: Node, limits: RequantisationLimits, accepts: Accepts) -> str:
-    """Why a requantised layer is none for `engine_requantisation`; empty where it is one."""
-    requantize, operator = scaled.operator, linear.operator
-    assert isinstance(requantize, Requantize) and isinstance(operator, Linear)
-    kind = draft.types[linear.inputs[0]].dtype  # an input of the network may be narrower
-    taken = kind.bits <= 8 and kind is limits.activations.narrowed(kind.bits)
-    tests = (
-        (not taken, f"activations are {kind.text}, not {limits.activations.text}"),
-        (operator.weight_zero_point, f"the weights have the zero point {operator.weight_zero_point}, not 0"),
-        (
-            any(value not in draft.constants for value in (*scaled.inputs[1:], *linear.inputs[1:])),
-            "weights, bias or multipliers are not known at compile time",
-        ),
-        (requantize.input_zero_point or requantize.left_shift, "the sum is no plain one of products"),
+    return rewriting(
+        Rule(
+            _REQUANTISED,
+            by_engine,
+            (
+                (activations_differ, fits),
+                (_has_zero_point, lambda at: not at[_LAYER].weight_zero_point),
+                (
+                    "weights, bias or multipliers are not known at compile time",
+                    lambda at: at.knows(_SCALED) and at.knows(_LAYER),
+                ),
+                (
+                    "the sum is no plain one of products",
+                    lambda at: not (at[_SCALED].input_zero_point or at[_SCALED].left_shift),
+                ),
+                accepted(accepts, _LAYER, "the engine has no layer of this shape or window"),
+            ),
+        )
     )
-    found = next((sentence for wrong, sentence in tests if wrong), "")
-    return found or ("" if accepts(draft.types, linear) else "the engine has no layer of this shape or window")
+
+
+def _has_zero_point(at: RuleMatch) -> str:
+    return f"the weights have the zero point {at[_LAYER].weight_zero_point}, not 0"
 
 
 def _unscalable(factor: NDArray[np.float64], limits: RequantisationLimits) -> str:
@@ -120,55 +130,40 @@ def _unscalable(factor: NDArray[np.float64], limits: RequantisationLimits) -> st
     return what + f"no scale of {limits.scale_bits} bits and shift of at most {limits.most_shift} keep sums in 32 bits"
 
 
-def _to_channels(operator: Linear, weights: Array, like: Array) -> Array:
-    """Filters of [C, taps], laid out as `like`."""
-    moved = np.moveaxis(like, operator.weight_axis, 0)
-    return np.moveaxis(weights.reshape(moved.shape), 0, operator.weight_axis).astype(like.dtype)
-
-
-def scale_shifted(
-    draft: Draft, value: str, parameters: Sequence[int | Array], like: Node, named: str, stem: str = ""
-) -> str:
-    """(value * scale + offset) >> shift by three parameters, each a number or one per channel; they are named so."""
-    arrays = (np.atleast_1d(np.asarray(parameter)).astype(np.int32) for parameter in parameters)
-    names = [draft.constant(array, DType.INT32, named) for array in arrays]
-    return draft.add(ScaleShift(), [value, *names], like, stem)
-
-
-def _without(operator: Linear, filters: Array, idle: Array) -> Array:
-    """The filters with those of idle channels, which can never move the result, set to zero."""
-    if not idle.any():
-        return filters
-    shape = [1] * filters.ndim
-    shape[operator.weight_axis] = -1
-    return np.where(idle.reshape(shape), filters.dtype.type(0), filters)
+_ANY_LAYER = apply(Linear, X, WEIGHTS, BIAS)
 
 
 def split_bias(accepts: Accepts) -> Callable[[Graph], Graph]:
     """A rewrite: accepted linear layers lose bias and input zero point to an addition behind them. Exact."""
 
-    def rule(draft: Draft, node: Node) -> str | None:
-        operator = node.operator
-        if not isinstance(operator, Linear) or not accepts(draft.types, node):
-            return None
-        if draft.types[node.inputs[0]].dtype is not DType.UINT8 or operator.weight_zero_point:
-            return draft.leave(node, "activations are not uint8, or the weights have a zero point")
-        if any(value not in draft.constants for value in node.inputs[1:]):
-            return draft.leave(node, "weights or bias are not known at compile time")
-        if len(node.inputs) == 2 and operator.input_zero_point == 0:
-            return None
-        weights = _of_channels(operator, draft.constants[node.inputs[1]])
-        bias = draft.constants[node.inputs[2]].astype(np.int64) if len(node.inputs) > 2 else 0
-        addend = (bias - operator.input_zero_point * weights.sum(axis=1)).astype(np.int32)
-        bare = draft.add(operator.with_zero_points(0), node.inputs[:2], node)
-        return draft.add(Add(), [bare, draft.constant(addend, DType.INT32, node.inputs[1])], node)
+    def apart(at: RuleMatch) -> str:
+        operator = at[_ANY_LAYER]
+        filters = operator.filters(at.array(WEIGHTS).astype(np.int64))
+        bias = sum(at.array(value).astype(np.int64) for value in at.others(_ANY_LAYER))
+        addend = (bias - operator.input_zero_point * filters.sum(axis=1)).astype(np.int32)
+        bare = at.add(operator.with_zero_points(0), X, WEIGHTS)
+        return at.add(Add(), bare, at.constant(addend, DType.INT32, WEIGHTS))
 
-    return lambda graph: run(graph, [rule])
+    return rewriting(
+        Rule(
+            _ANY_LAYER,
+            apart,
+            (
+                accepted(accepts, _ANY_LAYER),
+                (
+                    "activations are not uint8, or the weights have a zero point",
+                    lambda at: at.type(X).dtype is DType.UINT8 and not at[_ANY_LAYER].weight_zero_point,
+                ),
+                ("weights or bias are not known at compile time", lambda at: at.knows(_ANY_LAYER)),
+                lambda at: bool(at.others(_ANY_LAYER)) or at[_ANY_LAYER].input_zero_point != 0,
+            ),
+        )
+    )
 
 
 @dataclass(frozen=True)
 class ConverterLimits:
-    """What an analog array takes and gives."""
+    """Limits of an analog array: its operands, its converter, and what scales behind it."""
 
     operand: tuple[int, int]
     """Least and greatest activation; others saturate."""
@@ -180,6 +175,13 @@ class ConverterLimits:
     """Bits that products and sums behind the converter keep within, sign included."""
 
 
+_IMAGE = operand("image")
+_PAD = maybe(Pad, _IMAGE)
+_TERNARY = apply((Conv2d, FullyConnected), _PAD, WEIGHTS, alone=True)
+_SHIFTED = apply(ScaleShift, _TERNARY, PARAMETERS, alone=True)
+_LIMITED = apply(Clip, _SHIFTED)
+
+
 def through_converter(accepts: Accepts, limits: ConverterLimits) -> Callable[[Graph], Graph]:
     """A rewrite: clip(scale-shift(conv(x))) of an accepted layer, scale 1 and weights of -1, 0 and 1, becomes
 
@@ -189,40 +191,44 @@ def through_converter(accepts: Accepts, limits: ConverterLimits) -> Callable[[Gr
     lost are the bits below it, and operands beyond the limits.
     """
 
-    def rule(draft: Draft, node: Node) -> str | None:
-        scaled, layer = scaled_layer(draft, node, ScaleShift, Conv2d, FullyConnected)
-        constants = draft.constants
-        if scaled is None or layer is None or len(layer.inputs) > 2:
-            return None
-        if any(name not in constants for name in (layer.inputs[1], *scaled.inputs[1:])):
-            return None
-        weights = constants[layer.inputs[1]]
-        scale, offset, shift = (constants[name].astype(np.int64) for name in scaled.inputs[1:])
-        if np.abs(weights).max() > 1:
-            return draft.leave(
-                node, f"weights reach from {weights.min()} to {weights.max()}; the array has -1, 0 and 1"
-            )
-        if (scale != 1).any() or len(set(shift.reshape(-1).tolist())) > 1:
-            return draft.leave(node, "the requantisation is not one shift for the whole layer")
-        assert isinstance(node.operator, Clip)
-        if (node.operator.low, node.operator.high) == limits.code:
-            return None  # a converter's already
-        fitted = _fit(weights, offset, int(shift.flat[0]), node.operator, limits)
-        if fitted is None:
-            return draft.leave(node, "no gain of the converter holds its sums")
-        if not accepts(draft.types, layer):
-            return draft.leave(node, "the array has no room for it")
-        gain, after = fitted
-        pad = draft.made_by(layer.inputs[0], Pad)
-        value = pad.inputs[0] if pad is not None else layer.inputs[0]
-        value = draft.add(Clip(*limits.operand, DType.INT8), [value], node)
-        value = draft.add(pad.operator, [value], node) if pad is not None else value
-        total = draft.add(layer.operator, [value, layer.inputs[1]], layer)
-        gained = scale_shifted(draft, total, (1, 0, gain), node, node.output)
-        code = draft.add(Clip(*limits.code, DType.INT8), [gained], node)
-        return draft.add(node.operator, [scale_shifted(draft, code, after, scaled, node.output)], node)
+    def weights_reach(at: RuleMatch) -> str:
+        weights = at.array(WEIGHTS)
+        return f"weights reach from {weights.min()} to {weights.max()}; the array has -1, 0 and 1"
 
-    return lambda graph: run(graph, [rule])
+    def is_one_shift(at: RuleMatch) -> bool:
+        scale, _, shift = (at.array(value) for value in at.others(_SHIFTED))
+        return bool((scale == 1).all() and (shift == shift.flat[0]).all())
+
+    def gain_of(at: RuleMatch) -> tuple[int, tuple[int, Array, int]] | None:
+        _, offset, shift = (at.array(value).astype(np.int64) for value in at.others(_SHIFTED))
+        return _fit(at.array(WEIGHTS), offset, int(shift.flat[0]), at[_LIMITED], limits)
+
+    def converted(at: RuleMatch) -> str | Left:
+        gained = gain_of(at)
+        if gained is None:
+            return Left("no gain of the converter holds its sums")
+        if not accepts(at.draft.types, at.node(_TERNARY)):
+            return Left("the array has no room for it")
+        gain, after = gained
+        value = at.add(Clip(*limits.operand, DType.INT8), _IMAGE)
+        value = at.add(at[_PAD], value) if at.has(_PAD) else value
+        total = at.add(at[_TERNARY], value, WEIGHTS, like=_TERNARY)
+        code = at.add(Clip(*limits.code, DType.INT8), scale_shifted(at, total, (1, 0, gain)))
+        return at.add(at[_LIMITED], scale_shifted(at, code, after, _SHIFTED))
+
+    return rewriting(
+        Rule(
+            _LIMITED,
+            converted,
+            (
+                lambda at: at.knows(_TERNARY) and at.knows(_SHIFTED),
+                (weights_reach, lambda at: np.abs(at.array(WEIGHTS)).max() <= 1),
+                ("the requantisation is not one shift for the whole layer", is_one_shift),
+                # else it is a converter's already
+                lambda at: (at[_LIMITED].low, at[_LIMITED].high) != limits.code,
+            ),
+        )
+    )
 
 
 def _fit(

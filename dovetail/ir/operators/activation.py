@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dovetail.ir.operators import gemmlowp
-from dovetail.ir.operators.base import Pointwise, Rowwise, require
+from dovetail.ir.operators.base import Operator, Pointwise, Rowwise, require
 from dovetail.ir.types import Array, DType, TensorType
 
 if TYPE_CHECKING:
@@ -298,6 +298,9 @@ class FixedSoftmax(Rowwise):
         require(self.dtype in (DType.INT8, DType.UINT8, DType.INT16), f"cannot give {self.dtype.text}")
         require(len(x.shape) > 0 and x.shape[-1] < 4096, f"sums up to 4095 elements, got {x}")
         return TensorType(x.shape, self.dtype)
+
+    def raised(self, by: Sequence[int]) -> Operator | None:
+        return self
 
     def table(self) -> Array:
         """exp of the difference -d for d = 0..255, Q0.31 in int32 [256]; 0 beyond diff_min."""

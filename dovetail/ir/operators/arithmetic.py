@@ -165,6 +165,9 @@ class Requantize(_ChannelScaling):
             return None
         return float(multiplier[0]) * 2.0 ** (int(shift[0]) - 31 + self.left_shift)
 
+    def raised(self, by: Sequence[int]) -> Requantize:
+        return replace(self, input_zero_point=self.input_zero_point + by[0])
+
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         x, multiplier, shift = inputs
         raised = (x.astype(np.int64) - self.input_zero_point) << self.left_shift
@@ -287,6 +290,9 @@ class Lookup(Pointwise):
 
     def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
         return True
+
+    def raised(self, by: Sequence[int]) -> Operator | None:
+        return self
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         lowest = body.scalar(types[0].dtype.low, DType.INT32)

@@ -19,6 +19,7 @@ ONNX and its traits stand in one class, so adding an operator touches one place.
 | `as_given` | it computes on the element types it has, floats too: quantize leaves it |
 | `chosen_from(operands)` | the operands whose elements the result consists of: quantised alike, it has their integers |
 | `is_noop(types)` | it gives back its operand |
+| `raised(by)` | the operator for operands that are so much higher |
 | `reordered(order, types)` | the operator for operands with their axes in another order |
 | `axis_after(axis, types)` | the axis of the result that an axis of the operand becomes |
 | `pieces(types)` | the strided copies that compute it, as `Piece`s |
@@ -179,6 +180,11 @@ class Operator:
         """The least and the greatest value that it limits integers to; None for other operators."""
         return None
 
+    @property
+    def filler(self) -> float | None:
+        """The number it puts beside elements that only move; None for most."""
+        return None
+
     def slope_of(self, constants: Sequence[Array | None]) -> float | None:
         """By how much the result grows with each of its `pointwise` operands, rounding aside; None where that is not
         one number known at compile time. `constants` are the operands, None for those computed at run time."""
@@ -244,6 +250,11 @@ class Operator:
         """Whether the result is the first operand as it is."""
         return False
 
+    def raised(self, by: Sequence[int]) -> Operator | None:
+        """The operator for operands that are unsigned in place of signed, each higher by so much. It gives the same
+        result, or where it chooses elements, one that is higher too. None where there is none."""
+        return None
+
     def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
         """The operator for operands with their axes in another order, axis i being axis `order[i]`, whose result is
         this one's in the same order; parameters stay as they are. None where there is none."""
@@ -303,6 +314,9 @@ class Mover(Operator):
 
     def is_noop(self, inputs: Sequence[TensorType]) -> bool:
         return self.infer(inputs) == inputs[0]
+
+    def raised(self, by: Sequence[int]) -> Operator | None:
+        return self
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
         return operands

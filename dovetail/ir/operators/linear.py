@@ -52,8 +52,21 @@ class Linear(Operator):
     def with_zero_points(self, x: int, weights: int = 0) -> Self:
         """The same layer with other zero points."""
         changed: Any = self
-        found: Self = replace(changed, input_zero_point=x, weight_zero_point=weights)
-        return found
+        moved: Self = replace(changed, input_zero_point=x, weight_zero_point=weights)
+        return moved
+
+    def raised(self, by: Sequence[int]) -> Operator | None:
+        return None if any(by[1:]) else self.with_zero_points(self.input_zero_point + by[0], self.weight_zero_point)
+
+    def filters(self, weights: Array) -> Array:
+        """The weights of each output channel as a row: [C, taps]."""
+        rows = np.moveaxis(weights, self.weight_axis, 0)
+        return rows.reshape(len(rows), -1)
+
+    def as_weights(self, filters: Array, like: Array) -> Array:
+        """Rows of weights, as `filters` gives them, in the shape and type of weights."""
+        shape = np.moveaxis(like, self.weight_axis, 0).shape
+        return np.moveaxis(filters.reshape(shape), 0, self.weight_axis).astype(like.dtype)
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,10 @@ class Convolution(Linear):
 
     def window(self, inputs: Sequence[TensorType]) -> SlidingWindow:
         return SlidingWindow((inputs[1].shape[1], inputs[1].shape[2]), self.stride, self.dilation)
+
+    def dense_weights(self, weights: Array) -> Array:
+        """Weights [O, KH, KW, I] of a full convolution that computes the same."""
+        return weights
 
     def _image(self, x: TensorType, w: TensorType, channels: int, bias: Sequence[TensorType]) -> TensorType:
         require(len(x.shape) == 4 and len(w.shape) == 4, f"expects NHWC and OHWI, got {x} and {w}")
@@ -151,6 +168,9 @@ class DepthwiseConv2d(Convolution):
 
     def as_convolution(self, weights: Array) -> Array:
         return weights.transpose(3, 1, 2, 0)
+
+    def dense_weights(self, weights: Array) -> Array:
+        return np.eye(weights.shape[3], dtype=weights.dtype)[:, None, None] * weights
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         x, w, *bias = inputs
@@ -255,6 +275,9 @@ class MatrixProduct(Operator):
     def zero_points(self) -> tuple[int, int]:
         """Those of a and of b."""
         return self.left_zero_point, self.right_zero_point
+
+    def raised(self, by: Sequence[int]) -> Operator | None:
+        return MatrixProduct(self.left_zero_point + by[0], self.right_zero_point + by[1])
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         a, b = inputs

@@ -113,6 +113,13 @@ class Pad(Mover):
             after.append(stop - start - before[-1] - (inner[1] - inner[0]))
         return Pad(tuple(before), tuple(after), self.value), (tuple(spans),)
 
+    @property
+    def filler(self) -> float:
+        return self.value
+
+    def raised(self, by: Sequence[int]) -> Operator | None:
+        return replace(self, value=self.value + by[0])
+
     def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
         return Pad(permuted(self.before, order), permuted(self.after, order), self.value)
 
@@ -211,6 +218,11 @@ class Slice(Mover):
         spans = zip(box, self.start, self.step, strict=True)
         reads = tuple((first + a * step, first + (b - 1) * step + 1) for (a, b), first, step in spans)
         return Slice((0,) * len(reads), tuple(stop - start for start, stop in reads), self.step), (reads,)
+
+    def axis_after(self, axis: int, inputs: Sequence[TensorType]) -> int | None:
+        place = axis % len(self.start)
+        whole = (self.start[place], self.stop[place], self.step[place]) == (0, inputs[0].shape[place], 1)
+        return place if whole else None
 
     def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
         return Slice(permuted(self.start, order), permuted(self.stop, order), permuted(self.step, order))

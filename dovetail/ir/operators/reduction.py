@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class ReduceKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Pool2d(Operator):
-    """What the pools share. Operand: x NHWC; result [N, OH, OW, C].
+    """A pool. Operand: x NHWC; result [N, OH, OW, C].
 
     Padding elements take no part in the result. It must be smaller than the kernel, so that every window
     holds a real element.
@@ -118,6 +118,9 @@ class MaxPool2d(Pool2d):
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
         return operands
 
+    def raised(self, by: Sequence[int]) -> Operator | None:
+        return self
+
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         kind = DType.of(inputs[0].dtype)
         lowest = kind.low if kind.is_integer else -np.inf
@@ -130,8 +133,32 @@ class MaxPool2d(Pool2d):
         return body.cast(self._onnx_native(body, real, "MaxPool"), types[0].dtype)
 
 
+class SummingPool2d(Pool2d):
+    """A pool whose result follows from the sum of each window."""
+
+    input_zero_point: int
+    """Taken off every integer."""
+
+    @property
+    def zero_point(self) -> int:
+        return self.input_zero_point
+
+    def raised(self, by: Sequence[int]) -> Self:
+        changed: Any = self
+        higher: Self = replace(changed, input_zero_point=self.input_zero_point + by[0])
+        return higher
+
+    def of_sums(self, totals: Array, counts: Array | int) -> Array:
+        """The result for windows of so many real integers with these sums, int32."""
+        return np.asarray(totals - counts * self.input_zero_point).astype(np.int32)
+
+    def integers(self, x: Array) -> Array:
+        """The result for integers."""
+        return self.of_sums(self._total(x.astype(np.int64)), self.counts(TensorType(x.shape, DType.of(x.dtype))))
+
+
 @dataclass(frozen=True)
-class AveragePool2d(Pool2d):
+class AveragePool2d(SummingPool2d):
     """The mean of the real elements of each window.
 
     Float: float32. Integer: the sum of x - input_zero_point divided by the count, rounded half away from zero, as
@@ -143,11 +170,6 @@ class AveragePool2d(Pool2d):
     """For the quantize stage: the integer form must be a sum and one scaling, as TFLite's MEAN is, also where input
     and result are quantised alike. No meaning of its own."""
     input_zero_point: int = 0
-    """Taken off every integer."""
-
-    @property
-    def zero_point(self) -> int:
-        return self.input_zero_point
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         real = inputs[0].dtype is DType.FLOAT32
@@ -155,12 +177,14 @@ class AveragePool2d(Pool2d):
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         x = inputs[0]
-        counts = self.counts(TensorType(tuple(x.shape), DType.of(x.dtype)))
-        if x.dtype == np.float32:
-            return np.asarray(self._total(x.astype(np.float64)) / counts, dtype=np.float32)
-        total = self._total(x.astype(np.int64) - self.input_zero_point)
-        quotient = (np.abs(total) + counts // 2) // counts
-        return np.asarray(np.sign(total) * quotient, dtype=np.int32)
+        if x.dtype != np.float32:
+            return self.integers(x)
+        counts = self.counts(TensorType(x.shape, DType.FLOAT32))
+        return np.asarray(self._total(x.astype(np.float64)) / counts, dtype=np.float32)
+
+    def of_sums(self, totals: Array, counts: Array | int) -> Array:
+        centred = totals - counts * self.input_zero_point
+        return np.asarray(np.sign(centred) * ((np.abs(centred) + counts // 2) // counts), dtype=np.int32)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         result = self.infer(types)
@@ -177,22 +201,18 @@ class AveragePool2d(Pool2d):
 
 
 @dataclass(frozen=True)
-class SumPool2d(Pool2d):
+class SumPool2d(SummingPool2d):
     """The sum of (x - input_zero_point) over each window, as int32; padding adds 0. Integer operands only."""
 
     kind = ReduceKind.SUM
     input_zero_point: int = 0
-
-    @property
-    def zero_point(self) -> int:
-        return self.input_zero_point
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         require(inputs[0].dtype.is_integer, f"expects integers, got {inputs[0]}")
         return self._result(inputs[0], DType.INT32)
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
-        return self._total(inputs[0].astype(np.int64) - self.input_zero_point).astype(np.int32)
+        return self.integers(inputs[0])
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         wide = body.cast(inputs[0], DType.INT64)

@@ -14,7 +14,6 @@ from dovetail.ir.operators.arithmetic import Offset
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Im2col, Transpose
-from dovetail.ir.operators.reduction import AveragePool2d
 from dovetail.ir.types import DType, TensorType
 from dovetail.target import layers
 from dovetail.targets.ne16.job import CHANNELS_IN, EDGE, launch_cycles, layer_cycles, line
@@ -137,11 +136,11 @@ def _patches_ahead(
 
 def pools(types: Mapping[str, TensorType], node: Node) -> bool:
     """Whether the engine has the window of an average pool, as a depthwise layer."""
-    operator = node.operator
-    assert isinstance(operator, AveragePool2d)
+    window = node.operator.window([types[node.inputs[0]]])
     images, height, width, _ = types[node.output].shape
-    walks = height * width == 1 or operator.stride in ((1, 1), (2, 2))
-    return images == 1 and operator.kernel == (3, 3) and walks
+    if window is None or images != 1:
+        return False
+    return window.kernel == (3, 3) and (height * width == 1 or window.stride in ((1, 1), (2, 2)))
 
 
 _MOST_TOGETHER = 4
