@@ -1,4 +1,4 @@
-"""What the integers of a network's inputs and outputs stand for."""
+"""Scales and zero points of a network's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.types import Array, DType
 
 
@@ -17,7 +16,7 @@ class Steps:
     """real = scale * (integer - zero_point), in float32."""
 
     scale: float
-    """Of float32."""
+    """A float32 value."""
     zero_point: int
 
     def quantize(self, reals: Array, dtype: DType) -> Array:
@@ -60,7 +59,7 @@ def boundary(graph: Graph) -> Mapping[str, Steps]:
 
 
 def _readers(name: str, users: Mapping[str, Sequence[Node]]) -> list[Node]:
-    """What computes with a value, movement of it followed."""
+    """The nodes that compute with a value, movement of it followed."""
     found: list[Node] = []
     for node in users[name]:
         found += _readers(node.output, users) if len(node.operator.chosen_from(node.inputs)) == 1 else [node]
@@ -69,7 +68,9 @@ def _readers(name: str, users: Mapping[str, Sequence[Node]]) -> list[Node]:
 
 def _steps(graph: Graph, node: Node) -> Steps | None:
     """The parameters of a Quantize or Dequantize with one scale."""
-    if not isinstance(node.operator, Quantize | Dequantize) or any(x not in graph.constants for x in node.inputs[1:]):
+    if not (node.operator.quantises or node.operator.dequantises) or any(
+        x not in graph.constants for x in node.inputs[1:]
+    ):
         return None
     scale, zero_point = (graph.constants[name] for name in node.inputs[1:])
     return Steps(float(scale.reshape(-1)[0]), int(zero_point.reshape(-1)[0])) if scale.size == 1 else None

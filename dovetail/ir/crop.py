@@ -27,7 +27,7 @@ class NodeCrop:
     """Computes the box."""
     box: Box
     reads: tuple[Box, ...]
-    """What it needs of each operand."""
+    """The box it needs of each operand."""
 
     def macs(self, graph: Graph) -> int:
         """Multiply-accumulates of this part of a node of `graph`, padded taps counted."""
@@ -199,7 +199,7 @@ def reads_in_place(graph: Graph, value: str) -> bool:
 _STORED_BITS = 16
 """Bits of the widest activations networks store."""
 _SLICED = 2
-"""What slicing an element costs, in multiply-accumulates."""
+"""Cost of slicing an element, in multiply-accumulates."""
 
 
 def trim(graph: Graph) -> Graph:
@@ -310,7 +310,7 @@ class _CropBuilder:
 
     graph: Graph
     boxes: dict[str, Box]
-    """What there is of each value."""
+    """The box of each value that is there."""
     names: dict[str, str] = field(default_factory=dict)
     """Values that have another name now."""
     nodes: list[Node] = field(default_factory=list)
@@ -392,8 +392,8 @@ def _all_whole(new: _CropBuilder, node: Node, boxes: Sequence[Box]) -> bool:
 
 
 def _as_they_are(new: _CropBuilder, node: Node, choice: NodeCrop) -> tuple[Box, ...] | None:
-    """What there is of the operands, where the node computes the same from it as from what it needs; of the first one
-    perhaps only along all axes but one, so that slices keep whole rows."""
+    """The boxes of the operands that are there, where the node computes the same from them as from those it needs; of
+    the first one perhaps only along all axes but one, so that slices keep whole rows."""
     boxes = tuple(new.boxes.get(name, box) for name, box in zip(node.inputs, choice.reads, strict=True))
     whole = full_box(new.graph.types[node.output].shape)
     if boxes == choice.reads or (choice.box == whole and _all_whole(new, node, boxes)):

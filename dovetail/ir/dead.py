@@ -237,7 +237,7 @@ def _cut(graph: Graph, kept: Mapping[str, Array]) -> Graph:
 
 @dataclass(frozen=True)
 class _ConstantChannels:
-    """What is known of a value's channels whatever the input is."""
+    """Channels of a value that are constant, whatever the input is."""
 
     known: Array
     """Whether a channel is the same number at every place, bool [C]."""
@@ -286,7 +286,7 @@ def _folded(graph: Graph, node: Node, x: _ConstantChannels | None) -> tuple[Arra
 
 
 def _sums(weights: Array, x: _ConstantChannels, operator: Linear) -> Array:
-    """What the constant channels add to each sum: int64 [O]."""
+    """Share of the constant channels in each sum: int64 [O]."""
     numbers = np.where(x.known, x.numbers.astype(np.int64) - operator.input_zero_point, 0)
     found = np.empty(len(weights), np.int64)
     for part in blocks(weights):
@@ -296,7 +296,7 @@ def _sums(weights: Array, x: _ConstantChannels, operator: Linear) -> Array:
 
 
 def _fixed(graph: Graph, node: Node, found: Mapping[str, _ConstantChannels]) -> _ConstantChannels | None:
-    """What is known of a node's result."""
+    """The constant channels of a node's result."""
     if _is_integer_layer(graph, node):
         return _fixed_sums(graph, node, found.get(node.inputs[0]))
     operands = [found.get(name) for name in node.inputs]
@@ -331,7 +331,7 @@ def _fixed_sums(graph: Graph, node: Node, x: _ConstantChannels | None) -> _Const
 
 
 def _fixed_pointwise(graph: Graph, node: Node, operands: list[_ConstantChannels | None]) -> _ConstantChannels | None:
-    """What a pointwise operator makes of what is known of its operands."""
+    """The constant channels of a pointwise operator's result."""
     shape = graph.types[node.output].shape
     known, arrays = np.ones(shape[-1:], bool), []
     for name, operand in zip(node.inputs, operands, strict=True):

@@ -29,12 +29,12 @@ class _MessageField:
     number: int
     wire: int
     begin: int
-    """Of its number."""
+    """Place of its number."""
     at: int
-    """Of its value."""
+    """Place of its value."""
     end: int
     value: int
-    """Of a number; the length of bytes."""
+    """The number; the length of bytes."""
 
 
 def without_large(data: bytes) -> tuple[bytes, dict[str, Array]]:

@@ -1,4 +1,4 @@
-"""What is computed twice, and what changes nothing: left out, exactly.
+"""Operators that compute the same twice, or change nothing: left out, exactly.
 
 Two operators of the same operands and constants give the same: where the result is one that networks store, everybody
 reads the first. (Wide sums and what only moves elements go with those who read them: to store them would cost more than

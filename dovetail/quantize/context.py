@@ -1,4 +1,4 @@
-"""What the rules of the quantize stage work with: quantised operands, the wanted result, and an emitter of nodes.
+"""The rules of the quantize stage work with these: quantised operands, the wanted result, and an emitter of nodes.
 
 Facts on factors and bounds from tflite-micro's kernels/internal/quantization_util.cc and kernels/kernel_util.cc.
 """
@@ -24,7 +24,7 @@ O = TypeVar("O", bound=Operator)  # noqa: E741
 
 @dataclass(frozen=True)
 class QuantParameters:
-    """What the integers of a value stand for: q for (q - zero_point) * scale."""
+    """Scale and zero point of integers: q stands for (q - zero_point) * scale."""
 
     dtype: DType
     scale: float
@@ -153,7 +153,7 @@ class QuantisationRequest(Generic[O]):
     target: QuantParameters
     """The quantisation the result must have."""
     bounds: Bounds
-    """What is left of the result's range."""
+    """The range that is left of the result."""
     stem: str
     """Name of the result."""
 

@@ -39,7 +39,7 @@ def _number(draft: Draft, value: float, like: str) -> str:
 
 
 def _factor(draft: Draft, value: str) -> tuple[str, float] | None:
-    """What a value is a multiple of, and the number, where nothing else reads it."""
+    """The value that another one is a multiple of, and the number, where nothing else reads it."""
     made = draft.made_by(value, Binary)
     if made is None or made.operator != Binary(BinaryKind.MULTIPLY) or draft.users(value) > 1:
         return None

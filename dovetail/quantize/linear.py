@@ -59,7 +59,7 @@ def linear(ask: QuantisationRequest[Linear]) -> str:
 
 
 _COARSE = 1 / 64
-"""Of a step of the result: where a bias rounded to whole sums may be as far off, it is kept finer."""
+"""Share of a step of the result: where a bias rounded to whole sums may be as far off, it is kept finer."""
 
 
 def _with_fine_bias(

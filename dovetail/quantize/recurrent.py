@@ -28,7 +28,7 @@ _CELL_BITS = 11
 _HIDDEN = QuantParameters(DType.INT8, 2.0**-7, 0)
 """An LSTM's hidden values where the result is of another type than int8."""
 _LSTM_ORDER = (0, 2, 3, 1)
-"""Where `FixedLstm`'s gates (input, forget, candidate, output) stand in `Recurrent`'s order."""
+"""Places of `FixedLstm`'s gates (input, forget, candidate, output) stand in `Recurrent`'s order."""
 
 
 def recurrent(ask: QuantisationRequest[Recurrent]) -> str:

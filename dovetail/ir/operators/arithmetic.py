@@ -36,7 +36,7 @@ class Rounding(enum.Enum):
 
 
 MOST_FLOAT = 1 << 20
-"""Where `Rounding.FLOAT32` saturates."""
+"""The magnitude at which `Rounding.FLOAT32` saturates."""
 
 
 def fixed_point(x: Array, multiplier: Array | int, shift: Array | int, rounding: Rounding) -> Array:
@@ -319,7 +319,7 @@ def _aligned_shape(parameter: Shape, x: Shape, axis: int) -> Shape:
 
 
 class _Affine(Pointwise):
-    """What quantising and dequantising share: a scale and a zero point, [1] or along an axis."""
+    """Quantising and dequantising have in common a scale and a zero point, [1] or along an axis."""
 
     exact: ClassVar[bool] = True
     axis: int

@@ -1,4 +1,4 @@
-"""What every operator of Dovetail can tell about itself.
+"""Operators, and the traits by which stages ask them.
 
 An operator is a frozen dataclass of its attributes. Its type rule, its exact meaning in numpy, its meaning in standard
 ONNX and its traits stand in one class, so adding an operator touches one place. Stages ask these and never list types:
@@ -68,7 +68,7 @@ class SlidingWindow:
     dilation: tuple[int, int] = (1, 1)
     """Pixels from one tap to the next."""
     padding: Padding2d = ((0, 0), (0, 0))
-    """Of the operator itself; a `Pad` before it is not counted."""
+    """Padding of the operator itself; a `Pad` before it is not counted."""
 
     @property
     def span(self) -> tuple[int, int]:
@@ -111,7 +111,7 @@ class Piece:
 
     operand: int
     box: Box
-    """Of the result."""
+    """Part of the result."""
     start: Shape = ()
     """The element of the operand that comes first; empty for the whole operand, which is then of the box's size (a view
     of it, where the operator is one; smaller by what `before` and the box leave, where there is fill)."""

@@ -45,9 +45,9 @@ class FixedRecurrent(RecurrentLayer):
     kind: RecurrentKind
     input_zero_point: int
     input_scaling: tuple[Scaling, ...]
-    """Of products with x, for each kind of gate: to Q3.12."""
+    """Factors of products with x, for each kind of gate: to Q3.12."""
     hidden_scaling: tuple[Scaling, ...]
-    """Of products with hidden values, the same."""
+    """Factors of products with hidden values, the same."""
     reset_after: bool = False
     """A GRU's linear_before_reset: the reset gate multiplies products, not hidden values."""
 
@@ -128,7 +128,7 @@ class FixedRecurrent(RecurrentLayer):
 
 
 def _product(a: Array, b: Array) -> Array:
-    """Of a Q0.15 and another number of 16 bits, in the other's units."""
+    """Product of a Q0.15 and another number of 16 bits, in the other's units."""
     result: Array = (a * b + (1 << 14)) >> 15
     return result
 

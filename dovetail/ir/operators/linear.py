@@ -71,7 +71,7 @@ class Linear(Operator):
 
 @dataclass(frozen=True)
 class Convolution(Linear):
-    """What full and depthwise convolution share: windows without padding (a Pad stands before where needed)."""
+    """Full and depthwise convolution: windows without padding (a Pad stands before where needed)."""
 
     stride: tuple[int, int] = (1, 1)
     dilation: tuple[int, int] = (1, 1)
@@ -273,7 +273,7 @@ class MatrixProduct(Operator):
 
     @property
     def zero_points(self) -> tuple[int, int]:
-        """Those of a and of b."""
+        """The zero points of a and of b."""
         return self.left_zero_point, self.right_zero_point
 
     def raised(self, by: Sequence[int]) -> Operator | None:

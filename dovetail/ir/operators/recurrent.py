@@ -66,15 +66,15 @@ class FixedLstm(RecurrentLayer):
     input_zero_point: int
     hidden_zero_point: int
     input_scaling: tuple[Scaling, ...]
-    """Of products with x, for each of the four kinds of gate: to Q3.12."""
+    """Factors of products with x, for each of the four kinds of gate: to Q3.12."""
     hidden_scaling: tuple[Scaling, ...]
-    """Of products with hidden values, the same."""
+    """Factors of products with hidden values, the same."""
     forget_scaling: Scaling
-    """Of forget gate times cell: to the cell's step."""
+    """Factor of forget gate times cell: to the cell's step."""
     update_scaling: Scaling
-    """Of input gate times candidate: to the cell's step."""
+    """Factor of input gate times candidate: to the cell's step."""
     output_scaling: Scaling
-    """Of output gate times tanh(cell): to the hidden values' step."""
+    """Factor of output gate times tanh(cell): to the hidden values' step."""
     cell_bits: int
     """Fraction bits of the cell: its step is 2**-cell_bits."""
     cell_clip: int = 1 << 15
