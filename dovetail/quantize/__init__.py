@@ -51,7 +51,7 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
     Raises:
         ModelError: an operator computes on floats that are not quantised; it is named, with what to do.
     """
-    quantised = any(isinstance(node.operator, (Quantize, Dequantize)) for node in graph.nodes)
+    quantised = any(node.operator.quantises or node.operator.dequantises for node in graph.nodes)
     as_given = any(node.operator.as_given for node in graph.nodes)
     if not quantised and not allow_float:
         for node in graph.nodes:
@@ -99,7 +99,7 @@ class _Lowering:
             self.names[name] = builder.input(name, self.graph.types[name])
         for node in self.graph.nodes:
             self.emitter.origin = node.origin
-            if isinstance(node.operator, Quantize):
+            if node.operator.quantises:
                 self.names[node.output] = self._lower(node)
             elif self.graph.types[node.output].dtype is not DType.FLOAT32:
                 if isinstance(node.operator, Compare) and self._compared(node, node.operator):
@@ -137,12 +137,13 @@ class _Lowering:
         return value in self.graph.constants or (node is not None and all(map(self._is_static, node.inputs)))
 
     def _target(self, node: Node) -> QuantParameters:
-        assert isinstance(node.operator, Quantize)
         scale, zero_point = (self._parameter(node, name) for name in node.inputs[1:])
         if scale.size != 1:
             what = f"the result {node.output} is quantised per channel ({scale.size} scales); only weights may be"
             raise ModelError(what, where=_place(node), hint="quantise activations per tensor")
-        return QuantParameters(node.operator.dtype, float(scale.reshape(-1)[0]), int(zero_point.reshape(-1)[0]))
+        return QuantParameters(
+            self.graph.types[node.output].dtype, float(scale.reshape(-1)[0]), int(zero_point.reshape(-1)[0])
+        )
 
     def _parameter(self, node: Node, name: str) -> Array:
         array = self.graph.constants.get(name)
@@ -245,7 +246,7 @@ class _Lowering:
         if name in self.graph.constants:
             return self.graph.constants[name]
         node = self.producers.get(name)
-        if node is None or not isinstance(node.operator, Dequantize) or node.inputs[0] not in self.graph.constants:
+        if node is None or not node.operator.dequantises or node.inputs[0] not in self.graph.constants:
             return None
         return node.operator.evaluate([self.graph.constants[value] for value in node.inputs])
 
@@ -306,7 +307,7 @@ class _Lowering:
         if not self.as_given:
             return False
         node = self.producers.get(value)
-        if node is None or isinstance(node.operator, Dequantize) or self.graph.types[value].dtype is not DType.FLOAT32:
+        if node is None or node.operator.dequantises or self.graph.types[value].dtype is not DType.FLOAT32:
             return True
         if node.operator.as_given:
             bad = next((name for name in node.inputs if not self._may_be_real(name)), None)
@@ -320,7 +321,7 @@ class _Lowering:
         """The name of a float value in the new graph, where it is computed in float."""
         wanted = {value}
         for node in reversed(self.graph.nodes):
-            if node.output in wanted and node.output not in self.reals and not isinstance(node.operator, Dequantize):
+            if node.output in wanted and node.output not in self.reals and not node.operator.dequantises:
                 read = node.inputs if self._integer_weights(node) is None else (node.inputs[0], *node.inputs[2:])
                 wanted.update(name for name in read if self.graph.types[name].dtype is DType.FLOAT32)
         for node in self.graph.nodes:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Dequantize, Quantize
-from dovetail.ir.operators.movement import Slice
 from dovetail.ir.operators.recurrent import Recurrent, RecurrentKind
 
 
@@ -19,8 +17,9 @@ def reads_cells(graph: Graph, node: Node) -> bool:
         if value in graph.outputs:
             return True
         for reader in users[value]:
-            if isinstance(reader.operator, Quantize | Dequantize):
+            part = reader.operator.box_read
+            if reader.operator.quantises or reader.operator.dequantises:
                 open_.append(reader.output)
-            elif not isinstance(reader.operator, Slice) or reader.operator.stop[0] > steps:
+            elif part is None or part[0][1] > steps:
                 return True
     return False

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph, Node, prune, renamed
-from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.types import DType, TensorType
 
 
@@ -36,7 +35,7 @@ def integer_outputs(graph: Graph) -> tuple[Graph, Mapping[str, Steps]]:
     producers, found = graph.producers(), dict[str, Steps]()
     for name in graph.results:
         node = producers.get(name)
-        if node is None or not isinstance(node.operator, Dequantize) or graph.users()[name]:
+        if node is None or not node.operator.dequantises or graph.users()[name]:
             continue
         source, form = node.inputs[0], _form(graph, node)
         if form is None or source not in producers or source in graph.outputs or graph.results.count(name) > 1:
@@ -50,10 +49,10 @@ def integer_outputs(graph: Graph) -> tuple[Graph, Mapping[str, Steps]]:
 
 def _form(graph: Graph, node: Node) -> tuple[DType, Steps] | None:
     """Type and steps of what quantises or dequantises a whole value; None for anything else."""
-    if not isinstance(node.operator, Quantize | Dequantize):
+    if not (node.operator.quantises or node.operator.dequantises):
         return None
     scale, zero_point = (graph.constants.get(name) for name in node.inputs[1:])
     if scale is None or zero_point is None or scale.size != 1:
         return None
-    kind = node.operator.dtype if isinstance(node.operator, Quantize) else graph.types[node.inputs[0]].dtype
+    kind = graph.types[node.output if node.operator.quantises else node.inputs[0]].dtype
     return kind, Steps(float(scale.reshape(-1)[0]), int(zero_point.reshape(-1)[0]))
