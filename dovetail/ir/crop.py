@@ -13,7 +13,7 @@ from math import prod
 
 from dovetail.ir.graph import Graph, Node, prune, renamed
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.movement import Concat, Reshape, Slice
+from dovetail.ir.operators.movement import Slice
 from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, box_slices, frozen, full_box
 
 
@@ -129,8 +129,9 @@ def joined_boxes(graph: Graph, node: Node) -> list[Box]:
 
 def sliced_box(node: Node) -> Box:
     """The part of its operand a slice is, every step left out of account."""
-    assert isinstance(node.operator, Slice)
-    return tuple(zip(node.operator.start, node.operator.stop, strict=True))
+    box = node.operator.box_read
+    assert box is not None
+    return box
 
 
 def moves_nothing(graph: Graph, node: Node) -> bool:
@@ -139,8 +140,8 @@ def moves_nothing(graph: Graph, node: Node) -> bool:
     made is copied there."""
     if node.output in graph.outputs or any(value in graph.constants for value in node.inputs):
         return False
-    if isinstance(node.operator, Slice):
-        if set(node.operator.step) != {1} or not lie_apart(graph, node.inputs[0], [sliced_box(node)]):
+    if node.operator.box_read is not None:
+        if node.operator.skips or not lie_apart(graph, node.inputs[0], [sliced_box(node)]):
             return False
         return not any(_is_joint(graph, user) for user in graph.nodes if node.output in user.inputs)
     return _is_joint(graph, node)
@@ -149,7 +150,7 @@ def moves_nothing(graph: Graph, node: Node) -> bool:
 def _is_joint(graph: Graph, node: Node) -> bool:
     """True for a concatenation whose operands can be computed, or copied by slices, where they lie in its result."""
     return (
-        isinstance(node.operator, Concat)
+        node.operator.joins
         and node.output not in graph.outputs
         and all(_is_computed_for(graph, value, node) for value in node.inputs)
         and lie_apart(graph, node.output, joined_boxes(graph, node))
@@ -173,7 +174,7 @@ def _is_computed_for(graph: Graph, value: str, node: Node) -> bool:
     """A kernel writes the value, and only this node reads it, once."""
     maker = next((other for other in graph.nodes if other.output == value), None)
     users = [other for other in graph.nodes if value in other.inputs]
-    made = maker is not None and not isinstance(maker.operator, Reshape | Concat)
+    made = maker is not None and not (maker.operator.is_view or maker.operator.joins)
     return made and users == [node] and node.inputs.count(value) == 1 and value not in graph.outputs
 
 
@@ -233,7 +234,7 @@ def work(graph: Graph) -> int:
     """Multiply-accumulates, and elements written, of which those of slices count twice."""
     total = 0
     for node in graph.nodes:
-        each = _SLICED if isinstance(node.operator, Slice) else 1
+        each = _SLICED if node.operator.box_read is not None else 1
         total += macs(graph, node) + each * graph.types[node.output].elements
     return total
 
@@ -374,7 +375,7 @@ def _rebuild(graph: Graph, wanted: Mapping[str, Box], cropped: Mapping[str, Node
         if choice is None:
             continue
         new.boxes[node.output] = choice.box
-        if isinstance(node.operator, Slice) and node.inputs[0] not in graph.constants:
+        if node.operator.box_read is not None and node.inputs[0] not in graph.constants:
             _slice(new, node, choice, node.output in wanted)
             continue
         operator, boxes = choice.operator, _as_they_are(new, node, choice)
@@ -420,8 +421,7 @@ def _same_from(new: _CropBuilder, node: Node, choice: NodeCrop, boxes: tuple[Box
 
 def _slice(new: _CropBuilder, node: Node, choice: NodeCrop, is_output: bool) -> None:
     """A slice of what is left of its operand; nothing where that is all of it."""
-    (source,), operator = node.inputs, node.operator
-    assert isinstance(operator, Slice)
+    (source,), operator = node.inputs, node.expect(Slice)
     near = _relative(choice.reads[0], new.boxes[source])
     name, found = new.names.get(source, source), _slice_to(near, operator.step)
     if any(step > 1 for step in operator.step) or near != full_box(new.types[name].shape):
