@@ -30,7 +30,6 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.task import find_together, of_parts, side_by_side, stored
-from dovetail.targets.maeri.timing import ItemTiming
 
 allocate = import_module("dovetail.schedule.plan.allocate")  # the package has a function of this name
 PARTS = ((OrderLayer(3, 3, 8, 8, 10, 10), TaskKind.CONVOLUTION), (OrderLayer(1, 1, 8, 16, 8, 8), TaskKind.CONVOLUTION))
@@ -118,18 +117,6 @@ def test_an_order_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert same(side_by_side(PARTS, config))
     side_by_side.cache_clear()
     assert same(side_by_side(PARTS, config))
-
-
-NUMBERS = st.integers(1, 20)
-
-
-@given(
-    NUMBERS, st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4),
-    st.tuples(NUMBERS, NUMBERS), st.integers(1, 500),
-)  # fmt: skip
-def test_positions_apart(folds: int, rates: list[tuple[int, int]], pace: tuple[int, int], count: int) -> None:
-    time = ItemTiming(9, folds, 9, 1, tuple(rates), pace, None, 4, 0, (1,), True)
-    assert time.apart(count) == time.positions(1, 0, count)
 
 
 @pytest.mark.parametrize("name", ["compile", "run", "targets"])

@@ -137,11 +137,11 @@ def line_of(text: str, form: TextForm, path: ValuePath) -> int:
 
 
 def _json_lines(text: str) -> Iterator[tuple[ValuePath, int]]:
-    yield from _value_lines(_Tokens(text, ":"), (), 1)
+    yield from _value_lines(_TokenReader(text, ":"), (), 1)
 
 
 def _toml_lines(text: str) -> Iterator[tuple[ValuePath, int]]:
-    tokens = _Tokens(text, "=")
+    tokens = _TokenReader(text, "=")
     table: ValuePath = ()
     last: dict[ValuePath, int] = {}
     """Array of tables -> number of the table that was begun last."""
@@ -169,7 +169,7 @@ def _toml_lines(text: str) -> Iterator[tuple[ValuePath, int]]:
             yield from _value_lines(tokens, (*table, *tokens.name("=")), line)
 
 
-class _Tokens:
+class _TokenReader:
     """The tokens of JSON or TOML but comments, one after the other: `text`, which is empty at the end, and its `line`.
 
     Args:
@@ -213,7 +213,7 @@ def _unquoted(name: str) -> str:
         return str(tomllib.loads(f"name = {name}")["name"])
 
 
-def _value_lines(tokens: _Tokens, path: ValuePath, line: int) -> Iterator[tuple[ValuePath, int]]:
+def _value_lines(tokens: _TokenReader, path: ValuePath, line: int) -> Iterator[tuple[ValuePath, int]]:
     """A value that stands at a path, and all values in it."""
     outer: list[tuple[ValuePath, Iterator[int] | None]] = []
     """The lists and mappings around a value; with the numbers of a list's members that are still to come."""

@@ -97,15 +97,7 @@ def engine_requantisation(
             by_engine,
             (
                 (activations_differ, fits),
-                (_has_zero_point, lambda at: not at[_LAYER].weight_zero_point),
-                (
-                    "weights, bias or multipliers are not known at compile time",
-                    lambda at: at.knows(_SCALED) and at.knows(_LAYER),
-                ),
-                (
-                    "the sum is no plain one of products",
-                    lambda at: not (at[_SCALED].input_zero_point or at[_SCALED].left_shift),
-                ),
+                *_PLAIN_SUM,
                 accepted(accepts, _LAYER, "the engine has no layer of this shape or window"),
             ),
         )
@@ -114,6 +106,14 @@ def engine_requantisation(
 
 def _has_zero_point(at: RuleMatch) -> str:
     return f"the weights have the zero point {at[_LAYER].weight_zero_point}, not 0"
+
+
+_PLAIN_SUM = (
+    (_has_zero_point, lambda at: not at[_LAYER].weight_zero_point),
+    ("weights, bias or multipliers are not known at compile time", lambda at: at.knows(_SCALED) and at.knows(_LAYER)),
+    ("the sum is no plain one of products", lambda at: not (at[_SCALED].input_zero_point or at[_SCALED].left_shift)),
+)
+"""Conditions of a requantised layer whose sums an engine can requantise."""
 
 
 def _unscalable(factor: NDArray[np.float64], limits: RequantisationLimits) -> str:

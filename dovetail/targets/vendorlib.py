@@ -228,12 +228,9 @@ def function(
     Raises:
         TargetError: the header does not declare the function, or with other parameters.
     """
-    for called, given in ((name, arguments), *([(query.function, query.arguments)] if query else [])):
-        expected = library.parameters(called)
-        if expected != len(given):
-            what = f"{called} has {expected} parameters; {len(given)} are described"
-            hint = f"describe each parameter, in the order of {library.header}"
-            raise TargetError(what, where=f"library {library.name}", hint=hint)
+    _check_parameters(library, name, arguments)
+    if query:
+        _check_parameters(library, query.function, query.arguments)
     if library.success is not None and not library.wait:
         library.status(name)
     made = constants or {}
@@ -242,16 +239,6 @@ def function(
     def values(match: dt.Match) -> tuple[dt.CValue, ...]:
         return tuple(_value(argument, match) for argument in filled)
 
-    def needed(match: dt.Match) -> int:
-        declared = scratch(match) if scratch else None
-        if query is None:
-            return declared or 0
-        answer = query.ask(library, match)
-        if declared not in (None, answer):
-            what = f"{query.function} says {name} needs {answer} bytes of scratch, the declaration says {declared}"
-            raise TargetError(what, where=match.root, hint="leave out scratch= to take what the library says")
-        return answer
-
     return dt.Offload(
         name=name,
         pattern=pattern,
@@ -259,12 +246,35 @@ def function(
         pack=lambda match: packed((n for value in values(match) for n in _pointers(value)), pattern, made, match),
         commands=lambda match, operands: (dt.LibraryCall(name, values(match)),),
         cycles=cycles or (lambda match: match.work),
-        scratch=needed,
+        scratch=lambda match: _scratch(library, name, match, scratch, query),
         layouts=layouts or {},
         strided=False,
         knobs=knobs,
         default=default,
     )
+
+
+def _check_parameters(library: Library, name: str, arguments: Sequence[Argument]) -> None:
+    """Raise TargetError unless the header declares the function with as many parameters as are described."""
+    expected = library.parameters(name)
+    if expected != len(arguments):
+        what = f"{name} has {expected} parameters; {len(arguments)} are described"
+        hint = f"describe each parameter, in the order of {library.header}"
+        raise TargetError(what, where=f"library {library.name}", hint=hint)
+
+
+def _scratch(
+    library: Library, name: str, match: dt.Match, scratch: Callable[[dt.Match], int] | None, query: Query | None
+) -> int:
+    """Bytes of working memory: the declared ones, which must be those of the query if there is one."""
+    declared = scratch(match) if scratch else None
+    if query is None:
+        return declared or 0
+    answer = query.ask(library, match)
+    if declared not in (None, answer):
+        what = f"{query.function} says {name} needs {answer} bytes of scratch, the declaration says {declared}"
+        raise TargetError(what, where=match.root, hint="leave out scratch= to take what the library says")
+    return answer
 
 
 def measured(mac: float = 0, element: float = 0, window: float = 0) -> Callable[[dt.Match], int]:

@@ -76,18 +76,13 @@ def linker_script(
         if memory not in known:
             raise BuildError(f"there is no memory '{memory}' for it", where=f"section {section}", hint=f"use {known}")
     shared = {section for section, memory in extra.items() if memory in (text, data, stack)}
-    ends = {m.name: m.base + m.size if fixed is None or m.name != text else fixed for m in memories}
-    regions = [f"    {m.name} (rwx) : ORIGIN = {m.base:#x}, LENGTH = {ends[m.name] - m.base:#x}" for m in memories]
-    if fixed is not None:
-        end = next(m.base + m.size for m in memories if m.name == text)
-        regions.append(f"    fixed (r) : ORIGIN = {fixed:#x}, LENGTH = {end - fixed:#x}")
     return "\n".join(
         [
             f"OUTPUT_ARCH({core.architecture})",
             f"ENTRY({core.entry})",
             "MEMORY",
             "{",
-            *regions,
+            *_regions(memories, text, fixed),
             "}",
             "SECTIONS",
             "{",
@@ -105,6 +100,16 @@ def linker_script(
             "",
         ]
     )
+
+
+def _regions(memories: Sequence[Memory], text: str, fixed: int | None) -> list[str]:
+    """The memories, the last part of that of the code as one of its own from address `fixed` on."""
+    ends = {m.name: m.base + m.size if fixed is None or m.name != text else fixed for m in memories}
+    regions = [f"    {m.name} (rwx) : ORIGIN = {m.base:#x}, LENGTH = {ends[m.name] - m.base:#x}" for m in memories]
+    if fixed is not None:
+        end = next(m.base + m.size for m in memories if m.name == text)
+        regions.append(f"    fixed (r) : ORIGIN = {fixed:#x}, LENGTH = {end - fixed:#x}")
+    return regions
 
 
 def _between(name: str, sections: str) -> list[str]:
