@@ -233,7 +233,6 @@ def function(
         _check_parameters(library, query.function, query.arguments)
     if library.success is not None and not library.wait:
         library.status(name)
-    made = constants or {}
     filled = [*arguments]
 
     def values(match: dt.Match) -> tuple[dt.CValue, ...]:
@@ -243,7 +242,9 @@ def function(
         name=name,
         pattern=pattern,
         constraints=tuple(constraints),
-        pack=lambda match: packed((n for value in values(match) for n in _pointers(value)), pattern, made, match),
+        pack=lambda match: packed(
+            (n for value in values(match) for n in _pointers(value)), pattern, constants or {}, match
+        ),
         commands=lambda match, operands: (dt.LibraryCall(name, values(match)),),
         cycles=cycles or (lambda match: match.work),
         scratch=lambda match: _scratch(library, name, match, scratch, query),

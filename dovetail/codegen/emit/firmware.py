@@ -53,8 +53,7 @@ def linker_script(
 ) -> str:
     """Write the linker script the start-up code of `isa` expects.
 
-    The stack comes before .data in its memory: where nothing lies below it, an overflow is a bad access instead
-    of silent damage.
+    The stack comes before .data in its memory: with nothing below it, an overflow is a bad access.
 
     Args:
         memories: the memories of the chip.
