@@ -26,7 +26,8 @@ import board_rig as rig
 from command_line import dovetail, refused
 from dovetail.arrays import seeded_inputs
 from dovetail.errors import BoardError, BuildError, DovetailError
-from dovetail.guests.agent.server import Agent, read_settings
+from dovetail.guests.agent.server import Agent
+from dovetail.guests.agent.settings import read_settings
 from dovetail.guests.tune.measure import make_task, runner
 from dovetail.prove import read_graph
 from dovetail.run import ProjectBuild, RunResult, board_firmware, board_image, open_build, run_build
@@ -527,10 +528,10 @@ def test_wishes_that_contradict_each_other(
 
 def dovetail_error(*arguments: object) -> str:
     """The message of the error a command ends with."""
-    from dovetail.cli.main import app
+    from dovetail.cli.main import all_commands, command_line
 
     with pytest.raises(DovetailError) as raised:
-        app([str(argument) for argument in arguments], standalone_mode=False)
+        command_line(all_commands())([str(argument) for argument in arguments], standalone_mode=False)
     assert raised.value.hint
     return str(raised.value)
 

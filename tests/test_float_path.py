@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dovetail.cli.main import app
+from dovetail.cli.main import all_commands, command_line
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
 from dovetail.errors import ModelError
@@ -151,6 +151,6 @@ def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "float.onnx"
     onnx.save(NETWORKS["float"], path)
     arguments = ["compile", str(path), "--target", "riscv", "-o", str(tmp_path / "build")]
-    assert CliRunner().invoke(app, arguments).exit_code != 0
-    assert CliRunner().invoke(app, [*arguments, "--float"]).exit_code == 0
+    assert CliRunner().invoke(command_line(all_commands()), arguments).exit_code != 0
+    assert CliRunner().invoke(command_line(all_commands()), [*arguments, "--float"]).exit_code == 0
     assert (tmp_path / "build" / "dovetail.json").is_file()

@@ -30,7 +30,8 @@ from dovetail.sim.command_list import LIST, WORDS
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.sim.launch_queue import START
 from dovetail.target import CommandSet, Dma, Match, Offload, Target
-from dovetail.targets import _check_reach, load_target
+from dovetail.target.registry import _check_reach
+from dovetail.targets import load_target
 from test_plan import Network, random_network
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models" / "mlperf_tiny"

@@ -155,9 +155,11 @@ def test_waves(digits: tuple[Graph, ProjectBuild], tmp_path: Path) -> None:
 
 
 def test_the_command_line(digits: tuple[Graph, ProjectBuild], tmp_path: Path) -> None:
-    from dovetail.cli.main import app
+    from dovetail.cli.main import all_commands, command_line
 
-    ran = CliRunner().invoke(app, ["run", str(digits[1].folder), "--sim", "rtl", "--json", str(tmp_path / "r.json")])
+    ran = CliRunner().invoke(
+        command_line(all_commands()), ["run", str(digits[1].folder), "--sim", "rtl", "--json", str(tmp_path / "r.json")]
+    )
     assert ran.exit_code == 0, ran.output
     assert "on macarray (rtl, policy exact)" in ran.output
     assert '"simulator": "rtl"' in (tmp_path / "r.json").read_text()

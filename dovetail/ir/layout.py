@@ -344,8 +344,10 @@ def same_bytes(a: Layout | None, b: Layout | None, shape: Shape) -> bool:
         return False
     if first.fields > 1 and not np.array_equal(field_numbers(first, shape), field_numbers(second, shape)):
         return False
-    pairs = zip(dense_offsets(first, shape), dense_offsets(second, shape), strict=True)
-    return all(np.array_equal(one, other) for one, other in pairs)
+    pairs = list(zip(dense_offsets(first, shape), dense_offsets(second, shape), strict=True))
+    # The first element of a block that counts down lies at its end.
+    begins = sum(int(one[:1].sum()) - int(other[:1].sum()) for one, other in pairs)
+    return begins == 0 and all(np.array_equal(one - one[:1], other - other[:1]) for one, other in pairs)
 
 
 def check_part(layout: Layout | None, box: Box, shape: Shape) -> None:

@@ -220,9 +220,8 @@ def function(
         scratch: bytes of working memory; None to take what the query says, or none.
         query: the library's own answer to that, asked when a network is compiled. The library runs for this computer
             then, so it must not depend on the instruction set.
-        cycles: about how long a call takes, which decides between this function, others and the core's own kernels;
-            fit it to what calls take in the simulator or on the chip. By default one per multiply-accumulate, or per
-            element of the result, which is less than most take.
+        cycles: cycles of a call, which decide between this function, others and the core's own kernels; fit them to
+            the simulator or the chip. By default one per multiply-accumulate or element, less than most take.
         knobs, default: tuning knobs, as in `Offload`; arguments find the choice in the match.
 
     Raises:

@@ -16,6 +16,7 @@ from itertools import combinations, pairwise, product, zip_longest
 from math import inf
 from pathlib import Path
 
+from dovetail import names
 from dovetail.guests.check.layers import (
     LEAST,
     MADE,
@@ -47,6 +48,7 @@ def raised(error: Exception) -> str:
     else:
         message = f"{type(error).__name__}: {text}"
         places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    places = [place for place in places if place[0] != names.__file__]  # where old names are looked up
     return message + "".join(f" ({Path(file).name}:{line})" for file, line in places[-1:])
 
 
