@@ -214,8 +214,7 @@ def function(
         pattern: what it computes.
         arguments: what it is given, in the order of its parameters.
         constraints: its limits.
-        constants: how constant operands are laid out for it, and further ones; a constant leaf that is absent is
-            given as it is.
+        constants: layouts of constant operands, and further ones; a constant leaf that is absent is given as it is.
         layouts: layouts of run-time operands and of the result, as in `Offload`.
         scratch: bytes of working memory; None to take what the query says, or none.
         query: the library's own answer to that, asked when a network is compiled. The library runs for this computer
