@@ -1,1 +1,1 @@
-"""What uses the compiler: post-training quantisation, meshes, checks of ports, tuning, sweeps, reports, export."""
+"""Guests of the compiler: post-training quantisation, meshes, checks of ports, tuning, sweeps, reports, export."""

@@ -179,5 +179,5 @@ def _varint(value: int) -> bytes:
 
 
 def _tagged(number: int, length: int) -> bytes:
-    """What stands before bytes of a field."""
+    """Tag and length before the bytes of a field."""
     return _varint(number << 3 | _BYTES) + _varint(length)

@@ -27,7 +27,7 @@ class Leaf:
     """A value the pattern reads: any value, or only one known at compile time."""
 
     name: str
-    """What a match binds it under."""
+    """Name under which a match binds it."""
     constant: bool = False
     """Whether it must be known at compile time."""
     rest: bool = False
@@ -43,13 +43,13 @@ class Apply(Generic[OperatorT]):
     inputs: tuple[Pattern, ...]
     """Its operands; empty where these do not matter."""
     name: str
-    """What a match binds the node under."""
+    """Name under which a match binds the node."""
     optional: bool = False
     """When the operator is absent, the pattern of its first operand stands in its place."""
     why: str = ""
     """Told to the user beside the operator that stands in its place."""
     having: Callable[[OperatorT], bool] | None = None
-    """What must hold of the operator."""
+    """Condition on the operator."""
     alone: bool = False
     """Whether nothing else reads the result."""
     commutes: bool = False
@@ -163,7 +163,7 @@ def leaves(pattern: Pattern) -> dict[str, bool]:
 
 
 class GraphView(Protocol):
-    """What patterns are looked for in: a graph, or a draft of one."""
+    """A place to match patterns in: a graph, or a draft of one."""
 
     @property
     def types(self) -> Mapping[str, TensorType]:

@@ -188,7 +188,7 @@ class Left:
 
 Predicate = Callable[[RuleMatch], bool]
 Condition = Predicate | tuple[str | Callable[[RuleMatch], str], Predicate]
-"""What must hold of a match; with a sentence in front, or what gives one, if a user is told where it does not."""
+"""Condition on a match; with a sentence in front, or what gives one, if a user is told where it does not."""
 
 
 @dataclass(frozen=True)

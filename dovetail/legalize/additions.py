@@ -31,7 +31,7 @@ _SUM = apply(Clip, _SCALED)
 
 
 def _factors(at: RuleMatch) -> list[float]:
-    """What each operand is multiplied by on its way to the result; 0 where channels differ."""
+    """Factor of each operand on its way to the result; 0 if channels differ."""
     return [_factor(at, side) * _factor(at, _SCALED) for side in _SIDES]
 
 

@@ -234,7 +234,7 @@ class Operator:
         return None
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
-        """Those of the operands (names, types, ... in the operator's order) whose elements the result consists of, each
+        """The operands (names, types, ... in the operator's order) whose elements the result consists of, each
         chosen alike for floats and for integers that stand for them: quantised alike, they need no arithmetic.
 
         Empty where the result is computed. With one, the result has its integers; several should share their steps.

@@ -23,7 +23,7 @@ class BinaryKind(enum.Enum):
     SUBTRACT = "Sub"
     MULTIPLY = "Mul"
     DIVIDE = "Div"
-    """Of integers: rounded towards zero; 0 where the divisor is 0."""
+    """Division; of integers rounded towards zero, and 0 if the divisor is 0."""
     MINIMUM = "Min"
     MAXIMUM = "Max"
     PRELU = "PRelu"

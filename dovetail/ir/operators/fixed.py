@@ -91,7 +91,7 @@ class FixedLogSoftmax(_Int64Operator, Rowwise):
         return x
 
     def tables(self) -> tuple[Array, Array]:
-        """Of the differences -d for d = 0..255, int32 [256] each: their Q5.26, and exp of it in Q12.19."""
+        """Two tables of the differences -d for d = 0..255, int32 [256] each: their Q5.26, and exp of it in Q12.19."""
         differences = np.maximum(-np.arange(256, dtype=np.int64), self.diff_min)
         scaled = fixed_point(differences, self.multiplier, self.shift, Rounding.DOUBLE)
         powers = gemmlowp.rounding_shift(gemmlowp.exponential(scaled), 12)
@@ -150,7 +150,7 @@ class FixedStandard(_Int64Operator, Rowwise):
 
     @property
     def fraction_bits(self) -> int:
-        """Of the result: as many as leave room for the square root of n, which no element exceeds."""
+        """Fraction bits of the result: as many as leave room for the square root of n, which no element exceeds."""
         return 15 - (self.size.bit_length() + 1) // 2
 
     @property
@@ -243,7 +243,7 @@ _RAISED = (
     *(4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37, 39, 40, 41, 43, 44, 45, 46),
     *(49, 50, 54, 62, 63, 64, 66, 82, 86, 93, 100, 103, 112, 116, 135, 255),
 )
-"""Where TFLite's table is one more than the nearest integer."""
+"""Indices at which TFLite's table is one more than the nearest integer."""
 
 
 def sigmoid_table() -> Array:

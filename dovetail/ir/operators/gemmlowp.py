@@ -104,7 +104,7 @@ FOURTH_ROOT_OF_HALF = 1805811301
 LOG_OF_TWO = 1488522236
 """log(2) in Q0.31."""
 LOG_SERIES = (117049297, 127690142, 1057819769, 638450708)
-"""What the quotient of polynomials below is made of: 11/240 and 1/20 of 2**(1/4), 2**(5/4) - 2**(1/2), 2**(1/4)/4."""
+"""Constants of the quotient of polynomials below: 11/240 and 1/20 of 2**(1/4), 2**(5/4) - 2**(1/2), 2**(1/4)/4."""
 
 
 def logarithm(x: Array, integer_bits: int) -> Array:

@@ -255,7 +255,7 @@ def one_step(body: OnnxBody, name: str, place: int) -> str:
 
 
 class RecurrentKind(enum.Enum):
-    """What a cell computes."""
+    """Kind of a cell."""
 
     LSTM = "LSTM"
     GRU = "GRU"

@@ -292,7 +292,7 @@ class ArgExtreme(Operator):
     """From 0."""
     largest: bool
     last: bool = False
-    """Of equal elements the last, otherwise the first."""
+    """Whether the last of equal elements is taken, otherwise the first."""
     dtype: DType = DType.INT64
     """INT32 or INT64."""
 

@@ -24,12 +24,12 @@ _ABSENT: Any = object()
 
 @dataclass(frozen=True)
 class SaidOperand:
-    """What a model file says of an operand or a result."""
+    """A model file's facts about an operand or a result."""
 
     type: TensorType | None
     """None for a result whose type the file leaves open."""
     scale: tuple[float, ...] = ()
-    """Of a quantised tensor: one, or one for each index along an axis. Empty without; ONNX has none here."""
+    """Scales of a quantised tensor: one, or one for each index along an axis. Empty for none; ONNX has none here."""
     zero_point: tuple[int, ...] = ()
     """As many as scales."""
     array: Array | None = None
@@ -38,7 +38,7 @@ class SaidOperand:
 
 @dataclass(frozen=True)
 class Said:
-    """What a model file says of one operator: what `UserOperator.read` makes attributes of."""
+    """A model file's facts about one operator: `UserOperator.read` makes attributes of them."""
 
     attributes: Mapping[str, Any]
     """Numbers, texts, tuples and dictionaries of them, by name: the flexbuffer of a TFLite operator's custom options,
@@ -207,6 +207,6 @@ class UserOperator(Operator):
         return sum(kind.elements * kind.dtype.numpy.itemsize for kind in (*self.scratch(inputs), *unused))
 
     def starts(self, kinds: Sequence[TensorType], places: Sequence[int]) -> dict[int, int]:
-        """Where each result begins in the vector the node gives."""
+        """First element of each result in the vector the node gives."""
         sizes = [prod(kinds[at].shape) for at in places]
         return {at: sum(sizes[:number]) for number, at in enumerate(places)}

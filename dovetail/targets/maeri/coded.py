@@ -55,7 +55,7 @@ class FeatureMap:
     """A feature in memory; a vector is an image of one pixel, a matrix an image of one column."""
 
     address: int
-    """Of the first byte."""
+    """Address of the first byte."""
     rows: Size
     columns: Size
     channels: Size
@@ -141,7 +141,7 @@ class PoolKind(IntEnum):
     MEAN = 1
     """Rounded half away from zero."""
     SUM = 2
-    """Of elements less their zero point, scaled as sums of a layer; of a window of one element, a change of scale."""
+    """Elements less their zero point, scaled as sums of a layer; with a window of one element, a change of scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +242,12 @@ class ProgrammingImage:
 MAGIC = int.from_bytes(b"MAER", "little")
 FORMAT = 1
 MOST_BYTES = 1 << 28
-"""Of a file, and of the memory it speaks of."""
+"""Bytes of a file, and of the memory it describes."""
 MOST_MULTIPLIERS = 1 << 14
 MOST_PRODUCTS = 1 << 33
-"""Of a layer."""
+"""Products of a layer."""
 INFO_WORDS = 14
-"""Of Layer_Info: two for each of K, C, R, S, Y and X; multipliers and virtual neurons; products of one of these."""
+"""Words of Layer_Info: two for each of K, C, R, S, Y and X; multipliers and virtual neurons; products of one."""
 _HEAD = 4
 
 

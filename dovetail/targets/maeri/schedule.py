@@ -27,7 +27,7 @@ from dovetail.targets.maeri.solve import best_order
 from dovetail.targets.maeri.timing import best_tile
 
 HEADINGS = ("layer", "start", "end", "virtual neurons", "multipliers each", "steps", "MACs", "used")
-"""Of the table of layers."""
+"""Headings of the table of layers."""
 _EARLIEST = 0.9
 """The hardware may be done sooner than the order says, but not before this part of it."""
 _FLOAT_ERROR = 1e-4

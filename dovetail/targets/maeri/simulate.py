@@ -374,7 +374,7 @@ class _ItemSpan:
     item: Item
     work: MultiplierLayer
     channels: frozenset[int]
-    """Of the layer's result."""
+    """Channels of the layer's result."""
     begin: int
     end: int
     places: tuple[Range, ...]

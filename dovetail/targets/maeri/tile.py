@@ -205,7 +205,7 @@ class FeedbackLoops:
     """The way round of the sums of virtual neurons side by side."""
 
     exits: tuple[TreeExit, ...]
-    """Of each virtual neuron."""
+    """Exit of each virtual neuron."""
     ports: tuple[int, ...]
     """The port that feeds the first multiplier of each."""
     entries: int
