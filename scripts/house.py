@@ -78,17 +78,26 @@ def operator_classes() -> set[str]:
 
 
 def type_questions() -> Iterator[tuple[Path, int]]:
-    """Each `isinstance` that asks for an operator's class outside the operators' home: file and line."""
+    """Each question for an operator's class outside the operators' home: file and line. Questions are `isinstance`,
+    `Node.expect` and `Draft.made_by` with an operator's class, and `type(operator)`."""
     operators = operator_classes()
     for path, tree in sources().items():
         if str(path).startswith(HOME):
             continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
-                names = {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)}
-                names |= {one.attr for one in ast.walk(node.args[1]) if isinstance(one, ast.Attribute)}
-                if names & operators:
-                    yield path, node.lineno
+            if isinstance(node, ast.Call) and _asks_class(node, operators):
+                yield path, node.lineno
+
+
+def _asks_class(call: ast.Call, operators: set[str]) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name == "type" and len(call.args) == 1:
+        return ast.unparse(call.args[0]).endswith("operator")
+    if name not in ("isinstance", "expect", "made_by"):
+        return False
+    inside = [one for argument in call.args for one in ast.walk(argument)]
+    names = {one.id for one in inside if isinstance(one, ast.Name)}
+    return bool(operators & (names | {one.attr for one in inside if isinstance(one, ast.Attribute)}))
 
 
 def repeated_classes() -> dict[str, list[str]]:
