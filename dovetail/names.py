@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 MODULES = {
+    "dovetail.quantize.cells": "dovetail.quantize.recurrent",
     # before there were guests
     "dovetail.mesh": "dovetail.guests.mesh",
     "dovetail.operators.detection": "dovetail.guests.operators.detection",

@@ -47,14 +47,14 @@ def boundary(graph: Graph) -> Mapping[str, Steps]:
     users, producers = graph.users(), graph.producers()
     found: dict[str, Steps] = {}
     for name in graph.inputs:
-        steps = {_steps(graph, node) for node in _readers(name, users)}
+        steps = {steps_of(graph, node) for node in _readers(name, users)}
         _note(graph, name, steps, found)
     for name in graph.outputs:
         node = producers.get(name)
         while node is not None and len(kept := node.operator.chosen_from(node.inputs)) == 1:
             node = producers.get(kept[0])
         if node is not None:
-            _note(graph, name, {_steps(graph, node)}, found)
+            _note(graph, name, {steps_of(graph, node)}, found)
     return found
 
 
@@ -66,8 +66,8 @@ def _readers(name: str, users: Mapping[str, Sequence[Node]]) -> list[Node]:
     return found
 
 
-def _steps(graph: Graph, node: Node) -> Steps | None:
-    """The parameters of a Quantize or Dequantize with one scale."""
+def steps_of(graph: Graph, node: Node) -> Steps | None:
+    """The parameters of a Quantize or Dequantize with one scale that is constant; None for anything else."""
     if not (node.operator.quantises or node.operator.dequantises) or any(
         x not in graph.constants for x in node.inputs[1:]
     ):

@@ -15,20 +15,20 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, GraphBuilder, Node
-from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize, Requantize, Rounding
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare
-from dovetail.ir.operators.movement import Pad, Reshape, Transpose
-from dovetail.ir.operators.reduction import ArgExtreme, Normalise
+from dovetail.ir.operators.movement import Reshape
+from dovetail.ir.operators.reduction import Normalise
+from dovetail.ir.pattern import apply, occurrence
 from dovetail.ir.rewrite import run
 from dovetail.ir.types import Array, DType
-from dovetail.quantize.cells import reads_cells
 from dovetail.quantize.context import Bounds, Emitter, QuantisationRequest, QuantisedValue, QuantParameters
 from dovetail.quantize.factors import factor_into_softmax
-from dovetail.quantize.linear import fold_into_scales, moved_constant, scaled_afterwards
-from dovetail.quantize.rules import RULES, compare, requantize, standardise
+from dovetail.quantize.linear import fold_into_scales, moved_constant, rows_of_line, scaled_afterwards
+from dovetail.quantize.recurrent import reads_cells
+from dovetail.quantize.rules import ROWS, on_integers, requantize, rules_for, standardise
 
+_DEQUANTIZE, _SUM = apply(Dequantize), apply(Add)
 HINT = (
     "quantise the model first, with dovetail quantize or the framework's own post-training quantisation to int8; "
     "or let the core compute in float32: dovetail compile --float"
@@ -56,15 +56,10 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
     if not quantised and not allow_float:
         for node in graph.nodes:
             if graph.types[node.output].dtype is DType.FLOAT32 and not (as_given and _stays(node)):
-                raise ModelError(
-                    f"the model is not quantised: {_kind(node)} computes on float values", where=_place(node), hint=HINT
-                )
+                what = f"the model is not quantised: {node.operator.class_name} computes on float values"
+                raise ModelError(what, where=_place(node), hint=HINT)
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # scales as odd as they may be
         return _Lowering(run(graph, (fold_into_scales, factor_into_softmax)), rounding, allow_float).run()
-
-
-def _kind(node: Node) -> str:
-    return type(node.operator).__name__
 
 
 def _stays(node: Node) -> bool:
@@ -74,6 +69,27 @@ def _stays(node: Node) -> bool:
 
 def _place(node: Node) -> str:
     return node.origin or node.output
+
+
+def _plain_floats(graph: Graph) -> frozenset[str]:
+    """The floats that are there without computing on floats, but by operators that compute on what they are given; none
+    in a network without such operators."""
+    if not any(node.operator.as_given for node in graph.nodes):
+        return frozenset()
+    plain = {name for name, kind in graph.types.items() if kind.dtype is not DType.FLOAT32}
+    plain |= {*graph.inputs, *graph.constants}
+    for node in graph.nodes:
+        operator = node.operator
+        read = node.inputs if operator.as_given else operator.chosen_from(node.inputs)
+        if operator.dequantises or ((read or operator.as_given) and plain.issuperset(read)):
+            plain.add(node.output)
+    return frozenset(plain)
+
+
+def _on_integers(operator: Operator, target: QuantParameters, bounds: Bounds) -> Operator:
+    """A movement operator with the value it fills in as an integer."""
+    fill = operator.filler
+    return operator if fill is None else operator.with_filler(target.bound(min(max(fill, bounds.low), bounds.high)))
 
 
 @dataclass
@@ -91,7 +107,7 @@ class _Lowering:
         self.answers: dict[tuple[str, QuantParameters, Bounds], str] = {}
         self.reals: dict[str, str] = {}
         """New name of each float value that is computed as such."""
-        self.as_given = any(node.operator.as_given for node in self.graph.nodes)
+        self.plain = _plain_floats(self.graph)
 
     def run(self) -> Graph:
         builder = self.emitter.builder
@@ -102,22 +118,20 @@ class _Lowering:
             if node.operator.quantises:
                 self.names[node.output] = self._lower(node)
             elif self.graph.types[node.output].dtype is not DType.FLOAT32:
-                if isinstance(node.operator, Compare) and self._compared(node, node.operator):
-                    continue
-                inputs = [self._integer_operand(node, name) for name in node.inputs]
-                self.emitter.origin = node.origin
-                self.names[node.output] = self.emitter.add(node.operator, inputs, node.output)
+                self.names[node.output] = self._whole(node)
         return builder.finish([self._output(name) for name in self.graph.outputs], self.graph.states)
 
-    def _compared(self, node: Node, operator: Compare) -> bool:
-        """True when both operands stand for quantised values: then their integers are compared."""
-        views = [self._view(name, "") for name in node.inputs]
+    def _whole(self, node: Node) -> str:
+        """The result of an operator that gives no floats: by its rule where all operands stand for quantised values."""
+        views, rules = [self._view(name, "") for name in node.inputs], rules_for(node)
         values = [view for view in views if view is not None and view.per_tensor]
-        if len(values) == len(views):
-            self.names[node.output] = compare(
-                QuantisationRequest(self.emitter, operator, values, values[0].form, Bounds(), node.output)
+        if rules and len(values) == len(views):
+            return on_integers(
+                QuantisationRequest(self.emitter, node.operator, values, values[0].form, Bounds(), node.output), rules
             )
-        return len(values) == len(views)
+        inputs = [self._integer_operand(node, name) for name in node.inputs]
+        self.emitter.origin = node.origin
+        return self.emitter.add(node.operator, inputs, node.output)
 
     def _lower(self, node: Node) -> str:
         """The integers a Quantize node gives."""
@@ -173,16 +187,17 @@ class _Lowering:
             return self.emitter.builder.constant(stem, target.quantize(array), target.dtype)
         if node is None:
             return self._border(value, target, bounds, stem)
-        if isinstance(node.operator, Clamp):
-            return self._answer(node.inputs[0], target, bounds.within(node.operator.low, node.operator.high), stem)
+        if clamp := node.operator.clamped_to:
+            return self._answer(node.inputs[0], target, bounds.within(*clamp), stem)
         named = bounds.open and self._source(value) == target
         view = self._view(value, stem if named else "")
         if view is not None:
-            return requantize(QuantisationRequest(self.emitter, Requantize(), [view], target, bounds, stem))
+            ask = QuantisationRequest(self.emitter, Requantize(), [view], target, bounds, stem)
+            return requantize(ask, *ask.activations())
         self.emitter.origin = node.origin
         if node.operator.chosen_from(node.inputs):
             parts = [self._part(name, target, bounds, stem) for name in node.inputs]
-            return self.emitter.add(self._on_integers(node.operator, target, bounds), parts, stem)
+            return self.emitter.add(_on_integers(node.operator, target, bounds), parts, stem)
         return self._arithmetic(node, target, bounds, stem)
 
     def _part(self, name: str, target: QuantParameters, bounds: Bounds, stem: str) -> str:
@@ -198,15 +213,15 @@ class _Lowering:
             answer = None
         if answer is not None:
             return answer
-        rule = RULES.get(type(node.operator)) if not reads_cells(self.graph, node) else None
+        rules = rules_for(node) if not reads_cells(self.graph, node) else []
         operands = [self._operand(name) for name in self._terms(node)]
         found = [operand for operand in operands if operand is not None]
-        if rule is None or len(found) < len(operands):
-            if self.allow_float or self._may_be_real(node.output):
+        if not rules or len(found) < len(operands):
+            if self.allow_float or node.output in self.plain:
                 return self._border(self._real(node.output), target, bounds, stem)
             raise self._float_between(node)
         try:
-            return rule(QuantisationRequest(self.emitter, node.operator, found, target, bounds, stem))
+            return on_integers(QuantisationRequest(self.emitter, node.operator, found, target, bounds, stem), rules)
         except (ModelError, ValueError) as error:  # a type rule may refuse what a rule makes: rows too long, say
             if self.allow_float:
                 return self._border(self._real(node.output), target, bounds, stem)
@@ -219,27 +234,17 @@ class _Lowering:
         sum: what ONNX and Keras have as one operator."""
         size = self.graph.types[node.output].shape[-1:]
         factor, offset = np.ones(1), np.zeros(1)
-        while not isinstance(node.operator, Normalise):
-            kind = node.operator.kind if isinstance(node.operator, Binary) else BinaryKind.ADD
+        while (rows := occurrence(ROWS, self.graph, node)) is None:
             arrays = [self._known_real(name) for name in node.inputs]
-            if isinstance(node.operator, Reshape) and self.graph.types[node.inputs[0]].shape[-1:] == size:
-                arrays, kind = [None, np.zeros(1)], BinaryKind.ADD
-            elif not isinstance(node.operator, Add | Binary) or [a is None for a in arrays].count(True) != 1:
+            line = rows_of_line(node.operator.line_of(arrays), size)
+            if node.operator.is_view and self.graph.types[node.inputs[0]].shape[-1:] == size:
+                line, arrays = (np.ones(1), np.zeros(1)), [None]
+            place = next((place for place, array in enumerate(arrays) if array is None), 0)
+            inner = self.producers.get(node.inputs[place]) if line else None
+            if line is None or inner is None:
                 return None
-            array = next(array for array in arrays if array is not None)
-            place = next(place for place, found in enumerate(arrays) if found is None)
-            row = array.reshape(-1).astype(np.float64)
-            inner = self.producers.get(node.inputs[place])
-            if inner is None or array.size not in (1, *array.shape[-1:]) or row.size not in (1, *size):
-                return None
-            if kind is BinaryKind.MULTIPLY:
-                factor = factor * row
-            elif kind is BinaryKind.ADD or (kind is BinaryKind.SUBTRACT and place == 0):
-                offset = offset + factor * (row if kind is BinaryKind.ADD else -row)
-            else:
-                return None
-            node = inner
-        return None if node.operator.summed else (node, node.operator, factor, offset)
+            factor, offset, node = factor * line[0], offset + factor * line[1], inner
+        return node, rows[ROWS], factor, offset
 
     def _known_real(self, name: str) -> Array | None:
         """A float constant, as it is or as constant integers stand for it."""
@@ -259,8 +264,8 @@ class _Lowering:
         shape = self.graph.types[node.output].shape
         ask = QuantisationRequest(self.emitter, found[1], [x], target, bounds, stem)
         if x.kind.shape == shape:
-            return standardise(ask, *found[2:])
-        rows = standardise(replace(ask, stem=self.emitter.fresh(f"{stem}_rows")), *found[2:])
+            return standardise(ask, x, *found[2:])
+        rows = standardise(replace(ask, stem=self.emitter.fresh(f"{stem}_rows")), x, *found[2:])
         return self.emitter.add(Reshape(shape), [rows], stem)
 
     def _terms(self, node: Node) -> list[str]:
@@ -268,8 +273,7 @@ class _Lowering:
         terms = []
         for name in node.inputs:
             inner = self.producers.get(name)
-            sum_of_sums = isinstance(node.operator, Add) and inner is not None and isinstance(inner.operator, Add)
-            terms += self._terms(inner) if sum_of_sums and inner is not None else [name]
+            terms += self._terms(inner) if inner is not None and _SUM.fits(node) and _SUM.fits(inner) else [name]
         return terms
 
     def _operand(self, name: str) -> QuantisedValue | Array | None:
@@ -293,29 +297,9 @@ class _Lowering:
         """An operand of a node with an integer result: integers, those a float stands for, or the float itself."""
         if self.graph.types[name].dtype is not DType.FLOAT32:
             return self._integer(name)
-        view = self._view(name, "") if isinstance(node.operator, ArgExtreme) else None
-        if view is not None and view.per_tensor:
-            return view.name
-        if not (self.allow_float or (node.operator.as_given and self._may_be_real(name))):
+        if not (self.allow_float or (node.operator.as_given and name in self.plain)):
             raise self._float_between(node)
         return self._real(name)
-
-    def _may_be_real(self, value: str) -> bool:
-        """True for a float that is one without computing on floats, but for operators that compute on what they are
-        given, in a network that has such; raises ModelError where one of those is given floats that something else
-        computes."""
-        if not self.as_given:
-            return False
-        node = self.producers.get(value)
-        if node is None or node.operator.dequantises or self.graph.types[value].dtype is not DType.FLOAT32:
-            return True
-        if node.operator.as_given:
-            bad = next((name for name in node.inputs if not self._may_be_real(name)), None)
-            if bad is not None:
-                raise self._float_between(self.producers[bad])
-            return True
-        chosen = node.operator.chosen_from(node.inputs)
-        return bool(chosen) and all(map(self._may_be_real, chosen))
 
     def _real(self, value: str) -> str:
         """The name of a float value in the new graph, where it is computed in float."""
@@ -361,15 +345,13 @@ class _Lowering:
         node = self.producers.get(value)
         while node is not None and (chosen := node.operator.chosen_from(node.inputs)):
             node = self.producers.get(chosen[0])
-        if node is None or not isinstance(node.operator, Dequantize):
-            return None
-        view = self._dequantized(node, node.operator)
-        return view.form if view.per_tensor else None
+        view = self._dequantized(node) if node is not None else None
+        return view.form if view is not None and view.per_tensor else None
 
     def _find_view(self, node: Node, stem: str) -> QuantisedValue | None:
+        if (view := self._dequantized(node)) is not None:
+            return view
         operator = node.operator
-        if isinstance(operator, Dequantize):
-            return self._dequantized(node, operator)
         chosen = operator.chosen_from(node.inputs)
         parts = [self._view(name, "") for name in chosen]
         first = parts[0] if parts else None
@@ -377,33 +359,28 @@ class _Lowering:
             return None
         if not first.per_tensor and len(parts) == 1 and first.array is not None:
             return moved_constant(self.emitter, operator, first, stem)
-        axis = first.axis
-        if not first.per_tensor:
-            if not isinstance(operator, Transpose):
-                return None
-            axis = operator.permutation.index(first.axis)
-        moved = self._on_integers(operator, first.form, Bounds())
+        axis = first.axis if first.per_tensor else operator.axis_after(first.axis, [first.kind])
+        if axis is None:
+            return None
+        moved = _on_integers(operator, first.form, Bounds())
         found = {name: part.name for name, part in zip(chosen, parts, strict=True) if part is not None}
         names = [found.get(name) or self._integer(name) for name in node.inputs]
         result = self.emitter.add(moved, names, stem or self.emitter.fresh(f"{first.name}_moved"))
         kind, array = self.emitter.builder.type_of(result), self.emitter.builder.constant_of(result)
         return replace(first, name=result, kind=kind, axis=axis, array=array)
 
-    def _dequantized(self, node: Node, operator: Dequantize) -> QuantisedValue:
+    def _dequantized(self, node: Node) -> QuantisedValue | None:
+        """The integers that a Dequantize stands on; None for another operator."""
+        found = occurrence(_DEQUANTIZE, self.graph, node)
+        if found is None:
+            return None
         source = node.inputs[0]
         scale, zero_point = (self._parameter(node, name) for name in node.inputs[1:])
         kind = self.graph.types[source]
         name = self._integer(source)
-        axis = operator.axis % max(len(kind.shape), 1)
+        axis = found[_DEQUANTIZE].axis % max(len(kind.shape), 1)
         array = self.emitter.builder.constant_of(name)
         return QuantisedValue(name, kind, scale.reshape(-1), zero_point.reshape(-1).astype(np.int64), axis, array)
-
-    def _on_integers(self, operator: Operator, target: QuantParameters, bounds: Bounds) -> Operator:
-        """A movement operator with its pad value as an integer."""
-        if not isinstance(operator, Pad):
-            return operator
-        value = min(max(operator.value, bounds.low), bounds.high)
-        return replace(operator, value=target.bound(value))
 
     def _output(self, name: str) -> str:
         if name in self.names:
@@ -413,7 +390,7 @@ class _Lowering:
             what = f"the output {name} is a constant or an input of the model"
             raise ModelError(what, where=self.graph.name, hint="take this output out of the model, or export it again")
         view = self._view(name, "") if name not in self.reals else None
-        if view is None and (self.allow_float or self._may_be_real(name)):
+        if view is None and (self.allow_float or name in self.plain):
             return self._real(name)
         if view is None:
             raise self._float_between(node)
@@ -425,12 +402,13 @@ class _Lowering:
     def _float_between(self, node: Node) -> ModelError:
         """The complaint about a float computation; it names the first operator that lacks quantised operands."""
         first = self._first_float(node)
-        if type(first.operator) not in (*RULES, Clamp) and not first.operator.chosen_from(first.inputs):
-            what = f"{_kind(first)} has no integer form in Dovetail"
+        operator = first.operator
+        if not (rules_for(first) or operator.clamped_to or operator.chosen_from(first.inputs)):
+            what = f"{operator.class_name} has no integer form in Dovetail"
             return ModelError(what, where=_place(first), hint="take this operator out of the network")
         bare = [name for name in first.inputs if self._operand(name) is None]
         what = f"reads the float value {bare[0]}" if bare else f"gives the float value {first.output}"
-        return ModelError(f"{_kind(first)} {what}, which is not quantised", where=_place(first), hint=HINT)
+        return ModelError(f"{operator.class_name} {what}, which is not quantised", where=_place(first), hint=HINT)
 
     def _first_float(self, node: Node) -> Node:
         for name in node.inputs:

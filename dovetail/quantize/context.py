@@ -162,15 +162,17 @@ class QuantisationRequest(Generic[O]):
         wanted = self.operands if operands is None else operands
         found = [operand for operand in wanted if isinstance(operand, QuantisedValue) and operand.per_tensor]
         if len(found) != len(wanted):
-            what = f"an operand of {type(self.operator).__name__} is a float constant or quantised per channel"
+            what = f"an operand of {self.operator.class_name} is a float constant or quantised per channel"
             raise ModelError(what, hint="quantise all operands per tensor")
         return found
 
-    def refuse(self, x: QuantisedValue) -> ModelError:
-        """The error for integers the operator has no form for."""
+    def refuse(self, x: QuantisedValue, kinds: Sequence[DType] = ()) -> ModelError:
+        """The error for integers the operator has no form for; `kinds` are those it has one for."""
         kind = getattr(self.operator, "kind", None)
-        name = kind.value if kind is not None else type(self.operator).__name__
-        hint = "take this operator out of the quantised part of the network, or compile it with --float"
+        name = kind.value if kind is not None else self.operator.class_name
+        known = " or ".join(dtype.text for dtype in kinds)
+        advice = f"quantise its operands to {known}" if kinds else "take it out of the quantised part of the network"
+        hint = f"{advice}, or compile it with --float"
         return ModelError(f"{name} of {x.kind.dtype.text} has no integer form in Dovetail", hint=hint)
 
     def fresh(self, word: str) -> str:
@@ -217,9 +219,16 @@ class QuantisationRequest(Generic[O]):
         """The result: x limited to the bounds and narrowed to its type."""
         return self.emitter.add(Clip(*self.bounds.integers(self.target), self.target.dtype), [x], self.stem)
 
-    def finish(self, x: str, factors: Sequence[float] | tuple[Array, Array], zero_point: int = 0) -> str:
+    def finish(
+        self,
+        x: str,
+        factors: Sequence[float] | tuple[Array, Array],
+        zero_point: int = 0,
+        rounding: Rounding | None = None,
+    ) -> str:
         """The result: integers with this zero point and scale factors * target.scale, requantised and clipped."""
-        return self.clip(self.scaled(x, factors, zero_points=(zero_point, self.target.zero_point)))
+        zero_points = (zero_point, self.target.zero_point)
+        return self.clip(self.scaled(x, factors, zero_points=zero_points, rounding=rounding))
 
     def native(self, operator: Operator, x: QuantisedValue, native: QuantParameters, word: str = "native") -> str:
         """The result of an operator that gives a quantisation of its own, requantised where another one is wanted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dovetail.ir.boundary import Steps
+from dovetail.ir.boundary import Steps, steps_of
 from dovetail.ir.graph import Graph, Node, prune, renamed
 from dovetail.ir.types import DType, TensorType
 
@@ -49,10 +49,6 @@ def integer_outputs(graph: Graph) -> tuple[Graph, Mapping[str, Steps]]:
 
 def _form(graph: Graph, node: Node) -> tuple[DType, Steps] | None:
     """Type and steps of what quantises or dequantises a whole value; None for anything else."""
-    if not (node.operator.quantises or node.operator.dequantises):
-        return None
-    scale, zero_point = (graph.constants.get(name) for name in node.inputs[1:])
-    if scale is None or zero_point is None or scale.size != 1:
-        return None
+    steps = steps_of(graph, node)
     kind = graph.types[node.output if node.operator.quantises else node.inputs[0]].dtype
-    return kind, Steps(float(scale.reshape(-1)[0]), int(zero_point.reshape(-1)[0]))
+    return None if steps is None else (kind, steps)

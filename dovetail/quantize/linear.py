@@ -12,14 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.ir.graph import Node
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Rounding, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear, accumulator_type
-from dovetail.ir.operators.movement import Pad
-from dovetail.ir.rewrite import Draft
-from dovetail.ir.types import Array, DType
+from dovetail.ir.operators.linear import Linear, accumulator_type
+from dovetail.ir.pattern import apply, constant, operand, rest
+from dovetail.ir.rules import Rule, RuleMatch
+from dovetail.ir.types import Array, DType, Shape
 from dovetail.quantize.context import Emitter, QuantisationRequest, QuantisedValue
 
 _SAME_SCALE = 1e-3
@@ -27,11 +26,11 @@ _SAME_SCALE = 1e-3
 _WIDER = {DType.INT2: DType.INT4, DType.INT4: DType.INT8}
 
 
-def linear(ask: QuantisationRequest[Linear]) -> str:
+def linear(ask: QuantisationRequest[Linear], x: QuantisedValue) -> str:
     """Sums of products without padding, bias, requantisation, clip."""
-    (x,), weights, operator = ask.activations(ask.operands[:1]), ask.operands[1], ask.operator
+    weights, operator = ask.operands[1], ask.operator
     if not isinstance(weights, QuantisedValue):
-        raise ModelError(f"the weights of {type(operator).__name__} are float", hint="quantise the weights too")
+        raise ModelError(f"the weights of {operator.class_name} are float", hint="quantise the weights too")
     bias, axis = ask.operands[2] if len(ask.operands) > 2 else None, operator.weight_axis
     if not weights.per_tensor and weights.axis != axis:
         what = f"{weights.name} is quantised along axis {weights.axis}, only output channels (axis {axis}) may be"
@@ -55,7 +54,7 @@ def linear(ask: QuantisationRequest[Linear]) -> str:
     # WIDE where TFLite sums in 64 bits: int16 activations, unless the bias has 32 bits.
     narrow = isinstance(bias, QuantisedValue) and bias.kind.dtype is DType.INT32
     rounding = Rounding.WIDE if x.kind.dtype is DType.INT16 and not narrow else None
-    return ask.clip(ask.scaled(total, factors, zero_points=(0, ask.target.zero_point), rounding=rounding))
+    return ask.finish(total, factors, rounding=rounding)
 
 
 _COARSE = 1 / 64
@@ -98,11 +97,10 @@ def _without_zero_point(emitter: Emitter, operator: Linear, weights: QuantisedVa
     """The weights with their zero points taken off where the result fits int8."""
     if not weights.zero_point.any():
         return weights
-    kind = type(operator).__name__
     if weights.array is None:
         if weights.per_tensor:
             return weights
-        what = f"{kind} has weights computed at run time with a zero point per channel ({weights.name})"
+        what = f"{operator.class_name} has weights computed at run time with a zero point per channel ({weights.name})"
         raise ModelError(what, hint="quantise them per tensor, or symmetrically")
     shape = [1] * weights.array.ndim
     shape[weights.axis] = weights.zero_point.size
@@ -115,7 +113,7 @@ def _without_zero_point(emitter: Emitter, operator: Linear, weights: QuantisedVa
     if np.all(weights.zero_point == weights.zero_point[0]):
         return replace(weights, zero_point=weights.zero_point[:1])
     raise ModelError(
-        f"{kind} has weights {weights.name} with a zero point per channel that do not fit int8 "
+        f"{operator.class_name} has weights {weights.name} with a zero point per channel that do not fit int8 "
         f"without it: they span {low} to {high}",
         hint="quantise the weights symmetrically",
     )
@@ -151,7 +149,7 @@ def moved_constant(emitter: Emitter, operator: Operator, weights: QuantisedValue
     """Constant weights quantised per channel after a movement, whose scales are moved alike; None where these then run
     along no axis."""
     assert weights.array is not None
-    if weights.zero_point.any() or (isinstance(operator, Pad) and operator.value != 0.0):
+    if weights.zero_point.any() or operator.filler:
         return None
     along = [1] * weights.array.ndim
     along[weights.axis] = weights.scale.size
@@ -187,24 +185,39 @@ def scaled_afterwards(
     return emitter.add(Add(), [scaled, *bias], stem) if bias else scaled
 
 
-def fold_into_scales(draft: Draft, node: Node) -> str | None:
+def rows_of_line(line: tuple[Array, Array] | None, channels: Shape) -> tuple[Array, Array] | None:
+    """Factor and offset of a line (`Operator.line_of`) as rows along the last axis of its result, [1] or [C] each; None
+    where they do not run along it alone."""
+    rows = (
+        []
+        if line is None
+        else [a.reshape(-1) for a in line if a.size in (1, *a.shape[-1:]) and a.size in (1, *channels)]
+    )
+    return (rows[0], rows[1]) if len(rows) == 2 else None
+
+
+_INTEGERS, _SCALES, _ZEROS = constant("integers"), constant("scales"), constant("zero points")
+_WEIGHTS = apply(Dequantize, _INTEGERS, _SCALES, _ZEROS)
+_X, _BIAS = operand("x"), rest("bias", known=True)
+_LAYER = apply(Linear, _X, _WEIGHTS, _BIAS, alone=True)
+_NORMALISED = apply(Operator, _LAYER, rest("constants", known=True))
+
+
+def _line(at: RuleMatch) -> tuple[Array, Array] | None:
+    """Factor and offset, [C] or [1], of a batch normalisation: the frontends give that of images as a 1x1 depthwise
+    layer, that of rows as a product and a sum."""
+    line = at.root.operator.line_of([None, *map(at.array, at.root.inputs[1:])])
+    return rows_of_line(line, at.type(_LAYER).shape[-1:])
+
+
+def _rescaled(at: RuleMatch) -> str | None:
     """(w * s) x + b, times f, plus c: (w * s * f) x + (b * f + c); a negative f turns the sign of the integers."""
-    parameters = _normalisation(draft, node)
-    layer = draft.made_by(node.inputs[0], Conv2d, DepthwiseConv2d, FullyConnected) if parameters else None
-    if parameters is None or layer is None or draft.users(layer.output) != 1:
+    integers, scale, dtype, rows = at.array(_INTEGERS), at.array(_SCALES), at.type(_INTEGERS).dtype, _line(at)
+    axis = at[_LAYER].weight_axis
+    along = at[_WEIGHTS].axis % integers.ndim
+    if rows is None or (scale.size > 1 and along != axis) or (rows[0] == 0).any() or at.array(_ZEROS).any():
         return None
-    weights = draft.made_by(layer.inputs[1], Dequantize)
-    if weights is None or any(name not in draft.constants for name in (*weights.inputs, *layer.inputs[2:])):
-        return None
-    outputs = draft.types[layer.output].shape[-1]
-    factor, offset = parameters[0], np.broadcast_to(parameters[1], outputs)
-    axis = layer.operator.weight_axis or 0
-    integers, scale, zeros = (draft.constants[name] for name in weights.inputs)
-    assert isinstance(weights.operator, Dequantize)
-    along = weights.operator.axis % integers.ndim
-    if (scale.size > 1 and along != axis) or (factor == 0).any() or zeros.any():
-        return None
-    dtype = draft.types[weights.inputs[0]].dtype
+    factor, offset = rows[0], np.broadcast_to(rows[1], at.type(_LAYER).shape[-1])
     shape = [factor.size if index == axis else 1 for index in range(integers.ndim)]
     turned = integers.astype(np.int64) * np.sign(factor).astype(np.int64).reshape(shape)
     if turned.max(initial=0) > dtype.high:
@@ -212,51 +225,16 @@ def fold_into_scales(draft: Draft, node: Node) -> str | None:
             return None
         dtype = _WIDER[dtype]
     steps = (scale.astype(np.float64) * np.abs(factor)).astype(np.float32)
-    names = [
-        draft.constant(turned.astype(dtype.numpy), dtype, weights.inputs[0]),
-        draft.constant(steps, DType.FLOAT32, weights.inputs[1]),
-        draft.constant(np.zeros(steps.size, np.int32), DType.INT32, weights.inputs[2]),
+    operands = [
+        at.constant(turned.astype(dtype.numpy), dtype, _INTEGERS),
+        at.constant(steps, DType.FLOAT32, _SCALES),
+        at.constant(np.zeros(steps.size, np.int32), DType.INT32, _ZEROS),
     ]
-    scaled = draft.add(Dequantize(axis), names, weights, weights.output)
-    bias = draft.constants[layer.inputs[2]].astype(np.float64) if len(layer.inputs) > 2 else np.zeros(outputs)
-    row = draft.constant((bias * factor + offset).astype(np.float32), DType.FLOAT32, f"{node.output}_bias")
-    return draft.add(layer.operator, [layer.inputs[0], scaled, row], replace(layer, output=node.output))
+    scaled = at.add(Dequantize(axis), *operands, like=_WEIGHTS)
+    bias = sum((at.array(value).astype(np.float64) for value in at.others(_LAYER)), np.zeros(len(offset)))
+    row = at.constant((bias * factor + offset).astype(np.float32), DType.FLOAT32, f"{at.root.output}_bias")
+    return at.add(at[_LAYER], _X, scaled, row, like=_LAYER, stem=at.root.output)
 
 
-def _normalisation(draft: Draft, node: Node) -> tuple[Array, Array] | None:
-    """Factor and offset, [C] or [1], of a batch normalisation: the frontends give that of images as a 1x1 depthwise
-    layer, that of rows as a product and a sum."""
-    operator = node.operator
-    if isinstance(operator, Add | Binary):
-        return _line(draft, node)
-    if not isinstance(operator, DepthwiseConv2d) or operator.stride != (1, 1):
-        return None
-    constants = [draft.constants.get(name) for name in node.inputs[1:]]
-    channels = draft.types[node.inputs[0]].shape[-1]
-    weights = constants[0]
-    if weights is None or weights.shape != (1, 1, 1, channels) or weights.dtype != np.float32:
-        return None
-    offset = constants[1] if len(constants) > 1 else np.zeros(channels)
-    return None if offset is None else (weights.reshape(-1).astype(np.float64), offset.astype(np.float64))
-
-
-def _line(draft: Draft, node: Node) -> tuple[Array, Array] | None:
-    """Factor and offset of x times, over, plus or less a constant along the last axis of x; None for any other node."""
-    array, channels = draft.constants.get(node.inputs[1]), draft.types[node.output].shape[-1:]
-    same = draft.types[node.inputs[0]] == draft.types[node.output]
-    if array is None or array.dtype != np.float32 or not same or array.size not in (1, *channels):
-        return None
-    if array.size > 1 and array.shape[-1:] != channels:
-        return None
-    row, one, nothing = array.reshape(-1).astype(np.float64), np.ones(1), np.zeros(1)
-    if isinstance(node.operator, Add):
-        return one, row
-    assert isinstance(node.operator, Binary)
-    match node.operator.kind:
-        case BinaryKind.SUBTRACT:
-            return one, -row
-        case BinaryKind.MULTIPLY:
-            return row, nothing
-        case BinaryKind.DIVIDE if row.all():
-            return 1 / row, nothing
-    return None
+fold_into_scales = Rule(_NORMALISED, _rescaled, (lambda at: at.type(_LAYER) == at.type(at.root.output),))
+"""A batch normalisation behind a layer whose weights are quantised goes into their scales."""

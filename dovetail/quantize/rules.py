@@ -1,4 +1,4 @@
-"""How each arithmetic operator is computed on integers: one rule per operator, in `RULES` by its type.
+"""How each arithmetic operator is computed on integers: `RULES`, a table.
 
 The factors and their rounding are TFLite Micro's, whose sources the comments name.
 """
@@ -6,13 +6,15 @@ The factors and their rounding are TFLite Micro's, whose sources the comments na
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from dovetail.errors import ModelError
+from dovetail.ir.graph import Node
 from dovetail.ir.operators.activation import FixedSoftmax, LogSoftmax, Softmax, Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import Add, Lookup, Offset, Rounding, quantize_multiplier
 from dovetail.ir.operators.base import Operator
@@ -25,10 +27,11 @@ from dovetail.ir.operators.fixed import (
     FixedStandard,
     Sigmoid16,
 )
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
+from dovetail.ir.operators.linear import FullyConnected, Linear, MatrixProduct
 from dovetail.ir.operators.movement import Resample
 from dovetail.ir.operators.recurrent import Recurrent
-from dovetail.ir.operators.reduction import AveragePool2d, Normalise, Reduce, ReduceKind, SumPool2d
+from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, Normalise, Reduce, ReduceKind, SumPool2d
+from dovetail.ir.pattern import Apply, apply
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.context import QuantisationRequest, QuantisedValue, QuantParameters
 from dovetail.quantize.linear import linear
@@ -36,41 +39,15 @@ from dovetail.quantize.recurrent import recurrent
 from dovetail.quantize.tables import unary_table
 
 BYTES = (DType.INT8, DType.UINT8)
+_UPTO_16 = tuple(dtype for dtype in DType if dtype.is_integer and dtype.bits <= 16)
 _Q15 = QuantParameters(DType.INT16, 2.0**-15, 0)
 
-Rule = Callable[[QuantisationRequest[Any]], str]
-"""Gives the name of the integers; raises ModelError for operands it has no integer form for."""
 
-RULES: dict[type[Operator], Rule] = dict.fromkeys((Conv2d, DepthwiseConv2d, FullyConnected), linear)
-"""The rule of each operator that computes. What chooses elements (`Operator.chosen_from`) and Clamp need none."""
-
-RULES[Recurrent] = recurrent
-
-_BINARY: dict[BinaryKind, Rule] = {}
-"""Rules of functions of two values, the product's aside."""
-
-
-def _rule(*kinds: type[Operator] | BinaryKind) -> Callable[[Rule], Rule]:
-    """Make a function the rule of some operators, or of some functions of two values."""
-
-    def register(rule: Rule) -> Rule:
-        for kind in kinds:
-            if isinstance(kind, BinaryKind):
-                _BINARY[kind] = rule
-            else:
-                RULES[kind] = rule
-        return rule
-
-    return register
-
-
-@_rule(Add, BinaryKind.SUBTRACT)
-def _add(ask: QuantisationRequest[Operator]) -> str:
+def _add(ask: QuantisationRequest[Operator], *values: QuantisedValue) -> str:
     """Both operands raised, scaled to twice the larger scale, added, requantised (micro/kernels/add_common.cc).
 
     A difference is computed alike (sub_common.cc).
     """
-    values = ask.activations()
     left_shift = 15 if any(kind.bits > 8 for kind in (ask.target.dtype, *(v.kind.dtype for v in values))) else 20
     terms, twice_larger = _with_one_scale(ask, values, left_shift)
     total = terms[0]
@@ -80,7 +57,7 @@ def _add(ask: QuantisationRequest[Operator]) -> str:
 
 
 def _with_one_scale(
-    ask: QuantisationRequest[Any], values: list[QuantisedValue], left_shift: int
+    ask: QuantisationRequest[Any], values: Sequence[QuantisedValue], left_shift: int
 ) -> tuple[list[str], float]:
     """The values without zero points, raised by some bits, in steps of twice the larger scale; and that scale."""
     twice_larger = 2.0 * max(value.form.scale for value in values)
@@ -92,14 +69,8 @@ def _with_one_scale(
     return terms, twice_larger
 
 
-@_rule(Binary)
-def _binary(ask: QuantisationRequest[Binary]) -> str:
-    """A product of the centred integers, scaled once (micro/kernels/mul_common.cc); others have rules of their own."""
-    if ask.operator.kind in _BINARY:
-        return _BINARY[ask.operator.kind](ask)
-    values = ask.activations()
-    if ask.operator.kind is not BinaryKind.MULTIPLY or any(value.kind.dtype.bits > 16 for value in values):
-        raise ask.refuse(values[0])
+def _product(ask: QuantisationRequest[Binary], *values: QuantisedValue) -> str:
+    """A product of the centred integers, scaled once (micro/kernels/mul_common.cc)."""
     if all(value.kind.dtype.bits > 8 and value.form.zero_point for value in values):
         hint = "quantise one of the two symmetrically, with the zero point 0"
         raise ModelError("a product of two 16-bit values with zero points may leave 32 bits", hint=hint)
@@ -108,17 +79,17 @@ def _binary(ask: QuantisationRequest[Binary]) -> str:
     return ask.finish(product, [values[0].form.scale * values[1].form.scale / ask.target.scale])
 
 
+def _refused(ask: QuantisationRequest[Any], x: QuantisedValue, *_: QuantisedValue) -> str:
+    raise ask.refuse(x)
+
+
 def _centred(ask: QuantisationRequest[Any], x: QuantisedValue, word: str) -> str:
     """x less its zero point, int32."""
     return ask.add(Offset(-x.form.zero_point, DType.INT32), [x.name], word)
 
 
-@_rule(BinaryKind.DIVIDE)
-def _divide(ask: QuantisationRequest[Binary]) -> str:
+def _divide(ask: QuantisationRequest[Binary], a: QuantisedValue, b: QuantisedValue) -> str:
     """A quotient of 8-bit values (micro/kernels/div.cc: the factor in float32)."""
-    a, b = ask.activations()
-    if any(value.kind.dtype not in BYTES for value in (a, b)):
-        raise ask.refuse(a)
     factor = np.float32(a.form.scale) / (np.float32(b.form.scale) * np.float32(ask.target.scale))
     zero_points = (a.form.zero_point, b.form.zero_point, ask.target.zero_point)
     return ask.clip(
@@ -126,26 +97,20 @@ def _divide(ask: QuantisationRequest[Binary]) -> str:
     )
 
 
-@_rule(BinaryKind.SQUARED_DIFFERENCE)
-def _squared_difference(ask: QuantisationRequest[Binary]) -> str:
+def _squared_difference(ask: QuantisationRequest[Binary], *values: QuantisedValue) -> str:
     """Both operands scaled to twice the larger scale, 7 bits of head-room (micro/kernels/squared_difference.cc)."""
-    values = ask.activations()
-    if any(value.kind.dtype.bits > 16 for value in values):
-        raise ask.refuse(values[0])
     left_shift = 0 if any(value.kind.dtype.bits > 8 for value in values) else 7
     terms, twice_larger = _with_one_scale(ask, values, left_shift)
     square = ask.add(ask.operator, terms, "square")
     return ask.finish(square, [twice_larger * twice_larger / ((1 << 2 * left_shift) * ask.target.scale)])
 
 
-@_rule(BinaryKind.PRELU)
-def _slope_per_channel(ask: QuantisationRequest[Binary]) -> str:
+def _slope_per_channel(ask: QuantisationRequest[Binary], x: QuantisedValue) -> str:
     """PRelu (micro/kernels/prelu_common.cc): one product for each sign. A float slope is taken in 8 bits."""
-    (x,) = ask.activations(ask.operands[:1])
     given = ask.operands[1]
     (slope,) = ask.activations([given if isinstance(given, QuantisedValue) else _quantised_slope(ask, given)])
-    if x.kind.dtype.bits > 16 or slope.kind.dtype.bits > 8:
-        raise ask.refuse(x)
+    if slope.kind.dtype.bits > 8:
+        raise ask.refuse(slope)
     terms = [_negative_part(ask, x), _centred(ask, slope, "slope")]
     falling = ask.add(Binary(BinaryKind.MULTIPLY), terms, "product")
     scale = x.form.scale
@@ -161,28 +126,22 @@ def _quantised_slope(ask: QuantisationRequest[Any], slope: Array) -> QuantisedVa
 
 def _negative_part(ask: QuantisationRequest[Any], x: QuantisedValue) -> str:
     """x less its zero point where that is negative, else 0."""
-    zero = ask.constant("none", np.zeros(1, np.int32))
-    terms = [_centred(ask, x, "lowered"), zero]
+    terms = [_centred(ask, x, "lowered"), ask.constant("none", np.zeros(1, np.int32))]
     return ask.emitter.add(Binary(BinaryKind.MINIMUM), terms, f"{ask.stem}_falling")
 
 
 def _two_slopes(ask: QuantisationRequest[Any], x: QuantisedValue, falling: str, factors: tuple[float, float]) -> str:
     """Positive values scaled by the first factor, plus `falling`, which is 0 where they are positive, by the second."""
-    zero = ask.constant("zero", np.zeros(1, np.int32))
-    terms = [_centred(ask, x, "centred"), zero]
+    terms = [_centred(ask, x, "centred"), ask.constant("zero", np.zeros(1, np.int32))]
     rising = ask.emitter.add(Binary(BinaryKind.MAXIMUM), terms, f"{ask.stem}_rising")
     above = ask.scaled(rising, [factors[0]], "above", (0, ask.target.zero_point))
     below = ask.scaled(falling, [factors[1]], "below")
     return ask.clip(ask.add(Add(), [above, below], "sum"))
 
 
-@_rule(Reduce)
-def _reduce(ask: QuantisationRequest[Reduce]) -> str:
+def _reduce(ask: QuantisationRequest[Reduce], x: QuantisedValue) -> str:
     """The sum of the centred integers, scaled once; a mean's count is part of the factor, as for an average pool."""
-    (x,), operator = ask.activations(), ask.operator
-    if operator.kind not in (ReduceKind.SUM, ReduceKind.MEAN) or x.kind.dtype not in (*BYTES, DType.INT16):
-        hint = "quantise its operand to 8 bits, or compile it with --float"
-        raise ModelError(f"{operator.kind.value} of {x.kind.dtype.text} has no integer form in Dovetail", hint=hint)
+    operator = ask.operator
     try:
         total = ask.add(Reduce(ReduceKind.SUM, operator.axes, x.form.zero_point), [x.name], "accumulator")
     except ValueError as error:
@@ -202,11 +161,9 @@ def _mean_multiplier(real: float, count: int) -> tuple[Array, Array]:
     return np.array([divided], np.int32), np.array([shift - raised], np.int32)
 
 
-@_rule(AveragePool2d)
-def _average_pool(ask: QuantisationRequest[AveragePool2d]) -> str:
+def _average_pool(ask: QuantisationRequest[AveragePool2d], x: QuantisedValue) -> str:
     """Equal quantisation: TFLite's integer average. Else its MEAN: the sum, scaled by the scales and 1/count."""
-    (x,), operator = ask.activations(), ask.operator
-    inner = ask.fresh("accumulator")
+    operator, inner = ask.operator, ask.fresh("accumulator")
     if x.form == ask.target and not operator.scaled_sum:
         return ask.clip(ask.emitter.add(operator, [x.name], inner))
     factor = x.form.scale / ask.target.scale
@@ -225,17 +182,9 @@ def softmax_parameters(scale: float, beta: float) -> tuple[int, int, int]:
     return multiplier, shift, -math.floor(31 * (1 << 26) / 2**shift)
 
 
-@_rule(Softmax)
-def _softmax(ask: QuantisationRequest[Softmax]) -> str:
-    """TFLite's fixed-point softmax (of int16 micro/kernels/softmax_common.cc), requantised where the result has another
-    scale than its 1/256."""
-    (x,), target = ask.activations(), ask.target
-    if x.kind.dtype is DType.INT16:
-        fixed = FixedSoftmax16(*quantize_multiplier(x.form.scale * ask.operator.beta / (10.0 / 65535.0)))
-        return ask.native(fixed, x, _Q15)
-    if x.kind.dtype not in BYTES:
-        raise ModelError(f"softmax of {x.kind.dtype.text} has no integer form", hint="quantise its operand to 8 bits")
-    parameters = softmax_parameters(x.form.scale, ask.operator.beta)
+def _softmax(ask: QuantisationRequest[Softmax], x: QuantisedValue) -> str:
+    """TFLite's fixed-point softmax, requantised where the result has another scale than its 1/256."""
+    target, parameters = ask.target, softmax_parameters(x.form.scale, ask.operator.beta)
     own = QuantParameters(target.dtype, 2.0**-target.dtype.bits, target.dtype.low)
     if target == own and target.dtype in (*BYTES, DType.INT16) and ask.bounds.open:
         return ask.emitter.add(FixedSoftmax(*parameters, target.dtype), [x.name], ask.stem)
@@ -243,12 +192,14 @@ def _softmax(ask: QuantisationRequest[Softmax]) -> str:
     return ask.finish(fine, [2.0**-16 / target.scale], DType.INT16.low)
 
 
-@_rule(LogSoftmax)
-def _log_softmax(ask: QuantisationRequest[LogSoftmax]) -> str:
+def _softmax_of_16_bits(ask: QuantisationRequest[Softmax], x: QuantisedValue) -> str:
+    """micro/kernels/softmax_common.cc."""
+    fixed = FixedSoftmax16(*quantize_multiplier(x.form.scale * ask.operator.beta / (10.0 / 65535.0)))
+    return ask.native(fixed, x, _Q15)
+
+
+def _log_softmax(ask: QuantisationRequest[LogSoftmax], x: QuantisedValue) -> str:
     """TFLite's fixed-point log-softmax, requantised where the result has another scale than its 1/16."""
-    (x,) = ask.activations()
-    if x.kind.dtype is not DType.INT8:
-        raise ask.refuse(x)
     multiplier, shift, diff_min = softmax_parameters(x.form.scale, 1.0)
     if multiplier == 0:
         raise ModelError(
@@ -258,15 +209,8 @@ def _log_softmax(ask: QuantisationRequest[LogSoftmax]) -> str:
     return ask.native(FixedLogSoftmax(multiplier, shift, diff_min, *back), x, QuantParameters(DType.INT8, 1 / 16, 127))
 
 
-@_rule(Normalise)
-def _normalise(ask: QuantisationRequest[Normalise]) -> str:
-    """TFLite's rows of length 1 (reference/integer_ops/l2normalization.h), requantised where not in steps of 1/128; of
-    layer normalisation the rows in finer steps."""
-    (x,) = ask.activations()
-    if not ask.operator.summed:
-        return standardise(ask, np.ones(1), np.zeros(1))
-    if x.kind.dtype is not DType.INT8:
-        raise ask.refuse(x)
+def _unit_rows(ask: QuantisationRequest[Normalise], x: QuantisedValue) -> str:
+    """TFLite's rows of length 1 (reference/integer_ops/l2normalization.h), requantised where not in steps of 1/128."""
     return ask.native(FixedNormalise(x.form.zero_point), x, QuantParameters(DType.INT8, 1 / 128, 0))
 
 
@@ -274,11 +218,10 @@ _FINER = 8
 """Bits of fraction to which a normalised value is scaled before its offset is added."""
 
 
-def standardise(ask: QuantisationRequest[Normalise], factor: Array, offset: Array) -> str:
+def standardise(ask: QuantisationRequest[Normalise], x: QuantisedValue, factor: Array, offset: Array) -> str:
     """Rows with mean 0 and deviation 1, times a factor and plus an offset, [1] or [C] each; the last rounding is the
     result's."""
-    (x,), operator = ask.activations(), ask.operator
-    size = x.kind.shape[-1]
+    operator, size = ask.operator, x.kind.shape[-1]
     epsilon = round(min(operator.epsilon * (size / x.form.scale) ** 2, 2.0**58))
     fixed = FixedStandard(size, x.form.zero_point, epsilon, operator.centred)
     value = ask.add(fixed, [x.name], "standard")
@@ -296,16 +239,10 @@ def standardise(ask: QuantisationRequest[Normalise], factor: Array, offset: Arra
     return ask.finish(moved, [2.0**-_FINER])
 
 
-@_rule(Unary)
-def _unary(ask: QuantisationRequest[Unary]) -> str:
-    """A table of the 256 results; of 16 bits what TFLite Micro has."""
-    (x,), kind = ask.activations(), ask.operator.kind
-    if x.kind.dtype is DType.INT16 and kind in (UnaryKind.SIGMOID, UnaryKind.TANH):
-        return _sigmoid_of_16_bits(ask, x, kind is UnaryKind.TANH)
-    if x.kind.dtype is DType.INT16 and kind in (UnaryKind.LEAKY_RELU, UnaryKind.ABSOLUTE):
-        return _bent(ask, x)
+def _table(ask: QuantisationRequest[Unary], x: QuantisedValue) -> str:
+    """A table of the 256 results."""
     if x.kind.dtype not in BYTES:
-        what = f"{kind.name} of {x.kind.dtype.text} has no table in Dovetail"
+        what = f"{ask.operator.kind.name} of {x.kind.dtype.text} has no table in Dovetail"
         raise ModelError(what, hint="quantise its operand to 8 bits")
     table = unary_table(ask.operator, x.form, ask.target)
     limited = np.clip(table, *ask.bounds.integers(ask.target)).astype(table.dtype)
@@ -323,8 +260,9 @@ def _bent(ask: QuantisationRequest[Unary], x: QuantisedValue) -> str:
     return _two_slopes(ask, x, rising, (above, above))
 
 
-def _sigmoid_of_16_bits(ask: QuantisationRequest[Unary], x: QuantisedValue, tangent: bool) -> str:
+def _sigmoid_of_16_bits(ask: QuantisationRequest[Unary], x: QuantisedValue) -> str:
     """Sigmoid and tanh of int16 (micro/kernels/{logistic_common,tanh}.cc): a factor to steps of 1/12288."""
+    tangent = ask.operator.kind is UnaryKind.TANH
     power = int(np.rint(np.log2(x.form.scale)))
     shift = power + 12
     if x.form.scale == 2.0**power and 0 <= shift <= int(tangent):
@@ -340,12 +278,8 @@ def _sigmoid_of_16_bits(ask: QuantisationRequest[Unary], x: QuantisedValue, tang
     return ask.native(fixed, x, _Q15)
 
 
-@_rule(MatrixProduct)
-def _matrix_product(ask: QuantisationRequest[MatrixProduct]) -> str:
+def _matrix_product(ask: QuantisationRequest[MatrixProduct], a: QuantisedValue, b: QuantisedValue) -> str:
     """Sums of products of two activations (micro/kernels/batch_matmul.cc); of a constant matrix as a dense layer."""
-    a, b = ask.activations()
-    if any(value.kind.dtype not in (*BYTES, DType.INT16) for value in (a, b)):
-        raise ask.refuse(a)
     if b.kind.dtype is DType.INT16 and a.kind.dtype is not DType.INT16:
         raise ask.refuse(b)
     wide = a.kind.dtype is DType.INT16
@@ -357,26 +291,22 @@ def _matrix_product(ask: QuantisationRequest[MatrixProduct]) -> str:
         total = ask.emitter.add(MatrixProduct(*zero_points), [a.name, b.name], name)
     factors = [a.form.scale * b.form.scale / ask.target.scale]
     rounding = Rounding.WIDE if ask.emitter.builder.type_of(total).dtype is DType.INT64 else None
-    return ask.clip(ask.scaled(total, factors, zero_points=(0, ask.target.zero_point), rounding=rounding))
+    return ask.finish(total, factors, rounding=rounding)
 
 
 _WEIGHT_BITS = 10
 """Fraction bits of TFLite's interpolation weights (reference/resize_bilinear.h)."""
 
 
-@_rule(Resample)
-def _resample(ask: QuantisationRequest[Resample]) -> str:
+def _resample(ask: QuantisationRequest[Resample], x: QuantisedValue) -> str:
     """Weights in steps of 1/1024, the sum of products rounded once, halves away from zero."""
-    (x,), axes = ask.activations(ask.operands[:1]), ask.operator.axes
-    if x.kind.dtype not in BYTES or len(axes) > 2:
-        raise ask.refuse(x)
     names = [x.name]
     for places, weights in zip(ask.operands[1::2], ask.operands[2::2], strict=True):
         assert isinstance(places, np.ndarray) and isinstance(weights, np.ndarray)
         steps = np.rint(weights.astype(np.float64) * (1 << _WEIGHT_BITS)).astype(np.int32)
         names += [ask.constant("places", places), ask.constant("weights", steps)]
     total = ask.add(ask.operator, names, "sum")
-    bits = _WEIGHT_BITS * len(axes)
+    bits = _WEIGHT_BITS * len(ask.operator.axes)
     if x.form == ask.target:
         # Doubled, then halved by the multiplier without a rounding, so that the shift alone rounds.
         factors = (np.array([1 << 30], np.int32), np.array([-bits], np.int32))
@@ -384,22 +314,24 @@ def _resample(ask: QuantisationRequest[Resample]) -> str:
     return ask.finish(total, [x.form.scale / ask.target.scale / (1 << bits)], x.form.zero_point << bits)
 
 
-def compare(ask: QuantisationRequest[Compare]) -> str:
+def _compare(ask: QuantisationRequest[Compare], *values: QuantisedValue) -> str:
     """A comparison of quantised values, as exact as TFLite Micro's (micro/kernels/comparisons.cc): both in steps of
     1/256 of a unit, scaled by their own scales. The result is bool."""
-    terms = []
-    for side, value in zip(("left", "right"), ask.activations(), strict=True):
-        if value.kind.dtype.bits > 16:
-            raise ask.refuse(value)
-        terms.append(ask.scaled(value.name, [value.form.scale], side, (value.form.zero_point, 0), 8))
+    terms = [
+        ask.scaled(value.name, [value.form.scale], side, (value.form.zero_point, 0), 8)
+        for side, value in zip(("left", "right"), values, strict=True)
+    ]
     return ask.emitter.add(ask.operator, terms, ask.stem)
 
 
-def requantize(ask: QuantisationRequest[Operator]) -> str:
-    """The one operand in another quantisation (micro/kernels/quantize_common.cc: the quotient of the scales in
+def _as_it_is(ask: QuantisationRequest[Operator], *values: QuantisedValue) -> str:
+    return ask.emitter.add(ask.operator, [value.name for value in values], ask.stem)
+
+
+def requantize(ask: QuantisationRequest[Any], x: QuantisedValue) -> str:
+    """The operand in another quantisation (micro/kernels/quantize_common.cc: the quotient of the scales in
     double)."""
-    (x,), target = ask.activations(), ask.target
-    name, source = x.name, x.form
+    target, name, source = ask.target, x.name, x.form
     if source.scale == target.scale and source.zero_point != target.zero_point:
         offset = target.zero_point - source.zero_point
         if (source.dtype.low + offset, source.dtype.high + offset) == (target.dtype.low, target.dtype.high):
@@ -410,3 +342,75 @@ def requantize(ask: QuantisationRequest[Operator]) -> str:
     if ask.bounds.integers(target) == (target.dtype.low, target.dtype.high):
         return name
     return ask.clip(name)
+
+
+@dataclass(frozen=True)
+class QuantisationRule:
+    """How an operator that computes is computed on integers."""
+
+    pattern: Apply[Any]
+    """The operator, whatever its operands."""
+    answer: Callable[..., str]
+    """Gives the name of the integers; told the request and its activations. Raises ModelError for those it has no
+    integer form for."""
+    kinds: tuple[DType, ...] = tuple(DType)
+    """Element types the activations may have."""
+    activations: int | None = None
+    """How many operands, the first ones, are activations, which have one scale each; None for all."""
+
+
+def _binary(*kinds: BinaryKind) -> Apply[Binary]:
+    return apply(Binary, having=lambda operator: operator.kind in kinds)
+
+
+def _unary(*kinds: UnaryKind) -> Apply[Unary]:
+    return apply(Unary, having=lambda operator: operator.kind in kinds)
+
+
+ROWS = apply(Normalise, having=lambda operator: not operator.summed)
+"""A layer normalisation."""
+_SUMMED = apply(Reduce, having=lambda operator: operator.kind in (ReduceKind.SUM, ReduceKind.MEAN))
+
+RULES = (
+    QuantisationRule(apply(Linear), linear, activations=1),
+    QuantisationRule(apply(Recurrent), recurrent, activations=1),
+    QuantisationRule(apply(Add), _add),
+    QuantisationRule(_binary(BinaryKind.SUBTRACT), _add),
+    QuantisationRule(_binary(BinaryKind.MULTIPLY), _product, _UPTO_16),
+    QuantisationRule(_binary(BinaryKind.DIVIDE), _divide, BYTES),
+    QuantisationRule(_binary(BinaryKind.SQUARED_DIFFERENCE), _squared_difference, _UPTO_16),
+    QuantisationRule(_binary(BinaryKind.PRELU), _slope_per_channel, _UPTO_16, activations=1),
+    QuantisationRule(apply(Binary), _refused),
+    QuantisationRule(_SUMMED, _reduce, (*BYTES, DType.INT16)),
+    QuantisationRule(apply(Reduce), _refused),
+    QuantisationRule(apply(AveragePool2d), _average_pool),
+    QuantisationRule(apply(Softmax), _softmax_of_16_bits, (DType.INT16,)),
+    QuantisationRule(apply(Softmax), _softmax, BYTES),
+    QuantisationRule(apply(LogSoftmax), _log_softmax, (DType.INT8,)),
+    QuantisationRule(apply(Normalise, having=lambda operator: operator.summed), _unit_rows, (DType.INT8,)),
+    QuantisationRule(ROWS, lambda ask, x: standardise(ask, x, np.ones(1), np.zeros(1))),
+    QuantisationRule(_unary(UnaryKind.SIGMOID, UnaryKind.TANH), _sigmoid_of_16_bits, (DType.INT16,)),
+    QuantisationRule(_unary(UnaryKind.LEAKY_RELU, UnaryKind.ABSOLUTE), _bent, (DType.INT16,)),
+    QuantisationRule(apply(Unary), _table),
+    QuantisationRule(apply(MatrixProduct), _matrix_product, (*BYTES, DType.INT16)),
+    QuantisationRule(apply(Resample, having=lambda operator: len(operator.axes) <= 2), _resample, BYTES, activations=1),
+    QuantisationRule(apply(Compare), _compare, _UPTO_16),
+    QuantisationRule(apply(ArgExtreme), _as_it_is),
+)
+"""The first rule whose pattern is there and that takes the activations computes an operator. Operators that choose
+elements (`Operator.chosen_from`) or limit them (`Operator.clamped_to`) need none."""
+
+
+def rules_for(node: Node) -> list[QuantisationRule]:
+    """The rules for a node's operator."""
+    return [rule for rule in RULES if rule.pattern.fits(node)]
+
+
+def on_integers(ask: QuantisationRequest[Any], rules: Sequence[QuantisationRule]) -> str:
+    """The name of the integers that the first rule for them gives; raises ModelError where there is none."""
+    values = ask.activations(ask.operands[: rules[0].activations])
+    for rule in rules:
+        if all(value.kind.dtype in rule.kinds for value in values):
+            return rule.answer(ask, *values)
+    kinds = rules[-1].kinds
+    raise ask.refuse(next(value for value in values if value.kind.dtype not in kinds), kinds)

@@ -27,7 +27,7 @@ from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
 from dovetail.ir.pattern import apply, occurrence
 from dovetail.ir.rewrite import Draft, run, simplify
 from dovetail.ir.types import Array, DType
-from dovetail.quantize.factors import factor_behind, factor_into_softmax
+from dovetail.quantize.factors import factor_into_softmax, factors_behind
 
 _POINTWISE = apply(DepthwiseConv2d, having=lambda conv: conv.stride == (1, 1))
 _PASSING = (
@@ -52,7 +52,7 @@ def prepare(graph: Graph, file_name: str) -> Graph:
             raise ModelError(what, where=file_name, hint="train or export the model again")
     graph = run(graph, (gather_normalisation, gather_gelu))
     graph = simplify(run(graph, (fold_normalisation, multiply_by_reciprocal)))
-    return own_names(simplify(prune(run(part_layers(graph), (factor_behind, factor_into_softmax)))))
+    return own_names(simplify(prune(run(part_layers(graph), (*factors_behind, factor_into_softmax)))))
 
 
 def real_constants(draft: Draft, node: Node) -> str | None:

@@ -20,7 +20,7 @@ from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Recurrent
 from dovetail.ir.operators.reduction import Normalise
 from dovetail.ir.pattern import apply, constant, occurrence, operand
 from dovetail.ir.types import Array, DType
-from dovetail.quantize.cells import reads_cells
+from dovetail.quantize.recurrent import reads_cells
 
 BINS = 2048
 """Bins of a histogram."""

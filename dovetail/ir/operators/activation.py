@@ -25,6 +25,10 @@ class Clamp(Pointwise):
     low: float
     high: float
 
+    @property
+    def clamped_to(self) -> tuple[float, float]:
+        return self.low, self.high
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         require(inputs[0].dtype is DType.FLOAT32 and self.low <= self.high, f"cannot clamp {inputs[0]}")
         return inputs[0]

@@ -260,6 +260,10 @@ class Add(Pointwise):
     def slope_of(self, constants: Sequence[Array | None]) -> float:
         return 1.0
 
+    def line_of(self, constants: Sequence[Array | None]) -> tuple[Array, Array] | None:
+        rows = [array.astype(np.float64) for array in constants if array is not None]
+        return (np.ones(1), rows[0]) if len(rows) == 1 else None
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         a, b = inputs
         require(a.dtype is b.dtype and a.dtype in (DType.INT32, DType.FLOAT32), f"cannot add {a} and {b}")

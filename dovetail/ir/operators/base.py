@@ -13,7 +13,8 @@ ONNX and its traits stand in one class, so adding an operator touches one place.
 | `weight_axis` | of a layer with weights: along which of their axes the output channels run |
 | `slope_of(constants)` | by how much the result grows with its operands, where rounding aside it is a line |
 | `c_template` | of a pointwise operator of floats: its C |
-| `limited_to` | the least and the greatest value that it limits integers to |
+| `line_of(constants)` | factor and offset, where the result is factor * x + offset of the operand that is no constant |
+| `limited_to` | the least and the greatest value that it limits integers to; `clamped_to` floats |
 | `window(types)` | the `Window` of a convolution, a pool or im2col: kernel, stride, dilation, padding |
 | `crop(box, types)` | the box of each operand read for a box of the result; `dovetail.ir.crop.parts` follows it |
 | `as_given` | it computes on the element types it has, floats too: quantize leaves it |
@@ -170,6 +171,11 @@ class Operator:
     output channel: the axis of the weights that output channels run along. None for every other operator."""
 
     @property
+    def class_name(self) -> str:
+        """Its name in messages and saved graphs."""
+        return type(self).__name__
+
+    @property
     def c_template(self) -> str:
         """C of a float element for kernels of the core, with `{x}`, `{y}` and `{z}` for identifiers of the operands'
         elements and the names of the operator's floats; empty where a kernel writes it."""
@@ -181,13 +187,28 @@ class Operator:
         return None
 
     @property
+    def clamped_to(self) -> tuple[float, float] | None:
+        """The least and the greatest value that it limits floats to, either perhaps infinite; None for other
+        operators."""
+        return None
+
+    @property
     def filler(self) -> float | None:
         """The number it puts beside elements that only move; None for most."""
         return None
 
+    def with_filler(self, value: float) -> Operator:
+        """The operator with another `filler`; itself where it has none."""
+        return self
+
     def slope_of(self, constants: Sequence[Array | None]) -> float | None:
         """By how much the result grows with each of its `pointwise` operands, rounding aside; None where that is not
         one number known at compile time. `constants` are the operands, None for those computed at run time."""
+        return None
+
+    def line_of(self, constants: Sequence[Array | None]) -> tuple[Array, Array] | None:
+        """Factor and offset, float64 and to be broadcast to the result, which is factor * x + offset of floats x.
+        `constants` are the operands, None for x alone. None where the result is no such line."""
         return None
 
     @property

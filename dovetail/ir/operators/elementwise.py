@@ -98,6 +98,21 @@ class Binary(Pointwise):
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
         return operands if self.kind in (BinaryKind.MAXIMUM, BinaryKind.MINIMUM) else ()
 
+    def line_of(self, constants: Sequence[Array | None]) -> tuple[Array, Array] | None:
+        rows = [array.astype(np.float64) for array in constants if array is not None]
+        if len(rows) != 1:
+            return None
+        match self.kind, constants[0] is None:
+            case BinaryKind.MULTIPLY, _:
+                return rows[0], np.zeros(1)
+            case BinaryKind.ADD, _:
+                return np.ones(1), rows[0]
+            case BinaryKind.SUBTRACT, True:
+                return np.ones(1), -rows[0]
+            case BinaryKind.DIVIDE, True if rows[0].all():
+                return 1 / rows[0], np.zeros(1)
+        return None
+
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         kind = types[0].dtype
         if self.kind is BinaryKind.PRELU:  # ONNX broadcasts the slope to the operand only

@@ -169,6 +169,12 @@ class DepthwiseConv2d(Convolution):
     def as_convolution(self, weights: Array) -> Array:
         return weights.transpose(3, 1, 2, 0)
 
+    def line_of(self, constants: Sequence[Array | None]) -> tuple[Array, Array] | None:
+        factor, *offset = (array.astype(np.float64) for array in constants if array is not None)
+        if len(offset) < len(constants) - 2 or factor.shape[:3] != (1, 1, 1) or self.stride != (1, 1):
+            return None
+        return factor.reshape(-1), offset[0] if offset else np.zeros(1)
+
     def dense_weights(self, weights: Array) -> Array:
         return np.eye(weights.shape[3], dtype=weights.dtype)[:, None, None] * weights
 

@@ -117,6 +117,9 @@ class Pad(Mover):
     def filler(self) -> float:
         return self.value
 
+    def with_filler(self, value: float) -> Operator:
+        return replace(self, value=value)
+
     def raised(self, by: Sequence[int]) -> Operator | None:
         return replace(self, value=self.value + by[0])
 
