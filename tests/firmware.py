@@ -89,9 +89,9 @@ def build(
     )
 
 
-def chip(elf: Path, *devices: DeviceSpec, native_hook: bool = True, isa: str = "rv32imc") -> SimulationSetup:
+def chip(elf: Path, *devices: DeviceSpec, isa: str = "rv32imc") -> SimulationSetup:
     """A chip with MEMORIES and `devices`."""
-    return SimulationSetup(elf, MEMORIES, devices, isa, native_hook=native_hook)
+    return SimulationSetup(elf, MEMORIES, devices, isa)
 
 
 class Timer:

@@ -29,10 +29,9 @@ int main(void)
 """
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_instruction_count_equals_a_hook_on_every_instruction(tmp_path: Path, native: bool) -> None:
+def test_instruction_count_equals_a_hook_on_every_instruction(tmp_path: Path) -> None:
     elf = build(tmp_path, WORK)
-    result = simulate(chip(elf, native_hook=native), [], {})
+    result = simulate(chip(elf), [], {})
     count, code = counted_by_instruction(elf)
     # The simulator stops where the block of the exit ends: at most the way back from main() to the halt loop.
     assert result.executed_instructions is not None
@@ -49,7 +48,7 @@ def test_count_is_exact_when_the_exit_ends_the_block(isa: str, tmp_path: Path) -
     assert (result.executed_instructions, result.exit_code) == counted_by_instruction(elf, isa)
 
 
-def test_both_hooks_agree_on_everything(tmp_path: Path) -> None:
+def test_inferences_are_alike_and_layers_adjoin(tmp_path: Path) -> None:
     elf = build(
         tmp_path,
         """
@@ -64,9 +63,8 @@ def test_both_hooks_agree_on_everything(tmp_path: Path) -> None:
         }
     }""",
     )
-    runs = [simulate(chip(elf, DMA, native_hook=native), [{}] * 3, {"out": 64}) for native in (True, False)]
-    assert runs[0] == runs[1]
-    first, last = runs[0].inferences[0], runs[0].inferences[2]
+    run = simulate(chip(elf, DMA), [{}] * 3, {"out": 64})
+    first, last = run.inferences[0], run.inferences[2]
     assert [marker.layer for marker in first.markers] == [4, 5]
     assert first.markers[0].end_cycle == first.markers[1].start_cycle
     assert first == last
@@ -153,8 +151,7 @@ def test_interrupts_reach_the_handler_and_return(tmp_path: Path) -> None:
         for (;;) { }
     }""",
     )
-    for native in (True, False):
-        assert simulate(chip(elf, TIMER, native_hook=native), [], {}, instruction_limit=100_000).exit_code == 1
+    assert simulate(chip(elf, TIMER), [], {}, instruction_limit=100_000).exit_code == 1
 
 
 def test_an_interrupt_waits_until_it_is_enabled(tmp_path: Path) -> None:

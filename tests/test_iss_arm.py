@@ -68,11 +68,10 @@ main:
 """
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_count_equals_a_hook_on_every_instruction(tmp_path: Path, native: bool) -> None:
+def test_count_equals_a_hook_on_every_instruction(tmp_path: Path) -> None:
     source = WORK.replace("exit_with(sum);\n    return 0;", "exit_with(sum);\n    dovetail_halt(); return 0;")
     elf = build(tmp_path, "void dovetail_halt(void);\n" + source, isa="cortex-m4")
-    result = simulate(chip(elf, native_hook=native, isa="cortex-m4"), [], {})
+    result = simulate(chip(elf, isa="cortex-m4"), [], {})
     assert (result.executed_instructions, result.exit_code) == counted_by_instruction(elf, "cortex-m4")
     assert (result.executed_instructions or 0) > 100_000
 
@@ -82,9 +81,8 @@ def test_skipped_instructions_are_not_counted(tmp_path: Path, before: int) -> No
     """The code is shifted past a page's end, where the emulator's blocks end too, in the middle of IT blocks."""
     elf = build(tmp_path, PREDICATED.format(before=before, turns=500), assembler=True, isa="cortex-m4")
     count, code = counted_by_instruction(elf, "cortex-m4")
-    for native in (True, False):
-        result = simulate(chip(elf, native_hook=native, isa="cortex-m4"), [], {})
-        assert (result.executed_instructions, result.exit_code) == (count, code)
+    result = simulate(chip(elf, isa="cortex-m4"), [], {})
+    assert (result.executed_instructions, result.exit_code) == (count, code)
 
 
 START_TIMER = """

@@ -53,9 +53,8 @@ def test_interrupts_reach_the_handler_and_return(tmp_path: Path) -> None:
     }""",
         isa="cortex-m4",
     )
-    for native in (True, False):
-        setup = chip(elf, TIMER, native_hook=native, isa="cortex-m4")
-        assert simulate(setup, [], {}, instruction_limit=100_000).exit_code == 1
+    setup = chip(elf, TIMER, isa="cortex-m4")
+    assert simulate(setup, [], {}, instruction_limit=100_000).exit_code == 1
 
 
 @pytest.mark.parametrize(

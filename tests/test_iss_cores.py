@@ -40,12 +40,7 @@ def test_core_and_dma_work_at_the_same_time(tmp_path: Path, isa: str) -> None:
     }""",
         isa=isa,
     )
-    runs = [
-        simulate(chip(elf, DMA, native_hook=native, isa=isa), [{}], {"out": 2}, instruction_limit=100_000)
-        for native in (True, False)
-    ]
-    assert runs[0] == runs[1]
-    run = runs[0].inferences[0]
+    (run,) = simulate(chip(elf, DMA, isa=isa), [{}], {"out": 2}, instruction_limit=100_000).inferences
     assert run.outputs["out"] == bytes([9, 1])  # stale before the transfer's end
     (copy,) = run.activities["dma"]
     assert copy.end - copy.start == 16 + 4096 // 8

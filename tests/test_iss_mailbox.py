@@ -49,13 +49,12 @@ def run(
     folder: Path,
     source: str,
     *workers: dict[str, int],
-    native: bool = True,
     isa: str = "rv32imc",
     limit: int = 10_000_000,
 ) -> SimulationResult:
     """One inference of it."""
     elf = firmware(folder, source, len(workers), isa)
-    setup = SimulationSetup(elf, MEMORIES, (), isa, native_hook=native, workers=workers)
+    setup = SimulationSetup(elf, MEMORIES, (), isa, workers=workers)
     return simulate(setup, [{}], {"seen": 16}, instruction_limit=limit)
 
 
@@ -81,11 +80,8 @@ int main(void) {
 
 
 @pytest.mark.parametrize("isa", ["rv32imc", "cortex-m4"])
-@pytest.mark.parametrize("native", [True, False])
-def test_a_parallel_section_takes_the_slowest_core_and_the_start_and_the_barrier(
-    tmp_path: Path, isa: str, native: bool
-) -> None:
-    result = run(tmp_path, BARRIER, {}, {}, native=native, isa=isa).inferences[0]
+def test_a_parallel_section_takes_the_slowest_core_and_the_start_and_the_barrier(tmp_path: Path, isa: str) -> None:
+    result = run(tmp_path, BARRIER, {}, {}, isa=isa).inferences[0]
     (brief,), (lengthy,) = result.activities["core1"], result.activities["core2"]
     assert words(result)[1:3] == [2, 3]
     assert result.total_cycles is not None and result.idle_cycles is not None

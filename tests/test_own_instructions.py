@@ -44,24 +44,22 @@ def dot4(word: int, registers: Registers) -> bool:
 PYTHON = f"{Path(__file__).resolve()}:dot4"
 
 
-def executed(folder: Path, opcode: str, extension: str = C, native: bool = True) -> SimulationResult:
+def executed(folder: Path, opcode: str, extension: str = C) -> SimulationResult:
     """Run ten instructions of an opcode."""
     require_chip()
     folder.mkdir(exist_ok=True)
-    setup = chip(build(folder, FIRMWARE.replace("OPCODE", opcode)), native_hook=native)
+    setup = chip(build(folder, FIRMWARE.replace("OPCODE", opcode)))
     return simulate(replace(setup, extension=extension), [], {})
 
 
 @pytest.mark.parametrize(
-    ("opcode", "extension", "native"),
-    [(OWN, C, True), (OWN, C, False), (XPULP, CORE_V, True), (OWN, PYTHON, True), (OWN, PYTHON, False)],
-    ids=["C", "C, Python block hook", "XPULP", "Python", "Python, Python block hook"],
+    ("opcode", "extension"), [(OWN, C), (XPULP, CORE_V), (OWN, PYTHON)], ids=["C", "XPULP", "Python"]
 )
-def test_it_counts_as_one_instruction(tmp_path: Path, opcode: str, extension: str, native: bool) -> None:
+def test_it_counts_as_one_instruction(tmp_path: Path, opcode: str, extension: str) -> None:
     """As many as with a multiplication in its place, from both block hooks, and the sum the meaning has."""
     plain = executed(tmp_path / "plain", "0x33, 0, 1,").executed_instructions
     left, right = (np.array([127, third, -1, -128]) for third in (1, 2))
-    result = executed(tmp_path / "own", opcode, extension, native)
+    result = executed(tmp_path / "own", opcode, extension)
     assert result.exit_code == -7 + 10 * int(left @ right)
     assert result.executed_instructions == plain
 
@@ -106,17 +104,16 @@ LOAD, ADD = ".insn i 0x0b, 2, %1, %2, 4\\n", ".insn r 0x2b, 3, 0x48, %0, %1, %1\
 """cv.lw with post-increment; cv.mac."""
 
 
-def looped(folder: Path, turns: int, body: str, native: bool = True) -> SimulationResult:
+def looped(folder: Path, turns: int, body: str) -> SimulationResult:
     """Run a hardware loop of three instructions."""
     require_chip()
     source = LOOP.replace("TURNS", str(turns)).replace("BODY", body)
-    return simulate(replace(chip(build(folder, source), native_hook=native), extension=CORE_V), [], {})
+    return simulate(replace(chip(build(folder, source)), extension=CORE_V), [], {})
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_every_turn_of_a_hardware_loop_counts(tmp_path: Path, native: bool) -> None:
-    """Three instructions a turn, from both block hooks; the pointer moves on."""
-    one, eight = (looped(tmp_path, turns, LOAD + ADD + ADD, native) for turns in (1, 8))
+def test_every_turn_of_a_hardware_loop_counts(tmp_path: Path) -> None:
+    """Three instructions a turn, the pointer moves on."""
+    one, eight = (looped(tmp_path, turns, LOAD + ADD + ADD) for turns in (1, 8))
     assert (one.exit_code, eight.exit_code) == (2, 2 * sum(n * n for n in range(1, 9)))
     assert eight.executed_instructions - one.executed_instructions == 3 * 7
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from dovetail.codegen.build.elf import code_ranges
 from dovetail.errors import SimulationError
-from dovetail.sim.core import Architecture, BlockCost, CoreSetup, EmulatedCore, Instruction, Pause
+from dovetail.sim.core import Architecture, BlockCost, CoreSetup, EmulatedCore, Pause
 from dovetail.sim.device import Device, read_number
+from dovetail.sim.encodings import Instruction, decoder
 
 _SYSTEM_CONTROL = 0xE000E000
 _WFI, _WFI_WIDE = b"\x30\xbf", b"\xaf\xf3\x03\x80"
@@ -93,110 +93,87 @@ def is_wide(half: int) -> bool:
     return half >> 11 in (0b11101, 0b11110, 0b11111)
 
 
-@lru_cache(maxsize=65536)
-def decode(half: int, second: int = 0) -> Instruction:
-    """Decode the Thumb-2 instruction of `half` and, where that begins a wide one, `second`.
-
-    Encodings: ARMv7-M Architecture Reference Manual (ARM DDI 0403), chapter "The Thumb Instruction Set Encoding".
+_NARROW = decoder(
     """
-    if not is_wide(half):
-        return _decode_narrow(half)
-    group = half >> 11 & 3
-    if group == 1:
-        return _decode_multiple(half, second)
-    if group == 2:
-        return _decode_control(half, second) if second >> 15 else Instruction(4, "alu")
-    return _decode_single(half, second)
+    00.. .... .... ....  alu
+    0100 0011 01.. ....  multiply
+    0100 00.. .... ....  alu
+    0100 0111 .... ....  jump
+    0100 01.0 1... .111  jump
+    0100 01.. .... ....  alu
+    0100 1ddd .... ....  load +15
+    0101 00.m mmnn n...  store_register
+    0101 010m mmnn n...  store_register
+    0101 ...m mmnn nddd  load
+    1000 1... ..nn nddd  load
+    1000 0... ..nn n...  store
+    1001 1ddd .... ....  load +13
+    1001 0... .... ....  store +13
+    01.. 1... ..nn nddd  load
+    01.. 0... ..nn n...  store
+    1011 .0.1 .... ....  branch_not_taken
+    1011 1101 rrrr rrrr  transfer pc
+    1011 .10r rrrr rrrr  transfer
+    1011 0110 011. 0...  system
+    1011 1110 .... ....  system ends
+    1011 1111 0011 0000  system ends
+    1011 1111 .... 0000  alu
+    1011 1111 .... iiii  alu
+    101. .... .... ....  alu
+    1100 .... rrrr rrrr  transfer
+    1101 111. .... ....  system ends
+    1101 .... .... ....  branch_not_taken
+    1110 .... .... ....  jump
+    1111 .... .... ....  alu
+    """,
+    16,
+)
+_WIDE = decoder(
+    """
+    1110 100. .0.1 ....  1rrr rrrr rrrr rrrr  transfer pc
+    1110 100. .0.. ....  rrrr rrrr rrrr rrrr  transfer
+    1110 1000 1101 nnnn  .... .... 000. mmmm  load pc
+    1110 1000 .101 nnnn  dddd .... .... ....  load
+    1110 1000 .100 nnnn  .... .... .... ....  store
+    1110 100. .1.. ....  .... .... .... ....  transfer *2
+    1110 1... .... ....  .... .... .... ....  alu
+    1111 0... .... ....  11.. .... .... ....  call
+    1111 0... .... ....  10.1 .... .... ....  jump
+    1111 0011 1010 1111  1000 0000 0000 0011  system ends
+    1111 0011 1010 1111  1... .... .... ....  alu
+    1111 0011 1011 1111  1... .... .... ....  barrier
+    1111 0.11 1... ....  1... .... .... ....  system
+    1111 0... .... ....  1... .... .... ....  branch_not_taken
+    1111 0... .... ....  0... .... .... ....  alu
+    1111 100. 1..0 nnnn  .... .... .... ....  store
+    1111 100. ...0 nnnn  .... 1... .... ....  store
+    1111 100. ...0 1111  .... .... .... ....  store +15
+    1111 100. ...0 nnnn  .... .... .... mmmm  store_register
+    1111 100. 1101 nnnn  1111 .... .... ....  load pc
+    1111 100. .101 nnnn  1111 1... .... ....  load pc
+    1111 100. .101 1111  1111 .... .... ....  load pc +15
+    1111 100. .101 nnnn  1111 .... .... mmmm  load pc
+    1111 100. ...1 ....  1111 .... .... ....  alu
+    1111 100. 1..1 nnnn  dddd .... .... ....  load
+    1111 100. ...1 nnnn  dddd 1... .... ....  load
+    1111 100. ...1 1111  dddd .... .... ....  load +15
+    1111 100. ...1 nnnn  dddd .... .... mmmm  load
+    1111 1011 10.1 ....  .... .... 1111 ....  divide
+    1111 1011 10.0 ....  .... .... .... ....  multiply_long
+    1111 1011 1... ....  .... .... .... ....  multiply_long_add
+    1111 1011 0000 ....  1111 .... .... ....  multiply
+    1111 1011 0000 ....  .... .... .... ....  multiply_add
+    1111 1011 0... ....  .... .... .... ....  multiply
+    1111 1... .... ....  .... .... .... ....  alu
+    """,
+    32,
+)
+"""Encodings: ARMv7-M Architecture Reference Manual (ARM DDI 0403), chapter "The Thumb Instruction Set Encoding"."""
 
 
-def _decode_narrow(half: int) -> Instruction:
-    top = half >> 12
-    if top < 4:
-        return Instruction(2, "alu")
-    if half < 0x4400:
-        return Instruction(2, "multiply" if half >> 6 & 15 == 13 else "alu")
-    if half < 0x4800:
-        to_pc = half >> 8 & 3 == 3 or (half >> 8 & 3 != 1 and half & 0x87 == 0x87)
-        return Instruction(2, "jump" if to_pc else "alu")
-    if half < 0x5000:
-        return Instruction(2, "load", half >> 8 & 7, (15,))
-    if top < 10:
-        return _decode_narrow_access(half)
-    if top == 12:
-        return Instruction(2, "transfer", words=(half & 0xFF).bit_count())
-    if top == 13:
-        trap = half >> 8 & 15 >= 14
-        return Instruction(2, "system", ends=True) if trap else Instruction(2, "branch_not_taken")
-    if top == 14:
-        return Instruction(2, "jump")
-    return _decode_miscellaneous(half) if top == 11 else Instruction(2, "alu")
-
-
-def _decode_narrow_access(half: int) -> Instruction:
-    if half >> 12 == 5:  # register offset
-        address: tuple[int, ...] = (half >> 3 & 7, half >> 6 & 7)
-        loads, target, store = half >> 9 & 7 >= 3, half & 7, "store_register"
-    else:  # immediate offset, from the stack pointer in the last group
-        stack = half >> 12 == 9
-        address, target = ((13,), half >> 8 & 7) if stack else ((half >> 3 & 7,), half & 7)
-        loads, store = bool(half >> 11 & 1), "store"
-    return Instruction(2, "load", target, address) if loads else Instruction(2, store, -1, address)
-
-
-def _decode_miscellaneous(half: int) -> Instruction:
-    if half & 0xF500 == 0xB100:
-        return Instruction(2, "branch_not_taken")  # CBZ, CBNZ
-    if half & 0xF600 == 0xB400:  # PUSH, POP
-        return Instruction(2, "transfer", words=(half & 0x1FF).bit_count(), loads_pc=half & 0x900 == 0x900)
-    if half & 0xFFE8 == 0xB660:
-        return Instruction(2, "system")  # CPS
-    if half >> 8 == 0xBE:
-        return Instruction(2, "system", ends=True)  # BKPT
-    if half >> 8 == 0xBF and half & 15:
-        mask = half & 15
-        return Instruction(2, "alu", predicates=5 - (mask & -mask).bit_length())
-    return Instruction(2, "system", ends=True) if half == 0xBF30 else Instruction(2, "alu")
-
-
-def _decode_multiple(half: int, second: int) -> Instruction:
-    if half >> 9 & 3:  # data processing with a shifted register, coprocessors
-        return Instruction(4, "alu")
-    if not half >> 6 & 1:  # LDM, STM
-        return Instruction(4, "transfer", words=second.bit_count(), loads_pc=bool(half >> 4 & 1 and second >> 15))
-    if half & 0xFFF0 == 0xE8D0 and second >> 5 & 7 == 0:
-        return Instruction(4, "load", -1, (half & 15, second & 15), loads_pc=True)  # TBB, TBH
-    if half & 0xFFE0 in (0xE840, 0xE8C0):  # exclusive accesses
-        loads = half >> 4 & 1
-        return Instruction(4, "load" if loads else "store", second >> 12 if loads else -1, (half & 15,))
-    return Instruction(4, "transfer", words=2)  # LDRD, STRD
-
-
-def _decode_control(half: int, second: int) -> Instruction:
-    if second >> 12 & 5:
-        return Instruction(4, "call" if second >> 14 & 1 else "jump")  # BL, B
-    if half >> 6 & 14 != 14:
-        return Instruction(4, "branch_not_taken")
-    if half == 0xF3AF:
-        return Instruction(4, "system", ends=True) if second == 0x8003 else Instruction(4, "alu")
-    return Instruction(4, "barrier" if half == 0xF3BF else "system")
-
-
-def _decode_single(half: int, second: int) -> Instruction:
-    if half >> 9 & 3 == 0:  # loads and stores of one register
-        plain = half >> 7 & 1 or second >> 11 & 1 or half & 15 == 15
-        address = (half & 15,) if plain else (half & 15, second & 15)
-        if not half >> 4 & 1:
-            return Instruction(4, "store" if plain else "store_register", -1, address)
-        if second >> 12 == 15:  # PC, or a hint to the memory
-            return Instruction(4, "load", -1, address, loads_pc=True) if half >> 5 & 3 == 2 else Instruction(4, "alu")
-        return Instruction(4, "load", second >> 12, address)
-    if half >> 7 & 15 == 0b0111:  # long multiplication and division
-        if half >> 4 & 7 in (1, 3) and second >> 4 & 15 == 15:
-            return Instruction(4, "divide")
-        return Instruction(4, "multiply_long" if half >> 4 & 7 in (0, 2) else "multiply_long_add")
-    if half >> 7 & 15 != 0b0110:
-        return Instruction(4, "alu")
-    return Instruction(4, "multiply_add" if half >> 4 & 7 == 0 and second >> 12 != 15 else "multiply")
+def decode(half: int, second: int = 0) -> Instruction:
+    """Decode the Thumb-2 instruction of `half` and, where that begins a wide one, `second`."""
+    return _WIDE(half << 16 | second) if is_wide(half) else _NARROW(half)
 
 
 _LIKE = {"multiply_add": "multiply", "multiply_long": "multiply", "multiply_long_add": "multiply", "call": "jump"}

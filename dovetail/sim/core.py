@@ -1,7 +1,6 @@
 """One core of a simulated chip: what an instruction set says of it, and the hook that counts its blocks and stops it.
 
-The hook is native (block_hook.c, built with the host's C compiler on first use and cached) or, without a compiler,
-the same steps in Python at about a fifth of the speed (hardware/cores.md). Nothing here imports the emulator by itself.
+The hook is C (block_hook.c), built on first use and cached. Nothing here imports the emulator by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 from dovetail.codegen.build.elf import Symbol
 from dovetail.codegen.build.toolchain import compile_host
-from dovetail.errors import BuildError, MissingExtraError, SimulationError
+from dovetail.errors import SimulationError
 from dovetail.sim.device import Device, MemoryBus
 
 RUNNING = 0
@@ -30,30 +29,6 @@ STOP_INTERRUPT = 3
 NEVER = 2**64 - 1
 """A deadline that does not come."""
 _SLOTS = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """A decoded instruction, as far as its cycles depend on it."""
-
-    size: int
-    """2 or 4 bytes."""
-    kind: str
-    """The name of its field in the table of cycles; conditional branches are "branch_not_taken"."""
-    written: int = -1
-    """Register a load writes, -1 for everything else (0 too, where that register is always 0)."""
-    used: tuple[int, ...] = ()
-    """Registers that make it wait for a load right before it."""
-    words: int = 0
-    """Registers moved by a load or store of several."""
-    loads_pc: bool = False
-    """Whether it also loads the program counter."""
-    ends: bool = False
-    """Whether it always leaves the block (it waits or traps)."""
-    predicates: int = 0
-    """How many instructions after it are predicated."""
-    result: int = 0
-    """Integer register it writes, whatever it is; 0 for none (RISC-V only)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +74,6 @@ class CoreSetup:
     symbols: Mapping[str, Symbol]
     extension: str
     """The function that executes the core's own instructions (see `riscv.py`); empty for none."""
-    native_hook: bool
-    """Whether the compiled block hook is used where there is one."""
 
 
 class EmulatedCore(Protocol):
@@ -225,26 +198,34 @@ class HookState(ctypes.Structure):
 
 
 class BlockHook:
-    """Counts instructions and cycles of a core at the beginning of each block, and stops it before one: in Python."""
+    """Counts instructions and cycles of a core at the beginning of each block, and stops it before one: block_hook.c
+    as a shared library."""
 
     def __init__(self, core: EmulatedCore) -> None:
-        self.state = HookState(deadline=NEVER, instruction_limit=NEVER)
+        source = Path(__file__).with_name("block_hook.c")
+        self._library = ctypes.CDLL(str(compile_host(source.parent, [source], flags=("-O2",))))
+        self._unicorn: Any = importlib.import_module("unicorn")
         self.failure: SimulationError | None = None
         """Why a block could not be counted; the core has then stopped."""
         self._emulator, self._count = core.emulator, core.block_cost
-        self._costs: dict[tuple[int, int], BlockCost] = {}
-        self._predicated: Mapping[int, int] = {}
-        self._unicorn: Any = importlib.import_module("unicorn")
-        self._install()
-
-    def _install(self) -> None:
-        self._emulator.hook_add(self._unicorn.UC_HOOK_BLOCK, lambda core, address, size, _: self._block(address, size))
+        self._table = (_BlockEntry * _SLOTS)()
+        self._decode = _DECODE(self._decoded)
+        self.state = HookState(deadline=NEVER, instruction_limit=NEVER, mask=_SLOTS - 1)
+        """The counters and orders."""
+        self.state.table = ctypes.addressof(self._table)
+        self.state.decode = ctypes.cast(self._decode, ctypes.c_void_p).value
+        self.state.stop = ctypes.cast(emulator_calls().uc_emu_stop, ctypes.c_void_p).value
+        self._hook(self._unicorn.UC_HOOK_BLOCK, "dovetail_block_hook", 1, 0)
 
     def hook_predicated(self, extra: Mapping[int, int]) -> None:
         """Count `Core.predicated` where they are executed: the emulator calls a hook only near them."""
-        self._predicated = extra
+        base = min(extra)
+        self._marks = (ctypes.c_uint8 * ((max(extra) - base) // 2 + 1))()
+        for address, cycles in extra.items():
+            self._marks[(address - base) // 2] = 1 + cycles
+        self.state.predicated, self.state.predicated_base = ctypes.addressof(self._marks), base
         for first, last in _neighbours(sorted(extra)):
-            self._emulator.hook_add(self._unicorn.UC_HOOK_CODE, self._executed, None, first, last)
+            self._hook(self._unicorn.UC_HOOK_CODE, "dovetail_executed_hook", first, last)
 
     def hook_timed(self, timed: Mapping[int, Callable[[], int]]) -> None:
         """Count `Core.timed` as they are executed."""
@@ -256,67 +237,8 @@ class BlockHook:
         for first, last in _neighbours(sorted(timed)):
             self._emulator.hook_add(self._unicorn.UC_HOOK_CODE, execute, None, first, last)
 
-    def _executed(self, emulator: Any, address: int, size: int, data: object) -> None:
-        extra = self._predicated.get(address)
-        if extra is not None and not self.state.stop_reason:
-            self.state.instructions += 1
-            self.state.cycles += extra
-
-    def _block(self, address: int, size: int) -> None:
-        """Account for the block, or stop before it."""
-        state = self.state
-        entered = address != state.expected
-        if entered:
-            state.cycles += state.taken_extra
-        state.taken_extra, state.expected = 0, address + entered  # where it is stopped, it comes here again
-        reason = RUNNING
-        if state.cycles >= state.deadline:
-            reason = STOP_DEADLINE
-        elif state.interrupt and state.after_system:
-            reason = STOP_INTERRUPT
-        elif state.instructions >= state.instruction_limit:
-            reason = STOP_LIMIT
-        state.after_system = 0
-        if reason:
-            state.stop_reason = reason
-            self._emulator.emu_stop()
-            return
-        cost = self._costs.get((address, size))
-        if cost is None:
-            cost = self._costs[address, size] = self._count(address, size)
-        state.current, state.expected = address, cost.end
-        state.cycles += cost.cycles + (cost.entered_extra if entered else 0)
-        state.instructions += cost.instructions
-        state.taken_extra, state.after_system = cost.taken_extra, int(cost.system)
-
-
-class NativeBlockHook(BlockHook):
-    """The same steps in C: block_hook.c as a shared library."""
-
-    def __init__(self, core: EmulatedCore, library: Path) -> None:
-        self._library = ctypes.CDLL(str(library))
-        super().__init__(core)
-
-    def _install(self) -> None:
-        self._table = (_BlockEntry * _SLOTS)()
-        self._decode = _DECODE(self._decoded)
-        self.state.mask = _SLOTS - 1
-        self.state.table = ctypes.addressof(self._table)
-        self.state.decode = ctypes.cast(self._decode, ctypes.c_void_p).value
-        self.state.stop = ctypes.cast(emulator_calls().uc_emu_stop, ctypes.c_void_p).value
-        function = self._library.dovetail_block_hook
-        add_native_hook(self._emulator, self._unicorn.UC_HOOK_BLOCK, function, self.state, 1, 0)
-
-    def hook_predicated(self, extra: Mapping[int, int]) -> None:
-        """See `BlockHook.hook_predicated`."""
-        base = min(extra)
-        self._marks = (ctypes.c_uint8 * ((max(extra) - base) // 2 + 1))()
-        for address, cycles in extra.items():
-            self._marks[(address - base) // 2] = 1 + cycles
-        self.state.predicated, self.state.predicated_base = ctypes.addressof(self._marks), base
-        function = self._library.dovetail_executed_hook
-        for first, last in _neighbours(sorted(extra)):
-            add_native_hook(self._emulator, self._unicorn.UC_HOOK_CODE, function, self.state, first, last)
+    def _hook(self, kind: int, function: str, first: int, last: int) -> None:
+        add_native_hook(self._emulator, kind, getattr(self._library, function), self.state, first, last)
 
     def _decoded(self, address: int, size: int, out: Any) -> None:
         """Called from C at a block not seen before: fill in its entry of the table."""
@@ -328,16 +250,6 @@ class NativeBlockHook(BlockHook):
             self.state.deadline = 0
             cost = BlockCost(address + size, 0, 0, 0, False)
         out[0] = _BlockEntry(address, size, *astuple(cost))
-
-
-def block_hook(core: EmulatedCore, native: bool) -> BlockHook:
-    """The hook of a core, installed: compiled if `native` is asked for and there is a compiler."""
-    source = Path(__file__).with_name("block_hook.c")
-    try:
-        library = compile_host(source.parent, [source], flags=("-O2",)) if native else None
-    except (BuildError, MissingExtraError):
-        library = None
-    return BlockHook(core) if library is None else NativeBlockHook(core, library)
 
 
 def _neighbours(addresses: list[int], gap: int = 8) -> list[tuple[int, int]]:

@@ -238,7 +238,7 @@ class Machine:
         self._clocks = [device.clock for device in self.devices if hasattr(device, "clock")]
         self.firmware = Firmware(setup.elf, self.bus)
         tables = [core_costs(setup.isa, costs, setup.elf.name) for costs in (setup.costs, *setup.workers)]
-        parts = (self.bus, setup.elf, self.firmware.symbols, setup.extension, setup.native_hook)
+        parts = (self.bus, setup.elf, self.firmware.symbols, setup.extension)
         own, *others = [CoreSetup(setup.isa, table, *parts) for table in tables]
         self._workers = [Worker(number, core, setup.mailbox) for number, core in enumerate(others, 1)]
         self._harness = Harness(self._clock, self.firmware, [*self.devices, *self._workers])

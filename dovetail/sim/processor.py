@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.codegen.build.elf import describe_address
 from dovetail.errors import SimulationError
 from dovetail.sim.architecture import architecture_of
-from dovetail.sim.core import RUNNING, CoreSetup, block_hook
+from dovetail.sim.core import RUNNING, BlockHook, CoreSetup
 from dovetail.sim.device import AddressMap, AddressWindow, Device
 
 _NOWHERE = 0xFFFFFFFE  # an address no code reaches: the emulator wants one to stop at
@@ -96,7 +96,7 @@ class Processor:
         )
         self._map_memories()
         self._map_devices()
-        self._hook = block_hook(self.core, setup.native_hook)
+        self._hook = BlockHook(self.core)
         self.state = self._hook.state
         """Its counters and orders."""
         self.core.count_into(self.state)

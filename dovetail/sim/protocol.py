@@ -50,7 +50,6 @@ class SimulationSetup:
         isa: instruction set of the core. costs: cycles per class of instruction where they differ from the stated
             default of that instruction set (`riscv.py`, `arm.py`).
         sim_control: address of the harness's registers.
-        native_hook: count with the compiled block hook where a host compiler exists; False: in Python.
         extension: "module:function" that executes the core's own instructions; empty for none.
         workers: the same as `costs` for each further core, from number 1 on. mailbox: address of the registers by
             which core 0 starts them.
@@ -64,7 +63,6 @@ class SimulationSetup:
     isa: str = "rv32imc"
     costs: Mapping[str, int] = field(default_factory=dict)
     sim_control: int = SIM_CONTROL
-    native_hook: bool = True
     extension: str = ""
     workers: tuple[Mapping[str, int], ...] = ()
     mailbox: int = 0x1A010000

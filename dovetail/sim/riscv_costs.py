@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from itertools import pairwise
 
-from dovetail.sim.core import BlockCost, Instruction
+from dovetail.sim.core import BlockCost
 from dovetail.sim.device import Bus, read_number
+from dovetail.sim.encodings import Instruction, decoder
 
 _CUSTOM = frozenset((0x0B, 0x2B, 0x5B, 0x7B))
 """Opcodes for a core's own instructions (RISC-V Unprivileged ISA manual, "RISC-V base opcode map")."""
 _LOAD, _STORE, _IMMEDIATE = 1, 2, 3
 """Must agree with `enum dovetail_kind` of riscv_own.h."""
-_PLAIN_CSRS = frozenset((0x304, 0x340))
-"""mie and mscratch (RISC-V Privileged ISA manual, "CSR Listing")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,76 +72,67 @@ class CoreCosts:
     wake: int = 0
 
 
-@lru_cache(maxsize=65536)
-def decode(word: int, wide: bool = False) -> Instruction:
-    """Decode the RV32IMC instruction in the low bits of the 32-bit `word`, or the RV64IMC one.
-
-    Encodings: RISC-V Unprivileged ISA manual, the instruction set listings and the chapter on "C".
+_FULL = decoder(
     """
-    if wide and word & 0xE003 == 0x2001:  # C.ADDIW, where RV32 has C.JAL
-        return Instruction(2, "alu", 0, (word >> 7 & 31,), result=word >> 7 & 31)
-    return _decode_compressed(word & 0xFFFF) if word & 3 != 3 else _decode_full(word)
+    ....... ..... nnnnn ... ddddd 0000.11  load
+    ....... mmmmm nnnnn ... ..... 0100.11  store
+    ....... mmmmm nnnnn ... ..... 1100011  branch_not_taken
+    ....... ..... ..... ... ddddd 1101111  jump
+    ....... ..... nnnnn ... ddddd 1100111  jump_register
+    0011000 00010 00000 000 00000 1110011  jump ends
+    ....... ..... ..... 000 ..... 1110011  system ends
+    0011000 00100 ..... 1.. ddddd 1110011  csr
+    0011010 00000 ..... 1.. ddddd 1110011  csr
+    ....... ..... ..... 1.. ddddd 1110011  system
+    0011000 00100 nnnnn ... ddddd 1110011  csr
+    0011010 00000 nnnnn ... ddddd 1110011  csr
+    ....... ..... nnnnn ... ddddd 1110011  system
+    ....... ..... ..... ... ..... 0001111  system
+    0000001 mmmmm nnnnn 000 ddddd 011.011  multiply
+    0000001 mmmmm nnnnn 0.. ddddd 011.011  multiply_high
+    0000001 mmmmm nnnnn 1.. ddddd 011.011  divide
+    ....... mmmmm nnnnn ... xxxxx 0001011  alu
+    ....... mmmmm nnnnn ... xxxxx 0101011  alu
+    ....... mmmmm nnnnn ... xxxxx 1011011  alu
+    ....... mmmmm nnnnn ... xxxxx 1111011  alu
+    ....... ..... ..... ... ddddd 0.10111  alu
+    ....... ..... nnnnn ... ddddd 001.011  alu
+    ....... mmmmm nnnnn ... ddddd .......  alu
+    """,
+    32,
+)
+"""RISC-V Unprivileged ISA manual, the instruction set listings; of the CSRs mie and mscratch change nothing of what is
+being fetched, and a core's own instructions may read what they write, as an accumulation does."""
+_SHORT = """
+    000 ... ... .. ddd 00  alu +2
+    0.. ... nnn .. ddd 00  load
+    1.. ... nnn .. mmm 00  store
+    001 . ..... ... .. 01  jump =1
+    101 . ..... ... .. 01  jump
+    11. ... nnn ... .. 01  branch_not_taken
+    100 .11 xxx .. mmm 01  alu
+    100 ... xxx ... .. 01  alu
+    000 . xxxxx ..... 01   alu
+    011 . 00010 ..... 01   alu +2 =2
+    ... . ddddd ..... 01   alu
+    000 . xxxxx ..... 10   alu
+    0.. . ddddd ..... 10   load +2
+    100 . 00000 00000 10   system ends
+    100 0 nnnnn 00000 10   jump_register
+    100 1 nnnnn 00000 10   jump_register =1
+    100 0 ddddd mmmmm 10   alu
+    100 1 xxxxx mmmmm 10   alu
+    1.. . ..... mmmmm 10   store +2
+"""
+"""Ibid., chapter on "C"."""
+_COMPRESSED, _COMPRESSED_64 = (decoder(more + _SHORT, 16, 8) for more in ("", "001 . xxxxx ..... 01 alu"))
 
 
-def _decode_full(word: int) -> Instruction:
-    opcode, function, first, second = word & 0x7F, word >> 12 & 7, word >> 15 & 31, word >> 20 & 31
-    rd = word >> 7 & 31
-    if opcode in (0x03, 0x07):
-        return Instruction(4, "load", rd, (first,), result=rd)
-    if opcode in (0x23, 0x27):
-        return Instruction(4, "store", 0, (first, second))
-    if opcode == 0x63:
-        return Instruction(4, "branch_not_taken", 0, (first, second))
-    if opcode in (0x6F, 0x67):
-        return Instruction(
-            4, "jump_register" if opcode == 0x67 else "jump", 0, (first,) if opcode == 0x67 else (), result=rd
-        )
-    if opcode == 0x73:
-        if function:
-            kind = "csr" if word >> 20 in _PLAIN_CSRS else "system"
-            return Instruction(4, kind, 0, () if function & 4 else (first,), result=rd)
-        return Instruction(4, "jump" if word == 0x30200073 else "system", ends=True)
-    if opcode == 0x0F:
-        return Instruction(4, "system")
-    if opcode in (0x33, 0x3B) and word >> 25 == 1:
-        kind = "multiply" if function == 0 else "multiply_high" if function < 4 else "divide"
-        return Instruction(4, kind, 0, (first, second), result=rd)
-    if opcode in _CUSTOM:  # may read what it writes, as an accumulation does
-        return Instruction(4, "alu", 0, (first, second, rd), result=rd)
-    if opcode in (0x37, 0x17):
-        return Instruction(4, "alu", result=rd)
-    return Instruction(4, "alu", 0, (first,) if opcode in (0x13, 0x1B) else (first, second), result=rd)
-
-
-def _decode_compressed(half: int) -> Instruction:
-    quadrant, function = half & 3, half >> 13
-    full, second, low, short = half >> 7 & 31, half >> 2 & 31, 8 + (half >> 2 & 7), 8 + (half >> 7 & 7)
-    if quadrant == 0:
-        if function == 0:
-            return Instruction(2, "alu", 0, (2,), result=low)
-        if function < 4:
-            return Instruction(2, "load", low, (short,), result=low)
-        return Instruction(2, "store", 0, (short, low))
-    if quadrant == 1:
-        if function in (1, 5):
-            return Instruction(2, "jump", result=1 if function == 1 else 0)
-        if function >= 6:
-            return Instruction(2, "branch_not_taken", 0, (short,))
-        if function == 4:
-            return Instruction(2, "alu", 0, (short, low) if half >> 10 & 3 == 3 else (short,), result=short)
-        reads = function == 0 or (function == 3 and full == 2)
-        return Instruction(2, "alu", 0, (full,) if reads else (), result=full)
-    if function in (1, 2, 3):
-        return Instruction(2, "load", full, (2,), result=full)
-    if function >= 5:
-        return Instruction(2, "store", 0, (2, second))
-    if function == 0:
-        return Instruction(2, "alu", 0, (full,), result=full)
-    if second:
-        return Instruction(2, "alu", 0, (second, full) if half >> 12 & 1 else (second,), result=full)
-    if not full:
-        return Instruction(2, "system", ends=True)
-    return Instruction(2, "jump_register", 0, (full,), result=half >> 12 & 1)
+def decode(word: int, wide: bool = False) -> Instruction:
+    """Decode the RV32IMC instruction in the low bits of the 32-bit `word`, or the RV64IMC one."""
+    if word & 3 == 3:
+        return _FULL(word)
+    return (_COMPRESSED_64 if wide else _COMPRESSED)(word & 0xFFFF)
 
 
 class BlockCounter:

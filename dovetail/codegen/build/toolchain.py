@@ -41,7 +41,7 @@ class Compiler:
     command: tuple[str, ...]
     """How to start it: program and first arguments."""
     kind: Kind
-    """"zig" (clang inside ziglang), "gcc" (cross GCC) or "cc" (the host's)."""
+    """"zig" (clang inside ziglang), "gcc" (cross GCC) or "cc" (of this computer)."""
     version: str
     """The compiler's version text and a digest of its programs, part of every cache key."""
 
@@ -50,7 +50,7 @@ def find_compiler(isa: str, prefer: str | None = None) -> Compiler:
     """The compiler for an instruction set.
 
     Args:
-        isa: what `instruction_set` knows, such as "rv32imc", "cortex-m4" or "host".
+        isa: what `instruction_set` knows, such as "rv32imc", "cortex-m4" or "host" (cc, gcc, clang or zig).
         prefer: "zig", "gcc", or the command of a cross GCC; default: the environment's DOVETAIL_CC, else zig where
             installed, else the usual cross GCC, such as `riscv64-unknown-elf-gcc`.
 
@@ -59,10 +59,7 @@ def find_compiler(isa: str, prefer: str | None = None) -> Compiler:
         MissingExtraError: neither zig nor a cross GCC is installed.
     """
     if isa == "host":
-        if found := _first_of("cc", "gcc", "clang"):
-            return found
-        hint = "install one, e.g. the package 'gcc'"
-        raise BuildError("no C compiler was found (looked for cc, gcc, clang)", where="this computer", hint=hint)
+        return _of_this_computer("C", "cc", "gcc", "clang")
     usual = instruction_set(isa).gcc_command
     wanted = prefer or os.environ.get("DOVETAIL_CC") or ""
     zig = _zig() if wanted in ("", "zig") else None
@@ -77,10 +74,14 @@ def find_compiler(isa: str, prefer: str | None = None) -> Compiler:
     raise MissingExtraError("ziglang", "iss", "compiling firmware")
 
 
-def _first_of(*names: str) -> Compiler | None:
-    """The first of these compilers of this computer that is installed."""
-    found = next((place for name in names if (place := shutil.which(name))), None)
-    return Compiler((found,), "cc", _version(found, "--version")) if found else None
+def _of_this_computer(language: str, *names: str) -> Compiler:
+    """The first of these compilers of this computer that is installed, else zig's; raises BuildError without any."""
+    if found := next((place for name in names if (place := shutil.which(name))), None):
+        return Compiler((found,), "cc", _version(found, "--version"))
+    if zig := _zig():
+        return Compiler((zig, names[0]), "zig", f"zig {_version(zig, 'version')}")
+    what = f"no {language} compiler was found (looked for {', '.join(names)} and ziglang)"
+    raise BuildError(what, where="this computer", hint=f"pip install ziglang, or install one, e.g. '{names[1]}'")
 
 
 def _zig() -> str | None:
@@ -225,18 +226,16 @@ def compile_host(
 ) -> Path:
     """Compile C for this computer into a shared library, linked with `libraries` ("-ldl"); other arguments, result and
     errors as `compile_firmware`."""
-    work = _CompileContext(find_compiler("host"), project_dir, ("-fPIC", "-std=c99", *flags), include, defines, cache)
+    compiler = find_compiler("host")
+    own = ("-fno-sanitize=undefined",) if compiler.kind == "zig" else ()
+    flags = ("-fPIC", "-std=c99", *own, *flags)
+    work = _CompileContext(compiler, project_dir, flags, include, defines, cache)
     return work.link_shared(work.compile(sources), libraries)
 
 
 def cpp_compiler() -> Compiler:
     """The C++ compiler for this computer, else zig's; raises BuildError when there is neither."""
-    if found := _first_of("c++", "g++", "clang++"):
-        return found
-    if zig := _zig():
-        return Compiler((zig, "c++"), "zig", f"zig {_version(zig, 'version')}")
-    what = "no C++ compiler was found (looked for c++, g++, clang++ and ziglang)"
-    raise BuildError(what, where="this computer", hint="pip install ziglang, or install one, e.g. the package 'g++'")
+    return _of_this_computer("C++", "c++", "g++", "clang++")
 
 
 def compile_cpp(
