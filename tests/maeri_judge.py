@@ -178,6 +178,7 @@ def port_values(
     across = (layer.rows / tile.rows, layer.columns / tile.columns, layer.taps / area / tile.channels)
     steps = ceil(layer.taps / box) if tile.flat else prod(map(ceil, across))
     carried = int(steps > 1 and not config.accumulation_buffer)
+    (down, across), (lower, further) = layer.strides, layer.dilations
     owner, weights, now, before = list[tuple[int, int]](), list[Hashable](), list[Hashable](), list[Hashable]()
     for number in range(tile.groups * tile.filters * tile.out_rows * tile.out_columns):
         rest, column = divmod(number, tile.out_columns)
@@ -187,10 +188,10 @@ def port_values(
             owner.append((number, at + number * (box + carried) + carried + tap))
             channel, inside = divmod(tap, tile.rows * tile.columns)
             r, s = divmod(inside, tile.columns)
-            x, y = row * layer.stride + r, column * layer.stride + s
+            x, y = row * down + r * lower, column * across + s * further
             weights.append((group, filter_, tap))
             now.append((number, tap) if tile.flat else (group, channel, x, y))
-            before.append((number, tap) if tile.flat else (group, channel, x, y - layer.stride * tile.out_columns))
+            before.append((number, tap) if tile.flat else (group, channel, x, y - across * tile.out_columns))
     passed = [  # the right neighbour had, a position ago, what this multiplier wants
         here[0] == there[0] and had == wants
         for here, there, had, wants in zip(owner, owner[1:], before[1:], now, strict=False)

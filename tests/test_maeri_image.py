@@ -315,7 +315,7 @@ DAMAGE: Mapping[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut": (lambda data: data[:-4], "damaged"),
     "a byte": (lambda data: data[:40] + b"\x01" + data[41:], "damaged"),
     "another file": (lambda data: b"\x00" * 4 + data[4:], "begins with"),
-    "another format": (lambda data: data[:4] + b"\x02" + data[5:], "begins with"),
+    "another format": (lambda data: data[:4] + b"\x63" + data[5:], "begins with"),
     "longer": (lambda data: data + b"\x00", "no programming image"),
 }
 

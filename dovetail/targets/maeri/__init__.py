@@ -75,7 +75,7 @@ LIMITS = (
     dt.one_of("a dense layer must read a matrix", lambda m: len(m.result.shape), 2, 4),
 )
 BYTES = dt.one_of("the operand must be int8 or uint8", lambda m: m.type("x").dtype.text, "int8", "uint8")
-WINDOW = (layers.NO_DILATION, layers.EVEN_STRIDES, *layers.zero_padding_at_most(255))
+WINDOW = layers.zero_padding_at_most(255)
 KINDS = {
     "convolution": (Conv2d, WINDOW),
     "depthwise convolution": (DepthwiseConv2d, WINDOW),

@@ -85,7 +85,10 @@ class LayerStep:
     rows: Size
     """Rows of the kernel."""
     columns: Size
-    stride: Size
+    strides: tuple[Size, Size]
+    """Rows and columns from one window to the next."""
+    dilations: tuple[Size, Size]
+    """Rows and columns from one tap to the next."""
     groups: Size
     zero_point: Byte
     """The number that stands for 0.0 in the network's operand; stored it is less by the source's zero point."""
@@ -107,7 +110,8 @@ class LayerStep:
             return OrderLayer(1, 1, source.channels, 1, result.channels, 1)
         sizes = (source.rows + around.top + around.bottom, source.columns + around.left + around.right)
         channels, filters = source.channels // self.groups, result.channels // self.groups
-        return OrderLayer(self.rows, self.columns, channels, filters, *sizes, self.groups, self.stride)
+        steps = (*self.strides, *self.dilations)
+        return OrderLayer(self.rows, self.columns, channels, filters, *sizes, self.groups, *steps)
 
 
 def bits_of_sums(weights: Array, kind: TaskKind, zero_point: int) -> int:
@@ -240,7 +244,7 @@ class ProgrammingImage:
 
 
 MAGIC = int.from_bytes(b"MAER", "little")
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 1 << 28
 """Bytes of a file, and of the memory it describes."""
 MOST_MULTIPLIERS = 1 << 14
@@ -390,8 +394,9 @@ def _check_layer(image: ProgrammingImage, step: LayerStep, where: str) -> None:
     layer = step.layer
     if source.channels % groups or channels % groups or min(layer.out_rows, layer.out_columns) < 1:
         raise _wrong(f"{groups} groups of windows {(step.rows, step.columns)} do not divide what it reads", where)
-    sizes = (source.rows, source.columns, step.rows, step.columns, step.stride, groups, *astuple(step.around))
-    fits = {TaskKind.DEPTHWISE: groups == source.channels, TaskKind.TURNED: sizes == (1,) * 6 + (0,) * 4}
+    steps = (*step.strides, *step.dilations)
+    sizes = (source.rows, source.columns, step.rows, step.columns, *steps, groups, *astuple(step.around))
+    fits = {TaskKind.DEPTHWISE: groups == source.channels, TaskKind.TURNED: sizes == (1,) * 9 + (0,) * 4}
     if not fits.get(step.kind, True) or layer.macs > MOST_PRODUCTS:
         raise _wrong(f"{groups} groups of {source.channels} channels are no {step.kind.name}", where)
     result = (1, 1) if step.kind == TaskKind.TURNED else (layer.out_rows, layer.out_columns)

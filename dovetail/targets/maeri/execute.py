@@ -230,7 +230,7 @@ class _ImageGraph:
         if step.kind is TaskKind.TURNED:
             x = builder.add(Reshape((1, step.source.channels)), [x])
         bias = builder.constant(f"{where} bias", self.image.numbers(step.bias, (channels,)))
-        sums = step.kind.add_to(builder, x, weights, bias, stride=step.stride, zero_point=step.zero_point, stem=where)
+        sums = step.kind.add_to(builder, x, weights, bias, layer=step.layer, zero_point=step.zero_point, stem=where)
         multiplier, shift = self._scales(step.scales, channels, where).T
         if step.kind is TaskKind.TURNED:
             sums = builder.add(Reshape((1, 1, 1, channels)), [sums])

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import ModelError
+from dovetail.ir.crop import macs
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected
 from dovetail.ir.pattern import Apply, apply, constant, occurrence, operand, rest
 from dovetail.ir.types import Array, Box, TensorType, full_box
-from dovetail.targets.maeri.words import Count
+from dovetail.targets.maeri.words import Count, Natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +35,38 @@ class OrderLayer:
     in_columns: Count
     groups: Count = 1
     stride: Count = 1
+    """Rows from one window to the next."""
+    column_stride: Natural = 0
+    """Columns from one window to the next; 0 for as many as rows."""
+    dilation: Count = 1
+    """Rows from one tap of the kernel to the next."""
+    column_dilation: Natural = 0
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Rows and columns from one window to the next."""
+        return self.stride, self.column_stride or self.stride
+
+    @property
+    def dilations(self) -> tuple[int, int]:
+        """Rows and columns from one tap of the kernel to the next."""
+        return self.dilation, self.column_dilation or self.dilation
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Rows and columns that a window covers."""
+        down, across = self.dilations
+        return (self.rows - 1) * down + 1, (self.columns - 1) * across + 1
 
     @property
     def out_rows(self) -> int:
         """Rows of the result."""
-        return (self.in_rows - self.rows) // self.stride + 1
+        return (self.in_rows - self.span[0]) // self.strides[0] + 1
 
     @property
     def out_columns(self) -> int:
         """Columns of the result."""
-        return (self.in_columns - self.columns) // self.stride + 1
+        return (self.in_columns - self.span[1]) // self.strides[1] + 1
 
     @property
     def taps(self) -> int:
@@ -75,14 +98,14 @@ class TaskKind(IntEnum):
         return (1, *kernel, channels) if self is TaskKind.DEPTHWISE else (channels, *kernel, layer.channels)
 
     def add_to(
-        self, builder: GraphBuilder, x: str, weights: Array, *bias: str, stride: int, zero_point: int, stem: str
+        self, builder: GraphBuilder, x: str, weights: Array, *bias: str, layer: OrderLayer, zero_point: int, stem: str
     ) -> str:
         """Add a layer of this kind, without padding, to a graph; the name of its sums."""
         names = [x, builder.constant(f"{stem} weights", weights), *bias]
         if self is TaskKind.TURNED:
             return builder.add(FullyConnected(input_zero_point=zero_point), names, stem)
         operator = DepthwiseConv2d if self is TaskKind.DEPTHWISE else Conv2d
-        return builder.add(operator((stride, stride), input_zero_point=zero_point), names, stem)
+        return builder.add(operator(layer.strides, layer.dilations, zero_point), names, stem)
 
 
 _X, _WEIGHTS = operand("x"), constant("weights")
@@ -197,12 +220,14 @@ def network(graph: Graph) -> OrderNetwork:
     """Find the layers of a graph of one image.
 
     Raises:
-        ModelError: the graph has no layer.
+        ModelError: the graph has no layer, or products that no order can hold.
     """
     works: list[MultiplierLayer] = []
     counts: dict[str, int] = {}
     for node in graph.nodes:
         layer = _convolution(graph, node) or _dense(graph, node)
+        if layer is None and (count := macs(graph, node)):
+            raise _refusal(graph, node, count)
         if layer is not None and not graph.is_constant(node.inputs[0]):
             stem = _own_name(node.origin or node.output)
             counts[stem] = counts.get(stem, 0) + 1
@@ -217,18 +242,33 @@ def _own_name(origin: str) -> str:
 
 
 def _convolution(graph: Graph, node: Node) -> MultiplierLayer | None:
-    """A convolution of one image as a layer, without its name; None for any other operator, and for strides that differ
-    along rows and columns."""
+    """A convolution of one image as a layer, without its name; None for any other operator."""
     if (match := occurrence(_CONVOLUTION, graph, node)) is None:
         return None
     operator, x, w = match[_CONVOLUTION], match.type(_X).shape, match.type(_WEIGHTS).shape
-    if x[0] != 1 or operator.stride[0] != operator.stride[1] or operator.dilation != (1, 1):
+    if x[0] != 1:
         return None
     depthwise = operator.weight_axis == 3
     groups = x[3] if depthwise else x[3] // w[3]
-    sizes = (w[1], w[2], x[3] // groups, w[operator.weight_axis] // groups, x[1], x[2], groups, operator.stride[0])
+    steps = [
+        number
+        for pair in (operator.stride, operator.dilation)
+        for number in (pair[0], pair[1] if pair[1] != pair[0] else 0)
+    ]
+    sizes = (w[1], w[2], x[3] // groups, w[operator.weight_axis] // groups, x[1], x[2], groups, *steps)
     kind = TaskKind.DEPTHWISE if depthwise else TaskKind.CONVOLUTION
     return MultiplierLayer(node, "", OrderLayer(*sizes), kind, True, operator.zero_points)
+
+
+def _refusal(graph: Graph, node: Node, count: int) -> ModelError:
+    """The error of an operator whose products no order can hold."""
+    where, kind = node.origin or node.output, type(node.operator).__name__
+    if occurrence(_CONVOLUTION, graph, node):
+        what = f"it is a {kind} of {graph.types[node.inputs[0]].shape[0]} images"
+        return ModelError(f"{what}; an order is for one", where=where, hint="export the model with a batch of 1")
+    what = f"{kind} is no convolution and no dense layer with constant weights"
+    what = f"its {count:,} products would be in no order: {what}"
+    return ModelError(what, where=where, hint="order the layers before and after it as networks of their own")
 
 
 def _dense(graph: Graph, node: Node) -> MultiplierLayer | None:

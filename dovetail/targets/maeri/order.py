@@ -249,7 +249,7 @@ def _sent(network: OrderNetwork, item: Item, config: MaeriConfig) -> Iterator[tu
         inputs, weights = weights, inputs
     sets = 1 + (config.prefetch > 0 and len(item.segments) > 1)
     yield f"weights of {work.name}", sets * tile.groups * tile.filters * taps * weights, work.weights * weights
-    rows = min((tile.out_rows - 1) * layer.stride + layer.rows, layer.in_rows)
+    rows = min((tile.out_rows - 1) * layer.strides[0] + layer.span[0], layer.in_rows)
     channels = -(-taps // (layer.rows * layer.columns))
     image = layer.in_rows * layer.in_columns * layer.channels * layer.groups
     yield f"inputs of {work.name}", rows * layer.in_columns * channels * tile.groups * inputs, image * inputs

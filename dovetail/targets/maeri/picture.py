@@ -204,7 +204,9 @@ def _kernel(work: MultiplierLayer) -> str:
     if work.family == "dense":
         return f"dense, {layer.channels} to {work.channels}"
     sizes = f"{layer.rows}x{layer.columns}, {layer.channels * layer.groups} to {work.channels} channels"
-    return f"{work.family} {sizes}{f', stride {layer.stride}' if layer.stride > 1 else ''}"
+    for name, (down, across) in (("stride", layer.strides), ("dilation", layer.dilations)):
+        sizes += f", {name} {down if down == across else f'{down}x{across}'}" if max(down, across) > 1 else ""
+    return f"{work.family} {sizes}"
 
 
 def _entry(order: NetworkOrder, number: int) -> str:

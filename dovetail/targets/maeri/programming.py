@@ -59,7 +59,7 @@ _PATTERNS = (
 """Operators that are a step. A reshape is none, for it moves nothing."""
 _BEHIND_INPUTS = apply((Quantize, Transpose))
 _BEFORE_OUTPUTS = apply((Dequantize, Transpose))
-_LAYER_LIMITS = (*layers.INT8, layers.DOUBLE_ROUNDING, layers.NO_DILATION, layers.EVEN_STRIDES)
+_LAYER_LIMITS = (*layers.INT8, layers.DOUBLE_ROUNDING)
 _POOLS = {"mean": PoolKind.MEAN, "largest": PoolKind.LARGEST, "sum": PoolKind.SUM, "change": PoolKind.SUM}
 
 
@@ -160,6 +160,12 @@ def _step_graph(graph: Graph) -> StepGraph:
     alone = [node for node in graph.nodes if node.output not in covered]
     if alone:
         node = next((node for node in alone if not occurrence(apply(Pad), graph, node)), alone[0])
+        if graph.types[node.output].dtype is DType.FLOAT32:
+            what, hint = (
+                "the network computes in floats, an image holds int8",
+                "dovetail quantize MODEL, then order that",
+            )
+            raise ModelError(what, where=node.origin or node.output, hint=hint)
         raise _unfit(type(node.operator).__name__, node.origin or node.output)
     stored = {value: value for value in graph.types}
     for match in matches:
@@ -298,7 +304,7 @@ def _layer_step(
     match: Match, constants: Sequence[int], source: FeatureMap, result: FeatureMap, work: MultiplierLayer
 ) -> LayerStep:
     window, zero = layers.window_of(match), layers.linear_of(match).input_zero_point
-    sizes = (work.layer.rows, work.layer.columns, work.layer.stride, work.layer.groups)
+    sizes = (*window.kernel, window.stride, window.dilation, work.layer.groups)
     bits = bits_of_sums(match.array("weights"), work.kind, zero)
     around = Sides(*window.before, *window.after)
     weights, bias, scales = constants

@@ -95,7 +95,7 @@ def images(order: NetworkOrder, timeline: Sequence[Phase]) -> tuple[dict[str, by
         try:
             files[f"image/{name}.bin"] = write_image(programmed(order, form, timeline))
         except ModelError as error:
-            refusals[f"No image for an FPGA: {error.where}: {error.what}."] = None
+            refusals[f"No image for an FPGA: {error.where}: {error.what}; {error.hint}."] = None
     return files, list(refusals)
 
 

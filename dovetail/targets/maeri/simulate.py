@@ -279,7 +279,8 @@ def _needed(layer: OrderLayer, times: Times, taps: tuple[int, int], height: int)
     need = np.zeros((layer.groups, rows), np.int64)
     for row in range(rows):
         last = min((row + 1) * height, layer.out_rows) - 1
-        need[:, row] = by_group[:, row * height * layer.stride : last * layer.stride + layer.rows].max(axis=1)
+        first, stride = row * height, layer.strides[0]
+        need[:, row] = by_group[:, first * stride : last * stride + layer.span[0]].max(axis=1)
     return need
 
 
@@ -350,8 +351,9 @@ def _products(work: MultiplierLayer, operands: Sequence[Array], taps: tuple[int,
 def _windows(image: Reals, work: MultiplierLayer) -> Reals:
     """[group, position, channel x row x column of the kernel]."""
     layer = work.layer
-    view = np.lib.stride_tricks.sliding_window_view(image, (layer.rows, layer.columns), axis=(0, 1))
-    view = view[:: layer.stride, :: layer.stride]
+    (down, across), (lower, further) = layer.strides, layer.dilations
+    view = np.lib.stride_tricks.sliding_window_view(image, layer.span, axis=(0, 1))
+    view = view[::down, ::across, :, ::lower, ::further]
     shape = (layer.out_rows, layer.out_columns, layer.groups, layer.channels, layer.rows, layer.columns)
     return view.reshape(shape).transpose(2, 0, 1, 3, 4, 5).reshape(layer.groups, work.positions, layer.taps)
 

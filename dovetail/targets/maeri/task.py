@@ -134,9 +134,7 @@ def layers_of(tasks: Sequence[Task]) -> OrderNetwork:
             builder.fresh("x"), TensorType((1, layer.channels) if task.kind is TaskKind.TURNED else image, kind)
         )
         weights = np.zeros(task.kind.weight_shape(layer), np.int8)
-        results.append(
-            task.kind.add_to(builder, x, weights, stride=layer.stride, zero_point=task.zero_point, stem="result")
-        )
+        results.append(task.kind.add_to(builder, x, weights, layer=layer, zero_point=task.zero_point, stem="result"))
     return network(builder.finish(results))
 
 

@@ -113,10 +113,10 @@ def _port_traffic(
     Neighbouring multipliers pass inputs on where the window moves by one column. Then all positions but a row's first
     need only the last column of the window.
     """
-    width, stride = config.feed_width, layer.stride
+    width, (down, across), (lower, further) = config.feed_width, layer.strides, layer.dilations
     last = (at + (tile.size + carried) * tile.neurons - 1) // width
     weights, inputs, later, back = values = [[set[Hashable]() for _ in range(last + 1)] for _ in range(4)]
-    passes = tile.out_columns == stride == 1 and not tile.flat and layer.columns % tile.columns == 0
+    passes = tile.out_columns == 1 and across == further and not tile.flat and layer.columns % tile.columns == 0
     place = at
     for neuron in product(*map(range, (tile.groups, tile.filters, tile.out_rows, tile.out_columns))):
         group, filter_, x, y = neuron
@@ -124,7 +124,8 @@ def _port_traffic(
             back[place // width].add(neuron)
             place += 1
         for channel, row, column in product(range(tile.channels), range(tile.rows), range(tile.columns)):
-            pixel = (x, y, 0, 0) if tile.flat else (0, 0, x * stride + row, y * stride + column)
+            pixel = (0, 0, x * down + row * lower, y * across + column * further)
+            pixel = (x, y, 0, 0) if tile.flat else pixel
             port = place // width
             inputs[port].add((group, channel, *pixel))
             weights[port].add((group, filter_, channel, row, column))
