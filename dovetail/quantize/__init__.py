@@ -18,15 +18,15 @@ from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize, Requantize, Rounding
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Reshape
-from dovetail.ir.operators.reduction import Normalise
 from dovetail.ir.pattern import apply, occurrence
 from dovetail.ir.rewrite import run
+from dovetail.ir.scaling import scaled_rows
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.context import Bounds, Emitter, QuantisationRequest, QuantisedValue, QuantParameters
 from dovetail.quantize.factors import factor_into_softmax
-from dovetail.quantize.linear import fold_into_scales, moved_constant, rows_of_line, scaled_afterwards
+from dovetail.quantize.linear import fold_into_scales, moved_constant, scaled_afterwards
 from dovetail.quantize.recurrent import reads_cells
-from dovetail.quantize.rules import ROWS, on_integers, requantize, rules_for, standardise
+from dovetail.quantize.rules import on_integers, requantize, rules_for, standardise
 
 _DEQUANTIZE, _SUM = apply(Dequantize), apply(Add)
 HINT = (
@@ -229,36 +229,10 @@ class _Lowering:
                 raise ModelError(error.what, where=error.where or _place(node), hint=error.hint) from error
             raise ModelError(str(error), where=_place(node), hint=HINT) from error
 
-    def _scaled_rows(self, node: Node) -> tuple[Node, Normalise, Array, Array] | None:
-        """The layer normalisation that a node scales and moves by constants along its last axis, with their product and
-        sum: what ONNX and Keras have as one operator."""
-        size = self.graph.types[node.output].shape[-1:]
-        factor, offset = np.ones(1), np.zeros(1)
-        while (rows := occurrence(ROWS, self.graph, node)) is None:
-            arrays = [self._known_real(name) for name in node.inputs]
-            line = rows_of_line(node.operator.line_of(arrays), size)
-            if node.operator.is_view and self.graph.types[node.inputs[0]].shape[-1:] == size:
-                line, arrays = (np.ones(1), np.zeros(1)), [None]
-            place = next((place for place, array in enumerate(arrays) if array is None), 0)
-            inner = self.producers.get(node.inputs[place]) if line else None
-            if line is None or inner is None:
-                return None
-            factor, offset, node = factor * line[0], offset + factor * line[1], inner
-        return node, rows[ROWS], factor, offset
-
-    def _known_real(self, name: str) -> Array | None:
-        """A float constant, as it is or as constant integers stand for it."""
-        if name in self.graph.constants:
-            return self.graph.constants[name]
-        node = self.producers.get(name)
-        if node is None or not node.operator.dequantises or node.inputs[0] not in self.graph.constants:
-            return None
-        return node.operator.evaluate([self.graph.constants[value] for value in node.inputs])
-
     def _normalised(self, node: Node, target: QuantParameters, bounds: Bounds, stem: str) -> str | None:
         """The answer for a layer normalisation with its factor and offset; None where it is none or not of integers."""
-        found = self._scaled_rows(node)
-        x = self._view(found[0].inputs[0], "") if found else None
+        found = scaled_rows(self.graph, node)
+        x = self._view(found[0], "") if found else None
         if found is None or x is None or not x.per_tensor:
             return None
         shape = self.graph.types[node.output].shape

@@ -18,7 +18,8 @@ from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Linear, accumulator_type
 from dovetail.ir.pattern import apply, constant, operand, rest
 from dovetail.ir.rules import Rule, RuleMatch
-from dovetail.ir.types import Array, DType, Shape
+from dovetail.ir.scaling import rows_of_line
+from dovetail.ir.types import Array, DType
 from dovetail.quantize.context import Emitter, QuantisationRequest, QuantisedValue
 
 _SAME_SCALE = 1e-3
@@ -183,17 +184,6 @@ def scaled_afterwards(
     scale = emitter.constant(f"{stem}_steps", weights.scale.reshape(-1).astype(np.float32))
     scaled = emitter.add(Binary(BinaryKind.MULTIPLY), [total, scale], emitter.fresh(f"{stem}_scaled") if bias else stem)
     return emitter.add(Add(), [scaled, *bias], stem) if bias else scaled
-
-
-def rows_of_line(line: tuple[Array, Array] | None, channels: Shape) -> tuple[Array, Array] | None:
-    """Factor and offset of a line (`Operator.line_of`) as rows along the last axis of its result, [1] or [C] each; None
-    where they do not run along it alone."""
-    rows = (
-        []
-        if line is None
-        else [a.reshape(-1) for a in line if a.size in (1, *a.shape[-1:]) and a.size in (1, *channels)]
-    )
-    return (rows[0], rows[1]) if len(rows) == 2 else None
 
 
 _INTEGERS, _SCALES, _ZEROS = constant("integers"), constant("scales"), constant("zero points")

@@ -32,6 +32,7 @@ from dovetail.ir.operators.movement import Resample
 from dovetail.ir.operators.recurrent import Recurrent
 from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, Normalise, Reduce, ReduceKind, SumPool2d
 from dovetail.ir.pattern import Apply, apply
+from dovetail.ir.scaling import ROWS
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.context import QuantisationRequest, QuantisedValue, QuantParameters
 from dovetail.quantize.linear import linear
@@ -367,8 +368,6 @@ def _unary(*kinds: UnaryKind) -> Apply[Unary]:
     return apply(Unary, having=lambda operator: operator.kind in kinds)
 
 
-ROWS = apply(Normalise, having=lambda operator: not operator.summed)
-"""A layer normalisation."""
 _SUMMED = apply(Reduce, having=lambda operator: operator.kind in (ReduceKind.SUM, ReduceKind.MEAN))
 
 RULES = (

@@ -6,100 +6,74 @@ from math import sqrt
 
 import numpy as np
 
-from dovetail.ir.graph import Node
 from dovetail.ir.operators.activation import Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.reduction import Normalise, Reduce, ReduceKind
-from dovetail.ir.rewrite import Draft
+from dovetail.ir.pattern import Apply, Leaf, Pattern, apply, constant, either
+from dovetail.ir.rewrite import X
+from dovetail.ir.rules import Rule, RuleMatch
 
 _NEAR = 1e-4
 """Relative difference of a constant from the one it stands for: exporters write few digits."""
 
 
-def gather_gelu(draft: Draft, node: Node) -> str | None:
-    """x * (1 + erf(x / sqrt(2))) / 2, its products in any order, as a Gelu."""
-    if not _is(node, BinaryKind.MULTIPLY):
-        return None
-    numbers, values = _factors(draft, node)
-    factor = float(np.prod([float(draft.constants[name].reshape(-1)[0]) for name in numbers]))
-    if len(values) != 2 or not np.isclose(factor, 0.5, rtol=_NEAR):
-        return None
-    for x, other in (values, values[::-1]):
-        raised = draft.made_by(other, Add)
-        total = _constant_and_value(draft, raised) if raised is not None else None
-        curve = draft.made_by(total[1], Unary) if total is not None else None
-        if total is None or curve is None or not np.isclose(total[0], 1.0, rtol=_NEAR):
-            continue
-        if curve.operator == Unary(UnaryKind.ERROR_FUNCTION) and _scale_of(draft, curve.inputs[0], x) is not None:
-            return draft.add(Unary(UnaryKind.GELU), [x], node)
-    return None
+def _product(left: Pattern, right: Pattern, alone: bool = False) -> Apply[Binary]:
+    return apply(Binary(BinaryKind.MULTIPLY), left, right, commutes=True, alone=alone)
 
 
-def _scale_of(draft: Draft, value: str, x: str) -> str | None:
-    """x where the value is x / sqrt(2)."""
-    scaled = draft.made_by(value, Binary)
-    scaling = _constant_and_value(draft, scaled) if scaled is not None else None
-    if scaled is None or scaling is None or scaling[1] != x:
-        return None
-    number = (
-        scaling[0] if _is(scaled, BinaryKind.MULTIPLY) else 1 / scaling[0] if _is(scaled, BinaryKind.DIVIDE) else 0.0
+def _is(at: RuleMatch, leaf: Leaf, number: float) -> bool:
+    """Whether a constant is one number, or near it."""
+    return at.type(leaf).elements == 1 and bool(np.isclose(at.array(leaf).reshape(-1)[0], number, rtol=_NEAR))
+
+
+_HALF, _ONE, _ROOT, _INVERSE = map(constant, ("half", "one", "root", "inverse"))
+_LESS = either(apply(Binary(BinaryKind.DIVIDE), X, _ROOT), _product(X, _INVERSE))
+_RAISED = apply(Add(), apply(Unary(UnaryKind.ERROR_FUNCTION), _LESS), _ONE, commutes=True)
+
+
+def _is_gelu(at: RuleMatch) -> bool:
+    scaled = _is(at, _ROOT, sqrt(2)) if _ROOT in at.values else _is(at, _INVERSE, 1 / sqrt(2))
+    return scaled and _is(at, _ONE, 1.0) and _is(at, _HALF, 0.5)
+
+
+GELU = tuple(
+    Rule(product, lambda at: at.add(Unary(UnaryKind.GELU), X), (_is_gelu,))
+    for product in (
+        _product(_product(X, _RAISED, alone=True), _HALF),
+        _product(_product(_RAISED, _HALF, alone=True), X),
+        _product(_product(X, _HALF, alone=True), _RAISED),
     )
-    return x if np.isclose(number, 1 / sqrt(2), rtol=_NEAR) else None
+)
+"""x * (1 + erf(x / sqrt(2))) / 2, its products in any order, is a Gelu."""
+
+_EPSILON = constant("epsilon")
+_MEAN = apply(Reduce, X)
+_CENTRED = apply(Binary(BinaryKind.SUBTRACT), X, _MEAN)
 
 
-def _factors(draft: Draft, node: Node) -> tuple[list[str], list[str]]:
-    """The constant numbers and the values a product of products is made of; values read elsewhere are not taken
-    apart."""
-    numbers, values = list[str](), list[str]()
-    for name in node.inputs:
-        inner = draft.made_by(name, Binary)
-        if name in draft.constants and draft.constants[name].size == 1:
-            numbers.append(name)
-        elif inner is not None and _is(inner, BinaryKind.MULTIPLY) and draft.users(name) == 1:
-            more = _factors(draft, inner)
-            numbers, values = numbers + more[0], values + more[1]
-        else:
-            values.append(name)
-    return numbers, values
+def _normalised(row: Pattern) -> tuple[Apply[Binary], Apply[Reduce]]:
+    """A row over the root of its mean square, and that mean."""
+    square = either(apply(Unary(UnaryKind.SQUARE), row), apply(Binary(BinaryKind.MULTIPLY), row, row))
+    mean = apply(Reduce, square)
+    root = apply(Unary(UnaryKind.SQUARE_ROOT), apply(Add(), mean, _EPSILON, commutes=True))
+    return apply(Binary(BinaryKind.DIVIDE), row, root), mean
 
 
-def _is(node: Node, kind: BinaryKind) -> bool:
-    return node.operator == Binary(kind)
+def _rule(row: Pattern, centred: bool) -> Rule:
+    pattern, mean = _normalised(row)
+
+    def averages_rows(at: RuleMatch) -> bool:
+        last = Reduce(ReduceKind.MEAN, (len(at.type(X).shape) - 1,))
+        means = [at[part] for part in (mean, _MEAN) if part in at.nodes]
+        return at.type(_EPSILON).elements == 1 and all(one == last for one in means)
+
+    def replacement(at: RuleMatch) -> str:
+        return at.add(Normalise(float(at.array(_EPSILON).reshape(-1)[0]), centred), X)
+
+    return Rule(pattern, replacement, (averages_rows,))
 
 
-def _constant_and_value(draft: Draft, node: Node) -> tuple[float, str] | None:
-    """The number and the value an operator of two has; of what does not commute, the number second."""
-    pairs = (node.inputs, node.inputs[::-1])
-    for value, number in pairs[:1] if _is(node, BinaryKind.DIVIDE) or _is(node, BinaryKind.SUBTRACT) else pairs:
-        array = draft.constants.get(number)
-        if array is not None and array.size == 1 and value not in draft.constants:
-            return float(array.reshape(-1)[0]), value
-    return None
-
-
-def gather_normalisation(draft: Draft, node: Node) -> str | None:
-    """(x - mean x) / sqrt(mean (x - mean x)**2 + epsilon) over the last axis, and the same without means, as a
-    Normalise."""
-    root = draft.made_by(node.inputs[1], Unary) if _is(node, BinaryKind.DIVIDE) else None
-    if root is None or root.operator != Unary(UnaryKind.SQUARE_ROOT):
-        return None
-    raised = draft.made_by(root.inputs[0], Add)
-    total = _constant_and_value(draft, raised) if raised is not None else None
-    mean = _mean_of(draft, total[1]) if total is not None else None
-    square = draft.made_by(mean, Unary, Binary) if mean is not None else None
-    if square is None or total is None or set(square.inputs) != {node.inputs[0]}:
-        return None
-    if square.operator not in (Unary(UnaryKind.SQUARE), Binary(BinaryKind.MULTIPLY)):
-        return None
-    less = draft.made_by(node.inputs[0], Binary)
-    if less is not None and _is(less, BinaryKind.SUBTRACT) and _mean_of(draft, less.inputs[1]) == less.inputs[0]:
-        return draft.add(Normalise(total[0]), [less.inputs[0]], node)
-    return draft.add(Normalise(total[0], centred=False), [node.inputs[0]], node)
-
-
-def _mean_of(draft: Draft, value: str) -> str | None:
-    """The operand of a mean along the last axis; None for other values."""
-    mean = draft.made_by(value, Reduce)
-    last = len(draft.types[value].shape) - 1
-    return mean.inputs[0] if mean is not None and mean.operator == Reduce(ReduceKind.MEAN, (last,)) else None
+NORMALISATION = (_rule(_CENTRED, True), _rule(X, False))
+"""(x - mean x) / sqrt(mean (x - mean x)**2 + epsilon) over the last axis is a Normalise, and so is the same without
+means."""

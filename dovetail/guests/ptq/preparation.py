@@ -15,21 +15,22 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.guests.ptq.attention import part_layers
-from dovetail.guests.ptq.composites import gather_gelu, gather_normalisation
+from dovetail.guests.ptq.composites import GELU, NORMALISATION
 from dovetail.guests.ptq.unquantise import is_quantised, unquantised
-from dovetail.ir.graph import Graph, Node, prune
+from dovetail.ir.graph import Graph, Node, prune, renamed
 from dovetail.ir.operators.activation import Clamp
-from dovetail.ir.operators.arithmetic import Add
+from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
-from dovetail.ir.operators.linear import DepthwiseConv2d, Linear
+from dovetail.ir.operators.linear import Linear
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
-from dovetail.ir.pattern import apply, occurrence
-from dovetail.ir.rewrite import Draft, run, simplify
+from dovetail.ir.pattern import apply, constant, rest
+from dovetail.ir.rewrite import X, simplify
+from dovetail.ir.rules import Rule, RuleMatch, run
+from dovetail.ir.scaling import rows_of_line
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.factors import factor_into_softmax, factors_behind
 
-_POINTWISE = apply(DepthwiseConv2d, having=lambda conv: conv.stride == (1, 1))
 _PASSING = (
     apply(Clamp, having=lambda clamp: clamp.low in (0.0, -inf) and clamp.high == inf),
     apply(Pad, having=lambda pad: pad.value == 0 and pad.before[-1] == pad.after[-1] == 0),
@@ -44,23 +45,14 @@ def prepare(graph: Graph, file_name: str) -> Graph:
     """The float graph of a model, simplified and folded, its weights checked; of a quantised one what its integers
     stand for. Raises ModelError where a constant holds NaN or infinity, or integers are computed with as such."""
     graph = unquantised(graph) if is_quantised(graph) else graph
-    graph = own_names(run(simplify(graph), (real_constants,)))
+    graph = own_names(run(simplify(graph), (_REAL_CONSTANTS,)))
     for name, array in graph.constants.items():
         if array.dtype == np.float32 and not np.isfinite(array).all():
             bad = int(array.size - np.isfinite(array).sum())
             what = f"the constant '{name}' holds {bad} values that are NaN or infinite"
             raise ModelError(what, where=file_name, hint="train or export the model again")
-    graph = run(graph, (gather_normalisation, gather_gelu))
-    graph = simplify(run(graph, (fold_normalisation, multiply_by_reciprocal)))
+    graph = simplify(run(run(graph, (*NORMALISATION, *GELU)), (_RECIPROCAL, *_FOLDED)))
     return own_names(simplify(prune(run(part_layers(graph), (*factors_behind, factor_into_softmax)))))
-
-
-def real_constants(draft: Draft, node: Node) -> str | None:
-    """Weights of a network of which nothing else is quantised: what their integers stand for."""
-    if not node.operator.dequantises or any(name not in draft.constants for name in node.inputs):
-        return None
-    array = node.operator.evaluate([draft.constants[name] for name in node.inputs])
-    return draft.constant(array, DType.FLOAT32, node.output)
 
 
 def own_names(graph: Graph) -> Graph:
@@ -68,18 +60,9 @@ def own_names(graph: Graph) -> Graph:
     names: dict[str, str] = {}
     for name in graph.types:
         own = next((name.removesuffix(suffix) for suffix in _REORDERED if name.endswith(suffix)), name)
-        if own not in graph.types and own not in names.values():
+        if own not in graph.types and own not in names.values() and name not in (*graph.inputs, *graph.outputs):
             names[name] = own
-
-    def of(name: str) -> str:
-        return names.get(name, name)
-
-    return replace(
-        graph,
-        nodes=tuple(replace(n, output=of(n.output), inputs=tuple(map(of, n.inputs))) for n in graph.nodes),
-        types={of(name): kind for name, kind in graph.types.items()},
-        constants={of(name): array for name, array in graph.constants.items()},
-    )
+    return renamed(graph, names)
 
 
 def along(values: Array, rank: int, axis: int) -> Array:
@@ -89,68 +72,50 @@ def along(values: Array, rank: int, axis: int) -> Array:
     return values.reshape(shape)
 
 
-def fold_normalisation(draft: Draft, node: Node) -> str | None:
-    """A scale (and an offset) per channel behind a layer with weights, batch normalisation that is: into the layer.
+_COARSE = apply(Operator, rest("integers", known=True), having=lambda operator: operator.dequantises)
+_REAL_CONSTANTS = Rule(
+    _COARSE,
+    lambda at: at.constant(at[_COARSE].evaluate([at.array(name) for name in at.root.inputs]), DType.FLOAT32),
+)
+"""Weights of a network of which nothing else is quantised: the numbers their integers stand for."""
 
-    w' = w * factor, b' = b * factor + offset, as in arXiv:1712.05877, section 3.2.
-    """
-    scaling = _scaling(draft, node)
-    if scaling is None:
-        return None
-    value, factor, offset = scaling
-    layer = draft.made_by(value, Linear)
-    if layer is None or draft.users(value) != 1 or any(name not in draft.constants for name in layer.inputs[1:]):
-        return None
-    axis = layer.operator.weight_axis
-    assert axis is not None
-    weights = draft.constants[layer.inputs[1]].astype(np.float64)
-    channels = weights.shape[axis]
-    factor = np.broadcast_to(factor, (channels,))
-    bias = draft.constants[layer.inputs[2]].astype(np.float64) if len(layer.inputs) > 2 else np.zeros(channels)
-    scaled = weights * along(factor, weights.ndim, axis)
-    names = [
-        draft.constant(array.astype(np.float32), DType.FLOAT32, stem)
-        for array, stem in ((scaled, layer.inputs[1]), (bias * factor + offset, f"{layer.inputs[1]}_bias"))
-    ]
-    return draft.add(layer.operator, [layer.inputs[0], *names], layer, node.output)
+_DIVISOR = constant("divisor")
+_RECIPROCAL = Rule(
+    apply(Binary(BinaryKind.DIVIDE), X, _DIVISOR),
+    lambda at: at.add(
+        Binary(BinaryKind.MULTIPLY),
+        X,
+        at.constant((1 / at.array(_DIVISOR).astype(np.float64)).astype(np.float32), DType.FLOAT32, _DIVISOR),
+    ),
+    (lambda at: at.array(_DIVISOR).dtype == np.float32 and bool(at.array(_DIVISOR).all()),),
+)
+"""A division by a constant is a product, which has an integer form."""
 
 
-def _scaling(draft: Draft, node: Node) -> tuple[str, Array, Array] | None:
-    """The operand, factor [C or 1] and offset [C or 1] of a node that scales channels by constants."""
-    operator = node.operator
-    channels = draft.types[node.output].shape[-1:] or (1,)
-    if occurrence(_POINTWISE, draft, node) is not None:
-        if any(name not in draft.constants for name in node.inputs[1:]):
+def _fold(first: bool) -> Rule:
+    """A line behind a layer whose result is its first operand, or its second."""
+    weights = constant("weights")
+    layer = apply(Linear, X, weights, rest("bias", known=True), alone=True)
+
+    def folded(at: RuleMatch) -> str | None:
+        """w' = w * factor, b' = b * factor + offset, as in arXiv:1712.05877, section 3.2."""
+        arrays = [None if at.value(layer) == name else at.array(name) for name in at.root.inputs]
+        line = rows_of_line(at.root.operator.line_of(arrays), at.type(layer).shape[-1:])
+        if line is None:
             return None
-        weights, *offset = (draft.constants[name] for name in node.inputs[1:])
-        if weights.shape != (1, 1, 1, draft.types[node.inputs[0]].shape[-1]):
-            return None
-        return node.inputs[0], weights.reshape(-1).astype(np.float64), offset[0] if offset else np.zeros(1)
-    for value, other in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
-        array = draft.constants.get(other)
-        rank = len(draft.types[value].shape)
-        shapes = ((), (1,), channels, (1,) * (rank - len(channels)) + channels)
-        if array is None or draft.types[value] != draft.types[node.output] or array.shape not in shapes:
-            continue
-        row = array.reshape(-1).astype(np.float64)
-        if operator == Add():
-            return value, np.ones(1), row
-        if operator == Binary(BinaryKind.MULTIPLY):
-            return value, row, np.zeros(1)
-        if operator == Binary(BinaryKind.SUBTRACT) and value == node.inputs[0]:
-            return value, np.ones(1), -row
-    return None
+        axis, array = at[layer].weight_axis, at.array(weights).astype(np.float64)
+        factor = np.broadcast_to(line[0], array.shape[axis : axis + 1])
+        bias = sum((at.array(name).astype(np.float64) for name in at.others(layer)), np.zeros(factor.size))
+        new = {at[weights]: array * along(factor, array.ndim, axis), f"{at[weights]}_bias": bias * factor + line[1]}
+        names = [at.constant(array.astype(np.float32), DType.FLOAT32, name) for name, array in new.items()]
+        return at.add(at[layer], X, *names, like=layer, stem=at.root.output)
+
+    operands = (layer, rest("numbers", known=True)) if first else (constant("number"), layer)
+    return Rule(apply(Operator, *operands), folded, (lambda at: at.type(layer) == at.type(at.root.output),))
 
 
-def multiply_by_reciprocal(draft: Draft, node: Node) -> str | None:
-    """A division by a constant is a product, which has an integer form."""
-    if node.operator != Binary(BinaryKind.DIVIDE):
-        return None
-    divisor = draft.constants.get(node.inputs[1])
-    if divisor is None or divisor.dtype != np.float32 or not divisor.all():
-        return None
-    factor = draft.constant((1 / divisor.astype(np.float64)).astype(np.float32), DType.FLOAT32, node.inputs[1])
-    return draft.add(Binary(BinaryKind.MULTIPLY), [node.inputs[0], factor], node)
+_FOLDED = (_fold(True), _fold(False))
+"""A scale (and an offset) per channel behind a layer with weights, batch normalisation that is, goes into the layer."""
 
 
 ROUNDS = 20
@@ -206,7 +171,7 @@ def _passes(graph: Graph, node: Node) -> bool:
     operator, before, after = node.operator, graph.types[node.inputs[0]].shape, graph.types[node.output].shape
     if operator.is_view:
         return len(before) > 1 and after[0] == before[0] == 1 and after[-1] % before[-1] == 0
-    return any(occurrence(pattern, graph, node) is not None for pattern in _PASSING)
+    return any(pattern.fits(node) for pattern in _PASSING)
 
 
 def _reading_axis(graph: Graph, node: Node) -> int:
