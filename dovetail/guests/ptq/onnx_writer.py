@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import product
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -19,21 +18,20 @@ from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.onnx_body import MOST_BYTES, OnnxBody, onnx_model, value_info
 from dovetail.ir.onnx_file import USER_DOMAIN, opaque_node
-from dovetail.ir.operators.activation import Clamp, Softmax, Unary
-from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
 from dovetail.ir.operators.base import Operator, SlidingWindow
-from dovetail.ir.operators.elementwise import Binary
-from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Concat, Gather, Pad, Resample, Reshape, Transpose
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Normalise, Pool2d
-from dovetail.ir.pattern import apply, occurrence, operand
-from dovetail.ir.types import DType, TensorType
+from dovetail.ir.operators.movement import Gather, Pad, Resample, Reshape, Transpose, permuted
+from dovetail.ir.operators.reduction import Normalise, ReduceKind
+from dovetail.ir.pattern import apply, occurrence
+from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.read.geometry import ResizeAxis
 
 TO_IMAGE = (0, 3, 1, 2)
-"""NHWC to NCHW."""
+"""NHWC to NCHW, and weights to those of ONNX."""
 TO_GRAPH = (0, 2, 3, 1)
 """NCHW to NHWC."""
+_TO_DEPTHWISE = (3, 0, 1, 2)
+"""Weights of depthwise layers to those of ONNX."""
+_POOLS = {ReduceKind.MAXIMUM: "MaxPool", ReduceKind.MEAN: "AveragePool"}
 
 
 def plain_onnx(graph: Graph, notes: Mapping[str, str] | None = None) -> onnx.ModelProto:
@@ -73,7 +71,7 @@ def _input_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, nibble, list(kind.shape))
 
 
-_BORDER = apply(Pad, operand("x"), having=lambda pad: pad.value == 0 and len(pad.before) == 4)
+_BORDER = apply(Pad, having=lambda pad: pad.value == 0 and len(pad.before) == 4)
 
 
 def _absorbed_pads(graph: Graph) -> dict[str, tuple[str, list[int]]]:
@@ -105,295 +103,220 @@ class _OnnxWriter(OnnxBody):
     def __init__(self, graph: Graph) -> None:
         super().__init__(tuple(graph.types))
         self.graph, self.types = graph, graph.types
-        self.plain: dict[str, str] = {name: name for name in graph.inputs}
-        """Name of a value in the graph's order."""
-        self.images: dict[str, str] = {}
-        """Name of a value in NCHW."""
-        self.producers = graph.producers()
+        self.forms: dict[tuple[str, Shape], str] = {(name, ()): name for name in graph.inputs}
+        """Name of a value with its axes in an order, which is empty for the graph's own."""
         self.absorbed = _absorbed_pads(graph)
 
-    def read(self, value: str, image: bool = False) -> str:
-        """The name of a value in the graph's order, or of one of four axes in NCHW."""
-        forms = self.images if image else self.plain
-        if value not in forms:
-            forms[value] = self._form(value, image)
-        return forms[value]
+    def read(self, value: str, order: Shape = ()) -> str:
+        """The name of a value with its axes in an order."""
+        if (value, order) not in self.forms:
+            self.forms[value, order] = self._form(value, order)
+        return self.forms[value, order]
 
-    def _form(self, value: str, image: bool) -> str:
+    def _form(self, value: str, order: Shape) -> str:
         """Write a form of a value that is not there yet.
 
         The integers of a dequantised value are transposed, not its floats: ONNX Runtime 1.31 refuses a transpose
         between DequantizeLinear and a convolution at opset 21.
         """
-        graph = self.graph
-        if value in graph.constants:
-            array, name = graph.constants[value], value
-            if image:
-                array, name = array.transpose(TO_IMAGE), self.fresh(value)
+        constants = self.graph.constants
+        if value in constants:
+            array = constants[value].transpose(order) if order else constants[value]
+            name = self.fresh(f"{value}_onnx") if order else value
             return self.initializer(name, array, self.types[value].dtype)
-        source = self._dequantized(value)
-        if source is not None and source.inputs[0] in graph.constants and not image:
-            return self.scaled(source, self.read(source.inputs[0]), value, self._axis(source))
-        is_output = not image and value in graph.outputs
-        name = value if is_output else self.fresh(f"{value}_nchw" if image else f"{value}_nhwc")
-        if source is not None and source.inputs[0] not in graph.inputs:
-            return self.scaled(source, self.read(source.inputs[0], image), name, self._axis(source, image))
-        if image:
-            return self.node("Transpose", [self.read(value)], name, perm=list(TO_IMAGE))
-        return self.node("Transpose", [self.images[value]], name, perm=list(TO_GRAPH))
+        source = self.graph.producer(value)
+        integers = source.inputs[0] if source is not None and source.operator.dequantises else ""
+        whole = not order and (integers in constants or value in self.graph.outputs)
+        ending = "onnx" if integers in constants else "nchw" if order else "nhwc"
+        name = value if whole else self.fresh(f"{value}_{ending}")
+        if source is not None and integers and integers not in self.graph.inputs:
+            return self.scaled(source, self.read(integers, order), name, order)
+        if order:
+            return self.node("Transpose", [self.read(value)], name, perm=list(order))
+        return self.node("Transpose", [self.forms[value, TO_IMAGE]], name, perm=list(TO_GRAPH))
 
-    def _dequantized(self, value: str) -> Node | None:
-        source = self.producers.get(value)
-        return source if source is not None and source.operator.dequantises else None
-
-    def _axis(self, node: Node, image: bool = False) -> int:
-        """The axis the parameters of a Quantize or Dequantize run along, of a form of its operand."""
-        operator: Any = node.operator
-        rank = len(self.types[node.inputs[0]].shape)
-        axis: int = operator.axis % rank if rank else 0
-        return TO_IMAGE.index(axis) if image else axis
-
-    def scaled(self, node: Node, x: str, name: str, axis: int) -> str:
-        """Write the QuantizeLinear or DequantizeLinear of `x` that a node is; its parameters run along `axis` of it."""
-        quantizes = node.operator.quantises
+    def scaled(self, node: Node, x: str, name: str, order: Shape) -> str:
+        """Write the QuantizeLinear or DequantizeLinear that a node is, of `x`, which is its operand in an order."""
+        quantizes, operator = node.operator.quantises, node.operator
         integers = self.types[node.output if quantizes else node.inputs[0]].dtype
         operands = [x]
         for value, dtype in zip(node.inputs[1:], (DType.FLOAT32, integers), strict=True):
-            if value not in self.plain:
+            if (value, ()) not in self.forms:
                 array = self.graph.constants[value]
                 flat = array.reshape(()) if array.size == 1 else array
-                self.plain[value] = self.initializer(value, flat.astype(dtype.numpy), dtype)
-            operands.append(self.plain[value])
-        attributes = {"axis": axis} if self.graph.constants[node.inputs[1]].size > 1 else {}
+                self.forms[value, ()] = self.initializer(value, flat.astype(dtype.numpy), dtype)
+            operands.append(self.forms[value, ()])
+        attributes: dict[str, int] = {}
+        if self.graph.constants[node.inputs[1]].size > 1:
+            axis = getattr(operator, "axis", -1) % len(self.types[node.inputs[0]].shape)
+            attributes["axis"] = order.index(axis) if order else axis
         return self.node("QuantizeLinear" if quantizes else "DequantizeLinear", operands, name, **attributes)
 
-    def result(self, node: Node, image: bool = False) -> str:
+    def result(self, node: Node, order: Shape = ()) -> str:
         """The name an operator's result gets; the other form of an output takes the output's own."""
-        name = node.output
-        if image and name in self.graph.outputs:
-            name = self.fresh(f"{name}_nchw")
-        (self.images if image else self.plain)[node.output] = name
+        name = self.fresh(f"{node.output}_nchw") if order and node.output in self.graph.outputs else node.output
+        self.forms[node.output, order] = name
         return name
 
     def write(self, node: Node) -> None:
         """Write an operator; its result is then known."""
-        _WRITERS.get(type(node.operator), _OnnxWriter._body)(self, node, node.operator)
+        operator, real = node.operator, self.types[node.output].dtype is DType.FLOAT32
+        window = _window_of(self.graph, node) is not None
+        if operator.quantises or operator.dequantises:
+            _quantisation(self, node)
+        elif operator.weight_axis is not None:
+            (_convolution if window else _dense)(self, node, operator)
+        elif window and real and not operator.moves_only:
+            _pool(self, node, operator)
+        else:
+            _WRITERS.get(type(operator), _body)(self, node, operator)
 
-    def _is_image(self, node: Node) -> bool:
-        """Whether the first operand is there as an image."""
-        return bool(node.inputs) and node.inputs[0] in self.images
+    def has_image(self, *values: str) -> bool:
+        """Whether one of some values is there as an image, and all have four axes."""
+        axes = {len(self.types[name].shape) for name in values}
+        return axes == {4} and any((name, TO_IMAGE) in self.forms for name in values)
 
-    def _is_real(self, node: Node) -> bool:
-        return self.types[node.inputs[0]].dtype is DType.FLOAT32
-
-    def _standard(self, node: Node, op_type: str, image: bool = False, **attributes: Any) -> None:
+    def standard(self, node: Node, op_type: str, order: Shape = (), **attributes: Any) -> None:
         """Write an operator as one standard node, perhaps on images."""
-        self.node(op_type, [self.read(name, image) for name in node.inputs], self.result(node, image), **attributes)
+        self.node(op_type, [self.read(name, order) for name in node.inputs], self.result(node, order), **attributes)
 
-    def _body(self, node: Node, operator: Operator) -> None:
-        """Write an operator as its standard body, or as a node of its own if it has none."""
-        operands = [self.read(name) for name in node.inputs]
-        if operator.opaque:
-            written = opaque_node(node)
-            written.input[:] = operands
-            written.output[0] = self.result(node)
-            self.nodes.append(written)
-        else:
-            result = operator.onnx(self, operands, [self.types[name] for name in node.inputs])
-            self.node("Identity", [result], self.result(node))
 
-    def _meaning(self, node: Node, image: bool) -> None:
-        """Write an operator's own ONNX form, which serves either order of axes, so that it ends in the result."""
-        operands = [self.read(name, image) for name in node.inputs]
-        output = self.result(node, image)
-        result = node.operator.onnx(self, operands, [self.types[name] for name in node.inputs])
-        last = self.nodes[-1]
-        if list(last.output) == [result]:
-            last.output[0] = last.name = output
-        else:
-            self.node("Identity", [result], output)
+def _body(writer: _OnnxWriter, node: Node, operator: Operator) -> None:
+    """Write an operator's meaning in standard ONNX, on images where it can follow their order of axes; one that has no
+    such meaning as a node of its own."""
+    types = [writer.types[name] for name in node.inputs]
+    moved = operator.reordered(TO_IMAGE, types) if writer.has_image(*node.inputs) else None
+    order = TO_IMAGE if moved is not None else ()
+    operands, output = [writer.read(name, order) for name in node.inputs], writer.result(node, order)
+    if operator.opaque:
+        written = opaque_node(node)
+        written.input[:], written.output[0] = operands, output
+        writer.nodes.append(written)
+        return
+    if moved is not None:
+        operator, types = moved, [TensorType(permuted(kind.shape, TO_IMAGE), kind.dtype) for kind in types]
+    result, last = operator.onnx(writer, operands, types), writer.nodes[-1]
+    if result not in operands and list(last.output) == [result]:
+        last.output[0] = last.name = output
+    else:
+        writer.node("Identity", [result], output)
 
-    def _clamp(self, node: Node, operator: Clamp) -> None:
-        image = self._is_image(node)
-        x, output, limits = self.read(node.inputs[0], image), self.result(node, image), (operator.low, operator.high)
-        if limits == (0.0, inf):
-            self.node("Relu", [x], output)
-        else:
-            names = ["" if abs(limit) == inf else self.scalar(limit, DType.FLOAT32) for limit in limits]
-            self.node("Clip", [x, *names], output)
 
-    def _normalise(self, node: Node, operator: Normalise) -> None:
-        if not operator.centred or operator.summed:
-            self._body(node, operator)
-            return
-        ones = np.ones(self.types[node.inputs[0]].shape[-1], np.float32)
-        factor = self.initializer(self.fresh(f"{node.output}_ones"), ones, DType.FLOAT32)
-        operands = [self.read(node.inputs[0]), factor]
-        self.node("LayerNormalization", operands, self.result(node), epsilon=operator.epsilon)
+def _normalise(writer: _OnnxWriter, node: Node, operator: Normalise) -> None:
+    if not operator.centred or operator.summed:
+        return _body(writer, node, operator)
+    ones = np.ones(writer.types[node.inputs[0]].shape[-1], np.float32)
+    factor = writer.initializer(writer.fresh(f"{node.output}_ones"), ones, DType.FLOAT32)
+    operands = [writer.read(node.inputs[0]), factor]
+    writer.node("LayerNormalization", operands, writer.result(node), epsilon=operator.epsilon)
 
-    def _softmax(self, node: Node, operator: Softmax) -> None:
-        if operator.beta == 1.0:
-            self._standard(node, "Softmax", axis=-1)
-        else:
-            self._body(node, operator)
 
-    def _two(self, node: Node, op_type: str) -> None:
-        """An addition or another function of two: as images where one operand is one and both have four axes."""
-        types = [self.types[name] for name in node.inputs]
-        image = all(len(kind.shape) == 4 for kind in types) and any(name in self.images for name in node.inputs)
-        if self._is_real(node):
-            self._standard(node, op_type, image)
-        else:
-            self._meaning(node, image)
+def _reshape(writer: _OnnxWriter, node: Node, operator: Reshape) -> None:
+    # An image of one pixel is reshaped in whatever order it is there.
+    pixel = writer.has_image(node.inputs[0]) and writer.types[node.inputs[0]].shape[1:3] == (1, 1)
+    x = writer.read(node.inputs[0], TO_IMAGE if pixel else ())
+    shape = np.array(operator.shape, np.int64)
+    target = writer.initializer(writer.fresh(f"{node.output}_shape"), shape, DType.INT64)
+    writer.node("Reshape", [x, target], writer.result(node))
 
-    def _concat(self, node: Node, operator: Concat) -> None:
-        rank = len(self.types[node.output].shape)
-        image = rank == 4 and any(name in self.images for name in node.inputs)
-        axis = operator.axis % rank
-        self._standard(node, "Concat", image, axis=TO_IMAGE.index(axis) if image else axis)
 
-    def _reshape(self, node: Node, operator: Reshape) -> None:
-        # An image of one pixel is reshaped in whatever order it is there.
-        x = self.read(node.inputs[0], self._is_image(node) and self.types[node.inputs[0]].shape[1:3] == (1, 1))
-        shape = np.array(operator.shape, np.int64)
-        target = self.initializer(self.fresh(f"{node.output}_shape"), shape, DType.INT64)
-        self.node("Reshape", [x, target], self.result(node))
+def _resample(writer: _OnnxWriter, node: Node, operator: Resample) -> None:
+    if (mode := _resizing(writer.graph, node, operator)) is None:
+        return _body(writer, node, operator)
+    order, whole = TO_IMAGE if writer.has_image(node.inputs[0]) else (), writer.types[node.output].shape
+    operands = [writer.read(node.inputs[0], order), "", "", writer.integers(permuted(whole, order) if order else whole)]
+    kind, walk = mode
+    writer.node("Resize", operands, writer.result(node, order), mode=kind, coordinate_transformation_mode=walk)
 
-    def _pad(self, node: Node, operator: Pad) -> None:
-        if not self._is_real(node) or len(operator.before) != 4:
-            self._body(node, operator)
-            return
-        image = self._is_image(node)
-        x, order = self.read(node.inputs[0], image), TO_IMAGE if image else (0, 1, 2, 3)
-        border = [sizes[axis] for sizes in (operator.before, operator.after) for axis in order]
-        operands = [x, self.integers(border), self.scalar(operator.value, DType.FLOAT32)]
-        self.node("Pad", operands, self.result(node, image))
 
-    def _resample(self, node: Node, operator: Resample) -> None:
-        if (mode := self._resizing(node, operator)) is None:
-            self._body(node, operator)
-            return
-        image, whole = self._is_image(node), self.types[node.output].shape
-        sizes = self.integers([whole[axis] for axis in TO_IMAGE] if image else whole)
-        operands = [self.read(node.inputs[0], image), "", "", sizes]
-        kind, walk = mode
-        self.node("Resize", operands, self.result(node, image), mode=kind, coordinate_transformation_mode=walk)
-
-    def _resizing(self, node: Node, operator: Resample) -> tuple[str, str] | None:
-        """The mode of the Resize that a Resample with constant taps is, and how it walks; None where it is none."""
-        x, *names = node.inputs
-        if any(name not in self.graph.constants for name in names):
-            return None
-        taps = [self.graph.constants[name] for name in names]
-        sizes = [(self.types[x].shape[axis], self.types[node.output].shape[axis]) for axis in operator.axes]
-        for cubic, walk in product((False, True), ("half_pixel", "asymmetric", "align_corners")):
-            axes = (ResizeAxis(a, b, b / a, walk).taps(cubic, -0.75, False, False) for a, b in sizes)
-            pairs = zip(taps, (array for axis in axes for array in axis), strict=True)
-            if all(one.shape == other.shape and np.allclose(one, other, atol=1e-6) for one, other in pairs):
-                return "cubic" if cubic else "linear", walk
+def _resizing(graph: Graph, node: Node, operator: Resample) -> tuple[str, str] | None:
+    """The mode of the Resize that a Resample with constant taps is, and how it walks; None where it is none."""
+    x, *names = node.inputs
+    if any(name not in graph.constants for name in names):
         return None
+    taps = [graph.constants[name] for name in names]
+    sizes = [(graph.types[x].shape[axis], graph.types[node.output].shape[axis]) for axis in operator.axes]
+    for cubic, walk in product((False, True), ("half_pixel", "asymmetric", "align_corners")):
+        axes = (ResizeAxis(a, b, b / a, walk).taps(cubic, -0.75, False, False) for a, b in sizes)
+        pairs = zip(taps, (array for axis in axes for array in axis), strict=True)
+        if all(one.shape == other.shape and np.allclose(one, other, atol=1e-6) for one, other in pairs):
+            return "cubic" if cubic else "linear", walk
+    return None
 
-    def _quantisation(self, node: Node, operator: Operator) -> None:
-        source = node.inputs[0]
-        if source not in self.graph.constants:  # constants are written in the order they are read in
-            image = source in self.images or self._input_read_as_image(node)
-            x = self.read(source, image)
-            self.scaled(node, x, self.result(node, image), self._axis(node, image))
 
-    def _input_read_as_image(self, node: Node) -> bool:
-        """Whether an input of the network is transposed before it is quantised, as tools expect Quantize and Dequantize
-        side by side and next to the operator."""
-        if node.inputs[0] not in self.graph.inputs or len(self.types[node.output].shape) != 4:
-            return False
-        reached = {node.output}
-        for reader in self.graph.nodes:
-            if reader.inputs and reader.inputs[0] in reached:
-                if _window_of(self.graph, reader) is not None:
-                    return True
-                if reader.operator.dequantises or reader.operator.pads:
-                    reached.add(reader.output)
+def _quantisation(writer: _OnnxWriter, node: Node) -> None:
+    source = node.inputs[0]
+    if source not in writer.graph.constants:  # constants are written in the order they are read in
+        order = TO_IMAGE if writer.has_image(source) or _is_read_as_image(writer.graph, node) else ()
+        writer.scaled(node, writer.read(source, order), writer.result(node, order), order)
+
+
+def _is_read_as_image(graph: Graph, node: Node) -> bool:
+    """Whether an input of the network is transposed before it is quantised, as tools expect Quantize and Dequantize
+    side by side and next to the operator."""
+    if node.inputs[0] not in graph.inputs or len(graph.types[node.output].shape) != 4:
         return False
+    reached = {node.output}
+    for reader in graph.nodes:
+        if reader.inputs and reader.inputs[0] in reached:
+            if _window_of(graph, reader) is not None:
+                return True
+            if reader.operator.dequantises or reader.operator.pads:
+                reached.add(reader.output)
+    return False
 
-    def _convolution(self, node: Node, operator: Convolution) -> None:
-        channels, kernel = self.types[node.inputs[0]].shape[3], self.types[node.inputs[1]].shape
-        source, pads = self.absorbed.get(node.inputs[0], (node.inputs[0], [0, 0, 0, 0]))
-        x = self.read(source, image=True)
-        weights = self._weights(node.inputs[1], (3, 0, 1, 2) if operator.is_channelwise else TO_IMAGE)
-        operands = [x, weights, *(self.read(name) for name in node.inputs[2:])]
-        sizes = {"kernel_shape": list(kernel[1:3]), "strides": list(operator.stride)}
-        sizes |= {"dilations": list(operator.dilation), "pads": pads}
-        group = channels if operator.is_channelwise else channels // kernel[3]
-        self.node("Conv", operands, self.result(node, image=True), **sizes, group=group)
 
-    def _weights(self, value: str, permutation: tuple[int, ...]) -> str:
-        """Weights in ONNX's order; constants and dequantised constants are transposed here and now."""
-        constants, source = self.graph.constants, self._dequantized(value)
-        if value in constants:
-            return self.initializer(self.fresh(value), constants[value].transpose(permutation), self.types[value].dtype)
-        if source is None or source.inputs[0] not in constants:
-            name = self.fresh(f"{value}_moved")
-            return self.node("Transpose", [self.read(value)], name, perm=list(permutation))
-        integers = source.inputs[0]
-        name, array = self.fresh(f"{integers}_onnx"), constants[integers].transpose(permutation)
-        moved = self.initializer(name, array, self.types[integers].dtype)
-        return self.scaled(source, moved, self.fresh(f"{value}_onnx"), permutation.index(self._axis(source)))
+def _convolution(writer: _OnnxWriter, node: Node, operator: Any) -> None:
+    channels, kernel = writer.types[node.inputs[0]].shape[3], writer.types[node.inputs[1]].shape
+    source, pads = writer.absorbed.get(node.inputs[0], (node.inputs[0], [0, 0, 0, 0]))
+    x = writer.read(source, TO_IMAGE)
+    weights = writer.read(node.inputs[1], _TO_DEPTHWISE if operator.is_channelwise else TO_IMAGE)
+    operands = [x, weights, *(writer.read(name) for name in node.inputs[2:])]
+    sizes = {"kernel_shape": list(kernel[1:3]), "strides": list(operator.stride)}
+    sizes |= {"dilations": list(operator.dilation), "pads": pads}
+    group = channels if operator.is_channelwise else channels // kernel[3]
+    writer.node("Conv", operands, writer.result(node, TO_IMAGE), **sizes, group=group)
 
-    def _dense(self, node: Node, operator: FullyConnected) -> None:
-        if len(self.types[node.inputs[0]].shape) == 2:
-            self._standard(node, "Gemm", transB=1)
-            return
-        operands = [self.read(name) for name in node.inputs]
-        turned = self.node("Transpose", [operands[1]], self.fresh(f"{node.inputs[1]}_turned"), perm=[1, 0])
-        output = self.result(node)
-        product = output if len(operands) == 2 else self.fresh(f"{node.output}_product")
-        self.node("MatMul", [operands[0], turned], product)
-        if len(operands) > 2:
-            self.node("Add", [product, operands[2]], output)
 
-    def _pool(self, node: Node, operator: Pool2d, op_type: str) -> None:
-        if not self._is_real(node):
-            self._body(node, operator)
-            return
-        (top, bottom), (left, right) = operator.padding
-        pads = [top, left, bottom, right]
-        whole = operator.kernel == self.types[node.inputs[0]].shape[1:3] and not any(pads)
-        if whole and op_type == "AveragePool":
-            self._standard(node, "GlobalAveragePool", image=True)
-        else:
-            sizes = {"kernel_shape": list(operator.kernel), "strides": list(operator.stride), "pads": pads}
-            self._standard(node, op_type, image=True, **sizes)
+def _dense(writer: _OnnxWriter, node: Node, operator: Operator) -> None:
+    if len(writer.types[node.inputs[0]].shape) == 2:
+        return writer.standard(node, "Gemm", transB=1)
+    x, weights, *bias = (writer.read(name) for name in node.inputs)
+    turned = writer.node("Transpose", [weights], writer.fresh(f"{node.inputs[1]}_turned"), perm=[1, 0])
+    output = writer.result(node)
+    product = writer.node("MatMul", [x, turned], writer.fresh(f"{node.output}_product") if bias else output)
+    if bias:
+        writer.node("Add", [product, *bias], output)
 
-    def _transpose(self, node: Node, operator: Transpose) -> None:
-        source, inner, order = node.inputs[0], node.output not in self.graph.outputs, operator.permutation
-        if order == TO_GRAPH and inner:
-            self.images[node.output] = self.read(source)
-        elif order == TO_IMAGE and source in self.images and inner:
-            self.plain[node.output] = self.images[source]
-        elif order == TO_IMAGE and source in self.images:
-            self.node("Identity", [self.images[source]], self.result(node))
-        else:
-            self._standard(node, "Transpose", perm=list(order))
+
+def _pool(writer: _OnnxWriter, node: Node, operator: Any) -> None:
+    (top, bottom), (left, right) = operator.padding
+    pads, op_type = [top, left, bottom, right], _POOLS[operator.kind]
+    whole = operator.kernel == writer.types[node.inputs[0]].shape[1:3] and not any(pads)
+    if whole and op_type == "AveragePool":
+        return writer.standard(node, "GlobalAveragePool", TO_IMAGE)
+    sizes = {"kernel_shape": list(operator.kernel), "strides": list(operator.stride), "pads": pads}
+    return writer.standard(node, op_type, TO_IMAGE, **sizes)
+
+
+def _transpose(writer: _OnnxWriter, node: Node, operator: Transpose) -> None:
+    source, order = node.inputs[0], operator.permutation
+    inner, is_image = node.output not in writer.graph.outputs, writer.has_image(source)
+    if order == TO_GRAPH and inner:
+        writer.forms[node.output, TO_IMAGE] = writer.read(source)
+    elif order == TO_IMAGE and is_image and inner:
+        writer.forms[node.output, ()] = writer.read(source, TO_IMAGE)
+    elif order == TO_IMAGE and is_image:
+        writer.node("Identity", [writer.read(source, TO_IMAGE)], writer.result(node))
+    else:
+        writer.standard(node, "Transpose", perm=list(order))
 
 
 _WRITERS: Mapping[type[Operator], Callable[[_OnnxWriter, Node, Any], None]] = {
-    Quantize: _OnnxWriter._quantisation,
-    Dequantize: _OnnxWriter._quantisation,
-    Conv2d: _OnnxWriter._convolution,
-    DepthwiseConv2d: _OnnxWriter._convolution,
-    FullyConnected: _OnnxWriter._dense,
-    MaxPool2d: lambda writer, node, pool: writer._pool(node, pool, "MaxPool"),
-    AveragePool2d: lambda writer, node, pool: writer._pool(node, pool, "AveragePool"),
-    Clamp: _OnnxWriter._clamp,
-    Unary: lambda writer, node, unary: writer._meaning(node, writer._is_image(node)),
-    Normalise: _OnnxWriter._normalise,
-    Softmax: _OnnxWriter._softmax,
-    Add: lambda writer, node, add: writer._two(node, "Add"),
-    Binary: lambda writer, node, binary: writer._two(node, binary.kind.value),
-    Concat: _OnnxWriter._concat,
-    Transpose: _OnnxWriter._transpose,
-    Reshape: _OnnxWriter._reshape,
-    Pad: _OnnxWriter._pad,
-    Resample: _OnnxWriter._resample,
-    Gather: lambda writer, node, gather: writer._standard(node, "Gather", axis=gather.axis),
+    Normalise: _normalise,
+    Transpose: _transpose,
+    Reshape: _reshape,
+    Resample: _resample,
+    Gather: lambda writer, node, gather: writer.standard(node, "Gather", axis=gather.axis),
 }
-"""How each operator with a form of its own in ONNX is written."""
+"""How operators are written that other tools know in another form than their meaning's."""

@@ -40,7 +40,10 @@ class Clamp(Pointwise):
         return (self.low, self.high) == (-inf, inf)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        bounds = [body.scalar(self.low, DType.FLOAT32), body.scalar(self.high, DType.FLOAT32)]
+        limits = (self.low, self.high)
+        if limits == (0.0, inf):
+            return body.add("Relu", [inputs[0]])
+        bounds = ["" if abs(limit) == inf else body.scalar(limit, DType.FLOAT32) for limit in limits]
         return body.add("Clip", [inputs[0], *bounds])
 
 
@@ -232,8 +235,8 @@ class Softmax(Rowwise):
         return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float32)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        scaled = body.add("Mul", [inputs[0], body.scalar(self.beta, DType.FLOAT32)])
-        return body.add("Softmax", [scaled], axis=-1)
+        factor = body.scalar(self.beta, DType.FLOAT32) if self.beta != 1.0 else ""
+        return body.add("Softmax", [body.add("Mul", [inputs[0], factor]) if factor else inputs[0]], axis=-1)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Binary(Pointwise):
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         kind = types[0].dtype
-        if self.kind is BinaryKind.PRELU:  # ONNX broadcasts the slope to the operand only
+        if self.kind is BinaryKind.PRELU and self.infer(types) != types[0]:  # ONNX broadcasts the slope only
             zero = body.scalar(0, DType.FLOAT32)
             falling = body.add("Mul", [body.add("Min", [inputs[0], zero]), inputs[1]])
             return body.add("Add", [body.add("Max", [inputs[0], zero]), falling])
