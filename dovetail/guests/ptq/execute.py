@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -17,8 +16,6 @@ from dovetail.errors import DovetailError
 from dovetail.guests.ptq.steps import BINS, Histogram
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator, SlidingWindow
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Concat, Pad, Reshape, Transpose
 from dovetail.ir.types import Array, DType, TensorType
 
 MOST_COLUMNS = 1 << 23
@@ -92,8 +89,31 @@ def _together(operator: Operator, types: Sequence[TensorType], batched: Sequence
         return None
     if operator.is_rowwise:
         return operator.evaluate
-    rule = _BATCHED.get(type(operator), _pool if operator.window(types) is not None else None)
-    return partial(rule, operator) if rule is not None else None
+    if operator.is_view:
+        return lambda operands: operands[0].reshape(len(operands[0]), *operator.infer(types).shape)
+    window = operator.window(types)
+    if operator.weight_axis is None:
+        return partial(_as_images, operator) if _keeps_images(operator, types, window) else None
+    if window is None:
+        return _dense
+    return partial(_on_images, partial(_depthwise if operator.is_channelwise else _convolution, window))
+
+
+def _keeps_images(operator: Operator, types: Sequence[TensorType], window: SlidingWindow | None) -> bool:
+    """Whether movement or a pool treats every index of the first axis, which is 1 long, alike."""
+    if not (operator.moves_only or window is not None) or any(kind.shape[:1] != (1,) for kind in types):
+        return False
+    try:
+        several = operator.infer([TensorType((2, *kind.shape[1:]), kind.dtype) for kind in types])
+    except ValueError:
+        return False
+    return several.shape == (2, *operator.infer(types).shape[1:])
+
+
+def _as_images(operator: Operator, operands: Sequence[Array]) -> Array:
+    """The result with the samples along the first axis of every operand."""
+    result = operator.evaluate([array.reshape(-1, *array.shape[2:]) for array in operands])
+    return result.reshape(len(operands[0]), 1, *result.shape[1:])
 
 
 def window_of(operator: Operator, weights: Array) -> SlidingWindow | None:
@@ -102,24 +122,17 @@ def window_of(operator: Operator, weights: Array) -> SlidingWindow | None:
     return operator.window([kind, kind])
 
 
-def _on_images(
-    compute: Callable[[Any, Array, Sequence[Array]], Array], operator: Any, operands: Sequence[Array]
-) -> Array:
+def _on_images(compute: Callable[[Array, Sequence[Array]], Array], operands: Sequence[Array]) -> Array:
     """A result on images [N, H, W, C], in place of samples of some images each."""
     x, *others = operands
-    result = compute(operator, x.reshape(-1, *x.shape[-3:]), others)
+    result = compute(x.reshape(-1, *x.shape[-3:]), others)
     return result.reshape(*x.shape[:-3], *result.shape[1:])
 
 
-def _pool(operator: Operator, operands: Sequence[Array]) -> Array:
-    return _on_images(lambda pool, images, _: pool.evaluate([images]), operator, operands)
-
-
-def _convolution(operator: Conv2d, images: Array, others: Sequence[Array]) -> Array:
+def _convolution(window: SlidingWindow, images: Array, others: Sequence[Array]) -> Array:
     w, *bias = others
-    window, groups = window_of(operator, w), images.shape[3] // w.shape[3]
-    assert window is not None
-    depth, outputs = w.shape[3], w.shape[0] // groups
+    groups, depth = images.shape[3] // w.shape[3], w.shape[3]
+    outputs = w.shape[0] // groups
     probe = window.view(images[:1]).shape
     result = np.empty((len(images), *probe[1:3], w.shape[0]), np.float32)
     step = max(1, MOST_COLUMNS // (prod(probe[1:3]) * prod(w.shape[1:])))
@@ -134,10 +147,8 @@ def _convolution(operator: Conv2d, images: Array, others: Sequence[Array]) -> Ar
     return _biased(result, bias)
 
 
-def _depthwise(operator: DepthwiseConv2d, images: Array, others: Sequence[Array]) -> Array:
-    weights, *bias = others
-    window, w = window_of(operator, weights), weights[0]
-    assert window is not None
+def _depthwise(window: SlidingWindow, images: Array, others: Sequence[Array]) -> Array:
+    (w,), *bias = others
     if w.shape[2] != images.shape[3]:
         images = np.repeat(images, w.shape[2] // images.shape[3], axis=3)
     windows = window.view(images)
@@ -147,7 +158,7 @@ def _depthwise(operator: DepthwiseConv2d, images: Array, others: Sequence[Array]
     return _biased(total, bias)
 
 
-def _dense(operator: FullyConnected, operands: Sequence[Array]) -> Array:
+def _dense(operands: Sequence[Array]) -> Array:
     x, weights, *bias = operands
     return _biased((x.reshape(-1, x.shape[-1]) @ weights.T).reshape(*x.shape[:-1], weights.shape[0]), bias)
 
@@ -155,26 +166,6 @@ def _dense(operator: FullyConnected, operands: Sequence[Array]) -> Array:
 def _biased(sums: Array, bias: Sequence[Array]) -> Array:
     return sums + bias[0] if bias else sums
 
-
-def _pad(operator: Pad, operands: Sequence[Array]) -> Array:
-    x = operands[0]
-    widths = [(0, 0), *zip(operator.before, operator.after, strict=True)]
-    return np.pad(x, widths, constant_values=np.array(operator.value, x.dtype))
-
-
-def _transpose(operator: Transpose, operands: Sequence[Array]) -> Array:
-    return np.ascontiguousarray(operands[0].transpose(0, *(axis + 1 for axis in operator.permutation)))
-
-
-_BATCHED: Mapping[type[Operator], Callable[[Any, Sequence[Array]], Array]] = {
-    Conv2d: partial(_on_images, _convolution),
-    DepthwiseConv2d: partial(_on_images, _depthwise),
-    FullyConnected: _dense,
-    Pad: _pad,
-    Reshape: lambda operator, operands: operands[0].reshape(len(operands[0]), *operator.shape),
-    Transpose: _transpose,
-    Concat: lambda operator, operands: np.concatenate(operands, axis=operator.axis + (operator.axis >= 0)),
-}
 
 MOST_BYTES = 32 << 20
 """Bytes of the largest value of a batch."""
