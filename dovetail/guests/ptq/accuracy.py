@@ -17,11 +17,12 @@ from dovetail.guests.ptq.budget import decibel
 from dovetail.guests.ptq.data import Preprocessing, check_labels, read_samples
 from dovetail.guests.ptq.execute import Told, run
 from dovetail.guests.ptq.preparation import prepare
-from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate
-from dovetail.ir.operators.arithmetic import Quantize
+from dovetail.guests.ptq.unquantise import unquantised
+from dovetail.ir.boundary import Steps, boundary, steps_of
+from dovetail.ir.graph import Graph, Node, evaluate
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.rewrite import simplify
-from dovetail.ir.types import Array, DType, TensorType
+from dovetail.ir.types import Array, DType
 from dovetail.legalize import adapt
 from dovetail.operators import combined
 from dovetail.quantize import quantize
@@ -99,16 +100,14 @@ class ValueComparison:
     """Its name in the integer graph."""
     real: str
     """Its name in the float graph."""
-    scale: float
-    zero_point: int
+    steps: Steps
     origin: str
     factor: Array | float
     """Factors of its channels by equalisation."""
 
     def add_to(self, noise: Noise, real: Array, integers: Array) -> None:
         """Count one sample: the float value, and the integers."""
-        meant = (integers.astype(np.float32) - self.zero_point) * np.float32(self.scale)
-        noise.add(_aligned(real * self.factor, integers), meant)
+        noise.add(_aligned(real * self.factor, integers), self.steps.dequantize(integers))
 
 
 def watched(
@@ -124,15 +123,14 @@ def watched(
     """
     comparisons = []
     for node in graph.nodes:
-        real = _float_name(node, reference) if node.operator.quantises else None
-        scale, zero_point = (graph.constants.get(name) for name in node.inputs[1:]) if real else (None, None)
-        if real is None or scale is None or zero_point is None or scale.shape != (1,):
+        real, steps = _float_name(node, reference) if node.operator.quantises else None, steps_of(graph, node)
+        if real is None or steps is None:
             continue
         for name, moved in ((node.output, 0), (f"{node.output}_unsigned", 128)):
             same = name in integer.types and integer.types[name].elements == reference.types[real].elements
             if same and name not in integer.constants:
-                place, factor = int(zero_point[0]) + moved, factors.get(real, 1.0)
-                comparisons.append(ValueComparison(name, real, float(scale[0]), place, node.origin, factor))
+                own = Steps(steps.scale, steps.zero_point + moved)
+                comparisons.append(ValueComparison(name, real, own, node.origin, factors.get(real, 1.0)))
                 break
     return tuple(comparisons)
 
@@ -149,46 +147,6 @@ def _float_name(node: Node, reference: Graph) -> str | None:
     return None
 
 
-def input_quantisation(graph: Graph, name: str) -> Node | None:
-    """The Dequantize node that says what an integer input stands for, perhaps behind movement."""
-    reached = {name}
-    for node in graph.nodes:
-        if node.inputs and node.inputs[0] in reached:
-            if node.operator.dequantises:
-                return node
-            reached.add(node.output)
-    return None
-
-
-def output_quantisation(graph: Graph, name: str) -> Node | None:
-    """The Quantize node that says what an integer output stands for, perhaps before movement."""
-    producers = graph.producers()
-    while name in producers and not producers[name].operator.quantises and producers[name].inputs:
-        name = producers[name].inputs[0]
-    return producers.get(name)
-
-
-def without_activations(graph: Graph) -> Graph:
-    """A QDQ graph with float activations, inputs and outputs; weights stay what their integers stand for."""
-    builder = GraphBuilder(graph.name)
-    names: dict[str, str] = {}
-    for name in graph.inputs:
-        kind = graph.types[name]
-        if kind.dtype.is_integer and input_quantisation(graph, name) is not None:
-            kind = TensorType(kind.shape, DType.FLOAT32)
-        names[name] = builder.input(name, kind)
-    for name, array in graph.constants.items():
-        names[name] = builder.constant(name, array, graph.types[name].dtype)
-    for node in graph.nodes:
-        operands, operator = [names[name] for name in node.inputs], node.operator
-        rounds = operator.quantises and operands[0] not in graph.constants
-        if rounds or (operator.dequantises and not builder.type_of(operands[0]).dtype.is_integer):
-            names[node.output] = operands[0]
-        else:
-            names[node.output] = builder.add(operator, operands, node.output, node.origin)
-    return builder.finish([names[name] for name in graph.outputs])
-
-
 def column(name: str, wanted: Sequence[Array], got: Sequence[Array], labels: Array | None, classifies: bool) -> Column:
     """The figures of one way: first outputs against the float network's; agreement only where it gives classes."""
     noise = Noise()
@@ -202,22 +160,16 @@ def column(name: str, wanted: Sequence[Array], got: Sequence[Array], labels: Arr
 
 def real_output(qdq: Graph, array: Array, dtype: DType) -> Array:
     """The first output as floats: integers as the QDQ graph's Quantize node says."""
-    producer = output_quantisation(qdq, qdq.outputs[0]) if dtype.is_integer else None
-    if producer is None:
-        return array.astype(np.float32)
-    scale, zero_point = (qdq.constants[name] for name in producer.inputs[1:])
-    return np.asarray((array.astype(np.float32) - zero_point[0]) * scale[0], np.float32)
+    steps = boundary(qdq).get(qdq.outputs[0]) if dtype.is_integer else None
+    return steps.dequantize(array) if steps is not None else array.astype(np.float32)
 
 
 def coded_inputs(qdq: Graph, sample: Mapping[str, Array]) -> dict[str, Array]:
     """One sample as the model takes it: floats become integers where it dequantises its inputs first."""
-    inputs = {}
-    for name in qdq.inputs:
-        reader = input_quantisation(qdq, name) if qdq.types[name].dtype.is_integer else None
-        inputs[name] = sample[name]
-        if reader is not None and sample[name].dtype == np.float32:
-            operands = [sample[name], *(qdq.constants[n] for n in reader.inputs[1:])]
-            inputs[name] = Quantize(qdq.types[name].dtype).evaluate(operands)
+    inputs, steps = {name: sample[name] for name in qdq.inputs}, boundary(qdq)
+    for name, array in inputs.items():
+        if name in steps and array.dtype == np.float32:
+            inputs[name] = steps[name].quantize(array, qdq.types[name].dtype)
     return inputs
 
 
@@ -288,7 +240,7 @@ def accuracy_of(
     if float_model is not None:
         reference = prepare(load_model(float_model, operators=operators), float_model.name)
     else:
-        reference = without_activations(qdq)
+        reference = unquantised(qdq)
     if set(reference.inputs) != set(qdq.inputs):
         what = f"the inputs {sorted(qdq.inputs)} are not those of the float model, {sorted(reference.inputs)}"
         raise DovetailError(what, where=model.name, hint="compare with the float model that was quantised")

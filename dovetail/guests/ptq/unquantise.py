@@ -6,7 +6,6 @@ limit the network was made with: a zero point at the least integer is a ReLU tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.guests.ptq.steps import TensorQuantisation
+from dovetail.ir.boundary import boundary
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.movement import Pad
@@ -33,13 +33,9 @@ def is_quantised(graph: Graph) -> bool:
 
 def input_steps(graph: Graph) -> dict[str, TensorQuantisation]:
     """The quantisation of each quantised input, by its name."""
-    steps = {}
-    for node in graph.nodes:
-        if node.operator.dequantises and node.inputs[0] in graph.inputs:
-            scale, zero = (graph.constants[name] for name in node.inputs[1:])
-            kind = graph.types[node.inputs[0]].dtype
-            steps[node.inputs[0]] = TensorQuantisation(kind, float(scale.reshape(-1)[0]), int(zero.reshape(-1)[0]))
-    return steps
+    kinds = {name: graph.types[name].dtype for name in graph.inputs}
+    ends = boundary(graph).items()
+    return {name: TensorQuantisation(kinds[name], one.scale, one.zero_point) for name, one in ends if name in kinds}
 
 
 def unquantised(graph: Graph, saturates: bool = False) -> Graph:
@@ -52,12 +48,11 @@ def unquantised(graph: Graph, saturates: bool = False) -> Graph:
     Raises:
         ModelError: integers that stand for real numbers are computed with as such, by something that takes no floats.
     """
-    rewriter = _FloatRewriter(graph, GraphBuilder(graph.name), input_steps(graph), saturates)
+    rewriter = _FloatRewriter(graph, GraphBuilder(graph.name), saturates, input_steps(graph))
     for name in graph.inputs:
         kind = graph.types[name]
-        rewriter.real[name] = rewriter.builder.input(
-            name, TensorType(kind.shape, DType.FLOAT32) if name in rewriter.inputs else kind
-        )
+        real = TensorType(kind.shape, DType.FLOAT32) if name in rewriter.steps else kind
+        rewriter.real[name] = rewriter.builder.input(name, real)
     for node in graph.nodes:
         rewriter.take(node)
     return rewriter.builder.finish([rewriter.value(name) for name in graph.outputs], graph.states)
@@ -67,12 +62,11 @@ def unquantised(graph: Graph, saturates: bool = False) -> Graph:
 class _FloatRewriter:
     graph: Graph
     builder: GraphBuilder
-    inputs: Mapping[str, TensorQuantisation]
     saturates: bool
+    steps: dict[str, TensorQuantisation]
+    """Integer value -> what it stands for, where it is quantised."""
     real: dict[str, str] = field(default_factory=dict)
     """Value -> the new value: of integers that stand for real numbers, these."""
-    steps: dict[str, TensorQuantisation] = field(default_factory=dict)
-    """Integer value -> what it stands for, where it was quantised in the network."""
 
     def value(self, name: str) -> str:
         """The new value of an old one."""
@@ -90,10 +84,8 @@ class _FloatRewriter:
             self.real[node.output] = self._quantised(node)
         else:
             steps = next((self.steps[name] for name in node.inputs if name in self.steps), None)
-            border = occurrence(_PAD, self.graph, node) if steps is not None else None
-            if steps is not None and border is not None:
-                pad = border[_PAD]
-                operator = replace(pad, value=(pad.value - steps.zero_point) * steps.scale)
+            if steps is not None and (border := occurrence(_PAD, self.graph, node)) is not None:
+                operator = replace(border[_PAD], value=(border[_PAD].value - steps.zero_point) * steps.scale)
             try:
                 inputs = [self.value(name) for name in node.inputs]
                 self.real[node.output] = self.builder.add(operator, inputs, node.output, node.origin)
@@ -104,13 +96,10 @@ class _FloatRewriter:
                 self.steps[node.output] = steps
 
     def _dequantised(self, node: Node) -> str:
-        source = node.inputs[0]
         if all(name in self.graph.constants for name in node.inputs):
             array = node.operator.evaluate([self.graph.constants[name] for name in node.inputs])
             return self.builder.constant(node.output, array.astype(np.float32))
-        if source in self.inputs:
-            self.steps[source] = self.inputs[source]
-        return self.value(source)
+        return self.value(node.inputs[0])
 
     def _quantised(self, node: Node) -> str:
         scale, zero = (self.graph.constants[name].reshape(-1) for name in node.inputs[1:])
