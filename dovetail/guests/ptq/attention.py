@@ -3,22 +3,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.guests.ptq.steps import NORMALISE, RECURRENT, carries, source_of
+from dovetail.guests.ptq.steps import RECURRENT, carries, source_of
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add
-from dovetail.ir.operators.linear import FullyConnected, MatrixProduct
-from dovetail.ir.operators.movement import Pick, Reshape, Slice, Transpose
+from dovetail.ir.operators.linear import MatrixProduct
+from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.operators.recurrent import Recurrent, RecurrentKind
 from dovetail.ir.operators.reduction import Normalise
-from dovetail.ir.pattern import apply, occurrence
-from dovetail.ir.types import Array, TensorType
+from dovetail.ir.pattern import apply
+from dovetail.ir.rules import Draft, run
+from dovetail.ir.scaling import NORMALISE
+from dovetail.ir.types import Array
 
-_DENSE, _PRODUCT = apply(FullyConnected), apply(MatrixProduct)
-_TURNED, _PART = apply((Reshape, Transpose)), apply((Pick, Slice))
+_PRODUCT = apply(MatrixProduct)
 _STREAM = apply((Normalise, Add))
 _GATED = apply(Recurrent, having=lambda layer: layer.kind is not RecurrentKind.LSTM)
 _LARGEST = 1 << 22
@@ -29,63 +30,58 @@ _LARGEST = 1 << 22
 class _ChannelSlice:
     """A value that consists of some of a layer's channels, all rows of each, in the layer's order."""
 
-    value: str
+    layer: Node
+    number: int
     channels: tuple[int, ...]
 
 
 def part_layers(graph: Graph) -> Graph:
     """Every dense layer that is only read in parts, of some channels each, as one layer for each part: each part then
     has steps of its own. No channel is computed twice."""
-    parts = {node.output: found for node in graph.nodes if (found := _parts(graph, node))}
-    nodes, types, constants = list[Node](), dict(graph.types), dict(graph.constants)
-    instead = {part.value: layer for layer, found in parts.items() for part in found}
-    producers = {node.output: node for node in graph.nodes}
-    for node in graph.nodes:
-        layer = producers.get(instead.get(node.output, ""))
-        if layer is None:
-            nodes.append(node)
-            continue
-        ((number, part),) = (one for one in enumerate(parts[layer.output]) if one[1].value == node.output)
-        names = []
-        for name in layer.inputs[1:]:
-            array: Array = np.ascontiguousarray(graph.constants[name][list(part.channels)])
-            names.append(f"{name}_part_{number}")
-            constants[names[-1]], types[names[-1]] = array, TensorType(tuple(array.shape), graph.types[name].dtype)
-        inner = f"{layer.output}_part_{number}"
-        types[inner] = replace(types[layer.output], shape=(*types[layer.output].shape[:-1], len(part.channels)))
-        nodes.append(replace(layer, inputs=(layer.inputs[0], *names), output=inner))
-        nodes.append(Node(Reshape(types[node.output].shape), (inner,), node.output, node.origin))
-    return replace(graph, nodes=tuple(nodes), types=types, constants=constants) if parts else graph
+    parts = {name: part for node in graph.nodes for name, part in _parts(graph, node).items()}
+
+    def apart(draft: Draft, node: Node) -> str | None:
+        part = parts.get(node.output)
+        if part is None or node.operator.is_view:
+            return None
+        names = [part.layer.inputs[0]]
+        for name in part.layer.inputs[1:]:
+            array: Array = np.ascontiguousarray(draft.constants[name][list(part.channels)])
+            names.append(draft.constant(array, draft.types[name].dtype, f"{name}_part_{part.number}"))
+        inner = draft.add(part.layer.operator, names, part.layer, f"{part.layer.output}_part_{part.number}")
+        return draft.add(Reshape(draft.types[node.output].shape), [inner], node)
+
+    return run(graph, (apart,)) if parts else graph
 
 
-def _parts(graph: Graph, layer: Node) -> tuple[_ChannelSlice, ...]:
-    """The parts a dense layer is read in; none where it is read otherwise."""
-    kind = graph.types[layer.output]
+def _parts(graph: Graph, layer: Node) -> dict[str, _ChannelSlice]:
+    """The parts a dense layer is read in, by value; none where it is read otherwise."""
+    kind, types = graph.types[layer.output], [graph.types[name] for name in layer.inputs]
     static = all(name in graph.constants for name in layer.inputs[1:])
-    if not static or kind.elements > _LARGEST or occurrence(_DENSE, graph, layer) is None:
-        return ()
+    dense = layer.operator.weight_axis is not None and layer.operator.window(types) is None
+    if not (static and dense) or kind.elements > _LARGEST:
+        return {}
     users, outputs, channels = graph.users(), kind.shape[-1], set[int]()
     waiting = [(layer.output, np.arange(kind.elements).reshape(kind.shape))]
-    parts = []
+    parts = dict[str, _ChannelSlice]()
     while waiting:
         value, places = waiting.pop()
         if value in graph.outputs or not users[value]:
-            return ()
+            return {}
         for node in users[value]:
-            turned = occurrence(_TURNED, graph, node) is not None
-            if not turned and occurrence(_PART, graph, node) is None:
-                return ()
+            if not node.operator.moves_only or len(node.inputs) > 1 or node.operator.filler is not None:
+                return {}
             taken = node.operator.evaluate([places])
-            if turned:
+            if taken.size == places.size:
                 waiting.append((node.output, taken))
                 continue
             chosen = np.unique(taken % outputs)
             rows = np.arange(kind.elements // outputs)[:, None] * outputs + chosen
             if not np.array_equal(taken.reshape(-1), rows.reshape(-1)) or not channels.isdisjoint(chosen.tolist()):
-                return ()
+                return {}
             channels.update(chosen.tolist())
-            parts.append(_ChannelSlice(node.output, tuple(chosen.tolist())))
-    return tuple(parts) if len(parts) > 1 else ()
+            parts[node.output] = _ChannelSlice(layer, len(parts), tuple(chosen.tolist()))
+    return parts if len(parts) > 1 else {}
 
 
 def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
@@ -98,52 +94,52 @@ def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
         graph: float.
         of_layers: whether what a layer with weights gives may be among them.
     """
-    users, producers = graph.users(), graph.producers()
+    wide = _streams(graph) | _of_attention(graph)
+    for node in graph.nodes:
+        value = source_of(graph, node.inputs[0]) if _takes_wide(graph, node) else ""
+        if value and all(_takes_wide(graph, one) for one in _readers(graph, value)):
+            wide.add(value)
+    if any(RECURRENT.fits(node) or NORMALISE.fits(node) for node in graph.nodes):
+        ends = (graph.producer(name) for name in graph.outputs if not graph.users()[name])
+        wide |= {node.output for node in ends if node and (_has_weights(node) or node.operator == Add())}
+    return frozenset(wide - {node.output for node in graph.nodes if _has_weights(node) and not of_layers})
 
-    def readers(value: str) -> list[Node]:
-        """The nodes that compute with a value."""
-        nodes: list[Node] = []
-        for node in users[value]:
-            nodes += readers(node.output) if carries(node) else [node]
-        return nodes
 
-    def streams(value: str) -> bool:
-        ends = (occurrence(_STREAM, graph, reader) for reader in readers(value))
-        return value not in graph.constants and all(end is not None for end in ends)
+def _readers(graph: Graph, value: str) -> list[Node]:
+    """The nodes that compute with a value."""
+    nodes: list[Node] = []
+    for node in graph.users()[value]:
+        nodes += _readers(graph, node.output) if carries(node) else [node]
+    return nodes
 
+
+def _streams(graph: Graph) -> set[str]:
+    """Values that only layer normalisations and sums read, from those that normalisations read on, along sums."""
     wide: set[str] = set()
-    waiting = [source_of(graph, node.inputs[0]) for node in graph.nodes if _centres(graph, node)]
+    waiting = [source_of(graph, node.inputs[0]) for node in graph.nodes if NORMALISE.fits(node)]
     while waiting:
         value = waiting.pop()
-        if value in wide or not streams(value):
+        readers = _readers(graph, value)
+        if value in wide or value in graph.constants or not all(map(_STREAM.fits, readers)):
             continue
         wide.add(value)
-        producer = producers.get(value)
-        sums = [node.output for node in readers(value) if node.operator == Add()]
-        terms = [source_of(graph, name) for name in producer.inputs] if producer and producer.operator == Add() else []
-        waiting += sums + terms
+        waiting += [node.output for node in readers if node.operator == Add()]
+        producer = graph.producer(value)
+        if producer is not None and producer.operator == Add():
+            waiting += [source_of(graph, name) for name in producer.inputs]
+    return wide
+
+
+def _of_attention(graph: Graph) -> set[str]:
+    """Scores and shares of softmaxes between two products of matrices, which nothing else reads."""
+    wide: set[str] = set()
     for node in graph.nodes:
         if node.operator.gives_shares and node.output not in graph.outputs:
-            scores, shared = source_of(graph, node.inputs[0]), readers(node.output)
-            multiplied = all(_is_product(graph, one) and _left(graph, one, node) for one in shared)
-            if multiplied and _is_product(graph, producers.get(scores)) and readers(scores) == [node]:
+            scores, given = source_of(graph, node.inputs[0]), graph.producer(source_of(graph, node.inputs[0]))
+            multiplied = all(_PRODUCT.fits(one) and _left(graph, one, node) for one in _readers(graph, node.output))
+            if multiplied and given is not None and _PRODUCT.fits(given) and _readers(graph, scores) == [node]:
                 wide |= {scores, node.output}
-    for node in graph.nodes:
-        if _takes_wide(graph, node):
-            value = source_of(graph, node.inputs[0])
-            wide |= {value} if all(_takes_wide(graph, one) for one in readers(value)) else set()
-    if any(occurrence(RECURRENT, graph, node) is not None or _centres(graph, node) for node in graph.nodes):
-        wide |= {name for name in graph.outputs if name in producers and _gives(graph, producers[name])}
-    layers = {node.output for node in graph.nodes if node.operator.weight_axis is not None and not of_layers}
-    return frozenset(wide - layers)
-
-
-def _centres(graph: Graph, node: Node) -> bool:
-    return occurrence(NORMALISE, graph, node) is not None
-
-
-def _is_product(graph: Graph, node: Node | None) -> bool:
-    return node is not None and occurrence(_PRODUCT, graph, node) is not None
+    return wide
 
 
 _MOST_READ = 256
@@ -152,13 +148,11 @@ _MOST_READ = 256
 
 def _takes_wide(graph: Graph, node: Node) -> bool:
     """Whether a recurrent layer's integer form reads 16 bits."""
-    return occurrence(_GATED, graph, node) is not None and graph.types[node.inputs[0]].shape[-1] <= _MOST_READ
+    return _GATED.fits(node) and graph.types[node.inputs[0]].shape[-1] <= _MOST_READ
 
 
-def _gives(graph: Graph, node: Node) -> bool:
-    """Whether an output is a layer's or a sum, and nothing reads it."""
-    computes = node.operator.weight_axis is not None or node.operator == Add()
-    return computes and not graph.users()[node.output]
+def _has_weights(node: Node) -> bool:
+    return node.operator.weight_axis is not None
 
 
 def _left(graph: Graph, product: Node, softmax: Node) -> bool:

@@ -15,10 +15,9 @@ import numpy as np
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add
-from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Recurrent
-from dovetail.ir.operators.reduction import Normalise
 from dovetail.ir.pattern import apply, constant, occurrence, operand
+from dovetail.ir.scaling import scaled_rows
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.recurrent import reads_cells
 
@@ -32,10 +31,6 @@ SMALLEST = 0.2
 """The smallest share of a side that is tried."""
 ENOUGH = 32
 """Elements per bin on average from which on a distribution is known well enough for its entropy."""
-NORMALISE = apply(Normalise, having=lambda normalise: not normalise.summed)
-"""A layer normalisation."""
-_SCALINGS = (Add(), Binary(BinaryKind.MULTIPLY), Binary(BinaryKind.ADD))
-"""Operators that apply a factor or an offset."""
 _CLAMP = apply(Clamp)
 RECURRENT = apply(Recurrent)
 _INTEGER_RECURRENT = apply(
@@ -190,7 +185,7 @@ def quantised_values(graph: Graph) -> tuple[str, ...]:
             continue
         readers = users[node.output]
         is_inner = len(readers) == 1 and node.output not in graph.outputs
-        if not is_inner or occurrence(_CLAMP, graph, readers[0]) is None:
+        if not is_inner or not _CLAMP.fits(readers[0]):
             values.append(node.output)
     return tuple(values)
 
@@ -200,9 +195,8 @@ def _stays_float(graph: Graph, node: Node) -> bool:
     they are, unless something computes with the value."""
     if node.operator.as_given:
         return not _computed_with(graph.users(), node.output)
-    if occurrence(RECURRENT, graph, node) is None:
-        return False
-    return occurrence(_INTEGER_RECURRENT, graph, node) is None or reads_cells(graph, node)
+    whole = occurrence(_INTEGER_RECURRENT, graph, node) is not None and not reads_cells(graph, node)
+    return RECURRENT.fits(node) and not whole
 
 
 def _computed_with(users: Mapping[str, Sequence[Node]], value: str) -> bool:
@@ -214,32 +208,12 @@ def _computed_with(users: Mapping[str, Sequence[Node]], value: str) -> bool:
 def in_normalisation(graph: Graph, users: Mapping[str, Sequence[Node]], value: str) -> bool:
     """Whether a value is between a layer normalisation and the factor or offset per channel that comes behind it: the
     integer form rounds once, at their end."""
-    producers, readers = graph.producers(), users[value]
-    if len(readers) != 1 or value in graph.outputs or _scaled(graph, _behind_views(users, readers[0])) is None:
+    if len(users[value]) != 1 or value in graph.outputs:
         return False
-    node: Node | None = producers.get(value)
-    while node is not None and occurrence(NORMALISE, graph, node) is None:
-        source = node.inputs[0] if node.operator.is_view else _scaled(graph, node)
-        node = producers.get(source) if source is not None else None
-    return node is not None
-
-
-def _behind_views(users: Mapping[str, Sequence[Node]], node: Node) -> Node:
-    """The node, or the first behind reshapes that only one reads."""
-    while node.operator.is_view and len(users[node.output]) == 1:
-        (node,) = users[node.output]
-    return node
-
-
-def _scaled(graph: Graph, node: Node) -> str | None:
-    """The operand of a factor or an offset along the last axis; None for other nodes."""
-    if node.operator not in _SCALINGS:
-        return None
-    for value, other in (node.inputs, node.inputs[::-1]):
-        array = graph.constants.get(other)
-        if array is not None and value not in graph.constants and array.size in (1, *array.shape[-1:]):
-            return value
-    return None
+    (reader,) = users[value]
+    while reader.operator.is_view and len(users[reader.output]) == 1:
+        (reader,) = users[reader.output]
+    return reader.operator.pointwise == 2 and scaled_rows(graph, reader) is not None
 
 
 def shares(graph: Graph) -> frozenset[str]:
