@@ -16,7 +16,7 @@ from dovetail.ir.operators.recurrent import Recurrent, RecurrentKind
 from dovetail.ir.operators.reduction import Normalise
 from dovetail.ir.pattern import apply
 from dovetail.ir.rules import Draft, run
-from dovetail.ir.scaling import NORMALISE
+from dovetail.ir.scaling import ROWS
 from dovetail.ir.types import Array
 
 _PRODUCT = apply(MatrixProduct)
@@ -99,7 +99,7 @@ def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
         value = source_of(graph, node.inputs[0]) if _takes_wide(graph, node) else ""
         if value and all(_takes_wide(graph, one) for one in _readers(graph, value)):
             wide.add(value)
-    if any(RECURRENT.fits(node) or NORMALISE.fits(node) for node in graph.nodes):
+    if any(RECURRENT.fits(node) or ROWS.fits(node) for node in graph.nodes):
         ends = (graph.producer(name) for name in graph.outputs if not graph.users()[name])
         wide |= {node.output for node in ends if node and (_has_weights(node) or node.operator == Add())}
     return frozenset(wide - {node.output for node in graph.nodes if _has_weights(node) and not of_layers})
@@ -116,7 +116,7 @@ def _readers(graph: Graph, value: str) -> list[Node]:
 def _streams(graph: Graph) -> set[str]:
     """Values that only layer normalisations and sums read, from those that normalisations read on, along sums."""
     wide: set[str] = set()
-    waiting = [source_of(graph, node.inputs[0]) for node in graph.nodes if NORMALISE.fits(node)]
+    waiting = [source_of(graph, node.inputs[0]) for node in graph.nodes if ROWS.fits(node)]
     while waiting:
         value = waiting.pop()
         readers = _readers(graph, value)
