@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -178,7 +179,7 @@ def test_lines_that_are_cut_and_agents_that_end(
         proxy = Proxy(port, seed, 1500)
         try:
             given_up, found = time.monotonic() + 120, None
-            while found is None:  # the first greeting may be cut, which is an error: nothing has begun
+            while found is None:  # no agent may be there at first, which is an error: nothing has begun
                 try:
                     board = Board(f"agent:127.0.0.1:{proxy.port}/one", timeout=2, secret=secret)
                     found = run_build(build, None, inputs(build, count), board=board)
@@ -251,11 +252,21 @@ def test_who_does_not_know_the_secret(build: ProjectBuild, secret: Path, tmp_pat
 
 def test_an_agent_that_does_not_know_it_either(secret: Path) -> None:
     """Whoever answers in an agent's place is not believed."""
-    answers = [[{"dovetail_agent": 1, "nonce": "x"}, {"proof": "0" * 64}], [{"hello": 1}], [{"dovetail_agent": 2}]]
+
+    class Other(msgspec.Struct):
+        """A message of something else."""
+
+        hello: int = 1
+
+    answers: list[list[msgspec.Struct]] = [
+        [greeting.AgentGreeting(1, "x"), greeting.AgentAnswer("0" * 64)],
+        [Other()],
+        [greeting.AgentGreeting(2, "x")],
+    ]
     for messages, said in zip(answers, ("does not know the secret", "is no agent", "is no agent"), strict=True):
         with socket.create_server(("127.0.0.1", 0)) as server:
 
-            def serve(server: socket.socket = server, messages: list[dict[str, object]] = messages) -> None:
+            def serve(server: socket.socket = server, messages: list[msgspec.Struct] = messages) -> None:
                 with suppress(OSError), server.accept()[0] as line:
                     for message in messages:
                         greeting.send(line, message)
@@ -268,22 +279,32 @@ def test_an_agent_that_does_not_know_it_either(secret: Path) -> None:
             thread.join(10)
 
 
+def heard_from(line: socket.socket, kind: type[greeting._Message]) -> greeting._Message:
+    """The next message of an agent."""
+    return greeting.receive(line, kind, time.monotonic() + 10)
+
+
+def proved(request: greeting.AgentRequest, nonce: str) -> greeting.AgentRequest:
+    """The request with its proof."""
+    return msgspec.structs.replace(request, proof=greeting.client_proof(SECRET.encode(), nonce, request))
+
+
 @pytest.mark.parametrize("altered", ["board", "job", "nonce", "image", "digest", "proof", "agent's nonce"])
 def test_a_proof_is_of_everything_that_is_asked_for(altered: str, secret: Path, tmp_path: Path) -> None:
     """A request with one thing changed behind its proof, or with a proof that was heard before, gets nothing."""
     others = {"board": "two", "image": 3, "digest": "d" * 64, "proof": "0" * 64}
-    request = greeting.AgentRequest("one", "a" * 32, "b" * 32, 0, "", "")
+    request = greeting.AgentRequest("one", "a" * 32, "b" * 32, 0, "", "0" * 64)
     refusals = []
     with served(settings(tmp_path, dict.fromkeys(("one", "two"), "tcp:127.0.0.1:1"))) as server:
         for is_altered in (False, True):
             with socket.create_connection(server.address) as line:
-                nonce = greeting.receive(line)["nonce"]
+                nonce = heard_from(line, greeting.AgentGreeting).nonce
                 heard = "c" * 32 if is_altered and altered == "agent's nonce" else nonce
-                message = {**vars(request), "proof": greeting.client_proof(SECRET.encode(), heard, request)}
-                if is_altered and altered in message:
-                    message[altered] = others.get(altered, "e" * 32)
+                message = proved(request, heard)
+                if is_altered and altered in message.__struct_fields__:
+                    message = msgspec.structs.replace(message, **{altered: others.get(altered, "e" * 32)})
                 greeting.send(line, message)
-                refusals.append(greeting.receive(line)["error"])
+                refusals.append(heard_from(line, greeting.AgentAnswer).error)
     assert "nobody answers" in refusals[0] and refusals[1] == "the secret is another"
 
 
@@ -294,11 +315,10 @@ def test_firmware_that_was_changed_on_its_way_is_not_loaded(secret: Path, tmp_pa
         socket.create_connection(server.address) as line,
     ):
         digest = hashlib.sha256(image).hexdigest()
-        request = greeting.AgentRequest("one", "a" * 32, "b" * 32, len(image), digest, "")
-        nonce = greeting.receive(line)["nonce"]
-        greeting.send(line, {**vars(request), "proof": greeting.client_proof(SECRET.encode(), nonce, request)})
+        request = greeting.AgentRequest("one", "a" * 32, "b" * 32, len(image), digest, "0" * 64)
+        greeting.send(line, proved(request, heard_from(line, greeting.AgentGreeting).nonce))
         line.sendall(other)
-        assert "another digest" in greeting.receive(line)["error"]
+        assert "another digest" in heard_from(line, greeting.AgentAnswer).error
 
 
 def test_ten_thousand_malformed_greetings(secret: Path, tmp_path: Path) -> None:
@@ -314,7 +334,7 @@ def test_ten_thousand_malformed_greetings(secret: Path, tmp_path: Path) -> None:
         for _ in range(generator.randrange(4) if turn % 2 else 0):
             content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
         with suppress(greeting.MessageError):
-            request = greeting.request_of(greeting.parsed(bytes(content)))
+            request = greeting.parsed(bytes(content), greeting.AgentRequest)
             assert greeting.client_proof(SECRET.encode(), "n", request).encode() != request.proof.encode()
     with served(settings(tmp_path, {"one": "tcp:127.0.0.1:1"})) as server:
         for _ in range(100):
@@ -322,12 +342,45 @@ def test_ten_thousand_malformed_greetings(secret: Path, tmp_path: Path) -> None:
                 line.sendall(generator.randbytes(generator.randrange(1, 200)))
         for size in (0, 5000, 0xFFFFFFFF):  # a length too small or too large is not waited for
             with socket.create_connection(server.address) as line:
-                greeting.receive(line)
+                heard_from(line, greeting.AgentGreeting)
                 line.sendall(size.to_bytes(4, "big"))
                 line.settimeout(5)
                 assert line.recv(1) == b""
         with pytest.raises(BoardError, match="nobody answers"):
             greeting.open_agent(Board(name(server), secret=secret), "a" * 32)
+
+
+def test_slow_greetings_keep_nobody_out(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred connections of several addresses that send a byte now and then, and never prove anything."""
+    monkeypatch.setattr(greeting, "GREETING_SECONDS", 3.0)
+    with served(settings(tmp_path, {"one": "tcp:127.0.0.1:1"})) as server, ExitStack() as stack:
+        lines = []
+        for number in range(200):
+            source = (f"127.0.0.{1 + number % 5}", 0)
+            line = stack.enter_context(socket.create_connection(server.address, 5, source))
+            line.sendall((4000).to_bytes(4, "big") + b" ")
+            lines.append(line)
+            if number % 50 == 49:  # an honest client of the crowded address
+                begin = time.monotonic()
+                with pytest.raises(BoardError, match="nobody answers"):
+                    greeting.open_agent(Board(name(server), secret=secret), "a" * 32)
+                assert time.monotonic() - begin < 2
+        assert len(server._greetings._lines) <= 64
+        end, ended = time.monotonic() + 10, [False] * len(lines)
+        while not all(ended) and time.monotonic() < end:  # a byte a second does not move the end of the greeting
+            time.sleep(0.5)
+            for number, line in enumerate(lines):
+                try:
+                    line.sendall(b" ")
+                    line.setblocking(False)
+                    while line.recv(1000):
+                        pass
+                    ended[number] = True
+                except BlockingIOError:
+                    line.setblocking(True)
+                except OSError:
+                    ended[number] = True
+        assert all(ended)
 
 
 def test_only_allowed_addresses_connect(secret: Path, tmp_path: Path) -> None:

@@ -100,6 +100,11 @@ def test_deep_nesting_is_refused(form: TextForm, opening: str, times: int) -> No
         read(opening * times, form)
 
 
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(DovetailError, match=r"f\.json.*half of a surrogate pair"):
+        parse_document('{"rows": "\\ud800"}', "f.json", "json", dict[str, int], hint="write the whole pair")
+
+
 def test_depth_is_counted() -> None:
     def nested(levels: int) -> str:
         return "[" * levels + "]" * levels

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -209,7 +210,7 @@ def test_lines_that_are_cut_and_agents_that_end(secret: Path, tmp_path: Path, mo
     given = [{"x": np.random.default_rng(n).integers(0, 256, 24).astype(np.uint8)} for n in range(INPUTS)]
     board = Board(f"agent:127.0.0.1:{proxy.port}/rack", secret=secret)
     try:
-        for _ in range(20):  # the first greeting may be cut, which is an error: nothing has begun
+        for _ in range(20):  # no agent may be there at first, which is an error: nothing has begun
             with suppress(BoardError):
                 session = RackSession(small(tmp_path), IMAGES, opener(board), 2, UNTOLD.append)
                 break
@@ -229,6 +230,104 @@ def test_lines_that_are_cut_and_agents_that_end(secret: Path, tmp_path: Path, mo
     ]
     assert found.clocks.shape == (INPUTS, 1, 4)
     assert found.asked >= 2 * INPUTS and proxy.cuts > 3 and kills and found.restarts
+
+
+class OneCut:
+    """A TCP relay that cuts the line once, after so many bytes one way, and carries on plainly."""
+
+    def __init__(self, port: int, after: int, upwards: bool) -> None:
+        self._to, self._left, self._upwards = port, after, upwards
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self.carried = [0, 0]
+        """Bytes from the agent, and to it."""
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self._server.accept()[0]
+                agent = socket.create_connection(("127.0.0.1", self._to), 5)
+                for one in ((client, agent, True), (agent, client, False)):
+                    threading.Thread(target=self._carry, args=one, daemon=True).start()
+
+    def _carry(self, source: socket.socket, to: socket.socket, upwards: bool) -> None:
+        with suppress(OSError):
+            while content := source.recv(1 << 16):
+                self.carried[upwards] += len(content)
+                if upwards == self._upwards and 0 <= self._left <= len(content):
+                    to.sendall(content[: self._left])
+                    self._left = -1
+                    break
+                self._left -= len(content) if upwards == self._upwards and self._left >= 0 else 0
+                to.sendall(content)
+        for line in (source, to):
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has cut the line."""
+        return self._left < 0
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._server.close()
+
+
+CUTS = int(os.environ.get("DOVETAIL_RACK_CUTS", "36"))
+"""Runs with a line that is cut once; 200 take half a minute."""
+
+
+def test_a_line_that_is_cut_at_any_byte(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three racks at once: every run is right, and takes no 3 s more than one that is not cut."""
+    monkeypatch.setattr("dovetail.guests.agent.server.line_to", lambda one: rack_link(Rack(Adder(), room=2), one.where))
+    racks = "".join(f'[boards.{name}]\nwhere = "mesh:none"\n' for name in "abc")
+    (tmp_path / "bench.toml").write_text(f'secret = "secret"\n{racks}')
+    agent = Agent(read_settings(tmp_path / "bench.toml"), "127.0.0.1", 0, UNTOLD.append)
+    threading.Thread(target=agent.serve, daemon=True).start()
+    added = sum(IMAGES[0][2]) % 256
+    given = [{"x": np.random.default_rng(n).integers(0, 256, 24).astype(np.uint8)} for n in range(5)]
+
+    def run(name: str, build: MeshBuild, after: int, upwards: bool) -> tuple[float, OneCut]:
+        """The seconds of a run over a line that is cut, and the relay."""
+        relay, begin = OneCut(agent.address[1], after, upwards), time.monotonic()
+        board = Board(f"agent:127.0.0.1:{relay.port}/{name}", secret=secret)
+        with RackSession(build, IMAGES, opener(board), 5, UNTOLD.append) as session:
+            found = session.run(given)
+        relay.close()
+        assert [one["y"].tolist() for one in found.outputs] == [
+            (one["x"] + added).astype(np.uint8).tolist() for one in given
+        ]
+        return time.monotonic() - begin, relay
+
+    usual, relay = run("a", small(tmp_path), 1 << 30, True)
+    slowest, wrong = [0.0], list[str]()
+
+    def runs(name: str, seed: int) -> None:
+        generator = random.Random(seed)
+        for number in range(CUTS // 3):
+            # another digest each time, so that everything is loaded again
+            build = replace(small(tmp_path), digest=f"{seed * CUTS + number + 1:032x}")
+            upwards = generator.random() < 0.7
+            after = generator.randrange(relay.carried[upwards])
+            try:
+                taken, cut = run(name, build, after, upwards)
+                slowest.append(taken)
+                if not cut.is_cut:
+                    wrong.append(f"{name}: not cut after {after} bytes")
+            except (BoardError, AssertionError) as error:
+                wrong.append(f"{name}: cut after {after} bytes, upwards {upwards}: {error}")
+
+    threads = [threading.Thread(target=runs, args=(name, seed)) for seed, name in enumerate("abc", 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(600)
+    agent.close()
+    print(f"{len(slowest) - 1} runs, {usual:.2f} s uncut, {max(slowest):.2f} s at most with a cut")
+    assert not wrong and len(slowest) == 1 + CUTS // 3 * 3
+    assert max(slowest) < usual + 3
 
 
 def test_a_request_that_comes_twice_changes_nothing() -> None:

@@ -179,6 +179,10 @@ def _convert(document: Document[Any], kind: type[T], schema: int | None) -> Docu
             raise document.wrong(f"is {shown(version)}, expected {schema}", ("schema",))
     try:
         return replace(document, value=msgspec.convert(value, kind))
+    except UnicodeEncodeError:
+        raise document.wrong(
+            "a text in it is no Unicode: it has half of a surrogate pair (\\ud800 to \\udfff)"
+        ) from None
     except msgspec.ValidationError as fault:
         raise _explained(replace(document, value=value), kind, fault) from None
 

@@ -28,13 +28,16 @@ import json
 import secrets
 import socket
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeVar
 
+import msgspec
+from msgspec import Meta
+
+from dovetail.documents import parse_document
 from dovetail.errors import BoardError
-from dovetail.sim.line import Board, Link, host_and_port, unknown
+from dovetail.sim.line import Board, LineGone, Link, host_and_port, unknown
 
 DEFAULT_PORT = 4711
 VERSION = 1
@@ -49,24 +52,43 @@ _LOADING_SECONDS = 660.0
 _LENGTH = struct.Struct(">I")
 
 
-class MessageError(ValueError):
+class MessageError(BoardError):
     """A message that is none."""
 
 
-@dataclass(frozen=True)
-class AgentRequest:
+_Digits = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z", description="32 hexadecimal digits")]
+_Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="64 hexadecimal digits")]
+
+
+class AgentGreeting(msgspec.Struct, frozen=True):
+    """The first message of an agent."""
+
+    dovetail_agent: Annotated[int, Meta(ge=VERSION, le=VERSION, description=f"the version of the greeting, {VERSION}")]
+    nonce: str
+
+
+class AgentRequest(msgspec.Struct, frozen=True):
     """A client's request to an agent."""
 
-    board: str
-    job: str
-    """32 hexadecimal digits."""
-    nonce: str
-    """32 hexadecimal digits."""
-    image: int
+    board: Annotated[str, Meta(pattern=r"^[ -~]*\Z", description="the name of a board")]
+    job: _Digits
+    nonce: _Digits
+    image: Annotated[int, Meta(ge=0, le=MOST_IMAGE, description=f"at most {MOST_IMAGE} bytes of firmware")]
     """Bytes of firmware that follow; 0 for none."""
-    digest: str
+    digest: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description="64 hexadecimal digits or none")]
     """Their SHA-256; empty for none."""
-    proof: str
+    proof: _Digest
+
+
+class AgentAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The last message of an agent: its proof, or why it refuses and what to do."""
+
+    proof: str = ""
+    error: str = ""
+    hint: str = ""
+
+
+_Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
 def read_secret(path: Path) -> bytes:
@@ -93,53 +115,38 @@ def client_proof(secret: bytes, nonce: str, request: AgentRequest) -> str:
     return proof(secret, "client", *parts)
 
 
-def send(line: socket.socket, message: Mapping[str, Any]) -> None:
+def send(line: socket.socket, message: msgspec.Struct) -> None:
     """Send a message; raises OSError."""
-    content = json.dumps(message).encode()
+    content = msgspec.json.encode(message)
     line.sendall(_LENGTH.pack(len(content)) + content)
 
 
-def receive(line: socket.socket) -> dict[str, Any]:
-    """The next message; raises Malformed where it is none or too long, OSError where the line ends."""
-    (length,) = _LENGTH.unpack(exactly(line, _LENGTH.size))
+def receive(line: socket.socket, kind: type[_Message], deadline: float) -> _Message:
+    """The next message, which must have come by `deadline` (of `time.monotonic`); raises MessageError where it is none
+    or too long, OSError where the line ends or the time is up."""
+    (length,) = _LENGTH.unpack(exactly(line, _LENGTH.size, deadline))
     if not 2 <= length <= MOST_MESSAGE:
-        raise MessageError(f"a message of {length} bytes")
-    return parsed(exactly(line, length))
+        raise MessageError(f"a message of {length} bytes", where="agent", hint=f"the most are {MOST_MESSAGE}")
+    return parsed(exactly(line, length, deadline), kind)
 
 
-def parsed(content: bytes) -> dict[str, Any]:
-    """The message some bytes are; raises Malformed."""
+def parsed(content: bytes, kind: type[_Message]) -> _Message:
+    """The message some bytes are; raises MessageError."""
+    hint = "docs/agent.md has the messages"
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        raise MessageError("no JSON") from None
-    if not isinstance(found, dict):
-        raise MessageError("no object")
-    return found
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise MessageError("no text in UTF-8", where="agent", hint=hint) from None
+    return parse_document(text, "message", "json", kind, error=MessageError, hint=hint).value
 
 
-def request_of(message: Mapping[str, Any]) -> AgentRequest:
-    """The request a message is; raises Malformed."""
-    texts = {name: message.get(name) for name in ("board", "job", "nonce", "digest", "proof")}
-    image = message.get("image")
-    if not all(isinstance(text, str) for text in texts.values()) or type(image) is not int:
-        raise MessageError("a field is missing, or of another type")
-    request = AgentRequest(image=image, **{name: str(text) for name, text in texts.items()})
-    if not 0 <= request.image <= MOST_IMAGE:
-        raise MessageError(f"{request.image} bytes of firmware; the most are {MOST_IMAGE}")
-    if not all(_is_hexadecimal(text, 32) for text in (request.job, request.nonce)):
-        raise MessageError("job and nonce are 32 hexadecimal digits")
-    if not _is_hexadecimal(request.proof, 64) or not (request.digest == "" or _is_hexadecimal(request.digest, 64)):
-        raise MessageError("proof and digest are 64 hexadecimal digits")
-    if not request.board.isascii() or not request.board.isprintable():
-        raise MessageError("a name of a board that is none")
-    return request
-
-
-def exactly(line: socket.socket, count: int) -> bytes:
-    """So many bytes; raises OSError where the line ends before."""
+def exactly(line: socket.socket, count: int, deadline: float) -> bytes:
+    """So many bytes; raises OSError where the line ends before, or they have not come by `deadline`."""
     found = bytearray()
     while len(found) < count:
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError("it took too long")
+        line.settimeout(left)
         content = line.recv(min(count - len(found), 1 << 16))
         if not content:
             raise ConnectionError("the line was closed")
@@ -166,19 +173,22 @@ def open_agent(board: Board, job: str, image: bytes = b"") -> Link:
         image: firmware the agent shall load before; empty for none.
 
     Raises:
-        BoardError: the agent does not answer, does not know the secret, or refuses; says why.
+        BoardError: the agent does not answer, does not know the secret, or refuses; says why. LineGone where it was
+            there and the connection was cut.
     """
     host, port, name = place_of(board.where)
     if board.secret is None:
         raise BoardError("an agent asks for a secret", where=board.where, hint="give --secret FILE, the agent's")
     secret = read_secret(board.secret)
+    failure: type[BoardError] = BoardError
     try:
         with socket.create_connection((host, port), GREETING_SECONDS) as line:
+            failure = LineGone
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _greet(
                 line,
                 secret,
-                AgentRequest(name, job, secrets.token_hex(16), len(image), _digest(image), ""),
+                AgentRequest(name, job, secrets.token_hex(16), len(image), _digest(image), "0" * 64),
                 image,
                 board,
             )
@@ -186,32 +196,27 @@ def open_agent(board: Board, job: str, image: bytes = b"") -> Link:
             return Link(line.detach(), board.where)
     except (OSError, UnicodeError) as error:
         hint = "see that dovetail agent runs there, and that this computer may reach it"
-        raise BoardError(f"the agent does not answer: {error}", where=board.where, hint=hint) from None
+        raise failure(f"the agent does not answer: {error}", where=board.where, hint=hint) from None
     except MessageError as error:
-        what = f"what answers there is no agent: it sends {error}"
+        what = f"what answers there is no agent: {error.what}"
         raise BoardError(what, where=board.where, hint="look at host and port") from None
 
 
 def _greet(line: socket.socket, secret: bytes, request: AgentRequest, image: bytes, board: Board) -> None:
-    greeting = receive(line)
-    if greeting.get("dovetail_agent") != VERSION or not isinstance(nonce := greeting.get("nonce"), str):
-        raise MessageError("another greeting")
-    send(line, {**vars(request), "proof": client_proof(secret, nonce, request)})
+    nonce = receive(line, AgentGreeting, time.monotonic() + GREETING_SECONDS).nonce
+    send(line, msgspec.structs.replace(request, proof=client_proof(secret, nonce, request)))
     line.settimeout(_LOADING_SECONDS)
     with contextlib.suppress(OSError):  # it may have refused already, and says so
         line.sendall(image)
-    answer = receive(line)
-    if "error" in answer:
-        what, hint = str(answer["error"])[:400], str(answer.get("hint", ""))[:400]
+    answer = receive(line, AgentAnswer, time.monotonic() + _LOADING_SECONDS)
+    if answer.error:
+        what, hint = answer.error[:400], answer.hint[:400]
         raise BoardError(f"the agent refuses: {what}", where=board.where, hint=hint or "ask who runs the agent")
-    if not hmac.compare_digest(str(answer.get("proof")), proof(secret, "agent", request.nonce, nonce)):
+    expected = proof(secret, "agent", request.nonce, nonce)
+    if not hmac.compare_digest(answer.proof.encode(), expected.encode()):
         hint = "see that both ends have the same file for --secret"
         raise BoardError("the agent does not know the secret", where=board.where, hint=hint)
 
 
 def _digest(image: bytes) -> str:
     return hashlib.sha256(image).hexdigest() if image else ""
-
-
-def _is_hexadecimal(text: str, digits: int) -> bool:
-    return len(text) == digits and not text.strip("0123456789abcdef")

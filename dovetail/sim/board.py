@@ -16,7 +16,7 @@ from pathlib import Path
 from dovetail.codegen.manifest import BuildManifest
 from dovetail.errors import BoardError
 from dovetail.sim.agent import open_agent
-from dovetail.sim.frames import FrameConversation, FrameKind, read_all, read_cycles, write_all
+from dovetail.sim.frames import FrameConversation, FrameKind, open_first, read_all, read_cycles, write_all
 from dovetail.sim.gdb import GdbSession, server_of
 from dovetail.sim.line import Board, BoardSession, Link, open_link
 
@@ -83,7 +83,8 @@ def open_board(board: Board, manifest: BuildManifest, isa: str, elf: Path) -> Bo
     if kind == "gdb":
         link = server_of(board, elf)
     else:
-        link = opened(elf.read_bytes()) if kind == "agent" and board.io is not None else opened()
+        firmware = (elf.read_bytes(),) if kind == "agent" and board.io is not None else ()
+        link = open_first(partial(opened, *firmware))
     try:
         if kind == "gdb":
             return GdbSession(link, manifest, isa, elf, board.timeout)

@@ -13,6 +13,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dovetail.errors import BoardError
@@ -32,6 +33,10 @@ VERSION = 2
 _GONE_SECONDS = 30.0
 """How long a line that is gone may take to come again."""
 _PAUSE_SECONDS = 0.2
+_MOST_CUTS = 50
+"""How often a line may be cut during one request."""
+_FIRST_TRIES = 8
+"""How often a line is opened at first, where it is cut meanwhile."""
 
 
 class FrameKind(enum.IntEnum):
@@ -129,6 +134,15 @@ class BoardRestart(BoardError):
     """The board began anew while its line was gone."""
 
 
+def open_first(open_line: Callable[[], Link]) -> Link:
+    """Open a line, once more where it is cut before it is open; raises BoardError."""
+    for _ in range(_FIRST_TRIES - 1):
+        with suppress(LineGone):
+            return open_line()
+        time.sleep(_PAUSE_SECONDS)
+    return open_line()
+
+
 class FrameConversation:
     """A conversation with a board, of which every request is carried out once however often it is sent.
 
@@ -150,13 +164,23 @@ class FrameConversation:
         """How often one had to be sent again."""
 
     def open(self) -> None:
-        """Open the line again, whatever became of the board; raises BoardError."""
+        """Open the line again, whatever became of the board, and end a request that was cut there; raises BoardError."""
+        self.link.close()
         self.link, self._decoder = self._again(), Decoder()
+        self._clear()
+
+    def _clear(self) -> None:
+        """Fill up a frame the other end may have half of: with zeros it is none, and the next byte begins anew."""
+        self.link.write(bytes(MAXIMUM_FRAME))
 
     def hello(self) -> BoardGreeting:
         """Begin a session. Raises BoardError where the board does not answer, or speaks otherwise."""
         name = secrets.randbelow((1 << 32) - 1) + 1
         self._session = 0
+        try:
+            self._clear()
+        except LineGone as gone:
+            self._open_again(gone)
         answer = self.ask(FrameKind.HELLO, struct.pack("<I", name), answer=24)
         if len(answer) != 24:
             raise self.wrong(f"it introduces itself with {len(answer)} bytes, not 24")
@@ -168,23 +192,29 @@ class FrameConversation:
 
     def ask(self, kind: FrameKind, payload: bytes = b"", answer: int = 0) -> bytes:
         """The answer to a request, of so many bytes if all is well; the request is sent again when none comes. Raises
-        BoardError where the board refuses, stays silent or is gone, of it BeganAnew."""
+        BoardError where the board refuses, stays silent or is gone; BoardRestart where it began anew."""
         self.asked += 1
         self._sequence = (self._sequence + 1) % 256
         request = encode(Frame(kind, self._sequence, payload))
         patience = min(_ANSWER_SECONDS, self._timeout / ATTEMPTS)
         patience += (2 * len(request) + answer) * self.link.seconds_per_byte
         attempts = max(ATTEMPTS, math.ceil(self._timeout / patience)) if kind is FrameKind.RUN else ATTEMPTS
-        for attempt in range(attempts):
-            self.repeated += attempt > 0
+        silences = cuts = 0
+        while silences < attempts:
+            self.repeated += silences + cuts > 0
             try:
                 frame = self._answer(request, patience)
             except LineGone as gone:
+                cuts += 1
+                if cuts > _MOST_CUTS:
+                    raise
                 self._open_again(gone)
-                frame = None
-            if frame is not None and frame.kind == kind | ANSWER:
+                continue
+            if frame is None:
+                silences += 1
+            elif frame.kind == kind | ANSWER:
                 return frame.payload
-            if frame is not None:
+            else:
                 said = frame.payload.decode("ascii", "replace").strip()
                 raise self.wrong(
                     f"it refuses the request {kind.name} of {len(payload)} bytes" + f": {said}" * bool(said)
@@ -206,21 +236,23 @@ class FrameConversation:
         return None
 
     def _open_again(self, gone: LineGone) -> None:
-        """Open the line again, and see that the board is where it was. Raises BoardError where the line does not come
-        again, or the board has begun anew; `gone` where there was no session yet."""
-        if not self._session:
-            raise gone
+        """Open the line again, and see that the board is where it was. Raises BoardRestart where it has begun anew;
+        `gone` where the line does not come again."""
         request = encode(Frame(FrameKind.SESSION, (self._sequence + 128) % 256))
-        deadline = time.monotonic() + max(_GONE_SECONDS, self._timeout)
+        deadline, is_open = time.monotonic() + max(_GONE_SECONDS, self._timeout), False
         while time.monotonic() < deadline:
-            self.link.close()
             try:
-                self.link, self._decoder = self._again(), Decoder()
+                if not is_open:
+                    self.open()
+                is_open = True
+                if not self._session:
+                    return
                 frame = self._answer(request, _ANSWER_SECONDS)
             except BoardError:  # not there yet, or gone again
+                is_open = False
                 time.sleep(_PAUSE_SECONDS)
                 continue
-            if frame is None:
+            if frame is None:  # it may be busy with an inference
                 continue
             if frame.kind == REFUSED or self.sized(frame.payload, 4) != struct.pack("<I", self._session):
                 what = "the board began anew while the line was gone: what it was given and what it kept are lost"

@@ -16,6 +16,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ from dovetail.sim.board import load_firmware
 from dovetail.sim.line import Board, LineGone, Link, open_link
 
 MOST_CONNECTIONS = 64
+"""Connections of clients that have proved that they know the secret."""
+MOST_GREETINGS, MOST_OF_ADDRESS = 64, 16
+"""Connections that have not yet, in all and from one address."""
 _TAKEN_OVER_SECONDS = 15.0
 _IMAGE_SECONDS = 120.0
 _QUIET_SECONDS = 0.05
@@ -84,6 +88,39 @@ class _BoardLease:
             self.link = None
 
 
+class _Greetings:
+    """Connections that have not proved that they know the secret. A new one always has a seat: where there are too many,
+    the oldest of its address loses its own, or the oldest of the address that has most."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._lines: dict[socket.socket, str] = {}
+
+    def add(self, line: socket.socket, peer: str) -> None:
+        """Seat a connection from an address."""
+        with self._guard:
+            count = Counter(self._lines.values())
+            crowded = peer if count[peer] >= MOST_OF_ADDRESS else None
+            if crowded is None and len(self._lines) >= MOST_GREETINGS:
+                crowded = count.most_common(1)[0][0]
+            if crowded is not None:
+                oldest = next(one for one, address in self._lines.items() if address == crowded)
+                del self._lines[oldest]
+                cut(oldest)
+            self._lines[line] = peer
+
+    def leave(self, line: socket.socket) -> None:
+        """Free the seat of a connection: it has proved itself, or ended."""
+        with self._guard:
+            self._lines.pop(line, None)
+
+
+def cut(line: socket.socket) -> None:
+    """End a connection that another thread reads."""
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+
+
 class Agent:
     """A server; `address` is where it listens, host and port. Ends with `close`."""
 
@@ -91,6 +128,7 @@ class Agent:
         self._settings, self._tell = settings, tell
         self._places = {name: _BoardLease(name, bench) for name, bench in settings.boards.items()}
         self._seats = threading.Semaphore(MOST_CONNECTIONS)
+        self._greetings = _Greetings()
         self._open: set[socket.socket] = set()
         self._closed = False
         try:
@@ -107,21 +145,20 @@ class Agent:
                 line, peer = self._server.accept()
             except OSError:
                 return
-            if not self._may_connect(peer[0]) or not self._seats.acquire(blocking=False):
+            if not self._may_connect(peer[0]):
                 line.close()
                 continue
             self._open.add(line)
+            self._greetings.add(line, peer[0])
             threading.Thread(target=self._answer, args=(line, peer[0]), daemon=True).start()
 
     def close(self) -> None:
         """Stop, and cut all connections."""
         self._closed = True
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
+        cut(self._server)
         self._server.close()
         for line in list(self._open):
-            with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+            cut(line)
         for place in self._places.values():
             if place.turn.acquire(timeout=5):
                 place.close()
@@ -143,32 +180,44 @@ class Agent:
                 except RequestRefusal as refusal:
                     self._tell(f"{peer}: {refusal}")
                     with contextlib.suppress(OSError):
-                        agent.send(line, {"error": str(refusal), "hint": refusal.hint})
+                        agent.send(line, agent.AgentAnswer(error=str(refusal), hint=refusal.hint))
                 except agent.MessageError as error:
-                    self._tell(f"{peer}: not a request: {error}")
+                    self._tell(f"{peer}: not a request: {error.what}")
                 except OSError as error:
                     self._tell(f"{peer}: the connection ended: {error}")
         finally:
+            self._greetings.leave(line)
             self._open.discard(line)
-            self._seats.release()
 
     def _serve_one(self, line: socket.socket, peer: str) -> None:
         nonce = secrets.token_hex(16)
-        agent.send(line, {"dovetail_agent": agent.VERSION, "nonce": nonce})
-        request = agent.request_of(agent.receive(line))
+        agent.send(line, agent.AgentGreeting(agent.VERSION, nonce))
+        request = agent.receive(line, agent.AgentRequest, time.monotonic() + agent.GREETING_SECONDS)
         expected = agent.client_proof(self._settings.secret, nonce, request)
         if not hmac.compare_digest(expected.encode(), request.proof.encode()):
             raise RequestRefusal("the secret is another", "see that both ends have the same file for --secret")
+        self._greetings.leave(line)
         place = self._places.get(request.board)
         if place is None:
             raise RequestRefusal(f"there is no board '{request.board}'", f"it has {', '.join(sorted(self._places))}")
-        with self._turn(place, request.job, line):
+        with self._seat(), self._turn(place, request.job, line):
             image = self._image(line, request)
             self._prepare(place, image)
             assert place.link is not None, "it was opened"
-            agent.send(line, {"proof": agent.proof(self._settings.secret, "agent", request.nonce, nonce)})
+            proof = agent.proof(self._settings.secret, "agent", request.nonce, nonce)
+            agent.send(line, agent.AgentAnswer(proof))
             self._tell(f"{peer}: {request.board}, job {request.job[:8]}" + (", firmware loaded" if image else ""))
             _relay(line, place)
+
+    @contextmanager
+    def _seat(self) -> Iterator[None]:
+        """A seat among the connections that are served."""
+        if not self._seats.acquire(blocking=False):
+            raise RequestRefusal(f"it serves {MOST_CONNECTIONS} connections already", "try again later")
+        try:
+            yield
+        finally:
+            self._seats.release()
 
     @contextmanager
     def _turn(self, place: _BoardLease, job: str, line: socket.socket) -> Iterator[None]:
@@ -176,8 +225,7 @@ class Agent:
         with place.guard:
             again = place.job == job
             if again and place.client is not None:
-                with contextlib.suppress(OSError):
-                    place.client.shutdown(socket.SHUT_RDWR)
+                cut(place.client)
         if not place.turn.acquire(timeout=_TAKEN_OVER_SECONDS if again else 0.5):
             raise RequestRefusal(f"the board '{place.name}' is in use", "try again later, or name another board")
         try:
@@ -198,8 +246,7 @@ class Agent:
     def _image(self, line: socket.socket, request: agent.AgentRequest) -> bytes:
         if not request.image:
             return b""
-        line.settimeout(_IMAGE_SECONDS)
-        image = agent.exactly(line, request.image)
+        image = agent.exactly(line, request.image, time.monotonic() + _IMAGE_SECONDS)
         if hashlib.sha256(image).hexdigest() != request.digest:
             raise RequestRefusal("the firmware has another digest than was said", "send it again")
         return image

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +15,25 @@ from typing import Self
 
 import numpy as np
 
-from dovetail.errors import BoardError, BuildError
+from dovetail.errors import BuildError
 from dovetail.guests.mesh.building import build_programs
 from dovetail.guests.mesh.layers import Ints
 from dovetail.guests.mesh.manifest import Images, MeshBuild, outputs_of, part_bytes, rack_images, read_images
 from dovetail.ir.types import Array
-from dovetail.sim.frames import BoardRestart, FrameConversation, FrameKind, read_all, read_cycles, write_all
-from dovetail.sim.line import LineGone, Link
+from dovetail.sim.frames import (
+    BoardRestart,
+    FrameConversation,
+    FrameKind,
+    open_first,
+    read_all,
+    read_cycles,
+    write_all,
+)
+from dovetail.sim.line import Link
 from dovetail.sim.rack import LoadKind
 from dovetail.target.description import Target
 
-_MOST_RESTARTS = 100
+_MOST_RESTARTS = 20
 """How often a rack may begin anew before one more result has come."""
 _LEAST_PAYLOAD = 32
 _FOLDERS = ("programs", "runtime", "driver", "src", "link.ld", "chips")
@@ -80,8 +87,7 @@ class RackSession:
     ) -> None:
         """`open_line` opens its line, again where it was cut; `report` is called with news in words."""
         self._build, self._images, self._report = build, images, report
-        self._open = open_line
-        self.talk = FrameConversation(open_line(), timeout, open_line, _HINT)
+        self.talk = FrameConversation(open_first(open_line), timeout, open_line, _HINT)
         self.restarts = 0
         self._runs, self._room, self._most = 0, 0, 0
         self._bytes = part_bytes(build)
@@ -101,14 +107,13 @@ class RackSession:
                     self._begin()
                 some = inputs[len(outputs) : len(outputs) + self._room]
                 results, marks = self._stream(some)
-            except (BoardRestart, LineGone) as error:
+            except BoardRestart as error:
                 failed += 1
                 if failed > _MOST_RESTARTS:
                     raise
                 self._report(f"{error.what}: loading it again")
                 self.restarts += 1
                 self._room = 0
-                self._again(error)
                 continue
             failed = 0
             outputs += results
@@ -126,19 +131,6 @@ class RackSession:
     def close(self) -> None:
         """Close the line."""
         self.talk.link.close()
-
-    def _again(self, error: BoardError) -> None:
-        """Open the line once more; raises the error where it does not come again."""
-        end = time.monotonic() + 30
-        while time.monotonic() < end:
-            self.talk.link.close()
-            try:
-                self.talk.open()
-            except BoardError:
-                time.sleep(0.2)
-                continue
-            return
-        raise error
 
     def _begin(self) -> None:
         """Begin a session, and load what is not there."""
