@@ -29,7 +29,6 @@ from dovetail.guests.mesh.layers import layers_of  # noqa: E402
 from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure, place_and_route  # noqa: E402
 from dovetail.guests.mesh.partition import partition_mesh  # noqa: E402
 from dovetail.guests.mesh.pieces import execute  # noqa: E402
-from dovetail.guests.mesh.streaming import simulate_stream, stream_layer  # noqa: E402
 from dovetail.guests.mesh.topology import build_topology, random_faults  # noqa: E402
 from dovetail.ir.graph import Graph, evaluate  # noqa: E402
 from dovetail.schedule.partition import partition  # noqa: E402
@@ -71,7 +70,7 @@ def scale_table() -> list[str]:
         for size, mesh in SIZES.items():
             found, seconds = mapping(graph, mesh, THROUGHPUT)
             stages = [stage for section in found.parts.sections for stage in section.stages]
-            entries = max((tables.largest() for tables in found.tables if tables), default=0)
+            entries = max((tables.largest() for tables in found.tables), default=0)
             rows.append(
                 [
                     name,
@@ -143,16 +142,15 @@ def time_table() -> list[str]:
 
 def reference_table() -> list[str]:
     """Layers beside the public simulator's, and those it says nothing of."""
-    from test_mesh_ways import PUBLISHED, VGG, clocks_of, layer_of
+    from test_mesh_ways import PUBLISHED, VGG, clocks_of
 
     rows, ratios = [], []
     for name in PUBLISHED:
-        own = stream_layer(layer_of(*VGG[name][:3]), SIMULATOR_CHIP, 144)
         cells: list[object] = []
         for clocks, known in zip(clocks_of(name), PUBLISHED[name], strict=True):
             ratios.append(clocks / known)
             cells += [f"{clocks:,.0f}", f"{known:,}", f"{clocks / known:.3f}"]
-        rows.append([name, *cells, int(simulate_stream(own, SIMULATOR_CHIP))])
+        rows.append([name, *cells])
     pairs = [column for way in MappingStrategy for column in (way.value, "published", "ratio")]
     far = median(abs(ratio - 1) for ratio in ratios)
     middle = f"Median of the ratios {median(ratios):.3f}, of how far they are from 1: {far:.3f}."
@@ -173,7 +171,7 @@ def reference_table() -> list[str]:
     return [
         "### Layers alone on the chip of the public simulator (144 elements), clocks",
         "",
-        *table(["layer of VGG-16", *pairs, "Dovetail's own rounds"], rows),
+        *table(["layer of VGG-16", *pairs], rows),
         "",
         middle,
         "",
@@ -226,11 +224,10 @@ def _firmware(name: str) -> list[object]:
 
     graph = network(name)
     found, _ = mapping(graph, SIZES["a chip"], THROUGHPUT)
-    placed, tables = found.whole
-    project = emit_mesh(found.parts, placed, tables, TARGET)
+    project = emit_mesh(found, TARGET)
     given = [sample_inputs(graph, seed) for seed in range(3)]
     began = time.perf_counter()
-    done = run_exact(found.parts, placed, tables, project, TARGET, given)
+    done = run_exact(found, project, TARGET, given)
     same = all(
         np.array_equal(outputs[output], evaluate(graph, arrays)[output])
         for arrays, outputs in zip(given, done.outputs, strict=True)
@@ -241,7 +238,7 @@ def _firmware(name: str) -> list[object]:
         "firmware in Unicorn, 3 inputs",
         "a chip",
         len(project.elements),
-        done.programs,
+        len(project.programs),
         "yes" if same else "NO",
         f"{time.perf_counter() - began:.0f} s",
         max(done.memory),

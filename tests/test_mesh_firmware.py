@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dovetail.compile import sample_inputs
-from dovetail.errors import DovetailError, PlanError, SimulationError
+from dovetail.errors import SimulationError
 from dovetail.farm import LOST
 from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.emit import MeshProject, emit_mesh
@@ -224,17 +224,6 @@ def test_a_message_that_never_comes_is_said() -> None:
     broken = replace(project, elements=(*project.elements[:-1], replace(last, data=bytes(data))))
     with pytest.raises(SimulationError, match="no message of the key 65535"):
         run_exact(found, broken, TARGET, [sample_inputs(small())])
-
-
-def test_networks_in_sections_are_not_emitted() -> None:
-    net = image_net("large", 32, 64)
-    graph = net.finish(net.convolution(net.convolution(net.x, 512, relu=True), 512, relu=True))
-    found = mapped(graph, replace(MESH.resized(chips=1), usable=48 * 1024))
-    assert not found.parts.resident
-    with pytest.raises(ValueError, match="not resident"):
-        assert found.whole
-    with pytest.raises((PlanError, DovetailError)):
-        emit_mesh(found, TARGET)
 
 
 def test_weights_are_packed_in_groups_of_channels() -> None:

@@ -92,8 +92,6 @@ def check_limits(found: MeshMapping) -> None:
     for section, placed, tables in zip(found.parts.sections, found.placed, found.tables, strict=True):
         assert all((stage.memory <= min(mesh.usable, 96 * 1024)).all() for stage in section.stages)
         assert all((stage.costs.fixed > mesh.code + mesh.stack).all() for stage in section.stages)
-        if placed is None or tables is None:
-            continue
         assert len(np.unique(placed.element)) == section.pieces
         assert set(placed.element.tolist()) <= set(found.topology.elements.tolist())
         assert check_covered(section, placed.traffic) > 0 or len(section.stages) == 1
@@ -155,20 +153,20 @@ def test_full_shapes_on_a_board() -> None:
     graph = resnet50()
     began = time.process_time()
     found = mapped(graph, MESH)
-    assert time.process_time() - began < 60
+    assert time.process_time() - began < 20
     check_limits(found)
     timing = simulate(found.whole[0], 8)
     assert timing.interval <= 1.25 * timing.bound
     print(f"ResNet-50: {found.parts.sections[0].pieces} pieces, {timing.interval:.0f} clocks, bound {timing.bound:.0f}")
 
 
-def test_full_shapes_on_a_chip() -> None:
+def test_a_network_too_large_for_a_chip_is_refused_with_what_is_short() -> None:
     graph = resnet50()
-    began = time.process_time()
-    found = mapped(graph, MESH.resized(chips=1), Objective.LATENCY)
-    assert time.process_time() - began < 5
-    check_limits(found)
-    assert len(found.parts.sections) > 1
+    regions, topology = partition(graph, TARGET), build_topology(MESH.resized(chips=1))
+    sentence = "conv_47 alone has more pieces than there are elements, 152 elements are there"
+    for whole, more in ((True, ""), (False, "; in sections, code and stack of 56 layers take 96256 of an element's")):
+        with pytest.raises(PlanError, match=sentence + more):
+            map_network(graph, regions, topology, Objective.THROUGHPUT, whole=whole)
 
 
 @pytest.mark.parametrize(("chips", "share", "seed"), [(None, 0.01, 1), (16, 0.03, 0)])

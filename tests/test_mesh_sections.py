@@ -171,6 +171,17 @@ def test_a_layer_too_large_is_computed_in_parts() -> None:
     check_exact(graph, found)
     _, done = run(graph, found)
     assert done.memory <= tight.usable
-    layers = [stage.layer.index for section in found.parts.sections for stage in section.stages]
-    assert len(layers) > len(set(layers)) and all(found.placed)
-    check_exact(graph, found)
+
+
+def test_a_network_too_large_at_once_runs_in_sections() -> None:
+    """For throughput, too; with `whole` it is refused."""
+    net = image_net("large", 4, 32)
+    graph = net.finish(net.dense(net.convolution(net.x, 64, relu=True), 200))
+    tight = build_topology(replace(FOUR, grid=Grid(2, 2, 1), usable=40 * 1024))
+    regions = partition(graph, TARGET)
+    found = map_network(graph, regions, tight, Objective.THROUGHPUT)
+    assert len(found.parts.sections) > 1 and emit_mesh(found, TARGET).elements
+    with pytest.raises(ValueError, match="not resident"):
+        assert found.whole
+    with pytest.raises(PlanError, match="alone has more pieces than there are elements, 4 elements are there"):
+        map_network(graph, regions, tight, Objective.THROUGHPUT, whole=True)

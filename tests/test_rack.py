@@ -157,11 +157,11 @@ class Adder(RackBackend):
     """In place of elements: adds up what it was loaded with and given."""
 
     def check(self, loaded: RackContents) -> None:
-        if len(loaded.data.get(7, b"")) != 5000:
+        if len(loaded.parts[LoadKind.DATA].get(7, b"")) != 5000:
             raise RefusedError("the element's data are not whole")
 
     def run(self, loaded: RackContents, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
-        found = [np.frombuffer(one[0], np.uint8) + sum(loaded.data[7]) % 256 for one in inputs]
+        found = [np.frombuffer(one[0], np.uint8) + sum(loaded.parts[LoadKind.DATA][7]) % 256 for one in inputs]
         return RackRun([b"".join(one.astype(np.uint8).tobytes() for one in found)], [5] * 4 * len(inputs), 5)
 
 

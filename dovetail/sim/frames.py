@@ -164,7 +164,7 @@ class FrameConversation:
         """How often one had to be sent again."""
 
     def open(self) -> None:
-        """Open the line again, whatever became of the board, and end a request that was cut there; raises BoardError."""
+        """Open the line again, whatever became of the board, and end a half request there; raises BoardError."""
         self.link.close()
         self.link, self._decoder = self._again(), Decoder()
         self._clear()

@@ -48,29 +48,23 @@ class RefusedError(Exception):
 
 @dataclass
 class RackContents:
-    """Everything loaded into a rack: by number, or by the word of an element or chip."""
+    """Everything loaded into a rack: of each kind by number, or by the word of an element or chip."""
 
-    programs: dict[int, bytearray] = field(default_factory=dict)
-    data: dict[int, bytearray] = field(default_factory=dict)
-    tables: dict[int, bytearray] = field(default_factory=dict)
-    routes: dict[int, bytearray] = field(default_factory=dict)
-    tensors: dict[int, bytearray] = field(default_factory=dict)
+    parts: dict[int, dict[int, bytearray]] = field(default_factory=lambda: {kind: {} for kind in LoadKind if kind})
 
     def add(self, what: int, number: int, offset: int, content: bytes) -> None:
         """Carry out LOAD; raises RefusedError."""
-        if not 0 < what <= LoadKind.TENSOR:
+        if what not in self.parts:
             raise RefusedError(f"nothing is loaded as {what}")
-        into = (self.programs, self.data, self.tables, self.routes, self.tensors)[what - 1]
-        known = into.get(number, bytearray())
+        known = self.parts[what].get(number, bytearray())
         if offset > len(known) or self.nbytes() + len(content) > MOST_LOADED:
             raise RefusedError(f"byte {offset} does not follow what is there, or it is too much")
         known[offset : offset + len(content)] = content
-        into[number] = known
+        self.parts[what][number] = known
 
     def nbytes(self) -> int:
-        """Number of elements on all chips."""
-        every = (self.programs, self.data, self.tables, self.routes, self.tensors)
-        return sum(len(content) for one in every for content in one.values())
+        """Bytes of everything."""
+        return sum(len(content) for one in self.parts.values() for content in one.values())
 
 
 @dataclass(frozen=True)
@@ -156,7 +150,7 @@ class Rack:
 
     def _hello(self, name: int) -> bytes:
         self._session, self._last = name, 0
-        return struct.pack("<HHI", VERSION, MAXIMUM_PAYLOAD, len(self.loaded.data)) + self.digest
+        return struct.pack("<HHI", VERSION, MAXIMUM_PAYLOAD, len(self.loaded.parts[LoadKind.DATA])) + self.digest
 
     def _load(self, what: int, number: int, offset: int, content: bytes) -> bytes:
         self.digest = bytes(16)
@@ -173,7 +167,9 @@ class Rack:
         return struct.pack("<I", self._room)
 
     def _sizes(self) -> dict[int, int]:
-        sizes = {number: int.from_bytes(content, "little") for number, content in self.loaded.tensors.items()}
+        sizes = {
+            number: int.from_bytes(content, "little") for number, content in self.loaded.parts[LoadKind.TENSOR].items()
+        }
         if sum(sizes.values()) * self._room > MOST_LOADED:
             raise RefusedError(f"{sum(sizes.values())} bytes of inputs are too many")
         return sizes

@@ -89,8 +89,8 @@ class _BoardLease:
 
 
 class _Greetings:
-    """Connections that have not proved that they know the secret. A new one always has a seat: where there are too many,
-    the oldest of its address loses its own, or the oldest of the address that has most."""
+    """Connections that have not proved that they know the secret. A new one always has a seat: where there are too
+    many, the oldest of its address loses its own, or the oldest of the address that has most."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()

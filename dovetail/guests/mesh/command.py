@@ -86,7 +86,7 @@ def mesh(
         reporting.check_pieces(mapped)
         show("running a stream through the model")
         performance = measure(mapped, options.inputs, links=folder is not None)
-        reporting.print_stages(mapped)
+        reporting.print_stages(mapped, aim)
         say(reporting.sentence(mapped, performance))
         if options.save_parts is not None:
             files = part_files(mapped)

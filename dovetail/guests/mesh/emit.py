@@ -87,14 +87,10 @@ def emit_mesh(mapped: MeshMapping, target: Target) -> MeshProject:
     """Write programs and data.
 
     Raises:
-        PlanError: a section is streamed or does not fit, or there are several and they are not on one chip.
+        PlanError: a section does not fit.
         DovetailError: the core has no kernel for what it would have to compute.
     """
-    placed, tables = mapped.resident_sections
-    chips = {chip for one in placed for chip in one.chip.tolist()}
-    if len(placed) > 1 and (len(chips) > 1 or mapped.parts.mesh.pieces is not None):
-        what = "programs are written for sections on one chip, in which everything is resident"
-        raise PlanError(what, where=mapped.parts.graph.name, hint="use more chips or boards")
+    placed, tables = mapped.placed, mapped.tables
     keys = _apart(tables)
     pieces = [list(_pieces(one, each, target)) for one, each in zip(placed, keys, strict=True)]
     if len(placed) == 1:

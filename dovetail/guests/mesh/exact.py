@@ -33,7 +33,7 @@ from dovetail.guests.mesh.transfers import senders_of
 from dovetail.guests.mesh.workers import LOST_HINT, ElementRun, element_setup
 from dovetail.ir.types import Array
 from dovetail.sim.protocol import RunRequest, SimulationSetup
-from dovetail.sim.rack import LoadKind, RackContents, RefusedError
+from dovetail.sim.rack import RackContents, RefusedError
 from dovetail.target.description import Target
 
 if TYPE_CHECKING:
@@ -109,11 +109,11 @@ def run_exact(
     hint = "cut the layer into more pieces in the mapping file, or give fewer slots"
     with farm(jobs, scheduler) as spread, _firmware(mapped, project, target, hint, jobs) as (firmware, used):
         data = {word: one.data for word, one in zip(words, project.elements, strict=True)}
-        kinds: dict[LoadKind, dict[int, bytearray]] = {kind: {} for kind in LoadKind}
+        loaded = RackContents()
         for kind, number, content in rack_images(build, firmware, data, read_images(build, project.files)[1]):
-            kinds[kind][number] = bytearray(content)
+            loaded.parts[kind][number] = bytearray(content)
         try:
-            elements = LoadedElements(RackContents(*(kinds[kind] for kind in LoadKind if kind)), mapped.topology)
+            elements = LoadedElements(loaded, mapped.topology)
             runs = elements.run(spread, element_setup(target), tensors, ended)
         except RefusedError as error:
             hint = "report this: the tables of sender and receiver disagree"
@@ -209,7 +209,7 @@ class _Elements:
     def __init__(self, mapped: MeshMapping, project: MeshProject, setup: SimulationSetup) -> None:
         from dovetail.sim.machine import Machine
 
-        self._placed, _ = mapped.resident_sections
+        self._placed = mapped.placed
         self._parts, self._keys = mapped.parts, project.keys
         self._machines: dict[int, Machine] = {}
         self.cycles: _Cycles = []
@@ -276,7 +276,7 @@ def _device(machine: Machine) -> ElementDevice:
 def _latency(mapped: MeshMapping, clocks: Sequence[Ints]) -> float:
     """The latency of an input whose pieces take so many clocks."""
     total, before = 0.0, None
-    for placed, own in zip(mapped.resident_sections[0], clocks, strict=True):
+    for placed, own in zip(mapped.placed, clocks, strict=True):
         one = SectionTimes(placed)
         turns = own[None][:, :, [1, 1, 2]]
         executed = float(own[:, 0].max()) + simulate(placed, 1, turns=turns).latency

@@ -9,20 +9,20 @@ import numpy as np
 
 from dovetail.errors import PlanError
 from dovetail.guests.mesh.choice import Objective
-from dovetail.guests.mesh.layers import Ints, layers_of, output_layers
+from dovetail.guests.mesh.cuts import require_fit
+from dovetail.guests.mesh.layers import MOST_SUMS, Ints, layers_of, output_layers
 from dovetail.guests.mesh.partition import (
     FEW_SUMS,
     SMALL,
     MeshPartition,
     MeshStage,
+    frontiers_of,
     partition_mesh,
-    results_read_later,
 )
 from dovetail.guests.mesh.pieces import check_covered, piece_graph
-from dovetail.guests.mesh.placement import TRIES, SectionPlacement, Tables, place, tables_of
-from dovetail.guests.mesh.sections import SectionSearch, SectionTimes, fewer, one_chip, placements
+from dovetail.guests.mesh.placement import SectionPlacement, Tables, place, tables_of
+from dovetail.guests.mesh.sections import LAYER_CODE, SectionSearch, SectionTimes, fewer, one_chip, placements
 from dovetail.guests.mesh.simulate import StreamTiming, simulate
-from dovetail.guests.mesh.streaming import simulate_stream
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.graph import Graph
 from dovetail.schedule.region import Region
@@ -34,26 +34,16 @@ class MeshMapping:
 
     parts: MeshPartition
     topology: Topology
-    placed: tuple[SectionPlacement | None, ...]
-    """Per section; None for one that is streamed."""
-    tables: tuple[Tables | None, ...]
+    placed: tuple[SectionPlacement, ...]
+    """Per section."""
+    tables: tuple[Tables, ...]
 
     @property
     def whole(self) -> tuple[SectionPlacement, Tables]:
         """The one section of a resident network, placed and routed; raises ValueError where there are several."""
-        placed, tables = self.placed[0], self.tables[0]
-        if not self.parts.resident or placed is None or tables is None:
+        if not self.parts.resident:
             raise ValueError("the network is not resident as a whole")
-        return placed, tables
-
-    @property
-    def resident_sections(self) -> tuple[tuple[SectionPlacement, ...], tuple[Tables, ...]]:
-        """Placement and tables of every section; raises PlanError if one is streamed."""
-        placed, tables = [one for one in self.placed if one], [one for one in self.tables if one]
-        if len(placed) < len(self.placed):
-            what = "programs are written for sections in which everything is resident"
-            raise PlanError(what, where=self.parts.graph.name, hint="use more chips or boards")
-        return tuple(placed), tuple(tables)
+        return self.placed[0], self.tables[0]
 
 
 @dataclass(frozen=True)
@@ -81,38 +71,67 @@ def map_network(
         regions: its regions.
         topology: the mesh.
         objective: the time that counts. For latency, sections one after the other are compared with the network as a
-            whole.
-        whole: only the latter.
+            whole; for throughput, they are taken where not all of it fits at once.
+        whole: no sections.
 
     Raises:
         PlanError: the network does not fit; says what is short.
         ModelError: it does not run on a mesh.
     """
-    if objective is Objective.LATENCY and not whole and topology.mesh.pieces is None:
-        return _quickest(graph, regions, topology)
-    return _as_a_whole(graph, regions, topology, objective)
+    in_sections = not whole and topology.mesh.pieces is None
+    found = None
+    if objective is Objective.THROUGHPUT or not in_sections:
+        found = _as_a_whole(graph, regions, topology, objective)
+    if found is None and in_sections:
+        found = _quickest(graph, regions, topology)
+    if found is None:
+        raise _too_large(graph, regions, topology, in_sections)
+    return found
 
 
-def _as_a_whole(graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective) -> MeshMapping:
-    """All of a network on the mesh at once where it fits."""
-    first = place_and_route(partition_mesh(graph, regions, topology, objective), topology)
-    if len(topology.places) < 2 or not first.parts.resident:
+def _too_large(graph: Graph, regions: Sequence[Region], topology: Topology, in_sections: bool) -> PlanError:
+    """The error for a network that does not fit; raises that for a layer of which no piece does."""
+    layers, mesh = layers_of(graph, regions), topology.mesh
+    for layer in layers:
+        require_fit(layer, mesh, layer.one_slot)
+    fronts, count = frontiers_of(layers, topology), len(topology.elements)
+    what = f"its layers have at least {sum(int(one.pieces[0]) for one in fronts if one.cuts)} pieces"
+    for layer in (layer for layer, one in zip(layers, fronts, strict=True) if not one.cuts):
+        what = f"{layer.name} alone has more pieces than there are elements"
+    what += f", {count} elements are there"
+    if in_sections:
+        code = mesh.code + LAYER_CODE * len(layers) + mesh.stack
+        what += f"; in sections, code and stack of {len(layers)} layers take {code} of an element's {mesh.usable} bytes"
+    return PlanError(what, where=graph.name, hint="use more chips or boards, or elements with more memory")
+
+
+def _as_a_whole(
+    graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective
+) -> MeshMapping | None:
+    """All of a network on the mesh at once; None where it does not fit."""
+
+    def mapped(objective: Objective, most_sums: int = MOST_SUMS) -> MeshMapping | None:
+        parts = partition_mesh(graph, regions, topology, objective, most_sums)
+        return place_and_route(parts, topology) if parts else None
+
+    first = mapped(objective)
+    if len(topology.places) < 2 or first is None:
         return first
     # what goes between chips, partial sums above all, is only known once all is placed
     if objective is Objective.LATENCY:
-        other = place_and_route(partition_mesh(graph, regions, topology, Objective.THROUGHPUT), topology)
-        shorter = other.parts.resident and measure(other, 1).latency < measure(first, 1).latency
-        return replace(other, parts=replace(other.parts, objective=objective)) if shorter else first
+        other = mapped(Objective.THROUGHPUT)
+        if other is None or measure(other, 1).latency >= measure(first, 1).latency:
+            return first
+        return replace(other, parts=replace(other.parts, objective=objective))
     timing = simulate(first.whole[0], _STALLED)
     if timing.interval <= timing.bound * _STALLS:
         return first
-    other = place_and_route(partition_mesh(graph, regions, topology, objective, FEW_SUMS), topology)
-    shorter = other.parts.resident and simulate(other.whole[0], _STALLED).interval < timing.interval
-    return other if shorter else first
+    other = mapped(objective, FEW_SUMS)
+    return other if other and simulate(other.whole[0], _STALLED).interval < timing.interval else first
 
 
-def _quickest(graph: Graph, regions: Sequence[Region], topology: Topology) -> MeshMapping:
-    """The least latency of what is tried: in sections, or as a whole, on a chip on fewer elements too."""
+def _quickest(graph: Graph, regions: Sequence[Region], topology: Topology) -> MeshMapping | None:
+    """The least latency of what is tried: in sections on one chip, or as a whole, on a chip on fewer elements too."""
     layers = layers_of(graph, regions)
     outputs = output_layers(graph, layers, regions)
     results = frozenset(outputs.values())
@@ -128,13 +147,13 @@ def _quickest(graph: Graph, regions: Sequence[Region], topology: Topology) -> Me
     subsets = [fewer(topology, count) for count in range(topology.capacity - 1, 0, -1)] if small else []
     for where in [topology, *subsets] if several else []:
         part = _as_a_whole(graph, regions, where, Objective.LATENCY)
-        options += [replace(part, topology=topology)] if part.parts.resident else []
+        options += [replace(part, topology=topology)] if part else []
     for where in (one_chip(topology), *([topology] if several and small else [])):
         options += [mapped([one]) for one in placements(layers, where, results)]
-    if not options:  # as a model only: layers are streamed, or sections are on several chips
-        return _as_a_whole(graph, regions, topology, Objective.LATENCY)
+    if not options:
+        return None
     best = min(options, key=lambda one: measure(one, 1).latency)
-    for placed in best.resident_sections[0]:
+    for placed in best.placed:
         check_covered(placed.section, placed.traffic)
     return best
 
@@ -145,26 +164,22 @@ modelled for that."""
 
 
 def place_and_route(parts: MeshPartition, topology: Topology) -> MeshMapping:
-    """The stages behind partition.
+    """The stages behind partition, of a network as a whole.
 
     Raises:
         DovetailError: an element's target cannot compute a piece.
     """
     parts = planned(parts)
-    placed: list[SectionPlacement | None] = []
-    for index, section in enumerate(parts.sections):
-        one = None
-        if section.streaming is None:
-            one = place(section, topology, stored_layers(parts, index), max(1, TRIES // len(parts.sections)))
-            check_covered(section, one.traffic)
-        placed.append(one)
-    return MeshMapping(parts, topology, tuple(placed), tuple(tables_of(one) if one else None for one in placed))
+    (section,) = parts.sections
+    placed = place(section, topology, stored_layers(parts))
+    check_covered(section, placed.traffic)
+    return MeshMapping(parts, topology, (placed,), (tables_of(placed),))
 
 
 def planned(parts: MeshPartition) -> MeshPartition:
     """The pieces with the clocks of their plans, where the elements' target computes them; as they are elsewhere."""
     pieces = parts.mesh.pieces
-    if pieces is None or not parts.resident:
+    if pieces is None:
         return parts
 
     def stage_of(stage: MeshStage) -> MeshStage:
@@ -178,31 +193,22 @@ def planned(parts: MeshPartition) -> MeshPartition:
     return replace(parts, sections=(replace(section, stages=tuple(map(stage_of, section.stages))),))
 
 
-def stored_layers(parts: MeshPartition, index: int) -> frozenset[int]:
-    """Layers of a section whose results go to DRAM: outputs, and values that later sections read."""
-    own = {stage.layer.index for stage in parts.sections[index].stages}
-    return frozenset(own.intersection(parts.outputs.values()) | results_read_later(parts.layers, own))
+def stored_layers(parts: MeshPartition) -> frozenset[int]:
+    """Layers of a network as a whole whose results go to DRAM."""
+    return frozenset(parts.outputs.values())
 
 
 def measure(mapped: MeshMapping, inputs: int = 12, links: bool = False, turns: Ints | None = None) -> Performance:
     """Run the event model: a stream of inputs through a resident network, or one input through all sections; `links`
     and, for a resident network, `turns`: as of `simulate`."""
-    parts, mesh = mapped.parts, mapped.topology.mesh
+    parts = mapped.parts
     if parts.resident:
         timing = simulate(mapped.whole[0], inputs, links, turns)
         alone = simulate(mapped.whole[0], 1, turns=turns).latency if inputs > 1 else timing.latency
         return Performance(alone, timing.interval, timing.bound, timing.bottleneck, timing, (alone,))
-    clocks, bounds = [], []
-    before: SectionTimes | None = None
-    for section, placed in zip(parts.sections, mapped.placed, strict=True):
-        times = SectionTimes(placed) if placed else None
-        if times is not None:
-            clocks.append(times.after(before))
-            bounds.append(times.timing.bound)
-        elif section.streaming is not None:
-            clocks.append(simulate_stream(section.streaming, mesh))
-            bounds.append(max(section.streaming.dram_clocks, section.streaming.floor))
-        before = times
+    times = [SectionTimes(placed) for placed in mapped.placed]
+    clocks = [one.after(before) for one, before in zip(times, [None, *times[:-1]], strict=True)]
     name = parts.sections[int(np.argmax(clocks))].stages[0].layer.name
     bottleneck = f"sections one after the other, most of all {name}"
-    return Performance(sum(clocks), sum(clocks), sum(bounds), bottleneck, None, tuple(clocks))
+    bound = sum(one.timing.bound for one in times)
+    return Performance(sum(clocks), sum(clocks), bound, bottleneck, None, tuple(clocks))

@@ -90,10 +90,10 @@ def complete(
     outputs = output_layers(graph, layers, regions)
     parts = planned(MeshPartition(graph, layers, outputs, topology.mesh, objective, (Section(tuple(stages)),)))
     section = parts.sections[0]
-    traffic = traffic_of(section, stored_layers(parts, 0))
+    traffic = traffic_of(section, stored_layers(parts))
     check_covered(section, traffic)
     groups = usual.groups if usual and turn == 0 else ()
-    element = np.array(registry.placed(homes, replace(section, groups=groups), stored_layers(parts, 0)), np.int64)
+    element = np.array(registry.placed(homes, replace(section, groups=groups), stored_layers(parts)), np.int64)
     topology = routed(topology, wishes.routes)
     placed = SectionPlacement(section, topology, traffic, element, loads_of(traffic, topology, element))
     return MeshMapping(parts, topology, (placed,), (tables_of(placed),))

@@ -1,30 +1,18 @@
-"""Cuts a network into pieces, one for each element, so that all of it is resident, or in sections where it must."""
+"""Cuts a network into pieces, one for each element, so that all of it is resident."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.choice import Objective, SlabGroup, SlabSearch, choose, clocks_of
-from dovetail.guests.mesh.cuts import (
-    Cut,
-    CutCosts,
-    Frontier,
-    PieceSizes,
-    bounds,
-    costs_of,
-    frontier,
-    grain,
-    require_fit,
-)
+from dovetail.guests.mesh.choice import Objective, SlabGroup, SlabSearch, choose
+from dovetail.guests.mesh.cuts import Cut, CutCosts, Frontier, PieceSizes, bounds, costs_of, frontier, grain
 from dovetail.guests.mesh.layers import INPUT, MOST_SUMS, Ints, MeshLayer, OperandRead, layers_of, output_layers
-from dovetail.guests.mesh.streaming import Streaming, stream_layer
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Box, TensorType, box_shape, box_slices, full_box
@@ -97,8 +85,6 @@ class Section:
     stages: tuple[MeshStage, ...]
     groups: tuple[SlabGroup, ...] = ()
     """Layers whose slabs share chips; empty where they have no chips of their own."""
-    streaming: Streaming | None = None
-    """How the one stage is streamed through DRAM; None where everything is resident."""
 
     @property
     def pieces(self) -> int:
@@ -126,7 +112,7 @@ class MeshPartition:
     @property
     def resident(self) -> bool:
         """True where the whole network is on the mesh at once."""
-        return len(self.sections) == 1 and self.sections[0].streaming is None
+        return len(self.sections) == 1
 
     def outputs_in(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """The network's outputs, given the results of its layers."""
@@ -141,8 +127,8 @@ FEW_SUMS = 2
 
 def partition_mesh(
     graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective, most_sums: int = MOST_SUMS
-) -> MeshPartition:
-    """Cut a network into pieces.
+) -> MeshPartition | None:
+    """Cut a network into pieces that are on the mesh at once; None where they do not fit.
 
     Args:
         graph: the integer graph.
@@ -152,14 +138,12 @@ def partition_mesh(
         most_sums: into how many parts the sums of a layer are cut at most.
 
     Raises:
-        PlanError: a layer's smallest piece does not fit an element.
         ModelError: the network does not run on a mesh.
     """
     layers = tuple(replace(layer, most_sums=most_sums) for layer in layers_of(graph, regions))
     outputs = output_layers(graph, layers, regions)
     whole = resident(layers, topology, objective)
-    sections = (whole,) if whole else sections_of(layers, topology)
-    return MeshPartition(graph, layers, outputs, topology.mesh, objective, sections)
+    return MeshPartition(graph, layers, outputs, topology.mesh, objective, (whole,)) if whole else None
 
 
 def resident(layers: Sequence[MeshLayer], topology: Topology, objective: Objective) -> Section | None:
@@ -260,12 +244,12 @@ _MOST_LINED = 16
 """Parts of a layer's channels, at most, of which each is searched for lines; others have the layer's."""
 
 
-def sizes_of(layer: MeshLayer, cut: Cut, boxes: NDArray[np.int64], mesh: Mesh, lines: bool = True) -> PieceSizes:
-    """The sizes of the pieces in boxes, [pieces, 8]; `lines`: whether parts of the channels are searched for lines."""
+def sizes_of(layer: MeshLayer, cut: Cut, boxes: NDArray[np.int64], mesh: Mesh) -> PieceSizes:
+    """The sizes of the pieces in boxes, [pieces, 8]."""
     parts = np.full(len(boxes), cut.sums)
     place, lined = np.arange(len(boxes)) % cut.sums, None
     channels, which = np.unique(boxes[:, 4:6], axis=0, return_inverse=True)
-    if lines and mesh.pieces is None and cut.sums == 1 and len(channels) <= _MOST_LINED:
+    if mesh.pieces is None and cut.sums == 1 and len(channels) <= _MOST_LINED:
         lined = np.array([layer.line_use(*span) for span in channels.tolist()])[which.reshape(-1)]
     rows, columns, channels, sums = (boxes[:, 1::2] - boxes[:, ::2]).T
     return PieceSizes(rows, columns, channels, sums, parts, place, lined)
@@ -305,81 +289,11 @@ def read_span(reading: OperandRead, layer: MeshLayer, axis: int, boxes: NDArray[
     return np.maximum(start, 0), np.minimum(stop, size)
 
 
-_LONGEST = 12
-"""Layers of a section at most."""
-
-
-def sections_of(layers: Sequence[MeshLayer], topology: Topology) -> tuple[Section, ...]:
-    """The sections that take the least time one after the other, by dynamic programming over layers.
-
-    Raises:
-        PlanError: a layer fits neither way (says what its smallest piece takes), or DRAM is too small.
-    """
-    mesh, elements, chips = topology.mesh, len(topology.elements), len(topology.places)
-    needed, room = dram_bytes(layers), mesh.dram_bytes * chips
-    if needed > room:
-        what = f"weights and values take {needed} bytes, the DRAM has {room}"
-        raise PlanError(what, where="mesh", hint="use more chips")
-    streams, fronts = [_streamed(layer, topology) for layer in layers], frontiers_of(layers, topology)
-    best: list[tuple[float, tuple[tuple[int, list[Cut] | None], ...]]] = [(0.0, ())]
-    for end, layer in enumerate(layers, 1):
-        options: list[tuple[float, tuple[tuple[int, list[Cut] | None], ...]]] = []
-        if streaming := streams[end - 1]:
-            time, before = best[end - 1]
-            options.append((time + streaming.estimate, (*before, (end - 1, None))))
-        for begin in range(max(0, end - _LONGEST), end):
-            cuts = choose(fronts[begin:end], elements, Objective.LATENCY)
-            if cuts is not None:
-                time = best[begin][0] + clocks_of(fronts[begin:end], cuts, Objective.LATENCY)
-                time += _moved(layers, begin, end) / (mesh.rates.dram * chips)
-                options.append((time, (*best[begin][1], (begin, cuts))))
-        if not options:
-            require_fit(layer, mesh, layer.one_slot)
-            hint = "use more elements with --boards or --chips"
-            raise PlanError("neither resident nor streamed does it fit", where=layer.name, hint=hint)
-        best.append(min(options, key=lambda option: option[0]))
-    sections = []
-    for begin, cuts in best[-1][1]:
-        streaming = streams[begin]
-        if cuts is not None:
-            sections.append(resident_section(layers[begin : begin + len(cuts)], cuts, mesh))
-        elif streaming is not None:
-            sections.append(Section((streamed_stage(layers[begin], streaming, mesh),), streaming=streaming))
-    return tuple(sections)
-
-
 def dram_bytes(layers: Sequence[MeshLayer]) -> int:
     """Bytes of all weights and values."""
     return sum(layer.constant_bytes + layer.result_bytes for layer in layers)
 
 
-def streamed_stage(layer: MeshLayer, streaming: Streaming, mesh: Mesh) -> MeshStage:
-    """The pieces of a streamed layer; their memory is what a round takes."""
-    boxes = boxes_of(layer, streaming.cut, mesh)
-    costs = costs_of(layer, sizes_of(layer, streaming.cut, boxes, mesh, lines=False), mesh, layer.one_slot)
-    none = np.zeros(len(boxes), np.int64)
-    costs = replace(costs, fixed=none + streaming.memory, slot=none, others=none)
-    return MeshStage(layer, streaming.cut, boxes, layer.one_slot, costs, 0)
-
-
-def _streamed(layer: MeshLayer, topology: Topology) -> Streaming | None:
-    """How a layer is streamed on one chip; None where it cannot be."""
-    try:
-        return stream_layer(layer, topology.mesh, int(np.bincount(topology.elements // topology.mesh.per_chip).max()))
-    except PlanError:
-        return None
-
-
 def results_read_later(layers: Sequence[MeshLayer], own: Collection[int]) -> set[int]:
     """Layers among `own` whose results others read."""
     return {r.producer for layer in layers if layer.index not in own for r in layer.readings}.intersection(own)
-
-
-def _moved(layers: Sequence[MeshLayer], begin: int, end: int) -> int:
-    """Bytes through DRAM of a resident section: weights, operands from before, results for later layers."""
-    own = layers[begin:end]
-    readings = [reading for layer in own for reading in layer.readings if not begin <= reading.producer < end]
-    operands = {reading.value: prod(reading.image) * reading.itemsize for reading in readings}
-    later = {len(layers) - 1} | results_read_later(layers, range(begin, end))
-    results = sum(layer.result_bytes for layer in own if layer.index in later)
-    return sum(layer.constant_bytes for layer in own) + sum(operands.values()) + results

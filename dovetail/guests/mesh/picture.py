@@ -29,7 +29,7 @@ def picture(mapped: MeshMapping, performance: Performance, sentence: str) -> byt
         f"<p>{html.escape(sentence)}</p>",
     ]
     timing, placed = performance.timing, mapped.placed[0]
-    if timing is not None and placed is not None:
+    if timing is not None:
         clocks = np.concatenate([stage.costs.clocks for stage in placed.section.stages])
         held = np.concatenate([stage.memory for stage in placed.section.stages])
         tenants = [list(pieces) for pieces in placed.tenants.values()]
@@ -141,8 +141,7 @@ def _sections(mapped: MeshMapping, clocks: Sequence[float]) -> str:
     names = []
     for section in mapped.parts.sections:
         layers = [stage.layer.name for stage in section.stages]
-        how = "streamed" if section.streaming is not None else f"{section.pieces} pieces"
-        names.append(f"{layers[0]}{' to ' + layers[-1] if len(layers) > 1 else ''} ({how})")
+        names.append(f"{layers[0]}{' to ' + layers[-1] if len(layers) > 1 else ''} ({section.pieces} pieces)")
     return _bars("Sections, one after the other", names, (ends - np.array(clocks)).tolist(), ends.tolist())
 
 

@@ -21,7 +21,7 @@ from dovetail.guests.mesh.topology import Topology, build_topology
 from dovetail.guests.mesh.transfers import ELEMENT_HEADER, TRANSFER
 from dovetail.guests.mesh.workers import ElementJob, ElementRun, element_setup, run_wave
 from dovetail.sim.protocol import SimulationSetup
-from dovetail.sim.rack import RackBackend, RackContents, RackRun, RefusedError
+from dovetail.sim.rack import LoadKind, RackBackend, RackContents, RackRun, RefusedError
 from dovetail.target.description import Target
 
 _CHIP = 0xFFFF0000
@@ -69,8 +69,8 @@ class LoadedElements:
 
     def __init__(self, loaded: RackContents, topology: Topology) -> None:
         self._topology = topology
-        self.elements = [_element(loaded, word) for word in sorted(loaded.data)]
-        self._routes = {chip: _routes(bytes(content)) for chip, content in loaded.routes.items()}
+        self.elements = [_element(loaded, word) for word in sorted(loaded.parts[LoadKind.DATA])]
+        self._routes = {chip: _routes(bytes(content)) for chip, content in loaded.parts[LoadKind.ROUTES].items()}
 
     def check(self) -> None:
         """Raise RefusedError where elements do not exist, or messages do not arrive."""
@@ -205,12 +205,12 @@ class EmulatedElements(RackBackend):
 
 
 def _element(loaded: RackContents, word: int) -> _LoadedElement:
-    table, data = bytes(loaded.tables.get(word, b"")), bytes(loaded.data[word])
+    table, data = bytes(loaded.parts[LoadKind.TABLE].get(word, b"")), bytes(loaded.parts[LoadKind.DATA][word])
     numbers = struct.unpack(f"<{len(table) // 4}I", table[: len(table) // 4 * 4])
-    if len(numbers) < 2 or numbers[0] not in loaded.programs:
+    if len(numbers) < 2 or numbers[0] not in loaded.parts[LoadKind.PROGRAM]:
         raise RefusedError(f"element {name_of(word)} has no program")
     pieces = tuple(_piece(data, place, word) for place in numbers[1:])
-    return _LoadedElement(word, bytes(loaded.programs[numbers[0]]), data, pieces)
+    return _LoadedElement(word, bytes(loaded.parts[LoadKind.PROGRAM][numbers[0]]), data, pieces)
 
 
 def _piece(data: bytes, place: int, word: int) -> _LoadedPiece:

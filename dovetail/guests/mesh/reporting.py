@@ -13,6 +13,7 @@ from dovetail.cli.console import say, show_table
 from dovetail.compile import sample_inputs
 from dovetail.errors import DovetailError
 from dovetail.guests.mesh.building import manager_files
+from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.compiled import CompiledPieces, share_on_engines, used_places
 from dovetail.guests.mesh.emit import emit_mesh
 from dovetail.guests.mesh.exact import run_exact, run_sections
@@ -92,23 +93,24 @@ def run_exactly(
     )
 
 
-def print_stages(mapped: MeshMapping) -> None:
-    """Print a table of the layers and their cuts."""
+def print_stages(mapped: MeshMapping, asked: Objective) -> None:
+    """Print a table of the layers and their cuts, and a note where it is not what was asked for."""
     pieces = mapped.parts.mesh.pieces
     shares: list[tuple[int, int]] = []
-    headings = ("layer", "on", "rows", "columns", "channels", "sums", "pieces", "clocks", "bytes", "how")
+    headings = ("layer", "on", "rows", "columns", "channels", "sums", "pieces", "clocks", "bytes")
     rows = []
     for section in mapped.parts.sections:
-        how = "streamed" if section.streaming is not None else "resident"
         for stage in section.stages:
             where = "MAC array" if stage.layer.on_array else "core"
-            if isinstance(pieces, CompiledPieces) and section.streaming is None:
+            if isinstance(pieces, CompiledPieces):
                 compiled = [pieces.compiled(piece_graph(stage, piece)[0]) for piece in range(stage.pieces)]
                 shares += map(share_on_engines, compiled)
                 where = ", ".join(sorted({name for one in compiled for name in used_places(one)}))
             numbers = (*astuple(stage.cut), stage.pieces, int(stage.costs.clocks.max()), int(stage.memory.max()))
-            rows.append([stage.layer.name, where, *map(str, numbers), how])
-    show_table(headings, rows, left=("layer", "on", "how"))
+            rows.append([stage.layer.name, where, *map(str, numbers)])
+    show_table(headings, rows, left=("layer", "on"))
+    if asked is Objective.THROUGHPUT and not mapped.parts.resident:
+        say("not all of it is on the mesh at once: it runs in sections, an input after the other")
     if total := sum(macs for _, macs in shares):
         own = 100 * sum(macs for macs, _ in shares) / total
         say(f"{own:.1f} % of the multiply-accumulates are on the elements' engines")
@@ -117,8 +119,7 @@ def print_stages(mapped: MeshMapping) -> None:
 def sentence(mapped: MeshMapping, performance: Performance) -> str:
     """Elements and times of a mapping, in words."""
     clock = mapped.parts.mesh.clock
-    pairs = zip(mapped.parts.sections, mapped.placed, strict=True)
-    used = max(len(placed.tenants) if placed else section.pieces for section, placed in pairs)
+    used = max(len(placed.tenants) for placed in mapped.placed)
     ratio = performance.interval / performance.bound
     return (
         f"{used} of {len(mapped.topology.elements)} elements; one input takes {performance.latency:.0f} clocks "
@@ -136,10 +137,8 @@ def files_of(mapped: MeshMapping, performance: Performance, target: Target) -> d
         project = emit_mesh(mapped, target)
         files |= {"mapping.yaml": mapping_yaml(mapped), **project.files}
         files |= {**mesh_manifest(mapped, project, target), **manager_files()}
-    elif None not in mapped.placed:
-        files |= emit_mesh(mapped, target).files
     else:
-        say("layers are streamed, or on several chips one after the other: no programs are written")
+        files |= emit_mesh(mapped, target).files
     return files
 
 
@@ -148,7 +147,7 @@ def mapping_json(mapped: MeshMapping) -> bytes:
     it), box, bytes and key; per chip its routing entries."""
     parts = mapped.parts
     content = {
-        "schema": 1,
+        "schema": 2,
         "network": parts.graph.name,
         "objective": parts.objective.value,
         "boards": parts.mesh.boards,
@@ -162,26 +161,21 @@ def mapping_json(mapped: MeshMapping) -> bytes:
 
 def _section(mapped: MeshMapping, index: int) -> dict[str, Any]:
     section, placed, tables = mapped.parts.sections[index], mapped.placed[index], mapped.tables[index]
-    streaming = section.streaming
-    streamed = streaming and {name: getattr(streaming, name) for name in ("bands", "slices", "depths")}
     stages = []
     for stage in section.stages:
         one: dict[str, Any] = {"layer": stage.layer.name, "cut": list(astuple(stage.cut)), "slots": list(stage.slots)}
-        if placed is not None and tables is not None:
-            numbers = slice(stage.first, stage.first + stage.pieces)
-            places = map(mapped.topology.position, placed.element[numbers].tolist())
-            columns = (places, stage.boxes.tolist(), stage.memory.tolist(), tables.key[numbers].tolist())
-            names = ("element", "box", "bytes", "key")
-            one["pieces"] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        numbers = slice(stage.first, stage.first + stage.pieces)
+        places = map(mapped.topology.position, placed.element[numbers].tolist())
+        columns = (places, stage.boxes.tolist(), stage.memory.tolist(), tables.key[numbers].tolist())
+        names = ("element", "box", "bytes", "key")
+        one["pieces"] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         stages.append(one)
-    content: dict[str, Any] = {"streamed": streamed, "stages": stages}
-    if tables is not None:
-        rows = np.column_stack([tables.first, tables.keys, tables.ways, tables.local])
-        content["routes"] = [
-            {"chip": list(mapped.topology.places[chip]), "entries": rows[tables.chip == chip].tolist()}
-            for chip in np.unique(tables.chip).tolist()
-        ]
-    return content
+    rows = np.column_stack([tables.first, tables.keys, tables.ways, tables.local])
+    routes = [
+        {"chip": list(mapped.topology.places[chip]), "entries": rows[tables.chip == chip].tolist()}
+        for chip in np.unique(tables.chip).tolist()
+    ]
+    return {"stages": stages, "routes": routes}
 
 
 def mapping_yaml(mapped: MeshMapping) -> bytes:
