@@ -19,8 +19,7 @@ from dovetail.ir.requantisation.raised import RaisedSum
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels.helpers import HELPERS
 from dovetail.kernels.raised import raised_end
-from dovetail.kernels.region import split
-from dovetail.kernels.scope import KernelScope
+from dovetail.kernels.scope import split
 from dovetail.kernels.sums import SumConstants, products_of, sums_of
 from dovetail.targets.cortex_m import M4
 from firmware import require_chip
@@ -52,7 +51,7 @@ def layer(
 def raised(graph: Graph) -> tuple[SumConstants, RaisedSum | None]:
     """The sums of a layer and how they are raised."""
     region = split(graph)
-    sums = sums_of(region, products_of(region, KernelScope(graph)))
+    sums = sums_of(region, products_of(region))
     return sums, raised_end(region, sums)
 
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from dovetail.ir.requantisation.pairs import SumChain, sum_chains
 from dovetail.ir.types import DType
-from dovetail.kernels.c import total
-from dovetail.kernels.region import RegionParts
+from dovetail.kernels.c import Lines, total
 from dovetail.kernels.scope import KernelScope
 
 ADD_BYTES = "add_bytes"
@@ -21,32 +20,32 @@ _MOST_PLACES = 2048
 """Most entries of a table of limited results."""
 
 
-def _line_of(region: RegionParts, scope: KernelScope) -> SumChain | None:
+def _line_of(scope: KernelScope) -> SumChain | None:
     """The line a region is, where it adds two arrays of int8 of the result's shape."""
-    graph, result = region.graph, region.graph.types[region.graph.outputs[0]]
-    if region.anchor is not None or scope.layouts or result.dtype is not DType.INT8:
+    graph, result = scope.graph, scope.graph.types[scope.graph.outputs[0]]
+    if scope.anchor is not None or scope.layouts or result.dtype is not DType.INT8:
         return None
-    line = sum_chains(graph, region.tree).get(graph.outputs[0])
-    if line is None or len(line.nodes) + 1 != len(region.tree) or len(line.operands) != 2:
+    line = sum_chains(graph, scope.tree).get(graph.outputs[0])
+    if line is None or len(line.nodes) + 1 != len(scope.tree) or len(line.operands) != 2:
         return None
     return line if all(graph.types[name] == result and name in graph.inputs for name in line.operands) else None
 
 
-def addition_lines(region: RegionParts, scope: KernelScope) -> list[str] | None:
+def addition_lines(scope: KernelScope) -> Lines | None:
     """The statements of a region that only adds two arrays; None for others.
 
     Cores without a loop of their own limit the sums by a table, which takes as long for every sum.
     """
-    line = _line_of(region, scope)
+    line = _line_of(scope)
     if line is None:
         return None
     ranges = [(DType.INT8.low, DType.INT8.high)] * 2
-    start = [*(scope.input(name) for name in line.operands), prod(region.output_shape)]
-    if ADD_BYTES in scope.functions and line.limits == ranges[0]:
-        sum_of_two = line.linear(region.graph, ranges, _ADD_SHIFT)
+    start = [*(scope.input(name) for name in line.operands), prod(scope.output_shape)]
+    if ADD_BYTES in scope.core.functions and line.limits == ranges[0]:
+        sum_of_two = line.linear(scope.graph, ranges, _ADD_SHIFT)
         if sum_of_two is not None and sum_of_two.shift == _ADD_SHIFT and max(map(abs, sum_of_two.factors)) < 1 << 23:
             return [f"{ADD_BYTES}({', '.join(map(str, ['output', *start, *sum_of_two.factors, sum_of_two.offset]))});"]
-    sum_of_two = line.linear(region.graph, ranges, _MOST_SHIFT)
+    sum_of_two = line.linear(scope.graph, ranges, _MOST_SHIFT)
     if (
         sum_of_two is None
         or sum_of_two.high - sum_of_two.low >= _MOST_PLACES

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
-from dovetail.kernels.c import block, loop
-from dovetail.kernels.elements import operand, place_in, write_elements
+from dovetail.kernels.c import Lines, block, loop
+from dovetail.kernels.elements import place_in, write_elements
 from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
 
 
 @kernel(ToBitPlanes)
-def _apart(region: RegionParts, scope: KernelScope, operator: ToBitPlanes) -> KernelWriter:
-    if region.tree:
-        raise UnsupportedRegion(f"{type(region.tree[0].operator).__name__} behind bits taken apart is not fused.")
-    rows, depth = region.type(0).shape
-    group, row = operator.group, region.result.elements // rows
+def _apart(scope: KernelScope, operator: ToBitPlanes) -> KernelWriter:
+    if scope.tree:
+        raise UnsupportedRegion(f"{type(scope.tree[0].operator).__name__} behind bits taken apart is not fused.")
+    rows, depth = scope.type(0).shape
+    group, row = operator.group, scope.result.elements // rows
     each, whole, rest = group // 8, depth // 8, depth % 8
 
-    def body() -> list[str]:
-        x = operand(region, scope, 0, "input")
+    def body() -> Lines:
+        x = scope.operand(0, "input")
         to = f"to + part / {each} * {group} + part % {each}" if each > 1 else f"to + part * {group}"
         lines = [f"const uint8_t *from = {x} + row * {depth};", f"uint8_t *to = output + row * {row};"]
         if depth % group:
@@ -38,15 +37,15 @@ def _apart(region: RegionParts, scope: KernelScope, operator: ToBitPlanes) -> Ke
 
 
 @kernel(BitProduct)
-def _product(region: RegionParts, scope: KernelScope, operator: BitProduct) -> KernelWriter:
-    shape, (_, groups, _, each) = region.type(0).shape, region.type(1).shape
+def _product(scope: KernelScope, operator: BitProduct) -> KernelWriter:
+    shape, (_, groups, _, each) = scope.type(0).shape, scope.type(1).shape
     group, depth = 8 * each, shape[-1]
     reach = depth * 255 * 255
     if reach >= 1 << 31:
         raise UnsupportedRegion(f"sums of up to {reach} do not fit 32 bits.")
 
-    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        x, planes = operand(region, scope, 0, "input"), operand(region, scope, 1, "planes")
+    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+        x, planes = scope.operand(0, "input"), scope.operand(1, "planes")
         bit = f"{planes}[(({places[-1]} * {groups} + depth / {group}) * 8 + bit) * {each} + depth % {group} / 8]"
         lines = [
             f"int32_t weight = -{operator.zero_point};",
@@ -55,4 +54,4 @@ def _product(region: RegionParts, scope: KernelScope, operator: BitProduct) -> K
         ]
         return ["int32_t sum = 0;", *loop("depth", depth, lines)], Expression("sum", "int32_t", -reach, reach)
 
-    return write_elements(region, scope, element)
+    return write_elements(scope, element)

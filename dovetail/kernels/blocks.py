@@ -8,7 +8,6 @@ from types import MappingProxyType
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.kernels.c import channel_lanes
 from dovetail.kernels.kernel import CHANNELS, PIXELS, UNROLL, CoreTraits, KernelChoices, Turns, loads_per_product
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.registry import OFFERED, TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Products, products_of, sums_of
@@ -126,11 +125,11 @@ def register_block(
 
 
 @kernel(Conv2d, FullyConnected, table=OFFERED)
-def _offered(region: RegionParts, core: CoreTraits) -> KernelChoices | None:
+def _offered(scope: KernelScope) -> KernelChoices | None:
     """Blocks of as many sums as there are registers for, or a few more, and how far the innermost loop is unrolled; but
     none of more channels than as many blocks need."""
-    products = products_of(region, KernelScope(region.graph))
-    sums = sums_of(region, products)
+    core, products = scope.core, products_of(scope)
+    sums = sums_of(scope, products)
     if sums.bits < 8 or sums.kind != "int32_t":
         return None
     outputs = len(products.weights) // products.groups
@@ -181,8 +180,8 @@ def _useless(products: Products, block: tuple[int, int], unroll: int, first: tup
 
 
 @kernel(Conv2d, FullyConnected, table=TURNS)
-def _turns(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
-    return blocked_turns(products_of(region, KernelScope(region.graph)), core, choice)
+def _turns(scope: KernelScope) -> Turns:
+    return blocked_turns(products_of(scope), scope.core, scope.choice)
 
 
 def blocked_turns(products: Products, core: CoreTraits, choice: Choice = MappingProxyType({})) -> Turns:

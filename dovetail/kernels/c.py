@@ -11,6 +11,8 @@ import numpy as np
 
 from dovetail.ir.types import Array, DType
 
+Lines = list[str]
+"""C text, a line each."""
 INDENT = "    "
 _LINE = 112
 _LOWEST_INT64 = "(-9223372036854775807LL - 1)"
@@ -31,17 +33,17 @@ def c_type(dtype: DType) -> str:
     return f"{'int' if dtype.signed else 'uint'}{max(dtype.bits, 8)}_t"
 
 
-def indent(lines: Iterable[str]) -> list[str]:
+def indent(lines: Iterable[str]) -> Lines:
     """The lines one level deeper."""
     return [INDENT + line if line else line for line in lines]
 
 
-def block(header: str, lines: Iterable[str]) -> list[str]:
+def block(header: str, lines: Iterable[str]) -> Lines:
     """`header { lines }`."""
     return [f"{header} {{", *indent(lines), "}"]
 
 
-def loop(variable: str, stop: str | int, lines: Iterable[str], start: str | int = 0, step: int = 1) -> list[str]:
+def loop(variable: str, stop: str | int, lines: Iterable[str], start: str | int = 0, step: int = 1) -> Lines:
     """A counting loop from `start` up to `stop`; where there is one turn, the lines with its number instead."""
     lines = list(lines)
     if isinstance(start, int) and isinstance(stop, int) and start >= stop:
@@ -52,14 +54,14 @@ def loop(variable: str, stop: str | int, lines: Iterable[str], start: str | int 
     return block(f"for (int32_t {variable} = {start}; {variable} < {stop}; {advance})", lines)
 
 
-def nested(loops: Iterable[tuple[str, int]], lines: list[str]) -> list[str]:
+def nested(loops: Iterable[tuple[str, int]], lines: Lines) -> Lines:
     """The lines in loops, each with its variable and number of turns, the outermost first."""
     for variable, count in reversed(list(loops)):
         lines = loop(variable, count, lines)
     return lines
 
 
-def function(header: str, parameters: Sequence[str], lines: Iterable[str]) -> list[str]:
+def function(header: str, parameters: Sequence[str], lines: Iterable[str]) -> Lines:
     """A function definition, its parameter list broken at 110 columns."""
     opening = f"{header}("
     margin = " " * len(opening)
@@ -104,7 +106,7 @@ def defined(lines: Iterable[str]) -> set[str]:
     return {*map(_defined, lines)} - {""}
 
 
-def without_unused(lines: Sequence[str]) -> list[str]:
+def without_unused(lines: Sequence[str]) -> Lines:
     """The lines less definitions of int32_t constants no other line names."""
     if not any(map(_defined, lines)):
         return list(lines)

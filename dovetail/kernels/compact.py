@@ -10,6 +10,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
 from dovetail.kernels.c import (
+    Lines,
     atom,
     c_type,
     channel_lanes,
@@ -25,13 +26,12 @@ from dovetail.kernels.convolution import blocked_nest
 from dovetail.kernels.depthwise import border_share
 from dovetail.kernels.kernel import BLOCK, Expression, UnsupportedRegion, declarations
 from dovetail.kernels.pools import pool_nest
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.registry import BORDERS, COMPACT, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Products, SumConstants, blocked, padded, products_of, sums_of
 from dovetail.kernels.window import ONE_PIXEL, Nest, Number, window_of
 
-Writing = Callable[[str], list[str]]
+Writing = Callable[[str], Lines]
 """Writes the C under a function name."""
 _LANES = 8
 """Output channels of a convolution computed together, on a core with registers for them and as many sums again."""
@@ -70,7 +70,7 @@ class _CompactNest(Nest):
         taken = self.scope.number("sums", "pad_value", pad_value)
         return total(element, -taken) if isinstance(taken, int) else f"{element} - {taken}"
 
-    def function(self, name: str, lines: Sequence[str], outputs: Number) -> list[str]:
+    def function(self, name: str, lines: Sequence[str], outputs: Number) -> Lines:
         """The kernel around the statements of one output pixel; its constants come through the block, the pixel it
         computes in arguments or loops."""
         rows, columns = self.pair("outputs")
@@ -97,29 +97,29 @@ def _whole_bytes(sums: SumConstants) -> SumConstants:
 
 
 @kernel(Conv2d, FullyConnected, table=COMPACT)
-def _compact_sums(region: RegionParts, scope: KernelScope, operator: Operator) -> Writing:
-    lanes = _LANES if scope.accumulators >= 2 * _LANES else _LANES // 2
-    return _write_sums(region, scope, products_of(region, scope), lanes, one=False)
+def _compact_sums(scope: KernelScope, operator: Operator) -> Writing:
+    lanes = _LANES if scope.core.accumulators >= 2 * _LANES else _LANES // 2
+    return _write_sums(scope, products_of(scope), lanes, one=False)
 
 
 @kernel(Conv2d, table=BORDERS)
-def _border_of_sums(region: RegionParts, scope: KernelScope, operator: Conv2d) -> Writing:
+def _border_of_sums(scope: KernelScope, operator: Conv2d) -> Writing:
     """The writer of one pixel of a Conv2d some of whose pixels, not all, are computed in blocks of their own."""
-    products = products_of(region, scope)
-    whole = blocked_nest(region, scope, products, sums_of(region, products))
+    products = products_of(scope)
+    whole = blocked_nest(scope, products, sums_of(scope, products))
     if not whole.has_border:
         raise UnsupportedRegion("no pixels are computed one by one, or all.")
-    return _write_sums(region, scope, products, whole.lanes, one=True)
+    return _write_sums(scope, products, whole.lanes, one=True)
 
 
-def _write_sums(region: RegionParts, scope: KernelScope, products: Products, lanes: int, one: bool) -> Writing:
+def _write_sums(scope: KernelScope, products: Products, lanes: int, one: bool) -> Writing:
     """The writer of sums over all channels: `lanes` outputs at a time, one pixel after the other, or the one told."""
     if products.groups > 1:
         raise UnsupportedRegion("a convolution of groups has no compact form.")
-    sums, nest = _whole_bytes(sums_of(region, products)), _CompactNest(region, scope, products.window, one)
+    sums, nest = _whole_bytes(sums_of(scope, products)), _CompactNest(scope, products.window, one)
     names = [f"sum_{lane}" for lane in range(lanes)]
 
-    def write(name: str) -> list[str]:
+    def write(name: str) -> Lines:
         outputs = scope.number("sums", "outputs", len(sums.weights))
         ragged = scope.number("sums", "ragged", int(len(sums.weights) % lanes > 0))
         bias = scope.constant("sums", "bias", padded(sums.border, lanes))
@@ -131,7 +131,7 @@ def _write_sums(region: RegionParts, scope: KernelScope, products: Products, lan
     return write
 
 
-def _sum_loops(nest: _CompactNest, sums: SumConstants, lanes: int) -> list[str]:
+def _sum_loops(nest: _CompactNest, sums: SumConstants, lanes: int) -> Lines:
     window = nest.window
     weights = nest.scope.constant("sums", "weights", blocked(sums.weights, lanes).reshape(-1))
     depth = nest.number("channels", window.channels)
@@ -153,17 +153,17 @@ def _write_channels(
     nest: _CompactNest,
     kind: str,
     start: Callable[[str], str],
-    taps: Callable[[Sequence[str]], tuple[list[str], list[str], list[str]]],
+    taps: Callable[[Sequence[str]], tuple[Lines, Lines, Lines]],
     value: Callable[[str], Expression],
 ) -> Writing:
     """The writer of a window that stays in its channel: of what is collected, the C type, the start in a channel and
     the anchor's value; for the lanes' names, the statements that begin a kernel row, those of a tap, those that go on.
     """
 
-    def write(name: str) -> list[str]:
+    def write(name: str) -> Lines:
         channels, dilation = nest.number("channels", nest.window.channels), nest.pair("dilation")[1]
         names = [f"total_{lane}" for lane in range(channel_lanes(nest.window.channels, _CHANNELS))]
-        nest.scope.input(nest.region.source(), "input")
+        nest.scope.input(nest.scope.source(), "input")
         before, turn, after = taps(names)
         turn = [*turn, f"from += {times(dilation, channels)};", *after]
         lines = nest.rows([nest.source("channel"), *before, *nest.columns(turn)])
@@ -175,15 +175,13 @@ def _write_channels(
 
 
 @kernel(DepthwiseConv2d, table=COMPACT)
-def write_compact_depthwise(
-    region: RegionParts, scope: KernelScope, operator: DepthwiseConv2d, one: bool = False
-) -> Writing:
-    products = products_of(region, scope, merged=False)
+def write_compact_depthwise(scope: KernelScope, operator: DepthwiseConv2d, one: bool = False) -> Writing:
+    products = products_of(scope, merged=False)
     if not products.channelwise:
         raise UnsupportedRegion("a depthwise convolution with a multiplier has no compact form.")
-    sums, nest = _whole_bytes(sums_of(region, products)), _CompactNest(region, scope, products.window, one)
+    sums, nest = _whole_bytes(sums_of(scope, products)), _CompactNest(scope, products.window, one)
 
-    def taps(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    def taps(names: Sequence[str]) -> tuple[Lines, Lines, Lines]:
         columns, channels = nest.pair("kernel")[1], nest.number("channels", nest.window.channels)
         weights = scope.constant("sums", "weights", sums.weights.transpose(1, 2, 3, 0).reshape(-1))
         place = total(times(nest.tap_place(columns), channels), "channel")
@@ -201,16 +199,16 @@ def write_compact_depthwise(
 
 
 @kernel(DepthwiseConv2d, table=BORDERS)
-def _border_of_depthwise(region: RegionParts, scope: KernelScope, operator: DepthwiseConv2d) -> Writing:
+def _border_of_depthwise(scope: KernelScope, operator: DepthwiseConv2d) -> Writing:
     """The writer of one pixel of a DepthwiseConv2d most of whose pixels are computed in groups of columns."""
-    if not 0 < border_share(window_of(region), scope.accumulators) <= _MOST_BORDER:
+    if not 0 < border_share(window_of(scope), scope.core.accumulators) <= _MOST_BORDER:
         raise UnsupportedRegion("the border is none, or much of the image.")
-    return write_compact_depthwise(region, scope, operator, one=True)
+    return write_compact_depthwise(scope, operator, one=True)
 
 
 @kernel(MaxPool2d, AveragePool2d, SumPool2d, table=COMPACT)
-def _compact_pool(region: RegionParts, scope: KernelScope, operator: Pool2d) -> Writing:
-    pool = pool_nest(region, scope, operator)
-    first = integer(region.source_dtype.low if pool.largest else 0)
-    nest = _CompactNest(region, scope, pool.window)
+def _compact_pool(scope: KernelScope, operator: Pool2d) -> Writing:
+    pool = pool_nest(scope, operator)
+    first = integer(scope.source_dtype.low if pool.largest else 0)
+    nest = _CompactNest(scope, pool.window)
     return _write_channels(nest, "int32_t", lambda _: first, lambda names: ([], pool.collected(names), []), pool.value)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.kernels.blocks import clamped_run, one_run, ordered, register_block, turn_elements
-from dovetail.kernels.c import block, c_type, loop, product, total, variable, wrapped
+from dovetail.kernels.c import Lines, block, c_type, loop, product, total, variable, wrapped
 from dovetail.kernels.kernel import UNROLL, KernelWriter
 from dovetail.kernels.patches import patches_of
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.registry import InstructedWay, kernel
 from dovetail.kernels.scheduled.write import scheduled_loops
 from dovetail.kernels.scope import KernelScope
@@ -64,11 +63,11 @@ class _ConvolutionKernel(SumNest):
         base = element * self.tap_size
         return unpacked("tap", self.sums.bits, base, lane) if self.sums.bits < 8 else f"tap[{base + lane}]"
 
-    def multiply(self, pixels: int, taken_off: int, step: int) -> list[str]:
+    def multiply(self, pixels: int, taken_off: int, step: int) -> Lines:
         """Products of `step` neighbouring input elements of each pixel with every lane."""
         lines = []
         distance = self.window.stride[COLUMN] * self.window.channels
-        crowded, done = ordered(pixels * self.lanes, step), list[str]()
+        crowded, done = ordered(pixels * self.lanes, step), Lines()
         values = [f"value_{pixel}" if pixels > 1 else "value" for pixel in range(pixels)]
         for element in range(step):
             for pixel, name in enumerate(values):
@@ -86,7 +85,7 @@ class _ConvolutionKernel(SumNest):
     def sum(self, pixel: int, lane: int, pixels: int) -> str:
         return f"sum_{pixel}_{lane}" if pixels > 1 else f"sum_{lane}"
 
-    def pointers(self, column: str) -> list[str]:
+    def pointers(self, column: str) -> Lines:
         """Statements that point at the input element and the weight under the tap at `kernel_row` and `column`."""
         depth, (rows, columns) = self.depth, self.window.kernel
         row = self.tap(ROW)
@@ -102,7 +101,7 @@ class _ConvolutionKernel(SumNest):
             self.tap_pointer(total(weights, block_start, tap)),
         ]
 
-    def taps(self, pixels: int, clamped: bool) -> list[str]:
+    def taps(self, pixels: int, clamped: bool) -> Lines:
         """The loops over kernel rows, kernel columns and depth of one block of channels."""
         window, depth, columns = self.window, self.depth, self.window.kernel[COLUMN]
         clamped = clamped and window.any_padded
@@ -118,7 +117,7 @@ class _ConvolutionKernel(SumNest):
             lines += self._run(pixels, taken_off, str(length), step)
         return self.rows(lines if merged else self.columns(lines, clamped), clamped)
 
-    def _run(self, pixels: int, taken_off: int, length: str, step: int) -> list[str]:
+    def _run(self, pixels: int, taken_off: int, length: str, step: int) -> Lines:
         products = self.multiply(pixels, taken_off, step)
         if length == str(step):
             return products
@@ -127,7 +126,7 @@ class _ConvolutionKernel(SumNest):
         end = f"const {c_type(self.sums.stored)} *const end = tap + {product(length, self.tap_size)};"
         return [end, *block("while (tap != end)", [*products, *advance])]
 
-    def body(self, pixels: int, clamped: bool) -> list[str]:
+    def body(self, pixels: int, clamped: bool) -> Lines:
         start, channel = self.starts(clamped, self.lanes), variable("channel", self.outputs)
         sums = [(self.sum(pixel, lane, pixels), lane) for pixel in range(pixels) for lane in range(self.lanes)]
         lines = [f"{self.sums.kind} {name} = {start}[{total(channel, lane)}];" for name, lane in sums]
@@ -157,7 +156,7 @@ class _ConvolutionKernel(SumNest):
         whole = (end - first) // self.pixels * self.pixels == columns and rows == (0, self.window.outputs[ROW])
         return self.has_several and not whole
 
-    def write(self, name: str) -> list[str]:
+    def write(self, name: str) -> Lines:
         parts = {}
         if self.scope.border is None:
             parts["pixel"] = PixelFunction(ONE_PIXEL, self.body(1, clamped=True))
@@ -173,21 +172,21 @@ _WAYS = (InstructedWay(patches_of), InstructedWay(scheduled_loops, explained=Tru
 
 @kernel(Conv2d, windowed=True, packed=True, once=True, ways=_WAYS)
 @kernel(FullyConnected, packed=True, once=True, ways=_WAYS)
-def write_sums(region: RegionParts, scope: KernelScope, operator: Operator) -> KernelWriter:
-    products = products_of(region, scope)
-    sums = sums_of(region, products)
+def write_sums(scope: KernelScope, operator: Operator) -> KernelWriter:
+    products = products_of(scope)
+    sums = sums_of(scope, products)
     return KernelWriter(
-        lambda name: blocked_nest(region, scope, products, sums).write(name),
-        lambda: Nest(region, scope, products.window).finish(sums.value("sum"), "0"),
+        lambda name: blocked_nest(scope, products, sums).write(name),
+        lambda: Nest(scope, products.window).finish(sums.value("sum"), "0"),
     )
 
 
-def blocked_nest(region: RegionParts, scope: KernelScope, products: Products, sums: SumConstants) -> _ConvolutionKernel:
+def blocked_nest(scope: KernelScope, products: Products, sums: SumConstants) -> _ConvolutionKernel:
     """The kernel, the register block chosen; raises Unsupported for a bias that is not constant."""
     share = len(products.weights) // products.groups
-    registers = max(scope.accumulators // (2 if sums.kind == "int64_t" else 1), 1)
+    registers = max(scope.core.accumulators // (2 if sums.kind == "int64_t" else 1), 1)
     fields = 8 // sums.bits
     multiple = fields if min(share, registers) >= fields and (products.groups == 1 or share % fields == 0) else 1
     pixels, scope.lanes = register_block(products, registers, multiple, scope.lanes, scope.choice)
     unroll = int(scope.choice.get(UNROLL, 0))
-    return _ConvolutionKernel(region, scope, products.window, sums, products.groups, scope.lanes, pixels, unroll)
+    return _ConvolutionKernel(scope, products.window, sums, products.groups, scope.lanes, pixels, unroll)

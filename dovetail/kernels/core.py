@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph
@@ -13,9 +15,8 @@ from dovetail.ir.types import DType
 from dovetail.kernels.helpers import needed_helpers
 from dovetail.kernels.kernel import Border, CoreKernel, CoreTraits, KernelChoices, KernelWriter, UnsupportedRegion
 from dovetail.kernels.pointwise import write_pointwise
-from dovetail.kernels.region import RegionParts, split
 from dovetail.kernels.registry import OFFERED, TRAITS, InstructedWay, family_of, registered
-from dovetail.kernels.scope import KernelScope
+from dovetail.kernels.scope import KernelScope, split
 from dovetail.target.pattern import Choice
 
 Layouts = Mapping[str, Layout]
@@ -26,66 +27,58 @@ _LETTER = "\u01c1"
 """Stands for each letter of a function's name while its text is written: no C has it."""
 
 
-@dataclass(frozen=True)
-class KernelRequest:
-    """The arguments of `generate`."""
-
-    graph: Graph
-    name: str
-    core: CoreTraits = field(default_factory=CoreTraits)
-    border: Border | None = None
-    overwritten: str | None = None
-    lanes: int | None = None
-    layouts: Layouts = field(default_factory=dict)
-    choice: Choice = field(default_factory=dict)
-
-    def scope(self) -> KernelScope:
-        """The parameters of a kernel that is written out."""
-        scope = KernelScope(self.graph, self.core.accumulators, self.overwritten, self.lanes, border=self.border)
-        scope.functions, scope.layouts, scope.choice = self.core.functions, self.layouts, self.choice
-        return scope
-
-    def instructed_scope(self) -> KernelScope:
-        """The parameters of a kernel with the core's own instructions."""
-        scope = KernelScope(self.graph, self.core.accumulators, self.overwritten, room=self.core.room)
-        scope.functions, scope.choice = self.core.functions, self.choice
-        return scope
-
-    def kernel(self) -> CoreKernel:
-        """The kernel: of instructions of the core where one is found in its loops, else written out.
-
-        Raises:
-            UnsupportedRegion: no core kernel computes the region.
-        """
-        region, notes = split(self.graph), tuple[str, ...]()
-        for way in instructed_ways(region, self.core):
-            scope = self.instructed_scope()
-            try:
-                writer = way.plan(region, scope, self.core).writer()
-            except UnsupportedRegion as refusal:
-                notes = tuple(f"{one.name}: {refusal}" for one in self.core.instructions) if way.explained else ()
-                continue
-            if writer.write is not None:
-                return written(self.name, scope, writer)
-            notes = writer.notes
-        scope = self.scope()
-        shared = [value for value, layout in self.layouts.items() if layout.packed]
-        if shared and (sentence := takes_packed(self.graph, shared)):
-            raise UnsupportedRegion(sentence)
-        return written(self.name, scope, _plain_writer(region, scope), notes)
+@contextmanager
+def _refused(graph: Graph) -> Iterator[None]:
+    """Turns a refusal into the error that users see."""
+    try:
+        yield
+    except UnsupportedRegion as refusal:
+        hint = "split the region, or write a kernel for its anchor in dovetail/kernels"
+        what = f"no core kernel computes this region: {refusal}"
+        raise DovetailError(what, where=graph.name, hint=hint) from None
 
 
-def instructed_ways(region: RegionParts, core: CoreTraits) -> Iterator[InstructedWay]:
+def generated(scope: KernelScope) -> CoreKernel:
+    """The kernel of a scope that is not begun; raises as `generate`."""
+    with _refused(scope.graph):
+        return _generated(scope)
+
+
+def _generated(scope: KernelScope) -> CoreKernel:
+    """The kernel of instructions of the core where one is found in its loops, else written out."""
+    notes = tuple[str, ...]()
+    for way in instructed_ways(scope):
+        bare = without_borders(scope)
+        try:
+            writer = way.plan(bare).writer()
+        except UnsupportedRegion as refusal:
+            notes = tuple(f"{one.name}: {refusal}" for one in scope.core.instructions) if way.explained else ()
+            continue
+        if writer.write is not None:
+            return written(bare, writer)
+        notes = writer.notes
+    shared = [value for value, layout in scope.layouts.items() if layout.packed]
+    if shared and (sentence := _takes_packed(scope, shared)):
+        raise UnsupportedRegion(sentence)
+    return written(scope, _plain_writer(scope), notes)
+
+
+def instructed_ways(scope: KernelScope) -> Iterator[InstructedWay]:
     """The ways to write a region's kernel with a core's own instructions, the preferred first."""
-    if core.instructions and region.anchor is not None:
-        yield from family_of(region)[1].ways
+    if scope.core.instructions and scope.anchor is not None:
+        yield from family_of(scope)[1].ways
 
 
-def _plain_writer(region: RegionParts, scope: KernelScope) -> KernelWriter:
+def without_borders(scope: KernelScope) -> KernelScope:
+    """The same for a kernel with the core's own instructions, which takes in all pixels alike."""
+    return replace(scope, border=None, lanes=None, layouts={})
+
+
+def _plain_writer(scope: KernelScope) -> KernelWriter:
     """Writes the kernel out; raises Unsupported where there is none."""
-    if region.anchor is None:
-        return write_pointwise(region, scope)
-    return family_of(region)[0](region, scope, region.anchor.operator)
+    if scope.anchor is None:
+        return write_pointwise(scope)
+    return family_of(scope)[0](scope, scope.anchor.operator)
 
 
 def source_and_key(name: str, writer: KernelWriter) -> tuple[str, str]:
@@ -97,11 +90,11 @@ def source_and_key(name: str, writer: KernelWriter) -> tuple[str, str]:
     return text.replace(stand_in, name), " ".join(text.replace(stand_in, _LETTER).split())
 
 
-def written(name: str, scope: KernelScope, writer: KernelWriter, notes: tuple[str, ...] = ()) -> CoreKernel:
-    """The kernel that a writer gives, under this name."""
-    source, key = source_and_key(name, writer)
+def written(scope: KernelScope, writer: KernelWriter, notes: tuple[str, ...] = ()) -> CoreKernel:
+    """The kernel that a writer gives."""
+    source, key = source_and_key(scope.name, writer)
     return CoreKernel(
-        name,
+        scope.name,
         source,
         scope.parameters(),
         scope.constants,
@@ -120,7 +113,7 @@ def written(name: str, scope: KernelScope, writer: KernelWriter, notes: tuple[st
 def supports(graph: Graph) -> str | None:
     """None when a core kernel computes the region, else one sentence that says why not; no kernel is written."""
     try:
-        _plain_writer(split(graph), KernelScope(graph)).check()
+        _plain_writer(split(graph)).check()
     except UnsupportedRegion as refusal:
         return str(refusal)
     return None
@@ -128,12 +121,16 @@ def supports(graph: Graph) -> str | None:
 
 def takes_packed(graph: Graph, values: Collection[str]) -> str | None:
     """None when the region's kernel takes, or gives, these narrow values of it several to a byte; else why not."""
-    region = split(graph)
-    if region.anchor is None or ((traits := registered(TRAITS, region.anchor.operator)) and traits.packed):
+    return _takes_packed(split(graph), values)
+
+
+def _takes_packed(scope: KernelScope, values: Collection[str]) -> str | None:
+    if scope.anchor is None or ((traits := registered(TRAITS, scope.anchor.operator)) and traits.packed):
         return None
-    if region.tree and set(values) == set(graph.outputs):  # what is computed is put into its byte wherever it belongs
+    # What is computed is put into its byte wherever it belongs.
+    if scope.tree and set(values) == set(scope.graph.outputs):
         return None
-    return f"{type(region.anchor.operator).__name__} takes no elements that share bytes."
+    return f"{type(scope.anchor.operator).__name__} takes no elements that share bytes."
 
 
 def may_overwrite(graph: Graph) -> bool:
@@ -148,7 +145,7 @@ def unused_instructions(graph: Graph, core: CoreTraits) -> tuple[str, ...]:
     """Why instructions of the core are not used in a region's kernel, one sentence each; empty where there is none to
     use them in. Arguments as of `generate`."""
     try:
-        return KernelRequest(graph, "kernel", core).kernel().notes
+        return _generated(split(graph, core)).notes
     except UnsupportedRegion:
         return ()
 
@@ -159,16 +156,16 @@ def offered(graph: Graph, core: CoreTraits) -> KernelChoices:
     Every setting that is offered can be written: blocks fit registers and stack.
     """
     try:
-        region = split(graph)
-        if region.anchor is None or region.type(0).dtype is DType.FLOAT32:
+        scope = split(graph, core)
+        if scope.anchor is None or scope.type(0).dtype is DType.FLOAT32:
             return KernelChoices()
-        for way in instructed_ways(region, core):
+        for way in instructed_ways(scope):
             try:
-                return way.plan(region, KernelRequest(graph, "kernel", core).instructed_scope(), core).offered()
+                return way.plan(scope).offered()
             except UnsupportedRegion:
                 pass
-        ask = registered(OFFERED, region.anchor.operator)
-        return (ask(region, core) if ask else None) or KernelChoices()
+        ask = registered(OFFERED, scope.anchor.operator)
+        return (ask(scope) if ask else None) or KernelChoices()
     except UnsupportedRegion:
         return KernelChoices()
 
@@ -199,14 +196,11 @@ def generate(
     Raises:
         DovetailError: no core kernel computes the region (`supports` says why).
     """
-    return generated(KernelRequest(graph, name, core, border, overwritten, lanes, layouts, choice))
+    settings = {"border": border, "overwritten": overwritten, "lanes": lanes, "layouts": layouts, "choice": choice}
+    return generated(scope_of(graph, name, core, **settings))
 
 
-def generated(request: KernelRequest) -> CoreKernel:
-    """`generate` of a request."""
-    try:
-        return request.kernel()
-    except UnsupportedRegion as refusal:
-        hint = "split the region, or write a kernel for its anchor in dovetail/kernels"
-        what = f"no core kernel computes this region: {refusal}"
-        raise DovetailError(what, where=request.graph.name, hint=hint) from None
+def scope_of(graph: Graph, name: str, core: CoreTraits, **settings: Any) -> KernelScope:
+    """A region taken apart, with settings as of `generate`; raises as that."""
+    with _refused(graph):
+        return replace(split(graph, core), name=name, **settings)

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.kernels.blocks import blocked_turns
-from dovetail.kernels.c import block, channel_lanes, loop, product, total, variable
+from dovetail.kernels.c import Lines, block, channel_lanes, loop, product, total, variable
 from dovetail.kernels.convolution import write_sums
-from dovetail.kernels.kernel import CoreTraits, KernelWriter, Turns, summed_turns
+from dovetail.kernels.kernel import KernelWriter, Turns, summed_turns
 from dovetail.kernels.planes import planes_of
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.registry import TURNS, InstructedWay, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Added, SumNest, looked_up, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, PixelFunction, WindowGeometry, pixel_functions, pixel_loops
-from dovetail.target.pattern import Choice
 
 _PIXELS = 5
 """Most output columns computed together."""
@@ -42,10 +40,10 @@ class ColumnGroup:
     def name(self) -> str:
         return "middle" if self.inside else f"column_{self.start}"
 
-    def products(self, window: WindowGeometry, added: Added) -> list[tuple[int, list[str]]]:
+    def products(self, window: WindowGeometry, added: Added) -> list[tuple[int, Lines]]:
         """Per input column, counted from the first tap's, the products its element takes part in, as `added` has them
         written."""
-        reads: dict[int, list[str]] = {}
+        reads: dict[int, Lines] = {}
         for pixel, taps in enumerate(self.taps):
             for tap in taps:
                 place = pixel * window.stride[COLUMN] + tap * window.dilation[COLUMN]
@@ -97,9 +95,9 @@ def _column(window: WindowGeometry, output: int, tap: int) -> int:
     return output * window.stride[COLUMN] - window.before[COLUMN] + tap * window.dilation[COLUMN]
 
 
-def group_loops(window: WindowGeometry, groups: list[ColumnGroup], calls: Mapping[str, str]) -> list[str]:
+def group_loops(window: WindowGeometry, groups: list[ColumnGroup], calls: Mapping[str, str]) -> Lines:
     """Loops over all pixels, group by group."""
-    lines: list[str] = []
+    lines: Lines = []
     middle = [group for group in groups if group.inside]
     (top, bottom), rows = window.inside(ROW), window.outputs[ROW]
     for group in groups:
@@ -116,7 +114,7 @@ def group_loops(window: WindowGeometry, groups: list[ColumnGroup], calls: Mappin
     return loop("image", window.batch, loop("row", rows, lines))
 
 
-def _stretch(first: ColumnGroup, stop: int, last: int | None, statement: str) -> list[str]:
+def _stretch(first: ColumnGroup, stop: int, last: int | None, statement: str) -> Lines:
     """The calls for groups whose taps are all inside: at even distances, and one that was drawn back."""
     lines = loop("column", stop, [statement], start=first.start, step=first.pixels)
     return lines if last is None else [*lines, *loop("column", last + 1, [statement], start=last)]
@@ -126,7 +124,7 @@ def _stretch(first: ColumnGroup, stop: int, last: int | None, statement: str) ->
 class _DepthwiseKernel(SumNest):
     """One depthwise kernel being written."""
 
-    def pointers(self, columns: tuple[str, str]) -> list[str]:
+    def pointers(self, columns: tuple[str, str]) -> Lines:
         """Statements that point at a weight and an input element of the present kernel row and channel, at the weight's
         kernel column and at the input's from the window's first (both C text)."""
         row, channel = self.tap(ROW), variable("channel", self.outputs)
@@ -148,7 +146,7 @@ class _DepthwiseKernel(SumNest):
             return f"tap[{offset}]"
         return looked_up(self.channelwise_weights(), self.sums.bits, total("tap", offset))
 
-    def one(self) -> list[str]:
+    def one(self) -> Lines:
         """Any one pixel: some channels in registers, over the taps inside the image."""
         window, channels, clamped = self.window, self.outputs, self.window.any_padded
         start, taken_off = self.starts(True), self.sums.pad_value if clamped else 0
@@ -166,7 +164,7 @@ class _DepthwiseKernel(SumNest):
         lines = [*sums, *lines, *self.store(self.sums.kind, names, self.sums.value, channel)]
         return [*self.clamps(), self.place(channels), *loop("channel", channels, lines, step=len(names))]
 
-    def several(self, group: ColumnGroup, clamped: bool) -> list[str]:
+    def several(self, group: ColumnGroup, clamped: bool) -> Lines:
         """Neighbouring pixels: each input element is loaded once for all of them. Taps left and right of the image are
         left out of the text; `clamped` says whether kernel rows may be outside too."""
         channels, channel = self.outputs, variable("channel", self.outputs)
@@ -189,16 +187,16 @@ class _DepthwiseKernel(SumNest):
         fixed = [] if group.inside else [f"const int32_t column = {group.start};"]
         return [*fixed, *self.clamps(), self.place(channels), *loop("channel", channels, lines)]
 
-    def write(self, name: str) -> list[str]:
+    def write(self, name: str) -> Lines:
         window = self.window
-        groups = column_groups(window, self.scope.accumulators)
+        groups = column_groups(window, self.scope.core.accumulators)
         if not groups:
             parts = {"pixel": PixelFunction(ONE_PIXEL, self.one())}
             return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, 1))
         clamped, parts = window.padded(ROW), {}
         count = f"{groups[0].pixels} columns" if groups[0].pixels > 1 else "One column"
         if self.scope.border is not None:
-            group = inner_group(window, self.scope.accumulators)
+            group = inner_group(window, self.scope.core.accumulators)
             several = group.pixels
             parts["pixels"] = PixelFunction(
                 f"{several} columns, all taps inside the image.", self.several(group, False)
@@ -218,8 +216,8 @@ class _DepthwiseKernel(SumNest):
 
 
 @kernel(DepthwiseConv2d, table=TURNS)
-def _turns(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
-    products = products_of(region, KernelScope(region.graph), merged=False)
+def _turns(scope: KernelScope) -> Turns:
+    core, products = scope.core, products_of(scope, merged=False)
     groups = column_groups(products.window, core.accumulators) if products.channelwise else []
     return _turns_of_groups(products.window, groups) if groups else blocked_turns(products, core)
 
@@ -251,10 +249,10 @@ def _turns_of_groups(window: WindowGeometry, groups: list[ColumnGroup]) -> Turns
 
 
 @kernel(DepthwiseConv2d, windowed=True, packed=True, ways=(InstructedWay(planes_of),))
-def _depthwise(region: RegionParts, scope: KernelScope, operator: DepthwiseConv2d) -> KernelWriter:
+def _depthwise(scope: KernelScope, operator: DepthwiseConv2d) -> KernelWriter:
     """The writer of a DepthwiseConv2d kernel; one with a channel multiplier is a grouped convolution."""
-    products = products_of(region, scope, merged=False)
+    products = products_of(scope, merged=False)
     if not products.channelwise:
-        return write_sums(region, scope, operator)
-    nest = _DepthwiseKernel(region, scope, products.window, sums_of(region, products))
+        return write_sums(scope, operator)
+    nest = _DepthwiseKernel(scope, products.window, sums_of(scope, products))
     return KernelWriter(nest.write, lambda: nest.finish(nest.sums.value("sum"), "0"))

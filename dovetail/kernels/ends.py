@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dovetail.kernels.c import c_type, function, identifiers
+from dovetail.kernels.c import Lines, c_type, function, identifiers
 from dovetail.kernels.epilogue import element
 from dovetail.kernels.kernel import UnsupportedRegion
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scheduled.algorithms import Extra
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Ended
@@ -29,13 +28,13 @@ class EndFunction:
     extras: tuple[Extra, ...]
     """The arrays of which it reads an element, its arguments behind the sum."""
 
-    def write(self, name: str, types: Mapping[str, str]) -> list[str]:
+    def write(self, name: str, types: Mapping[str, str]) -> Lines:
         """The C under a name; `types` has the C types of the arrays."""
         extras = (f"{_PROMOTED.get(types[extra.name], 'int32_t')} {extra.name}" for extra in self.extras)
         return function(f"static inline {self.c_type} {name}", ["int32_t sum", *extras], self.lines)
 
 
-def end_function(region: RegionParts, scope: KernelScope, ended: Ended) -> EndFunction:
+def end_function(scope: KernelScope, ended: Ended) -> EndFunction:
     """The end of a region's sums; `ended` says which operators are left behind the value that stands for a sum.
 
     Raises:
@@ -49,11 +48,11 @@ def end_function(region: RegionParts, scope: KernelScope, ended: Ended) -> EndFu
             raise UnsupportedRegion(f"{array} is read in two ways.")
         return array
 
-    index = anchored(region.output_shape, "at_position", "at_channel")
+    index = anchored(scope.output_shape, "at_position", "at_channel")
     with scope.reading(read):
-        text = element(scope, *ended("sum", index), index)
+        text = element(scope, index, *ended("sum", index))
     lines = (*scope.lines, f"return {text};")
     if any("[" in line for line in lines):
         raise UnsupportedRegion("scheduled kernels look nothing up in tables.")
-    kind = c_type(region.graph.types[region.graph.outputs[0]].dtype)
+    kind = c_type(scope.graph.types[scope.graph.outputs[0]].dtype)
     return EndFunction(kind, lines, tuple(extras[name] for name in identifiers(lines) if name in extras))

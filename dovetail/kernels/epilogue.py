@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.requantisation.pairs import SumChain, sum_chains
-from dovetail.kernels.c import atom, c_type, product, real, total
+from dovetail.kernels.c import Lines, atom, c_type, product, real, total
 from dovetail.kernels.kernel import Expression, Index, UnsupportedRegion, expression_of
 from dovetail.kernels.registry import RULES
 from dovetail.kernels.scope import KernelScope
@@ -24,12 +24,20 @@ def _as_line(graph: Graph, line: SumChain, operands: Sequence[Expression]) -> Ex
     return Expression(f"({total(*terms, numbers.offset)}) >> {numbers.shift}", "int32_t", numbers.low, numbers.high)
 
 
-def element(scope: KernelScope, tree: Sequence[Node], anchor: tuple[str, Expression] | None, index: Index) -> str:
-    """C text of one element of the result, in its own type; the statements before it are `scope.lines`. Arguments as of
-    `finish`."""
+def element(scope: KernelScope, index: Index, value: Expression | None, done: int = 0) -> str:
+    """C text of one element of the result, in its own type; the statements before it are `scope.lines`.
+
+    Args:
+        scope: the kernel's parameters; gains those the tree needs.
+        index: where the present element is.
+        value: the anchor's, or that of the last of the tree's operators that are computed already; None for a region of
+            pointwise operators alone.
+        done: how many are.
+    """
     graph = scope.graph
     scope.begin(index)
-    values: dict[str, Expression] = dict([anchor] if anchor else [])
+    tree, before = scope.tree[done:], scope.tree[done - 1] if done else scope.anchor
+    values = {before.output: value} if before and value else {}
 
     def value_of(name: str) -> Expression:
         if name not in values:
@@ -66,16 +74,9 @@ def element(scope: KernelScope, tree: Sequence[Node], anchor: tuple[str, Express
     return final.text if plain else f"({stored}){atom(final.text)}"
 
 
-def finish(scope: KernelScope, tree: Sequence[Node], index: Index, anchor: tuple[str, Expression] | None) -> list[str]:
-    """The statements that compute one element of the result and store it.
-
-    Args:
-        scope: the kernel's parameters; gains those the tree needs.
-        tree: the pointwise nodes in topological order.
-        index: where the present element is.
-        anchor: the anchor's value and its C expression; None for a region of pointwise operators alone.
-    """
-    text = element(scope, tree, anchor, index)
+def finish(scope: KernelScope, index: Index, value: Expression | None) -> Lines:
+    """The statements that compute one element of the result and store it; arguments as of `element`."""
+    text = element(scope, index, value)
     return [*scope.lines, scope.stored(index(scope.graph.types[scope.graph.outputs[0]].shape), text)]
 
 

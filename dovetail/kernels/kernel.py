@@ -9,6 +9,7 @@ from typing import Protocol
 
 from dovetail.errors import TargetError
 from dovetail.ir.types import Array, DType, Shape
+from dovetail.kernels.c import Lines
 from dovetail.kernels.helpers import HELPERS
 from dovetail.target.chip import Core, CoreInstruction, PairBlocks, Streams
 from dovetail.target.pattern import Choice, Space
@@ -129,7 +130,7 @@ class CoreKernel:
 class KernelWriter:
     """Writes one region's kernel."""
 
-    write: Callable[[str], list[str]] | None
+    write: Callable[[str], Lines] | None
     """The C under a function name, writing twice gives the same text; None where no instruction of the core applies."""
     check: Callable[[], object] = lambda: None
     """Raises Unsupported where `write` would, from the statements of one element: without loops or functions."""
@@ -141,7 +142,7 @@ class KernelWriter:
     notes: tuple[str, ...] = ()
 
 
-def declarations(parameters: Sequence[Parameter]) -> list[str]:
+def declarations(parameters: Sequence[Parameter]) -> Lines:
     """The C declarations of parameters."""
     return [parameter.declaration for parameter in parameters]
 

@@ -12,16 +12,14 @@ import numpy as np
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Gather, Im2col, Pad, Pick, Resample, Reshape, Slice, Transpose
 from dovetail.ir.types import Box, DType, TensorType, box_shape, dense_steps, full_box
-from dovetail.kernels.c import block, c_type, integer, nested, product, real, total, variable, wrapped
-from dovetail.kernels.elements import operand, place_in, write_elements
+from dovetail.kernels.c import Lines, block, c_type, integer, nested, product, real, total, variable, wrapped
+from dovetail.kernels.elements import place_in, write_elements
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import CoreTraits, Expression, KernelWriter, Turns, UnsupportedRegion, expression_of
-from dovetail.kernels.region import RegionParts
+from dovetail.kernels.kernel import Expression, KernelWriter, Turns, UnsupportedRegion, expression_of
 from dovetail.kernels.registry import TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.walks import Walk, broadcast_walk, loop_names, merge, nest, walk_text
 from dovetail.kernels.window import COLUMN, ROW, Nest, anchored, window_of
-from dovetail.target.pattern import Choice
 
 SHORT = 8
 """Runs below this many bytes are copied element by element: a call costs more."""
@@ -31,29 +29,29 @@ _LINE = 16
 """Bytes that a turn of memcpy takes."""
 
 
-def _boxes(region: RegionParts) -> Iterator[tuple[int, Box, Walk]]:
+def _boxes(scope: KernelScope) -> Iterator[tuple[int, Box, Walk]]:
     """The boxes of a moved result: the operand each comes from, and how that is walked."""
-    for piece in region.node.operator.pieces(region.types) or ():
-        dense = dense_steps(region.type(piece.operand).shape)
+    for piece in scope.node.operator.pieces(scope.types) or ():
+        dense = dense_steps(scope.type(piece.operand).shape)
         start = sum(first * stride for first, stride in zip(piece.start, dense, strict=True)) if piece.start else 0
         walks = tuple(step * dense[axis] for axis, step in piece.walks) or dense_steps(box_shape(piece.box))
         yield piece.operand, piece.box, Walk(walks, start)
 
 
-def _padded(region: RegionParts) -> Iterator[tuple[int, Box, Walk]]:
+def _padded(scope: KernelScope) -> Iterator[tuple[int, Box, Walk]]:
     """The one box of a padded result that comes from the operand."""
-    shape = region.type(0).shape
-    box = tuple((lead, lead + size) for lead, size in zip(region.node.expect(Pad).before, shape, strict=True))
+    shape = scope.type(0).shape
+    box = tuple((lead, lead + size) for lead, size in zip(scope.node.expect(Pad).before, shape, strict=True))
     yield 0, box, Walk(dense_steps(shape))
 
 
-def _copy(region: RegionParts, scope: KernelScope, position: int, box: Box, source: Walk) -> list[str]:
+def _copy(scope: KernelScope, position: int, box: Box, source: Walk) -> Lines:
     """The loops that fill `box` of the result from an operand of the anchor, the pointwise tree applied."""
-    kind, result = region.type(position).dtype, region.output_shape
-    if kind.bits < 8 and region.node.inputs[position] in region.graph.constants:
+    kind, result = scope.type(position).dtype, scope.output_shape
+    if kind.bits < 8 and scope.node.inputs[position] in scope.graph.constants:
         raise UnsupportedRegion(f"a constant of {kind.text} is not moved on the core.")
-    name = operand(region, scope, position, "other" if position else "input")
-    if not region.tree:
+    name = scope.operand(position, "other" if position else "input")
+    if not scope.tree:
         walks = [broadcast_walk(result, result, box), source]
         *outer, (count, strides) = merge(box_shape(box), walks) or [(1, (1, 1))]
         size = count * kind.numpy.itemsize
@@ -61,76 +59,73 @@ def _copy(region: RegionParts, scope: KernelScope, position: int, box: Box, sour
             to, start = (walk_text(number, walk.start, outer) for number, walk in enumerate(walks))
             lines = [f"__builtin_memcpy({total('output', to)}, {total(name, start)}, {size});"]
             return nested(zip(loop_names(len(outer)), [count for count, _ in outer], strict=True), lines)
-    return _computed(region, scope, box, lambda text: expression_of(f"{name}[{text}]", kind), source)
+    return _computed(scope, box, lambda text: expression_of(f"{name}[{text}]", kind), source)
 
 
-def _computed(
-    region: RegionParts, scope: KernelScope, box: Box, value: Callable[[str], Expression], source: Walk | None
-) -> list[str]:
+def _computed(scope: KernelScope, box: Box, value: Callable[[str], Expression], source: Walk | None) -> Lines:
     """The loops that fill `box` with the pointwise tree of `value` at the source's index."""
-    name, tree = region.node.output, region.tree
-    return nest(region.output_shape, box, lambda index, text: finish(scope, tree, index, (name, value(text))), source)
+    return nest(scope.output_shape, box, lambda index, text: finish(scope, index, value(text)), source)
 
 
-def _fill(region: RegionParts, scope: KernelScope, kind: TensorType, number: float) -> list[str]:
+def _fill(scope: KernelScope, kind: TensorType, number: float) -> Lines:
     """The whole result set to what the pointwise tree makes of one value."""
     if kind.dtype is DType.FLOAT32:
         element = Expression(real(number), "float")
-    elif not region.tree and kind.dtype.bits <= 8:
-        return [f"__builtin_memset(output, {int(number) & 255}, {prod(region.output_shape)});"]
+    elif not scope.tree and kind.dtype.bits <= 8:
+        return [f"__builtin_memset(output, {int(number) & 255}, {prod(scope.output_shape)});"]
     else:
         element = Expression(integer(int(number)), "int32_t", int(number), int(number))
-    return _computed(region, scope, full_box(region.output_shape), lambda _: element, None)
+    return _computed(scope, full_box(scope.output_shape), lambda _: element, None)
 
 
 @kernel(Transpose, Reshape, Slice, Concat)
-def _movement(region: RegionParts, scope: KernelScope, operator: Operator) -> KernelWriter:
-    return scope.writer(lambda: [line for box in _boxes(region) for line in _copy(region, scope, *box)])
+def _movement(scope: KernelScope, operator: Operator) -> KernelWriter:
+    return scope.writer(lambda: [line for box in _boxes(scope) for line in _copy(scope, *box)])
 
 
 @kernel(Pad)
-def _pad(region: RegionParts, scope: KernelScope, operator: Pad) -> KernelWriter:
-    kind = region.type(0)
+def _pad(scope: KernelScope, operator: Pad) -> KernelWriter:
+    kind = scope.type(0)
 
-    def body() -> list[str]:
+    def body() -> Lines:
         if kind.dtype.bits > 32:
             raise UnsupportedRegion(f"Pad of {kind} is not computed on the core.")
-        filled = _fill(region, scope, kind, operator.value)
-        return filled + [line for box in _padded(region) for line in _copy(region, scope, *box)]
+        filled = _fill(scope, kind, operator.value)
+        return filled + [line for box in _padded(scope) for line in _copy(scope, *box)]
 
     return scope.writer(body)
 
 
-def _run(region: RegionParts, scope: KernelScope, length: int, channel_base: str, source: str) -> list[str]:
+def _run(scope: KernelScope, length: int, channel_base: str, source: str) -> Lines:
     """Statements that take `length` neighbouring elements, behind a pointer or all the same number (`source`), to the
     result from flat index `place` on, which is at `channel_base` along its last axis."""
-    kind = region.source_dtype
+    kind = scope.source_dtype
     number = source.lstrip("-").isdigit()
-    if not region.tree and number and kind.bits <= 8:
+    if not scope.tree and number and kind.bits <= 8:
         return [f"__builtin_memset(output + place, {int(source) & 255}, {length});"]
-    if not region.tree and not number and length * kind.numpy.itemsize >= SHORT:
+    if not scope.tree and not number and length * kind.numpy.itemsize >= SHORT:
         return [f"__builtin_memcpy(output + place, {source}, {length * kind.numpy.itemsize});"]
-    index = anchored(region.output_shape, "place + channel", total(channel_base, "channel"))
+    index = anchored(scope.output_shape, "place + channel", total(channel_base, "channel"))
     value = Expression(source, "int32_t", int(source), int(source)) if number else expression_of("from[channel]", kind)
-    lines = finish(scope, region.tree, index, (region.node.output, value))
+    lines = finish(scope, index, value)
     head = [] if number else [f"const {c_type(kind)} *from = {source};"]
     return [*head, *block(f"for (int32_t channel = 0; channel < {length}; ++channel)", lines)]
 
 
-def _im2col(region: RegionParts, scope: KernelScope) -> list[str]:
-    taps = Nest(region, scope, window_of(region))
+def _im2col(scope: KernelScope) -> Lines:
+    taps = Nest(scope, window_of(scope))
     window, (rows, columns) = taps.window, taps.window.kernel
     whole_rows = not window.any_padded and window.contiguous_columns
     tap_row, tap_column = taps.tap(ROW), "0" if whole_rows else taps.tap(COLUMN)
     tap = product(wrapped(total(product(tap_row, columns), tap_column)), window.channels)
     place = total(taps.output_index(rows * columns * window.channels), tap)
-    source = total(scope.input(region.source(), "input"), taps.input_index("top", "left"))
+    source = total(scope.input(scope.source(), "input"), taps.input_index("top", "left"))
     length = window.channels * (columns if whole_rows else 1)
-    lines = _run(region, scope, length, tap, source)
+    lines = _run(scope, length, tap, source)
     if window.any_padded:
         height, width = window.size
         inside = f"if (top >= 0 && top < {height} && left >= 0 && left < {width})"
-        outside = _run(region, scope, length, tap, str(int(region.pad_value)))
+        outside = _run(scope, length, tap, str(int(scope.pad_value)))
         lines = [*block(inside, lines)[:-1], *block("} else", outside)]
     origins = []
     for axis, (name, at) in enumerate((("top", tap_row), ("left", tap_column))):
@@ -142,8 +137,8 @@ def _im2col(region: RegionParts, scope: KernelScope) -> list[str]:
 
 
 @kernel(Im2col, windowed=True)
-def _patches(region: RegionParts, scope: KernelScope, operator: Im2col) -> KernelWriter:
-    return scope.writer(lambda: _im2col(region, scope))
+def _patches(scope: KernelScope, operator: Im2col) -> KernelWriter:
+    return scope.writer(lambda: _im2col(scope))
 
 
 def _picked(scope: KernelScope, owner: str, axis: int, places: Sequence[int], at: str) -> str:
@@ -159,81 +154,81 @@ def _picked(scope: KernelScope, owner: str, axis: int, places: Sequence[int], at
 
 
 @kernel(Pick)
-def _pick(region: RegionParts, scope: KernelScope, operator: Pick) -> KernelWriter:
-    kind = region.type(0)
+def _pick(scope: KernelScope, operator: Pick) -> KernelWriter:
+    kind = scope.type(0)
 
-    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        x = operand(region, scope, 0, "input")
+    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+        x = scope.operand(0, "input")
         sources = [
-            _picked(scope, region.node.output, axis, chosen, at)
+            _picked(scope, scope.node.output, axis, chosen, at)
             for axis, (chosen, at) in enumerate(zip(operator.places, places, strict=True))
         ]
         return [], expression_of(f"{x}[{place_in(kind.shape, sources)}]", kind.dtype)
 
-    return write_elements(region, scope, element)
+    return write_elements(scope, element)
 
 
 @kernel(Gather)
-def _gather(region: RegionParts, scope: KernelScope, operator: Gather) -> KernelWriter:
+def _gather(scope: KernelScope, operator: Gather) -> KernelWriter:
     axis = operator.axis
-    kind, indices = (region.graph.types[value] for value in region.node.inputs)
+    kind, indices = (scope.graph.types[value] for value in scope.node.inputs)
     middle = axis + len(indices.shape)
 
-    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        x = operand(region, scope, 0, "input")
+    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+        x = scope.operand(0, "input")
         if kind.shape[axis] == 1:
             only = place_in(kind.shape, (*places[:axis], "0", *places[middle:]))
             return [], expression_of(f"{x}[{only}]", kind.dtype)
-        table = operand(region, scope, 1, "indices")
+        table = scope.operand(1, "indices")
         index = f"{table}[{place_in(indices.shape, places[axis:middle])}]"
         lines = [f"const int32_t taken = gathered({index}, {kind.shape[axis]});"]
         source = place_in(kind.shape, (*places[:axis], "taken", *places[middle:]))
         return lines, expression_of(f"{x}[{source}]", kind.dtype)
 
-    return write_elements(region, scope, element)
+    return write_elements(scope, element)
 
 
 @kernel(Resample)
-def _resample(region: RegionParts, scope: KernelScope, operator: Resample) -> KernelWriter:
-    axes, kind = operator.axes, region.type(0)
-    taps = [scope.known(value) for value in region.node.inputs[1:]]
+def _resample(scope: KernelScope, operator: Resample) -> KernelWriter:
+    axes, kind = operator.axes, scope.type(0)
+    taps = [scope.known(value) for value in scope.node.inputs[1:]]
     real = kind.dtype is DType.FLOAT32
     share = 1 if real else prod(int(np.abs(weights).sum(axis=1).max(initial=0)) for weights in taps[1::2])
     reach = 0 if real else share * max(-kind.dtype.low, kind.dtype.high)
     if reach >= 1 << 31:
         raise UnsupportedRegion(f"sums of up to {reach} do not fit 32 bits.")
 
-    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        x = operand(region, scope, 0, "input")
+    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+        x = scope.operand(0, "input")
         source, factors, loops = list(places), [], []
         for number, (axis, sources, weights) in enumerate(zip(axes, taps[::2], taps[1::2], strict=True)):
             name, count = f"tap_{number}", sources.shape[1]
             tap = total(product(places[axis], count), variable(name, count))
-            source[axis] = f"{scope.constant(region.node.output, f'places_{axis}', sources)}[{tap}]"
-            factors.append(f"{scope.constant(region.node.output, f'weights_{axis}', weights)}[{tap}]")
+            source[axis] = f"{scope.constant(scope.node.output, f'places_{axis}', sources)}[{tap}]"
+            factors.append(f"{scope.constant(scope.node.output, f'weights_{axis}', weights)}[{tap}]")
             loops.append((name, count))
         lines = [f"sum += {x}[{place_in(kind.shape, source)}] * ({' * '.join(factors) or '1'});"]
         lines = nested(loops, lines)
         held, start = ("float", "0.0f") if real else ("int32_t", "0")
         return [f"{held} sum = {start};", *lines], Expression("sum", held, -reach, reach)
 
-    return write_elements(region, scope, element)
+    return write_elements(scope, element)
 
 
 @kernel(Concat, Slice, Transpose, table=TURNS)
-def _moved_turns(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
-    return _turns(region, _boxes(region), 0)
+def _moved_turns(scope: KernelScope) -> Turns:
+    return _turns(scope, _boxes(scope), 0)
 
 
 @kernel(Pad, table=TURNS)
-def _padded_turns(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
-    return _turns(region, _padded(region), region.result.elements)
+def _padded_turns(scope: KernelScope) -> Turns:
+    return _turns(scope, _padded(scope), scope.result.elements)
 
 
-def _turns(region: RegionParts, boxes: Iterator[tuple[int, Box, Walk]], filled: int) -> Turns:
+def _turns(scope: KernelScope, boxes: Iterator[tuple[int, Box, Walk]], filled: int) -> Turns:
     """Runs of neighbouring bytes, word by word where all begin with one; short ones, and what is computed from, element
     by element."""
-    result, size = region.result, region.result.dtype.numpy.itemsize
+    result, size = scope.result, scope.result.dtype.numpy.itemsize
     counts = defaultdict[str, float](float, {"call": 1, **({"filled": filled * size} if filled else {})})
     for _, box, source in boxes:
         *outer, (count, strides) = merge(
@@ -241,7 +236,7 @@ def _turns(region: RegionParts, boxes: Iterator[tuple[int, Box, Walk]], filled: 
         ) or [(1, (1, 1))]
         run, rows = count * size, prod(times for times, _ in outer)
         own: dict[str, float]
-        if region.tree or strides != (1, 1) or run < SHORT:
+        if scope.tree or strides != (1, 1) or run < SHORT:
             own = {"element" if strides == (1, 1) else "strided": rows * count, "row": rows}
         elif length := next((name for name, most in _WRITTEN_OUT.items() if count <= most), ""):
             own = {f"{length}_run": rows, f"{length}_byte": rows * run}

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import block, c_type, channel_lanes, function, product, total
+from dovetail.kernels.c import Lines, block, c_type, channel_lanes, function, product, total
 from dovetail.kernels.ends import EndFunction, end_function
 from dovetail.kernels.kernel import (
     CHANNELS,
     PIXELS,
     UNROLL,
-    CoreTraits,
     KernelChoices,
     KernelWriter,
     Turns,
@@ -32,7 +31,6 @@ from dovetail.kernels.kernel import (
 )
 from dovetail.kernels.planes import Pairs, pairs_of
 from dovetail.kernels.raised import RaisedNest, raised_end
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scheduled.algorithms import Extra
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import padded, products_of, sums_of
@@ -65,17 +63,18 @@ def _words(array: Array) -> Array:
     return array.reshape(-1).astype(np.int64).astype(np.uint32).view(np.int32)
 
 
-def patches_of(region: RegionParts, scope: KernelScope, core: CoreTraits) -> Patches:
+def patches_of(scope: KernelScope) -> Patches:
     """The loops of a kernel of sums of products with the core's blocks of pairs, and with the block of `scope.choice`.
 
     Raises:
         Unsupported: the core has no blocks of pairs, or the layer is not of the kind they are for.
     """
-    taken, products = pairs_of(core.instructions), products_of(region, scope)
+    core = scope.core
+    taken, products = pairs_of(core.instructions), products_of(scope)
     if core.pairs is None or taken is None:
         raise UnsupportedRegion("the core multiplies no blocks of pairs.")
-    sums, window = sums_of(region, products), products.window
-    if region.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
+    sums, window = sums_of(scope, products), products.window
+    if scope.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
         raise UnsupportedRegion("pairs are of int8, and their sums of int32.")
     if window.batch > 1 or window.channels != sums.weights.shape[3] or sums.bits < 8:
         raise UnsupportedRegion("blocks of pairs are of one image without groups.")
@@ -85,7 +84,7 @@ def patches_of(region: RegionParts, scope: KernelScope, core: CoreTraits) -> Pat
     wanted = {name: value for name, value in scope.choice.items() if name in choices.default}
     chosen = {**choices.default, **(wanted if choices.space.refusal(wanted) is None else {})}
     block = (int(chosen[name]) for name in (PIXELS, CHANNELS, UNROLL))
-    return Patches(region, scope, window, sums, raised_end(region, sums), core.pairs, taken, choices, *block)
+    return Patches(scope, window, sums, raised_end(scope, sums), core.pairs, taken, choices, *block)
 
 
 def offered(window: WindowGeometry, outputs: int, pairs: PairBlocks, room: int) -> KernelChoices:
@@ -221,7 +220,7 @@ class Patches(RaisedNest):
         for shares in range(1, columns + 1):
             blocks = -(-columns // (shares * self.pixels))
             share = min(blocks * self.pixels, columns)
-            if _WORD * self.layout.needed(share) <= self.scope.room:
+            if _WORD * self.layout.needed(share) <= self.scope.core.room:
                 return share
         return self.pixels
 
@@ -301,9 +300,9 @@ class Patches(RaisedNest):
     def writer(self) -> KernelWriter:
         """Writes the kernel: the end of a sum, a block of each size, the columns of some pixels, then all."""
         scope = self.scope
-        scope.input(self.region.source(), "input")
+        scope.input(self.scope.source(), "input")
         scope.constant("sums", "weights", self.packed())
-        end = end_function(self.region, scope, self.ended)
+        end = end_function(scope, self.ended)
         ends = {extra.name: scope.constants[extra.name] for extra in end.extras if _of_channels(extra, scope)}
         scope.constants = {name: array for name, array in scope.constants.items() if name not in ends}
         scope.constant("sums", "ends", padded(np.stack([self.begun, *map(_words, ends.values())], 1), self.channels))
@@ -318,7 +317,7 @@ class Patches(RaisedNest):
             lambda name: self._lines(name, end, ends_types), declarations=tuple(texts), instructions=used
         )
 
-    def _lines(self, name: str, end: EndFunction, ends: Mapping[str, str]) -> list[str]:
+    def _lines(self, name: str, end: EndFunction, ends: Mapping[str, str]) -> Lines:
         """The kernel under this name; `ends` are the C types, by name, of the numbers behind the start of each
         channel's sum."""
         parameters = self.scope.parameters()
@@ -335,7 +334,7 @@ class Patches(RaisedNest):
         arguments = [parameter.name for parameter in own]
         return [*text, *function(f"static void {name}", declarations(parameters), self._rows(name, arguments))]
 
-    def _block(self, finish: str, pixels: int, extras: Sequence[Extra], ends: Mapping[str, str]) -> list[str]:
+    def _block(self, finish: str, pixels: int, extras: Sequence[Extra], ends: Mapping[str, str]) -> Lines:
         """All channels of neighbouring pixels; pointers move, as registers for their places are few."""
         block_of, lanes, outputs, row = self.block(pixels), self.channels, self.outputs, 1 + len(ends)
         starts = [f"ends[{lane * row}]" for _ in range(pixels) for lane in range(lanes)]
@@ -364,7 +363,7 @@ class Patches(RaisedNest):
         text = [f"{name} += place;" for name in moved]
         return [*text, *block(f"for (int32_t channel = 0; channel < {outputs}; channel += {lanes})", lines)]
 
-    def _columns(self) -> list[str]:
+    def _columns(self) -> Lines:
         """The columns from `left` on, of the rows from `top` on, as pairs."""
         (height, width), (rows, _) = self.window.size, self.window.kernel
         layout, depth, words = self.layout, self.window.channels, self.by_words
@@ -380,7 +379,7 @@ class Patches(RaisedNest):
         lines = block("for (int32_t column = 0; column < count; ++column)", [*head, *lines])
         return [start, *lines, *(["put_half(at, 0);"] if layout.ragged else [])]
 
-    def _widened(self) -> list[str]:
+    def _widened(self) -> Lines:
         """The channels of a pixel as pairs."""
         depth = self.window.channels
         line = f"const int8_t *line = input + {product(f'(y * {self.window.size[COLUMN]} + x)', depth)};"
@@ -391,7 +390,7 @@ class Patches(RaisedNest):
         step = [*calls, f"at += {2 * turn};", f"line += {_WORD * turn};"]
         return [line, *block(f"for (int32_t i = 0; i < {depth // _WORD // turn}; ++i)", step)]
 
-    def _padding(self, count: int) -> list[str]:
+    def _padding(self, count: int) -> Lines:
         """So many elements of padding as pairs."""
         value = self.sums.pad_value & 0xFFFF
         if self.by_words:
@@ -399,7 +398,7 @@ class Patches(RaisedNest):
         halves = [f"put_half(at, {self.sums.pad_value});", "at += 2;"]
         return block(f"for (int32_t i = 0; i < {count}; ++i)", halves)
 
-    def _rows(self, name: str, arguments: Sequence[str]) -> list[str]:
+    def _rows(self, name: str, arguments: Sequence[str]) -> Lines:
         """All pixels."""
         window, layout = self.window, self.layout
         rows = window.outputs[ROW]

@@ -16,11 +16,10 @@ from math import prod
 import numpy as np
 
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import block, c_type, identifiers, loop, product, total
+from dovetail.kernels.c import Lines, block, c_type, identifiers, loop, product, total
 from dovetail.kernels.epilogue import element
-from dovetail.kernels.kernel import CoreTraits, KernelChoices, KernelWriter, Turns, UnsupportedRegion
+from dovetail.kernels.kernel import KernelChoices, KernelWriter, Turns, UnsupportedRegion
 from dovetail.kernels.raised import RaisedNest, raised_end
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scheduled.knobs import extents, is_product, operands, staging_of
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import products_of, sums_of
@@ -61,17 +60,17 @@ def pairs_of(instructions: Sequence[CoreInstruction]) -> Pairs | None:
     return None
 
 
-def planes_of(region: RegionParts, scope: KernelScope, core: CoreTraits) -> Planes:
+def planes_of(scope: KernelScope) -> Planes:
     """The loops of a depthwise kernel with the core's products of pairs.
 
     Raises:
         Unsupported: the core has no products of pairs, or the layer is not of the kind they are for.
     """
-    pairs, products = pairs_of(core.instructions), products_of(region, scope, merged=False)
+    pairs, products = pairs_of(scope.core.instructions), products_of(scope, merged=False)
     if pairs is None:
         raise UnsupportedRegion("the core multiplies no pairs.")
-    sums, window = sums_of(region, products), products.window
-    if region.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
+    sums, window = sums_of(scope, products), products.window
+    if scope.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
         raise UnsupportedRegion("pairs are of int8, and their sums of int32.")
     if window.batch > 1 or window.channels % _CHANNELS or not products.channelwise:
         raise UnsupportedRegion(f"planes are of one image and {_CHANNELS} channels.")
@@ -79,9 +78,9 @@ def planes_of(region: RegionParts, scope: KernelScope, core: CoreTraits) -> Plan
         raise UnsupportedRegion("pairs are of neighbouring columns, and begin at every or every second one.")
     if prod(window.kernel) > _MOST_TAPS:
         raise UnsupportedRegion(f"the products of at most {_MOST_TAPS} taps are written out.")
-    nest = Planes(region, scope, window, sums, raised_end(region, sums), pairs)
+    nest = Planes(scope, window, sums, raised_end(scope, sums), pairs)
     if nest.band == 0:
-        raise UnsupportedRegion(f"the rows of one output take more than {scope.room} bytes of stack.")
+        raise UnsupportedRegion(f"the rows of one output take more than {scope.core.room} bytes of stack.")
     return nest
 
 
@@ -89,7 +88,7 @@ def planes_of(region: RegionParts, scope: KernelScope, core: CoreTraits) -> Plan
 class _SumEnd:
     """The epilogue of a sum."""
 
-    lines: list[str]
+    lines: Lines
     text: str
     """C of the element."""
     arrays: tuple[str, ...]
@@ -122,7 +121,7 @@ class Planes(RaisedNest):
         rows = self.window.outputs[ROW]
         for shares in range(1, rows + 1):
             band = -(-rows // shares)
-            if _CHANNELS * _REGISTER * self.width * self.lines(band) <= self.scope.room:
+            if _CHANNELS * _REGISTER * self.width * self.lines(band) <= self.scope.core.room:
                 return band
         return 0
 
@@ -170,7 +169,7 @@ class Planes(RaisedNest):
         half = self.taps[number].index(halves[side])
         return f"{sum_name} = add_{_HALVES[side]}_{_HALVES[half]}({sum_name}, {columns}, {_weight(number)});"
 
-    def _pixels(self, pixels: int) -> list[str]:
+    def _pixels(self, pixels: int) -> Lines:
         """Neighbouring pixels of one channel, from the register `from` points at on, laid down where `to` points."""
         names, count = [f"sum_{pixel}" for pixel in range(pixels)], len(self.taps)
         lines = [f"int32_t {name} = start;" for name in names]
@@ -191,8 +190,8 @@ class Planes(RaisedNest):
 
     def _end(self, name: str, place: int) -> _SumEnd:
         """The epilogue of a sum, with what it reads of a channel in variables."""
-        index = anchored(self.region.output_shape, total("place", place), "at")
-        arrays, places = dict[str, str](), list[str]()
+        index = anchored(self.scope.output_shape, total("place", place), "at")
+        arrays, places = dict[str, str](), Lines()
 
         def read(array: str, index: str) -> str:
             if index == "at":
@@ -202,11 +201,11 @@ class Planes(RaisedNest):
             return f"{array}[{index}]"
 
         with self.scope.reading(read):
-            text = element(self.scope, *self.ended(name, index), index)
+            text = element(self.scope, index, *self.ended(name, index))
         ordered = (arrays[one] for one in identifiers([*self.scope.lines, text]) if one in arrays)
         return _SumEnd(self.scope.lines, text, tuple(ordered), bool(places))
 
-    def _channel(self) -> list[str]:
+    def _channel(self) -> Lines:
         """Statements that read once per channel: weights, the start of its sums, and the epilogue's numbers."""
         taps = self.window.kernel[ROW] * len(self.taps)
         weights = self.scope.constant("sums", "weights", self.packed().reshape(-1))
@@ -220,12 +219,12 @@ class Planes(RaisedNest):
             *(f"const {types[name]} {name}_at = {name}[at];" for name in arrays),
         ]
 
-    def _computed(self) -> list[str]:
+    def _computed(self) -> Lines:
         """All pixels of a band, of one channel after the other."""
         columns, step = self.window.outputs[COLUMN], self.window.stride[COLUMN]
         lines = [*self._channel(), f"const uint32_t *from = planes + lane * {self.lines(self.band) * self.width};"]
         place = total(product("band", columns * self.outputs), "at")
-        lines.append(f"{c_type(self.region.graph.types[self.region.graph.outputs[0]].dtype)} *to = output + {place};")
+        lines.append(f"{c_type(self.scope.graph.types[self.scope.graph.outputs[0]].dtype)} *to = output + {place};")
         lines += [f"int32_t place = {place};"] if self._end("sum", 0).places else []
         whole = columns // _PIXELS * _PIXELS
         moved = _PIXELS * step // 2
@@ -236,7 +235,7 @@ class Planes(RaisedNest):
         row.append(f"from += {self.window.stride[ROW] * self.width - whole // _PIXELS * moved};")
         return loop("lane", _CHANNELS, [*lines, *loop("row", "end", row, start="band")])
 
-    def _pair(self, left: str | None, right: str | None) -> list[str]:
+    def _pair(self, left: str | None, right: str | None) -> Lines:
         """Two columns of some channels, each at its place in memory or padding, into one register of each plane."""
         size, padding = self.lines(self.band) * self.width, f"{(self.sums.pad_value & 0xFFFF) * 0x10001:#010x}u"
         lines = []
@@ -248,18 +247,18 @@ class Planes(RaisedNest):
             lines.append(f"to[{lane * size}] = {half}_halves(left[{lane % 2}], right[{lane % 2}]);")
         return [*lines, "++to;"]
 
-    def _filled(self) -> list[str]:
+    def _filled(self) -> Lines:
         """Some channels of the rows a band reads, in planes."""
         (height, width), (above, before) = self.window.size, self.window.before
         channels = self.window.channels
         first = min(-(-before // 2), self.width)
         end = max(min((width + before) // 2, self.width), first)
 
-        def edge(pair: int) -> list[str]:
+        def edge(pair: int) -> Lines:
             columns = (2 * pair - before, 2 * pair + 1 - before)
             return block("", self._pair(*(f"line[{x * channels}]" if 0 <= x < width else None for x in columns)))
 
-        image = self.scope.input(self.region.source(), "input")
+        image = self.scope.input(self.scope.source(), "input")
         head = [f"const int32_t y = {total(product('band', self.window.stride[ROW]), 'down', -above)};"]
         head.append(f"uint32_t *to = planes + down * {self.width};")
         if self.window.padded(ROW) or self.window.outputs[ROW] % self.band:
@@ -303,7 +302,7 @@ class Planes(RaisedNest):
         texts, names = tuple(one.declarations for one in used), tuple(one.name for one in used)
         return replace(self.scope.writer(self._lines), declarations=texts, instructions=names)
 
-    def _lines(self) -> list[str]:
+    def _lines(self) -> Lines:
         rows, channels = self.window.outputs[ROW], self.window.channels
         end = f"band + {self.band}"
         end = f"{end} < {rows} ? {end} : {rows}" if rows % self.band else end
@@ -313,7 +312,7 @@ class Planes(RaisedNest):
         return [f"uint32_t planes[{size}];", *loop("channel", channels, lines, step=_CHANNELS)]
 
 
-def _turns(name: str, stop: int, step: int, lines: list[str]) -> list[str]:
+def _turns(name: str, stop: int, step: int, lines: Lines) -> Lines:
     """A counting loop, with braces also where there is one turn."""
     return block("", lines) if stop == step else loop(name, stop, lines, step=step)
 

@@ -7,12 +7,11 @@ from math import prod
 from dovetail.ir.operators.arithmetic import Offset
 from dovetail.ir.types import DType, Shape, full_box
 from dovetail.kernels.additions import addition_lines
-from dovetail.kernels.c import indent, loop, total
+from dovetail.kernels.c import Lines, indent, loop, total
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import KernelWriter
 from dovetail.kernels.quantising import quantising_lines
 from dovetail.kernels.rectified import rectified_lines
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.walks import nest
 from dovetail.target.pattern import apply, operand
@@ -24,13 +23,13 @@ _FLIPS = 4
 """Calls of it in one turn, where there are several such turns."""
 
 
-def _flip(region: RegionParts, scope: KernelScope) -> list[str] | None:
+def _flip(scope: KernelScope) -> Lines | None:
     """The sign flip, int8 + 128 as uint8 and back: XOR of whole words, which 8-byte aligned arrays load and store in
     one instruction each."""
-    match = region.whole(apply(Offset, operand("x")))
+    match = scope.whole(apply(Offset, operand("x")))
     if match is None or {match.type("x").dtype, match.result.dtype} != set(_BYTES):
         return None
-    if match.values["x"] in region.graph.constants:
+    if match.values["x"] in scope.graph.constants:
         return None
     name, count = scope.input(match.values["x"]), match.result.elements
     whole, words_end = count - count % _FLIPPED, count - count % 4
@@ -52,15 +51,15 @@ def _flip(region: RegionParts, scope: KernelScope) -> list[str] | None:
     return lines
 
 
-def _by_bytes(region: RegionParts, scope: KernelScope) -> list[str] | None:
+def _by_bytes(scope: KernelScope) -> Lines | None:
     """The loop over whole bytes of what shares them, where all operands are of the result's shape or one element: each
     byte is read and written once. None for other regions."""
-    count = prod(region.output_shape)
+    count = prod(scope.output_shape)
     packed = [layout.fields for layout in scope.layouts.values() if layout.packed]
     step = max(packed, default=1)
     shapes: list[Shape] = []
 
-    def one(lane: int) -> list[str]:
+    def one(lane: int) -> Lines:
         """The statements of an element of a turn."""
 
         def index(operand: Shape) -> str:
@@ -68,13 +67,13 @@ def _by_bytes(region: RegionParts, scope: KernelScope) -> list[str] | None:
             return "0" if prod(operand) == 1 else total("index", lane)
 
         scope.turn = lane
-        return ["{", *indent(finish(scope, region.tree, index, None)), "}"]
+        return ["{", *indent(finish(scope, index, None)), "}"]
 
     lines = [line for lane in range(step) for line in one(lane)]
     scope.turn = None
     if step == 1 or count % step or any(prod(each) not in (1, count) for each in shapes):
         return None
-    output = scope.layouts.get(region.graph.outputs[0])
+    output = scope.layouts.get(scope.graph.outputs[0])
     if output is not None and output.packed:
         places, shift = range(step // output.fields), output.fields.bit_length() - 1
         lines = [*(f"uint32_t byte_{place} = 0u;" for place in places), *lines]
@@ -82,17 +81,17 @@ def _by_bytes(region: RegionParts, scope: KernelScope) -> list[str] | None:
     return loop("index", count, lines, step=step)
 
 
-def write_pointwise(region: RegionParts, scope: KernelScope) -> KernelWriter:
+def write_pointwise(scope: KernelScope) -> KernelWriter:
     """The writer of a region without an anchor."""
 
-    def body() -> list[str]:
+    def body() -> Lines:
         for form in _FORMS:
-            if (lines := form(region, scope)) is not None:
+            if (lines := form(scope)) is not None:
                 return lines
-        shape = region.output_shape
-        return nest(shape, full_box(shape), lambda index, _: finish(scope, region.tree, index, None))
+        shape = scope.output_shape
+        return nest(shape, full_box(shape), lambda index, _: finish(scope, index, None))
 
-    return scope.writer(body, lambda: finish(scope, region.tree, lambda shape: "0", None))
+    return scope.writer(body, lambda: finish(scope, lambda shape: "0", None))
 
 
 _FORMS = (_flip, rectified_lines, addition_lines, quantising_lines, _by_bytes)

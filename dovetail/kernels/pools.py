@@ -8,14 +8,12 @@ from math import prod
 
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, ReduceKind, SumPool2d
 from dovetail.ir.types import DType
-from dovetail.kernels.c import channel_lanes, loop, product, times, total, variable
+from dovetail.kernels.c import Lines, channel_lanes, loop, product, times, total, variable
 from dovetail.kernels.elements import PIXEL, write_elements
-from dovetail.kernels.kernel import SHARING, CoreTraits, Expression, KernelWriter, Turns, UnsupportedRegion
-from dovetail.kernels.region import RegionParts
+from dovetail.kernels.kernel import SHARING, Expression, KernelWriter, Turns, UnsupportedRegion
 from dovetail.kernels.registry import FLOAT_FAMILIES, TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, PixelFunction, pixel_functions, pixel_loops, window_of
-from dovetail.target.pattern import Choice
 
 _NARROW = (*SHARING, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 _UNROLLED = 5
@@ -37,7 +35,7 @@ class PoolNest(Nest):
 
     def value(self, text: str) -> Expression:
         """The pool's value from what was collected."""
-        zero_point, kind, taps = self.operator.zero_point, self.region.source_dtype, prod(self.window.kernel)
+        zero_point, kind, taps = self.operator.zero_point, self.scope.source_dtype, prod(self.window.kernel)
         if self.largest:
             return Expression(text, "int32_t", kind.low, kind.high)
         low, high = kind.low - zero_point, kind.high - zero_point
@@ -62,7 +60,7 @@ class PoolNest(Nest):
             return f"{text} {'-' if zero_point > 0 else '+'} {product('count', abs(zero_point))}"
         return total(text, -prod(self.window.kernel) * zero_point)
 
-    def taps(self, channel: str, steps: list[str]) -> list[str]:
+    def taps(self, channel: str, steps: Lines) -> Lines:
         """The loops over the window of some channels."""
         window, (rows, columns) = self.window, self.window.kernel
         if columns == window.size[COLUMN] and not window.any_padded:
@@ -74,12 +72,12 @@ class PoolNest(Nest):
         pointer = self.pointer(self.below(ROW, self.tap(ROW)), left, channel)
         return self.rows([pointer, *self.columns([*steps, *advance])])
 
-    def one(self) -> list[str]:
+    def one(self) -> Lines:
         """One pixel: some neighbouring channels in registers."""
         channels, channel = self.window.channels, variable("channel", self.window.channels)
         if self.by_words:
             return self.four_to_a_word()
-        stem, start = ("best", self.region.source_dtype.low) if self.largest else ("sum", 0)
+        stem, start = ("best", self.scope.source_dtype.low) if self.largest else ("sum", 0)
         names = [f"{stem}_{lane}" for lane in range(channel_lanes(channels, 8))]
         lines = [f"int32_t {name} = {start};" for name in names]
         lines += [*self.taps(channel, self.collected(names)), *self.store("int32_t", names, self.value, channel)]
@@ -90,16 +88,16 @@ class PoolNest(Nest):
     def by_words(self) -> bool:
         """Whether sums of four neighbouring channels are kept in two words, which hold up to _MOST_BYTES of each."""
         few = prod(self.window.kernel) <= _MOST_BYTES and self.window.channels % 4 == 0
-        return few and not (self.largest or self.counted) and self.region.source_dtype in (DType.INT8, DType.UINT8)
+        return few and not (self.largest or self.counted) and self.scope.source_dtype in (DType.INT8, DType.UINT8)
 
-    def four_to_a_word(self) -> list[str]:
+    def four_to_a_word(self) -> Lines:
         """One pixel from words w of four bytes: the sums of w & 0xFF00FF hold those of bytes 0 and 2, and the sums of
         w >> 8, less 256 times that of byte 2, those of bytes 1 and 3. Bytes with a sign are taken with 128 added."""
         channels, channel = self.window.channels, variable("channel", self.window.channels // 4)
         count = channel_lanes(channels // 4, 2)
         lines = [f"uint32_t {stem}_{word} = 0;" for word in range(count) for stem in ("even", "odd")]
         lines.append(f"uint32_t words[{count}];")
-        signed, taps = self.region.source_dtype is DType.INT8, prod(self.window.kernel)
+        signed, taps = self.scope.source_dtype is DType.INT8, prod(self.window.kernel)
         step = [f"__builtin_memcpy(words, __builtin_assume_aligned(from, 4), {4 * count});"]
         for word in range(count):
             step += [f"words[{word}] ^= 0x80808080u;"] if signed else []
@@ -115,42 +113,42 @@ class PoolNest(Nest):
         head = [*self.clamps(), self.place(channels)]
         return [*head, *loop("channel", channels, lines, step=4 * count)]
 
-    def collected(self, names: Sequence[str]) -> list[str]:
+    def collected(self, names: Sequence[str]) -> Lines:
         """The statements that take one element of each lane in."""
         if self.largest:
             taken = [self.taken(lane) for lane in range(len(names))]
             return [f"{name} = {text} > {name} ? {text} : {name};" for name, text in zip(names, taken, strict=True)]
         return [f"{name} += {self.taken(lane)};" for lane, name in enumerate(names)]
 
-    def write(self, name: str) -> list[str]:
+    def write(self, name: str) -> Lines:
         parts = {"pixel": PixelFunction(ONE_PIXEL, self.one())}
         return pixel_functions(name, self.scope, self.window, parts, lambda calls: pixel_loops(self.window, calls, 1))
 
 
-def pool_nest(region: RegionParts, scope: KernelScope, operator: Pool2d) -> PoolNest:
+def pool_nest(scope: KernelScope, operator: Pool2d) -> PoolNest:
     """The nest of a region's pool; raises Unsupported where its sums may be too large."""
-    if region.pad is not None:
+    if scope.pad is not None:
         raise UnsupportedRegion("a Pad before a pool is not fused; the pool's own padding is.")
-    nest, taps = PoolNest(region, scope, window_of(region), operator), prod(operator.kernel)
-    kind = region.require((*_NARROW, DType.INT32) if nest.largest else _NARROW)
+    nest, taps = PoolNest(scope, window_of(scope), operator), prod(operator.kernel)
+    kind = scope.require((*_NARROW, DType.INT32) if nest.largest else _NARROW)
     if taps * max(-kind.low, kind.high) >= 1 << 31 and not nest.largest:
         raise UnsupportedRegion(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
     return nest
 
 
 @kernel(MaxPool2d, AveragePool2d, SumPool2d, windowed=True, packed=True)
-def _pooling(region: RegionParts, scope: KernelScope, operator: Pool2d) -> KernelWriter:
-    nest = pool_nest(region, scope, operator)
+def _pooling(scope: KernelScope, operator: Pool2d) -> KernelWriter:
+    nest = pool_nest(scope, operator)
     return KernelWriter(nest.write, lambda: nest.finish(nest.value("sum"), "0"))
 
 
 @kernel(MaxPool2d, AveragePool2d, table=FLOAT_FAMILIES)
-def _float_pooling(region: RegionParts, scope: KernelScope, operator: Pool2d) -> KernelWriter:
-    region.without_pad()
-    nest = PoolNest(region, scope, window_of(region), operator)
+def _float_pooling(scope: KernelScope, operator: Pool2d) -> KernelWriter:
+    scope.without_pad()
+    nest = PoolNest(scope, window_of(scope), operator)
 
-    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        image = scope.input(region.source(), "input")
+    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+        image = scope.input(scope.source(), "input")
         source = nest.input_index(nest.below(ROW, nest.tap(ROW)), nest.below(COLUMN, nest.tap(COLUMN)), places[3])
         step = f"best = larger({image}[{source}], best);" if nest.largest else f"sum += {image}[{source}];"
         lines = nest.rows(nest.columns([step]))
@@ -159,12 +157,12 @@ def _float_pooling(region: RegionParts, scope: KernelScope, operator: Pool2d) ->
         head = [*nest.clamps(), nest.count(), "float sum = 0.0f;"]
         return [*head, *lines], Expression("sum / (float)count", "float")
 
-    return write_elements(region, scope, element, PIXEL)
+    return write_elements(scope, element, PIXEL)
 
 
 @kernel(MaxPool2d, AveragePool2d, SumPool2d, table=TURNS)
-def _pool_turns(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
-    window = window_of(region)
+def _pool_turns(scope: KernelScope) -> Turns:
+    window = window_of(scope)
     lanes = channel_lanes(window.channels, 8)
     pixels, blocks = prod(window.outputs) * window.batch, window.channels // lanes
     inside, across = sum(window.taps_inside(ROW)), window.taps_inside(COLUMN)
@@ -178,7 +176,7 @@ def _pool_turns(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
         "pixel": pixels,
         "call": 1,
     }
-    kind = "Padded" if window.any_padded else "Words" if region.source_dtype is DType.UINT8 else ""
-    sums = region.node.expect(Pool2d).kind is ReduceKind.SUM
-    family = AveragePool2d if sums and not kind else type(region.node.operator)  # the same loops
+    kind = "Padded" if window.any_padded else "Words" if scope.source_dtype is DType.UINT8 else ""
+    sums = scope.node.expect(Pool2d).kind is ReduceKind.SUM
+    family = AveragePool2d if sums and not kind else type(scope.node.operator)  # the same loops
     return {f"{family.__name__}{kind}.{part}": float(count) for part, count in counts.items()}

@@ -16,7 +16,7 @@ import numpy as np
 from dovetail.ir.operators.arithmetic import Quantize
 from dovetail.ir.requantisation.bounds import last_where
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.region import RegionParts
+from dovetail.kernels.c import Lines
 from dovetail.kernels.scope import KernelScope
 from dovetail.target.pattern import apply, constant, operand
 
@@ -84,10 +84,10 @@ def _words(quantised: Callable[[Array], Array], bits: int) -> Array | None:
     return ((value + carried - known) & ((256 << rest) - 1)).astype(np.uint32).reshape(512, -1)
 
 
-def quantising_lines(region: RegionParts, scope: KernelScope) -> list[str] | None:
+def quantising_lines(scope: KernelScope) -> Lines | None:
     """The statements of a region that only quantises an array to 8 bits by one scale; None for others."""
-    match = region.whole(_REGION)
-    if match is None or scope.layouts or match.values["x"] in region.graph.constants:
+    match = scope.whole(_REGION)
+    if match is None or scope.layouts or match.values["x"] in scope.graph.constants:
         return None
     kind, scale = match.result, match.array("scale")
     if kind.dtype not in (DType.INT8, DType.UINT8) or kind.elements < _LEAST or scale.size != 1:

@@ -11,20 +11,19 @@ import numpy as np
 from dovetail.ir.operators.arithmetic import Requantize
 from dovetail.ir.requantisation.rectified import rectified_sum
 from dovetail.ir.types import DType
-from dovetail.kernels.c import c_type, channel_lanes, loop, total
-from dovetail.kernels.region import REQUANTISED, RegionParts
-from dovetail.kernels.scope import KernelScope
+from dovetail.kernels.c import Lines, c_type, channel_lanes, loop, total
+from dovetail.kernels.scope import REQUANTISED, KernelScope
 
 _LEAST_ROWS = 8
 """Rows from which walking down a channel pays."""
 _TURN = 4
 
 
-def rectified_lines(region: RegionParts, scope: KernelScope) -> list[str] | None:
+def rectified_lines(scope: KernelScope) -> Lines | None:
     """The statements of a region that requantises int32 in memory and cuts the result off at the zero point; None for
     others."""
-    match = region.whole(REQUANTISED)
-    if match is None or scope.layouts or match.values["x"] in region.graph.constants:
+    match = scope.whole(REQUANTISED)
+    if match is None or scope.layouts or match.values["x"] in scope.graph.constants:
         return None
     if match.result.dtype not in (DType.INT8, DType.UINT8):
         return None

@@ -9,25 +9,24 @@ import numpy as np
 
 from dovetail.ir.operators.recurrent import Curve, FixedLstm, Recurrent, RecurrentKind, RowProducts, Scaling
 from dovetail.ir.types import DType, Shape
-from dovetail.kernels.c import block, loop, total
+from dovetail.kernels.c import Lines, block, loop, total
 from dovetail.kernels.curves import Curves
-from dovetail.kernels.elements import operand, place_in, write_elements
+from dovetail.kernels.elements import place_in, write_elements
 from dovetail.kernels.kernel import INT32, Expression, KernelWriter, UnsupportedRegion
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
 
 
 @kernel(RowProducts)
-def _row_products(region: RegionParts, scope: KernelScope, operator: RowProducts) -> KernelWriter:
+def _row_products(scope: KernelScope, operator: RowProducts) -> KernelWriter:
     """The writer of a RowProducts; sums of integers are modulo 2**32."""
-    types = region.graph.types
-    shape, real = region.type(0).shape, types[region.node.output].dtype is DType.FLOAT32
+    types = scope.graph.types
+    shape, real = scope.type(0).shape, types[scope.node.output].dtype is DType.FLOAT32
     held, cast, none = ("float", "", "0.0f") if real else ("uint32_t", "(uint32_t)", "0u")
 
-    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        x, weights = operand(region, scope, 0, "input"), operand(region, scope, 1, "weights")
-        first = f"{cast}{operand(region, scope, 2, 'bias')}[{places[-1]}]" if len(region.node.inputs) > 2 else none
+    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+        x, weights = scope.operand(0, "input"), scope.operand(1, "weights")
+        first = f"{cast}{scope.operand(2, 'bias')}[{places[-1]}]" if len(scope.node.inputs) > 2 else none
         from_, with_ = place_in(shape, (*places, "depth")), place_in(shape[-2:], (places[-1], "depth"))
         value = total(f"{x}[{from_}]", -operator.input_zero_point)
         value = f"({value})" if operator.input_zero_point else value
@@ -35,14 +34,14 @@ def _row_products(region: RegionParts, scope: KernelScope, operator: RowProducts
         lines = [f"{held} sum = {first};", *loop("depth", shape[-1], [step])]
         return lines, Expression("sum", "float") if real else Expression("(int32_t)sum", "int32_t", *INT32)
 
-    return write_elements(region, scope, element)
+    return write_elements(scope, element)
 
 
-def unfused(region: RegionParts) -> Shape:
+def unfused(scope: KernelScope) -> Shape:
     """The shape of x; raises Unsupported for anything fused with a recurrent layer."""
-    if region.tree:
-        raise UnsupportedRegion(f"{type(region.tree[0].operator).__name__} behind a recurrent layer is not fused.")
-    return region.type(0).shape
+    if scope.tree:
+        raise UnsupportedRegion(f"{type(scope.tree[0].operator).__name__} behind a recurrent layer is not fused.")
+    return scope.type(0).shape
 
 
 def scaled_once(scaling: Scaling, value: str, doubled: str = "") -> str:
@@ -59,20 +58,20 @@ def limited(value: str) -> str:
 
 
 @kernel(FixedLstm)
-def _fixed_lstm(region: RegionParts, scope: KernelScope, operator: FixedLstm) -> KernelWriter:
+def _fixed_lstm(scope: KernelScope, operator: FixedLstm) -> KernelWriter:
     """The writer of a FixedLstm; zero points are folded into the biases."""
-    (steps, batch, depth) = unfused(region)
-    hidden = region.output_shape[2]
+    (steps, batch, depth) = unfused(scope)
+    hidden = scope.output_shape[2]
     scalings = (*operator.input_scaling, *operator.hidden_scaling, operator.forget_scaling, operator.update_scaling)
     for _, shift in (*scalings, operator.output_scaling):
         if not -31 <= shift <= 30:
             raise UnsupportedRegion(f"a shift of {shift} is outside -31..30.")
-    names = _fixed_constants(scope, region, operator)
-    curves = Curves(scope, region.node.output)
+    names = _fixed_constants(scope, operator)
+    curves = Curves(scope, scope.node.output)
     own, again = (-(-size // _FOUR) for size in (depth, hidden))
 
-    def body() -> list[str]:
-        x, memory = operand(region, scope, 0, "input"), operand(region, scope, 4, "memory")
+    def body() -> Lines:
+        x, memory = scope.operand(0, "input"), scope.operand(4, "memory")
         both = {"given": operator.input_scaling, "again": operator.hidden_scaling}
         lines = [*_sums("given", "operands", own, names), *_sums("again", f"operands + {_FOUR * own}", again, names)]
         for gate in range(4):
@@ -103,7 +102,7 @@ _FOUR = 4
 """Values multiplied at once; rows of weights are filled up to so many."""
 
 
-def _sums(stem: str, source: str, fours: int, names: Mapping[str, str]) -> list[str]:
+def _sums(stem: str, source: str, fours: int, names: Mapping[str, str]) -> Lines:
     """Define the four sums of products of a unit, whose weights of all gates stand side by side."""
     places = range(4) if stem == "given" else range(4, 8)
     first = ", ".join(f"(uint32_t){names['offsets']}[unit * 8 + {place}]" for place in places)
@@ -116,12 +115,12 @@ def turns(variable: str, stop: int) -> str:
     return f"for (int32_t {variable} = 0; {variable} < {stop}; ++{variable})"
 
 
-def _cells(memory: str, steps: int, size: int) -> list[str]:
+def _cells(memory: str, steps: int, size: int) -> Lines:
     """The cells before the first step, where those after the last will be."""
     return block(turns("place", size), [f"output[{steps * size} + place] = {memory}[{size} + place];"])
 
 
-def _fixed_update(operator: FixedLstm, curves: Curves) -> list[str]:
+def _fixed_update(operator: FixedLstm, curves: Curves) -> Lines:
     """The statements from the four gates to cell and hidden value."""
     bits = operator.cell_bits
     kept = scaled_once(operator.forget_scaling, f"{curves.sigmoid('gate_1')} * cell[unit]")
@@ -138,8 +137,8 @@ def _fixed_update(operator: FixedLstm, curves: Curves) -> list[str]:
     ]
 
 
-def _fixed_constants(scope: KernelScope, region: RegionParts, operator: FixedLstm) -> dict[str, str]:
-    weights, recurrent, bias = (scope.known(name) for name in region.node.inputs[1:4])
+def _fixed_constants(scope: KernelScope, operator: FixedLstm) -> dict[str, str]:
+    weights, recurrent, bias = (scope.known(name) for name in scope.node.inputs[1:4])
     arrays, offsets = {}, []
     given = ("given", weights, operator.input_zero_point, bias.astype(np.int64))
     for stem, array, zero_point, first in (given, ("again", recurrent, operator.hidden_zero_point, np.int64(0))):
@@ -152,7 +151,7 @@ def _fixed_constants(scope: KernelScope, region: RegionParts, operator: FixedLst
     pairs = zip(operator.input_scaling, operator.hidden_scaling, strict=True)
     doubled = [2 * scaling[0] & 0xFFFFFFFF for pair in pairs for scaling in pair]
     arrays |= {"factors": np.array(doubled, np.uint32), "offsets": np.concatenate(offsets, axis=1)}
-    return {stem: scope.constant(region.node.output, stem, array) for stem, array in arrays.items()}
+    return {stem: scope.constant(scope.node.output, stem, array) for stem, array in arrays.items()}
 
 
 _CURVES = {Curve.SIGMOID: "logistic({x})", Curve.TANH: "hyperbolic_tangent({x})", Curve.RELU: "larger({x}, 0.0f)"}
@@ -170,7 +169,7 @@ class _FloatLayer:
     def curve(self, place: int, x: str) -> str:
         return _CURVES[self.operator.functions[place]].format(x=x)
 
-    def sums(self, stem: str, gate: int, source: str = "before") -> list[str]:
+    def sums(self, stem: str, gate: int, source: str = "before") -> Lines:
         """Define `stem` and `stem`_again: the bias and products with x, and with hidden values, of a unit's gate."""
         row = total("unit", gate * self.hidden)
         biases = [row, total("unit", (gate + self.operator.kind.gates) * self.hidden)]
@@ -191,14 +190,14 @@ class _FloatLayer:
 
 
 @kernel(Recurrent)
-def _recurrent(region: RegionParts, scope: KernelScope, operator: Recurrent) -> KernelWriter:
-    (steps, batch, depth) = unfused(region)
-    hidden, size = region.output_shape[2], batch * region.output_shape[2]
+def _recurrent(scope: KernelScope, operator: Recurrent) -> KernelWriter:
+    (steps, batch, depth) = unfused(scope)
+    hidden, size = scope.output_shape[2], batch * scope.output_shape[2]
     update = {RecurrentKind.LSTM: _lstm, RecurrentKind.GRU: _gru, RecurrentKind.RNN: _rnn}[operator.kind]
 
-    def body() -> list[str]:
-        stems = _OPERANDS[: len(region.node.inputs)]
-        names = {stem: operand(region, scope, place, stem) for place, stem in enumerate(stems)}
+    def body() -> Lines:
+        stems = _OPERANDS[: len(scope.node.inputs)]
+        names = {stem: scope.operand(place, stem) for place, stem in enumerate(stems)}
         behind = f"after {'+' if operator.reverse else '-'} {size}"
         lines = [
             f"const int32_t time = {f'{steps - 1} - step' if operator.reverse else 'step'};",
@@ -218,7 +217,7 @@ def _recurrent(region: RegionParts, scope: KernelScope, operator: Recurrent) -> 
     return scope.writer(body, has_storage=operator.kind is RecurrentKind.GRU and not operator.reset_after)
 
 
-def _lstm(layer: _FloatLayer) -> list[str]:
+def _lstm(layer: _FloatLayer) -> Lines:
     gates = [line for place, stem in enumerate(("in", "out", "keep", "candidate")) for line in layer.sums(stem, place)]
     keep = layer.curve(0, "keep + keep_again" + layer.peephole(2, "cell[unit]"))
     enter = layer.curve(0, "in + in_again" + layer.peephole(0, "cell[unit]"))
@@ -232,7 +231,7 @@ def _lstm(layer: _FloatLayer) -> list[str]:
     return block(turns("unit", layer.hidden), lines)
 
 
-def _gru(layer: _FloatLayer) -> list[str]:
+def _gru(layer: _FloatLayer) -> Lines:
     reset = layer.curve(0, "reset + reset_again")
     first, before, again = [], layer.sums("reset", 1), f"{reset} * candidate_again"
     source = "before"
@@ -250,6 +249,6 @@ def _gru(layer: _FloatLayer) -> list[str]:
     return [*first, *block(turns("unit", layer.hidden), lines)]
 
 
-def _rnn(layer: _FloatLayer) -> list[str]:
+def _rnn(layer: _FloatLayer) -> Lines:
     lines = [*layer.sums("sum", 0), f"after[unit] = {layer.curve(0, 'sum + sum_again')};"]
     return block(turns("unit", layer.hidden), lines)

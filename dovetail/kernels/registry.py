@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import DType
+from dovetail.kernels.c import Lines
 from dovetail.kernels.kernel import (
-    CoreTraits,
     Expression,
     InstructedLoops,
     KernelChoices,
@@ -18,14 +18,12 @@ from dovetail.kernels.kernel import (
     Turns,
     UnsupportedRegion,
 )
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scope import KernelScope
-from dovetail.target.pattern import Choice
 
 T = TypeVar("T")
-Family = Callable[[RegionParts, KernelScope, Any], KernelWriter]
-"""From a region, its kernel's parameters and the anchor's operator; raises Unsupported where there is no kernel."""
-Compact = Callable[[RegionParts, KernelScope, Any], Callable[[str], list[str]]]
+Family = Callable[[KernelScope, Any], KernelWriter]
+"""From a region and its anchor's operator; raises Unsupported where there is no kernel."""
+Compact = Callable[[KernelScope, Any], Callable[[str], Lines]]
 """As `Family`, for a function whose sizes are members of a layer's block: writes the C under its name."""
 
 
@@ -33,7 +31,7 @@ Compact = Callable[[RegionParts, KernelScope, Any], Callable[[str], list[str]]]
 class InstructedWay:
     """A way to write a kernel with the core's own instructions."""
 
-    plan: Callable[[RegionParts, KernelScope, CoreTraits], InstructedLoops]
+    plan: Callable[[KernelScope], InstructedLoops]
     """Raises Unsupported where the region or the core is none for it."""
     explained: bool = False
     """Whether users are told why it is not taken."""
@@ -63,9 +61,9 @@ COMPACT: dict[type[Operator], Compact] = {}
 """Writers of little code; other kernels are written as ever and left to the compiler to make small."""
 BORDERS: dict[type[Operator], Compact] = {}
 """Writers of the function of single pixels for anchors whose other pixels are computed together."""
-OFFERED: dict[type[Operator], Callable[[RegionParts, CoreTraits], KernelChoices | None]] = {}
+OFFERED: dict[type[Operator], Callable[[KernelScope], KernelChoices | None]] = {}
 """The knobs of kernels that are written out; None or absent for nothing to choose."""
-TURNS: dict[type[Operator], Callable[[RegionParts, CoreTraits, Choice], Turns]] = {}
+TURNS: dict[type[Operator], Callable[[KernelScope], Turns]] = {}
 """Counts of the loops of kernels; others are counted by the elements they read and make."""
 ENDINGS: dict[type[Operator], Callable[[Graph, Node], str]] = {}
 """The part of a kernel that is a pointwise operator on an element, if it has no name of the operator's."""
@@ -94,15 +92,15 @@ def registered(table: Mapping[type[Operator], T], operator: Operator) -> T | Non
     return next((table[kind] for kind in type(operator).__mro__ if kind in table), None)
 
 
-def family_of(region: RegionParts) -> tuple[Family, KernelTraits]:
+def family_of(scope: KernelScope) -> tuple[Family, KernelTraits]:
     """The writer of the kernels of a region's anchor and their traits; raises Unsupported where there is none."""
-    operator = region.node.operator
+    operator = scope.node.operator
     family, traits = registered(FAMILIES, operator), registered(TRAITS, operator)
     if family is None or traits is None:
         raise UnsupportedRegion(f"there is no core kernel for {type(operator).__name__}.")
     if not traits.windowed:
-        region.without_pad()
-    if region.type(0).dtype is not DType.FLOAT32:
+        scope.without_pad()
+    if scope.type(0).dtype is not DType.FLOAT32:
         return family, traits
     return registered(FLOAT_FAMILIES, operator) or family, KernelTraits(traits.windowed, traits.packed, traits.once)
 

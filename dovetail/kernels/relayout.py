@@ -8,9 +8,8 @@ from dataclasses import replace
 from dovetail.ir.layout import Layout, row_major, stored_shape
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Shape, dense_steps
-from dovetail.kernels.c import c_type, nested, product, total, variable
+from dovetail.kernels.c import Lines, c_type, nested, product, total, variable
 from dovetail.kernels.kernel import KernelWriter
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
 
@@ -43,17 +42,15 @@ def element_text(layout: Layout, shape: Shape, places: Sequence[str]) -> str:
 
 
 @kernel(Relayout, packed=True)
-def _relayout(region: RegionParts, scope: KernelScope, operator: Relayout) -> KernelWriter:
-    (source,), shape = region.node.inputs, region.output_shape
+def _relayout(scope: KernelScope, operator: Relayout) -> KernelWriter:
+    (source,), shape = scope.node.inputs, scope.output_shape
     places = tuple(variable(f"axis_{axis}", size) for axis, size in enumerate(shape))
-    kind = c_type(region.result.dtype)
+    kind = c_type(scope.result.dtype)
 
-    def one() -> list[str]:
+    def one() -> Lines:
         plain = row_major(len(shape))
-        at, to = (
-            element_text(scope.layouts.get(value, plain), shape, places) for value in (source, region.node.output)
-        )
+        at, to = (element_text(scope.layouts.get(value, plain), shape, places) for value in (source, scope.node.output))
         text = scope.loaded(source, scope.input(source, "input"), at)
-        return [scope.stored(to, text if scope.shares(region.node.output) else f"({kind}){text}")]
+        return [scope.stored(to, text if scope.shares(scope.node.output) else f"({kind}){text}")]
 
     return scope.writer(lambda: nested([(f"axis_{axis}", size) for axis, size in enumerate(shape)], one()), one)

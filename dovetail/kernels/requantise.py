@@ -16,7 +16,7 @@ from dovetail.ir.operators.arithmetic import (
     float_scale,
 )
 from dovetail.ir.types import Array, DType, Shape
-from dovetail.kernels.c import atom, integer, product, summand, times, total
+from dovetail.kernels.c import Lines, atom, integer, product, summand, times, total
 from dovetail.kernels.kernel import INT32, Expression, UnsupportedRegion
 from dovetail.kernels.registry import ENDINGS, kernel, rule
 from dovetail.kernels.scope import KernelScope
@@ -118,7 +118,7 @@ def _requantize(scope: KernelScope, node: Node, operator: Requantize, x: Express
     raised = _raised_by_members(scope, node, operator, x) or _raised(operator, x)
     if operator.rounding is Rounding.DOUBLE and raised.reach < INT32[1]:
         multiplier, shift = _without_zeros(multiplier, shift)
-    near = "requantize_near" in scope.functions and operator.rounding is Rounding.DOUBLE
+    near = "requantize_near" in scope.core.functions and operator.rounding is Rounding.DOUBLE
     near = near and raised.reach + (1 << max(-int(shift.min()), 1) - 1) < INT32[1]
     function, constants = _fixed_point_call(operator, multiplier, shift, scope.any_shift, near)
     places = [scope.parameter(node.output, stem, array) for stem, array in constants]
@@ -195,7 +195,7 @@ def _offset(scope: KernelScope, node: Node, operator: Offset, x: Expression) -> 
     return Expression(total(x.text, operator.offset), "int32_t", low, high)
 
 
-def _parameters_along(scope: KernelScope, node: Node, axis: int) -> tuple[list[str], Shape, Array]:
+def _parameters_along(scope: KernelScope, node: Node, axis: int) -> tuple[Lines, Shape, Array]:
     """Scale and zero point of a Quantize or Dequantize: the C names, the shape under which both broadcast to the
     operand, and the zero points."""
     rank = len(scope.graph.types[node.inputs[0]].shape)

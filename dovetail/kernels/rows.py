@@ -9,26 +9,25 @@ from dovetail.ir.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16, FixedStandard
 from dovetail.ir.operators.reduction import ArgExtreme, Normalise, Reduce, ReduceKind
 from dovetail.ir.types import DType
-from dovetail.kernels.c import atom, block, c_type, loop, nested, product, real, total, variable
-from dovetail.kernels.elements import operand, place_in, write_elements
+from dovetail.kernels.c import Lines, atom, block, c_type, loop, nested, product, real, total, variable
+from dovetail.kernels.elements import place_in, write_elements
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import anchored
 
 
 @kernel(Reduce)
-def _reduction(region: RegionParts, scope: KernelScope, operator: Reduce) -> KernelWriter:
-    kind, shape = region.type(0).dtype, region.type(0).shape
+def _reduction(scope: KernelScope, operator: Reduce) -> KernelWriter:
+    kind, shape = scope.type(0).dtype, scope.type(0).shape
     largest, is_float = operator.kind is ReduceKind.MAXIMUM, kind is DType.FLOAT32
     extreme = largest or operator.kind is ReduceKind.MINIMUM
     held = c_type(kind) if extreme else "float" if is_float else "int32_t"
     count = prod(shape[axis] for axis in operator.axes)
 
-    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        x = operand(region, scope, 0, "input")
+    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+        x = scope.operand(0, "input")
         along = {axis: f"along_{axis}" for axis in operator.axes}
         inner = [variable(along[axis], shape[axis]) if axis in along else place for axis, place in enumerate(places)]
         at, start = f"{x}[{place_in(shape, inner)}]", "0.0f" if is_float else "0"
@@ -44,7 +43,7 @@ def _reduction(region: RegionParts, scope: KernelScope, operator: Reduce) -> Ker
         lines = nested([(along[axis], shape[axis]) for axis in operator.axes], [step])
         return [f"{held} total = {start};", *lines], _reduced(operator, kind, count)
 
-    return write_elements(region, scope, element)
+    return write_elements(scope, element)
 
 
 def _reduced(operator: Reduce, dtype: DType, count: int) -> Expression:
@@ -59,15 +58,15 @@ def _reduced(operator: Reduce, dtype: DType, count: int) -> Expression:
 
 
 @kernel(ArgExtreme)
-def _arg_extreme(region: RegionParts, scope: KernelScope, operator: ArgExtreme) -> KernelWriter:
-    kind = region.type(0)
+def _arg_extreme(scope: KernelScope, operator: ArgExtreme) -> KernelWriter:
+    kind = scope.type(0)
     size = kind.shape[operator.axis]
     sign = (">" if operator.largest else "<") + ("=" if operator.last else "")
 
-    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
         if size == 1:
             return [], Expression("0", "int32_t", 0, 0)
-        x = operand(region, scope, 0, "input")
+        x = scope.operand(0, "input")
         start = place_in(kind.shape, ["0" if a == operator.axis else place for a, place in enumerate(places)])
         inner = ["along" if a == operator.axis else place for a, place in enumerate(places)]
         at = f"{x}[{place_in(kind.shape, inner)}]"
@@ -76,44 +75,42 @@ def _arg_extreme(region: RegionParts, scope: KernelScope, operator: ArgExtreme) 
         lines += block(f"for (int32_t along = 1; along < {size}; ++along)", turn)
         return lines, Expression("place", "int32_t", 0, size - 1)
 
-    return write_elements(region, scope, element)
+    return write_elements(scope, element)
 
 
-Element = Callable[[str], tuple[list[str], Expression]]
+Element = Callable[[str], tuple[Lines, Expression]]
 """From the C text of a row's element: the statements before it, and the value of the result's."""
 
 
-def _write_rows(
-    region: RegionParts, scope: KernelScope, before: Callable[[int], list[str]], element: Element
-) -> KernelWriter:
+def _write_rows(scope: KernelScope, before: Callable[[int], Lines], element: Element) -> KernelWriter:
     """The writer of a kernel that computes each row by itself.
 
     Args:
-        region, scope: as `write_elements`.
+        scope: as `write_elements`.
         before: the statements before the first element, from the size of a row; `from` points at the operand's row.
         element: what is computed of each element then.
     """
-    kind = region.type(0)
+    kind = scope.type(0)
 
-    def row(places: Sequence[str]) -> list[str]:
-        start = total(operand(region, scope, 0, "input"), place_in(kind.shape, (*places, "0")))
+    def row(places: Sequence[str]) -> Lines:
+        start = total(scope.operand(0, "input"), place_in(kind.shape, (*places, "0")))
         return [f"const {c_type(kind.dtype)} *from = {start};", *before(kind.shape[-1])]
 
-    return write_elements(region, scope, lambda places: element(f"from[{places[-1]}]"), row=row)
+    return write_elements(scope, lambda places: element(f"from[{places[-1]}]"), row=row)
 
 
-def _limited(text: str, low: int, high: int, *before: str) -> tuple[list[str], Expression]:
+def _limited(text: str, low: int, high: int, *before: str) -> tuple[Lines, Expression]:
     """An element within a range, by the name of `limited`."""
     return [*before, f"const int32_t limited = {text};"], Expression("limited", "int32_t", low, high)
 
 
-def _largest(along: str, size: int) -> list[str]:
+def _largest(along: str, size: int) -> Lines:
     """The statements that find a row's largest integer."""
     turn = f"largest = from[{along}] > largest ? from[{along}] : largest;"
     return ["int32_t largest = from[0];", *loop(along, size, [turn], start=1)]
 
 
-def _exponentials(beta: float, size: int) -> list[str]:
+def _exponentials(beta: float, size: int) -> Lines:
     """The statements that find a row's largest float, and the sum of exponentials of how far each is from it."""
     largest = "larger" if beta >= 0 else "smaller"
     return [
@@ -128,29 +125,27 @@ def _distance(at: str, beta: float) -> str:
 
 
 @kernel(Softmax)
-def _softmax(region: RegionParts, scope: KernelScope, operator: Softmax) -> KernelWriter:
-    def element(at: str) -> tuple[list[str], Expression]:
+def _softmax(scope: KernelScope, operator: Softmax) -> KernelWriter:
+    def element(at: str) -> tuple[Lines, Expression]:
         return [], Expression(f"exponential({_distance(at, operator.beta)}) / sum", "float")
 
-    return _write_rows(region, scope, lambda size: _exponentials(operator.beta, size), element)
+    return _write_rows(scope, lambda size: _exponentials(operator.beta, size), element)
 
 
 @kernel(LogSoftmax)
-def _log_softmax(region: RegionParts, scope: KernelScope, operator: LogSoftmax) -> KernelWriter:
-    def before(size: int) -> list[str]:
+def _log_softmax(scope: KernelScope, operator: LogSoftmax) -> KernelWriter:
+    def before(size: int) -> Lines:
         return [*_exponentials(1.0, size), "const float logarithm_of_sum = logarithm(sum);"]
 
-    return _write_rows(
-        region, scope, before, lambda at: ([], Expression(f"{at} - largest - logarithm_of_sum", "float"))
-    )
+    return _write_rows(scope, before, lambda at: ([], Expression(f"{at} - largest - logarithm_of_sum", "float")))
 
 
 @kernel(Normalise)
-def _normalisation(region: RegionParts, scope: KernelScope, operator: Normalise) -> KernelWriter:
+def _normalisation(scope: KernelScope, operator: Normalise) -> KernelWriter:
     epsilon = real(operator.epsilon)
 
-    def before(size: int) -> list[str]:
-        lines, centred = list[str](), "from[along]"
+    def before(size: int) -> Lines:
+        lines, centred = Lines(), "from[along]"
         if operator.centred:
             lines = ["float sum = 0.0f;", *loop("along", size, ["sum += from[along];"])]
             lines.append(f"const float mean = sum / {size}.0f;")
@@ -159,18 +154,18 @@ def _normalisation(region: RegionParts, scope: KernelScope, operator: Normalise)
         limited = f"larger(squares, {epsilon})" if operator.summed else f"squares / {size}.0f + {epsilon}"
         return [*lines, f"const float spread = square_root({limited});"]
 
-    def element(at: str) -> tuple[list[str], Expression]:
+    def element(at: str) -> tuple[Lines, Expression]:
         return [], Expression(f"({at} - mean) / spread" if operator.centred else f"{at} / spread", "float")
 
-    return _write_rows(region, scope, before, element)
+    return _write_rows(scope, before, element)
 
 
-def _softmax_row(region: RegionParts, scope: KernelScope, operator: FixedSoftmax, size: int) -> list[str]:
-    table = scope.constant(region.node.output, "exponentials", operator.table())
+def _softmax_row(scope: KernelScope, operator: FixedSoftmax, size: int) -> Lines:
+    table = scope.constant(scope.node.output, "exponentials", operator.table())
     low, high = operator.dtype.low, operator.dtype.high
     channel = variable("channel", size)
-    rows = prod(region.output_shape) // size
-    index = anchored(region.output_shape, total(variable("place", rows), channel), channel)
+    rows = prod(scope.output_shape) // size
+    index = anchored(scope.output_shape, total(variable("place", rows), channel), channel)
     value = Expression("limited", "int32_t", low, high)
     power = f"{table}[largest - from[{channel}]]"
     base = 12 + 31 - operator.dtype.bits
@@ -179,7 +174,7 @@ def _softmax_row(region: RegionParts, scope: KernelScope, operator: FixedSoftmax
     if base - headroom > 31:  # of so many channels each may have next to nothing
         share = f"exponent > 31 ? 0 : {share}"
     store = [f"const int32_t share = {share};", f"const int32_t limited = clip({total('share', low)}, {low}, {high});"]
-    store += finish(scope, region.tree, index, (region.node.output, value))
+    store += finish(scope, index, value)
     return [
         *_largest("channel", size),
         "uint32_t sum = 0; /* Q12.19 */",
@@ -194,28 +189,28 @@ def _softmax_row(region: RegionParts, scope: KernelScope, operator: FixedSoftmax
 
 
 @kernel(FixedSoftmax)
-def _fixed_softmax(region: RegionParts, scope: KernelScope, operator: FixedSoftmax) -> KernelWriter:
+def _fixed_softmax(scope: KernelScope, operator: FixedSoftmax) -> KernelWriter:
     if operator.diff_min > 0:
         raise UnsupportedRegion(f"diff_min is {operator.diff_min}, it must not be positive.")
-    kind = region.type(0)
+    kind = scope.type(0)
     size, rows = kind.shape[-1], prod(kind.shape[:-1])
 
-    def body() -> list[str]:
-        start = total(scope.input(region.node.inputs[0], "input"), variable("place", rows))
+    def body() -> Lines:
+        start = total(scope.input(scope.node.inputs[0], "input"), variable("place", rows))
         head = [f"const int32_t place = {product('row', size)};"] if rows > 1 else []
         head.append(f"const {c_type(kind.dtype)} *from = {start};")
-        return loop("row", rows, [*head, *_softmax_row(region, scope, operator, size)])
+        return loop("row", rows, [*head, *_softmax_row(scope, operator, size)])
 
     return scope.writer(body)
 
 
 @kernel(FixedLogSoftmax)
-def _fixed_log_softmax(region: RegionParts, scope: KernelScope, operator: FixedLogSoftmax) -> KernelWriter:
+def _fixed_log_softmax(scope: KernelScope, operator: FixedLogSoftmax) -> KernelWriter:
     differences, powers = operator.tables()
     back, least = f"{operator.back_multiplier}, {operator.back_shift}", operator.diff_min - 1
 
-    def before(size: int) -> list[str]:
-        table = scope.constant(region.node.output, "exponentials", powers)
+    def before(size: int) -> Lines:
+        table = scope.constant(scope.node.output, "exponentials", powers)
         return [
             *_largest("along", size),
             "int32_t sum = 0; /* Q12.19 */",
@@ -225,27 +220,27 @@ def _fixed_log_softmax(region: RegionParts, scope: KernelScope, operator: FixedL
             f"const int32_t limit = reach > {least} ? reach : {least};",
         ]
 
-    def element(at: str) -> tuple[list[str], Expression]:
-        table = scope.constant(region.node.output, "differences", differences)
+    def element(at: str) -> tuple[Lines, Expression]:
+        table = scope.constant(scope.node.output, "differences", differences)
         raised = f"clip(round_shift({table}[below] - logarithm, 22) + 127, -128, 127)"
         below = f"const int32_t below = largest - {at};"
         return _limited(f"-below > limit ? {raised} : -128", -128, 127, below)
 
-    return _write_rows(region, scope, before, element)
+    return _write_rows(scope, before, element)
 
 
 @kernel(FixedSoftmax16)
-def _softmax_16(region: RegionParts, scope: KernelScope, operator: FixedSoftmax16) -> KernelWriter:
+def _softmax_16(scope: KernelScope, operator: FixedSoftmax16) -> KernelWriter:
     """The writer of a FixedSoftmax16; exponentials are computed for the sum, and again for each element."""
     exponentials, reciprocals = operator.tables()
 
     def power(at: str) -> str:
         scaled = f"requantize_double_any({at} - largest, {operator.multiplier}, {operator.shift})"
-        table = scope.constant(region.node.output, "exponentials", exponentials)
+        table = scope.constant(scope.node.output, "exponentials", exponentials)
         return f"between_16({table}, clip({scaled} + 32767, -32768, 32767))"
 
-    def before(size: int) -> list[str]:
-        table = scope.constant(region.node.output, "reciprocals", reciprocals)
+    def before(size: int) -> Lines:
+        table = scope.constant(scope.node.output, "reciprocals", reciprocals)
         return [
             *_largest("along", size),
             "int32_t sum = 0; /* Q16.15 */",
@@ -255,18 +250,18 @@ def _softmax_16(region: RegionParts, scope: KernelScope, operator: FixedSoftmax1
             f"const int32_t reciprocal = between_16({table}, clip(above_one, -32768, 32767));",
         ]
 
-    def element(at: str) -> tuple[list[str], Expression]:
+    def element(at: str) -> tuple[Lines, Expression]:
         product = f"(int64_t){power(at)} * reciprocal + ((int64_t)1 << (30 - zeros))"
         return _limited(f"clip_wide(({product}) >> (31 - zeros), 0, 32767)", 0, 32767)
 
-    return _write_rows(region, scope, before, element)
+    return _write_rows(scope, before, element)
 
 
 @kernel(FixedNormalise)
-def _fixed_normalisation(region: RegionParts, scope: KernelScope, operator: FixedNormalise) -> KernelWriter:
+def _fixed_normalisation(scope: KernelScope, operator: FixedNormalise) -> KernelWriter:
     offset = -operator.zero_point
 
-    def before(size: int) -> list[str]:
+    def before(size: int) -> Lines:
         value = f"({total('from[along]', offset)})"
         return [
             *("int32_t squares = 0;", *loop("along", size, [f"squares += {value} * {value};"])),
@@ -274,20 +269,20 @@ def _fixed_normalisation(region: RegionParts, scope: KernelScope, operator: Fixe
             "const int32_t inverse = inverse_root(squares, &root_shift);",
         ]
 
-    def element(at: str) -> tuple[list[str], Expression]:
+    def element(at: str) -> tuple[Lines, Expression]:
         scaled = f"requantize_double_any({total(at, offset)}, inverse, root_shift + 7)"
         return _limited(f"clip({scaled}, -128, 127)", -128, 127)
 
-    return _write_rows(region, scope, before, element)
+    return _write_rows(scope, before, element)
 
 
 @kernel(FixedStandard)
-def _standard(region: RegionParts, scope: KernelScope, operator: FixedStandard) -> KernelWriter:
+def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
     """The writer of a FixedStandard; the sum of squares is of elements of which n fit 32 bits."""
     offset, size = -operator.zero_point, operator.size
-    wide = region.type(0).dtype.bits > 8
+    wide = scope.type(0).dtype.bits > 8
 
-    def before(_: int) -> list[str]:
+    def before(_: int) -> Lines:
         value = f"({total('from[along]', offset)})"
         square = f"squares += {'(int64_t)' if wide else ''}{value} * {value};"
         sums, turn, less = ["int32_t sum = 0;"], [f"sum += {value};", square], " - (int64_t)sum * sum"
@@ -304,10 +299,10 @@ def _standard(region: RegionParts, scope: KernelScope, operator: FixedStandard) 
             f"const int32_t power = half - root_shift + {31 - operator.fraction_bits};",
         ]
 
-    def element(at: str) -> tuple[list[str], Expression]:
+    def element(at: str) -> tuple[Lines, Expression]:
         value = product(atom(total(at, offset)), size)
         centred = f"{value} - sum" if operator.centred else value
         scaled = f"((int64_t)({centred}) * inverse + ((int64_t)1 << (power - 1))) >> power"
         return _limited(f"clip_wide({scaled}, -32768, 32767)", -32768, 32767)
 
-    return _write_rows(region, scope, before, element)
+    return _write_rows(scope, before, element)

@@ -1,4 +1,4 @@
-"""The parameters of a kernel while its text is written, and the statements of the present place."""
+"""A region taken apart; its kernel's parameters while the text is written, and the statements of the present place."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dovetail.ir.graph import Graph
+from dovetail.ir.graph import Graph, Node
 from dovetail.ir.layout import Layout
-from dovetail.ir.types import Array, DType, Shape
-from dovetail.kernels.c import c_type, function, times, total, without_unused
+from dovetail.ir.operators.arithmetic import Clip, Requantize
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import Array, DType, Shape, TensorType
+from dovetail.kernels.c import Lines, c_type, function, times, total, without_unused
 from dovetail.kernels.kernel import (
     BLOCK,
-    ROOM,
     Border,
+    CoreTraits,
     Expression,
     Index,
     KernelWriter,
@@ -23,54 +25,118 @@ from dovetail.kernels.kernel import (
     UnsupportedRegion,
     declarations,
 )
-from dovetail.target.pattern import Choice
+from dovetail.target.pattern import Choice, Match, Pattern, apply, constant, match_pattern, operand
+
+REQUANTISED = apply(Clip, apply(Requantize, operand("x"), constant("multiplier"), constant("shift")))
+"""A value that is requantised and limited."""
 
 
 @dataclass
 class KernelScope:
-    """The parameters of one kernel while its text is written, and the statements of the present place."""
+    """A region taken apart, and the kernel written for it; `dataclasses.replace` gives one that is not begun."""
 
     graph: Graph
-    accumulators: int = 16
-    """Sums there are registers for."""
+    pad: Node | None
+    """The `Pad` that is folded into the anchor's window."""
+    anchor: Node | None
+    """The one operator that is not pointwise; None for a region of pointwise operators alone."""
+    tree: tuple[Node, ...]
+    """The pointwise operators, in topological order."""
+    core: CoreTraits
+    name: str = "kernel"
+    """The C function's name."""
+    border: Border | None = None
+    """The function, shared by layers, that computes pixels some of whose taps are outside the image."""
     overwritten: str | None = None
     """The region input the result is written over."""
     lanes: int | None = None
     """Output channels a sum-of-products kernel computes together: asked for, and once chosen what they are."""
-    room: int = ROOM
-    """Bytes of stack for elements that are put side by side."""
-    constants: dict[str, Array] = field(default_factory=dict)
-    """The kernel's constants by their C identifiers."""
-    _inputs: dict[str, str] = field(default_factory=dict)
-    _kept: dict[tuple[str, str], str] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    """Statements that name intermediate values of the present place."""
-    _named: dict[str, str] = field(default_factory=dict)
-    """The C types of these values, by name."""
-    index: Index = field(default=lambda shape: "0")
-    """Index of the present place in an operand."""
-    read: Callable[[str, str], str] = field(default="{}[{}]".format)
-    """C text of the element of an array at an index; kernels that keep elements in variables have their own."""
-    compact: bool = False
-    """Whether sizes and constants are members of a block, so that layers can share the function."""
-    fixed: Mapping[str, int] = field(default_factory=dict)
-    """Members of the block that are the same in every layer, and so are written as numbers."""
-    numbers: dict[str, int] = field(default_factory=dict)
-    """The numbers of this layer's block."""
-    any_shift: bool = False
-    """Whether requantisation takes the one form that does for all shifts."""
-    border: Border | None = None
-    """The function, shared by layers, that computes pixels some of whose taps are outside the image."""
-    functions: frozenset[str] = frozenset()
-    """See `CoreTraits.functions`."""
-    channel: str = "0"
-    """In a compact kernel: C text of the present place along the result's last axis."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """Layouts of operands and the result that share bytes; of a relayout also others that are not row-major."""
     choice: Choice = field(default_factory=dict)
     """Settings of the kernel's knobs (`dovetail.kernels.offered`)."""
-    turn: int | None = None
+    compact: bool = False
+    """Whether sizes and constants are members of a block, so that layers can share the function."""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """Members of the block that are the same in every layer, and so are written as numbers."""
+    any_shift: bool = False
+    """Whether requantisation takes the one form that does for all shifts."""
+    constants: dict[str, Array] = field(init=False, default_factory=dict)
+    """The kernel's constants by their C identifiers."""
+    numbers: dict[str, int] = field(init=False, default_factory=dict)
+    """The numbers of this layer's block."""
+    lines: Lines = field(init=False, default_factory=list)
+    """Statements that name intermediate values of the present place."""
+    index: Index = field(init=False, default_factory=lambda: lambda shape: "0")
+    """Index of the present place in an operand."""
+    read: Callable[[str, str], str] = field(init=False, default_factory=lambda: "{}[{}]".format)
+    """C text of the element of an array at an index; kernels that keep elements in variables have their own."""
+    channel: str = field(init=False, default="0")
+    """In a compact kernel: C text of the present place along the result's last axis."""
+    turn: int | None = field(init=False, default=None)
     """The element of the turn, at `index` + `turn` of every operand; None where no whole bytes are computed."""
+    _inputs: dict[str, str] = field(init=False, default_factory=dict)
+    _kept: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
+    _named: dict[str, str] = field(init=False, default_factory=dict)
+    """The C types of intermediate values, by name."""
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of the region's only result."""
+        return self.graph.types[self.graph.outputs[0]].shape
+
+    @property
+    def node(self) -> Node:
+        """The anchor of a region that has one."""
+        assert self.anchor is not None
+        return self.anchor
+
+    def type(self, position: int) -> TensorType:
+        """Type of an operand of the anchor."""
+        return self.graph.types[self.node.inputs[position]]
+
+    @property
+    def result(self) -> TensorType:
+        """Type of the anchor's result."""
+        return self.graph.types[self.node.output]
+
+    def source(self) -> str:
+        """The run-time value the pad, or the anchor without one, reads first."""
+        return (self.pad or self.node).inputs[0]
+
+    @property
+    def source_dtype(self) -> DType:
+        """Element type of `source`."""
+        return self.graph.types[self.source()].dtype
+
+    @property
+    def pad_value(self) -> float:
+        """The element the pad puts around the image; 0 without one."""
+        return self.pad.expect(Pad).value if self.pad else 0
+
+    @property
+    def types(self) -> list[TensorType]:
+        """Types of the anchor's operands."""
+        return [self.graph.types[name] for name in self.node.inputs]
+
+    def whole(self, pattern: Pattern) -> Match | None:
+        """The region as a pattern of pointwise operators; None where it is another."""
+        if self.anchor is not None:
+            return None
+        match = match_pattern(pattern, self.graph, self.graph.outputs[0])
+        return match if isinstance(match, Match) and len(match.nodes) == len(self.tree) else None
+
+    def without_pad(self) -> None:
+        """Raise Unsupported for a Pad before the anchor."""
+        if self.pad is not None:
+            raise UnsupportedRegion(f"a Pad before {type(self.node.operator).__name__} is not fused.")
+
+    def require(self, allowed: tuple[DType, ...]) -> DType:
+        """The dtype of `source`, raising Unsupported when it is not one of `allowed`."""
+        if self.source_dtype not in allowed:
+            names, kind = ", ".join(dtype.text for dtype in allowed), self.graph.types[self.source()]
+            raise UnsupportedRegion(f"{type(self.node.operator).__name__} reads {kind}, expected {names}.")
+        return self.source_dtype
 
     def input(self, value: str, name: str = "") -> str:
         """The C identifier of a region input, `name` if it is new."""
@@ -82,6 +148,13 @@ class KernelScope:
                 count += 1
                 self._inputs[value] = f"{wanted}_{count}"
         return self._inputs[value]
+
+    def operand(self, position: int, name: str) -> str:
+        """The C identifier of an operand of the anchor, computed or constant."""
+        value = self.node.inputs[position]
+        if value in self.graph.constants:
+            return self.constant(value, name, self.graph.constants[value])
+        return self.input(value, name)
 
     def constant(self, owner: str, stem: str, array: Array) -> str:
         """The C identifier of a constant that belongs to the value `owner`; asked again, the same one."""
@@ -160,12 +233,12 @@ class KernelScope:
         """Drop the constants whose identifiers are not in `used`."""
         self.constants = {name: array for name, array in self.constants.items() if name in used}
 
-    def function(self, name: str, lines: list[str]) -> list[str]:
+    def function(self, name: str, lines: Lines) -> Lines:
         """A kernel that is one function with these statements."""
         return function(f"static void {name}", declarations(self.parameters()), without_unused(lines))
 
     def writer(
-        self, body: Callable[[], list[str]], check: Callable[[], object] | None = None, has_storage: bool = False
+        self, body: Callable[[], Lines], check: Callable[[], object] | None = None, has_storage: bool = False
     ) -> KernelWriter:
         """The writer of such a kernel; `check` as `KernelWriter.check`, by default `body`."""
         return KernelWriter(lambda name: self.function(name, body()), check or body, has_storage=has_storage)
@@ -238,3 +311,63 @@ def _field(layout: Layout, index: str) -> str:
     """C text of the place of an element among the fields of a packed value, the lowest bits first."""
     down = layout.dims[-1] in layout.backwards
     return f"({index}) ^ {layout.fields - 1}" if down else index
+
+
+def _check_values(graph: Graph) -> None:
+    """Raise Unsupported for region inputs or results a core cannot address."""
+    if len(graph.outputs) != 1:
+        raise UnsupportedRegion(f"a core kernel gives one result, the region {len(graph.outputs)}.")
+    if not graph.nodes:
+        raise UnsupportedRegion("the region has no operator.")
+    for name in (*graph.inputs, *graph.outputs):
+        kind = graph.types[name]
+        if kind.elements == 0:
+            raise UnsupportedRegion(f"{name!r} is {kind}: it has no elements.")
+        if kind.elements * kind.dtype.bits // 8 >= 1 << 31:
+            raise UnsupportedRegion(f"{name!r} is {kind}: larger than 2 GB.")
+
+
+def _tree(graph: Graph) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """The pointwise nodes that lead to the result, and all nodes before them."""
+    producers = graph.producers()
+    wanted, tree = {graph.outputs[0]}, []
+    for node in reversed(graph.nodes):
+        if node.output in wanted and node.operator.pointwise:
+            tree.append(node)
+            wanted.update(name for name in node.inputs if name in producers)
+    inside = {node.output for node in tree}
+    return tuple(reversed(tree)), tuple(node for node in graph.nodes if node.output not in inside)
+
+
+def _anchor(graph: Graph, before: tuple[Node, ...]) -> tuple[Node | None, Node | None]:
+    """(pad, anchor) among the nodes that are not in the tree."""
+    if not before:
+        return None, None
+    *rest, anchor = before
+    if not rest:
+        return None, anchor
+    fused = len(rest) == 1 and isinstance(rest[0].operator, Pad) and anchor.inputs[0] == rest[0].output
+    if not fused or rest[0].output in anchor.inputs[1:]:
+        names = ", ".join(type(node.operator).__name__ for node in before)
+        raise UnsupportedRegion(f"only a Pad may come before the one operator that is not pointwise; found {names}.")
+    return rest[0], anchor
+
+
+def split(graph: Graph, core: CoreTraits = CoreTraits()) -> KernelScope:  # noqa: B008
+    """Take a region apart; raises Unsupported when it is not of the one form core kernels have."""
+    _check_values(graph)
+    tree, before = _tree(graph)
+    pad, anchor = _anchor(graph, before)
+    region = KernelScope(graph, pad, anchor, tree, core)
+    users = graph.users()
+    if pad is not None and any(user is not anchor for user in users[pad.output]):
+        raise UnsupportedRegion("the padded value is used outside the window.")
+    if anchor is not None:
+        first = {value for node in (pad, anchor) if node is not None for value in node.inputs}
+        early = sorted(first.intersection(node.output for node in tree))
+        if early:
+            raise UnsupportedRegion(f"{early[0]!r} is read by {type(anchor.operator).__name__} and computed pointwise.")
+        shape = graph.types[anchor.output].shape
+        if shape != region.output_shape:
+            raise UnsupportedRegion(f"the result {list(shape)} is broadcast to {list(region.output_shape)} afterwards.")
+    return region

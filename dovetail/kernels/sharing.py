@@ -10,7 +10,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import DType
 from dovetail.kernels.c import identifiers
-from dovetail.kernels.core import KernelRequest, Layouts, generated, source_and_key
+from dovetail.kernels.core import Layouts, generated, scope_of, source_and_key
 from dovetail.kernels.helpers import SMALL, needed_helpers
 from dovetail.kernels.kernel import (
     BLOCK,
@@ -22,7 +22,6 @@ from dovetail.kernels.kernel import (
     Parameter,
     UnsupportedRegion,
 )
-from dovetail.kernels.region import split
 from dovetail.kernels.registry import BORDERS, COMPACT, Compact
 from dovetail.kernels.scope import KernelScope
 from dovetail.target.pattern import Choice
@@ -72,8 +71,10 @@ def generate_all(
         DovetailError: no core kernel computes a region.
     """
     requests = [
-        KernelRequest(
-            *(graph, name, core, None, overwritten.get(index), lanes.get(index)),
+        scope_of(
+            *(graph, name, core),
+            overwritten=overwritten.get(index),
+            lanes=lanes.get(index),
             layouts=layouts.get(index, {}),
             choice=choices.get(index, {}),
         )
@@ -105,7 +106,7 @@ def _small(kernel: CoreKernel) -> CoreKernel:
     return replace(kernel, source="\n".join(lines), key=f"SMALL {kernel.key}", declarations=declarations)
 
 
-def _with_border(request: KernelRequest, function: _SharedFunction | None) -> CoreKernel:
+def _with_border(request: KernelScope, function: _SharedFunction | None) -> CoreKernel:
     """A layer's kernel, which calls the shared function of its border if there is one and it has such pixels."""
     if function is None:
         return generated(request)
@@ -116,7 +117,7 @@ def _with_border(request: KernelRequest, function: _SharedFunction | None) -> Co
 
 
 def _shared(
-    requests: Sequence[KernelRequest], layers: Collection[int], table: _Table, end: str
+    requests: Sequence[KernelScope], layers: Collection[int], table: _Table, end: str
 ) -> dict[int, _SharedFunction]:
     """The compact functions of the layers that have one; layers with the same texts have the same function.
 
@@ -132,7 +133,7 @@ def _shared(
         fixed = {stem: value for stem, value in first.items() if all(numbers.get(stem) == value for numbers in others)}
         name = requests[next(iter(members))].name + end
         for index in members:
-            scope = replace(requests[index].scope(), compact=True, fixed=fixed, any_shift=any_shift)
+            scope = replace(requests[index], compact=True, fixed=fixed, any_shift=any_shift)
             function = _function(name, scope, table)
             assert function is not None
             functions[index] = function
@@ -140,12 +141,12 @@ def _shared(
 
 
 def _drafts(
-    requests: Sequence[KernelRequest], layers: Collection[int], table: _Table, any_shift: bool
+    requests: Sequence[KernelScope], layers: Collection[int], table: _Table, any_shift: bool
 ) -> list[dict[int, Mapping[str, int]]]:
     """For each function, the numbers of the layers that share it, by the layer's index."""
     groups: dict[str, dict[int, Mapping[str, int]]] = {}
     for index in sorted(layers):
-        scope = replace(requests[index].scope(), compact=True, any_shift=any_shift)
+        scope = replace(requests[index], compact=True, any_shift=any_shift)
         draft = _function("function", scope, table)
         if draft is not None:
             groups.setdefault(draft.key, {})[index] = dict(scope.numbers)
@@ -155,13 +156,12 @@ def _drafts(
 def _function(name: str, scope: KernelScope, table: _Table) -> _SharedFunction | None:
     """The function of the scope's region, None where there is no compact form."""
     try:
-        region = split(scope.graph)
-        write = table.get(type(region.anchor.operator)) if region.anchor else None
-        if write is None or region.type(0).dtype is DType.FLOAT32:
+        write = table.get(type(scope.anchor.operator)) if scope.anchor else None
+        if write is None or scope.type(0).dtype is DType.FLOAT32:
             return None
         if any(layout.packed for layout in scope.layouts.values()):
             return None
-        writer = KernelWriter(write(region, scope, region.node.operator))
+        writer = KernelWriter(write(scope, scope.node.operator))
         source, key = source_and_key(name, writer)
     except UnsupportedRegion:
         return None

@@ -6,20 +6,18 @@ The description is of a nest of loops over pixels, output channels, taps and dep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dovetail.ir.graph import Node
 from dovetail.ir.operators.linear import Linear, accumulator_type
 from dovetail.ir.requantisation.bounds import weight_sums
 from dovetail.ir.types import Array, DType, blocks
 from dovetail.kernels.c import c_type
 from dovetail.kernels.kernel import SHARING, Expression, Index, accumulate_type
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import Nest, WindowGeometry, window_of
 
@@ -28,8 +26,8 @@ MULTIPLY_ADD = "multiply_add"
 """The helper that is written for a product and a sum where the core computes it in its own way."""
 Added = Callable[[str, str, str], str]
 """`SumNest.added`."""
-Ended = Callable[[str, Index], tuple[Sequence[Node], tuple[str, Expression]]]
-"""From the C text of a sum and where it is: the operators behind, and the value they begin with, by its name."""
+Ended = Callable[[str, Index], tuple[Expression, int]]
+"""From the C text of a sum and where it is: its value, and how many of the operators behind are computed with it."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Products:
         return self.weights.shape[3] == 1 and len(self.weights) == self.window.channels
 
 
-def products_of(region: RegionParts, scope: KernelScope, merged: bool = True) -> Products:
+def products_of(scope: KernelScope, merged: bool = True) -> Products:
     """The products of the region's anchor, a `Linear`; raises Unsupported where its operands are of other types or not
     constant. A dense layer is a 1x1 convolution of an image one row high.
 
@@ -62,16 +60,16 @@ def products_of(region: RegionParts, scope: KernelScope, merged: bool = True) ->
         scope: the kernel's parameters.
         merged: whether a pointwise convolution is of one row of all pixels.
     """
-    operator, shape = region.node.expect(Linear), region.type(0).shape
-    dense = operator.window(region.types) is None
+    operator, shape = scope.node.expect(Linear), scope.type(0).shape
+    dense = operator.window(scope.types) is None
     if dense:
-        region.without_pad()
-    region.require(ACTIVATIONS)
-    weights = operator.as_convolution(scope.known(region.node.inputs[1]))
-    window = _pixels(prod(shape[:-1]), shape[-1]) if dense else window_of(region)
+        scope.without_pad()
+    scope.require(ACTIVATIONS)
+    weights = operator.as_convolution(scope.known(scope.node.inputs[1]))
+    window = _pixels(prod(shape[:-1]), shape[-1]) if dense else window_of(scope)
     if merged and not window.any_padded and window.kernel == window.stride == (1, 1):
         window = _pixels(window.batch * prod(window.size), window.channels)
-    for name in region.node.inputs[2:]:
+    for name in scope.node.inputs[2:]:
         scope.known(name)
     return Products(window, weights, operator.zero_points)
 
@@ -114,13 +112,13 @@ class SumConstants:
         return Expression(text, self.kind, -self.reach, self.reach)
 
 
-def sums_of(region: RegionParts, products: Products) -> SumConstants:
+def sums_of(scope: KernelScope, products: Products) -> SumConstants:
     """Fold zero points and the pad value into the constants, exactly.
 
     With v the pad value: sum((x - zx) * w) over all taps = sum(x * w) + (bias - zx * sum(w)), and as padded
     taps hold v it is also sum((x - v) * w) over the taps inside + (bias + (v - zx) * sum(w)).
     """
-    anchor, zero_points = region.node, products.zero_points
+    anchor, zero_points = scope.node, products.zero_points
     weights = products.weights
     low, high = int(weights.min()) - zero_points[1], int(weights.max()) - zero_points[1]
     kept: DTypeLike = np.int8 if low >= -128 and high <= 127 else np.int16
@@ -129,15 +127,15 @@ def sums_of(region: RegionParts, products: Products) -> SumConstants:
         stored[part] = weights[part].astype(np.int64) - zero_points[1]
     positive, negative = weight_sums(stored)
     total_weight, weight_reach = positive - negative, positive + negative
-    bias = region.graph.constants[anchor.inputs[2]].astype(np.int64) if len(anchor.inputs) > 2 else np.int64(0)
-    pad_value, x = int(region.pad_value), region.source_dtype
+    bias = scope.graph.constants[anchor.inputs[2]].astype(np.int64) if len(anchor.inputs) > 2 else np.int64(0)
+    pad_value, x = int(scope.pad_value), scope.source_dtype
     inside = bias - zero_points[0] * total_weight
-    border = bias + (pad_value - zero_points[0]) * total_weight if region.pad else inside
+    border = bias + (pad_value - zero_points[0]) * total_weight if scope.pad else inside
     farthest = max(-x.low, x.high) + abs(pad_value)
     reach = int((np.maximum(np.abs(inside), np.abs(border)) + weight_reach * farthest).max())
     kind = accumulate_type(-reach, reach)
     start = np.int32 if kind == "int32_t" else np.int64
-    bits = region.type(1).dtype.bits
+    bits = scope.type(1).dtype.bits
     bits = bits if bits in WIDTHS and low >= -(1 << (bits - 1)) and high < 1 << (bits - 1) else 8
     wraps = kind == "int64_t" and accumulator_type(x) is DType.INT32
     return SumConstants(stored, inside.astype(start), border.astype(start), pad_value, kind, reach, wraps, bits)
@@ -161,7 +159,7 @@ class SumNest(Nest):
 
     def added(self, total: str, left: str, right: str) -> str:
         """The statement that adds a product to a sum."""
-        if self.sums.kind == "int32_t" and MULTIPLY_ADD in self.scope.functions:
+        if self.sums.kind == "int32_t" and MULTIPLY_ADD in self.scope.core.functions:
             return f"{total} = {MULTIPLY_ADD}({total}, {left}, {right});"
         return f"{total} += {left} * {right};"
 

@@ -9,14 +9,15 @@ taps, ends of sums. Each writer counts its own (`registry.TURNS`). Layers that a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.requantisation.pairs import sum_chains
-from dovetail.kernels.core import KernelRequest, instructed_ways
+from dovetail.kernels.core import instructed_ways
 from dovetail.kernels.kernel import RAISED, CoreTraits, Turns, UnsupportedRegion, summed_turns
-from dovetail.kernels.region import RegionParts, split
 from dovetail.kernels.registry import ENDINGS, TURNS, registered
+from dovetail.kernels.scope import KernelScope, split
 from dovetail.target.pattern import Choice
 
 UNKNOWN = {"element": 10.0, "result": 10.0, "product": 4.0, "tap": 4.0}
@@ -27,7 +28,7 @@ def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({}))
     """How often the parts of a region's kernel run on a core, with what is chosen of its knobs."""
     elements = graph.types[graph.outputs[0]].elements
     try:
-        region = split(graph)
+        region = replace(split(graph, core), choice=choice)
     except UnsupportedRegion:  # there is no such kernel; its operators then count one by one
         named = ((type(node.operator).__name__, graph.types[node.output].elements) for node in graph.nodes)
         return summed_turns(*({f"{name}.element": count} for name, count in named))
@@ -36,7 +37,7 @@ def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({}))
     counts: Turns = {"pointwise.element": elements, "pointwise.call": 1}
     if region.anchor is not None:
         try:
-            counts = _of_anchor(region, core, choice)
+            counts = _of_anchor(region)
         except UnsupportedRegion:
             counts = _by_elements(region)
     endings = []
@@ -47,19 +48,18 @@ def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({}))
     return summed_turns(counts, *endings)
 
 
-def _of_anchor(region: RegionParts, core: CoreTraits, choice: Choice) -> Turns:
+def _of_anchor(region: KernelScope) -> Turns:
     """The loops of the anchor; raises Unsupported where there is no kernel of it."""
     count = registered(TURNS, region.node.operator)
-    for way in instructed_ways(region, core) if count else ():
-        scope = KernelRequest(region.graph, "kernel", core, choice=choice).instructed_scope()
+    for way in instructed_ways(region) if count else ():
         try:
-            return way.plan(region, scope, core).turns()
+            return way.plan(replace(region)).turns()
         except UnsupportedRegion:
             pass
-    return count(region, core, choice) if count else _by_elements(region)
+    return count(region) if count else _by_elements(region)
 
 
-def _by_elements(region: RegionParts) -> Turns:
+def _by_elements(region: KernelScope) -> Turns:
     """Kernels without a count of their own: elements read and made, by the width of what is read."""
     name = f"{type(region.node.operator).__name__}{region.source_dtype.bits if region.node.inputs else ''}"
     kinds = region.types

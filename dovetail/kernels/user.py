@@ -8,11 +8,9 @@ from dataclasses import replace
 from dovetail.errors import DovetailError
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import DType, TensorType
-from dovetail.kernels.c import c_type, integer, real, total
-from dovetail.kernels.elements import operand
+from dovetail.kernels.c import Lines, c_type, integer, real, total
 from dovetail.kernels.helpers import HELPERS
 from dovetail.kernels.kernel import KernelWriter, UnsupportedRegion
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
 
@@ -20,20 +18,20 @@ _DEFINITION = re.compile(r"\b(\w+)\s*\([^;{}()]*\)\s*\{")
 
 
 @kernel(UserOperator)
-def _user(region: RegionParts, scope: KernelScope, operator: UserOperator) -> KernelWriter:
-    if region.tree:
+def _user(scope: KernelScope, operator: UserOperator) -> KernelWriter:
+    if scope.tree:
         raise UnsupportedRegion(
-            f"{type(region.tree[0].operator).__name__} behind an operator of one's own is not fused."
+            f"{type(scope.tree[0].operator).__name__} behind an operator of one's own is not fused."
         )
     if not operator.texts:
         raise UnsupportedRegion(f"{type(operator).__name__} has no C for the core.")
     _check(operator)
-    kinds = [region.type(position) for position in range(len(region.node.inputs))]
+    kinds = [scope.type(position) for position in range(len(scope.node.inputs))]
     places, results = operator.parts(kinds)
     starts = operator.starts(results, places)
 
-    def body() -> list[str]:
-        kept: list[str] = []
+    def body() -> Lines:
+        kept: Lines = []
 
         def room(stem: str, kind: TensorType) -> str:
             kept.append(f"static {c_type(kind.dtype)} {stem}[{max(kind.elements, 1)}];")
@@ -43,9 +41,9 @@ def _user(region: RegionParts, scope: KernelScope, operator: UserOperator) -> Ke
             total("output", starts[at]) if at in starts else room(f"unused_{at}", kind)
             for at, kind in enumerate(results)
         ]
-        arguments += [operand(region, scope, at, f"operand_{at}") for at in range(len(kinds))]
+        arguments += [scope.operand(at, f"operand_{at}") for at in range(len(kinds))]
         tables = enumerate(operator.tables(kinds))
-        arguments += [scope.constant(region.node.output, f"table_{at}", array) for at, array in tables]
+        arguments += [scope.constant(scope.node.output, f"table_{at}", array) for at, array in tables]
         arguments += [room(f"scratch_{at}", kind) for at, kind in enumerate(operator.scratch(kinds))]
         arguments += [_number(operator, value) for value in operator.numbers(kinds)]
         return [*kept, f"{operator.function}({', '.join(arguments)});"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dovetail.ir.types import Box, Shape, dense_steps
-from dovetail.kernels.c import channel_lanes, indent, loop, nested, product, total
+from dovetail.kernels.c import Lines, channel_lanes, indent, loop, nested, product, total
 from dovetail.kernels.kernel import Index
 
 _TURN = 4
@@ -60,7 +60,7 @@ def walk_text(walk: int, start: int, loops: Sequence[tuple[int, tuple[int, ...]]
     return total(*terms, start)
 
 
-def nest(result: Shape, box: Box, body: Callable[[Index, str], list[str]], source: Walk | None = None) -> list[str]:
+def nest(result: Shape, box: Box, body: Callable[[Index, str], Lines], source: Walk | None = None) -> Lines:
     """The loops over a box of the result.
 
     Args:

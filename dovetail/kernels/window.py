@@ -9,6 +9,7 @@ from math import prod
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Shape
 from dovetail.kernels.c import (
+    Lines,
     block,
     c_type,
     defined,
@@ -24,7 +25,6 @@ from dovetail.kernels.c import (
 )
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, UnsupportedRegion, declarations
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scope import KernelScope
 
 Pair = tuple[int, int]
@@ -90,7 +90,6 @@ class Nest:
     is 0 or 1 in some layers only.
     """
 
-    region: RegionParts
     scope: KernelScope
     window: WindowGeometry
 
@@ -127,12 +126,12 @@ class Nest:
         start = self._by(self.at(_AXES[axis][1]), stride)
         return total(start, -before) if isinstance(before, int) else f"{total(start)} - {before}"
 
-    def origins(self) -> list[str]:
+    def origins(self) -> Lines:
         """Statements that name the window's origin (top, left)."""
         pairs = zip(self.window.stride, self.window.before, strict=True)
         return [f"const int32_t {_AXES[axis][0]} = {self.origin(axis, *pair)};" for axis, pair in enumerate(pairs)]
 
-    def clamps(self) -> list[str]:
+    def clamps(self) -> Lines:
         """Statements that name the window's origin (top, left) and its taps inside the image."""
         lines = []
         pairs = zip(*map(self.pair, ("stride", "before", "dilation", "kernel", "size")), strict=True)
@@ -158,18 +157,18 @@ class Nest:
 
     def pointer(self, top: str, left: str, channel: str, space: str = "") -> str:
         """The statement that points at an input element, in an address space of OpenCL's."""
-        image, place = self.scope.input(self.region.source(), "input"), self.input_index(top, left, channel)
-        if self.scope.shares(self.region.source()):
+        image, place = self.scope.input(self.scope.source(), "input"), self.input_index(top, left, channel)
+        if self.scope.shares(self.scope.source()):
             return f"int32_t from = {place};"
         start = total(image, place)
-        return f"{space}const {c_type(self.region.source_dtype)} *from = {start};"
+        return f"{space}const {c_type(self.scope.source_dtype)} *from = {start};"
 
     def taken(self, offset: int) -> str:
         """C text of the element `offset` after the one pointed at."""
-        if not self.scope.shares(self.region.source()):
+        if not self.scope.shares(self.scope.source()):
             return f"from[{offset}]"
-        image = self.scope.input(self.region.source(), "input")
-        return self.scope.loaded(self.region.source(), image, total("from", offset))
+        image = self.scope.input(self.scope.source(), "input")
+        return self.scope.loaded(self.scope.source(), image, total("from", offset))
 
     def tap(self, axis: int) -> str:
         """The loop variable over kernel rows or columns, or 0 where there is one."""
@@ -194,20 +193,19 @@ class Nest:
         sides = (f"({self.end(axis)} - {self.first(axis)})" for axis in (ROW, COLUMN))
         return f"const int32_t count = {' * '.join(sides)};"
 
-    def columns(self, lines: list[str], clamped: bool = True) -> list[str]:
+    def columns(self, lines: Lines, clamped: bool = True) -> Lines:
         """The loop over kernel columns inside the image."""
         return _tap_loop("kernel_column", self.first(COLUMN, clamped), self.end(COLUMN, clamped), lines)
 
-    def rows(self, lines: list[str], clamped: bool = True) -> list[str]:
+    def rows(self, lines: Lines, clamped: bool = True) -> Lines:
         """The loop over kernel rows inside the image."""
         return _tap_loop("kernel_row", self.first(ROW, clamped), self.end(ROW, clamped), lines)
 
-    def finish(self, value: Expression, channel: str, pixel: str = "0") -> list[str]:
+    def finish(self, value: Expression, channel: str, pixel: str = "0") -> Lines:
         """The pointwise tree on one result at a channel of a pixel counted from the present place."""
-        region, outputs = self.region, self.region.output_shape[-1]
-        self.scope.channel = channel
-        index = anchored(region.output_shape, total("place", product(pixel, outputs), channel), channel)
-        return finish(self.scope, region.tree, index, (region.node.output, value))
+        shape, self.scope.channel = self.scope.output_shape, channel
+        place = total("place", product(pixel, shape[-1]), channel)
+        return finish(self.scope, anchored(shape, place, channel), value)
 
     def store(
         self,
@@ -217,7 +215,7 @@ class Nest:
         channel: str = "channel",
         pixels: int = 1,
         outputs: Number | None = None,
-    ) -> list[str]:
+    ) -> Lines:
         """The pointwise tree on several sums, as loops over them.
 
         Args:
@@ -229,12 +227,12 @@ class Nest:
             outputs: how many channels there are, where the last lanes may be beyond them.
         """
 
-        def one(text: str, pixel: str, lane: str) -> list[str]:
+        def one(text: str, pixel: str, lane: str) -> Lines:
             return self.finish(value(text), total(channel, lane), pixel)
 
         lanes = len(names) // pixels
         stop: int | str = lanes
-        head: list[str] = []
+        head: Lines = []
         if outputs is not None:
             rest, stop = f"{outputs} - channel", "lanes"
             head = [f"const int32_t lanes = {rest} < {lanes} ? {rest} : {lanes};"]
@@ -247,7 +245,7 @@ class Nest:
         return [*head, f"const {kind} sums[{len(names)}] = {{{', '.join(names)}}};", *lines]
 
 
-def _tap_loop(name: str, first: str, end: str, lines: list[str]) -> list[str]:
+def _tap_loop(name: str, first: str, end: str, lines: Lines) -> Lines:
     """A loop over kernel rows or columns [first, end), no loop when there is one."""
     if first == "0" and end == "1":
         return lines
@@ -269,14 +267,14 @@ def anchored(shape: Shape, position: str, channel: str) -> Index:
     return index
 
 
-def window_of(region: RegionParts) -> WindowGeometry:
+def window_of(scope: KernelScope) -> WindowGeometry:
     """The window of the region's anchor over what stands before its Pad."""
-    (batch, height, width, channels), shape = region.graph.types[region.source()].shape, region.result.shape
-    window = region.node.operator.window(region.types)
+    (batch, height, width, channels), shape = scope.graph.types[scope.source()].shape, scope.result.shape
+    window = scope.node.operator.window(scope.types)
     assert window is not None
     before = (window.padding[0][0], window.padding[1][0])
-    if region.pad is not None:
-        pad = region.pad.expect(Pad)
+    if scope.pad is not None:
+        pad = scope.pad.expect(Pad)
         if any(pad.before[axis] or pad.after[axis] for axis in (0, 3)):
             raise UnsupportedRegion("the Pad before a window pads more than rows and columns.")
         before = (pad.before[1], pad.before[2])
@@ -287,7 +285,7 @@ def window_of(region: RegionParts) -> WindowGeometry:
     return WindowGeometry(batch, (height, width), channels, (shape[1], shape[2]), *geometry)
 
 
-def pixel_loops(window: WindowGeometry, calls: Mapping[str, str], pixels: int) -> list[str]:
+def pixel_loops(window: WindowGeometry, calls: Mapping[str, str], pixels: int) -> Lines:
     """Loops over all output pixels.
 
     Args:
@@ -312,7 +310,7 @@ def pixel_loops(window: WindowGeometry, calls: Mapping[str, str], pixels: int) -
     return loop("image", window.batch, loop("row", rows, ["int32_t column = 0;", *fast, *rest]))
 
 
-def _loop_on(name: str, stop: int, body: list[str], step: int) -> list[str]:
+def _loop_on(name: str, stop: int, body: Lines, step: int) -> Lines:
     """A loop that goes on from the variable's present value."""
     advance = f"++{name}" if step == 1 else f"{name} += {step}"
     return block(f"for (; {name} < {stop}; {advance})", body)
@@ -324,7 +322,7 @@ class PixelFunction:
 
     comment: str
     """One sentence that says which pixels."""
-    lines: list[str]
+    lines: Lines
     """The statements; they read image, row and column where there are several."""
 
 
@@ -333,8 +331,8 @@ def pixel_functions(
     scope: KernelScope,
     window: WindowGeometry,
     parts: Mapping[str, PixelFunction],
-    loops_over: Callable[[Mapping[str, str]], list[str]],
-) -> list[str]:
+    loops_over: Callable[[Mapping[str, str]], Lines],
+) -> Lines:
     """A kernel as one function per way to compute output pixels, and the function that calls them.
 
     Args:
@@ -363,7 +361,7 @@ def pixel_functions(
     loops = loops_over(calls)
     called = {suffix: lines for suffix, lines in bodies.items() if any(f"{name}_{suffix}(" in line for line in loops)}
     scope.keep(identifiers([line for lines in called.values() for line in lines]))
-    text: list[str] = []
+    text: Lines = []
     for suffix, lines in called.items():
         used = identifiers(lines) - defined(lines)
         inner = declarations([parameter for parameter in scope.parameters() if parameter.name in used])

@@ -18,8 +18,8 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.linear import Linear
 from dovetail.ir.requantisation.lines import ChannelLines
 from dovetail.ir.types import Shape, TensorType, full_box
-from dovetail.kernels.region import RegionParts as Parts
-from dovetail.kernels.region import split
+from dovetail.kernels.scope import KernelScope as Parts
+from dovetail.kernels.scope import split
 from dovetail.schedule.region import Region
 
 INPUT = -1

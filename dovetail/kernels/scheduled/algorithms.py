@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dovetail.kernels.c import indent
+from dovetail.kernels.c import Lines, indent
 from dovetail.target.chip import RegisterMemory
 
 ENTRY = "kernel"
@@ -172,7 +172,7 @@ def _nest(
     return "\n".join([*head, *indent(lines), ""])
 
 
-def _loops(nest: Sequence[tuple[str, int]], lines: list[str]) -> list[str]:
+def _loops(nest: Sequence[tuple[str, int]], lines: Lines) -> Lines:
     for name, count in reversed(nest):
         lines = [f"for {name} in seq(0, {count}):", *indent(lines)]
     return lines

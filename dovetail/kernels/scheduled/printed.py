@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from dovetail.kernels.c import function, identifiers, indent
+from dovetail.kernels.c import Lines, function, identifiers, indent
 from dovetail.kernels.scheduled.store import CFunction
 from dovetail.loops.procedures import Procedure
 
@@ -44,7 +44,7 @@ class _Array:
         return factors
 
 
-def moving_pointers(lines: Sequence[str], kinds: Mapping[str, str]) -> list[str]:
+def moving_pointers(lines: Sequence[str], kinds: Mapping[str, str]) -> Lines:
     """The lines of a function, its innermost loops with pointers.
 
     Args:
@@ -56,7 +56,7 @@ def moving_pointers(lines: Sequence[str], kinds: Mapping[str, str]) -> list[str]
         if found := _ARRAY.fullmatch(line):
             extents = tuple(int(extent) for extent in re.findall(r"\d+", found[3]))
             arrays[found[2]] = _Array(found[1], extents[1:])
-    moving: list[str] = []
+    moving: Lines = []
     start = 0
     while start < len(lines):
         head = _LOOP.fullmatch(lines[start])
@@ -72,7 +72,7 @@ def moving_pointers(lines: Sequence[str], kinds: Mapping[str, str]) -> list[str]
     return moving
 
 
-def _moved(variable: str, loop: Sequence[str], arrays: Mapping[str, _Array]) -> list[str]:
+def _moved(variable: str, loop: Sequence[str], arrays: Mapping[str, _Array]) -> Lines:
     """One loop, its head and brace included."""
     places: dict[str, Linear] = {}
 
@@ -179,7 +179,7 @@ def write_functions(
     entry: str,
     declared: Mapping[str, str],
     moving: bool,
-) -> list[str]:
+) -> Lines:
     """The functions under a kernel's name.
 
     Args:
@@ -193,7 +193,7 @@ def write_functions(
     named = {made.name: name if made.name == entry else f"{name}_{made.name}" for made in functions}
     named["finish"] = f"{name}_finish"
     pattern = re.compile(rf"\b({'|'.join(named)})\(")
-    text: list[str] = []
+    text: Lines = []
     for made in functions:
         parameters = [declared.get(parameter, f"int32_t {parameter}") for parameter in made.parameters]
         lines = [pattern.sub(lambda match: named[match[1]] + "(", line) for line in _singles_first(made, types)]
@@ -203,7 +203,7 @@ def write_functions(
     return text[:-1]
 
 
-def _singles_first(made: CFunction, types: Mapping[str, str]) -> list[str]:
+def _singles_first(made: CFunction, types: Mapping[str, str]) -> Lines:
     """The lines with arrays of one element read once, before the loops."""
     text = "\n".join(made.lines)
     single = [name for name in made.parameters if name in types and re.search(rf"\b{name}\[0\]", text)]

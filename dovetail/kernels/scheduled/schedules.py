@@ -43,6 +43,7 @@ from exo.stdlib.scheduling import (
     unroll_loop,
 )
 
+from dovetail.kernels.c import Lines
 from dovetail.kernels.scheduled.algorithms import ConvolutionSizes, InteriorPixels, Knobs, Staging
 from dovetail.kernels.scheduled.select import register_memory, scope
 from dovetail.loops.matching import LoopMismatch, replace_first
@@ -185,7 +186,7 @@ def _read_in_place(q: Procedure) -> Procedure:
     return delete_buffer(inline_assign(q, q.find("value = _")), "value")
 
 
-def _gather(q: Procedure, sizes: ConvolutionSizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
+def _gather(q: Procedure, sizes: ConvolutionSizes, taps: Lines, knobs: Knobs) -> tuple[Procedure, Lines]:
     """Copy the taps of each pixel side by side, once for all channels; sum over them in one loop. Gives that loop."""
     room = -(-sizes.taps // 8) * 8
     row = sizes.kernel[1] * sizes.image[2]
@@ -233,9 +234,7 @@ def copy(count: int) -> Procedure:
     return procedure(text, scope(), instruction=f"__builtin_memcpy({', '.join(ends)}, {count});")
 
 
-def _divide_taps(
-    q: Procedure, sizes: ConvolutionSizes, taps: list[str], knobs: Knobs
-) -> tuple[Procedure, list[str], list[str]]:
+def _divide_taps(q: Procedure, sizes: ConvolutionSizes, taps: Lines, knobs: Knobs) -> tuple[Procedure, Lines, Lines]:
     """Vectors of taps, and what fills none as a loop of its own; the loops of both."""
     inner = taps[-1]
     loop = q.find_loop(inner, many=True)[-1]
@@ -253,7 +252,7 @@ def _divide_taps(
     return simplify(q), [*taps[:-1], "cb"], rest
 
 
-def _stage(q: Procedure, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
+def _stage(q: Procedure, taps: Lines, knobs: Knobs) -> tuple[Procedure, Lines]:
     """Bring the activations into the registers instructions want; then all taps are one loop."""
     assert knobs.staging is not None
     lengths = [(tap, int(q.find_loop(tap, many=True)[-1].hi().value())) for tap in taps]
@@ -266,7 +265,7 @@ def _stage(q: Procedure, taps: list[str], knobs: Knobs) -> tuple[Procedure, list
     return rewrite_expr(q, q.find("sum[_] += _").rhs().lhs().idx()[0], "cb"), ["cb"]
 
 
-def _keep_sums(q: Procedure, knobs: Knobs, nests: list[str]) -> Procedure:
+def _keep_sums(q: Procedure, knobs: Knobs, nests: Lines) -> Procedure:
     """The sums of a block side by side; starting, adding and finishing them become loops of their own."""
     q = lift_alloc(expand_dim(q, "sum", knobs.lanes, "lane"), "sum")
     q = lift_alloc(expand_dim(q, "sum", knobs.pixels, "xi"), "sum")

@@ -10,6 +10,7 @@ from math import gcd
 from typing import Any
 
 from dovetail.errors import TargetError
+from dovetail.kernels.c import Lines
 from dovetail.loops.matching import LoopMismatch, replace_first
 from dovetail.loops.procedures import Procedure, exo, is_a, procedure, scalar_function, statements
 from dovetail.target.chip import CoreInstruction, RegisterMemory
@@ -23,7 +24,7 @@ def scope() -> Mapping[str, Any]:
 
     class Dram(DRAM_STACK):  # type: ignore[misc]  # Exo is untyped
         @classmethod
-        def alloc(cls, new_name: str, prim_type: str, shape: list[str], srcinfo: Any) -> str:
+        def alloc(cls, new_name: str, prim_type: str, shape: Lines, srcinfo: Any) -> str:
             if not shape:
                 return f"{prim_type} {new_name};"
             made = str(super().alloc(new_name, prim_type, shape, srcinfo))
@@ -39,11 +40,11 @@ def register_memory(memory: RegisterMemory) -> Any:
     exo()
     from exo.core.memory import Memory
 
-    def alloc(cls: Any, new_name: str, prim_type: str, shape: list[str], srcinfo: Any) -> str:
+    def alloc(cls: Any, new_name: str, prim_type: str, shape: Lines, srcinfo: Any) -> str:
         extents = "".join(f"[{extent}]" for extent in shape[:-1] or ["1"])
         return f"{memory.c_type} {new_name}{extents};"
 
-    def window(cls: Any, basetyp: Any, baseptr: str, indices: list[str], strides: list[str], srcinfo: Any) -> str:
+    def window(cls: Any, basetyp: Any, baseptr: str, indices: Lines, strides: Lines, srcinfo: Any) -> str:
         return baseptr + "".join(f"[{index}]" for index in indices[:-1] or ["0"])
 
     methods: dict[str, Callable[..., Any]] = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
 
-from dovetail.kernels.c import indent
+from dovetail.kernels.c import Lines, indent
 from dovetail.kernels.scheduled.knobs import operands_of
 from dovetail.kernels.scheduled.printed import IN_ORDER, Linear, linear
 from dovetail.target.chip import CoreInstruction, Streams
@@ -108,12 +108,12 @@ class _PointerPath:
 class _CStatements:
     """C statements."""
 
-    before: list[str]
+    before: Lines
     """Before the loop around the block: pointers that go on from block to block."""
-    lines: list[str]
+    lines: Lines
 
 
-def with_streams(lines: Sequence[str], instruction: CoreInstruction, streams: Streams) -> list[str]:
+def with_streams(lines: Sequence[str], instruction: CoreInstruction, streams: Streams) -> Lines:
     """The lines of a function, blocks of sums of this instruction's products as assembly where that is possible.
 
     Args:
@@ -121,7 +121,7 @@ def with_streams(lines: Sequence[str], instruction: CoreInstruction, streams: St
         instruction: a product, with `assembly`.
         streams: what the core has for it.
     """
-    written: list[str] = []
+    written: Lines = []
     place = 0
     while place < len(lines):
         head = _SUMS.fullmatch(lines[place])
@@ -248,7 +248,7 @@ def _starts(nest: _SumLoops, first: int) -> Iterator[str]:
 
 def _body(
     nest: _SumLoops, instruction: CoreInstruction, streams: Streams, walks: tuple[_PointerPath, _PointerPath]
-) -> list[str]:
+) -> Lines:
     """A turn: all of the held operand, then the streamed one a product ahead."""
 
     def load(register: str, pointer: str, step: int) -> str:
@@ -286,7 +286,7 @@ def _loops(
         yield from body
 
 
-def _add(pointer: str, step: int) -> list[str]:
+def _add(pointer: str, step: int) -> Lines:
     if step == 0:
         return []
     if step in _STEP:
@@ -294,7 +294,7 @@ def _add(pointer: str, step: int) -> list[str]:
     return [f"li %[h0], {step}", f"add %[{pointer}], %[{pointer}], %[h0]"]
 
 
-def _statements(nest: _SumLoops, pointer: str, registers: Sequence[str], text: Sequence[str]) -> list[str]:
+def _statements(nest: _SumLoops, pointer: str, registers: Sequence[str], text: Sequence[str]) -> Lines:
     """The asm statement, with the registers it uses besides those of the sums."""
     results = [f'[s{number}] "=&r"({nest.sums}[{number}])' for number in sorted(nest.starts)]
     results += [f'[{name}] "=&r"({name})' for name in registers]

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 import numpy as np
 
 from dovetail.ir.types import Array, DType
+from dovetail.kernels.c import Lines
 from dovetail.kernels.ends import EndFunction, end_function
-from dovetail.kernels.kernel import CoreTraits, KernelChoices, KernelWriter, Turns, UnsupportedRegion
-from dovetail.kernels.region import RegionParts
+from dovetail.kernels.kernel import KernelChoices, KernelWriter, Turns, UnsupportedRegion
 from dovetail.kernels.scheduled.algorithms import (
     ENTRY,
     ConvolutionSizes,
@@ -38,17 +38,15 @@ _PRODUCT = re.compile(r"( *)(sum\[\w+\]) \+= \(int32_t\)\((\w+\[[^\[\]]*\]) \* (
 _NARROW = "its operands are bytes, several of these elements share one."
 
 
-def _is_narrow(region: RegionParts) -> bool:
-    return any(region.type(operand).dtype.bits < 8 for operand in (0, 1))
+def _is_narrow(scope: KernelScope) -> bool:
+    return any(scope.type(operand).dtype.bits < 8 for operand in (0, 1))
 
 
 @dataclass(frozen=True)
 class ScheduledLoops:
     """The loops of a layer of sums of products, for the core's own instructions."""
 
-    region: RegionParts
     scope: KernelScope
-    core: CoreTraits
     sums: SumConstants
     sizes: ConvolutionSizes
     inside: InteriorPixels
@@ -56,7 +54,7 @@ class ScheduledLoops:
 
     def blocks(self) -> Iterator[Knobs]:
         """The block for each product that fits, the preferred first."""
-        core, sizes = self.core, self.sizes
+        core, sizes = self.scope.core, self.sizes
         for instruction in filter(is_product, core.instructions):
             group, vector = extents(instruction)
             staging, fused = staging_of(instruction, core.instructions), block_of(instruction)
@@ -64,7 +62,7 @@ class ScheduledLoops:
                 continue
             vector, group = staging.vector if staging else vector, 1 if fused else group
             straight = core.streams is not None and bool(instruction.assembly) and not staging
-            registers, room = self.scope.accumulators, self.scope.room
+            registers, room = core.accumulators, core.room
             yield choose_knobs(sizes, self.inside, vector, group, registers, staging, room, straight, fused)
 
     def block(self) -> Knobs:
@@ -90,24 +88,24 @@ class ScheduledLoops:
 
     def writer(self) -> KernelWriter:
         """Writes the kernel; nothing where no instruction is found in the loops."""
-        if _is_narrow(self.region):
+        if _is_narrow(self.scope):
             raise UnsupportedRegion(_NARROW)
         loops, knobs = self._best()
         if not loops.used:
             return KernelWriter(None, notes=loops.notes)
-        scope, instructions = self.scope, [one for one in self.core.instructions if one.name in loops.used]
+        scope, instructions = self.scope, [one for one in self.scope.core.instructions if one.name in loops.used]
         weights = packed(self.sums.weights, Packing(knobs.lanes, knobs.vector))
         scope.constants = {"weights": weights, "bias": padded(self.sums.inside, knobs.lanes), **scope.constants}
         parameters = scope.parameters()
         types = {parameter.name: parameter.c_type for parameter in parameters}
         declared = {parameter.name: parameter.declaration for parameter in parameters}
 
-        def write(name: str) -> list[str]:
+        def write(name: str) -> Lines:
             """The kernel under this name: its end as a function of one sum, then the loops."""
             functions = [replace(f, parameters=tuple(types)) if f.name == ENTRY else f for f in loops.functions]
-            if MULTIPLY_ADD in scope.functions:
+            if MULTIPLY_ADD in scope.core.functions:
                 functions = [replace(f, lines=tuple(map(_added, f.lines))) for f in functions]
-            if streams := self.core.streams if knobs.straight else None:
+            if streams := scope.core.streams if knobs.straight else None:
                 for used in instructions:
                     functions = [replace(f, lines=tuple(with_streams(f.lines, used, streams))) for f in functions]
             head = self.end.write(f"{name}_finish", types)
@@ -120,35 +118,35 @@ class ScheduledLoops:
         """The loops for the first instruction that applies; for the last one where none does."""
         notes: dict[str, None] = {}
         for knobs in self.blocks():
-            loops = _loops(self.sizes, self.inside, knobs, self.end.extras, self.core.instructions)
+            loops = _loops(self.sizes, self.inside, knobs, self.end.extras, self.scope.core.instructions)
             if loops.used:
                 return loops, knobs
             notes.update(dict.fromkeys(loops.notes))
         return Loops((), (), tuple(notes)), knobs
 
 
-def scheduled_loops(region: RegionParts, scope: KernelScope, core: CoreTraits) -> ScheduledLoops:
+def scheduled_loops(scope: KernelScope) -> ScheduledLoops:
     """The loops of a region of sums of products.
 
     Raises:
         Unsupported: the loops are not described here: other types than int8, groups, several images, tables.
     """
-    products = products_of(region, scope)
-    sums, window = sums_of(region, products), products.window
-    source = region.graph.types[region.source()]
+    products = products_of(scope)
+    sums, window = sums_of(scope, products), products.window
+    source = scope.graph.types[scope.source()]
     if source.dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
         reason = f"scheduled kernels multiply int8 by int8 into int32, found {source}."
-        raise UnsupportedRegion(_NARROW if _is_narrow(region) else reason)
+        raise UnsupportedRegion(_NARROW if _is_narrow(scope) else reason)
     if window.batch > 1 or window.channels != sums.weights.shape[3]:
         reason = "scheduled kernels compute one image without groups."
-        raise UnsupportedRegion(_NARROW if _is_narrow(region) else reason)
+        raise UnsupportedRegion(_NARROW if _is_narrow(scope) else reason)
     result = (*window.outputs, len(products.weights))
     walk = (window.kernel, window.stride, window.dilation, window.before, sums.pad_value)
     sizes = ConvolutionSizes((*window.size, window.channels), result, *walk)
     inside = InteriorPixels(window.inside(ROW), window.inside(COLUMN))
-    scope.input(region.source(), "input")
-    end = end_function(region, scope, lambda text, _: (region.tree, (region.node.output, sums.value(text))))
-    return ScheduledLoops(region, scope, core, sums, sizes, inside, end)
+    scope.input(scope.source(), "input")
+    end = end_function(scope, lambda text, _: (sums.value(text), 0))
+    return ScheduledLoops(scope, sums, sizes, inside, end)
 
 
 def _added(line: str) -> str:

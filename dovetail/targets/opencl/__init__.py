@@ -15,7 +15,7 @@ from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad
 from dovetail.ir.types import Array
 from dovetail.kernels.kernel import UnsupportedRegion
-from dovetail.kernels.region import split
+from dovetail.kernels.scope import split
 from dovetail.targets.opencl.bodies import items, widths
 from dovetail.targets.opencl.project import HEADER, LAYERS, MOVES, POOLS, Kernel, environment, made, write_kernel
 from dovetail.targets.opencl.vendor import BinaryKernel

@@ -22,7 +22,6 @@ from dovetail.kernels.elements import place_in
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, UnsupportedRegion, expression_of
 from dovetail.kernels.pools import pool_nest
-from dovetail.kernels.region import RegionParts
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import SumConstants, SumNest, blocked, padded, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Nest
@@ -44,49 +43,49 @@ class Body:
     items: Sizes
 
 
-Writer = Callable[[RegionParts, KernelScope, int], Body]
+Writer = Callable[[KernelScope, int], Body]
 """From a region, the kernel's parameters (which it adds to) and the lanes of a vector."""
 
 
-def writer_of(region: RegionParts) -> Writer:
+def writer_of(scope: KernelScope) -> Writer:
     """The function that writes the body of a region's kernel; raises UnsupportedRegion if there is none."""
-    if _by_element(region):
+    if _by_element(scope):
         return _elements
-    kind = type(region.node.operator)
+    kind = type(scope.node.operator)
     if kind not in _WRITERS:
         raise UnsupportedRegion(f"there is no OpenCL kernel for {kind.__name__}.")
     return _WRITERS[kind]
 
 
-def widths(region: RegionParts) -> tuple[int, ...]:
+def widths(scope: KernelScope) -> tuple[int, ...]:
     """The lanes a region may be computed with."""
-    if _by_element(region) or region.anchor is None:
-        return tuple(width for width in WIDTHS if prod(region.output_shape) % width == 0)
-    channels = region.output_shape[-1]
-    if isinstance(region.anchor.operator, Conv2d | FullyConnected) and _groups(region) == 1:
+    if _by_element(scope) or scope.anchor is None:
+        return tuple(width for width in WIDTHS if prod(scope.output_shape) % width == 0)
+    channels = scope.output_shape[-1]
+    if isinstance(scope.anchor.operator, Conv2d | FullyConnected) and _groups(scope) == 1:
         return tuple(width for width in WIDTHS if width < 2 * channels)  # missing weights are zeros
-    return tuple(width for width in WIDTHS if channels // _groups(region) % width == 0)
+    return tuple(width for width in WIDTHS if channels // _groups(scope) % width == 0)
 
 
-def items(region: RegionParts, lanes: int) -> Sizes:
+def items(scope: KernelScope, lanes: int) -> Sizes:
     """Work-items along each dimension: blocks of channels, columns and rows; or blocks of elements."""
-    shape = region.output_shape
-    if _by_element(region) or region.anchor is None:
+    shape = scope.output_shape
+    if _by_element(scope) or scope.anchor is None:
         return (prod(shape) // lanes, 1, 1)
-    operator, scope = region.anchor.operator, KernelScope(region.graph)
+    operator, scope = scope.anchor.operator, scope
     if isinstance(operator, MaxPool2d | AveragePool2d | SumPool2d):
-        window = pool_nest(region, scope, operator).window
+        window = pool_nest(scope, operator).window
     else:
-        window = products_of(region, scope).window
+        window = products_of(scope).window
     return (-(-shape[-1] // lanes), window.outputs[COLUMN], window.batch * window.outputs[ROW])
 
 
-def _groups(region: RegionParts) -> int:
+def _groups(scope: KernelScope) -> int:
     """Parts of the output channels that read parts of the input channels; 1 where each reads its own or all."""
-    if len(region.node.inputs) < 2:
+    if len(scope.node.inputs) < 2:
         return 1
-    channels, depth = (region.type(place).shape[-1] for place in (0, 1))
-    if region.node.operator.is_channelwise:
+    channels, depth = (scope.type(place).shape[-1] for place in (0, 1))
+    if scope.node.operator.is_channelwise:
         return 1 if depth == channels else channels
     return channels // depth
 
@@ -146,15 +145,15 @@ def _multiplied(sums: SumConstants, value: str, weights: str, lanes: int) -> str
     return f"sum += {f'convert_{_vector(sums.kind, lanes)}({text})' if sums.kind == 'int64_t' else text};"
 
 
-def _sums(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
+def _sums(scope: KernelScope, lanes: int) -> Body:
     """A convolution or fully connected layer: weights in blocks of `lanes` outputs, side by side for each tap; a
     depthwise one, where every lane multiplies its own channel."""
-    products = products_of(region, scope)
-    nest = SumNest(region, scope, products.window, sums_of(region, products))
+    products = products_of(scope)
+    nest = SumNest(scope, products.window, sums_of(scope, products))
     sums, (outputs, rows, columns, depth) = nest.sums, products.weights.shape
     tap = f"({total(product(nest.tap(ROW), columns), nest.tap(COLUMN))})"
     taken_off = sums.pad_value if nest.window.any_padded else 0
-    if region.node.operator.is_channelwise and products.channelwise:
+    if scope.node.operator.is_channelwise and products.channelwise:
         weights = scope.constant("sums", "weights", sums.weights[..., 0].transpose(1, 2, 0).reshape(-1))
         value = total(_load("from", "int32_t", lanes), -taken_off)
         weight = _load(total(weights, product(tap, outputs), "channel"), "int32_t", lanes)
@@ -170,11 +169,11 @@ def _sums(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
     return _summed(nest, lanes, [_from(nest, group), pointer, *loop("element", depth, step)])
 
 
-def _pool(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
-    operator = region.node.operator
+def _pool(scope: KernelScope, lanes: int) -> Body:
+    operator = scope.node.operator
     assert isinstance(operator, MaxPool2d | AveragePool2d | SumPool2d)
-    pool = pool_nest(region, scope, operator)
-    name, start = ("best", region.source_dtype.low) if pool.largest else ("sum", 0)
+    pool = pool_nest(scope, operator)
+    name, start = ("best", scope.source_dtype.low) if pool.largest else ("sum", 0)
     element = _load("from", "int32_t", lanes)
     collect = f"best = max(best, {element});" if pool.largest else f"sum += {element};"
     lines = [pool.count(), f"{_vector('int32_t', lanes)} {name} = {start};"]
@@ -183,13 +182,13 @@ def _pool(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
     return _body(pool, pool.window.channels, lanes, lines)
 
 
-def _by_element(region: RegionParts) -> bool:
-    return region.anchor is None or type(region.anchor.operator) in MOVES
+def _by_element(scope: KernelScope) -> bool:
+    return scope.anchor is None or type(scope.anchor.operator) in MOVES
 
 
-def _elements(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
+def _elements(scope: KernelScope, lanes: int) -> Body:
     """Pointwise operators, alone or on elements that are moved: neighbouring elements in turn."""
-    shape, count = region.output_shape, prod(region.output_shape)
+    shape, count = scope.output_shape, prod(scope.output_shape)
     names = [f"axis_{axis}" for axis in range(len(shape))]
 
     def index(operand: Shape) -> str:
@@ -200,8 +199,8 @@ def _elements(region: RegionParts, scope: KernelScope, lanes: int) -> Body:
     places = [variable(name, size) for name, size in zip(names, shape, strict=True)]
     first = product("(int32_t)get_global_id(0)", lanes)
     lines = [f"const int32_t index = {total(first, variable('lane', lanes))};", *axes]
-    anchor = (region.anchor.output, moved(region, scope, places)) if region.anchor else None
-    lines += finish(scope, region.tree, index, anchor)
+    value = moved(scope, places) if scope.anchor else None
+    lines += finish(scope, index, value)
     return Body(block("", lines) if lanes == 1 else loop("lane", lanes, lines), (count // lanes, 1, 1))
 
 
@@ -209,57 +208,57 @@ Places = Sequence[str]
 """C texts of an element's place along each axis."""
 
 
-def moved(region: RegionParts, scope: KernelScope, places: Places) -> Expression:
+def moved(scope: KernelScope, places: Places) -> Expression:
     """The element of the anchor's result at a place.
 
     Raises:
         Unsupported: a Pad before it, or a constant among its operands.
     """
-    anchor = region.node
-    if region.pad is not None or any(value in region.graph.constants for value in anchor.inputs):
+    anchor = scope.node
+    if scope.pad is not None or any(value in scope.graph.constants for value in anchor.inputs):
         raise UnsupportedRegion(f"{type(anchor.operator).__name__} of a constant, or of what is padded, has no kernel.")
-    text = MOVES[type(anchor.operator)](region, scope, anchor.operator, places)
-    return expression_of(f"({text})", region.result.dtype)
+    text = MOVES[type(anchor.operator)](scope, anchor.operator, places)
+    return expression_of(f"({text})", scope.result.dtype)
 
 
-def _element(region: RegionParts, scope: KernelScope, value: str, places: Places) -> str:
-    return f"{scope.input(value)}[{place_in(region.graph.types[value].shape, places)}]"
+def _element(scope: KernelScope, value: str, places: Places) -> str:
+    return f"{scope.input(value)}[{place_in(scope.graph.types[value].shape, places)}]"
 
 
-def _transpose(region: RegionParts, scope: KernelScope, operator: Transpose, places: Places) -> str:
+def _transpose(scope: KernelScope, operator: Transpose, places: Places) -> str:
     inner = [places[operator.permutation.index(axis)] for axis in range(len(places))]
-    return _element(region, scope, region.node.inputs[0], inner)
+    return _element(scope, scope.node.inputs[0], inner)
 
 
-def _slice(region: RegionParts, scope: KernelScope, operator: Slice, places: Places) -> str:
+def _slice(scope: KernelScope, operator: Slice, places: Places) -> str:
     taken = zip(places, operator.step, operator.start, strict=True)
     inner = [total(product(at, step), start) for at, step, start in taken]
-    return _element(region, scope, region.node.inputs[0], inner)
+    return _element(scope, scope.node.inputs[0], inner)
 
 
-def _pad(region: RegionParts, scope: KernelScope, operator: Pad, places: Places) -> str:
-    value, shape = region.node.inputs[0], region.type(0).shape
+def _pad(scope: KernelScope, operator: Pad, places: Places) -> str:
+    value, shape = scope.node.inputs[0], scope.type(0).shape
     inner = [total(at, -lead) for at, lead in zip(places, operator.before, strict=True)]
     tests = []
     for at, lead, size, behind in zip(places, operator.before, shape, operator.after, strict=True):
         tests += [f"{at} >= {lead}"] if lead else []
         tests += [f"{at} < {lead + size}"] if behind else []
-    element = _element(region, scope, value, inner)
+    element = _element(scope, value, inner)
     return f"{' && '.join(tests)} ? {element} : {integer(int(operator.value))}" if tests else element
 
 
-def _concat(region: RegionParts, scope: KernelScope, operator: Concat, places: Places) -> str:
+def _concat(scope: KernelScope, operator: Concat, places: Places) -> str:
     axis, start, text = operator.axis % len(places), 0, ""
-    size = region.output_shape[axis]
-    for value in region.node.inputs:
+    size = scope.output_shape[axis]
+    for value in scope.node.inputs:
         inner = [total(at, -start) if number == axis else at for number, at in enumerate(places)]
-        start += region.graph.types[value].shape[axis]
-        element = _element(region, scope, value, inner)
+        start += scope.graph.types[value].shape[axis]
+        element = _element(scope, value, inner)
         text += element if start == size else f"{places[axis]} < {start} ? {element} : "
     return text
 
 
-MOVES: Mapping[type[Operator], Callable[[RegionParts, KernelScope, Any, Places], str]] = {
+MOVES: Mapping[type[Operator], Callable[[KernelScope, Any, Places], str]] = {
     Transpose: _transpose,
     Slice: _slice,
     Pad: _pad,

@@ -22,8 +22,7 @@ from dovetail.kernels import helper_source
 from dovetail.kernels.c import array_definition, function, guard, identifiers, without_unused
 from dovetail.kernels.helpers import HELPERS, needed_helpers
 from dovetail.kernels.kernel import Parameter, UnsupportedRegion
-from dovetail.kernels.region import split
-from dovetail.kernels.scope import KernelScope
+from dovetail.kernels.scope import split
 from dovetail.target import Choice, Deployed
 from dovetail.targets.opencl.bodies import Sizes, writer_of
 
@@ -84,10 +83,10 @@ def write_kernel(graph: Graph, choice: Choice) -> Kernel:
     Raises:
         Unsupported: no kernel computes it; one sentence says why.
     """
-    region, scope = split(graph), KernelScope(graph)
+    scope = split(graph)
     if any(graph.types[name].dtype is DType.FLOAT32 for name in (*graph.inputs, *graph.outputs)):
         raise UnsupportedRegion("kernels compute on integers.")
-    body = writer_of(region)(region, scope, int(choice["vector"]))
+    body = writer_of(scope)(scope, int(choice["vector"]))
     lines = without_unused(body.lines)
     scope.keep(identifiers(lines))
     helpers = needed_helpers(lines)
@@ -96,7 +95,7 @@ def write_kernel(graph: Graph, choice: Choice) -> Kernel:
         raise UnsupportedRegion(f"{pointed[0]} takes a pointer, which names no address space of OpenCL's.")
     group = (int(choice["group_channels"]), int(choice["group_columns"]), 1)
     group = group if all(group) else (0, 0, 0)
-    stem = _SHORT.get(type(region.anchor.operator), "other") if region.anchor else "pointwise"
+    stem = _SHORT.get(type(scope.anchor.operator), "other") if scope.anchor else "pointwise"
     parameters, constants = scope.parameters(), scope.constants
     text, blob = "\n".join(_function(parameters, constants, lines)) + "\n", _blob(constants)
     key = hashlib.sha256(repr((text, body.items, group, blob.size)).encode()).hexdigest()[:8]
