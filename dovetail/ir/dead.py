@@ -13,13 +13,15 @@ from math import prod
 
 import numpy as np
 
-from dovetail.ir.crop import cut_node
+from dovetail.ir.crop import cut_node, joined_boxes
 from dovetail.ir.graph import Graph, Node, prune
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear
-from dovetail.ir.operators.movement import Concat, Pad, Reshape
-from dovetail.ir.operators.reduction import MaxPool2d
-from dovetail.ir.types import Array, Box, DType, TensorType, blocks, frozen, full_box
+from dovetail.ir.operators.linear import Linear
+from dovetail.ir.operators.movement import Reshape
+from dovetail.ir.pattern import Occurrence, apply, constant, occurrence, operand, rest
+from dovetail.ir.types import Array, Box, DType, TensorType, frozen, full_box
 
+_X, _WEIGHTS = operand("x"), constant("weights")
+_LAYER = apply(Linear, _X, _WEIGHTS, rest("bias", known=True))
 _WORD = 4
 """Channels are kept by so many: rows of pixels stay aligned to words, and vectors of cores and engines full."""
 
@@ -91,7 +93,7 @@ def _rows(graph: Graph, node: Node) -> bool:
     """Whether a reshape keeps channels together: rows of the result are whole rows of the operand behind each other."""
     x, y = graph.types[node.inputs[0]].shape, graph.types[node.output].shape
     ends = {prod(x[axis:]) for axis in range(len(x))}
-    return isinstance(node.operator, Reshape) and bool(x and y) and y[-1] in ends
+    return node.operator.is_view and bool(x and y) and y[-1] in ends
 
 
 def _nothing(graph: Graph) -> _Masks:
@@ -119,13 +121,11 @@ def _spread_node(graph: Graph, node: Node, how: tuple[int | None, ...] | None, l
     if _rows(graph, node) and operands[0] is not None:
         operands[0] |= out.reshape(-1, len(operands[0])).any(axis=0)
         out |= np.tile(operands[0], len(out) // len(operands[0]))
-    elif isinstance(node.operator, Concat) and node.operator.axis == len(graph.types[node.output].shape) - 1:
-        for name, part in zip(node.inputs, _parts(graph, node, out), strict=True):
-            if name in live:
-                live[name] |= part
-                part |= live[name]
-            else:
-                part[...] = True
+    elif spans := _joined_spans(graph, node):
+        for mask, span in zip(operands, spans, strict=True):
+            if mask is not None:
+                mask |= out[slice(*span)]
+            out[slice(*span)] |= True if mask is None else mask
     elif how is None:
         for mask in (out, *operands):
             if mask is not None:
@@ -143,42 +143,40 @@ def _spread_node(graph: Graph, node: Node, how: tuple[int | None, ...] | None, l
                 mask[...] = True
 
 
-def _parts(graph: Graph, node: Node, mask: Array) -> list[Array]:
-    """The stretches of the channels of a concatenation that are its operands', as views."""
-    sizes = [graph.types[name].shape[-1] for name in node.inputs]
-    return np.split(mask, np.cumsum(sizes)[:-1].tolist())
+def _joined_spans(graph: Graph, node: Node) -> list[tuple[int, int]]:
+    """The stretches of the channels that are operands side by side; none where these lie along another axis."""
+    spans = [box[-1] for box in joined_boxes(graph, node)] if node.operator.joins else []
+    return spans if len(set(spans)) > 1 else []
 
 
 def _weights(graph: Graph, node: Node) -> Array | None:
     """The constant weights of a layer that sums over all channels of its first operand."""
-    operator = node.operator
-    if not isinstance(operator, Conv2d | FullyConnected) or node.inputs[1] not in graph.constants:
+    layer = occurrence(_LAYER, graph, node)
+    if layer is None or layer[_LAYER].weight_axis != 0:
         return None
-    weights = graph.constants[node.inputs[1]]
-    if weights.shape[-1] != graph.types[node.inputs[0]].shape[-1]:
-        return None  # groups
-    return weights
+    weights = layer.array(_WEIGHTS)
+    return weights if weights.shape[-1] == layer.type(_X).shape[-1] else None  # else groups
 
 
-def _counts(node: Node, weights: Array) -> Array:
+def _counts(layer: Occurrence) -> Array:
     """Which weights of a layer are not zero, zero point taken off."""
-    assert isinstance(node.operator, Linear)
-    return np.asarray(weights != np.int64(node.operator.weight_zero_point))
+    return np.asarray(layer.array(_WEIGHTS) != np.int64(layer[_LAYER].weight_zero_point))
 
 
 def _products(graph: Graph, node: Node) -> Array:
     """Whether a layer multiplies a channel of its operand with anything but zero, by (channel of the result, of the
     operand)."""
-    weights = _weights(graph, node)
-    assert weights is not None
-    return np.asarray(_counts(node, weights).reshape(len(weights), -1, weights.shape[-1]).any(axis=1))
+    layer = occurrence(_LAYER, graph, node)
+    assert layer is not None
+    counts = _counts(layer)
+    return np.asarray(counts.reshape(len(counts), -1, counts.shape[-1]).any(axis=1))
 
 
 def _filled_up(graph: Graph, live: _Masks) -> _Masks:
     """The masks with dead channels of layers' results added until they are whole words."""
     wanted = dict(live)
     for node in graph.nodes:
-        if isinstance(node.operator, Linear):
+        if node.operator.weight_axis is not None:
             mask = live[node.output].copy()
             missing = min(max(-(-int(mask.sum()) // _WORD), 1) * _WORD, len(mask)) - int(mask.sum())
             mask[np.flatnonzero(~mask)[:missing]] = True
@@ -191,11 +189,11 @@ def _blanked(graph: Graph, live: _Masks) -> Graph:
     users = graph.users()
     constants = dict(graph.constants)
     for node in graph.nodes:
-        dead = ~live[node.output]
-        if _weights(graph, node) is None or not dead.any() or len(users[node.inputs[1]]) > 1:
+        dead, layer = ~live[node.output], occurrence(_LAYER, graph, node)
+        if layer is None or _weights(graph, node) is None or not dead.any() or len(users[node.inputs[1]]) > 1:
             continue
-        weights = graph.constants[node.inputs[1]].copy()
-        weights[dead] = getattr(node.operator, "weight_zero_point", 0)
+        weights = layer.array(_WEIGHTS).copy()
+        weights[dead] = layer[_LAYER].weight_zero_point
         constants[node.inputs[1]] = frozen(weights)
     return replace(graph, constants=constants)
 
@@ -266,79 +264,59 @@ def _fold_fixed(graph: Graph) -> Graph:
     return prune(replace(graph, nodes=tuple(nodes), types=types, constants=constants))
 
 
-def _is_integer_layer(graph: Graph, node: Node) -> bool:
-    known = all(name in graph.constants for name in node.inputs[1:])
-    return isinstance(node.operator, Linear) and known and graph.types[node.output].dtype is not DType.FLOAT32
+def _integer_layer(graph: Graph, node: Node) -> Occurrence | None:
+    """A layer of integers whose weights and bias are constant."""
+    layer = occurrence(_LAYER, graph, node)
+    if layer is None or not (kind := layer.type(_X).dtype).is_integer:
+        return None
+    return layer if kind.low <= layer[_LAYER].input_zero_point <= kind.high else None
 
 
 def _folded(graph: Graph, node: Node, x: _ConstantChannels | None) -> tuple[Array, Array] | None:
     """Weights and bias of an integer layer with what its operand's constant channels add in the bias; None without."""
-    weights = _weights(graph, node) if _is_integer_layer(graph, node) else None
-    if x is None or weights is None or not _counts(node, weights[..., x.known]).any():
+    layer = _integer_layer(graph, node)
+    if x is None or layer is None or _weights(graph, node) is None or not _counts(layer)[..., x.known].any():
         return None
-    assert isinstance(node.operator, Linear)
-    held = graph.types[node.output].dtype.numpy
-    bias = graph.constants[node.inputs[2]] if len(node.inputs) > 2 else np.zeros(len(weights), held)
-    added = _sums(weights, x, node.operator)
-    kept = graph.constants[node.inputs[1]].copy()
-    kept[..., x.known] = node.operator.weight_zero_point
-    return kept, (bias.astype(np.int64) + added).astype(held)
+    kept = layer.array(_WEIGHTS).copy()
+    kept[..., x.known] = layer[_LAYER].weight_zero_point
+    return kept, _sums(graph, layer, x)
 
 
-def _sums(weights: Array, x: _ConstantChannels, operator: Linear) -> Array:
-    """Share of the constant channels in each sum: int64 [O]."""
-    numbers = np.where(x.known, x.numbers.astype(np.int64) - operator.input_zero_point, 0)
-    found = np.empty(len(weights), np.int64)
-    for part in blocks(weights):
-        wide = weights[part].astype(np.int64) - operator.weight_zero_point
-        found[part] = (wide * numbers).reshape(len(wide), -1).sum(axis=1)
-    return found
+def _sums(graph: Graph, layer: Occurrence, x: _ConstantChannels) -> Array:
+    """The sums of a layer with its bias and its operand's constant channels alone, [O]."""
+    row = np.where(x.known, x.numbers, np.array(layer[_LAYER].input_zero_point, x.numbers.dtype))
+    return _at_one_place(layer, layer[_LAYER], row, *map(layer.array, layer.nodes[_LAYER].inputs[1:]))
+
+
+def _at_one_place(layer: Occurrence, operator: Linear, row: Array, *constants: Array) -> Array:
+    """The sums of a layer, [O], where its operand is the same row everywhere."""
+    window = operator.window([layer.type(_X), layer.type(_WEIGHTS)])
+    image = np.broadcast_to(row, (1, *(window.span if window else ()), row.size))
+    return operator.evaluate([image, *constants]).reshape(-1)
 
 
 def _fixed(graph: Graph, node: Node, found: Mapping[str, _ConstantChannels]) -> _ConstantChannels | None:
     """The constant channels of a node's result."""
-    if _is_integer_layer(graph, node):
-        return _fixed_sums(graph, node, found.get(node.inputs[0]))
+    layer = _integer_layer(graph, node)
+    if layer is not None:
+        kind = layer.type(_X)
+        nothing = _ConstantChannels(np.zeros(kind.shape[-1], bool), np.zeros(kind.shape[-1], kind.dtype.numpy))
+        x = found.get(node.inputs[0], nothing)
+        bare, counts = layer[_LAYER].with_zero_points(0), _counts(layer).astype(np.int8)
+        moved = _at_one_place(layer, bare, (~x.known).astype(np.int8), counts)
+        return _ConstantChannels(moved == 0, _sums(graph, layer, x))
     operands = [found.get(name) for name in node.inputs]
-    x = operands[0] if operands else None
-    if isinstance(node.operator, Concat | Reshape) or x is None or _follows(graph, node) is None:
+    follows = _follows(graph, node) if any(operands) else None
+    kind = graph.types[node.output]
+    if follows is None or (kind.dtype is DType.FLOAT32 and not node.operator.pointwise):
         return None
-    if isinstance(node.operator, MaxPool2d):
-        return x
-    if isinstance(node.operator, Pad):
-        return _ConstantChannels(x.known & (x.numbers == x.numbers.dtype.type(node.operator.value)), x.numbers)
-    return _fixed_pointwise(graph, node, operands) if node.operator.pointwise else None
-
-
-def _fixed_sums(graph: Graph, node: Node, x: _ConstantChannels | None) -> _ConstantChannels:
-    """Sums in which nothing changes: all that is multiplied with is zero, or all that is multiplied is known."""
-    channels = graph.types[node.inputs[0]].shape[-1]
-    x = x or _ConstantChannels(np.zeros(channels, bool), np.zeros(channels, graph.types[node.inputs[0]].dtype.numpy))
-    held, operator = graph.types[node.output].dtype.numpy, node.operator
-    outputs = graph.types[node.output].shape[-1]
-    bias = graph.constants[node.inputs[2]].astype(np.int64) if len(node.inputs) > 2 else np.zeros(outputs, np.int64)
-    assert isinstance(operator, Linear)
-    weights = _weights(graph, node)
-    if weights is not None:
-        moved = np.asarray(_counts(node, weights[..., ~x.known]).reshape(outputs, -1).any(axis=1))
-        return _ConstantChannels(~moved, (bias + _sums(weights, x, operator)).astype(held))
-    if not isinstance(operator, DepthwiseConv2d) or outputs != channels:
-        return _ConstantChannels(np.zeros(outputs, bool), np.zeros(outputs, held))
-    taps = graph.constants[node.inputs[1]].astype(np.int64) - operator.weight_zero_point
-    numbers = np.where(x.known, x.numbers.astype(np.int64) - operator.input_zero_point, 0)
-    known = x.known | ~(taps != 0).any(axis=(0, 1, 2))
-    return _ConstantChannels(known, (bias + taps.sum(axis=(0, 1, 2)) * numbers).astype(held))
-
-
-def _fixed_pointwise(graph: Graph, node: Node, operands: list[_ConstantChannels | None]) -> _ConstantChannels | None:
-    """The constant channels of a pointwise operator's result."""
-    shape = graph.types[node.output].shape
-    known, arrays = np.ones(shape[-1:], bool), []
-    for name, operand in zip(node.inputs, operands, strict=True):
+    known, arrays = np.ones(kind.shape[-1:], bool), []
+    for name, operand_, axis in zip(node.inputs, operands, follows, strict=True):
         array = graph.constants.get(name)
-        if array is None and operand is not None and operand.known.shape == known.shape:
-            array, known = operand.numbers.reshape((1,) * (len(shape) - 1) + known.shape), known & operand.known
-        if array is None or prod(array.shape[:-1]) > 1:
+        if array is None and operand_ is not None and axis is not None:
+            array, known = np.broadcast_to(operand_.numbers, graph.types[name].shape), known & operand_.known
+        if array is None:
             return None
         arrays.append(array)
-    return _ConstantChannels(known, np.asarray(node.operator.evaluate(arrays)).reshape(-1))
+    results = node.operator.evaluate(arrays).reshape(-1, known.size)
+    return _ConstantChannels(known & (results == results[0]).all(axis=0), results[0])

@@ -14,11 +14,9 @@ from math import prod
 import numpy as np
 
 from dovetail.ir.graph import Graph, Node, prune
-from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice
-from dovetail.ir.operators.reduction import MaxPool2d
-from dovetail.ir.rewrite import Draft, run
+from dovetail.ir.pattern import apply
+from dovetail.ir.rules import Draft, Rule, RuleMatch, run
 from dovetail.ir.types import DType
 
 _STORED_BITS = 16
@@ -42,7 +40,7 @@ class DeduplicatedGraph:
 
 def without_redundant(graph: Graph) -> DeduplicatedGraph:
     """The same network, of the same inputs, outputs and results, with every computation once and none that is idle."""
-    first = run(graph, (_pass_by,))
+    first = run(graph, (Rule(apply(Operator), _source),))
     second = _once(first)
     count = [len(each.nodes) for each in (graph, first, second)]
     if count[0] == count[2]:
@@ -75,18 +73,18 @@ def _is_stored(graph: Graph, node: Node) -> bool:
     return not node.operator.moves_only and (kind is DType.FLOAT32 or kind.bits <= _STORED_BITS)
 
 
-def _pass_by(draft: Draft, node: Node) -> str | None:
+def _source(match: RuleMatch) -> str | None:
     """The value behind which a node, and perhaps some before it, give back what they get."""
-    kind, chain = draft.types[node.output], list[Node]()
+    draft, kind, chain = match.draft, match.type(match.root.output), list[Node]()
     if not kind.dtype.is_integer or kind.dtype.bits > _STORED_BITS:
         return None
-    at: Node | None = node
+    at: Node | None = match.root
     while at is not None and len(chain) < _LONGEST and _is_of_one(draft, at):
         chain.insert(0, at)
         source = at.inputs[0]
         if draft.types[source] == kind and _gives_back(draft, chain, source):
             return source
-        at = draft.made_by(source, Operator)
+        at = draft.producer(source)
     return None
 
 
@@ -117,12 +115,11 @@ def _range(draft: Draft, value: str) -> tuple[int, int]:
     kind = draft.types[value].dtype
     if value in draft.constants:
         return int(draft.constants[value].min()), int(draft.constants[value].max())
-    maker = draft.made_by(value, Clip, MaxPool2d, Slice, Reshape, Pad, Concat)
-    if maker is None:
-        return kind.low, kind.high
-    if isinstance(maker.operator, Clip):
-        return maker.operator.low, maker.operator.high
-    ends = [_range(draft, name) for name in maker.inputs]
-    if isinstance(maker.operator, Pad):
-        ends.append((int(maker.operator.value), int(maker.operator.value)))
+    maker = draft.producer(value)
+    chosen = maker.operator.chosen_from(maker.inputs) if maker else ()
+    if maker is None or not chosen:
+        return (maker and maker.operator.limited_to) or (kind.low, kind.high)
+    ends = [_range(draft, name) for name in chosen]
+    if (fill := maker.operator.filler) is not None:
+        ends.append((int(fill), int(fill)))
     return min(low for low, _ in ends), max(high for _, high in ends)
