@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -121,8 +121,15 @@ class GraphBuilder:
         self._counts: dict[str, int] = {}
         """The number to try next behind a stem."""
 
-    def fresh(self, stem: str) -> str:
-        """A value name not used yet, beginning with `stem`."""
+    def fresh(self, stem: str, taken: Container[str] = ()) -> str:
+        """A value name not used yet, beginning with `stem`, and none of those `taken`."""
+        name, count = self._fresh(stem), 1
+        while name in taken:
+            count += 1
+            name = self._fresh(f"{stem}_{count}")
+        return name
+
+    def _fresh(self, stem: str) -> str:
         if stem and stem not in self._types:
             return stem
         count = self._counts.get(stem, 1)

@@ -120,11 +120,7 @@ class Emitter:
 
     def fresh(self, stem: str) -> str:
         """A name neither graph uses, beginning with `stem`."""
-        name, count = self.builder.fresh(stem), 1
-        while name in self.taken:
-            count += 1
-            name = self.builder.fresh(f"{stem}_{count}")
-        return name
+        return self.builder.fresh(stem, self.taken)
 
     def add(self, operator: Operator, inputs: Sequence[str], stem: str) -> str:
         """Add a node whose result is named `stem`; what depends on constants alone is computed here and now."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from dovetail.guests.ptq.execute import Told, Values, compute, sampled, silent, window_of
 from dovetail.guests.ptq.preparation import along
-from dovetail.guests.ptq.steps import TensorQuantisation, steps_of
+from dovetail.guests.ptq.steps import LEAST, TensorQuantisation, steps_of
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType
@@ -87,7 +87,7 @@ def nearest(operator: Operator, weights: Array, form: WeightLimits, per_channel:
     axis = operator.weight_axis
     assert axis is not None
     rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis] if per_channel else 1, -1).astype(np.float64)
-    peak = np.maximum(np.abs(rows).max(axis=1), 2.0**-40)
+    peak = np.maximum(np.abs(rows).max(axis=1), LEAST)
 
     def error(scale: Array) -> Array:
         return np.asarray(((rows - form.integers(rows, scale[:, None]) * scale[:, None]) ** 2).sum(axis=1))
@@ -189,7 +189,7 @@ def _feed_errors_on(evidence: Evidence, weights: Array, scale: Array, form: Weig
 
 def _first_scale(evidence: Evidence, weights: Array, form: WeightLimits, per_channel: bool) -> Array:
     """The share of the largest weight with which nearest rounding does best."""
-    peak = np.maximum(np.abs(weights).max(axis=2), 2.0**-40)
+    peak = np.maximum(np.abs(weights).max(axis=2), LEAST)
 
     def error(scale: Array) -> Array:
         own = loss(evidence, form.integers(weights, scale[..., None]), scale)

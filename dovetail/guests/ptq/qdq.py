@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dovetail.guests.ptq.layers import LayerWeights
-from dovetail.guests.ptq.steps import RECURRENT, TensorQuantisation, carries, spanning, steps_of
+from dovetail.guests.ptq.layers import LayerWeights, WeightLimits
+from dovetail.guests.ptq.steps import LEAST, RECURRENT, TensorQuantisation, carries, spanning, steps_of
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
@@ -44,24 +44,21 @@ class _QdqWriter:
     scheme: Scheme
     names: dict[str, str] = field(default_factory=dict)
     """The value of the new graph to read, by value of the old one."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """The same for outputs of the network."""
 
     def __post_init__(self) -> None:
         self.builder = GraphBuilder(self.graph.name)
-        self.taken = frozenset(self.graph.types)
 
     def run(self) -> Graph:
         for name in self.graph.inputs:
             self._input(name)
         for node in self.graph.nodes:
             self._node(node)
-        return self.builder.finish([self.names[f"output {name}"] for name in self.graph.outputs])
+        return self.builder.finish([self.outputs[name] for name in self.graph.outputs])
 
     def _fresh(self, stem: str) -> str:
-        name, count = self.builder.fresh(stem), 1
-        while name in self.taken:
-            count += 1
-            name = self.builder.fresh(f"{stem}_{count}")
-        return name
+        return self.builder.fresh(stem, self.graph.types)
 
     def _constant(self, stem: str, array: Array, dtype: DType | None = None) -> str:
         return self.builder.constant(self._fresh(stem), array, dtype)
@@ -73,17 +70,16 @@ class _QdqWriter:
         ]
 
     def _input(self, name: str) -> None:
-        kind, steps = self.graph.types[name], self.scheme.activations.get(name)
-        if steps is None:
-            self.names[name] = self.builder.input(name, kind)
-            return
-        parameters = self._parameters(name, steps.scale, steps.zero_point)
-        if self.scheme.integer_ends:
-            source = self.builder.input(name, TensorType(kind.shape, steps.dtype))
+        kind, steps, ends = self.graph.types[name], self.scheme.activations.get(name), self.scheme.integer_ends
+        self.names[name] = name
+        if steps is not None:
+            parameters = self._parameters(name, steps.scale, steps.zero_point)
+            source = self.builder.input(name, TensorType(kind.shape, steps.dtype) if ends else kind)
+            if not ends:
+                source = self._quantized(name, steps, parameters, name, self._fresh(f"{name}_quantized"))
+            self.names[name] = self.builder.add(Dequantize(), [source, *parameters], self._fresh(f"{name}_dequantized"))
         else:
             self.builder.input(name, kind)
-            source = self._quantized(name, steps, parameters, name, self._fresh(f"{name}_quantized"))
-        self.names[name] = self.builder.add(Dequantize(), [source, *parameters], self._fresh(f"{name}_dequantized"))
 
     def _quantized(
         self, real: str, steps: TensorQuantisation, parameters: list[str], name: str, stem: str, origin: str = ""
@@ -92,7 +88,7 @@ class _QdqWriter:
         their floats are limited first."""
         dtype = steps.dtype
         if dtype.bits < 8:
-            low, high = ((end - steps.zero_point) * steps.scale for end in (dtype.low, dtype.high))
+            low, high = (steps.real(end) for end in (dtype.low, dtype.high))
             real = self.builder.add(Clamp(low, high), [real], self._fresh(f"{name}_limited"), origin)
         return self.builder.add(Quantize(dtype.narrowed(max(dtype.bits, 8))), [real, *parameters], stem, origin)
 
@@ -100,25 +96,22 @@ class _QdqWriter:
         operands = [self._operand(node, position) for position in range(len(node.inputs))]
         if node.output in self.scheme.biases and len(node.inputs) == 2:
             operands.append(self._bias(node))
-        steps = self.scheme.activations.get(node.output)
-        is_output = node.output in self.graph.outputs
+        name, is_output = node.output, node.output in self.graph.outputs
+        steps = self.scheme.activations.get(name)
         if steps is None and carries(node) and (is_output or not node.operator.pads):
             # Readers of QDQ models expect the pair behind every operator, also one that only moves elements. A border
             # stays with the convolution that has it as an attribute.
-            steps = steps_of(self.graph, self.scheme.activations, node.output)
-        stem = self._fresh(f"{node.output}_real") if is_output and steps is not None else node.output
+            steps = steps_of(self.graph, self.scheme.activations, name)
+        stem = self._fresh(f"{name}_real") if is_output and steps is not None else name
         real = self.builder.add(node.operator, operands, stem, node.origin)
-        if steps is None:
-            self.names[node.output] = self.names[f"output {node.output}"] = real
-            return
-        parameters = self._parameters(node.output, steps.scale, steps.zero_point)
-        whole = is_output and self.scheme.integer_ends
-        stem = node.output if whole else self._fresh(f"{node.output}_quantized")
-        integers = self._quantized(real, steps, parameters, node.output, stem, node.origin)
-        stem = node.output if is_output and not whole else self._fresh(f"{node.output}_dequantized")
-        value = self.builder.add(Dequantize(), [integers, *parameters], stem, node.origin)
-        self.names[node.output] = value
-        self.names[f"output {node.output}"] = integers if whole else value
+        self.names[name] = self.outputs[name] = real
+        if steps is not None:
+            parameters, whole = self._parameters(name, steps.scale, steps.zero_point), self.scheme.integer_ends
+            stem = name if is_output and whole else self._fresh(f"{name}_quantized")
+            integers = self._quantized(real, steps, parameters, name, stem, node.origin)
+            stem = name if is_output and not whole else self._fresh(f"{name}_dequantized")
+            self.names[name] = self.builder.add(Dequantize(), [integers, *parameters], stem, node.origin)
+            self.outputs[name] = integers if whole else self.names[name]
 
     def _operand(self, node: Node, position: int) -> str:
         name = node.inputs[position]
@@ -140,17 +133,15 @@ class _QdqWriter:
             self.names[name] = self.builder.constant(name, array, self.graph.types[name].dtype)
             return self.names[name]
         steps = spanning(float(array.min()), float(array.max()), DType.INT8, symmetric=False)
-        integers = (np.rint(steps.rounded(array) / steps.scale) + steps.zero_point).astype(np.int8)
-        return self._dequantized(name, integers, DType.INT8, np.array([steps.scale]), zero_point=steps.zero_point)
+        scale, zero_point = np.array([steps.scale]), steps.zero_point
+        return self._dequantized(name, steps.integers(array).astype(np.int8), DType.INT8, scale, zero_point=zero_point)
 
     def _gates(self, name: str, gates: int) -> str:
         """Weights of a recurrent layer as int8, with a scale for each gate."""
-        rows = self.graph.constants[name]
+        rows, form = self.graph.constants[name], WeightLimits(DType.INT8)
         peaks = np.abs(rows.reshape(gates, -1)).max(axis=1)
-        scale = (np.maximum(peaks, 2.0**-40) / 127).astype(np.float32)
-        scales = np.repeat(scale, rows.shape[0] // gates)
-        integers = np.clip(np.rint(rows / scales[:, None]), -127, 127).astype(np.int8)
-        return self._dequantized(name, integers, DType.INT8, scales, 0)
+        scales = np.repeat((np.maximum(peaks, LEAST) / form.dtype.high).astype(np.float32), rows.shape[0] // gates)
+        return self._dequantized(name, form.integers(rows, scales[:, None]).astype(np.int8), form.dtype, scales, 0)
 
     def _on_integers(self, node: Node) -> bool:
         """Whether an operand has steps; those of a layer normalisation's factor and offset have none."""

@@ -27,6 +27,8 @@ PERCENTILE = 99.99
 """Percent of the elements the percentile method keeps."""
 CANDIDATES = 80
 """Limits tried along one side."""
+LEAST = 2.0**-40
+"""The least magnitude that a scale is chosen for."""
 SMALLEST = 0.2
 """The smallest share of a side that is tried."""
 ENOUGH = 32
@@ -61,10 +63,17 @@ class TensorQuantisation:
     """A float32 value, greater than 0."""
     zero_point: int
 
+    def integers(self, array: Array) -> Array:
+        """The nearest integers, in the array's own float type."""
+        return np.clip(np.rint(array / self.scale) + self.zero_point, self.dtype.low, self.dtype.high)
+
+    def real(self, integer: float) -> float:
+        """The number an integer stands for."""
+        return (integer - self.zero_point) * self.scale
+
     def rounded(self, array: Array) -> Array:
         """The array as its integers stand for it, in its own float type."""
-        steps = np.clip(np.rint(array / self.scale) + self.zero_point, self.dtype.low, self.dtype.high)
-        return np.asarray((steps - self.zero_point) * self.scale)
+        return np.asarray((self.integers(array) - self.zero_point) * self.scale)
 
 
 @dataclass(frozen=True)
@@ -88,9 +97,9 @@ def spanning(low: float, high: float, dtype: DType, symmetric: bool) -> TensorQu
     """The finest steps whose integers reach from `low` to `high`, with 0.0 exact; symmetric ones have zero point 0."""
     low, high = min(low, 0.0), max(high, 0.0)
     if symmetric:
-        reach = max(-low if dtype.signed else 0.0, high, 2.0**-40)
+        reach = max(-low if dtype.signed else 0.0, high, LEAST)
         return TensorQuantisation(dtype, float(np.float32(reach / dtype.high)), 0)
-    scale = float(np.float32(max(high - low, 2.0**-40) / (dtype.high - dtype.low)))
+    scale = float(np.float32(max(high - low, LEAST) / (dtype.high - dtype.low)))
     return TensorQuantisation(dtype, scale, int(np.clip(np.rint(dtype.low - low / scale), dtype.low, dtype.high)))
 
 

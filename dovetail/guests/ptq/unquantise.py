@@ -85,7 +85,7 @@ class _FloatRewriter:
         else:
             steps = next((self.steps[name] for name in node.inputs if name in self.steps), None)
             if steps is not None and (border := occurrence(_PAD, self.graph, node)) is not None:
-                operator = replace(border[_PAD], value=(border[_PAD].value - steps.zero_point) * steps.scale)
+                operator = replace(border[_PAD], value=steps.real(border[_PAD].value))
             try:
                 inputs = [self.value(name) for name in node.inputs]
                 self.real[node.output] = self.builder.add(operator, inputs, node.output, node.origin)
@@ -106,7 +106,7 @@ class _FloatRewriter:
         steps = TensorQuantisation(self.graph.types[node.output].dtype, float(scale[0]), int(zero[0]))
         self.steps[node.output] = steps
         value = self.value(node.inputs[0])
-        low, high = ((bound - steps.zero_point) * steps.scale for bound in (steps.dtype.low, steps.dtype.high))
+        low, high = steps.real(steps.dtype.low), steps.real(steps.dtype.high)
         if self.saturates:
             return self.builder.add(Clamp(low, high), [value], node.output, node.origin)
         if steps.zero_point != steps.dtype.low or self.builder.constant_of(value) is not None:
