@@ -12,9 +12,11 @@ import pytest
 from dovetail.guests.check import suite
 from dovetail.guests.check.cases import _WEAK, QUICK, Limits, ask, base, choices, derive
 from dovetail.guests.check.findings import Checked, finding_text, junit, markdown, summary
-from dovetail.guests.check.layers import SIZES
+from dovetail.guests.check.instead import instead
+from dovetail.guests.check.layers import SIZES, TYPES, single
 from dovetail.guests.check.suite import check
 from dovetail.ir.operators.activation import Unary
+from dovetail.ir.types import DType
 from dovetail.target import Constraint, Memory, Target
 from dovetail.target.pattern import apply, operand
 from dovetail.targets import load_target
@@ -213,3 +215,12 @@ def test_reports_for_ci(tmp_path: Path) -> None:
     assert "## Finding 1" in markdown(found) and "| small | dense | model |" in markdown(found)
     assert summary(found).startswith("small: 1 finding, ")
     assert summary(Checked("x")) == "x: no findings, 0 cases"
+
+
+def test_mistakes_of_a_border_of_unsigned_bytes() -> None:
+    """A zero point that is none of them stands in a register as a byte does: it wraps."""
+    offload = next(one for one in load_target("macarray").engines[0].offloads if one.name == "convolution")
+    point = {"type": TYPES.index(DType.UINT8), "output_zero": -9, "input_zero": 5}
+    graph, layer = single(offload.pattern, None, point)
+    sentences = {mutant.sentence for mutant in instead(graph, layer)}
+    assert "the zero points of operand and result are in each other's place" in sentences

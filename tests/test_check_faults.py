@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.guests.check.findings import finding_text
 from dovetail.guests.check.suite import check
 from dovetail.sim.verilator import find_verilator
+from dovetail.sim.worker import WorkerSession
 from dovetail.target import Target
 from dovetail.target.devices import read_rtl
 from dovetail.targets import load_target
@@ -38,16 +40,15 @@ needs_verilator = pytest.mark.skipif(bool(no_verilator()), reason=no_verilator()
 
 
 def children() -> set[int]:
-    """Processes whose parent this one is, those that have ended and were not collected too."""
-    found = set()
+    """Processes whose parent is this one or the tests' own nursery of workers, which stays; those that have ended and
+    were not collected too."""
+    parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if int(fields[1]) == os.getpid():
-            found.add(int(stat.parent.name))
-    return found
+        with contextlib.suppress(OSError):  # it has just ended
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    own = {process for process, parent in parents.items() if parent == os.getpid()}
+    nurseries = {process for process in own if "warm_workers.py" in Path(f"/proc/{process}/cmdline").read_text()}
+    return (own - nurseries) | {process for process, parent in parents.items() if parent in nurseries}
 
 
 @pytest.fixture(autouse=True)
@@ -186,6 +187,22 @@ def test_files_that_are_no_target(
         main(["check", "small.py", "--only", "dense"])
     said = capsys.readouterr().err
     assert ended.value.code == 1 and message in said and "what to do" in said
+
+
+def test_what_is_left_of_a_worker_is_seen() -> None:
+    before = children()
+    session = WorkerSession("dovetail.sim.machine", timeout=20.0)
+    assert len(children() - before) == 1
+    session.close()
+    assert children() == before
+
+
+def test_an_old_report_stays_until_the_new_one_is_there(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text("old")
+    with pytest.raises(SystemExit):
+        main(["check", "no_such_target", "--junit", str(report), "--markdown", str(report)])
+    assert report.read_text() == "old" and list(tmp_path.iterdir()) == [report]
 
 
 @pytest.mark.parametrize("option", ["--junit", "--markdown"])

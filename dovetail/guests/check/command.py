@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from errno import EISDIR
+from os import strerror
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
@@ -38,10 +41,10 @@ def check(
 
     Example: dovetail check port/mine.py --junit check.xml
     """
-    for path in (junit, markdown):
-        if path is not None:
-            _write(path, "")  # a file that cannot be written is told before the work, not after it
+    for path in filter(None, (junit, markdown)):
+        _refuse_unwritable(path)  # it is told before the work, not after it
     with progress("reading the target") as report:
+        from dovetail.arrays import write_file
         from dovetail.guests.check import findings, suite
         from dovetail.guests.check.cases import FULL, QUICK
         from dovetail.target.registry import load_target
@@ -50,7 +53,7 @@ def check(
         checked = suite.check(load_target(target), order, report, name=target, jobs=jobs, scheduler=scheduler)
     for path, text in ((junit, findings.junit), (markdown, findings.markdown)):
         if path is not None:
-            _write(path, text(checked))
+            write_file(path, text(checked).encode())
     for number, finding in enumerate(checked.findings, 1):
         say(f"{number}. {findings.finding_text(finding)}\n")
     say(findings.summary(checked))
@@ -58,9 +61,13 @@ def check(
         sys.exit(1)
 
 
-def _write(path: Path, text: str) -> None:
+def _refuse_unwritable(path: Path) -> None:
+    """Raise BuildError where no file can be written, without touching one that is there."""
     try:
-        path.write_text(text)
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, strerror(EISDIR))
+        with TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
         raise BuildError(f"cannot write it: {error.strerror}", where=str(path), hint="choose another file") from None
 

@@ -343,7 +343,9 @@ def _of_zeros(graph: Graph) -> Iterator[Mutation]:
         for number, node in enumerate(graph.nodes):
             operator: Any = node.operator
             if name := _OPERAND_ZERO.get(type(operator)):
-                operators[number] = replace(operator, **{name: operand})
+                wraps = operator.pads  # what fills a border is an element, which a register holds as such
+                value = int(np.array(operand).astype(graph.types[node.output].dtype.numpy)) if wraps else operand
+                operators[number] = replace(operator, **{name: value})
             elif result is not None and (name := _RESULT_ZERO.get(type(operator))):
                 operators[number] = replace(operator, **{name: result})
         return _with(graph, operators)
