@@ -103,3 +103,29 @@ def test_bad_wishes(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(DovetailError, match="holds no vectors"):
         write_vectors(load_target("macarray"), "hex", tmp_path / "mine", force=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("index.json", b"{", "this is not JSON"),
+        ("index.json", None, "the index cannot be read"),
+        ("convolution/x.hex", b"zz", "a damaged file of vectors"),
+        ("convolution/x.hex", b"00", "the files of 'convolution' lack elements of x"),
+        ("convolution/registers.hex", None, "the files of 'convolution' lack elements of registers"),
+    ],
+)
+def test_damaged_vectors_are_named(tmp_path: Path, file: str, content: bytes | None, message: str) -> None:
+    write_vectors(load_target("macarray"), "hex", tmp_path / "v")
+    place = tmp_path / "v" / file
+    place.unlink() if content is None else place.write_bytes(content)
+    with pytest.raises(DovetailError, match=message):
+        read_vectors(tmp_path / "v")
+
+
+def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
+    write_vectors(load_target("macarray"), "npz", tmp_path / "v")
+    index = tmp_path / "v" / "index.json"
+    index.write_text(index.read_text().replace('"convolution.npz"', '"../convolution.npz"'))
+    with pytest.raises(DovetailError, match="must be the name of a file or folder beside it"):
+        read_vectors(tmp_path / "v")

@@ -19,9 +19,11 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 import numpy as np
 
 from dovetail.arrays import built
@@ -29,7 +31,9 @@ from dovetail.codegen.emit.dump import expected_bytes
 from dovetail.codegen.emit.project import write_files
 from dovetail.codegen.emit.unit import addressed_operands
 from dovetail.compile import Compiled
+from dovetail.documents import read_document
 from dovetail.errors import TargetError
+from dovetail.files import InputError, open_archive, read_npy
 from dovetail.guests.check.cases import Case, UserCodeError, base
 from dovetail.guests.check.layers import NoLayerError
 from dovetail.guests.check.run import INSTRUCTIONS, SECONDS, compiled_cases, has_model, writes_of
@@ -42,7 +46,40 @@ from dovetail.target.description import Target
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Command, Offload
 
-FORMATS = ("hex", "bin", "npz")
+VectorForm = Literal["hex", "bin", "npz"]
+FORMATS: tuple[VectorForm, ...] = get_args(VectorForm)
+SCHEMA = 1
+_HINT = "write them again with dovetail vectors"
+_FileName = Annotated[str, msgspec.Meta(pattern=r"^\w+(\.npz)?$", description="the name of a file or folder beside it")]
+
+
+class BlockEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A block in the index."""
+
+    address: int
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class KernelEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A kernel in the index: what its files hold."""
+
+    kernel: str
+    engine: str
+    memory: str
+    words: dict[str, int] = {}
+    """Elements of each file of words."""
+    file: _FileName = ""
+    folder: _FileName = ""
+    blocks: dict[str, BlockEntry]
+
+
+class VectorIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """`index.json`."""
+
+    schema: int = SCHEMA
+    target: str
+    format: VectorForm
+    kernels: tuple[KernelEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -170,7 +207,8 @@ def write_vectors(target: Target, form: str, folder: Path, force: bool = False) 
         TargetError: no such format, or the target has no engine with registers.
         BuildError: the folder exists or cannot be written.
     """
-    if form not in FORMATS:
+    kind = next((one for one in FORMATS if one == form), None)
+    if kind is None:
         raise TargetError(f"there is no format '{form}'", where="vectors", hint=f"use one of {', '.join(FORMATS)}")
     engines = [engine for engine in target.engines if engine.device is not None]
     if not engines:
@@ -188,11 +226,11 @@ def write_vectors(target: Target, form: str, folder: Path, force: bool = False) 
                 without.append(offload.name)
                 continue
             stem = _stem(offload.name) if len(engines) == 1 else f"{engine.name}_{_stem(offload.name)}"
-            own, entry = _files(vectors, form, stem)
+            own, entry = _files(vectors, kind, stem)
             files.update(own)
             kernels.append(entry)
-    index = {"schema": 1, "target": target.name, "format": form, "kernels": kernels}
-    files["index.json"] = (json.dumps(index, indent=2) + "\n").encode()
+    index = VectorIndex(target=target.name, format=kind, kernels=tuple(kernels))
+    files["index.json"] = (json.dumps(msgspec.to_builtins(index), indent=2) + "\n").encode()
     write_files(files, folder, force)
     return len(kernels), tuple(without)
 
@@ -201,24 +239,29 @@ def _stem(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name.replace(", ", "_"))
 
 
-def _files(vectors: Vectors, form: str, stem: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+def _files(vectors: Vectors, form: VectorForm, stem: str) -> tuple[dict[str, bytes], KernelEntry]:
     """The files of a kernel, and its entry in the index."""
     all_blocks = (*vectors.given, vectors.expected)
     arrays = {block.name: block.content for block in all_blocks}
     arrays |= {"mask": vectors.mask, "registers": np.array(vectors.writes, np.uint32).reshape(-1, 2), **vectors.words}
-    entry: dict[str, Any] = {"kernel": vectors.kernel, "engine": vectors.engine, "memory": vectors.memory}
-    entry |= {"words": {name: int(words.size) for name, words in vectors.words.items()}} if vectors.words else {}
-    blocks = {block.name: {"address": block.address, "bytes": int(block.content.size)} for block in all_blocks}
+    entry = KernelEntry(
+        kernel=vectors.kernel,
+        engine=vectors.engine,
+        memory=vectors.memory,
+        words={name: int(words.size) for name, words in vectors.words.items()},
+        file=f"{stem}.npz" if form == "npz" else "",
+        folder="" if form == "npz" else stem,
+        blocks={block.name: BlockEntry(address=block.address, bytes=int(block.content.size)) for block in all_blocks},
+    )
     if form == "npz":
         stream = io.BytesIO()
         whole: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         np.savez(stream, **whole)
-        return {f"{stem}.npz": stream.getvalue()}, {**entry, "file": f"{stem}.npz", "blocks": blocks}
-    written = {f"{stem}/{name}.{form}": _written(array, form) for name, array in arrays.items()}
-    return written, {**entry, "folder": stem, "blocks": blocks}
+        return {entry.file: stream.getvalue()}, entry
+    return {f"{stem}/{name}.{form}": _written(array, form) for name, array in arrays.items()}, entry
 
 
-def _written(array: Array, form: str) -> bytes:
+def _written(array: Array, form: VectorForm) -> bytes:
     """Raw, or in hexadecimal one element a line, of register writes a pair."""
     if form == "bin":
         return array.astype(array.dtype.newbyteorder("<")).tobytes()
@@ -228,25 +271,36 @@ def _written(array: Array, form: str) -> bytes:
 
 
 def read_vectors(folder: Path) -> Mapping[str, Mapping[str, Array]]:
-    """The files of `write_vectors`: kernel -> name -> array; "registers" as uint32 pairs, all else uint8."""
-    index = json.loads((folder / "index.json").read_text())
-    return {entry["kernel"]: _read(folder, entry, index["format"]) for entry in index["kernels"]}
+    """The files of `write_vectors`: kernel -> name -> array; "registers" as uint32 pairs, all else uint8.
+    Raises InputError where one is missing or damaged, or has not as many elements as the index says."""
+    index = read_document(
+        folder / "index.json", "json", VectorIndex, schema=SCHEMA, hint=_HINT, error=InputError, what="the index"
+    ).value
+    return {entry.kernel: _read(folder, entry, index.format) for entry in index.kernels}
 
 
-def _read(folder: Path, entry: Mapping[str, Any], form: str) -> dict[str, Array]:
+def _read(folder: Path, entry: KernelEntry, form: VectorForm) -> dict[str, Array]:
+    sizes = {name: block.bytes for name, block in entry.blocks.items()} | entry.words
+    arrays: dict[str, Array] = {}
     if form == "npz":
-        with np.load(folder / entry["file"]) as file:
-            return dict(file)
-    arrays = {}
-    for path in sorted((folder / entry["folder"]).glob(f"*.{form}")):
-        pairs = path.stem == "registers"
-        wide = pairs or path.stem in entry.get("words", ())
-        if form == "bin":
-            arrays[path.stem] = np.fromfile(path, "<u4" if wide else np.uint8)
-        else:
-            lines = path.read_text().split()
-            words = [int(line[i : i + 8], 16) for line in lines for i in ((0, 8) if pairs else (0,))]
-            arrays[path.stem] = np.array(words, np.uint32 if wide else np.uint8)
-        if path.stem == "registers":
-            arrays[path.stem] = arrays[path.stem].reshape(-1, 2)
-    return arrays
+        with open_archive(folder / entry.file, _HINT) as (archive, members):
+            for name, info in members.items():
+                arrays[name] = read_npy(partial(archive.open, info), info.file_size, name, lambda shape, dtype: None)
+    else:
+        for path in sorted((folder / entry.folder).glob(f"*.{form}")):
+            wide = path.stem == "registers" or path.stem in entry.words
+            arrays[path.stem] = _numbers(path, form, np.uint32 if wide else np.uint8)
+    missing = {*sizes, "registers", "mask"} - {name for name, a in arrays.items() if a.size == sizes.get(name, a.size)}
+    if missing or arrays["registers"].size % 2:
+        what = f"the files of '{entry.kernel}' lack elements of {', '.join(sorted(missing)) or 'registers'}"
+        raise InputError(what, where=str(folder), hint=_HINT)
+    return {**arrays, "registers": arrays["registers"].reshape(-1, 2)}
+
+
+def _numbers(path: Path, form: VectorForm, dtype: type[np.uint8] | type[np.uint32]) -> Array:
+    order = np.dtype(dtype).newbyteorder("<" if form == "bin" else ">")
+    try:
+        content = path.read_bytes() if form == "bin" else bytes.fromhex(path.read_text())
+        return np.frombuffer(content, order).astype(dtype)
+    except (OSError, ValueError) as error:
+        raise InputError(f"a damaged file of vectors: {error}", where=str(path), hint=_HINT) from None
