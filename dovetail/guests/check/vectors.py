@@ -53,14 +53,14 @@ _HINT = "write them again with dovetail vectors"
 _FileName = Annotated[str, msgspec.Meta(pattern=r"^\w+(\.npz)?$", description="the name of a file or folder beside it")]
 
 
-class BlockEntry(msgspec.Struct, frozen=True, kw_only=True):
+class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
     """A block in the index."""
 
     address: int
     bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class KernelEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class VectorKernel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A kernel in the index: what its files hold."""
 
     kernel: str
@@ -70,7 +70,7 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Elements of each file of words."""
     file: _FileName = ""
     folder: _FileName = ""
-    blocks: dict[str, BlockEntry]
+    blocks: dict[str, VectorBlock]
 
 
 class VectorIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class VectorIndex(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     target: str
     format: VectorForm
-    kernels: tuple[KernelEntry, ...]
+    kernels: tuple[VectorKernel, ...]
 
 
 @dataclass(frozen=True)
@@ -239,19 +239,19 @@ def _stem(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name.replace(", ", "_"))
 
 
-def _files(vectors: Vectors, form: VectorForm, stem: str) -> tuple[dict[str, bytes], KernelEntry]:
+def _files(vectors: Vectors, form: VectorForm, stem: str) -> tuple[dict[str, bytes], VectorKernel]:
     """The files of a kernel, and its entry in the index."""
     all_blocks = (*vectors.given, vectors.expected)
     arrays = {block.name: block.content for block in all_blocks}
     arrays |= {"mask": vectors.mask, "registers": np.array(vectors.writes, np.uint32).reshape(-1, 2), **vectors.words}
-    entry = KernelEntry(
+    entry = VectorKernel(
         kernel=vectors.kernel,
         engine=vectors.engine,
         memory=vectors.memory,
         words={name: int(words.size) for name, words in vectors.words.items()},
         file=f"{stem}.npz" if form == "npz" else "",
         folder="" if form == "npz" else stem,
-        blocks={block.name: BlockEntry(address=block.address, bytes=int(block.content.size)) for block in all_blocks},
+        blocks={block.name: VectorBlock(address=block.address, bytes=int(block.content.size)) for block in all_blocks},
     )
     if form == "npz":
         stream = io.BytesIO()
@@ -279,7 +279,7 @@ def read_vectors(folder: Path) -> Mapping[str, Mapping[str, Array]]:
     return {entry.kernel: _read(folder, entry, index.format) for entry in index.kernels}
 
 
-def _read(folder: Path, entry: KernelEntry, form: VectorForm) -> dict[str, Array]:
+def _read(folder: Path, entry: VectorKernel, form: VectorForm) -> dict[str, Array]:
     sizes = {name: block.bytes for name, block in entry.blocks.items()} | entry.words
     arrays: dict[str, Array] = {}
     if form == "npz":
