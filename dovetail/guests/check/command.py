@@ -41,8 +41,8 @@ def check(
 
     Example: dovetail check port/mine.py --junit check.xml
     """
-    for path in filter(None, (junit, markdown)):
-        _refuse_unwritable(path)  # it is told before the work, not after it
+    for report_file in filter(None, (junit, markdown)):
+        _refuse_unwritable(report_file)  # it is told before the work, not after it
     with progress("reading the target") as report:
         from dovetail.arrays import write_file
         from dovetail.guests.check import findings, suite

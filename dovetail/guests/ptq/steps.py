@@ -65,7 +65,7 @@ class TensorQuantisation:
 
     def integers(self, array: Array) -> Array:
         """The nearest integers, in the array's own float type."""
-        return np.clip(np.rint(array / self.scale) + self.zero_point, self.dtype.low, self.dtype.high)
+        return np.asarray(np.clip(np.rint(array / self.scale) + self.zero_point, self.dtype.low, self.dtype.high))
 
     def real(self, integer: float) -> float:
         """The number an integer stands for."""
