@@ -7,12 +7,12 @@ from math import prod
 
 from dovetail.ir.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16, FixedStandard
-from dovetail.ir.operators.reduction import ArgExtreme, Normalise, Reduce, ReduceKind
+from dovetail.ir.operators.reduction import ArgExtreme, CumSum, Normalise, Reduce, ReduceKind
 from dovetail.ir.types import DType
 from dovetail.kernels.c import Lines, atom, block, c_type, loop, nested, product, real, total, variable
 from dovetail.kernels.elements import place_in, write_elements
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion
+from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion, expression_of
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import anchored
@@ -55,6 +55,30 @@ def _reduced(operator: Reduce, dtype: DType, count: int) -> Expression:
         return Expression(total("total", -count * operator.input_zero_point), "int32_t", low, high)
     wide = dtype in (DType.INT64, DType.UINT32)
     return Expression("(int64_t)total" if wide else "total", "int64_t" if wide else "int32_t", dtype.low, dtype.high)
+
+
+@kernel(CumSum)
+def _running_sums(scope: KernelScope, operator: CumSum) -> KernelWriter:
+    kind, shape, axis, zero_point = scope.type(0).dtype, scope.output_shape, operator.axis, operator.input_zero_point
+    ends = [shape[axis] * (bound - zero_point) for bound in (kind.low, kind.high)]
+    held, value = "int32_t", Expression("total", "int32_t", min(0, *ends), max(0, *ends))
+    if kind is DType.FLOAT32:
+        held, value = "float", Expression("total", "float")
+    elif kind.bits > 16:  # sums wrap
+        held = f"uint{kind.bits}_t"
+        value = expression_of(f"({c_type(kind)})total", kind)
+
+    def body() -> Lines:
+        x, pairs = scope.operand(0, "input"), [(f"axis_{place}", size) for place, size in enumerate(shape)]
+        places = [variable(name, size) for name, size in pairs]
+        if operator.reverse:
+            places[axis] = f"{shape[axis] - 1} - {places[axis]}"
+        add = f"total += {total(f'{x}[{place_in(shape, places)}]', -zero_point)};"
+        lines = finish(scope, lambda shape: place_in(shape, places), value)
+        along = loop(*pairs.pop(axis), [*lines, add] if operator.exclusive else [add, *lines])
+        return nested(pairs, [f"{held} total = 0;", *along])
+
+    return scope.writer(body)
 
 
 @kernel(ArgExtreme)

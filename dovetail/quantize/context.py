@@ -220,11 +220,12 @@ class QuantisationRequest(Generic[O]):
         x: str,
         factors: Sequence[float] | tuple[Array, Array],
         zero_point: int = 0,
+        left_shift: int = 0,
         rounding: Rounding | None = None,
     ) -> str:
         """The result: integers with this zero point and scale factors * target.scale, requantised and clipped."""
         zero_points = (zero_point, self.target.zero_point)
-        return self.clip(self.scaled(x, factors, zero_points=zero_points, rounding=rounding))
+        return self.clip(self.scaled(x, factors, "scaled", zero_points, left_shift, rounding))
 
     def native(self, operator: Operator, x: QuantisedValue, native: QuantParameters, word: str = "native") -> str:
         """The result of an operator that gives a quantisation of its own, requantised where another one is wanted."""

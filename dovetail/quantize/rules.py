@@ -30,7 +30,7 @@ from dovetail.ir.operators.fixed import (
 from dovetail.ir.operators.linear import FullyConnected, Linear, MatrixProduct
 from dovetail.ir.operators.movement import Resample
 from dovetail.ir.operators.recurrent import Recurrent
-from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, Normalise, Reduce, ReduceKind, SumPool2d
+from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, Normalise, Reduce, SumPool2d
 from dovetail.ir.pattern import Apply, apply
 from dovetail.ir.scaling import ROWS
 from dovetail.ir.types import Array, DType
@@ -140,15 +140,15 @@ def _two_slopes(ask: QuantisationRequest[Any], x: QuantisedValue, falling: str, 
     return ask.clip(ask.add(Add(), [above, below], "sum"))
 
 
-def _reduce(ask: QuantisationRequest[Reduce], x: QuantisedValue) -> str:
+def _sum(ask: QuantisationRequest[Operator], x: QuantisedValue) -> str:
     """The sum of the centred integers, scaled once; a mean's count is part of the factor, as for an average pool."""
-    operator = ask.operator
+    form = ask.operator.summing(x.form.zero_point, x.kind)
     try:
-        total = ask.add(Reduce(ReduceKind.SUM, operator.axes, x.form.zero_point), [x.name], "accumulator")
+        total = ask.add(form.operator, [x.name], "accumulator")
     except ValueError as error:
         raise ModelError(str(error), hint="reduce fewer elements at a time") from None
-    count = prod(x.kind.shape[axis] for axis in operator.axes) if operator.kind is ReduceKind.MEAN else 1
-    return ask.finish(total, _mean_multiplier(x.form.scale / ask.target.scale, count))
+    factor = _mean_multiplier(x.form.scale / ask.target.scale / (1 << form.headroom), form.count)
+    return ask.finish(total, factor, left_shift=form.headroom)
 
 
 def _mean_multiplier(real: float, count: int) -> tuple[Array, Array]:
@@ -368,7 +368,7 @@ def _unary(*kinds: UnaryKind) -> Apply[Unary]:
     return apply(Unary, having=lambda operator: operator.kind in kinds)
 
 
-_SUMMED = apply(Reduce, having=lambda operator: operator.kind in (ReduceKind.SUM, ReduceKind.MEAN))
+_SUM = apply(Operator, having=lambda operator: operator.sums)
 
 RULES = (
     QuantisationRule(apply(Linear), linear, activations=1),
@@ -380,7 +380,7 @@ RULES = (
     QuantisationRule(_binary(BinaryKind.SQUARED_DIFFERENCE), _squared_difference, _UPTO_16),
     QuantisationRule(_binary(BinaryKind.PRELU), _slope_per_channel, _UPTO_16, activations=1),
     QuantisationRule(apply(Binary), _refused),
-    QuantisationRule(_SUMMED, _reduce, (*BYTES, DType.INT16)),
+    QuantisationRule(_SUM, _sum, (*BYTES, DType.INT16)),
     QuantisationRule(apply(Reduce), _refused),
     QuantisationRule(apply(AveragePool2d), _average_pool),
     QuantisationRule(apply(Softmax), _softmax_of_16_bits, (DType.INT16,)),

@@ -14,6 +14,7 @@ ONNX and its traits stand in one class, so adding an operator touches one place.
 | `slope_of(constants)` | by how much the result grows with its operands, where rounding aside it is a line |
 | `c_template` | of a pointwise operator of floats: its C |
 | `line_of(constants)` | factor and offset, where the result is factor * x + offset of the operand that is no constant |
+| `sums` | it sums elements; `summing(zero_point, x)` says how integers are summed in their place |
 | `limited_to` | the least and the greatest value that it limits integers to; `clamped_to` floats |
 | `window(types)` | the `Window` of a convolution, a pool or im2col: kernel, stride, dilation, padding |
 | `crop(box, types)` | the box of each operand read for a box of the result; `dovetail.ir.crop.parts` follows it |
@@ -125,6 +126,18 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class IntegerSum:
+    """How sums of floats are computed on integers that stand for them."""
+
+    operator: Operator
+    """Gives the sums of the integers, int32."""
+    count: int = 1
+    """The number sums are divided by as they are scaled."""
+    headroom: int = 0
+    """Bits sums are raised by before, so that scaling them rounds once."""
+
+
+@dataclass(frozen=True)
 class Operator:
     """One kind of computation, with its attributes.
 
@@ -210,6 +223,16 @@ class Operator:
         """Factor and offset, float64 and to be broadcast to the result, which is factor * x + offset of floats x.
         `constants` are the operands, None for x alone. None where the result is no such line."""
         return None
+
+    @property
+    def sums(self) -> bool:
+        """Whether the result are sums or means of the operand's elements, which integers have with one scaling."""
+        return False
+
+    def summing(self, zero_point: int, x: TensorType) -> IntegerSum:
+        """How integers x that stand for floats, less a zero point each, are summed; raises TypeError for an operator
+        that does not sum (`sums`)."""
+        raise TypeError(f"{type(self).__name__} does not sum")
 
     @property
     def box_read(self) -> Box | None:

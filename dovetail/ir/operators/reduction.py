@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from dovetail.ir.operators.base import Operator, Rowwise, SlidingWindow, T, require
+from dovetail.ir.operators.base import IntegerSum, Operator, Rowwise, SlidingWindow, T, require
 from dovetail.ir.operators.base import Padding2d as Padding2d
-from dovetail.ir.types import Array, Box, DType, TensorType
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType
 
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
@@ -273,6 +273,14 @@ class Reduce(Operator):
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
         return operands if self.kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM) else ()
 
+    @property
+    def sums(self) -> bool:
+        return self.kind in (ReduceKind.SUM, ReduceKind.MEAN)
+
+    def summing(self, zero_point: int, x: TensorType) -> IntegerSum:
+        count = prod(x.shape[axis] for axis in self.axes) if self.kind is ReduceKind.MEAN else 1
+        return IntegerSum(Reduce(ReduceKind.SUM, self.axes, zero_point), count)
+
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         axes = body.integers(self.axes)
         if types[0].dtype is DType.FLOAT32:
@@ -282,6 +290,64 @@ class Reduce(Operator):
             wide = body.add("Sub", [wide, body.scalar(self.input_zero_point, DType.INT64)])
         result = body.add(self.kind.value, [wide, axes], keepdims=1, noop_with_empty_axes=1)
         return body.cast(result, self.infer(types).dtype)
+
+
+@dataclass(frozen=True)
+class CumSum(Operator):
+    """Running sums along an axis: y[i] = x[0] + ... + x[i].
+
+    Operand: float32, or integers of 32 and 64 bits, modulo 2**bits; of int8, uint8 and int16 the result is the int32
+    sum of x - input_zero_point.
+    """
+
+    axis: int
+    """From 0."""
+    exclusive: bool = False
+    """Whether y[i] leaves x[i] out."""
+    reverse: bool = False
+    """Whether sums begin at the end of the axis."""
+    input_zero_point: int = 0
+    sums: ClassVar[bool] = True
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x = inputs[0]
+        require(0 <= self.axis < len(x.shape), f"{x} has no axis {self.axis} to sum along")
+        if x.dtype in (DType.FLOAT32, DType.INT32, DType.UINT32, DType.INT64):
+            return x
+        small = x.dtype in (DType.INT8, DType.UINT8, DType.INT16)
+        fits = small and x.shape[self.axis] * (x.dtype.high - x.dtype.low) < 1 << 31
+        require(fits, f"running sums of {x.shape[self.axis]} elements of {x} are not supported")
+        return TensorType(x.shape, DType.INT32)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        (x,), kind = inputs, self.infer([TensorType(inputs[0].shape, DType.of(inputs[0].dtype))])
+        wide = x.astype(np.float64 if kind.dtype is DType.FLOAT32 else np.int64) - self.input_zero_point
+        terms = np.moveaxis(wide, self.axis, 0)[:: -1 if self.reverse else 1]
+        total = np.cumsum(terms, axis=0)
+        if self.exclusive:
+            total = np.concatenate([np.zeros_like(total[:1]), total[:-1]])
+        return np.ascontiguousarray(np.moveaxis(total[:: -1 if self.reverse else 1], 0, self.axis), kind.dtype.numpy)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        require(box[self.axis] == (0, inputs[0].shape[self.axis]), "running sums are not tiled over their axis")
+        return self, (box,)
+
+    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+        return replace(self, axis=order.index(self.axis))
+
+    def raised(self, by: Sequence[int]) -> Operator | None:
+        return replace(self, input_zero_point=self.input_zero_point + by[0])
+
+    def summing(self, zero_point: int, x: TensorType) -> IntegerSum:
+        reach = x.shape[self.axis] * (x.dtype.high - x.dtype.low)
+        return IntegerSum(replace(self, input_zero_point=zero_point), headroom=max(30 - reach.bit_length(), 0))
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        x, kind = inputs[0], self.infer(types).dtype
+        if kind is not DType.FLOAT32:
+            x = body.add("Sub", [body.cast(x, DType.INT64), body.number(self.input_zero_point)])
+        steps = {"exclusive": int(self.exclusive), "reverse": int(self.reverse)}
+        return body.cast(body.add("CumSum", [x, body.number(self.axis)], **steps), kind)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dovetail.ir.operators.activation import UnaryKind
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.recurrent import RecurrentKind
-from dovetail.ir.operators.reduction import ReduceKind
+from dovetail.ir.operators.reduction import CumSum, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.read.onnx import linear, movement, quantised, windows
@@ -241,6 +241,12 @@ def cast(v: OnnxValues) -> str:
     return v.dequantized(x, unit, v.stem)
 
 
+def running_sums(v: OnnxValues) -> str:
+    """CumSum along an axis that is constant."""
+    (axis,), options = v.integers(1, "axis"), [bool(v.attribute(name, 0)) for name in ("exclusive", "reverse")]
+    return v.add(CumSum(v.axis(axis, len(v.shape(v.value(0)))), *options), [v.value(0)])
+
+
 def modulo(v: OnnxValues) -> str:
     """Mod with the sign of the divisor, or (`fmod`) with that of the dividend."""
     a, b = v.value(0), v.value(1)
@@ -290,6 +296,7 @@ STANDARD: Mapping[str, Importer] = {
     "Conv": linear.conv,
     "ConvInteger": linear.conv_integer,
     "ConvTranspose": linear.conv_transpose,
+    "CumSum": running_sums,
     "DepthToSpace": movement.depth_to_space,
     "DequantizeLinear": quantised.dequantize_linear,
     "Dropout": dropout,

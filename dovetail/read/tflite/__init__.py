@@ -16,7 +16,7 @@ from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.movement import Reshape
-from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, Normalise, Reduce, ReduceKind
+from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, CumSum, Normalise, Reduce, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import DType, TensorType
 from dovetail.read.tflite import control, linear, movement, recurrent
@@ -59,6 +59,7 @@ def load_tflite(
     """
     file = read_tflite(file_name, data)
     v = TfliteValues(file, name, by_custom_code(operators))
+    v.tell = tell
     _check_ends(file)
     if file.left_out:
         tell(f"{file_name}: only its first signature is compiled, without {', '.join(file.left_out)}")
@@ -334,6 +335,19 @@ def extreme_of(kind: ReduceKind) -> Build:
     return build
 
 
+def running_sums(v: TfliteValues) -> str:
+    """CUMSUM: in float, whose integer form is the quantize stage's, or of integers without quantisation."""
+    x, options = v.input(0), v.options("CumsumOptions")
+    v.same_type(x, v.output)
+    (axis,) = v.integers(1, "axis")
+    operator = CumSum(v.axis(axis, len(x.shape)), bool(options["Exclusive"]), bool(options["Reverse"]))
+    whole = x.dtype in SHAPE_TYPES and x.quantisation is None
+    if x.quantisation is not None and any(x.quantisation.zero_point):
+        what = "TensorFlow Lite Micro takes the zero point off these sums once too often; Dovetail does not"
+        v.tell(f"{v.file.name}, {v.origin}: {what}")
+    return v.add(operator, [v.value(x)]) if whole else v.finish(operator, [v.real(x)])
+
+
 def l2_normalization(v: TfliteValues) -> str:
     """L2_NORMALIZATION over the last axis."""
     v.options("L2NormOptions")
@@ -360,6 +374,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "CAST": Importer(cast, 7),
     "CONCATENATION": Importer(movement.concatenation, 3),
     "CONV_2D": Importer(linear.convolution, 8),
+    "CUMSUM": Importer(running_sums, 1),
     "DEPTHWISE_CONV_2D": Importer(linear.depthwise, 7),
     "DEPTH_TO_SPACE": Importer(movement.depth_to_space, 2),
     "DEQUANTIZE": Importer(dequantize, 6),

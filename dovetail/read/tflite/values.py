@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Self
@@ -68,6 +68,8 @@ class TfliteValues(Values):
 
     def __init__(self, file: TfliteFile, name: str, custom: Mapping[str, type[UserOperator]] | None = None) -> None:
         self.file, self.builder, self.variables, self.custom = file, GraphBuilder(name), Variables(), custom or {}
+        self.tell: Callable[[str], None] = lambda sentence: None
+        """Is told what a user should know of an operator."""
         self.depth = 0
         """How many subgraphs this one is called through."""
         self.steps: list[OperatorEntry] = []
