@@ -173,7 +173,7 @@ def test_use_adds_up() -> None:
     order = order_of("LeNet", 64, 16, 16)
     use = use_of(order, 400)
     assert use.edges[0] == 0 and use.edges[-1] == order.makespan
-    taken = sum((order.end(item) - item.start) * order.timing(item).size * item.tile.neurons for item in order.items)
+    taken = sum((order.end(item) - item.start) * order.clock(item).size * item.tile.neurons for item in order.items)
     assert (use.multipliers * np.diff(use.edges)).sum() * order.config.multipliers == pytest.approx(taken)
     assert use.multipliers.sum(axis=0).max() <= 1 + 1e-9
     assert 0 < use.ports.mean() <= 1 and 0 < use.lines.mean() <= 1

@@ -18,12 +18,12 @@ import numpy as np
 from dovetail.errors import ModelError, SimulationError, TargetError
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.machine import clock
 from dovetail.targets.maeri.network import OrderNetwork, network
 from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, in_order
 from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules, unit_rules
 from dovetail.targets.maeri.simulate import broken, check
 from dovetail.targets.maeri.tile import tile_of
-from dovetail.targets.maeri.timing import timing
 from dovetail.targets.maeri.tree import Range
 from maeri_trials import Random, random_rules
 from networks import limited_net
@@ -86,7 +86,7 @@ def items(net: OrderNetwork, config: MaeriConfig, told: UnitRules, unit: Channel
     for size in range(1, work.layer.taps + 1):
         tile = tile_of(work.layer, size)
         try:
-            width = timing(config, work.layer, tile, work.layer.taps).size
+            width = clock(config, work.layer, tile, work.layer.taps).size
         except TargetError:
             continue
         for at in range(0, config.multipliers - width + 1, config.port_width):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.machine import PositionSequence, play, simulator
+from dovetail.targets.maeri.machine import PositionSequence, clock, play, simulator
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.order import ChannelSegment, Item
 from dovetail.targets.maeri.outputs import layer_words, tree_words
@@ -28,9 +28,10 @@ from dovetail.targets.maeri.tile import (
     steps,
     tile_of,
 )
-from dovetail.targets.maeri.timing import best_tile, timing, uniform_cycles
+from dovetail.targets.maeri.timing import best_tile, uniform_cycles
 from dovetail.targets.maeri.tree import Range, configure, leaving, sums_by_cycle
 from maeri_judge import added, line_input, port_values, round_trips, tree_exit
+from maeri_model import formula_cycles
 
 SWEPT = OrderLayer(3, 3, 6, 6, 20, 20)
 ROWS = MultiplierTile(3, 3, out_rows=3)
@@ -81,9 +82,9 @@ def played(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> int:
     return play(config, layer, Item(0, 0, place, tile, (0, layer.taps), parts)).until
 
 
-@pytest.mark.parametrize("counted", [uniform_cycles, played], ids=["model", "machine"])
+@pytest.mark.parametrize("counted", [formula_cycles, uniform_cycles], ids=["formulas", "machine"])
 def test_random_measured_cycles(counted: Callable[[OrderLayer, MultiplierTile, MaeriConfig], int]) -> None:
-    """The scheduler's model and the machine, which share nothing, against the public simulator."""
+    """The machine, and formulas that share nothing with it, against the public simulator."""
     errors: dict[bool, list[float]] = {True: [], False: []}
     for layer, tile, config, cycles in [*measured_rows(), *MEASURED]:
         errors[config.accumulation_buffer].append(abs(counted(layer, tile, config) / cycles - 1))
@@ -93,10 +94,11 @@ def test_random_measured_cycles(counted: Callable[[OrderLayer, MultiplierTile, M
         assert max(found) <= 0.05
 
 
-def test_the_model_and_the_machine_agree() -> None:
-    """On layers that nobody measured."""
+def test_formulas_and_the_machine_agree() -> None:
+    """The events of whole layers, item by item, end when the clock says; formulas are near."""
     for layer, tile, config, _ in measured_rows()[::3]:
-        assert played(layer, tile, config) <= uniform_cycles(layer, tile, config) * 1.01 + 2
+        cycles = uniform_cycles(layer, tile, config)
+        assert played(layer, tile, config) == cycles <= formula_cycles(layer, tile, config) * 1.01 + 2
 
 
 @pytest.mark.parametrize("multipliers", [16, 64])
@@ -177,8 +179,8 @@ def test_tiles_keep_their_shape() -> None:
     assert [words[index] & 0xFFFF for index in (2, 4, 6)] == [1, 3, 3]
     flat = layer_words(MaeriConfig(32, 32, 32), layer, tile_of(layer, 12))
     assert [(word >> 16, word & 0xFFFF) for word in flat[2:8:2]] == [(36, 12), (1, 1), (1, 1)]
-    shared = timing(MaeriConfig(64, 16, 16), layer, MultiplierTile(3, 3, 1), 36)
-    assert shared.rates[-1][1] < shared.rates[-1][0]  # only a window's last column is sent
+    first, later = clock(MaeriConfig(64, 16, 16), layer, MultiplierTile(3, 3, 1), 36).sends
+    assert later < first  # only a window's last column is sent
 
 
 @settings(max_examples=200, deadline=None)

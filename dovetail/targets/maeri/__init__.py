@@ -9,13 +9,14 @@ In reading order:
     words               records as words
     config, network     sizes of the engine; layers of a graph, and the cycles from which their inputs exist
     tree, tile          the reduction tree; virtual neurons, the values that ports send them, and sums that go round
-    timing              cycles of virtual neurons in step, and the search for good tiles
+    item, machine       items as records; the hardware, event by event: all times
+    timing              the search for good tiles
     order               orders as data, and the memories they need
     rules               the user's rules, and their contradictions
     bound               lower bounds
     floor, listing      the list scheduler
     solve               the exact scheduler, and the best order that is found in a time
-    machine, simulate   an item played on the hardware; an order executed on it, and checked
+    simulate            an order executed, and checked
     outputs, picture    the files of an order; its picture
     coded, programming, execute   the programming image: as records and bytes, from a network, executed
     schedule            what `dovetail schedule` does

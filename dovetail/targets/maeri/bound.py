@@ -17,10 +17,12 @@ from functools import lru_cache
 from math import ceil
 
 from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.item import ChannelSegment
+from dovetail.targets.maeri.machine import clock
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.tile import MultiplierTile, grid, steps, traffic
-from dovetail.targets.maeri.timing import every_tile, timing
+from dovetail.targets.maeri.timing import every_tile
 from dovetail.targets.maeri.tree import Range, leaving
 
 _WEIGHTS = tuple(part / 20 for part in range(21))
@@ -141,9 +143,8 @@ def _one_filter(layer: OrderLayer, config: MaeriConfig) -> int:
         return 0
     tile = MultiplierTile(layer.rows, layer.columns, layer.channels)
     starts = range(min(config.port_width, config.multipliers - layer.taps + 1))
-    times = [timing(config, layer, tile, layer.taps, at) for at in starts]
-    positions = layer.out_rows * layer.out_columns
-    return min(time.load + time.positions(layer.out_columns, 0, positions) + time.tail for time in times)
+    whole = (ChannelSegment(0, 0, layer.out_rows * layer.out_columns),)
+    return min(clock(config, layer, tile, layer.taps, at).end(whole) for at in starts)
 
 
 def _alone(work: MultiplierLayer, config: MaeriConfig) -> int:

@@ -5,26 +5,29 @@ A gang is virtual neurons in step on ports of their own, which several multiplie
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product, repeat
-from math import gcd
+from math import ceil, gcd
 
 import numpy as np
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.machine import NeuronClock, clock, clock_of
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times, exists_from
-from dovetail.targets.maeri.order import ChannelSegment, Item, LayerItems, end_of, group_of, laid_out, timing_of
+from dovetail.targets.maeri.order import ChannelSegment, Item, LayerItems, laid_out
 from dovetail.targets.maeri.rules import ChannelRange, UnitRules, allowed, region
-from dovetail.targets.maeri.tile import MultiplierTile, NeuronGroup, grid, tile_of
-from dovetail.targets.maeri.timing import ItemTiming, by_ports, fastest, timing
+from dovetail.targets.maeri.tile import MultiplierTile, grid, tile_of
+from dovetail.targets.maeri.timing import by_ports, fastest
 from dovetail.targets.maeri.tree import Range, configure
 
 MOST_WAYS = 3000
 """Places of a single virtual neuron that are tried for a unit."""
+_DEALS = 3
+"""Times that positions are shared out to gangs, each with what the machine takes for the shares before."""
 _STEPS = 20_000
 """Choices that are looked at for several units that begin together."""
 
@@ -99,16 +102,16 @@ class Floorplan:
         ports, within = region(self.rules, unit, self.config), allowed(self.rules, unit, self.config)
         return UnitRoom(self.ready(unit), self.earliest(unit), ports, within, most, unit.work in self.rules.whole)
 
-    def group(self, item: Item) -> NeuronGroup:
-        """An item's virtual neurons."""
-        return group_of(item, self.network.works[item.work].layer, self.config)
+    def clock(self, item: Item) -> NeuronClock:
+        """Times of an item's virtual neurons."""
+        return clock_of(self.config, self.network.works[item.work].layer, item)
 
-    def time(self, unit: ChannelRange, tile: MultiplierTile, at: int = 0) -> ItemTiming:
+    def time(self, unit: ChannelRange, tile: MultiplierTile, at: int = 0) -> NeuronClock:
         """Times of a unit's virtual neurons from multiplier `at` on."""
         layer = self.network.works[unit.work].layer
-        return timing(self.config, layer, tile, layer.taps, at)
+        return clock(self.config, layer, tile, layer.taps, at)
 
-    def start(self, unit: ChannelRange, room: UnitRoom, time: ItemTiming, place: Range) -> int:
+    def start(self, unit: ChannelRange, room: UnitRoom, time: NeuronClock, place: Range) -> int:
         """The cycle in which a unit can begin at a place; the vector of a turned layer is its weights."""
         free = max(int(self.free[self._taken(place)].max()), room.earliest)
         return max(free, room.ready - (0 if self.network.works[unit.work].turned else time.lead))
@@ -128,49 +131,43 @@ class Floorplan:
 
     def end(self, item: Item) -> int:
         """The cycle after an item's last sum has left, if nothing is in the way."""
-        return end_of(item, self.network.works[item.work], self.config)
+        return item.start + self.clock(item).end(item.segments)
 
-    def slack(self, items: Sequence[Item]) -> int | None:
-        """Cycles that sums of items may wait for others' on their lines.
-
-        Returns:
-            None where lines get more sums than they take, where sums of units that are laid out would have to wait, or
-            where the tree cannot be set up.
-        """
-        first, users = min(item.start for item in items), dict[int, list[tuple[int, int, float, bool, int]]]()
+    def fits(self, items: Sequence[Item]) -> bool:
+        """Whether lines take the sums of items, none of units that are laid out has to wait for them, and the tree can
+        be set up."""
+        first, users = min(item.start for item in items), dict[int, list[tuple[int, int, float, bool]]]()
         own = [(item, self.end(item), True) for item in items]
         for item, end, is_own in (*own, *((item, end, False) for item, end in self.placed if end > first)):
-            later = timing_of(item, self.network.works[item.work], self.config).later
-            for line, sums in Counter(self.group(item).lines).items():
-                users.setdefault(line, []).append((item.start, end, sums / later, is_own, sums))
-        most = 0
+            own_clock = self.clock(item)
+            for line, sums in Counter(own_clock.group.lines).items():
+                users.setdefault(line, []).append((item.start, end, sums / own_clock.later, is_own))
         for each in users.values():
-            for start, end, _, is_own, sums in each if len(each) > 1 else ():
+            for start, end, _, is_own in each if len(each) > 1 else ():
                 meeting = [other for other in each if other[0] < end and other[1] > start]
-                crowded = sum(rate for _, _, rate, _, _ in meeting) > 1.0 + 1e-9
+                crowded = sum(rate for _, _, rate, _ in meeting) > 1.0 + 1e-9
                 if crowded or any(other[3] != is_own for other in meeting):
-                    return None
-                most = max(most, sum(other[4] for other in meeting) - sums)
-        return 2 * most if self._fits_tree(items) else None
+                    return False
+        return self._fits_tree(items)
 
     def _fits_tree(self, items: Sequence[Item]) -> bool:
         """Whether the tree can be set up for items, and for them beside each item that is laid out."""
         first, last = min(item.start for item in items), max(map(self.end, items))
-        own = [place for item in items for place in self.group(item).places]
+        own = [place for item in items for place in self.clock(item).group.places]
         try:
             configure(self.config.multipliers, own)
             for item, end in self.placed:
                 if item.start < last and end > first:
-                    others = self.group(item).places
+                    others = self.clock(item).group.places
                     beside = [p for p in own if all(p.end <= o.start or o.end <= p.start for o in others)]
                     configure(self.config.multipliers, [*beside, *others])
         except TargetError:
             return False
         return True
 
-    def add(self, unit: ChannelRange, items: Sequence[Item], slack: int) -> None:
-        """Lay out a unit, whose sums may wait `slack` cycles for others'."""
-        laid = self.done[unit] = laid_out(items, self.network.works[unit.work], self.config, slack)
+    def add(self, unit: ChannelRange, items: Sequence[Item]) -> None:
+        """Lay out a unit."""
+        laid = self.done[unit] = laid_out(items, self.network.works[unit.work], self.config)
         for item, finish in zip(laid.items, laid.ends, strict=True):
             free = self.free[self._taken(item.place)]
             np.maximum(free, finish, out=free)
@@ -199,10 +196,9 @@ def lay_alongside(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom]) -> b
         for unit, room in rooms.items()
     ]
     for items in islice(_disjoint(choices, width, repeat(None, _STEPS)), MOST_WAYS // 10):
-        slack = floor.slack(items)
-        if slack is not None:
+        if floor.fits(items):
             for unit, item in zip(rooms, items, strict=True):
-                floor.add(unit, (item,), slack)
+                floor.add(unit, (item,))
             return True
     return False
 
@@ -256,12 +252,15 @@ def side_by_side(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterab
             gangs.append(floor.item(unit, room, tile, at, _segments(work, unit, tile)))
             at = -(-gangs[-1].place.end // width) * width
         if len(gangs) > 1 and len({(gang.tile.out_rows, gang.tile.out_columns) for gang in gangs}) == 1:
-            yield _dealt(work, config, gangs, by_filters=False)
-            yield _dealt(work, config, gangs, by_filters=True)
+            yield from _dealt(work, config, gangs, by_filters=False)
+            yield from _dealt(work, config, gangs, by_filters=True)
 
 
-def _dealt(work: MultiplierLayer, config: MaeriConfig, gangs: Sequence[Item], by_filters: bool) -> tuple[Item, ...]:
-    """Share a layer out to gangs of which each could compute all of it.
+def _dealt(
+    work: MultiplierLayer, config: MaeriConfig, gangs: Sequence[Item], by_filters: bool
+) -> Iterator[tuple[Item, ...]]:
+    """Share a layer out to gangs of which each could compute all of it, so that all end together: by an estimate, then
+    by what the machine took more or less.
 
     Gangs of different tiles share the positions. So do gangs of one tile; with `by_filters` these share the filters
     first.
@@ -271,27 +270,32 @@ def _dealt(work: MultiplierLayer, config: MaeriConfig, gangs: Sequence[Item], by
     alike: dict[tuple[MultiplierTile, int], list[Item]] = {}
     for number, gang in enumerate(gangs):
         alike.setdefault((gang.tile, 0 if by_filters else number), []).append(gang)
-    groups = [(group, timing_of(group[0], work, config)) for group in alike.values()]
+    groups = [(group, clock_of(config, work.layer, group[0])) for group in alike.values()]
+    starts, scales = [max(gang.start for gang in group) for group, _ in groups], [1.0] * len(groups)
 
-    def until(group: Sequence[Item], time: ItemTiming, positions: int) -> int:
-        """The cycle in which gangs of a tile have computed so many positions of all filters."""
-        each = -(-positions * len(group[0].segments) // len(group))
-        loads, left = divmod(each, positions)
-        cycles = loads * time.positions(columns, columns - 1, positions) + time.positions(columns, columns - 1, left)
-        return max(gang.start for gang in group) + (loads + (left > 0)) * time.load_after(1) + cycles + 2 * time.tail
+    def cycles(number: int, positions: int) -> int:
+        """Cycles in which gangs of a tile compute so many positions of all filters."""
+        group, time = groups[number]
+        loads, left = divmod(-(-positions * len(group[0].segments) // len(group)), positions)
+        return ceil(scales[number] * (loads * time.about(positions) + (time.about(left) if left else 0)))
 
-    def fitting(group: Sequence[Item], time: ItemTiming, limit: int) -> int:
+    def fitting(number: int, limit: int) -> int:
         """Positions that gangs of a tile compute until a cycle."""
-        return bisect_left(range(1, count + 1), limit + 1, key=lambda positions: until(group, time, positions))
+        left = limit - starts[number]
+        return bisect_right(range(1, count + 1), left, key=lambda positions: cycles(number, positions))
 
-    latest = max(until(group, time, count) for group, time in groups)
-    limit = bisect_left(range(latest), count, key=lambda at: sum(fitting(*group, at) for group in groups))
-    done, items = 0, list[Item]()
-    for group, time in groups:
-        share = min(fitting(group, time, limit), count - done)
-        items += _in_turn(group, done, share) if share else ()
-        done += share
-    return tuple(items)
+    for _ in range(_DEALS):
+        latest = max(starts[number] + cycles(number, count) for number in range(len(groups)))
+        limit = bisect_left(range(latest), count, key=lambda at: sum(fitting(n, at) for n in range(len(groups))))
+        done, items = 0, list[Item]()
+        for number, (group, time) in enumerate(groups):
+            share = min(fitting(number, limit), count - done) if number + 1 < len(groups) else count - done
+            own = list(_in_turn(group, done, share)) if share else []
+            if own:
+                scales[number] *= max(time.end(item.segments) for item in own) / cycles(number, share)
+            items += own
+            done += share
+        yield tuple(items)
 
 
 def _in_turn(gangs: Sequence[Item], first: int, count: int) -> Iterator[Item]:

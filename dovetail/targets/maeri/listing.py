@@ -29,6 +29,7 @@ from dovetail.targets.maeri.floor import (
     side_by_side,
     single_neurons,
 )
+from dovetail.targets.maeri.machine import NeuronClock
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times
 from dovetail.targets.maeri.order import (
     ChannelSegment,
@@ -39,7 +40,6 @@ from dovetail.targets.maeri.order import (
 )
 from dovetail.targets.maeri.rules import ChannelRange, Rules, consistent_rules, shares
 from dovetail.targets.maeri.tile import MultiplierTile, tile_of
-from dovetail.targets.maeri.timing import ItemTiming
 from dovetail.targets.maeri.tree import Range, leaving, sums_by_cycle
 
 _SIZES = 6
@@ -55,10 +55,10 @@ def _deal(
     starts = [floor.start(unit, room, time, lane) for lane, time in zip(lanes, times, strict=True)]
     chunks = segments_of(work, unit)
     if room.whole and not work.turned:
-        parts = _whole_filters(work, times, starts, chunks)
+        parts = _whole_filters(times, starts, chunks)
     else:
         sums = sum(chunk.count for chunk in chunks)
-        guess = max(starts) + times[0].load + times[0].tail + sums * times[0].later // len(lanes)
+        guess = max(starts) + times[0].first.last + sums * times[0].later // len(lanes)
         until = _first_enough(lambda each: not _dealt_until(times, starts, chunks, each)[1], min(starts), guess)
         parts = _dealt_until(times, starts, chunks, until)[0]
     return tuple(
@@ -77,31 +77,35 @@ def _first_enough(enough: Callable[[int], bool], least: int, guess: int) -> int:
 
 
 def _dealt_until(
-    times: Sequence[ItemTiming], starts: Sequence[int], chunks: Sequence[ChannelSegment], until: int
+    times: Sequence[NeuronClock], starts: Sequence[int], chunks: Sequence[ChannelSegment], until: int
 ) -> tuple[list[list[ChannelSegment]], int]:
     """Deal out the sums that fit until a cycle, chunk after chunk; the shares and the number of sums that are left."""
     number, done, shares = 0, 0, []
     for start, time in zip(starts, times, strict=True):
-        room, share = until - start - time.load - time.tail, list[ChannelSegment]()
-        while number < len(chunks) and (count := min(chunks[number].count - done, time.fitting(room))) > 0:
-            share.append(ChannelSegment(chunks[number].channel, chunks[number].first + done, count))
-            room -= time.positions(1, 0, count) + time.load_after(count)
+        cycle, share = start, list[ChannelSegment]()
+        while number < len(chunks):
+            chunk, column = chunks[number], (chunks[number].first + done) % time.plays.columns
+            exists = time.plays.stretch(column, chunk.count - done).exists
+            count = int(np.searchsorted(exists, until - cycle, side="right"))
+            if not count:
+                break
+            share.append(ChannelSegment(chunk.channel, chunk.first + done, count))
+            cycle += time.after(time.plays.stretch(column, count))
             done += count
-            if done == chunks[number].count:
+            if done == chunk.count:
                 number, done = number + 1, 0
         shares.append(share)
     return shares, sum(chunk.count for chunk in chunks[number:]) - done
 
 
 def _whole_filters(
-    work: MultiplierLayer, times: Sequence[ItemTiming], starts: Sequence[int], chunks: Sequence[ChannelSegment]
+    times: Sequence[NeuronClock], starts: Sequence[int], chunks: Sequence[ChannelSegment]
 ) -> list[list[ChannelSegment]]:
     """Give each channel to the virtual neuron that is free first."""
     ends, shares = list(starts), [list[ChannelSegment]() for _ in starts]
     for chunk in chunks:
         lane = min(range(len(ends)), key=lambda each: (ends[each], each))
-        ends[lane] += times[lane].load_after(chunk.count if shares[lane] else 0)
-        ends[lane] += times[lane].positions(work.layer.out_columns, 0, chunk.count)
+        ends[lane] += times[lane].after(times[lane].plays.stretch(0, chunk.count))
         shares[lane].append(chunk)
     return shares
 
@@ -154,7 +158,7 @@ def _arrange(
                 latest = int(floor.free.max())
                 ready = max(room.ready, latest + latest // 16 + 16)
                 room = replace(room, ready=ready, earliest=max(room.earliest, ready))
-            floor.add(group[0], *_lay(floor, group[0], room, sizes.get(group[0].work)))
+            floor.add(group[0], _lay(floor, group[0], room, sizes.get(group[0].work)))
         else:
             _lay_together(floor, group)
         waiting -= set(group)
@@ -203,7 +207,7 @@ def _lay_shares(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom]) -> boo
         sharing = max((sum(other.work in works for other in rooms) for works in limits), default=1)
         room = replace(rooms[unit], region=place, within=place, most=max(rooms[unit].most // sharing, 1))
         try:
-            floor.add(unit, *_lay(floor, unit, room, None))
+            floor.add(unit, _lay(floor, unit, room, None))
         except TargetError:
             return False
         if min(item.start for item in floor.done[unit].items) != room.earliest:
@@ -211,8 +215,8 @@ def _lay_shares(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom]) -> boo
     return places is not None
 
 
-def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None) -> tuple[Sequence[Item], int]:
-    """The items of a unit that end first, and the cycles that their sums may wait for others'."""
+def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None) -> Sequence[Item]:
+    """The items of a unit that end first."""
     taps, free = floor.network.works[unit.work].layer.taps, int(floor.free.max())
     ways = _spread(floor, unit, room, size)
     if floor.config.shared_ports:
@@ -230,13 +234,13 @@ def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None)
     return best
 
 
-def _first_to_end(floor: Floorplan, ways: Iterable[Sequence[Item]]) -> tuple[Sequence[Item], int] | None:
-    """The items that end first and their slack, of those that lines and the tree allow."""
+def _first_to_end(floor: Floorplan, ways: Iterable[Sequence[Item]]) -> Sequence[Item] | None:
+    """The items that end first, of those that lines and the tree allow."""
     best, first = None, 0
     for items in ways:
         end = max(map(floor.end, items))
-        if (best is None or end < first) and (slack := floor.slack(items)) is not None:
-            best, first = (items, slack), end
+        if (best is None or end < first) and floor.fits(items):
+            best, first = items, end
     return best
 
 
@@ -250,7 +254,7 @@ def _spread(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | No
             least = max(floor.time(unit, tile).size, 2)
             for lanes in _lanes(floor, unit, max(min(least * spacing, room.region.size), least), room):
                 items = _deal(floor, unit, room, tile, lanes)
-                fits = fits or floor.slack(items) is not None
+                fits = fits or floor.fits(items)
                 yield items
         spacing *= 2
 

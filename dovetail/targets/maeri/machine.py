@@ -1,8 +1,8 @@
 """The hardware, event by event: the cycles in which an item's ports, multipliers, adders and lines work.
 
-It reads sizes, places and segments of an order, and none of its times. An event is a turn of a port's queue, of an
-adder tree or of a line; the events of a stretch of positions are one array. (Written from stonne-simulator/
-stonne@22634b8 src, whose cycles are measured.)
+All times come from here: scheduler, compiler, bound and checks ask for them, and stretches of positions that were
+played are kept by shape. An event is a turn of a port's queue, of an adder tree or of a line; the events of a stretch
+are one array. (Written from stonne-simulator/stonne@22634b8 src, whose cycles are measured.)
 
 - A sequencer puts the weights of a step, then the inputs of a step, into the ports' queues, one step per cycle; a port
   sends one value per cycle, to any of its own multipliers. A multiplier keeps its weights and multiplies what comes.
@@ -15,16 +15,28 @@ stonne@22634b8 src, whose cycles are measured.)
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.item import ChannelSegment, Item
 from dovetail.targets.maeri.network import OrderLayer
-from dovetail.targets.maeri.order import Item, group_of
-from dovetail.targets.maeri.tile import FeedbackLoops, NeuronGroup, PortTraffic, grid, play_feedback
+from dovetail.targets.maeri.tile import (
+    FeedbackLoops,
+    MultiplierTile,
+    NeuronGroup,
+    PortTraffic,
+    grid,
+    neuron_group,
+    play_feedback,
+    steps,
+)
 from dovetail.targets.maeri.tree import sums_taken
 
 Cycles = npt.NDArray[np.int64]
@@ -34,7 +46,7 @@ _PLAYED = 600
 """Steps of a virtual neuron that are played at most where sums go round, but two positions at least."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PositionSequence:
     """Positions computed one after the other with the same weights, in cycles from the first weight's."""
 
@@ -54,6 +66,18 @@ class PositionSequence:
     """The cycle from which further inputs give sums that meet none of these on their lines."""
     counts: tuple[int, ...]
     """Sums of the last position in memory after each cycle up to the last of `exists`."""
+    ready: int
+    """The cycle from which further weights may be sent: the last product, or, where sums go round, the last input."""
+
+    @cached_property
+    def load(self) -> int:
+        """Cycles until all weights are sent."""
+        return int(self.weights.max())
+
+    @cached_property
+    def last(self) -> int:
+        """The cycle from which all sums are in memory."""
+        return int(self.exists[-1])
 
     @property
     def spare(self) -> Cycles:
@@ -82,19 +106,20 @@ class NeuronSimulator:
     def stretch(self, column: int, count: int) -> PositionSequence:
         """`count` positions from a column of a row on; those of a single virtual neuron, whose sums come one after the
         other, are the start of any longer stretch."""
-        is_single = len(self.climbs) == 1 and self.loops is None
-        longer = max(1 << (count - 1).bit_length(), _SHORT) if is_single else count
-        key = (0 if all(port.first == port.later for port in self.ports) else column, longer)
+        key = (0 if all(port.first == port.later for port in self.ports) else column, count)
         if key not in self.played:
-            self.played[key] = self.play(*key)
-        all_ = self.played[key]
-        if count == longer:
-            return all_
-        clear = max(int(all_.ends[count - 1]), int(all_.exists[count - 1]) - self.climbs[0] - self.folds)
-        ends, arrives, exists, sent = (
-            array[..., :count] for array in (all_.ends, all_.arrives, all_.exists, all_.sent)
-        )
-        return PositionSequence(all_.begins[:count], ends, arrives, exists, all_.weights, sent, clear, all_.counts)
+            is_single = len(self.climbs) == 1 and self.loops is None
+            longer = max(1 << (count - 1).bit_length(), _SHORT) if is_single else count
+            self.played[key] = self.play(*key) if count == longer else self._cut(self.stretch(key[0], longer), count)
+        return self.played[key]
+
+    def _cut(self, longer: PositionSequence, count: int) -> PositionSequence:
+        """The first positions of a single virtual neuron's."""
+        arrays = (longer.begins, longer.ends, longer.arrives, longer.exists)
+        begins, ends, arrives, exists = (array[..., :count] for array in arrays)
+        clear = max(int(ends[-1]), int(exists[-1]) - self.climbs[0] - self.folds)
+        more = (longer.weights, longer.sent[:, :count], clear, longer.counts, int(ends[-1]))
+        return PositionSequence(begins, ends, arrives, exists, *more)
 
     def play(self, column: int, count: int) -> PositionSequence:
         """Play `count` positions from a column of a row on, as arrays of events."""
@@ -120,7 +145,9 @@ class NeuronSimulator:
         clear = max(int(done.max()), int((order.max(axis=1) - climbs).max()) + 1 - folds)
         late, counts = _in_memory(order) if self.loops is None else (0, (len(climbs),))
         exists, total = order.max(axis=0) + 1 + late, np.cumsum(work, axis=1)
-        return PositionSequence(begins, done.max(axis=0), arrives, exists, weights, total, clear, counts)
+        ends = done.max(axis=0)
+        ready = int(ends[-1]) if self.loops is None else int((weights + total[:, -1]).max())
+        return PositionSequence(begins, ends, arrives, exists, weights, total, clear, counts, ready)
 
 
 @lru_cache(maxsize=8192)
@@ -178,6 +205,130 @@ def _round_trips(loops: FeedbackLoops, positions: int) -> Cycles:
     return np.asarray(np.array(ends) - climbs, np.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class NeuronClock:
+    """Times of the virtual neurons of a tile at a place, in cycles from their first weight on."""
+
+    group: NeuronGroup
+    plays: NeuronSimulator
+    positions: int
+    """Positions of a filter, in tiles."""
+    beyond: int
+    """Sums of a filter beyond the image's edge, which the memory counts too."""
+    prefetch: bool
+    """Whether multipliers have a place for the next segment's weights, which else wait for the last sum."""
+
+    @property
+    def size(self) -> int:
+        """Multipliers of a virtual neuron, the one that carries sums back included."""
+        return self.group.width
+
+    @property
+    def folds(self) -> int:
+        """Steps of one sum."""
+        return self.group.folds
+
+    @cached_property
+    def first(self) -> PositionSequence:
+        """A single position."""
+        return self.plays.stretch(0, 1)
+
+    @property
+    def lead(self) -> int:
+        """Cycles from the first weight until some input may be sent."""
+        return int(self.first.begins[0])
+
+    @cached_property
+    def sends(self) -> tuple[int, int]:
+        """Cycles in which the busiest port sends for a row's first position, and for every other position."""
+        ports = [(each.first, each.later, (self.folds - 1) * each.back) for each in self.group.ports]
+        return max(self.folds * one + back for one, _, back in ports), max(
+            self.folds * n + back for _, n, back in ports
+        )
+
+    @cached_property
+    def pace(self) -> int:
+        """Cycles of a position in the long run, whatever is sent."""
+        if self.group.loops is None:
+            return max(self.folds, *Counter(self.group.lines).values())
+        ends = self.plays.stretch(0, min(self.positions, _SHORT)).ends
+        return -(-int(ends[-1] - ends[0]) // max(len(ends) - 1, 1)) if len(ends) > 1 else self.first.last
+
+    @property
+    def later(self) -> int:
+        """Cycles of a position that is not a row's first, in the long run."""
+        return max(self.pace, self.sends[1])
+
+    def about(self, count: int) -> int:
+        """About how many cycles a segment of `count` positions takes, weights and last sums included."""
+        rows = min(count, count // self.plays.columns + 1)
+        return self.first.last + (count - rows) * self.later + rows * max(self.pace, self.sends[0])
+
+    def after(self, own: PositionSequence, before: PositionSequence | None = None) -> int:
+        """Cycles from a segment's first weight to the next one's, alike unless it is given."""
+        if not self.prefetch:
+            return max(own.last, own.ready, own.clear - own.load)
+        following = before or own
+        return own.clear + int(np.maximum(following.weights - own.spare, 0).max()) - following.load
+
+    def segments(self, parts: Sequence[ChannelSegment]) -> Iterator[tuple[int, PositionSequence]]:
+        """The cycle of the first weight of each segment, and its positions."""
+        beyond = self.beyond if all(part.first == 0 and part.count == self.positions for part in parts) else 0
+        cycle, columns, before = 0, self.plays.columns, None
+        for number, part in enumerate(parts):
+            own = self.plays.stretch(part.first % columns, part.count)
+            if before is not None:
+                cycle += (
+                    self.after(before, own) if self.prefetch or not beyond else self._early(before, number * beyond)
+                )
+            yield cycle, own
+            before = own
+
+    def _early(self, own: PositionSequence, early: int) -> int:
+        """As `after`, where the memory has counted `early` sums of beyond the image's edge by then."""
+        neurons, counted = len(own.arrives), 0
+        wanted = neurons * len(own.ends) - early
+        if wanted > 0:
+            position, part = divmod(wanted - 1, neurons)
+            counted = int(own.exists[position]) + sum(count <= part for count in own.counts) - len(own.counts) + 1
+        return max(counted, own.ready, own.clear - own.load)
+
+    def end(self, parts: Sequence[ChannelSegment]) -> int:
+        """The cycle from which multipliers and adders do nothing more."""
+        return max(cycle + own.last for cycle, own in self.segments(parts))
+
+
+@lru_cache(maxsize=65536)
+def clock(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, taps: int, at: int = 0) -> NeuronClock:
+    """The clock of virtual neurons from multiplier `at` on, which add up `taps` products of each sum.
+
+    Raises:
+        TargetError: the tile does not fit the multipliers, a sum needs more steps than a multiplier holds weights, or
+            several where folding is off.
+    """
+    folds, (rows, columns) = steps(layer, tile, taps), grid(layer, tile)
+    used = (tile.size + config.carried(folds)) * tile.neurons
+    if used > config.multipliers:
+        what = f"the tile needs {used} multipliers, there are {config.multipliers}"
+        raise TargetError(what, where="MAERI", hint="take smaller virtual neurons, or more multipliers")
+    if folds > 1 and not config.fold:
+        what = f"a sum of {taps} products does not fit a virtual neuron of {tile.size}, and folding is off"
+        raise TargetError(what, where="MAERI", hint="allow folding, or take more multipliers")
+    if folds > config.weight_depth:
+        what = f"a sum needs {folds} steps, a multiplier holds {config.weight_depth} weights"
+        hint = f"take larger virtual neurons, or --set weight_depth={folds}"
+        raise TargetError(what, where="MAERI", hint=hint)
+    group = neuron_group(config, layer, tile, taps, at)
+    beyond = rows * columns * tile.out_rows * tile.out_columns - layer.out_rows * layer.out_columns
+    beyond *= tile.filters * tile.groups
+    return NeuronClock(group, simulator(config, columns, tile.size, group), rows * columns, beyond, config.prefetch > 0)
+
+
+def clock_of(config: MaeriConfig, layer: OrderLayer, item: Item) -> NeuronClock:
+    """The clock of an item's virtual neurons."""
+    return clock(config, layer, item.tile, item.products, item.place.start)
+
+
 @dataclass(frozen=True)
 class ItemTimeline:
     """An item from its first weight to its last sum; arrays by position, in its order."""
@@ -197,37 +348,35 @@ class ItemTimeline:
 
 
 def play(config: MaeriConfig, layer: OrderLayer, item: Item) -> ItemTimeline:
-    """Play an item of a layer, from the cycle in which its first weight is sent."""
-    tile, group, (rows, columns) = item.tile, group_of(item, layer, config), grid(layer, item.tile)
-    plays = simulator(config, columns, tile.size, group)
-    beyond = rows * columns * tile.out_rows * tile.out_columns - layer.out_rows * layer.out_columns
-    is_whole = all(part.first == 0 and part.count == rows * columns for part in item.segments)
-    cycle, sequences, starts, early = item.start, list[PositionSequence](), list[int](), 0
-    for part in item.segments:
-        own = plays.stretch(part.first % columns, part.count)
-        load = int(own.weights.max())
-        if sequences and config.prefetch:
-            missing = int(np.maximum(own.weights - sequences[-1].spare, 0).max())
-            cycle = starts[-1] + sequences[-1].clear + missing - load
-        sequences.append(own)
-        starts.append(cycle)
-        early += beyond * tile.filters * tile.groups if is_whole else 0
-        # The next weights can be sent when all inputs are, those of sums that still go round too.
-        ready = int((own.weights + own.sent[:, -1]).max()) if group.loops else int(own.ends[-1])
-        cycle += max(_counted(own, tile.neurons, early), ready, own.clear - load)
-    later = np.repeat(starts, [part.count for part in item.segments])
+    """Play an item of a layer, from the cycle in which its first weight is sent.
+
+    Raises:
+        TargetError: its virtual neurons do not fit the engine.
+    """
+    own = clock_of(config, layer, item)
+    starts, sequences = zip(*own.segments(item.segments), strict=True)
+    later = np.repeat(starts, [part.count for part in item.segments]) + item.start
     begins, exists, arrives = (
-        np.concatenate([getattr(own, name) for own in sequences], axis=-1) + later
+        np.concatenate([getattr(sequence, name) for sequence in sequences], axis=-1) + later
         for name in ("begins", "exists", "arrives")
     )
-    return ItemTimeline(group, begins, exists, arrives)
+    return ItemTimeline(own.group, begins, exists, arrives)
 
 
-def _counted(own: PositionSequence, neurons: int, early: int) -> int:
-    """The cycle in which the memory has counted as many sums as the image has; `early` sums of beyond its edge, which
-    have come by then, count as well."""
-    wanted = neurons * len(own.ends) - early
-    if wanted <= 0:
-        return 0
-    position, part = divmod(wanted - 1, neurons)
-    return int(own.exists[position]) + sum(count <= part for count in own.counts) - len(own.counts) + 1
+def waits(played: Sequence[ItemTimeline]) -> list[Cycles]:
+    """Cycles that the sums of each position of items wait for those of others on their lines."""
+    late = [np.zeros_like(each.exists) for each in played]
+    users: dict[int, dict[int, list[int]]] = {}
+    """Line -> item -> virtual neurons that use it."""
+    for number, each in enumerate(played):
+        for neuron, line in enumerate(each.group.lines):
+            users.setdefault(line, {}).setdefault(number, []).append(neuron)
+    for sharing in users.values():
+        if len(sharing) > 1:
+            arrives = [played[number].arrives[neurons] for number, neurons in sharing.items()]
+            together = in_turn(np.concatenate([each.reshape(-1) for each in arrives]))
+            parts = np.split(together, np.cumsum([each.size for each in arrives])[:-1])
+            for number, alone, taken in zip(sharing, arrives, parts, strict=True):
+                wait = (taken.reshape(alone.shape) - in_turn(alone)).max(axis=0)
+                np.maximum(late[number], wait, out=late[number])
+    return late

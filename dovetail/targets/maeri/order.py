@@ -1,128 +1,33 @@
-"""Orders as data: items of equal virtual neurons, when they end by `timing.py`, and the bytes of memory they need.
+"""Orders as data: items of equal virtual neurons, when they end, and the bytes of memory they need.
 
 The feature memory holds the network's inputs and every layer's results, from the first weight of the items that compute
 them until the last item that reads them has ended; results are bytes behind the stage, else 32-bit sums. The prefetch
 buffer is the memory that ports send from: of every item at work it holds the weights of its filters, twice where a
 multiplier has a place for further weights, and the rows of its input that a window lies on; of a layer never more than
-all it has. Weights in a multiplier are counted in `timing.py`.
+all it has. Weights in a multiplier are counted in `machine.py`.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 
 import numpy as np
 
 from dovetail.errors import TargetError
 from dovetail.ir.types import TensorType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times
-from dovetail.targets.maeri.tile import MultiplierTile, NeuronGroup, grid, neuron_group
-from dovetail.targets.maeri.timing import ItemTiming, timing
-from dovetail.targets.maeri.tree import Range
-from dovetail.targets.maeri.words import Count, Natural
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelSegment:
-    """Some sums of one output channel, or of neighbouring ones where a tile has several filters."""
-
-    channel: Natural
-    """The (first) output channel."""
-    first: Natural
-    """The first position of the result, rows first; counted in tiles of positions."""
-    count: Count
-    """Number of positions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Equal virtual neurons side by side that work in step, from their first weight until their last sum has left."""
-
-    work: Natural
-    """Number of the layer, in the network's order."""
-    start: Natural
-    """The cycle in which its first weight is sent."""
-    place: Range
-    """All its multipliers."""
-    tile: MultiplierTile
-    """One virtual neuron, or several that share what is sent."""
-    taps: tuple[Natural, Natural]
-    """The products of each sum it adds up: [first, end) in the order channel, row, column of the kernel. Where that is
-    not all of them, other items add the rest in the accumulation buffer."""
-    segments: tuple[ChannelSegment, ...]
-    """In order; all weights of a segment come before its first input."""
-
-    @property
-    def products(self) -> int:
-        """Products of each sum."""
-        return self.taps[1] - self.taps[0]
-
-
-def in_order(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Items by start, then place."""
-    return tuple(sorted(items, key=lambda item: (item.start, item.place.start)))
-
-
-def sweep(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, set[int]]]:
-    """Every cycle in which a span [begin, end) begins or ends, with the numbers of the spans at work from then on."""
-    begins, ends = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
-    for number, (begin, end) in enumerate(spans):
-        begins[begin].add(number)
-        ends[end].add(number)
-    working = set[int]()
-    for cycle in sorted({*begins, *ends}):
-        working = (working - ends[cycle]) | begins[cycle]
-        yield cycle, working
-
-
-def channels_of(work: MultiplierLayer, tile: MultiplierTile, first: int) -> list[int]:
-    """The filters of a segment, by its first."""
-    group, filter_ = divmod(first, work.layer.filters)
-    return [
-        (group + g) * work.layer.filters + filter_ + f
-        for g in range(min(tile.groups, work.layer.groups - group))
-        for f in range(min(tile.filters, work.layer.filters - filter_))
-    ]
-
-
-def group_of(item: Item, layer: OrderLayer, config: MaeriConfig) -> NeuronGroup:
-    """An item's virtual neurons."""
-    return neuron_group(config, layer, item.tile, item.products, item.place.start)
-
-
-def timing_of(item: Item, work: MultiplierLayer, config: MaeriConfig) -> ItemTiming:
-    """Times of an item's virtual neurons."""
-    return timing(config, work.layer, item.tile, item.products, item.place.start)
-
-
-def _products(item: Item, columns: int, time: ItemTiming) -> tuple[list[int], int]:
-    """Cycles from an item's start to the first product of each segment, and to the last product of all."""
-    firsts, cycle, earlier = list[int](), 0, 0
-    for part in item.segments:
-        cycle += time.load_after(earlier)
-        firsts.append(cycle)
-        cycle += time.positions(columns, part.first, part.count)
-        earlier = part.count
-    return firsts, cycle
-
-
-def _margin(time: ItemTiming, item: Item) -> int:
-    """Cycles added where sums of several virtual neurons go round, queue at lines, or follow those of the filter before
-    at once: which of them meet is not known to the cycle."""
-    if item.tile.neurons == 1:
-        return 0
-    crowded = 4 if time.loops or time.pace[0] > time.folds else 0
-    return crowded + (2 * len(item.segments) + 8 if time.prefetch else 0)
-
-
-def end_of(item: Item, work: MultiplierLayer, config: MaeriConfig) -> int:
-    """The cycle after an item's last sum has left."""
-    time = timing_of(item, work, config)
-    last = _products(item, grid(work.layer, item.tile)[1], time)[1]
-    return item.start + last + time.tail + _margin(time, item)
+from dovetail.targets.maeri.item import ChannelSegment as ChannelSegment
+from dovetail.targets.maeri.item import Item as Item
+from dovetail.targets.maeri.item import channels_of as channels_of
+from dovetail.targets.maeri.item import in_order as in_order
+from dovetail.targets.maeri.item import sweep as sweep
+from dovetail.targets.maeri.machine import Cycles, NeuronClock, clock_of, play, waits
+from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times
+from dovetail.targets.maeri.tile import grid
 
 
 @dataclass(frozen=True)
@@ -142,16 +47,21 @@ class NetworkOrder:
 
     def end(self, item: Item) -> int:
         """The cycle after an item's last sum has left."""
-        return end_of(item, self.work(item), self.config)
+        return self.ends[item]
+
+    @cached_property
+    def ends(self) -> Mapping[Item, int]:
+        """The cycle after each item's last sum has left."""
+        return {item: item.start + self.clock(item).end(item.segments) for item in dict.fromkeys(self.items)}
 
     @property
     def spans(self) -> list[tuple[Item, int, int]]:
         """Every item, the cycle of its first weight, and the cycle after its last sum has left."""
         return [(item, item.start, self.end(item)) for item in self.items]
 
-    def timing(self, item: Item) -> ItemTiming:
+    def clock(self, item: Item) -> NeuronClock:
         """Times of an item's virtual neurons."""
-        return timing_of(item, self.work(item), self.config)
+        return clock_of(self.config, self.work(item).layer, item)
 
     def of(self, number: int) -> list[Item]:
         """The items of a layer."""
@@ -179,23 +89,32 @@ class LayerItems:
         return int(self.times.max())
 
 
-def laid_out(items: Sequence[Item], work: MultiplierLayer, config: MaeriConfig, slack: int = 0) -> LayerItems:
-    """Items of a layer with their ends; results exist `slack` cycles later, where others' sums may be in the way."""
-    times, ends = np.zeros((work.outputs, work.layer.out_rows), np.int64), []
-    for item in items:
-        time, columns = timing_of(item, work, config), grid(work.layer, item.tile)[1]
-        firsts, end = _products(item, columns, time)
-        behind = item.start + time.tail + _margin(time, item)
-        ends.append(behind + end)
-        for part, begin in zip(item.segments, firsts, strict=True):
-            channels, last = channels_of(work, item.tile, part.channel), part.first + part.count - 1
-            for row in range(part.first // columns, last // columns + 1):
-                count = min((row + 1) * columns - 1, last) - part.first + 1
-                exists = begin + time.positions(columns, part.first, count) + behind + slack
-                rows = slice(row * item.tile.out_rows, (row + 1) * item.tile.out_rows)
-                for channel in channels:
-                    np.maximum(times[channel, rows], exists, out=times[channel, rows])
-    return LayerItems(tuple(items), tuple(ends), work.of_result(times))
+def laid_out(items: Sequence[Item], work: MultiplierLayer, config: MaeriConfig) -> LayerItems:
+    """Items of a layer that the machine plays beside each other."""
+    played = [play(config, work.layer, item) for item in items]
+    exists = [each.exists + late for each, late in zip(played, waits(played), strict=True)]
+    return LayerItems(tuple(items), tuple(each.until for each in played), results(work, items, exists))
+
+
+def results(work: MultiplierLayer, items: Sequence[Item], exists: Sequence[Cycles]) -> Times:
+    """Cycle from which each channel and row of a layer's result exists: that of the last of its sums.
+
+    Args:
+        work: the layer.
+        items: some of its items.
+        exists: of each item the cycle from which the sums of each position exist.
+    """
+    times, layer = np.zeros((work.outputs, work.layer.out_rows), np.int64), work.layer
+    for item, own in zip(items, exists, strict=True):
+        tile, channels, rows = item.tile, item.channels, item.positions // grid(layer, item.tile)[1]
+        begins = np.flatnonzero((np.diff(channels, prepend=-1) != 0) | (np.diff(rows, prepend=-1) != 0))
+        latest, channels, rows = np.maximum.reduceat(own, begins), channels[begins], rows[begins] * tile.out_rows
+        groups, filters = np.divmod(channels, layer.filters)
+        for g, k, x in product(range(tile.groups), range(tile.filters), range(tile.out_rows)):
+            inside = (groups + g < layer.groups) & (filters + k < layer.filters) & (rows + x < layer.out_rows)
+            places = (channels + g * layer.filters + k)[inside], (rows + x)[inside]
+            np.maximum.at(times, places, latest[inside])
+    return work.of_result(times)
 
 
 ItemSpan = tuple[Item, int, int]

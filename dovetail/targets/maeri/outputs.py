@@ -17,9 +17,8 @@ from typing import Any
 
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.machine import play
 from dovetail.targets.maeri.network import OrderLayer
-from dovetail.targets.maeri.order import NetworkOrder, group_of, sweep
+from dovetail.targets.maeri.order import NetworkOrder, sweep
 from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.tree import (
     Range,
@@ -50,10 +49,8 @@ def phases(order: NetworkOrder) -> list[Phase]:
     """The phases of an order, in order of time; neighbours differ. A phase without virtual neurons is idle."""
     spans, own = list[tuple[int, int]](), list[tuple[Range, ...]]()
     for item in order.items:
-        # By the machine, too: where sums go round, the end in the order is only close.
-        until = play(order.config, order.work(item).layer, item).until
-        spans.append((item.start, max(order.end(item), until)))
-        own.append(group_of(item, order.work(item).layer, order.config).places)
+        spans.append((item.start, order.end(item)))
+        own.append(order.clock(item).group.places)
     timeline, trees = list[Phase](), dict[tuple[Range, ...], tuple[int, ...]]()
     for cycle, working in sweep(spans):
         places = tuple(sorted({place for number in working for place in own[number]}, key=lambda place: place.start))
@@ -162,7 +159,7 @@ def layer_rows(order: NetworkOrder) -> list[tuple[int, tuple[str, ...]]]:
     rows = []
     for number, work in enumerate(order.network.works):
         items = order.of(number)
-        times, ends = [order.timing(item) for item in items], [order.end(item) for item in items]
+        times, ends = [order.clock(item) for item in items], [order.end(item) for item in items]
         taken = sum(
             (end - item.start) * time.size * item.tile.neurons
             for end, time, item in zip(ends, times, items, strict=True)

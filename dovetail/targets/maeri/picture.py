@@ -56,16 +56,16 @@ TEXTS = {
 
 def binds(order: NetworkOrder, item: Item) -> Bottleneck:
     """The part of the engine that an item waits for most of its time."""
-    time, columns = order.timing(item), grid(order.work(item).layer, item.tile)[1]
-    products = sum(time.positions(columns, part.first, part.count) for part in item.segments)
+    clock = order.clock(item)
+    products = sum(int(own.ends[-1]) - own.load for _, own in clock.segments(item.segments))
     if order.end(item) - item.start > 2 * products:
         return Bottleneck.WEIGHTS
-    sends, pace = max(later for _, later in time.rates), -(-time.pace[0] // time.pace[1])
-    if max(sends, pace) <= time.folds:
-        return Bottleneck.BOTH if sends == time.folds and order.config.shared_ports else Bottleneck.MULTIPLIERS
-    if sends >= pace:
+    sends = clock.sends[1]
+    if clock.later <= clock.folds:
+        return Bottleneck.BOTH if sends == clock.folds and order.config.shared_ports else Bottleneck.MULTIPLIERS
+    if sends >= clock.pace:
         return Bottleneck.PORTS
-    return Bottleneck.TREE if time.loops else Bottleneck.LINES
+    return Bottleneck.TREE if clock.group.loops else Bottleneck.LINES
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def use_of(order: NetworkOrder, spans: int) -> Utilisation:
     edges = np.unique(np.linspace(0, order.makespan, spans + 1).round().astype(np.int64))
     total = np.zeros((len(Bottleneck) + 2, len(edges)))
     for item in order.items:
-        end, time, layer = order.end(item), order.timing(item), order.work(item).layer
+        end, time, layer = order.end(item), order.clock(item), order.work(item).layer
         past = np.clip(edges - item.start, 0, end - item.start)
         total[binds(order, item)] += past * (time.size * item.tile.neurons / order.config.multipliers)
         weights, first, later = traffic(order.config, layer, item.tile)

@@ -28,8 +28,6 @@ from dovetail.targets.maeri.timing import best_tile
 
 HEADINGS = ("layer", "start", "end", "virtual neurons", "multipliers each", "steps", "MACs", "used")
 """Headings of the table of layers."""
-_EARLIEST = 0.9
-"""The hardware may be done sooner than the order says, but not before this part of it."""
 _FLOAT_ERROR = 1e-4
 """Most that sums of floats in another order may differ, as a part of the largest result."""
 
@@ -75,8 +73,7 @@ def _simulation_note(order: NetworkOrder, inputs: Mapping[str, Array]) -> str:
     result, graph = simulate(order, inputs), order.network.graph
     off = max(_difference(result.outputs[name], array) for name, array in evaluate(graph, inputs).items())
     integers = all(graph.types[name].dtype.is_integer for name in graph.outputs)
-    late = not _EARLIEST * order.makespan <= result.cycles <= order.makespan
-    if late or off > (0 if integers else _FLOAT_ERROR):
+    if result.cycles != order.makespan or off > (0 if integers else _FLOAT_ERROR):
         raise AssertionError(f"results off by {off}, {result.cycles} cycles instead of {order.makespan}")
     share = 100 * result.utilisation(order.config)
     how = "equal to the network's in every bit" if not off else f"those of the network within {off:.1e} of the largest"

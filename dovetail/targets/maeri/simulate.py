@@ -20,15 +20,15 @@ import numpy.typing as npt
 from dovetail.errors import SimulationError
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.machine import ItemTimeline, in_turn, play
+from dovetail.targets.maeri.item import Item, Numbers, channels_of, sweep
+from dovetail.targets.maeri.machine import ItemTimeline, play, waits
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, TaskKind, Times, exists_from
-from dovetail.targets.maeri.order import Item, NetworkOrder, channels_of, shortage, sweep
+from dovetail.targets.maeri.order import NetworkOrder, results, shortage
 from dovetail.targets.maeri.rules import FAMILIES, Rules, channel_range, whole_layers
 from dovetail.targets.maeri.tile import grid
 from dovetail.targets.maeri.tree import Range, configure
 
 Reals = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class _ItemRun:
     @cached_property
     def channels(self) -> Numbers:
         """The (first) output channel of each position."""
-        return np.repeat([part.channel for part in self.item.segments], [part.count for part in self.item.segments])
+        return self.item.channels
 
     @cached_property
     def positions(self) -> Numbers:
         """Numbers of the positions, in tiles, rows first."""
-        return np.concatenate([np.arange(part.first, part.first + part.count) for part in self.item.segments])
+        return self.item.positions
 
     @cached_property
     def period(self) -> float:
@@ -150,26 +150,15 @@ def _layers(order: NetworkOrder) -> Iterator[tuple[list[_ItemRun], Times]]:
         own = _of_layer(runs, number)
         if own:
             _check_inputs(work, exists_from(order.network.graph, work.node.inputs[0], exists), own)
-        exists[work.node.output] = _results(work, own)
+        exists[work.node.output] = results(work, [run.item for run in own], [run.exists for run in own])
         yield own, exists[work.node.output]
 
 
 def _runs(order: NetworkOrder) -> list[_ItemRun]:
     """Every item played, its sums as late as the lines it shares with others make them."""
     runs = [_run(order, item) for item in order.items]
-    users: dict[int, dict[int, list[int]]] = {}
-    """Line -> item -> virtual neurons that use it."""
-    for number, run in enumerate(runs):
-        for neuron, line in enumerate(run.played.group.lines):
-            users.setdefault(line, {}).setdefault(number, []).append(neuron)
-    for sharing in users.values():
-        if len(sharing) > 1:
-            arrives = [runs[number].played.arrives[neurons] for number, neurons in sharing.items()]
-            together = in_turn(np.concatenate([each.reshape(-1) for each in arrives]))
-            parts = np.split(together, np.cumsum([each.size for each in arrives])[:-1])
-            for number, alone, taken in zip(sharing, arrives, parts, strict=True):
-                wait = (taken.reshape(alone.shape) - in_turn(alone)).max(axis=0)
-                np.maximum(runs[number].late, wait, out=runs[number].late)
+    for run, late in zip(runs, waits([run.played for run in runs]), strict=True):
+        np.maximum(run.late, late, out=run.late)
     return runs
 
 
@@ -282,15 +271,6 @@ def _needed(layer: OrderLayer, times: Times, taps: tuple[int, int], height: int)
         first, stride = row * height, layer.strides[0]
         need[:, row] = by_group[:, first * stride : last * stride + layer.span[0]].max(axis=1)
     return need
-
-
-def _results(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> Times:
-    """Cycle from which each channel and row of a layer's result exists: that of the last of its sums."""
-    times = np.zeros((work.outputs, work.layer.out_rows), np.int64)
-    for run in runs:
-        for channels, rows, _, inside in _elements(run):
-            np.maximum.at(times, (channels, rows), run.exists[inside])
-    return work.of_result(times)
 
 
 def _sums(work: MultiplierLayer, runs: Sequence[_ItemRun], operands: Sequence[Array]) -> Array:

@@ -20,12 +20,12 @@ from dovetail.errors import MissingExtraError, SimulationError, TargetError
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange, tried_sizes
+from dovetail.targets.maeri.machine import NeuronClock, clock
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, exists_from
 from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, in_order, laid_out
 from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules, consistent_rules
 from dovetail.targets.maeri.simulate import broken, check
 from dovetail.targets.maeri.tile import MultiplierTile, tile_of
-from dovetail.targets.maeri.timing import ItemTiming, timing
 from dovetail.targets.maeri.tree import Range, leaving
 
 CLOSE = 1.005
@@ -128,7 +128,7 @@ class _NeuronTask:
     gives: range
     """The channels of the layer's result it has a part in."""
     taps: tuple[int, int]
-    time: ItemTiming
+    time: NeuronClock
     tile: MultiplierTile
     exists: int
     """Cycles from the first weight until its last sum has left, wherever it lies."""
@@ -150,12 +150,12 @@ def _pieces(network: OrderNetwork, config: MaeriConfig, rules: UnitRules, in_par
         if folds > 1 and not (config.fold and config.accumulation_buffer and folds <= config.weight_depth):
             return []
         tile = tile_of(work.layer, ceil(step / folds))
-        time = timing(config, work.layer, tile, step)
-        tail = max(timing(config, work.layer, tile, step, at).tail for at in range(config.multipliers - time.size + 1))
+        time = clock(config, work.layer, tile, step)
+        places = [clock(config, work.layer, tile, step, at) for at in range(config.multipliers - time.size + 1)]
         for segment, gives in _goals(work):
             if len(pieces) > MOST_PIECES:
                 return pieces
-            exists = time.load + time.positions(work.layer.out_columns, segment.first, segment.count) + tail
+            exists = max(place.end((segment,)) for place in places)
             parts = [(first, first + step) for first in range(0, taps, step)]
             pieces += [_NeuronTask(number, segment, gives, part, time, tile, exists) for part in parts]
     return pieces

@@ -24,11 +24,6 @@ from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.tree import Range, TreeExit, leaving
 from dovetail.targets.maeri.words import Size
 
-MOST_STEPS = 300
-"""Steps of a virtual neuron that are played at most for the long run, but two positions at least."""
-SHORT = 120
-"""Sums of at most so many steps are played to their end; later, the end of the first virtual neurons does not count."""
-
 
 @dataclass(frozen=True, slots=True)
 class MultiplierTile:
@@ -220,27 +215,6 @@ class FeedbackLoops:
     def alone(self) -> int:
         """Cycles of a position of the first virtual neuron, if no other sums are in its way."""
         return (self.folds - 1) * (self.exits[0].first + 2 + self.delay) + 1
-
-    def until(self, count: int) -> int:
-        """Cycles from the first product until every virtual neuron has given `count` sums to the bus."""
-        if len(self.exits) == 1:
-            return count * self.alone
-        run, climb = _played(self, count if count * self.folds <= SHORT else 0), max(each.most for each in self.exits)
-        return max(run.end(number, count) for number in range(len(self.exits))) - climb - 1
-
-    def pace(self, positions: int) -> tuple[int, int]:
-        """(cycles, positions) of the slowest virtual neuron in the long run, where each has `positions` in all."""
-        if len(self.exits) == 1:
-            return self.alone, 1
-        if positions * self.folds <= SHORT:
-            return self.until(positions), positions
-        run = _played(self, 0)
-        return max(zip(run.period, run.repeated, strict=True), key=lambda pair: pair[0] / pair[1])
-
-
-@lru_cache(maxsize=4096)
-def _played(loops: FeedbackLoops, count: int) -> FeedbackRun:
-    return play_feedback(loops, count, loops.folds * count or max(MOST_STEPS, 2 * loops.folds))
 
 
 def play_feedback(loops: FeedbackLoops, positions: int, horizon: int) -> FeedbackRun:
