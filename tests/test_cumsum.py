@@ -15,8 +15,6 @@ from dovetail.compile import Options, compile_model
 from dovetail.ir.graph import Graph, evaluate, verify
 from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.onnx_runtime import runtime_session
-from dovetail.ir.operators.reduction import CumSum
-from dovetail.ir.types import DType, TensorType, box_slices
 from dovetail.quantize import quantize
 from dovetail.read import load_model
 from dovetail.read.tflite import load_tflite
@@ -81,16 +79,6 @@ def test_quantised_sums_are_integers_near_onnx_runtimes(tmp_path: Path) -> None:
         found = evaluate(graph, {"x": x})[graph.outputs[0]]
         assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
         assert check_graph(graph, {"x": x}) == 1
-
-
-def test_parts_are_cut_across_the_other_axes() -> None:
-    operator = CumSum(1, exclusive=True, reverse=True)
-    x = np.arange(30, dtype=np.int32).reshape(SHAPE)
-    box = ((1, 2), (0, 5), (0, 2))
-    part, (read,) = operator.crop(box, [TensorType(SHAPE, DType.INT32)])
-    assert np.array_equal(part.evaluate([x[box_slices(read)]]), operator.evaluate([x])[box_slices(box)])
-    with pytest.raises(ValueError, match="not tiled"):
-        operator.crop(((0, 2), (0, 4), (0, 3)), [TensorType(SHAPE, DType.INT32)])
 
 
 def micro_model(dtype: str, zero_point: int, way: tuple[int, bool, bool]) -> bytes:
