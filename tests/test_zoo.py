@@ -23,9 +23,10 @@ import pytest
 from dovetail.errors import ModelError
 from dovetail.guests import zoo
 from dovetail.guests.zoo import networks
-from dovetail.guests.zoo.networks import ZooNetwork, same_padding
+from dovetail.guests.zoo.networks import ZooNetwork
 from dovetail.guests.zoo.weights import forward, random_parameters, stored, synthetic_inputs
 from dovetail.ir.onnx_runtime import runtime_session
+from dovetail.read.geometry import same_border
 from zoo_data import digits_accuracy, digits_samples, inputs
 
 ort = pytest.importorskip("onnxruntime")
@@ -153,7 +154,7 @@ def test_weight_shapes_are_the_originals(name: str) -> None:
 
 def test_padding_is_tensorflows() -> None:
     """By hand: pad_total = max((ceil(size / stride) - 1) * stride + kernel - size, 0), the odd one at the end."""
-    assert [same_padding(*case) for case in ((32, 3, 1), (32, 3, 2), (49, 10, 2), (10, 4, 2), (8, 1, 2))] == [
+    assert [same_border(*case) for case in ((32, 3, 1), (32, 3, 2), (49, 10, 2), (10, 4, 2), (8, 1, 2))] == [
         (1, 1),
         (0, 1),
         (4, 5),

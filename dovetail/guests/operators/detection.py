@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from dovetail.guests.operators.common import Arrays, Numbers, Types, text
 from dovetail.ir.operators.base import require
 from dovetail.ir.operators.user import Said, UserOperator
 from dovetail.ir.types import Array, DType, TensorType
@@ -20,8 +20,7 @@ from dovetail.ir.types import Array, DType, TensorType
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
 
-_RUNTIME = Path(__file__).parent / "runtime"
-_SORTED = (_RUNTIME / "sorted.c").read_text(encoding="utf-8")
+_SORTED = text("sorted")
 
 
 def _best(scores: Array, likely: Array, most: int, boxes: Array, shares: Callable[[Array, Array], Array]) -> list[int]:
@@ -45,10 +44,10 @@ class DetectionPostProcess(UserOperator):
     [1]; what is behind that is 0.
     """
 
-    real: ClassVar[bool] = True
-    custom_code: ClassVar[str] = "TFLite_Detection_PostProcess"
-    c: ClassVar[tuple[str, ...]] = (_SORTED, (_RUNTIME / "detection.c").read_text(encoding="utf-8"))
-    function: ClassVar[str] = "detect"
+    real = True
+    custom_code = "TFLite_Detection_PostProcess"
+    c = (_SORTED, text("detection"))
+    function = "detect"
 
     max_detections: int
     max_classes_per_detection: int
@@ -63,7 +62,7 @@ class DetectionPostProcess(UserOperator):
     use_regular_nms: bool = False
     """Each class by itself; otherwise each box has its best class only."""
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         require(len(inputs) == 3, f"expects 3 operands, got {len(inputs)}")
         boxes, scores, anchors = (kind.shape for kind in inputs)
         require(all(kind.dtype is DType.FLOAT32 for kind in inputs), "expects floats or quantised values")
@@ -95,7 +94,7 @@ class DetectionPostProcess(UserOperator):
     def _scales(self) -> tuple[float, ...]:
         return self.y_scale, self.x_scale, self.h_scale, self.w_scale
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         with np.errstate(all="ignore"):  # sizes may be without end
             return self._detected(inputs[0][0], inputs[1][0, :, -self.num_classes :], inputs[2])
 
@@ -137,17 +136,17 @@ class DetectionPostProcess(UserOperator):
         over = shared / (area_a + area_b - shared) > np.float32(self.nms_iou_threshold)
         return np.asarray(over & ~(area_a <= 0) & ~(area_b <= 0))
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         boxes, scores, _ = (kind.shape for kind in inputs)
         sizes = (boxes[1], boxes[2], scores[2], self.num_classes)
         limits = (float(self.nms_score_threshold), float(self.nms_iou_threshold))
         most = self.max_detections
         return (*sizes, *limits, most, most, int(self.use_regular_nms), self.detections_per_class)
 
-    def tables(self, inputs: Sequence[TensorType]) -> Sequence[Array]:
+    def tables(self, inputs: Types) -> Arrays:
         return (np.array(self._scales, np.float32),)
 
-    def scratch(self, inputs: Sequence[TensorType]) -> Sequence[TensorType]:
+    def scratch(self, inputs: Types) -> Types:
         count = inputs[0].shape[1]
         most = min(self.detections_per_class if self.use_regular_nms else self.max_detections, count)
         kinds = ((count, DType.FLOAT32), (count, DType.INT32), (most, DType.INT32), (4 * most, DType.FLOAT32))
@@ -167,11 +166,11 @@ class NonMaxSuppression(UserOperator):
     min(N, most per class), and the rows behind the last are -1.
     """
 
-    opaque: ClassVar[bool] = False
-    op_type: ClassVar[str] = "NonMaxSuppression"
-    taken: ClassVar[int | None] = 2
-    c: ClassVar[tuple[str, ...]] = (_SORTED, (_RUNTIME / "suppression.c").read_text(encoding="utf-8"))
-    function: ClassVar[str] = "suppress"
+    opaque = False
+    op_type = "NonMaxSuppression"
+    taken = 2
+    c = (_SORTED, text("suppression"))
+    function = "suppress"
 
     center_point_box: int = 0
     """1: boxes are (x, y, width, height) of their centres; 0: two opposite corners."""
@@ -195,14 +194,14 @@ class NonMaxSuppression(UserOperator):
         require(count > 0, "max_output_boxes_per_class is 0: nothing is ever selected")
         return cls(centred, min(count, 1 << 30), limits[0], None if np.isnan(limits[1]) else limits[1])
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         boxes, scores = (kind.shape for kind in inputs)
         require(all(kind.dtype is DType.FLOAT32 for kind in inputs), "expects floats")
         require(len(boxes) == len(scores) == 3 and boxes[2] == 4, "expects boxes [B, N, 4] and scores [B, C, N]")
         require(boxes[0] == scores[0] and boxes[1] == scores[2], f"{inputs[0]} and {inputs[1]} do not fit")
         return (TensorType((scores[0] * scores[1] * min(self.most, scores[2]), 3), DType.INT64),)
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         boxes, scores = inputs
         edges, rows = self._edges(boxes), list[tuple[int, int, int]]()
         for image, label in np.ndindex(*scores.shape[:2]):
@@ -216,7 +215,7 @@ class NonMaxSuppression(UserOperator):
         chosen[: len(rows)] = np.array(rows, np.int64).reshape(-1, 3)
         return [chosen]
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Types) -> str:
         limits = [body.integers([self.most]), body.tensor(np.array([self.most_shared], np.float32))]
         limits += [body.tensor(np.array([self.least], np.float32))] if self.least is not None else []
         chosen = body.add("NonMaxSuppression", [*inputs, *limits], center_point_box=self.center_point_box)
@@ -244,11 +243,11 @@ class NonMaxSuppression(UserOperator):
         some = (sides > 0).all(axis=1) & (shared > 0) & (area_a > 0) & (area_b > 0) & (covered > 0)
         return np.asarray(some & (shared / covered > np.float32(self.most_shared)))
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         images, classes, count = inputs[1].shape
         (kind,) = self.results(inputs)
         limits = (float(self.most_shared), int(self.least is not None), float(self.least or 0.0))
         return (images, classes, count, self.most, self.center_point_box, *limits, kind.shape[0])
 
-    def scratch(self, inputs: Sequence[TensorType]) -> Sequence[TensorType]:
+    def scratch(self, inputs: Types) -> Types:
         return (TensorType((inputs[1].shape[2],), DType.INT32),)

@@ -9,23 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 
+from dovetail.guests.operators.common import Arrays, Numbers, Types, text
 from dovetail.ir.operators.base import require
 from dovetail.ir.operators.user import Said, UserOperator
 from dovetail.ir.types import Array, DType, TensorType
 
-_RUNTIME = Path(__file__).parent / "runtime"
-
-
-def _text(name: str) -> str:
-    return (_RUNTIME / f"{name}.c").read_text(encoding="utf-8")
-
-
-_BITS = _text("bits")
+_BITS = text("bits")
 
 
 def _expect(kinds: Sequence[TensorType], *dtypes: DType) -> None:
@@ -38,23 +31,23 @@ def _expect(kinds: Sequence[TensorType], *dtypes: DType) -> None:
 class SignalWindow(UserOperator):
     """Rows times weights, int16, shifted right and limited."""
 
-    custom_code: ClassVar[str] = "SignalWindow"
-    c: ClassVar[str] = _text("window")
-    function: ClassVar[str] = "window_rows"
+    custom_code = "SignalWindow"
+    c = text("window")
+    function = "window_rows"
 
     shift: int
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         _expect(inputs, DType.INT16, DType.INT16)
         require(inputs[0].elements % inputs[1].elements == 0, "the weights are not as long as a row")
         require(0 <= self.shift < 32, f"a shift of {self.shift}")
         return (inputs[0],)
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         rows = inputs[0].astype(np.int32).reshape(-1, inputs[1].size) * inputs[1].reshape(-1)
         return [np.clip(rows >> self.shift, -32768, 32767).astype(np.int16).reshape(inputs[0].shape)]
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         size = inputs[1].elements
         return (inputs[0].elements // size, size, self.shift)
 
@@ -63,15 +56,15 @@ class SignalWindow(UserOperator):
 class SignalFftAutoScale(UserOperator):
     """int16 values as far to the left as the largest has room, and by how many bits, int32."""
 
-    custom_code: ClassVar[str] = "SignalFftAutoScale"
-    c: ClassVar[tuple[str, ...]] = (_BITS, _text("auto_scale"))
-    function: ClassVar[str] = "auto_scale"
+    custom_code = "SignalFftAutoScale"
+    c = (_BITS, text("auto_scale"))
+    function = "auto_scale"
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         _expect(inputs, DType.INT16)
         return inputs[0], TensorType((), DType.INT32)
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         largest = 0
         for value in inputs[0].reshape(-1).tolist():
             if value > largest or -value > largest:
@@ -79,7 +72,7 @@ class SignalFftAutoScale(UserOperator):
         bits = max(15 - ((largest & 0xFFFFFFFF).bit_length() or 32), 0)
         return [(inputs[0].astype(np.int32) << bits).astype(np.int16), np.array(bits, np.int32)]
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         return (inputs[0].elements,)
 
 
@@ -108,14 +101,14 @@ def _turns(angles: Array) -> Array:
 class SignalRfft(UserOperator):
     """The first half of the spectrum of rows of int16: real and imaginary parts in turns."""
 
-    custom_code: ClassVar[str] = "SignalRfft"
-    passed_over: ClassVar[tuple[str, ...]] = ("T",)
-    c: ClassVar[str] = _text("rfft")
-    function: ClassVar[str] = "rfft"
+    custom_code = "SignalRfft"
+    passed_over = ("T",)
+    c = text("rfft")
+    function = "rfft"
 
     fft_length: int
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         _expect(inputs, DType.INT16)
         size, length = self.fft_length, inputs[0].shape[-1]
         require(
@@ -132,14 +125,14 @@ class SignalRfft(UserOperator):
             left //= radices[-1]
         return radices
 
-    def tables(self, inputs: Sequence[TensorType]) -> Sequence[Array]:
+    def tables(self, inputs: Types) -> Arrays:
         half, places = self.fft_length // 2, np.zeros(1, np.int64)
         for radix in reversed(self._radices()):
             places = np.concatenate([radix * places + leg for leg in range(radix)])
         turns, halves = -2 * np.pi * np.arange(half) / half, -np.pi * (np.arange(1, half // 2 + 1) / half + 0.5)
         return places.astype(np.int16), _turns(turns), _turns(halves)
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         places, turns, halves = (table.astype(np.int64) for table in self.tables(()))
         rows = inputs[0].reshape(-1, inputs[0].shape[-1]).astype(np.int64)
         rows = np.pad(rows, ((0, 0), (0, self.fft_length - rows.shape[1])))
@@ -154,10 +147,10 @@ class SignalRfft(UserOperator):
         spectrum[:, 0, 0], spectrum[:, half, 0] = scaled[:, 0].sum(axis=1), scaled[:, 0, 0] - scaled[:, 0, 1]
         return [spectrum.astype(np.int16).reshape(*inputs[0].shape[:-1], -1)]
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         return (prod(inputs[0].shape[:-1]), inputs[0].shape[-1], self.fft_length // 2)
 
-    def scratch(self, inputs: Sequence[TensorType]) -> Sequence[TensorType]:
+    def scratch(self, inputs: Types) -> Types:
         return (TensorType((self.fft_length,), DType.INT16),)
 
 
@@ -183,14 +176,14 @@ def _transformed(values: Array, turns: Array, radices: Sequence[int]) -> Array:
 class SignalEnergy(UserOperator):
     """The energy of each frequency of a spectrum, uint32; outside of start and end it is 0."""
 
-    custom_code: ClassVar[str] = "SignalEnergy"
-    c: ClassVar[str] = _text("energy")
-    function: ClassVar[str] = "spectrum_energy"
+    custom_code = "SignalEnergy"
+    c = text("energy")
+    function = "spectrum_energy"
 
     end_index: int
     start_index: int
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         _expect(inputs, DType.INT16)
         size = inputs[0].elements // 2
         require(
@@ -198,12 +191,12 @@ class SignalEnergy(UserOperator):
         )
         return (TensorType((size,), DType.UINT32),)
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         energies = (inputs[0].astype(np.int64).reshape(-1, 2) ** 2).sum(axis=1)
         energies[: self.start_index], energies[self.end_index :] = 0, 0
         return [energies.astype(np.uint32)]
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         return (inputs[0].elements // 2, self.start_index, self.end_index)
 
 
@@ -215,9 +208,9 @@ class SignalFilterBank(UserOperator):
     the first the first energy, the first weight, and how many.
     """
 
-    custom_code: ClassVar[str] = "SignalFilterBank"
-    c: ClassVar[str] = _text("filter_bank")
-    function: ClassVar[str] = "filter_bank"
+    custom_code = "SignalFilterBank"
+    c = text("filter_bank")
+    function = "filter_bank"
 
     num_channels: int
 
@@ -235,12 +228,12 @@ class SignalFilterBank(UserOperator):
         require(bool(fits), "a channel reaches beyond the energies or the weights")
         return bank
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         _expect(inputs, DType.UINT32, *(DType.INT16,) * 5)
         require(0 < self.num_channels < 1 << 15, f"{self.num_channels} channels")
         return (TensorType((self.num_channels,), DType.INT64),)
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         energies, rising, falling, *places = (array.reshape(-1).astype(np.int64) for array in inputs)
         count, sums = self.num_channels + 1, np.zeros(self.num_channels + 2, np.int64)
         for channel, (start, first, width) in enumerate(np.stack([one[:count] for one in places], axis=1)):
@@ -249,7 +242,7 @@ class SignalFilterBank(UserOperator):
             sums[channel + 1] += (falling[first : first + width] * own).sum()
         return [sums[1:count]]
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         return (self.num_channels,)
 
 
@@ -257,20 +250,20 @@ class SignalFilterBank(UserOperator):
 class SignalFilterBankSquareRoot(UserOperator):
     """Square roots of sums, rounded, uint32, shifted right by the bits of the second operand, int32."""
 
-    custom_code: ClassVar[str] = "SignalFilterBankSquareRoot"
-    c: ClassVar[tuple[str, ...]] = (_BITS, _text("filter_bank_root"))
-    function: ClassVar[str] = "filter_bank_root"
+    custom_code = "SignalFilterBankSquareRoot"
+    c = (_BITS, text("filter_bank_root"))
+    function = "filter_bank_root"
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         _expect(inputs, DType.INT64, DType.INT32)
         return (TensorType(inputs[0].shape, DType.UINT32),)
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         roots = [_root(int(one)) for one in inputs[0].view(np.uint64).reshape(-1)]
         shift = np.uint32(int(inputs[1].reshape(-1)[0]) & 31)
         return [np.array(roots, np.uint32).reshape(inputs[0].shape) >> shift]
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         return (inputs[0].elements,)
 
 
@@ -289,9 +282,9 @@ def _root(number: int) -> int:
 class SignalFilterBankSpectralSubtraction(UserOperator):
     """Energies above the noise, and the estimate of the noise, which is kept between inferences; uint32."""
 
-    custom_code: ClassVar[str] = "SignalFilterBankSpectralSubtraction"
-    c: ClassVar[str] = _text("filter_bank_noise")
-    function: ClassVar[str] = "filter_bank_noise"
+    custom_code = "SignalFilterBankSpectralSubtraction"
+    c = text("filter_bank_noise")
+    function = "filter_bank_noise"
 
     alternate_one_minus_smoothing: int
     alternate_smoothing: int
@@ -303,17 +296,17 @@ class SignalFilterBankSpectralSubtraction(UserOperator):
     smoothing_bits: int
     spectral_subtraction_bits: int
 
-    def states(self, inputs: Sequence[TensorType]) -> Sequence[Array]:
+    def states(self, inputs: Types) -> Arrays:
         return (np.zeros(self.num_channels, np.uint32),)
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         _expect(inputs, DType.UINT32, DType.UINT32)
         kind = TensorType((self.num_channels,), DType.UINT32)
         require(inputs[0] == kind, f"expects {kind}, got {inputs[0]}")
         require(0 <= self.smoothing_bits < 32 and 0 <= self.spectral_subtraction_bits < 64, "a shift is out of range")
         return kind, kind, kind
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         energies, before = inputs[0].astype(np.uint64), inputs[1].astype(np.uint64)
         odd = np.arange(len(energies)) % 2 == 1
         low, shift = np.uint64(0xFFFFFFFF), np.uint64(self.spectral_subtraction_bits)
@@ -327,7 +320,7 @@ class SignalFilterBankSpectralSubtraction(UserOperator):
         estimate = (lower if self.clamping else noise).astype(np.uint32)
         return [clean, estimate, estimate]
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         even = (self.smoothing, self.one_minus_smoothing)
         odd = (self.alternate_smoothing, self.alternate_one_minus_smoothing)
         bits = (self.smoothing_bits, self.spectral_subtraction_bits)
@@ -338,20 +331,20 @@ class SignalFilterBankSpectralSubtraction(UserOperator):
 class SignalPcan(UserOperator):
     """Gain by the noise: a table of parabolas of it; uint32. Operands: signal, noise, table int16."""
 
-    custom_code: ClassVar[str] = "SignalPCAN"
-    c: ClassVar[tuple[str, ...]] = (_BITS, _text("pcan"))
-    function: ClassVar[str] = "pcan"
+    custom_code = "SignalPCAN"
+    c = (_BITS, text("pcan"))
+    function = "pcan"
 
     snr_shift: int
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         _expect(inputs, DType.UINT32, DType.UINT32, DType.INT16)
         require(inputs[0] == inputs[1] and len(inputs[0].shape) == 1, "expects as much noise as signal")
         require(inputs[2].elements >= 4 * 32 - 3, f"a table of {inputs[2].elements} is too short")
         require(0 <= self.snr_shift < 64, f"a shift of {self.snr_shift}")
         return (inputs[0],)
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         table = [int(one) for one in inputs[2].reshape(-1)]
         gained = []
         for own, noise in zip(inputs[0].tolist(), inputs[1].tolist(), strict=True):
@@ -359,7 +352,7 @@ class SignalPcan(UserOperator):
             gained.append((ratio * ratio & 0xFFFFFFFF) >> 20 if ratio < 8192 else (ratio >> 6) - 64)
         return [np.array(gained, np.uint32)]
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         return (inputs[0].elements, self.snr_shift)
 
 
@@ -379,24 +372,24 @@ def _gain(x: int, table: Sequence[int]) -> int:
 class SignalFilterBankLog(UserOperator):
     """The natural logarithm of uint32, scaled, int16."""
 
-    custom_code: ClassVar[str] = "SignalFilterBankLog"
-    c: ClassVar[tuple[str, ...]] = (_BITS, _text("filter_bank_log"))
-    function: ClassVar[str] = "filter_bank_log"
+    custom_code = "SignalFilterBankLog"
+    c = (_BITS, text("filter_bank_log"))
+    function = "filter_bank_log"
 
     input_correction_bits: int
     output_scale: int
 
-    def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> tuple[TensorType, ...]:
         _expect(inputs, DType.UINT32)
         require(0 <= self.input_correction_bits < 32, f"{self.input_correction_bits} correction bits")
         return (TensorType(inputs[0].shape, DType.INT16),)
 
-    def tables(self, inputs: Sequence[TensorType]) -> Sequence[Array]:
+    def tables(self, inputs: Types) -> Arrays:
         x = np.arange(130) / 128
         chord = np.where(x <= 1, np.log2(1 + x) - x, 0)
         return (np.rint(65536 * chord).astype(np.uint16),)
 
-    def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def compute(self, inputs: Arrays) -> Arrays:
         table = [int(one) for one in self.tables(())[0]]
         raised = ((int(one) << self.input_correction_bits) & 0xFFFFFFFF for one in inputs[0].flat)
         return [np.array([self._logarithm(one, table) for one in raised], np.int16).reshape(inputs[0].shape)]
@@ -412,5 +405,5 @@ class SignalFilterBankLog(UserOperator):
         natural = (45426 * ((whole << 16) + part + table[place] + bent) + 32768) >> 16
         return min((self.output_scale * natural + 32768 & 0xFFFFFFFF) >> 16, 32767)
 
-    def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
+    def numbers(self, inputs: Types) -> Numbers:
         return (inputs[0].elements, self.output_scale, self.input_correction_bits)

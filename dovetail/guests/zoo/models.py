@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from dovetail.guests.zoo.networks import INPUT, ZooLayer, ZooLayerKind, ZooNetwork, same_padding
+from dovetail.guests.zoo.networks import INPUT, ZooLayer, ZooLayerKind, ZooNetwork
 from dovetail.guests.zoo.weights import Floats, Parameters, ZooWeights, forward
 from dovetail.ir.onnx_body import IR_VERSION, OPSET, OnnxBody
 from dovetail.ir.types import DType
@@ -107,11 +107,10 @@ def _attributes(layer: ZooLayer, image: Floats, parameters: Mapping[str, Paramet
     """The ONNX attributes of the layer's operator on an input of the shape of `image`."""
     if layer.kind not in (ZooLayerKind.CONVOLUTION, ZooLayerKind.DEPTHWISE):
         return _OPERATORS[layer.kind][1]
-    margins = [same_padding(image.shape[2 + a], layer.kernel[a], layer.stride) for a in (0, 1)]
     return {
         "group": image.shape[1] // parameters[layer.name].weight.shape[1],
         "kernel_shape": list(layer.kernel),
-        "pads": [before for before, _ in margins] + [after for _, after in margins],
+        "pads": [side for sides in zip(*layer.borders(*image.shape[2:]), strict=True) for side in sides],
         "strides": [layer.stride, layer.stride],
     }
 

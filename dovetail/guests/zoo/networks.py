@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from dovetail.read.geometry import same_border
+
 
 class ZooLayerKind(Enum):
     """Kinds of layers."""
@@ -23,6 +25,7 @@ class ZooLayerKind(Enum):
     SOFTMAX = "softmax"
 
 
+WITH_WEIGHTS = (ZooLayerKind.CONVOLUTION, ZooLayerKind.DEPTHWISE, ZooLayerKind.DENSE)
 INPUT = "input"
 """Name of a network's input."""
 
@@ -47,6 +50,11 @@ class ZooLayer:
     gain: float = 1.0
     """Standard deviation that random weights give the layer's sums (see `random_parameters`)."""
 
+    def borders(self, rows: int, columns: int) -> list[tuple[int, int]]:
+        """Zeros before and after the axes of an image, by TensorFlow's SAME rule, which the four MLPerf Tiny networks
+        use."""
+        return [same_border(size, span, self.stride) for size, span in zip((rows, columns), self.kernel, strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class ZooNetwork:
@@ -59,16 +67,6 @@ class ZooNetwork:
     """Lowest and highest value an input element takes."""
     layers: tuple[ZooLayer, ...]
     """In an order in which each layer follows those it reads; the last one is the output."""
-
-
-def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after an axis of `size` elements so that ceil(size / stride) windows fit.
-
-    TensorFlow's SAME rule, which the four MLPerf Tiny networks use: an odd one goes after.
-    """
-    windows = -(-size // stride)
-    total = max((windows - 1) * stride + kernel - size, 0)
-    return total // 2, total - total // 2
 
 
 def _convolution(name: str, source: str, channels: int, kernel: int, stride: int = 1, relu: bool = True) -> ZooLayer:

@@ -7,7 +7,7 @@ the same bytes on any machine and thread count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from math import prod, sqrt
@@ -15,7 +15,7 @@ from math import prod, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.guests.zoo.networks import INPUT, ZooLayer, ZooLayerKind, ZooNetwork, same_padding
+from dovetail.guests.zoo.networks import INPUT, WITH_WEIGHTS, ZooLayer, ZooLayerKind, ZooNetwork
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,8 +46,7 @@ def on_grid(x: Floats, bits: int) -> Floats:
 
 def padded(x: Floats, layer: ZooLayer) -> Floats:
     """The image [N, C, H, W] with the zeros around it that the layer's windows need."""
-    margins = [same_padding(x.shape[2 + axis], layer.kernel[axis], layer.stride) for axis in (0, 1)]
-    return np.pad(x, [(0, 0), (0, 0), *margins])
+    return np.pad(x, [(0, 0), (0, 0), *layer.borders(*x.shape[2:])])
 
 
 def taps(image: Floats, layer: ZooLayer) -> Iterator[tuple[int, int, Floats]]:
@@ -81,22 +80,19 @@ def apply(layer: ZooLayer, inputs: list[Floats], parameters: Parameters | None) 
     if layer.kind is ZooLayerKind.ADD:
         return x + inputs[1]
     if layer.kind is ZooLayerKind.POOL:
-        mean: Floats = x.sum(axis=(2, 3), keepdims=True) / (x.shape[2] * x.shape[3])
-        return mean
+        return np.asarray(x.sum(axis=(2, 3), keepdims=True) / (x.shape[2] * x.shape[3]))
     if layer.kind is ZooLayerKind.FLATTEN:
         return x.reshape(x.shape[0], -1)
     powers: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
-    shares: Floats = powers / powers.sum(axis=-1, keepdims=True)
-    return shares
-
-
-def activate(layer: ZooLayer, sums: Floats) -> Floats:
-    """The layer's result from what `apply` gives."""
-    return np.maximum(sums, 0.0) if layer.relu else sums
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
 def forward(
-    network: ZooNetwork, parameters: Mapping[str, Parameters], x: Floats, exact: bool = True
+    network: ZooNetwork,
+    parameters: dict[str, Parameters],
+    x: Floats,
+    exact: bool = True,
+    draw: Callable[[ZooLayer, list[Floats]], Parameters] | None = None,
 ) -> dict[str, Floats]:
     """The value of the input and of every layer by name, batch axis in front.
 
@@ -105,11 +101,16 @@ def forward(
         parameters: by layer name, for each layer that has any.
         x: [N, *network.input_shape].
         exact: keep the values on the grid; without it they are plain float64.
+        draw: makes the parameters of a layer from its inputs, which are added to `parameters`.
     """
     values = {INPUT: x}
     for layer in network.layers:
-        sums = apply(layer, [values[name] for name in layer.inputs], parameters.get(layer.name))
-        values[layer.name] = activate(layer, on_grid(sums, ACTIVATION_BITS) if exact else sums)
+        inputs = [values[name] for name in layer.inputs]
+        if draw is not None and layer.kind in WITH_WEIGHTS:
+            parameters[layer.name] = draw(layer, inputs)
+        sums = apply(layer, inputs, parameters.get(layer.name))
+        sums = on_grid(sums, ACTIVATION_BITS) if exact else sums
+        values[layer.name] = np.maximum(sums, 0.0) if layer.relu else sums
     return values
 
 
@@ -198,18 +199,14 @@ def _normalised(layer: ZooLayer, drawn: Parameters, sums: Floats, generator: np.
 
 def random_parameters(network: ZooNetwork, seed: int) -> ZooWeights:
     """Weights for every layer from `seed`, scaled so that activations neither vanish nor grow with depth."""
-    generator = np.random.default_rng(seed)
+    generator, parameters = np.random.default_rng(seed), dict[str, Parameters]()
     calibration = synthetic_inputs(network, CALIBRATION_INPUTS, seed)
-    values = {INPUT: calibration}
-    parameters: dict[str, Parameters] = {}
-    for layer in network.layers:
-        inputs = [values[name] for name in layer.inputs]
-        if layer.kind in (ZooLayerKind.CONVOLUTION, ZooLayerKind.DEPTHWISE, ZooLayerKind.DENSE):
-            drawn = _drawn(layer, inputs, generator)
-            sums = on_grid(apply(layer, inputs, drawn), ACTIVATION_BITS)
-            parameters[layer.name] = _normalised(layer, drawn, sums, generator)
-        sums = apply(layer, inputs, parameters.get(layer.name))
-        values[layer.name] = activate(layer, on_grid(sums, ACTIVATION_BITS))
+
+    def draw(layer: ZooLayer, inputs: list[Floats]) -> Parameters:
+        drawn = _drawn(layer, inputs, generator)
+        return _normalised(layer, drawn, on_grid(apply(layer, inputs, drawn), ACTIVATION_BITS), generator)
+
+    forward(network, parameters, calibration, draw=draw)
     return ZooWeights(parameters, calibration)
 
 
