@@ -183,11 +183,16 @@ class DeviceSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+def spec_of(model: DeviceModel) -> DeviceSpec:
+    """A target's device model as simulators are told of it."""
+    return DeviceSpec(model.factory, model.base, model.size, model.arguments)
+
+
 def target_devices(target: Target, instead: Mapping[str, DeviceModel] | None = None) -> tuple[DeviceSpec, ...]:
     """Every engine's device, some by name in place of the target's own, and the DMA."""
     engines = [engine for engine in target.engines if engine.device]
     models = [(instead or {}).get(engine.name, engine.device) for engine in engines]
-    found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models if model]
+    found = [spec_of(model) for model in models if model]
     if target.dma:
         arguments = {name: getattr(target.dma, name) for name in ("name", "bytes_per_cycle", "setup_cycles")}
         found.append(DeviceSpec("dovetail.sim.dma:DmaDevice", target.dma.base, 0x100, arguments))

@@ -306,22 +306,17 @@ def _dense(making: LayerBuilder, part: Part) -> str:
     return _layer(making, part, FullyConnected(*zeros), x, weights)
 
 
-def _convolution(making: LayerBuilder, part: Part) -> str:
+def _windowed(making: LayerBuilder, part: Part) -> str:
     x, kind, zeros = _layer_operand(making, part)
     kernel, stride, dilation = making.both("kernel"), making.both("stride"), making.both("dilation")
     _refuse_padding_alone(making, part, kind.shape)
-    outputs, groups = making.get("outputs"), making.get("groups")
-    require(kind.shape[-1] % groups == 0, "groups divide the channels")
-    weights = _weights(making, (outputs, *kernel, kind.shape[-1] // groups))
-    return _layer(making, part, Conv2d(stride, dilation, *zeros), x, weights)
-
-
-def _depthwise(making: LayerBuilder, part: Part) -> str:
-    x, kind, zeros = _layer_operand(making, part)
-    kernel, stride, dilation = making.both("kernel"), making.both("stride"), making.both("dilation")
-    _refuse_padding_alone(making, part, kind.shape)
-    weights = _weights(making, (1, *kernel, kind.shape[-1] * making.get("depth")))
-    return _layer(making, part, DepthwiseConv2d(stride, dilation, *zeros), x, weights)
+    if part.operator.is_channelwise:
+        weights = _weights(making, (1, *kernel, kind.shape[-1] * making.get("depth")))
+    else:
+        outputs, groups = making.get("outputs"), making.get("groups")
+        require(kind.shape[-1] % groups == 0, "groups divide the channels")
+        weights = _weights(making, (outputs, *kernel, kind.shape[-1] // groups))
+    return _layer(making, part, part.operator(stride, dilation, *zeros), x, weights)
 
 
 def _layer(making: LayerBuilder, part: Part, operator: Linear, x: str, weights: str) -> str:
@@ -425,11 +420,8 @@ def _pool(making: LayerBuilder, part: Part) -> str:
     x = _make(making, part.inputs[0])
     pads = tuple((making.get(a), making.get(b)) for a, b in (("top", "bottom"), ("left", "right")))
     kernel, stride = making.both("kernel"), making.both("stride")
-    if part.operator is SumPool2d:
-        zero = _zero(making, "input_zero", making.builder.type_of(x).dtype)
-        return making.add(SumPool2d(kernel, stride, (pads[0], pads[1]), zero), x)
-    kind = MaxPool2d if part.operator is MaxPool2d else AveragePool2d
-    return making.add(kind(kernel, stride, (pads[0], pads[1])), x)
+    more = [_zero(making, "input_zero", making.builder.type_of(x).dtype)] if part.operator is SumPool2d else []
+    return making.add(part.operator(kernel, stride, pads, *more), x)
 
 
 def _operands(making: LayerBuilder, part: Part) -> list[str]:
@@ -493,8 +485,8 @@ def _user(making: LayerBuilder, part: Part) -> str:
 
 Maker = Callable[[LayerBuilder, Part], str]
 _MAKERS: Mapping[type[Operator], Maker] = {
-    Conv2d: _convolution,
-    DepthwiseConv2d: _depthwise,
+    Conv2d: _windowed,
+    DepthwiseConv2d: _windowed,
     FullyConnected: _dense,
     BitProduct: _bit_product,
     Pad: _pad,

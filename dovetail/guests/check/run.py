@@ -28,7 +28,7 @@ from dovetail.program.interpret import ProgramInterpreter
 from dovetail.program.ir import LaunchStatement, View, byte_places, dense_view, load, store
 from dovetail.run import Watchdog, run_build
 from dovetail.schedule.partition import initial_partition
-from dovetail.sim.device import Bytes, Device, DeviceSpec, MemoryRegion, accesses, hurried, make_device
+from dovetail.sim.device import Device, MemoryBus, MemoryRegion, accesses, hurried, make_device, spec_of
 from dovetail.sim.launch_queue import FINISHED, START
 from dovetail.target.description import Target
 from dovetail.target.devices import JOB
@@ -38,26 +38,13 @@ from dovetail.target.pattern import Scope
 
 LAST = 8
 """Register accesses shown of a port that hangs."""
-_UNWRITTEN = 0xA5
-"""The byte in memory that nothing was written to, as on the simulated chip."""
 _CONSTANTS = 16
 """Bytes that packed constants are aligned to."""
 
 
-class MemoryView:
-    """A `Bus` over the memories of an interpreted program."""
-
-    def __init__(self, target: Target, memories: Mapping[str, Array]) -> None:
-        self.regions: Sequence[MemoryRegion] = tuple(MemoryRegion(m.name, m.base, m.size) for m in target.memories)
-        self._memories = memories
-
-    def view(self, address: int, nbytes: int) -> Bytes:
-        """See `Bus.view`."""
-        for region in self.regions:
-            offset = address - region.base
-            if offset >= 0 and nbytes >= 0 and offset + nbytes <= region.size:
-                return self._memories[region.name][offset : offset + nbytes]
-        raise SimulationError(f"{nbytes} bytes at {address:#x} are not inside one memory")
+def bus_of(target: Target) -> MemoryBus:
+    """The memories of a target, in which nothing was written yet."""
+    return MemoryBus([MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories])
 
 
 def has_model(target: Target, engine: Engine) -> bool:
@@ -77,30 +64,28 @@ def last_writes(command: Command) -> str:
     return "; ".join(writes[-LAST:])
 
 
-def carry_out(device: Device, command: Command) -> None:
-    """One job from start to end."""
-    for offset, value in writes_of(command):
-        device.write(offset, value, 0)
-    while (event := device.next_event()) is not None:
-        device.advance(event)
-    device.read(FINISHED, 0)
+def carry_out(device: Device, command: Command, seconds: float) -> None:
+    """One job from start to end; raises SimulationError if it takes longer."""
+    with time_limit(seconds, last_writes(command)):
+        for offset, value in writes_of(command):
+            device.write(offset, value, 0)
+        while (event := device.next_event()) is not None:
+            device.advance(event)
+        device.read(FINISHED, 0)
 
 
-def device_of(engine: Engine, bus: MemoryView) -> Device:
+def device_of(engine: Engine, bus: MemoryBus) -> Device:
     """An engine's Python model on these memories."""
     assert engine.device is not None
-    model = engine.device
-    return make_device(DeviceSpec(model.factory, model.base, model.size, model.arguments), bus)
+    return make_device(spec_of(engine.device), bus)
 
 
 def on_model(compiled: Compiled, inputs: Mapping[str, Array], seconds: float) -> dict[str, Array]:
     """The outputs of a program whose launches the devices carry out.
     Raises SimulationError if a device accesses other memory than its own, or does not come to an end."""
     program, target, unit = compiled.plan.program, compiled.unit.target, compiled.unit
-    machine = ProgramInterpreter(program, target)
-    for memory in machine.memories.values():
-        memory[:] = _UNWRITTEN
-    bus = MemoryView(target, machine.memories)
+    machine, bus = ProgramInterpreter(program, target), bus_of(target)
+    machine.memories.update(bus.arrays)
     for name, view in program.inputs.items():
         machine.write(view, inputs[name])
     for index, statement in enumerate(program.statements):
@@ -111,8 +96,7 @@ def on_model(compiled: Compiled, inputs: Mapping[str, Array], seconds: float) ->
         for _, command in unit.commands[index]:
             if not isinstance(command, Command):
                 raise ProgramError(f"{statement.engine} is software and has no device")
-            with time_limit(seconds, last_writes(command)):
-                carry_out(device, command)
+            carry_out(device, command, seconds)
     return {name: machine.read(view) for name, view in program.outputs.items()}
 
 
@@ -164,8 +148,8 @@ def on_device(target: Target, case: Case, checked: PointCheck, seconds: float) -
     result = room.view("result", match.result, layouts.get("result"), apart)
     if room.used > memory.size:
         return None
-    memories = {other.name: np.full(other.size, _UNWRITTEN, np.uint8) for other in target.memories}
-    contents = memories[engine.memory]
+    bus = bus_of(target)
+    contents = bus.arrays[engine.memory]
     for name, view in views.items():
         store(contents, view, 0, layer.inputs[name])
     for name, array in packed.items():
@@ -174,11 +158,10 @@ def on_device(target: Target, case: Case, checked: PointCheck, seconds: float) -
     laid_out = {**views, "result": result}
     operands = {name: Operand(memory.base + view.offset, view.strides) for name, view in laid_out.items()}
     operands |= {name: Operand(memory.base + place, (1,)) for name, place in (places | {"scratch": scratch}).items()}
-    device = device_of(engine, MemoryView(target, memories))
+    device = device_of(engine, bus)
     for command in offload.commands(match, operands):
         if isinstance(command, Command):
-            with time_limit(seconds, last_writes(command)):
-                carry_out(device, command)
+            carry_out(device, command, seconds)
     before[scratch : scratch + offload.scratch(match)] = contents[scratch : scratch + offload.scratch(match)]
     _written_elsewhere(before, contents, result)
     return load(contents, result, 0)
@@ -229,7 +212,7 @@ def in_no_time(target: Target) -> Target:
     def at_once(engine: Engine) -> Engine:
         if (device := engine.device) is None:
             return engine
-        spec = hurried(DeviceSpec(device.factory, device.base, device.size, device.arguments))
+        spec = hurried(spec_of(device))
         return replace(engine, device=replace(device, factory=spec.factory, arguments=spec.arguments))
 
     return replace(target, engines=tuple(map(at_once, target.engines)))

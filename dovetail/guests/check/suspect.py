@@ -18,6 +18,7 @@ from dovetail.guests.check.instead import instead
 from dovetail.guests.check.layers import LEAST, MADE, PADS, SIZES, single
 from dovetail.guests.check.run import Outcome
 from dovetail.ir.types import Array
+from dovetail.sim.device import INITIAL_BYTE
 from dovetail.target.offload import Offload
 
 _SIMPLEST = {"scale": 1, "offset": 2, "along": 3}
@@ -145,7 +146,6 @@ _NEEDED = (
     (("outputs",), "output channels: weight order, alignment or too wide a limit"),
     (("rows", "columns"), "addresses: alignment, strides between rows, or too wide a limit"),
 )
-_UNWRITTEN = 0xA5
 _EXAMINED = 6
 """Failing cases in which mistakes are looked for."""
 _COMPARED = 40
@@ -236,7 +236,7 @@ def _fitting(outcome: Outcome, offload: Offload, wanted: Collection[str] = ()) -
 def _of_difference(actual: Array, expected: Array) -> Iterator[str]:
     """Sentences on the places and sizes of the differences."""
     wrong, gap = actual != expected, actual.astype(np.int64) - expected.astype(np.int64)
-    if (np.ascontiguousarray(actual[wrong]).view(np.uint8) == _UNWRITTEN).all():
+    if (np.ascontiguousarray(actual[wrong]).view(np.uint8) == INITIAL_BYTE).all():
         yield f"never written: {_where(wrong) or 'part of the result'}"
     if (order := _permutation(actual, expected)) is not None:
         yield f"output channels permuted: weight order (result channels are {order[:8]}...)"

@@ -39,7 +39,7 @@ from dovetail.guests.check.layers import NoLayerError
 from dovetail.guests.check.run import INSTRUCTIONS, SECONDS, compiled_cases, has_model, writes_of
 from dovetail.ir.types import Array
 from dovetail.program.interpret import ProgramInterpreter, observe
-from dovetail.program.ir import Role
+from dovetail.program.ir import Role, View
 from dovetail.run import Watchdog, run_build
 from dovetail.sim.device import accesses
 from dovetail.target.description import Target
@@ -125,63 +125,61 @@ def vectors_of(target: Target, engine: Engine, offload: Offload) -> Vectors | No
         return _of_list(target, engine, case, compiled, inputs)
     unit, program = compiled.unit, compiled.plan.program
     observed = next(iter(observe(program, unit.target, inputs)))
-    launch = observed.launch
-    places = addressed_operands(program, launch)
+    launch, places = observed.launch, addressed_operands(program, observed.launch)
     blocks = []
     for name, view in launch.operands.items():
-        if name == "scratch":
-            continue
-        start, stop = view.span
-        buffer = program.buffers[view.buffer]
-        if buffer.role is Role.CONSTANT:
-            content = launch.packed[name].reshape(-1).view(np.uint8)
-        else:
-            assert buffer.address is not None
-            first = buffer.address - unit.target.memory(buffer.memory).base
-            content = observed.before[buffer.memory][first + start : first + stop]
-        blocks.append(Block("x" if name in inputs and len(inputs) == 1 else name, places[name].address, content))
-    expected, mask = expected_bytes(launch.result, observed.result)
-    result = Block("expected", places["result"].address, np.frombuffer(expected, np.uint8))
-    counts = np.ones(result.content.size, np.uint8) if mask is None else np.frombuffer(mask, np.uint8)
+        if name != "scratch":
+            is_constant = program.buffers[view.buffer].role is Role.CONSTANT
+            packed = launch.packed[name].reshape(-1).view(np.uint8) if is_constant else None
+            content = _bytes_at(compiled, observed.before, view) if packed is None else packed
+            blocks.append(Block("x" if name in inputs and len(inputs) == 1 else name, places[name].address, content))
     commands = [command for _, command in unit.commands[observed.index] if isinstance(command, Command)]
+    words: dict[str, Array] = {}
     if has_model(target, engine):
         writes = tuple(write for command in commands for write in writes_of(command))
-        return Vectors(offload.name, engine.name, engine.memory, tuple(blocks), writes, result, counts * 255)
-    read = commands if engine.raw.pointers else []  # others' words are written into registers
-    parts = {name: part for command in read for name, part in engine.raw.parts(command).items()}
-    words = {name: np.frombuffer(part, "<u4") for name, part in parts.items()}
-    rest = (tuple(blocks), writes_seen(target, case), result, counts * 255, words)
-    return Vectors(offload.name, engine.name, engine.memory, *rest)
+    else:
+        read = commands if engine.raw.pointers else []  # others' words are written into registers
+        parts = {name: part for command in read for name, part in engine.raw.parts(command).items()}
+        words = {name: np.frombuffer(part, "<u4") for name, part in parts.items()}
+        writes = writes_seen(target, case)
+    result = _expected(launch.result, observed.result, places["result"].address)
+    return Vectors(offload.name, engine.name, engine.memory, tuple(blocks), writes, *result, words)
+
+
+def _bytes_at(compiled: Compiled, memories: Mapping[str, Array], view: View) -> Array:
+    """The bytes of a view as they lie in memories."""
+    buffer = compiled.plan.program.buffers[view.buffer]
+    first = (buffer.address or 0) - compiled.unit.target.memory(buffer.memory).base
+    return np.array(memories[buffer.memory][first + view.span[0] : first + view.span[1]])
+
+
+def _expected(view: View, array: Array, address: int) -> tuple[Block, Array]:
+    """The bytes of a result, and which of them count."""
+    content, mask = expected_bytes(view, array)
+    counts = np.ones(len(content), np.uint8) if mask is None else np.frombuffer(mask, np.uint8)
+    return Block("expected", address, np.frombuffer(content, np.uint8)), counts * 255
 
 
 def _of_list(target: Target, engine: Engine, case: Case, compiled: Compiled, inputs: Mapping[str, Array]) -> Vectors:
     """The one list a layer becomes, with what it finds in the memory of values and in that of its constants."""
     program, unit = compiled.plan.program, compiled.unit
-    machine = ProgramInterpreter(program, unit.target)
+    addresses = {name: buffer.address or 0 for name, buffer in program.buffers.items()}
+    machine, blocks = ProgramInterpreter(program, unit.target), []
     for name, view in program.inputs.items():
         machine.write(view, inputs[name])
-    blocks = []
-    for name, view in program.inputs.items():
-        buffer = program.buffers[view.buffer]
-        assert buffer.address is not None
-        first = buffer.address + view.offset - unit.target.memory(buffer.memory).base
-        content = machine.memories[buffer.memory][first : first + view.span[1] - view.span[0]].copy()
-        blocks.append(Block("x" if len(inputs) == 1 else name, buffer.address + view.offset, content))
+        content = _bytes_at(compiled, machine.memories, view)
+        blocks.append(Block("x" if len(inputs) == 1 else name, addresses[view.buffer] + view.offset, content))
     for name, buffer in program.buffers.items():
         if buffer.role is Role.CONSTANT and buffer.address is not None:
             blocks.append(Block(name, buffer.address, program.constants[name]))
     for index, statement in enumerate(program.statements):
         machine.step(index, statement)
     view = next(iter(program.outputs.values()))
-    expected, mask = expected_bytes(view, machine.read(view))
-    result = Block(
-        "expected", (program.buffers[view.buffer].address or 0) + view.offset, np.frombuffer(expected, np.uint8)
-    )
-    counts = np.ones(result.content.size, np.uint8) if mask is None else np.frombuffer(mask, np.uint8)
+    result = _expected(view, machine.read(view), addresses[view.buffer] + view.offset)
     several = len(unit.lists) > 1
     words = {f"list_{n}" if several else "list": np.array(one.words, np.uint32) for n, one in enumerate(unit.lists)}
     memory, writes = program.buffers[view.buffer].memory, writes_seen(target, case)
-    return Vectors(case.offload, engine.name, memory, tuple(blocks), writes, result, counts * 255, words)
+    return Vectors(case.offload, engine.name, memory, tuple(blocks), writes, *result, words)
 
 
 def writes_seen(target: Target, case: Case) -> tuple[tuple[int, int], ...]:

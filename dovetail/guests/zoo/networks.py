@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from dovetail.read.geometry import same_border
-
 
 class ZooLayerKind(Enum):
     """Kinds of layers."""
@@ -53,6 +51,8 @@ class ZooLayer:
     def borders(self, rows: int, columns: int) -> list[tuple[int, int]]:
         """Zeros before and after the axes of an image, by TensorFlow's SAME rule, which the four MLPerf Tiny networks
         use."""
+        from dovetail.read.geometry import same_border  # the names alone come without numpy
+
         return [same_border(size, span, self.stride) for size, span in zip((rows, columns), self.kernel, strict=True)]
 
 
