@@ -56,6 +56,7 @@ def mapping(graph: Graph, mesh: Mesh, objective: Objective) -> tuple[MeshMapping
     topology = build_topology(mesh)
     times.append(time.process_time())
     parts = partition_mesh(graph, regions, topology, objective)
+    assert parts is not None, "it fits"
     times.append(time.process_time())
     found = place_and_route(parts, topology)
     times.append(time.process_time())
@@ -67,7 +68,7 @@ def scale_table() -> list[str]:
     rows = []
     for name in ("ResNet-50", "VGG-16"):
         graph = network(name)
-        for size, mesh in SIZES.items():
+        for size, mesh in list(SIZES.items())[1:]:  # neither fits a chip
             found, seconds = mapping(graph, mesh, THROUGHPUT)
             stages = [stage for section in found.parts.sections for stage in section.stages]
             entries = max((tables.largest() for tables in found.tables), default=0)
@@ -104,7 +105,7 @@ def time_table() -> list[str]:
     rows = []
     for name in (*SMALL, "ResNet-50", "VGG-16"):
         graph = network(name)
-        for size, mesh in (("a chip", SIZES["a chip"]), ("a board", MESH)):
+        for size, mesh in (("a chip", SIZES["a chip"]), ("a board", MESH))[name not in SMALL :]:
             for objective in (LATENCY, THROUGHPUT):
                 found = map_network(graph, partition(graph, TARGET), build_topology(mesh), objective, whole=True)
                 result = measure(found, 16)
@@ -123,8 +124,6 @@ def time_table() -> list[str]:
                         result.bottleneck,
                     ]
                 )
-                if not found.parts.resident:  # sections follow each other, whatever is asked for
-                    break
     header = [
         "network",
         "mesh",

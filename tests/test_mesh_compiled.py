@@ -94,7 +94,7 @@ def run(target: dt.Target, graph: Graph, project: MeshProject, found: MeshMappin
 
 def check_times(found: MeshMapping, done: ExactRun, near: float = 0.1) -> None:
     """The stream takes what the model says, with the cycles of the firmware."""
-    modelled, executed = measure(found), measure(found, turns=done.turns)
+    modelled, executed = measure(found), measure(found, clocks=done.clocks)
     for what in ("interval", "latency"):
         taken, charged = getattr(executed, what), getattr(modelled, what)
         print(f"{what} {taken:,.0f} executed, {charged:,.0f} modelled")

@@ -94,7 +94,7 @@ def test_networks_on_at_least_64_elements(name: str) -> None:
     assert len(project.programs) < len(project.elements) / 4
     assert max(done.memory) <= min(MESH.usable, 96 * 1024)
     assert 0 < done.stack <= TARGET.core.stack
-    modelled, executed = measure(found), measure(found, turns=done.turns)
+    modelled, executed = measure(found), measure(found, clocks=done.clocks)
     for what in ("interval", "latency"):
         taken, charged = getattr(executed, what), getattr(modelled, what)
         print(f"{name}: {what} {taken:,.0f} executed, {charged:,.0f} modelled")
@@ -148,9 +148,9 @@ def test_projects_are_the_same_twice_and_images_hold_every_element() -> None:
     count = 0
     for name, content in first.files.items():
         if name.startswith("chips/"):
-            magic, _, _, elements, _, _ = struct.unpack_from("<4sIIIII", content)
-            assert magic == b"DVM1"
-            place = 24
+            magic, _, _, elements, _, _, dram = struct.unpack_from("<4sIIIIII", content)
+            assert magic == b"DVM2" and not dram
+            place = 28
             for _ in range(elements):
                 _, size, program, _ = struct.unpack_from("<II32sI", content, place)
                 assert program.rstrip(b"\0").decode() in first.programs

@@ -86,7 +86,7 @@ def requests(seed: int) -> Iterator[tuple[int, bytes]]:
                 (FrameKind.READ, struct.pack("<HHI", number // 2, generator.choice([0, 1, 24, 192, 1025]), place)),
                 (FrameKind.CYCLES, struct.pack("<I", place)),
                 (FrameKind.LOAD, struct.pack("<III", LoadKind.DATA, 7, place) + content),
-                (FrameKind.LOAD, struct.pack("<III", generator.choice([6, 7, 1 << 31]), 0, 0) + content),
+                (FrameKind.LOAD, struct.pack("<III", generator.choice([7, 8, 1 << 31]), 0, 0) + content),
                 (generator.choice([*FrameKind, 0, 10, 127]), bytes(generator.choice([0, 1, 3, 5, 7]))),
             ]
         )

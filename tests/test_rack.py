@@ -26,7 +26,7 @@ from dovetail.errors import BoardError, BuildError
 from dovetail.guests.agent.server import Agent
 from dovetail.guests.agent.settings import read_settings
 from dovetail.guests.mesh.compiled import with_compiler
-from dovetail.guests.mesh.manifest import MeshBuild, ResultPart, read_mesh
+from dovetail.guests.mesh.manifest import MeshBuild, TensorRecord, read_mesh
 from dovetail.guests.mesh.rack import EmulatedElements
 from dovetail.guests.mesh.remote import Images, RackSession, mesh_images
 from dovetail.ir.types import Array
@@ -121,6 +121,33 @@ def test_a_network_behind_an_agent_that_is_killed(
 
 
 @needs_firmware
+def test_a_network_in_sections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder of it runs as any other, and what elements load is what is used."""
+    assert dovetail("zoo", "digits", "-o", tmp_path / "net.onnx") == 0
+    (tmp_path / "few.py").write_text(
+        "from dataclasses import replace\n"
+        "import dovetail.target as dt\n"
+        "from dovetail.targets.spinnaker2 import MESH, TARGET\n"
+        "few = replace(MESH.resized(chips=1), grid=dt.Grid(2, 2, 1))\n"
+        'TARGET = replace(TARGET, name="few", mesh=few)\n'
+    )
+    target = ("-t", tmp_path / "few.py")
+    assert dovetail("mesh", tmp_path / "net.onnx", *target, "--objective", "latency", "-o", tmp_path / "mesh") == 0
+    assert "sections" in capsys.readouterr().out
+    assert dovetail("run", tmp_path / "mesh", *target, "--json", tmp_path / "clocks.json") == 0
+    assert "equals the integer graph's" in capsys.readouterr().out
+    build = read_mesh(tmp_path / "mesh")
+    clocks = np.array(json.loads((tmp_path / "clocks.json").read_text())["clocks"])
+    assert clocks.shape == (1, build.pieces, 4) and (np.diff(clocks, axis=2) >= 0).all()
+    image = next((tmp_path / "mesh" / "chips").iterdir())
+    content = bytearray(image.read_bytes())
+    size = int.from_bytes(content[24:28], "little")
+    content[-size:] = bytes(byte ^ 0x55 for byte in content[-size:])
+    image.write_bytes(content)
+    assert "error" in refused(capsys, "run", tmp_path / "mesh", *target)
+
+
+@needs_firmware
 def test_what_is_wrong_with_what_was_loaded_is_found(folder: Path) -> None:
     """Routes, tables and data are what is used: with one of them changed, nothing comes out, or something else."""
     build, target = read_mesh(folder), with_compiler(load_target("spinnaker2"))
@@ -162,7 +189,7 @@ class Adder(RackBackend):
 
     def run(self, loaded: RackContents, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
         found = [np.frombuffer(one[0], np.uint8) + sum(loaded.parts[LoadKind.DATA][7]) % 256 for one in inputs]
-        return RackRun([b"".join(one.astype(np.uint8).tobytes() for one in found)], [5] * 4 * len(inputs), 5)
+        return RackRun({0: b"".join(one.astype(np.uint8).tobytes() for one in found)}, [5] * 4 * len(inputs), 5)
 
 
 IMAGES: Images = [
@@ -174,8 +201,8 @@ IMAGES: Images = [
 def small(folder: Path) -> MeshBuild:
     """What fits `Adder`."""
     ports = [TensorPort(name=name, shape=(24,), dtype="uint8") for name in ("x", "y")]
-    part = ResultPart("y", 0, ((0, 24),), (24,))
-    return MeshBuild(folder, "none", "5a" * 16, ports[:1], ports[1:], ["x"], {7: ("p", (0,))}, [part])
+    tensors = [TensorRecord(24, "x", ("y",))]
+    return MeshBuild(folder, "none", "5a" * 16, ports[:1], ports[1:], tensors, {7: ("p", ((0, 0, 0),))})
 
 
 def test_lines_that_are_cut_and_agents_that_end(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +409,7 @@ def test_mistakes_are_told(folder: Path, secret: Path, tmp_path: Path, capsys: p
     for given in (("--sim", "host"), ("--check-layers",)):
         assert "leave it out" in refused(capsys, "run", folder, *given)
     assert "does not answer" in refused(capsys, "run", folder, *on)
-    (tmp_path / "mesh.json").write_text('{"schema": 1, "inputs": 3}')
+    (tmp_path / "mesh.json").write_text('{"schema": 2, "inputs": 3}')
     assert "mesh.json:1: inputs: must be a list" in refused(capsys, "run", tmp_path)
     (tmp_path / "mesh.json").unlink()
     with pytest.raises(BuildError, match="this is not a mapped network"):

@@ -35,11 +35,14 @@ class LoadKind(enum.IntEnum):
     DATA = 2
     """Data of an element."""
     TABLE = 3
-    """An element's program number, and the offset of each of its pieces' data."""
+    """An element's program number, and of each of its pieces the section, and where header and transfers lie: in the
+    element's data, or in the DRAM where the network runs in several sections."""
     ROUTES = 4
     """A chip's routing table: counts of entries and sets, then both."""
     TENSOR = 5
-    """By number: bytes of an input in DRAM."""
+    """By number: bytes of a tensor in DRAM, for one input."""
+    DRAM = 6
+    """A chip's DRAM: what elements load from it."""
 
 
 class RefusedError(Exception):
@@ -71,10 +74,11 @@ class RackContents:
 class RackRun:
     """Results and clock cycles of a run."""
 
-    results: Sequence[bytes]
-    """Bytes stored by each piece that stores, by element and piece; those of all inputs one after the other."""
+    results: Mapping[int, bytes]
+    """Tensors in DRAM that were stored, by number; of all inputs, one after the other."""
     clocks: Sequence[int]
-    """[inputs, pieces, 4] when each began, gave its slots back, sent, and when its element was free."""
+    """[inputs, pieces, 4] when each began, gave its slots back, sent, and when its element was free; from the beginning
+    of the stream, or of the piece's section where there are several."""
     cycles: int
     """Clock cycles of the slowest element."""
 
@@ -103,7 +107,7 @@ class Rack:
         """How often inputs were computed."""
         self._session = self._last = 0
         self._tensors: dict[int, bytearray] = {}
-        self._ran = RackRun((), (), 0)
+        self._ran = RackRun({}, (), 0)
 
     def answer(self, frame: Frame) -> Frame:
         """The answer to a request."""
@@ -155,7 +159,7 @@ class Rack:
     def _load(self, what: int, number: int, offset: int, content: bytes) -> bytes:
         self.digest = bytes(16)
         if what == LoadKind.NOTHING:
-            self.loaded, self._tensors, self._ran = RackContents(), {}, RackRun((), (), 0)
+            self.loaded, self._tensors, self._ran = RackContents(), {}, RackRun({}, (), 0)
         else:
             self.loaded.add(what, number, offset, content)
         return b""
@@ -195,7 +199,7 @@ class Rack:
         return struct.pack("<Q", self._ran.cycles)
 
     def _read(self, number: int, count: int, offset: int) -> bytes:
-        found = self._ran.results[number] if number < len(self._ran.results) else None
+        found = self._ran.results.get(number)
         if found is None or count > MAXIMUM_PAYLOAD or offset + count > len(found):
             raise RefusedError(f"result {number} has no byte {offset + count}")
         return found[offset : offset + count]

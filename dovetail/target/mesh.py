@@ -257,7 +257,7 @@ class Mesh:
         return (self.grid.width * self.grid.height - len(self.grid.without)) * self.grid.elements
 
     def resized(self, boards: int | None = None, chips: int | None = None) -> Mesh:
-        """The same of so many boards, or of so many chips of one board.
+        """The same of so many boards, or of so many chips of one board; as it is where neither is said.
 
         Raises:
             ValueError: there is room for fewer.
@@ -266,4 +266,6 @@ class Mesh:
             raise ValueError(f"{chips} chips: a board has {len(self.board)}")
         if boards is not None and not 1 <= boards <= len(self.origins):
             raise ValueError(f"{boards} boards: there are places for {len(self.origins)}")
+        if chips is None and boards is None:
+            return self
         return replace(self, boards=1 if chips else boards or self.boards, chips=chips)

@@ -15,7 +15,7 @@ from dovetail.guests.mesh.compiled import macros, shared_files
 from dovetail.target.description import Target
 
 _SHARED = ("dovetail_rt.h", "dovetail_rt.c")
-_OWN = ("mesh_hal.h", "element.h", "mesh_sim.c")
+_OWN = ("mesh_hal.h", "element.h", "element.c", "mesh_sim.c")
 _SECTIONS = ("mesh_sections.h", "mesh_sections_sim.c")
 _MANAGER = ("mesh_manager.h", "mesh_manager.c")
 
@@ -83,7 +83,7 @@ PROGRAMS = $(patsubst programs/%/program.c,%.elf,$(wildcard programs/*/program.c
 all: $(PROGRAMS)
 %.elf: programs/%/program.c
 \t$(CC) $(CFLAGS) {include} -Iprograms/$* -nostdlib -Wl,--gc-sections -T link.ld $(wildcard programs/$*/*.c) \\
-\t\truntime/{start} runtime/dovetail_rt.c $(HAL) -lgcc -o $@
+\t\truntime/{start} runtime/dovetail_rt.c runtime/element.c $(HAL) -lgcc -o $@
 clean:
 \trm -f $(PROGRAMS)
 .PHONY: all clean
@@ -106,7 +106,13 @@ def build_programs(files: Mapping[str, bytes], target: Target, folder: Path, job
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    runtime = (instruction_set(target.core.isa).start, "dovetail_rt.c", "mesh_sim.c", "mesh_sections_sim.c")
+    runtime = (
+        instruction_set(target.core.isa).start,
+        "dovetail_rt.c",
+        "element.c",
+        "mesh_sim.c",
+        "mesh_sections_sim.c",
+    )
     shared = [folder / "runtime" / name for name in runtime if f"runtime/{name}" in files]
     shared += [folder / name for name in shared_files(target) if name.endswith(".c")]
     has_sections = "runtime/mesh_sections.h" in files

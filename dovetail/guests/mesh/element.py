@@ -53,6 +53,27 @@ class _PieceProgress:
     """Inputs whose slots were given back."""
 
 
+@dataclass(frozen=True)
+class StoredPart:
+    """Part of a tensor that a piece stored."""
+
+    piece: int
+    transfer: Mapping[str, int]
+    """Fields of `mesh_transfer_t`: its tensor (`key`), and where in it the part belongs."""
+    content: bytes
+
+    def put(self, tensor: bytearray) -> None:
+        """Put it into the tensor; raises SimulationError where it has no room there."""
+        transfer, size = self.transfer, self.transfer["bytes"]
+        for place, (row, column) in enumerate(product(range(transfer["rows"]), range(transfer["columns"]))):
+            start = transfer["source"] + row * transfer["source_row"] + column * transfer["source_column"]
+            if start + size > len(tensor):
+                raise SimulationError(
+                    f"tensor {transfer['key']} has no byte {start + size}", where="mesh", hint=_TABLES
+                )
+            tensor[start : start + size] = self.content[place * size : (place + 1) * size]
+
+
 @dataclass
 class PieceTurn:
     """Cycles at which a piece began an input, gave its slots back, and sent its message or stored it."""
@@ -101,8 +122,8 @@ class ElementDevice:
         self._pieces: dict[int, _PieceProgress] = {}
         self.sent: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
         """Input -> message by key."""
-        self.stored: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
-        """Input -> result by piece."""
+        self.stored: defaultdict[int, list[StoredPart]] = defaultdict(list)
+        """Input -> parts of tensors."""
         self.turns: list[PieceTurn] = []
         self._loads: list[tuple[int, int, bytes]] = []  # end, address, content
         self.waited = 0
@@ -124,10 +145,11 @@ class ElementDevice:
             )
         return self._pieces.setdefault(number, _PieceProgress(self.inputs[number]))
 
-    def enter(self, section: int, number: int, messages: dict[int, bytes], tensors: Mapping[int, bytes]) -> None:
+    def enter(self, section: int, number: int, messages: Mapping[int, bytes], tensors: Mapping[int, bytes]) -> None:
         """Make ready for a section of a program: its messages and tensors for the input with a number."""
-        self.messages = [*([{}] * number), messages]
+        self.messages = [*([{}] * number), dict(messages)]
         self.tensors = [*([{}] * number), tensors]
+        self.turns.clear()
         self._pieces.setdefault(section, _PieceProgress(number + 1)).limit = number + 1
         self.sent.clear()
         self.stored.clear()
@@ -202,7 +224,9 @@ class ElementDevice:
             case Register.STORE:
                 turn = self._turn(now)
                 turn.sent = turn.sent or now
-                self.stored[number][turn.piece] = self._bus.view(data, value).tobytes()
+                transfer = self._words(value, _FIELDS)
+                nbytes = transfer["rows"] * transfer["columns"] * transfer["bytes"]
+                self.stored[number].append(StoredPart(turn.piece, transfer, self._bus.view(data, nbytes).tobytes()))
             case Register.JOB:
                 self._start_job(value, now)
 

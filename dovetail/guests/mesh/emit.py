@@ -13,33 +13,25 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from dovetail.errors import PlanError
 from dovetail.guests.mesh.building import build_files
-from dovetail.guests.mesh.layout import (
-    SectionPart,
-    joined_data,
-    places_of,
-    program_files,
-    section_files,
-    section_part,
-    up16,
-)
+from dovetail.guests.mesh.layout import buffer_places, joined_data, places_of, program_files, section_files, up16
 from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.guests.mesh.placement import SectionPlacement, Tables
-from dovetail.guests.mesh.programs import HEADER_BYTES, ElementProgram, element_program
+from dovetail.guests.mesh.programs import HEADER_BYTES, ElementProgram, PieceCode, element_program
 from dovetail.guests.mesh.sections import LAYER_CODE
-from dovetail.guests.mesh.transfers import padding, piece_bytes, senders_of
+from dovetail.guests.mesh.transfers import ELEMENT_HEADER, piece_bytes, senders_of
 from dovetail.target.description import Target
 
 SECTIONS = "sections"
 """Name of the program of all sections."""
 _NO_PART = 0xFFFFFFFF
-_SECTION_HEADER, _SECTION, _LOAD, _FILL = (struct.Struct(f"<{count}I") for count in (4, 8, 3, 5))
-"""`mesh_sections_t`, `mesh_section_t`, `mesh_load_t`, `mesh_fill_t`."""
+_SECTION_HEADER, _SECTION, _LOAD = (struct.Struct(f"<{count}I") for count in (2, 6, 3))
+"""`mesh_sections_t`, `mesh_section_t`, `mesh_load_t`."""
 _TABLE_ROOM = 416
 """Bytes of an element's tables for a section at most."""
 
@@ -54,9 +46,10 @@ class Element:
     data: bytes
     """For the symbol element_data."""
     pieces: tuple[int, ...] = ()
-    """Its pieces; empty where sections differ in them."""
-    places: tuple[int, ...] = ()
-    """First byte of each piece's data."""
+    """Numbers of its pieces, over all sections."""
+    places: tuple[tuple[int, int, int], ...] = ()
+    """The section of each piece, and the first bytes of its header and its transfers: in the element's data, or in the
+    DRAM where there are several sections."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +61,8 @@ class MeshProject:
     """Keys and routing entries of each section; no key is used in two."""
     files: Mapping[str, bytes]
     """By relative path: programs, run-time, an image per chip."""
-    dram: bytes = b""
-    """Image of the chip's DRAM, for a network in sections."""
+    tensors: Mapping[str, int]
+    """Values that lie in DRAM, in the order of their numbers, and the bytes of one input."""
     early: int = 0
     """Loads of elements that take place while the section before computes."""
 
@@ -87,100 +80,144 @@ def emit_mesh(mapped: MeshMapping, target: Target) -> MeshProject:
     """Write programs and data.
 
     Raises:
-        PlanError: a section does not fit.
+        PlanError: a section does not fit, or a chip needs more routing entries than it has.
         DovetailError: the core has no kernel for what it would have to compute.
     """
-    placed, tables = mapped.placed, mapped.tables
-    keys = _apart(tables)
-    pieces = [list(_pieces(one, each, target)) for one, each in zip(placed, keys, strict=True)]
-    if len(placed) == 1:
-        return _emit_resident(placed[0], keys[0], pieces[0], target)
-    return _emit_sections(mapped, placed, keys, pieces, target)
+    keys, tensors = _apart(mapped), _tensors(mapped)
+    pieces = [list(_pieces(one, each, target, list(tensors))) for one, each in zip(mapped.placed, keys, strict=True)]
+    if len(pieces) == 1:
+        elements, sources, dram, early = _one_section(mapped.placed[0], pieces[0], target)
+    else:
+        elements, sources, dram, early = _several_sections(mapped, pieces)
+    files = dict(build_files(sources, target, sections=len(pieces) > 1))
+    files |= dict(chip_images(mapped.placed, keys, elements, dram))
+    return MeshProject(elements, keys, files, tensors, early)
 
 
-def _apart(tables: Sequence[Tables]) -> tuple[Tables, ...]:
-    """The tables with keys that differ between sections."""
-    step = 1 << max(int(one.key.max(initial=0)) + 1 for one in tables).bit_length()
-    return tuple(replace(one, key=one.key + n * step, first=one.first + n * step) for n, one in enumerate(tables))
+def _apart(mapped: MeshMapping) -> tuple[Tables, ...]:
+    """The tables of sections with keys that differ between them; raises PlanError where a chip's are too many."""
+    step = 1 << max(int(one.key.max(initial=0)) + 1 for one in mapped.tables).bit_length()
+    entries = np.bincount(np.concatenate([one.chip for one in mapped.tables]), minlength=1)
+    if (most := int(entries.max())) > mapped.topology.mesh.route_entries:
+        what = f"a chip needs {most} routing entries for all sections, it has {mapped.topology.mesh.route_entries}"
+        raise PlanError(what, where=mapped.parts.graph.name, hint="use more chips, or --whole")
+    return tuple(
+        replace(one, key=one.key + n * step, first=one.first + n * step) for n, one in enumerate(mapped.tables)
+    )
 
 
-def _pieces(placed: SectionPlacement, tables: Tables, target: Target) -> Iterator[tuple[ElementProgram, bytes]]:
+def _tensors(mapped: MeshMapping) -> dict[str, int]:
+    """Values that are fetched from DRAM or stored there, and their bytes."""
+    graph = mapped.parts.graph
+    tensors = {name: graph.types[name].nbytes for name in graph.inputs}
+    for placed in mapped.placed:
+        for (stage, _), is_stored in zip(placed.section.owners, placed.traffic.stores.tolist(), strict=True):
+            if is_stored:
+                tensors[stage.layer.graph.outputs[0]] = stage.result.nbytes
+    return tensors
+
+
+def _pieces(
+    placed: SectionPlacement, tables: Tables, target: Target, tensors: Sequence[str]
+) -> Iterator[tuple[ElementProgram, bytes]]:
     for number, senders in enumerate(senders_of(placed)):
         program = element_program(*placed.section.owners[number], target)
-        yield program, piece_bytes(placed, number, program, tables, senders)
+        yield program, piece_bytes(placed, number, program, tables, senders, tensors)
 
 
-def _emit_resident(placed: SectionPlacement, tables: Tables, pieces: _Pieces, target: Target) -> MeshProject:
-    names: dict[tuple[str, ...], str] = {}
+_Layout = tuple[tuple[Element, ...], Mapping[str, Mapping[str, str]], bytes, int]
+"""Elements, the files of their programs, the image of the DRAM, and how many loads are early."""
+
+
+def _one_section(placed: SectionPlacement, pieces: _Pieces, target: Target) -> _Layout:
+    """A network that is resident as a whole: a program for each kind of element."""
+    names: dict[tuple[PieceCode, ...], str] = {}
     sizes: dict[str, list[int]] = {}
-    elements = []
     layers = [stage.layer.name for stage, _ in placed.section.owners]
+    kinds: dict[int, str] = {}
     for element, tenants in placed.tenants.items():
         if len(tenants) > 1 and target.mesh is not None and target.mesh.pieces is not None:
             what = f"the pieces {', '.join(map(str, tenants))} share an element whose target computes them"
             hint = "give each an element of its own: their buffers have fixed places"
             raise PlanError(what, where=layers[tenants[0]], hint=hint)
-        texts = tuple(pieces[piece][0].source for piece in tenants)
-        name = names.setdefault(texts, f"{layers[tenants[0]]}_{len(names)}")
+        codes = tuple(pieces[piece][0].code for piece in tenants)
+        name = kinds[element] = names.setdefault(codes, f"{layers[tenants[0]]}_{len(names)}")
         most = zip(sizes.get(name, [0] * len(tenants)), tenants, strict=True)
         sizes[name] = [max(size, len(pieces[piece][1])) for size, piece in most]
-        elements.append(Element(element, name, b"", tenants))
-    loaded = [
-        replace(
-            one,
-            data=joined_data([pieces[piece][1] for piece in one.pieces], sizes[one.program]),
-            places=tuple(places_of(sizes[one.program])[: len(one.pieces)]),
-        )
-        for one in elements
-    ]
-    sources = {name: program_files(texts, sizes[name]) for texts, name in names.items()}
-    files = {**dict(build_files(sources, target)), **dict(chip_images(placed, tables, loaded))}
-    return MeshProject(tuple(loaded), (tables,), files)
+    elements = []
+    for element, tenants in placed.tenants.items():
+        own = [pieces[piece][1] for piece in tenants]
+        begins = zip(places_of(sizes[kinds[element]]), own, strict=False)
+        places = tuple((0, at, at + _transfers_place(data)) for at, data in begins)
+        data = joined_data(own, sizes[kinds[element]])
+        elements.append(Element(element, kinds[element], data, tenants, places))
+    return tuple(elements), {name: program_files(codes, sizes[name]) for codes, name in names.items()}, b"", 0
 
 
-_IMAGE = struct.Struct("<4sIIIII")
+def _transfers_place(data: bytes) -> int:
+    """First byte of the transfers in a piece's data."""
+    return int(ELEMENT_HEADER.unpack_from(data)[4])
+
+
+_IMAGE = struct.Struct("<4s6I")
 _LOADED = struct.Struct("<II32sI")
 _ROUTE = struct.Struct("<IIII")
+_MAGIC = b"DVM2"
 
 
-def chip_images(placed: SectionPlacement, tables: Tables, elements: Sequence[Element]) -> Iterator[tuple[str, bytes]]:
+def chip_images(
+    placed: Sequence[SectionPlacement], tables: Sequence[Tables], elements: Sequence[Element], dram: bytes
+) -> Iterator[tuple[str, bytes]]:
     """A loader image per chip, little-endian words.
 
-    "DVM1", column and row of the chip, counts of elements, of routing entries and of local sets. Per element its
-    number, the bytes of its data, the name of its program (32 bytes) and a zero, then the data, to a multiple of 4.
-    Per routing entry: key, mask, directions (a bit each), and the local set plus one (0 for none). Per local set: its
-    number plus one, how many elements, and their numbers.
+    "DVM2", column and row of the chip, counts of elements, of routing entries and of local sets, bytes of DRAM. Per
+    element its number, the bytes of its data, the name of its program (32 bytes) and a zero, then the data, to a
+    multiple of 4. Per routing entry: key, mask, directions (a bit each), and the local set plus one (0 for none). Per
+    local set: its number plus one, how many elements, and their numbers. Then what lies in the DRAM.
     """
-    per, traffic = placed.topology.mesh.per_chip, placed.traffic
-    by_chip: dict[int, list[Element]] = defaultdict(list)
+    topology = placed[0].topology
+    per, by_chip = topology.mesh.per_chip, defaultdict[int, list[Element]](list)
     for element in sorted(elements, key=lambda one: one.element):
         by_chip[element.element // per].append(element)
-    for chip in sorted({*by_chip, *tables.chip.tolist()}):
-        rows = np.nonzero(tables.chip == chip)[0]
-        sets = sorted({int(number) for number in tables.local[rows] if number >= 0})
-        x, y = placed.topology.places[chip]
-        content = [_IMAGE.pack(b"DVM1", x, y, len(by_chip[chip]), len(rows), len(sets))]
+    routes, sets = defaultdict[int, list[bytes]](list), defaultdict[int, list[bytes]](list)
+    first = 1
+    for one, table in zip(placed, tables, strict=True):
+        for chip in np.unique(table.chip).tolist():
+            rows = np.nonzero(table.chip == chip)[0]
+            for row in rows:
+                mask, local = ~(int(table.keys[row]) - 1) & 0xFFFFFFFF, int(table.local[row])
+                number = first + local if local >= 0 else 0
+                routes[chip].append(_ROUTE.pack(int(table.first[row]), mask, int(table.ways[row]), number))
+            for local in sorted({int(number) for number in table.local[rows] if number >= 0}):
+                members = one.element[one.traffic.members[one.traffic.start[local] : one.traffic.start[local + 1]]]
+                here = sorted({element % per for element in members.tolist() if element // per == chip})
+                sets[chip].append(struct.pack(f"<{2 + len(here)}I", first + local, len(here), *here))
+        first += one.traffic.sets
+    for chip in sorted({*by_chip, *routes}):
+        x, y = topology.places[chip]
+        content = [_IMAGE.pack(_MAGIC, x, y, len(by_chip[chip]), len(routes[chip]), len(sets[chip]), len(dram))]
         for element in by_chip[chip]:
             content.append(_LOADED.pack(element.element % per, len(element.data), element.program.encode()[:32], 0))
             content.append(element.data + bytes(-len(element.data) % 4))
-        for row in rows:
-            mask = ~(int(tables.keys[row]) - 1) & 0xFFFFFFFF
-            content.append(_ROUTE.pack(int(tables.first[row]), mask, int(tables.ways[row]), int(tables.local[row]) + 1))
-        for number in sets:
-            members = placed.element[traffic.members[traffic.start[number] : traffic.start[number + 1]]]
-            here = sorted({element % per for element in members.tolist() if element // per == chip})
-            content.append(struct.pack(f"<{2 + len(here)}I", number + 1, len(here), *here))
-        yield f"chips/chip_{x}_{y}.img", b"".join(content)
+        yield f"chips/chip_{x}_{y}.img", b"".join([*content, *routes[chip], *sets[chip], dram])
 
 
-def read_chip_image(content: bytes) -> tuple[tuple[int, int], dict[int, bytes], bytes]:
-    """Place of a chip, the data of its elements by number, and its routes: counts of entries and sets, then these.
+@dataclass(frozen=True)
+class ChipImage:
+    """Contents of a chip's image."""
 
-    Raises:
-        ValueError, struct.error: the content is not an image.
-    """
-    magic, x, y, count, entries, sets = _IMAGE.unpack_from(content)
-    if magic != b"DVM1":
+    place: tuple[int, int]
+    data: Mapping[int, bytes]
+    """Data of its elements by number."""
+    routes: bytes
+    """Counts of entries and sets, then these."""
+    dram: bytes
+
+
+def read_chip_image(content: bytes) -> ChipImage:
+    """The contents of an image; raises ValueError or struct.error where it is none."""
+    magic, x, y, count, entries, sets, dram = _IMAGE.unpack_from(content)
+    if magic != _MAGIC:
         raise ValueError("no image")
     data, place = {}, _IMAGE.size
     for _ in range(count):
@@ -188,19 +225,23 @@ def read_chip_image(content: bytes) -> tuple[tuple[int, int], dict[int, bytes], 
         place += _LOADED.size
         data[number] = content[place : place + nbytes]
         place += -(-nbytes // 4) * 4
-    return (x, y), data, struct.pack("<2I", entries, sets) + content[place:]
+    end = len(content) - dram
+    return ChipImage((x, y), data, struct.pack("<2I", entries, sets) + content[place:end], content[end:])
 
 
 @dataclass(frozen=True)
 class _SectionTurn:
-    """The part of a program an element runs in a section, with its loads and padding."""
+    """The part of a program an element runs in a section, with its loads."""
 
     part: int = _NO_PART
     buffers: int = 0
     loads: tuple[tuple[int, int, int], ...] = ()
     """Place in DRAM, place in the data, bytes."""
-    fills: tuple[tuple[int, int, int, int, int], ...] = ()
-    """Fields of `mesh_fill_t`."""
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """First bytes of its header and its transfers in the DRAM."""
+        return self.loads[0][0], self.loads[-1][0]
 
     @property
     def data(self) -> int:
@@ -223,52 +264,48 @@ class _DramImage:
         return self._places[content]
 
 
-def _emit_sections(
-    mapped: MeshMapping,
-    placed: Sequence[SectionPlacement],
-    keys: tuple[Tables, ...],
-    pieces: Sequence[_Pieces],
-    target: Target,
-) -> MeshProject:
-    name, mesh = mapped.parts.graph.name, mapped.parts.mesh
-    dram, numbers, parts = _DramImage(), dict[str, int](), list[SectionPart]()
+def _several_sections(mapped: MeshMapping, pieces: Sequence[_Pieces]) -> _Layout:
+    """A network in sections: one program for all elements."""
+    placed, mesh = mapped.placed, mapped.parts.mesh
+    dram, numbers = _DramImage(), dict[PieceCode, int]()
     for program, _ in (piece for section in pieces for piece in section):
-        if numbers.setdefault(program.source, len(parts)) == len(parts):
-            parts.append(section_part(program.source, len(parts)))
-    turns = [dict(_turns(one, each, dram, numbers, parts)) for one, each in zip(placed, pieces, strict=True)]
+        numbers.setdefault(program.code, len(numbers))
+    turns = [dict(_turns(one, each, dram, numbers)) for one, each in zip(placed, pieces, strict=True)]
     rows = {element: [turn.get(element, _SectionTurn()) for turn in turns] for element in sorted(set().union(*turns))}
     limit = mesh.usable - mesh.code - LAYER_CODE * len(mapped.parts.layers) - mesh.stack - _TABLE_ROOM * len(turns)
     room = min(limit, max(map(_early_bytes, rows.values()))) // 16 * 16
     least = max(turn.data + turn.buffers for row in rows.values() for turn in row)
     if room < least:
         what = f"a section takes {least} bytes of an element beside the program of all sections, {room} are left"
-        raise PlanError(what, where=name, hint="use more elements, or elements with more memory")
+        raise PlanError(what, where=mapped.parts.graph.name, hint="use more elements, or elements with more memory")
     tables = {element: _section_table(row, room) for element, row in rows.items()}
-    elements = tuple(Element(element, SECTIONS, content) for element, (content, _) in tables.items())
-    program_texts = section_files(parts, room, max(len(one.data) for one in elements))
-    files = dict(build_files({SECTIONS: program_texts}, target, sections=True))
-    files |= dict(_section_images(placed, keys, elements, bytes(dram.content)))
-    return MeshProject(elements, keys, files, bytes(dram.content), sum(early for _, early in tables.values()))
+    home = defaultdict[int, list[tuple[int, int]]](list)
+    for section, one in enumerate(placed):
+        for piece, element in enumerate(one.element.tolist()):
+            home[element].append((section, piece))
+    first = list(accumulate((one.section.pieces for one in placed), initial=0))
+    elements = tuple(
+        Element(
+            element,
+            SECTIONS,
+            content,
+            tuple(first[section] + piece for section, piece in home[element]),
+            tuple((section, *rows[element][section].places) for section, _ in home[element]),
+        )
+        for element, (content, _) in tables.items()
+    )
+    program_texts = section_files(list(numbers), room, max(len(one.data) for one in elements))
+    return elements, {SECTIONS: program_texts}, bytes(dram.content), sum(early for _, early in tables.values())
 
 
 def _turns(
-    placed: SectionPlacement, pieces: _Pieces, dram: _DramImage, numbers: Mapping[str, int], parts: list[SectionPart]
+    placed: SectionPlacement, pieces: _Pieces, dram: _DramImage, numbers: Mapping[PieceCode, int]
 ) -> Iterator[tuple[int, _SectionTurn]]:
     """Each element of a section and what it does there."""
-    owners = zip(placed.section.owners, pieces, placed.element.tolist(), strict=True)
-    for (stage, piece), (program, data), element in owners:
-        number = numbers[program.source]
-        part, place = parts[number], program.operands[0]
-        ends = (0, HEADER_BYTES, struct.unpack_from("<I", data, 16)[0], len(data))
+    for (program, data), element in zip(pieces, placed.element.tolist(), strict=True):
+        ends = (0, HEADER_BYTES, _transfers_place(data), len(data))
         loads = tuple((dram.place(data[a:b]), a, b - a) for a, b in pairwise(ends) if b > a)
-        fills = tuple(
-            (
-                part.places["operand_0"] + row * place.row_bytes + column * place.column_bytes,
-                *(rows, columns * place.column_bytes, place.row_bytes, place.fill),
-            )
-            for row, rows, column, columns in padding(stage, piece, place)
-        )
-        yield element, _SectionTurn(number, part.buffers, loads, fills)
+        yield element, _SectionTurn(numbers[program.code], buffer_places(program.code)[-1], loads)
 
 
 def _early_bytes(row: Sequence[_SectionTurn]) -> int:
@@ -279,35 +316,14 @@ def _early_bytes(row: Sequence[_SectionTurn]) -> int:
 def _section_table(row: Sequence[_SectionTurn], room: int) -> tuple[bytes, int]:
     """An element's data, and how many of its sections are loaded early."""
     loads: list[tuple[int, int, int]] = []
-    fills: list[tuple[int, int, int, int, int]] = []
     entries, count = b"", 0
     for number, turn in enumerate(row):
         before = row[number - 1]
         is_opposite = number > 0 or len(row) % 2 == 0  # it lies at the other end than the section before
         early = is_opposite and before.data + before.buffers + turn.data <= room
         low, high = (0, turn.data) if number % 2 == 0 else (room - turn.data, room - turn.data - turn.buffers)
-        lists = (len(turn.loads), len(loads), len(turn.fills), len(fills))
-        entries += _SECTION.pack(turn.part, low, high, int(early), *lists)
+        entries += _SECTION.pack(turn.part, low, high, int(early), len(turn.loads), len(loads))
         loads += turn.loads
-        fills += turn.fills
         count += early and bool(turn.loads)
-    first = _SECTION_HEADER.size + len(entries)
-    second = first + _LOAD.size * len(loads)
-    tail = b"".join(_LOAD.pack(*load) for load in loads) + b"".join(_FILL.pack(*fill) for fill in fills)
-    return _SECTION_HEADER.pack(len(row), first, second, 0) + entries + tail, count
-
-
-def _section_images(
-    placed: Sequence[SectionPlacement], keys: Sequence[Tables], elements: Sequence[Element], dram: bytes
-) -> Iterator[tuple[str, bytes]]:
-    """The chip's loader image, little-endian words: "DVM2", column and row of the chip, count of elements, bytes of
-    DRAM; per element its number and the bytes of its data, then these; then the DRAM. Routes are in an image per
-    section, of the form `chip_images` writes, without elements."""
-    topology = placed[0].topology
-    x, y, _ = topology.position(elements[0].element)
-    content = struct.pack("<4sIIII", b"DVM2", x, y, len(elements), len(dram))
-    for one in elements:
-        content += struct.pack("<II", topology.position(one.element)[2], len(one.data)) + one.data
-    yield f"chips/chip_{x}_{y}.img", content + dram
-    for number, (section, tables) in enumerate(zip(placed, keys, strict=True)):
-        yield from ((f"sections/{number}/{name}", image) for name, image in chip_images(section, tables, ()))
+    header = _SECTION_HEADER.pack(len(row), _SECTION_HEADER.size + len(entries))
+    return header + entries + b"".join(_LOAD.pack(*load) for load in loads), count

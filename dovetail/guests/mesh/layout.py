@@ -8,22 +8,15 @@ Sections: the buffers and data of the present section lie in a memory that all s
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from dovetail.guests.mesh.building import c_template
+from dovetail.guests.mesh.programs import PieceCode
 
-ELEMENT_DATA = 'uint8_t element_data[ELEMENT_BYTES] __attribute__((aligned(16), section(".element")));'
-"""C of the memory an element's data are loaded into."""
-_BUFFER = re.compile(
-    r"^static (\w+) (operand_\d+|results|sums|narrowed)((?:\[\d+\])+) __attribute__\(\(aligned\(16\)\)\);$", re.M
-)
-_SIZES = {"uint8_t": 1, "int8_t": 1, "int32_t": 4}
-_FILLING = re.compile(
-    r"^    for \(uint32_t i = 0; i < \d+u; \+\+i\) \{\n        operand_\d+\[i\] = \d+u;\n    \}\n", re.M
-)
+_INCLUDES = '#include "element.h"\n#include "mesh_hal.h"\n#include "program.h"\n'
+_HEADER = "#ifndef PROGRAM_H\n#define PROGRAM_H\n{}\n#endif\n"
+_SECTION_MEMORY = "extern uint8_t *section_data, *section_buffers;\n#define element_data section_data"
 
 
 def up16(size: int) -> int:
@@ -32,94 +25,82 @@ def up16(size: int) -> int:
 
 
 def places_of(sizes: Sequence[int]) -> list[int]:
-    """First byte of each piece's data, at multiples of 16, and the end of the last."""
-    places = [0]
-    for size in sizes:
-        places.append(up16(places[-1] + size))
-    return places
+    """First byte of each of some contents one after the other, at multiples of 16, and the end of the last."""
+    return list(accumulate(map(up16, sizes), initial=0))
 
 
 def joined_data(parts: Sequence[bytes], sizes: Sequence[int]) -> bytes:
     """The data of an element whose pieces have data of at most these sizes."""
     if len(parts) == 1:
         return parts[0]
-    places = places_of(sizes)
-    rooms = zip(parts, places[:-1], places[1:], strict=True)
-    return b"".join(part + bytes(last - first - len(part)) for part, first, last in rooms)
+    return b"".join(part + bytes(up16(size) - len(part)) for part, size in zip(parts, sizes, strict=True))
 
 
-def program_files(texts: Sequence[str], sizes: Sequence[int]) -> dict[str, str]:
-    """File name -> text of a program.
+def _element_data(alignment: int) -> str:
+    """C of the memory an element's data are loaded into."""
+    return f'uint8_t element_data[ELEMENT_BYTES] __attribute__((aligned({alignment}), section(".element")));'
 
-    Args:
-        texts: the program of each piece, as on an element of its own.
-        sizes: bytes of each piece's data at most.
-    """
-    places = places_of(sizes)
-    header = _header(ELEMENT_BYTES=places[-1] if len(sizes) > 1 else sizes[0])
-    if len(texts) == 1:
-        return {"program.c": texts[0], "program.h": header}
-    includes = [f'#include "{name}"' for name in ("element.h", "mesh_hal.h", "program.h")]
-    begins, runs = [], []
-    files = {}
-    for number, text in enumerate(texts):
-        begins.append(f"    mesh_select({number}u);\n    piece_{number}_begin();")
-        runs.append(f"piece_{number}_run")
-        own = [*_own_names("piece", number), '#include "program.h"', "#include <stdint.h>"]
-        own += ["extern uint8_t element_data[ELEMENT_BYTES];"]
-        own += [f"#define element_data (element_data + {places[number]}u)"]
-        files[f"piece_{number}.c"] = "\n".join([*own, text.replace(ELEMENT_DATA, "")])
-    values = {"count": len(texts), "begins": "\n".join(begins), "runs": ", ".join(runs)}
-    parts = [*includes, "", ELEMENT_DATA, "", _declarations("piece", len(texts)), "", c_template("turns") % values]
-    return {"program.c": "\n".join(parts), "program.h": header, **files}
+
+def _own_buffers(code: PieceCode) -> Iterator[str]:
+    for one in code.buffers:
+        yield f"static {one.c_type} {one.name}{one.dimensions} __attribute__((aligned(16)));"
+
+
+def _section_buffers(code: PieceCode) -> Iterator[str]:
+    for one, place in zip(code.buffers, buffer_places(code), strict=False):
+        yield f"#define {one.name} (*({one.c_type} (*){one.dimensions})(void *)(section_buffers + {place}u))"
+
+
+def buffer_places(code: PieceCode) -> list[int]:
+    """First byte of each buffer in the memory of sections, and the end of the last."""
+    return places_of([one.nbytes for one in code.buffers])
+
+
+def _file(code: PieceCode, names: str, data: str, buffers: Iterator[str]) -> str:
+    return "\n".join([names, _INCLUDES, data, *buffers, code.source])
+
+
+def _names(number: int) -> str:
+    """C that gives the functions of a piece's program names of their own."""
+    return "\n".join(f"#define element_{name} piece_{number}_{name}" for name in ("begin", "run"))
+
+
+def _main(template: str, count: int, **values: str) -> str:
+    """The file that calls the pieces."""
+    declared = "\n".join(f"void piece_{n}_begin(void);\nvoid piece_{n}_run(uint32_t input);" for n in range(count))
+    begins, runs = (", ".join(f"piece_{n}_{name}" for n in range(count)) for name in ("begin", "run"))
+    return c_template(template) % {"declared": declared, "count": count, "begins": begins, "runs": runs, **values}
 
 
 def _header(**numbers: int) -> str:
-    lines = "\n".join(f"#define {name} {number}u" for name, number in numbers.items())
-    return f"#ifndef PROGRAM_H\n#define PROGRAM_H\n{lines}\n#endif\n"
+    return _HEADER.format("\n".join(f"#define {name} {number}u" for name, number in numbers.items()))
 
 
-def _own_names(kind: str, number: int) -> list[str]:
-    """C that gives the functions of a piece's program names of their own."""
-    return [f"#define element_{name} {kind}_{number}_{name}" for name in ("begin", "run")]
+def program_files(codes: Sequence[PieceCode], sizes: Sequence[int]) -> dict[str, str]:
+    """File name -> text of a program.
+
+    Args:
+        codes: that of each piece.
+        sizes: bytes of each piece's data at most.
+    """
+    if len(codes) == 1:
+        text = _file(codes[0], "", _element_data(codes[0].alignment), _own_buffers(codes[0]))
+        return {"program.c": text, "program.h": _header(ELEMENT_BYTES=sizes[0])}
+    places = places_of(sizes)
+    files = {"program.h": _header(ELEMENT_BYTES=places[-1])}
+    files["program.c"] = _main("turns", len(codes), data=_element_data(max(code.alignment for code in codes)))
+    for number, code in enumerate(codes):
+        data = "extern uint8_t element_data[ELEMENT_BYTES];"
+        data += f"\n#define element_data (element_data + {places[number]}u)"
+        files[f"piece_{number}.c"] = _file(code, _names(number), data, _own_buffers(code))
+    return files
 
 
-def _declarations(kind: str, count: int) -> str:
-    numbers = range(count)
-    return "\n".join(f"void {kind}_{n}_begin(void);\nvoid {kind}_{n}_run(uint32_t input);" for n in numbers)
-
-
-@dataclass(frozen=True)
-class SectionPart:
-    """The program of a piece as part of the program of all sections."""
-
-    source: str
-    buffers: int
-    """Bytes of its buffers."""
-    places: Mapping[str, int]
-    """Buffer -> first byte among them."""
-
-
-def section_part(text: str, number: int) -> SectionPart:
-    """A piece's program with its buffers in the memory of sections, and names of its own."""
-    places: dict[str, int] = {}
-    size, lines = 0, []
-    for kind, name, shape in _BUFFER.findall(text):
-        places[name] = size
-        lines.append(f"#define own_{name} (*({kind} (*){shape})(void *)(section_buffers + {size}u))")
-        size += up16(_SIZES[kind] * prod(map(int, re.findall(r"\d+", shape))))
-    declared = ["extern uint8_t *section_data, *section_buffers;", "#define element_data section_data", *lines]
-    body = _FILLING.sub("", _BUFFER.sub("", text))
-    if places:  # members of structures have the same names
-        body = re.sub(rf"(?<![.\w])({'|'.join(places)})\b", r"own_\1", body)
-    body = body.replace(ELEMENT_DATA, "\n".join(declared))
-    return SectionPart("\n".join([*_own_names("part", number), body]), size, places)
-
-
-def section_files(parts: Sequence[SectionPart], room: int, table: int) -> dict[str, str]:
+def section_files(codes: Sequence[PieceCode], room: int, table: int) -> dict[str, str]:
     """File name -> text of the program of all sections, with `room` bytes for them and tables of at most `table`."""
-    begins, runs = (", ".join(f"part_{n}_{name}" for n in range(len(parts))) for name in ("begin", "run"))
-    values = {"declared": _declarations("part", len(parts)), "begins": begins, "runs": runs}
-    text = c_template("sections") % {**values, "count": len(parts), "data": ELEMENT_DATA}
-    files = {"program.c": text, "program.h": _header(ELEMENT_BYTES=table, MEMORY_BYTES=room)}
-    return {**files, **{f"part_{number}.c": part.source for number, part in enumerate(parts)}}
+    files = {
+        f"piece_{number}.c": _file(code, _names(number), _SECTION_MEMORY, _section_buffers(code))
+        for number, code in enumerate(codes)
+    }
+    files["program.h"] = _header(ELEMENT_BYTES=table, MEMORY_BYTES=room)
+    return {**files, "program.c": _main("sections", len(codes), data=_element_data(16))}

@@ -1,7 +1,7 @@
 """The manifest of a mapped network's folder, by which the folder alone can be run: `mesh.json`.
 
-Elements are named by column, row and number in one word (`word_of`). Results and clocks are counted by elements in the
-order of these words, and the pieces of each.
+Elements are named by column, row and number in one word (`word_of`). Clocks are counted by elements in the order of
+these words, and the pieces of each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Annotated
 
@@ -25,13 +24,13 @@ from dovetail.errors import BuildError
 from dovetail.guests.mesh.emit import MeshProject, read_chip_image
 from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.ir.onnx_file import graph_bytes
-from dovetail.ir.types import Array, box_shape, box_slices
+from dovetail.ir.types import Array
 from dovetail.sim.rack import LoadKind
 from dovetail.target.description import Target
 
 MANIFEST = "mesh.json"
 GRAPH = "network.onnx"
-_SCHEMA = 1
+_SCHEMA = 2
 _MOST_BYTES = 64 << 20
 _AGAIN = "run dovetail mesh again"
 Images = Sequence[tuple[LoadKind, int, bytes]]
@@ -39,23 +38,22 @@ Images = Sequence[tuple[LoadKind, int, bytes]]
 _Byte = Annotated[int, Meta(ge=0, le=255)]
 
 
-class ResultPart(msgspec.Struct, frozen=True):
-    """Place of a stored result in an output."""
+class TensorRecord(msgspec.Struct, frozen=True):
+    """A tensor in DRAM."""
 
-    output: str
-    result: Count
-    """Its number among all stored results, by element and piece."""
-    box: tuple[tuple[Count, Count], ...]
-    """Part of a value of `shape`."""
-    shape: tuple[Count, ...]
+    bytes: Annotated[int, Meta(ge=1, lt=1 << 31, description="bytes of one input")]
+    input: str = ""
+    """The input of the network that it is; empty for none."""
+    outputs: tuple[str, ...] = ()
+    """The network's outputs that it is, each in its own shape."""
 
 
 class ElementRecord(msgspec.Struct, frozen=True):
-    """An element, its program, and the first byte of each piece's data."""
+    """An element, its program, and of each piece what `Element.places` has."""
 
     on: tuple[_Byte, _Byte, Annotated[int, Meta(ge=0, lt=1 << 16)]]
     program: Annotated[str, Meta(pattern="^[^./][^/]*$", description="the name of a program")]
-    places: tuple[Count, ...]
+    places: tuple[tuple[Count, Count, Count], ...]
 
 
 class MeshRecord(msgspec.Struct, frozen=True):
@@ -66,13 +64,14 @@ class MeshRecord(msgspec.Struct, frozen=True):
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{32}$", description="32 hexadecimal digits")]
     inputs: tuple[TensorPort, ...]
     outputs: tuple[TensorPort, ...]
-    tensors: tuple[str, ...]
+    tensors: tuple[TensorRecord, ...]
     elements: tuple[ElementRecord, ...]
-    parts: tuple[ResultPart, ...]
 
     def __post_init__(self) -> None:
-        if unknown := {*self.tensors} - {one.name for one in self.inputs}:
+        if unknown := {one.input for one in self.tensors} - {"", *(one.name for one in self.inputs)}:
             raise ValueError(f"the tensor '{min(unknown)}' is no input")
+        if missing := {one.name for one in self.outputs} - {name for one in self.tensors for name in one.outputs}:
+            raise ValueError(f"no tensor is the output '{min(missing)}'")
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,10 @@ class MeshBuild:
     """Digest of everything emitted, 32 hexadecimal digits."""
     inputs: Sequence[TensorPort]
     outputs: Sequence[TensorPort]
-    tensors: Sequence[str]
-    """The input that each tensor in DRAM is, by its number."""
-    elements: Mapping[int, tuple[str, tuple[int, ...]]]
-    """Word -> an element's program, and the first byte of each piece's data; in the order of words."""
-    parts: Sequence[ResultPart]
+    tensors: Sequence[TensorRecord]
+    """Tensors in DRAM, by number."""
+    elements: Mapping[int, tuple[str, tuple[tuple[int, int, int], ...]]]
+    """Word -> an element's program, and of each piece what `Element.places` has; in the order of words."""
 
     @property
     def pieces(self) -> int:
@@ -108,41 +106,40 @@ def name_of(word: int) -> str:
 
 
 def mesh_manifest(mapped: MeshMapping, project: MeshProject, target: Target) -> dict[str, bytes]:
-    """The files by which the folder of a resident network can be run: the manifest and the integer graph."""
+    """The files by which the folder of a network can be run: the manifest and the integer graph."""
     content = {"schema": _SCHEMA, **msgspec.to_builtins(_record(mapped, project, target))}
     text = json.dumps(content, separators=(",", ":"))
     return {MANIFEST: text.encode() + b"\n", GRAPH: graph_bytes(mapped.parts.graph)}
 
 
 def mesh_build(mapped: MeshMapping, project: MeshProject, target: Target) -> MeshBuild:
-    """A resident network as it is run, without a folder."""
+    """A network as it is run, without a folder."""
     return _build(_record(mapped, project, target), Path())
 
 
 def _record(mapped: MeshMapping, project: MeshProject, target: Target) -> MeshRecord:
-    graph, (placed, _), position = mapped.parts.graph, mapped.whole, mapped.topology.position
+    parts, position = mapped.parts, mapped.topology.position
     ordered = sorted(project.elements, key=lambda one: word_of(position(one.element)))
-    stored = [piece for one in ordered for piece in one.pieces if placed.traffic.stores[piece]]
-    results = {piece: number for number, piece in enumerate(stored)}
-    parts, stages = [], {stage.layer.index: stage for stage in placed.section.stages}
-    for name, index in mapped.parts.outputs.items():
-        stage = stages[index]
-        for piece in np.nonzero(stage.last)[0].tolist():
-            parts.append(ResultPart(name, results[stage.first + piece], stage.result_box(piece), stage.result.shape))
+    outputs: dict[str, list[str]] = {}
+    for name, layer in parts.outputs.items():
+        outputs.setdefault(parts.layers[layer].graph.outputs[0], []).append(name)
+    tensors = (
+        TensorRecord(nbytes, name if name in parts.graph.inputs else "", tuple(outputs.get(name, ())))
+        for name, nbytes in project.tensors.items()
+    )
 
     def ports(names: Sequence[str]) -> tuple[TensorPort, ...]:
-        kinds = ((name, graph.types[name]) for name in names)
+        kinds = ((name, parts.graph.types[name]) for name in names)
         return tuple(TensorPort(name=name, shape=kind.shape, dtype=kind.dtype.text) for name, kind in kinds)
 
     return MeshRecord(
-        graph.name,
+        parts.graph.name,
         target.name,
         _digest(project.files),
-        ports(graph.inputs),
-        ports(graph.outputs),
-        tuple(fetch.value for fetch in placed.traffic.fetches),
+        ports(parts.graph.inputs),
+        ports(parts.graph.outputs),
+        tuple(tensors),
         tuple(ElementRecord(position(one.element), one.program, one.places) for one in ordered),
-        tuple(parts),
     )
 
 
@@ -156,7 +153,7 @@ def _digest(files: Mapping[str, bytes]) -> str:
 def _build(record: MeshRecord, folder: Path) -> MeshBuild:
     elements = dict(sorted((word_of(one.on), (one.program, one.places)) for one in record.elements))
     ports = (record.inputs, record.outputs)
-    return MeshBuild(folder, record.target, record.digest, *ports, record.tensors, elements, record.parts)
+    return MeshBuild(folder, record.target, record.digest, *ports, record.tensors, elements)
 
 
 def read_mesh(folder: Path) -> MeshBuild:
@@ -172,69 +169,52 @@ def read_mesh(folder: Path) -> MeshBuild:
     return _build(document.value, folder)
 
 
-def read_images(build: MeshBuild, files: Mapping[str, bytes]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Data of every element by its word, and the routes of each chip by its word: what the files in chips/ hold.
+def read_images(build: MeshBuild, files: Mapping[str, bytes]) -> list[tuple[LoadKind, int, bytes]]:
+    """Data of every element by its word, and routes and DRAM of each chip by its word: what the files in chips/ hold.
 
     Raises:
         BuildError: they are damaged.
     """
-    data: dict[int, bytes] = {}
-    routes: dict[int, bytes] = {}
+    images: list[tuple[LoadKind, int, bytes]] = []
     for name in sorted(files):
         if not name.startswith("chips/chip_"):
             continue
         try:
-            place, elements, routes_of_chip = read_chip_image(files[name])
+            chip = read_chip_image(files[name])
         except (struct.error, ValueError) as error:
             where = str(build.folder / name)
             raise BuildError(f"the image is damaged: {error}", where=where, hint=_AGAIN) from None
-        data |= {word_of((*place, number)): content for number, content in elements.items()}
-        routes[word_of((*place, 0))] = routes_of_chip
-    if set(data) != set(build.elements):
-        what = f"chips/ has {len(data)} elements, {MANIFEST} {len(build.elements)}, and they are not the same"
+        images += [(LoadKind.DATA, word_of((*chip.place, number)), data) for number, data in chip.data.items()]
+        word = word_of((*chip.place, 0))
+        images += [(LoadKind.ROUTES, word, chip.routes)] + [(LoadKind.DRAM, word, chip.dram)] * bool(chip.dram)
+    words = {word for kind, word, _ in images if kind is LoadKind.DATA}
+    if words != set(build.elements):
+        what = f"chips/ has {len(words)} elements, {MANIFEST} {len(build.elements)}, and they are not the same"
         raise BuildError(what, where=str(build.folder), hint=_AGAIN)
-    return data, routes
+    return images
 
 
-def rack_images(
-    build: MeshBuild, firmware: Mapping[str, Path], data: Mapping[int, bytes], routes: Mapping[int, bytes]
-) -> Images:
-    """Everything a rack is loaded with: programs, data of elements, routes of chips and sizes of tensors."""
+def rack_images(build: MeshBuild, firmware: Mapping[str, Path], files: Mapping[str, bytes]) -> Images:
+    """Everything a rack is loaded with: programs, what the files in chips/ hold, sizes of tensors; as `read_images`."""
     numbers = {name: number for number, name in enumerate(sorted({program for program, _ in build.elements.values()}))}
     images = [(LoadKind.PROGRAM, number, firmware[name].read_bytes()) for name, number in numbers.items()]
+    images += read_images(build, files)
     for word, (program, places) in build.elements.items():
-        table = struct.pack(f"<{1 + len(places)}I", numbers[program], *places)
-        images += [(LoadKind.DATA, word, data[word]), (LoadKind.TABLE, word, table)]
-    images += [(LoadKind.ROUTES, word, content) for word, content in routes.items()]
-    sizes = {one.name: prod(one.shape) * one.kind.numpy.itemsize for one in build.inputs}
-    tensors = ((LoadKind.TENSOR, n, struct.pack("<I", sizes[name])) for n, name in enumerate(build.tensors))
-    return [*images, *tensors]
-
-
-def part_bytes(build: MeshBuild) -> dict[int, int]:
-    """Bytes of each stored result."""
-    sizes = {one.name: one.kind.numpy.itemsize for one in build.outputs}
-    return {part.result: prod(box_shape(part.box)) * sizes[part.output] for part in build.parts}
+        words = (numbers[program], *(one for place in places for one in place))
+        images.append((LoadKind.TABLE, word, struct.pack(f"<{len(words)}I", *words)))
+    return [*images, *((LoadKind.TENSOR, n, struct.pack("<I", one.bytes)) for n, one in enumerate(build.tensors))]
 
 
 def outputs_of(build: MeshBuild, stored: Mapping[int, bytes], inputs: int) -> list[dict[str, Array]]:
-    """The outputs of each input, from stored results, each of all inputs; raises BuildError where sizes differ."""
-    sizes = part_bytes(build)
-    turns = ({n: content[t * sizes[n] : (t + 1) * sizes[n]] for n, content in stored.items()} for t in range(inputs))
-    return [_outputs(build, one) for one in turns]
-
-
-def _outputs(build: MeshBuild, stored: Mapping[int, bytes]) -> dict[str, Array]:
-    outputs = {}
-    for one in build.outputs:
-        kind = one.kind.numpy
-        parts = [part for part in build.parts if part.output == one.name]
-        result = np.zeros(parts[0].shape if parts else one.shape, kind)
+    """The outputs of each input, from tensors of all inputs by number; raises BuildError where sizes differ."""
+    outputs: list[dict[str, Array]] = [{} for _ in range(inputs)]
+    ports = {one.name: one for one in build.outputs}
+    for number, name in ((n, name) for n, one in enumerate(build.tensors) for name in one.outputs):
         try:
-            for part in parts:
-                result[box_slices(part.box)] = np.frombuffer(stored[part.result], kind).reshape(box_shape(part.box))
-            outputs[one.name] = result.reshape(one.shape)
-        except (ValueError, KeyError, IndexError):
-            what = f"'{one.name}' cannot be put together from what elements stored"
+            array = np.frombuffer(stored[number], ports[name].kind.numpy).reshape(inputs, *ports[name].shape)
+        except (ValueError, KeyError):
+            what = f"'{name}' is not what elements stored"
             raise BuildError(what, where=str(build.folder), hint=_AGAIN) from None
+        for one, own in zip(outputs, array, strict=True):
+            one[name] = own.copy()
     return outputs

@@ -198,17 +198,32 @@ def stored_layers(parts: MeshPartition) -> frozenset[int]:
     return frozenset(parts.outputs.values())
 
 
-def measure(mapped: MeshMapping, inputs: int = 12, links: bool = False, turns: Ints | None = None) -> Performance:
-    """Run the event model: a stream of inputs through a resident network, or one input through all sections; `links`
-    and, for a resident network, `turns`: as of `simulate`."""
+def measure(mapped: MeshMapping, inputs: int = 12, links: bool = False, clocks: Ints | None = None) -> Performance:
+    """Run the event model: a stream of inputs through a resident network, or one input through all sections.
+
+    Args:
+        mapped: the network.
+        inputs: how many.
+        links: as of `simulate`.
+        clocks: `ExactRun.clocks`, for the times with what firmware was seen to take.
+    """
     parts = mapped.parts
     if parts.resident:
+        turns = None if clocks is None else clocks[:, :, 1:] - clocks[:, :, :1]
         timing = simulate(mapped.whole[0], inputs, links, turns)
         alone = simulate(mapped.whole[0], 1, turns=turns).latency if inputs > 1 else timing.latency
         return Performance(alone, timing.interval, timing.bound, timing.bottleneck, timing, (alone,))
-    times = [SectionTimes(placed) for placed in mapped.placed]
-    clocks = [one.after(before) for one, before in zip(times, [None, *times[:-1]], strict=True)]
-    name = parts.sections[int(np.argmax(clocks))].stages[0].layer.name
+    results = [_in_sections(mapped, own) for own in ([None] if clocks is None else clocks)]
+    return max(results, key=lambda one: one.latency)
+
+
+def _in_sections(mapped: MeshMapping, clocks: Ints | None) -> Performance:
+    """Sections one after the other; clocks [pieces, 4] of one input."""
+    parts = mapped.parts
+    ends = np.cumsum([section.pieces for section in parts.sections])[:-1]
+    each = [None] * len(parts.sections) if clocks is None else np.split(clocks, ends)
+    times = [SectionTimes(placed, own) for placed, own in zip(mapped.placed, each, strict=True)]
+    taken = [one.after(before) for one, before in zip(times, [None, *times[:-1]], strict=True)]
+    name = parts.sections[int(np.argmax(taken))].stages[0].layer.name
     bottleneck = f"sections one after the other, most of all {name}"
-    bound = sum(one.timing.bound for one in times)
-    return Performance(sum(clocks), sum(clocks), bound, bottleneck, None, tuple(clocks))
+    return Performance(sum(taken), sum(taken), sum(one.timing.bound for one in times), bottleneck, None, tuple(taken))

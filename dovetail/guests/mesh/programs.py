@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from types import MappingProxyType
 
 import numpy as np
@@ -13,7 +14,6 @@ from dovetail.guests.mesh.building import c_template
 from dovetail.guests.mesh.compiled import CompiledPieces, copying
 from dovetail.guests.mesh.cuts import PieceSizes, rows_together
 from dovetail.guests.mesh.finish import SUMS, lines_behind, requantisation_of, tail_of
-from dovetail.guests.mesh.layout import ELEMENT_DATA
 from dovetail.guests.mesh.partition import MeshStage, read_span
 from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
 from dovetail.ir.graph import Graph, Node
@@ -39,15 +39,44 @@ class OperandPlace:
     """Bytes of one input's slot."""
     slots: int
     fill: int
-    """The padding, as a byte: the buffer is filled with it before the first input."""
+    """The padding, as a byte."""
+
+
+@dataclass(frozen=True)
+class PieceBuffer:
+    """An array of a piece's program, at a multiple of 16 bytes; its contents are of no use to the next input."""
+
+    name: str
+    shape: tuple[int, ...]
+    c_type: str = "uint8_t"
+
+    @property
+    def dimensions(self) -> str:
+        """C behind its name."""
+        return "".join(f"[{size}]" for size in self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return prod(self.shape) * (4 if self.c_type == "int32_t" else 1)
+
+
+@dataclass(frozen=True)
+class PieceCode:
+    """The code of pieces that differ in nothing but their data."""
+
+    source: str
+    """C text, without what declares `element_data` and the buffers."""
+    buffers: tuple[PieceBuffer, ...]
+    alignment: int = 16
+    """Alignment of its data."""
 
 
 @dataclass(frozen=True)
 class ElementProgram:
-    """The program of an element: equal texts are one program."""
+    """The program of a piece."""
 
-    source: str
-    """C text; ELEMENT_BYTES is defined elsewhere."""
+    code: PieceCode
     constants: bytes
     """The element's data up to its transfers: room for the header, then the constants."""
     operands: tuple[OperandPlace, ...]
@@ -77,21 +106,22 @@ def _compiled(stage: MeshStage, graph: Graph, reads: Mapping[str, Box], pieces: 
     held = sum(place.slots * place.nbytes for place in places if place.slots > 1)
     names = [reading.name for reading in stage.layer.readings]
     program = pieces.program(graph, names, bytes(HEADER_BYTES), held + 2 * (result_bytes + 16))
-    lines, compute = ['#include "element.h"', '#include "mesh_hal.h"', '#include "program.h"', ""], []
-    lines.append(ELEMENT_DATA.replace("aligned(16)", f"aligned({program.alignment})"))
-    lines.append(program.source)
+    lines, buffers, compute = [program.source], [_results(result_bytes)], []
     for number, (place, lies) in enumerate(zip(places, program.inputs, strict=True)):
         if place.slots == 1:
             lines.append(f"#define operand_{number} {lies}")
             continue
-        lines.append(f"static uint8_t operand_{number}[{place.slots * place.nbytes}] __attribute__((aligned(16)));")
+        buffers.append(PieceBuffer(f"operand_{number}", (place.slots * place.nbytes,)))
         nbytes = graph.types[names[number]].nbytes
         compute.append(copying(pieces.target, lies, slot_of(number, place), nbytes))
-    lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
     compute += ["piece_run();", copying(pieces.target, "result", program.output, result_bytes)]
-    return ElementProgram(
-        "\n".join([*lines, *message_loop(places, result_bytes, compute)]), program.constants, tuple(places), 0
-    )
+    source = "\n".join([*lines, *message_loop(places, result_bytes, compute)])
+    return ElementProgram(PieceCode(source, tuple(buffers), program.alignment), program.constants, tuple(places), 0)
+
+
+def _results(nbytes: int) -> PieceBuffer:
+    """The buffer of two results."""
+    return PieceBuffer("results", (2, -(-nbytes // 16) * 16))
 
 
 def add_constant(constants: bytearray, content: bytes) -> int:
@@ -178,7 +208,7 @@ def _together(stage: MeshStage, piece: int, target: Target) -> int:
 
 def _half(row: str, together: int, buffers: int) -> str:
     """The buffer of the sums of the rows from `row` on."""
-    return f"sums[{row} / {together}u & 1u]" if buffers > 1 else "sums[0]"
+    return f"row_sums[{row} / {together}u & 1u]" if buffers > 1 else "row_sums[0]"
 
 
 def _by_turns(rows: int, together: int, job: Sequence[str], done: str, finish: Sequence[str]) -> list[str]:
@@ -331,33 +361,24 @@ def _source(
     helpers: Sequence[str] = (),
     narrowed: int = 0,
     own: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    lines = ['#include "element.h"', '#include "mesh_hal.h"', '#include "program.h"', ""]
-    lines.append(kernels.helper_source([*helpers, *(kernel.helpers if kernel else ())], own))
+) -> PieceCode:
+    lines = [kernels.helper_source([*helpers, *(kernel.helpers if kernel else ())], own)]
     if kernel is not None:
         lines += [*kernel.declarations, kernel.shared, kernel.source]
-    lines.append(ELEMENT_DATA)
-    for number, place in enumerate(places):
-        lines.append(f"static uint8_t operand_{number}[{place.slots * place.nbytes}] __attribute__((aligned(16)));")
-    lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
+    buffers = [PieceBuffer(f"operand_{number}", (one.slots * one.nbytes,)) for number, one in enumerate(places)]
+    buffers.append(_results(result_bytes))
     if sums[1]:
-        lines.append(f"static int32_t sums[{sums[0]}][{-(-sums[1] // 4) * 4}] __attribute__((aligned(16)));")
-    lines += [f"static int8_t narrowed[{narrowed}] __attribute__((aligned(16)));"] if narrowed else []
-    return "\n".join([*lines, *message_loop(places, result_bytes, compute)])
+        buffers.append(PieceBuffer("row_sums", (sums[0], -(-sums[1] // 4) * 4), "int32_t"))
+    if narrowed:
+        buffers.append(PieceBuffer("narrowed", (narrowed,), "int8_t"))
+    return PieceCode("\n".join([*lines, *message_loop(places, result_bytes, compute)]), tuple(buffers))
 
 
 def message_loop(places: Sequence[OperandPlace], result_bytes: int, compute: Sequence[str]) -> list[str]:
     """The C functions of element.h around the lines that compute `result` from `operand_0`, `operand_1`, ..."""
-    padding = "".join(
-        f"    for (uint32_t i = 0; i < {place.slots * place.nbytes}u; ++i) {{\n"
-        f"        operand_{number}[i] = {place.fill}u;\n    }}\n"
-        for number, place in enumerate(places)
-        if place.fill
-    )
     values = {
         "count": len(places),
         "operands": ", ".join(f"operand_{number}" for number in range(len(places))),
-        "padding": padding,
         "compute": "\n".join(f"    {line}" for line in compute),
         "bytes": result_bytes,
     }

@@ -2,24 +2,30 @@
 
 Nothing is known of the network but what was loaded. An element runs when all messages that some of its pieces read were
 sent, over all inputs; one with several pieces runs again when more of them can compute, the last time with all, and
-every time it must send the same. Elements that can run at the same time are a wave, which is spread over a farm.
+every time it must send the same. Elements that can run at the same time are a wave, which is spread over a farm. Of a
+network in several sections all elements stand at the barrier of a section; each is then run to the next, wave by wave.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from dovetail.errors import SimulationError
-from dovetail.farm import Farm, farm
+from dovetail.farm import Farm, LostResult, farm
+from dovetail.guests.mesh.element import StoredPart
+from dovetail.guests.mesh.layers import Ints
 from dovetail.guests.mesh.manifest import name_of, word_of
 from dovetail.guests.mesh.topology import Topology, build_topology
 from dovetail.guests.mesh.transfers import ELEMENT_HEADER, TRANSFER
-from dovetail.guests.mesh.workers import ElementJob, ElementRun, element_setup, run_wave
+from dovetail.guests.mesh.workers import LOST_HINT, ElementJob, ElementRun, LiveElement, element_setup, run_wave
 from dovetail.sim.protocol import SimulationSetup
 from dovetail.sim.rack import LoadKind, RackBackend, RackContents, RackRun, RefusedError
 from dovetail.target.description import Target
@@ -32,13 +38,14 @@ _CHIP = 0xFFFF0000
 class _LoadedPiece:
     """A piece by its data."""
 
+    section: int
     key: int
     sends: bool
-    stores: bool
     reads: frozenset[int]
     """Keys of messages."""
     fetches: frozenset[int]
     """Numbers of tensors."""
+    stores: bool
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,9 @@ class LoadedElements:
     def __init__(self, loaded: RackContents, topology: Topology) -> None:
         self._topology = topology
         self.elements = [_element(loaded, word) for word in sorted(loaded.parts[LoadKind.DATA])]
+        sizes = loaded.parts[LoadKind.TENSOR].items()
+        self._sizes = {number: int.from_bytes(content, "little") for number, content in sizes}
+        self._images = {chip: bytes(content) for chip, content in loaded.parts[LoadKind.DRAM].items()}
         self._routes = {chip: _routes(bytes(content)) for chip, content in loaded.parts[LoadKind.ROUTES].items()}
 
     def check(self) -> None:
@@ -106,17 +116,25 @@ class LoadedElements:
         return readers
 
     @cached_property
-    def waves(self) -> list[_Wave]:
-        """All runs of elements, in order; raises RefusedError where some wait for ever."""
+    def sections(self) -> int:
+        """Number of sections."""
+        return 1 + max(piece.section for one in self.elements for piece in one.pieces)
+
+    @cache  # noqa: B019 - there is one for each run
+    def waves(self, section: int) -> list[_Wave]:
+        """All runs of elements in a section, in order; raises RefusedError where some wait for ever."""
         waves: list[_Wave] = []
+        todo = {
+            one.word: {n for n, piece in enumerate(one.pieces) if piece.section == section} for one in self.elements
+        }
         done: dict[int, frozenset[int]] = {one.word: frozenset() for one in self.elements}
         keys: dict[int, set[int]] = {one.word: set() for one in self.elements}
-        while waiting := [one for one in self.elements if len(done[one.word]) < len(one.pieces)]:
-            ready = ((one, _ready(one, done[one.word], keys[one.word])) for one in waiting)
+        while waiting := [one for one in self.elements if todo[one.word] - done[one.word]]:
+            ready = ((one, _ready(one, todo[one.word], done[one.word], keys[one.word])) for one in waiting)
             waves.append([(one, pieces) for one, pieces in ready if pieces > done[one.word]])
             if not waves[-1]:
                 one = waiting[0]
-                missing = min(key for piece in one.pieces for key in piece.reads - keys[one.word])
+                missing = min(key for number in todo[one.word] for key in one.pieces[number].reads - keys[one.word])
                 what = f"no message of the key {missing} comes to element {name_of(one.word)}"
                 raise RefusedError(f"{len(waiting)} elements wait for messages nobody sends them: {what}")
             for one, pieces in waves[-1]:
@@ -134,8 +152,8 @@ class LoadedElements:
         setup: SimulationSetup,
         inputs: Sequence[Mapping[int, bytes]],
         ended: Callable[[int, int], None] = lambda done, count: None,
-    ) -> dict[int, ElementRun]:
-        """Run all elements; returns the last run of each.
+    ) -> RackOutcome:
+        """Run all elements.
 
         Args:
             spread: runs elements side by side.
@@ -147,22 +165,39 @@ class LoadedElements:
             SimulationError: an element does something it must not.
             RefusedError: what was loaded cannot run.
         """
+        drams = [self._dram(tensors) for tensors in inputs]
+        if self.sections > 1:
+            return self._by_sections(setup, drams, ended)
         messages: dict[int, list[dict[int, bytes]]] = {one.word: [{} for _ in inputs] for one in self.elements}
-        count, done = sum(map(len, self.waves)), iter(range(1, 1 + sum(map(len, self.waves))))
+        count, done = sum(map(len, self.waves(0))), iter(range(1, 1 + sum(map(len, self.waves(0)))))
         runs: dict[int, ElementRun] = {}
-        for wave in self.waves:
+        for wave in self.waves(0):
             jobs = {one.word: _job(one, pieces, messages[one.word], inputs) for one, pieces in wave}
             runs |= run_wave(spread, setup, jobs, lambda: ended(next(done), count))
             for one, pieces in wave:
                 for number in sorted(pieces):
-                    self._deliver(one, one.pieces[number].key, runs[one.word], messages)
-        return runs
+                    self._deliver(one, one.pieces[number].key, runs[one.word], range(len(inputs)), messages)
+        for one in self.elements:
+            for turn, dram in enumerate(drams):
+                stores = {number for number, piece in enumerate(one.pieces) if piece.stores}
+                _store(one, runs[one.word].stored.get(turn, ()), stores, dram)
+        clocks = np.concatenate([runs[one.word].clocks for one in self.elements], axis=1)
+        return RackOutcome(drams, clocks, runs)
+
+    def _dram(self, tensors: Mapping[int, bytes]) -> dict[int, bytearray]:
+        """The tensors in DRAM for an input."""
+        return {number: bytearray(tensors.get(number) or bytes(size)) for number, size in self._sizes.items()}
 
     def _deliver(
-        self, one: _LoadedElement, key: int, run: ElementRun, messages: Mapping[int, list[dict[int, bytes]]]
+        self,
+        one: _LoadedElement,
+        key: int,
+        run: ElementRun,
+        turns: Sequence[int],
+        messages: Mapping[int, list[dict[int, bytes]]],
     ) -> None:
         """Bring the messages of a key to the elements that the tables lead to."""
-        contents = [run.sent.get(number, {}).get(key) for number in range(len(messages[one.word]))]
+        contents = [run.sent.get(number, {}).get(key) for number in turns]
         for word in self._readers(one.word, key) if None not in contents else ():
             for brought, content in zip(messages[word], contents, strict=True):
                 if content is not None and brought.setdefault(key, content) != content:
@@ -170,22 +205,67 @@ class LoadedElements:
                     hint = "look at the element's driver: a piece must not change what another reads"
                     raise SimulationError(what, where="mesh", hint=hint)
 
-    def rack_run(self, runs: Mapping[int, ElementRun], inputs: int) -> RackRun:
-        """Results and cycles, by elements and pieces."""
-        results = list(self._results(runs, inputs))
-        clocks = np.concatenate([runs[one.word].clocks for one in self.elements], axis=1)
-        return RackRun(results, clocks.reshape(-1).tolist(), max(run.cycles for run in runs.values()))
+    def _by_sections(
+        self, setup: SimulationSetup, drams: Sequence[dict[int, bytearray]], ended: Callable[[int, int], None]
+    ) -> RackOutcome:
+        """Run all elements from barrier to barrier."""
+        rate = self._topology.mesh.rates.dram / len(self.elements)
+        with TemporaryDirectory() as folder:
+            elf = Path(folder) / "element.elf"
+            elf.write_bytes(self.elements[0].firmware)
+            live = {
+                one.word: LiveElement(
+                    replace(setup, elf=elf), one.data, self.sections, self._images[one.word & _CHIP], rate
+                )
+                for one in self.elements
+            }
+        runs: dict[int, ElementRun] = {}
+        clocks = {one.word: np.zeros((len(drams), len(one.pieces), 4), np.int64) for one in self.elements}
+        for number, section in product(range(len(drams)), range(self.sections)):
+            messages: dict[int, list[dict[int, bytes]]] = {one.word: [{}] for one in self.elements}
+            steps = [(one, sorted(pieces)) for wave in self.waves(section) for one, pieces in wave]
+            here = {one.word for one, _ in steps}
+            tensors = {n: bytes(tensor) for n, tensor in drams[number].items()}
+            for one, pieces in [*steps, *((one, []) for one in self.elements if one.word not in here)]:
+                run = runs[one.word] = live[one.word].step(section, number, messages[one.word][0], tensors)
+                for piece in pieces:
+                    clocks[one.word][number, piece] = run.clocks[0, 0]
+                    self._deliver(one, one.pieces[piece].key, run, (number,), messages)
+                stores = any(one.pieces[piece].stores for piece in pieces)
+                _store(one, run.stored[number], {section} if stores else set(), drams[number])
+            ended(number * self.sections + section + 1, len(drams) * self.sections)
+        return RackOutcome(drams, np.concatenate([clocks[one.word] for one in self.elements], axis=1), runs)
 
-    def _results(self, runs: Mapping[int, ElementRun], inputs: int) -> Iterator[bytes]:
-        for one in self.elements:
-            for number, piece in enumerate(one.pieces):
-                if piece.stores:
-                    stored = [runs[one.word].stored.get(turn, {}).get(number) for turn in range(inputs)]
-                    if None in stored:
-                        hint = "look at the element's driver: every piece must store its result"
-                        what = f"piece {number} of element {name_of(one.word)} stored nothing"
-                        raise SimulationError(what, where="mesh", hint=hint)
-                    yield b"".join(content or b"" for content in stored)
+
+@dataclass(frozen=True)
+class RackOutcome:
+    """Tensors, clocks and counts of a run of all elements."""
+
+    tensors: Sequence[Mapping[int, bytearray]]
+    """Tensors in DRAM by number, for each input."""
+    clocks: Ints
+    """As `RackRun.clocks`."""
+    runs: Mapping[int, ElementRun]
+    """The last run of each element, by its word."""
+
+    def rack_run(self) -> RackRun:
+        """The same as a rack answers it."""
+        numbers = self.tensors[0] if self.tensors else ()
+        results = {number: b"".join(bytes(one[number]) for one in self.tensors) for number in numbers}
+        return RackRun(results, self.clocks.reshape(-1).tolist(), max(run.cycles for run in self.runs.values()))
+
+
+def _store(one: _LoadedElement, parts: Sequence[StoredPart], wanted: set[int], dram: dict[int, bytearray]) -> None:
+    """Put what an element stored into the DRAM; raises SimulationError where a piece of `wanted` stored nothing."""
+    for part in parts:
+        if part.transfer["key"] not in dram:
+            hint = "look at the element's driver: it stores into a tensor that is there"
+            raise SimulationError(f"there is no tensor {part.transfer['key']}", where="mesh", hint=hint)
+        part.put(dram[part.transfer["key"]])
+    if missing := wanted - {part.piece for part in parts}:
+        hint = "look at the element's driver: every piece must store its result"
+        what = f"piece {min(missing)} of element {name_of(one.word)} stored nothing"
+        raise SimulationError(what, where="mesh", hint=hint)
 
 
 class EmulatedElements(RackBackend):
@@ -201,26 +281,40 @@ class EmulatedElements(RackBackend):
     def run(self, loaded: RackContents, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
         elements = LoadedElements(loaded, self._topology)
         with farm(1) as spread:  # firmware that ends its process does not end the rack's
-            return elements.rack_run(elements.run(spread, self._setup, inputs), len(inputs))
+            if elements.sections == 1:
+                return elements.run(spread, self._setup, inputs).rack_run()
+            ((_, run),) = spread(partial(_alone, elements, self._setup), [inputs])
+            if isinstance(run, LostResult):
+                raise SimulationError(run.value, where="mesh", hint=LOST_HINT)
+            return run
+
+
+def _alone(elements: LoadedElements, setup: SimulationSetup, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
+    """All elements in this process."""
+    with farm(1, here=True) as spread:
+        return elements.run(spread, setup, inputs).rack_run()
 
 
 def _element(loaded: RackContents, word: int) -> _LoadedElement:
     table, data = bytes(loaded.parts[LoadKind.TABLE].get(word, b"")), bytes(loaded.parts[LoadKind.DATA][word])
     numbers = struct.unpack(f"<{len(table) // 4}I", table[: len(table) // 4 * 4])
-    if len(numbers) < 2 or numbers[0] not in loaded.parts[LoadKind.PROGRAM]:
+    if len(numbers) < 4 or len(numbers) % 3 != 1 or numbers[0] not in loaded.parts[LoadKind.PROGRAM]:
         raise RefusedError(f"element {name_of(word)} has no program")
-    pieces = tuple(_piece(data, place, word) for place in numbers[1:])
+    source = bytes(loaded.parts[LoadKind.DRAM].get(word & _CHIP, b"")) or data
+    places = zip(*(iter(numbers[1:]),) * 3, strict=True)
+    pieces = tuple(_piece(source, *place, word) for place in places)
     return _LoadedElement(word, bytes(loaded.parts[LoadKind.PROGRAM][numbers[0]]), data, pieces)
 
 
-def _piece(data: bytes, place: int, word: int) -> _LoadedPiece:
+def _piece(data: bytes, section: int, place: int, first: int, word: int) -> _LoadedPiece:
     try:
-        key, sends, stores, _, first, messages, fetches, _ = ELEMENT_HEADER.unpack_from(data, place)
-        first, count = place + first, min(messages + fetches, len(data))
+        key, sends, stores, _, _, messages, fetches, _ = ELEMENT_HEADER.unpack_from(data, place)
+        count = min(messages + fetches, len(data))
         keys = [TRANSFER.unpack_from(data, first + TRANSFER.size * number)[0] for number in range(count)]
     except struct.error:
         raise RefusedError(f"the data of element {name_of(word)} are damaged") from None
-    return _LoadedPiece(key, bool(sends), bool(stores), frozenset(keys[:messages]), frozenset(keys[messages:]))
+    parts = frozenset(keys[:messages]), frozenset(keys[messages:])
+    return _LoadedPiece(section, key, bool(sends), *parts, bool(stores))
 
 
 def _routes(content: bytes) -> _Routes:
@@ -240,13 +334,13 @@ def _routes(content: bytes) -> _Routes:
     return _Routes(rows, sets)
 
 
-def _ready(one: _LoadedElement, done: frozenset[int], keys: set[int]) -> frozenset[int]:
-    """The pieces of an element that can compute, given those that have and the keys of messages it was sent."""
+def _ready(one: _LoadedElement, todo: set[int], done: frozenset[int], keys: set[int]) -> frozenset[int]:
+    """The pieces of an element that can compute of those to do, given those done and the keys it was sent."""
     pieces = set(done)
     while more := {
         number
-        for number, piece in enumerate(one.pieces)
-        if number not in pieces and piece.reads <= keys | {one.pieces[other].key for other in pieces}
+        for number in todo - pieces
+        if one.pieces[number].reads <= keys | {one.pieces[other].key for other in pieces}
     }:
         pieces |= more
     return frozenset(pieces)

@@ -18,7 +18,7 @@ import numpy as np
 from dovetail.errors import BuildError
 from dovetail.guests.mesh.building import build_programs
 from dovetail.guests.mesh.layers import Ints
-from dovetail.guests.mesh.manifest import Images, MeshBuild, outputs_of, part_bytes, rack_images, read_images
+from dovetail.guests.mesh.manifest import Images, MeshBuild, outputs_of, rack_images
 from dovetail.ir.types import Array
 from dovetail.sim.frames import (
     BoardRestart,
@@ -49,7 +49,8 @@ class MeshRun:
     """Per input, by the network's output names."""
     clocks: Ints
     """[inputs, pieces, 4] when each piece began an input, gave its slots back, sent, and when its element was free,
-    from the beginning of the stream the input was sent in; pieces by the words of their elements."""
+    from the beginning of the stream the input was sent in, or of the piece's section where there are several; pieces by
+    the words of their elements."""
     asked: int
     """Requests sent."""
     repeated: int
@@ -66,12 +67,11 @@ def mesh_images(build: MeshBuild, target: Target, jobs: int = 1) -> Images:
     """
     paths = {path.relative_to(build.folder).as_posix(): path for path in sorted(build.folder.rglob("*"))}
     files = {n: p.read_bytes() for n, p in paths.items() if n.split("/")[0] in _FOLDERS and p.is_file()}
-    data, routes = read_images(build, files)
     for program in sorted({program for program, _ in build.elements.values()}):
         if not any(name.startswith(f"programs/{program}/") for name in files):
             raise BuildError(f"there is no program {program}", where=str(build.folder), hint="run dovetail mesh again")
     with tempfile.TemporaryDirectory() as folder:
-        return rack_images(build, build_programs(files, target, Path(folder), jobs), data, routes)
+        return rack_images(build, build_programs(files, target, Path(folder), jobs), files)
 
 
 class RackSession:
@@ -90,7 +90,6 @@ class RackSession:
         self.talk = FrameConversation(open_first(open_line), timeout, open_line, _HINT)
         self.restarts = 0
         self._runs, self._room, self._most = 0, 0, 0
-        self._bytes = part_bytes(build)
 
     def run(self, inputs: Sequence[Mapping[str, Array]]) -> MeshRun:
         """Compute inputs in streams of as many as the rack takes.
@@ -159,13 +158,15 @@ class RackSession:
 
     def _stream(self, inputs: Sequence[Mapping[str, Array]]) -> tuple[list[dict[str, Array]], Ints]:
         """Some inputs at once."""
-        for number, name in enumerate(self._build.tensors):
+        tensors = list(enumerate(self._build.tensors))
+        for number, name in ((number, tensor.input) for number, tensor in tensors if tensor.input):
             content = b"".join(np.ascontiguousarray(one[name]).tobytes() for one in inputs)
             write_all(self.talk, number, content, self._most)
         self._runs += 1
         request = struct.pack("<II", self._runs, len(inputs))
         self.talk.sized(self.talk.ask(FrameKind.RUN, request, 8), 8)
-        stored = {n: read_all(self.talk, n, size * len(inputs), self._most) for n, size in self._bytes.items()}
+        wanted = ((number, tensor.bytes * len(inputs)) for number, tensor in tensors if tensor.outputs)
+        stored = {number: read_all(self.talk, number, nbytes, self._most) for number, nbytes in wanted}
         marks = read_cycles(self.talk, 4 * self._build.pieces * len(inputs), self._most)
         clocks = np.array(marks, np.int64).reshape(len(inputs), self._build.pieces, 4)
         return outputs_of(self._build, stored, len(inputs)), clocks

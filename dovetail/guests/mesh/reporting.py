@@ -16,7 +16,7 @@ from dovetail.guests.mesh.building import manager_files
 from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.compiled import CompiledPieces, share_on_engines, used_places
 from dovetail.guests.mesh.emit import emit_mesh
-from dovetail.guests.mesh.exact import run_exact, run_sections
+from dovetail.guests.mesh.exact import run_exact
 from dovetail.guests.mesh.manifest import mesh_manifest
 from dovetail.guests.mesh.mapping import MeshMapping, Performance, measure
 from dovetail.guests.mesh.mapping_file import SCHEMA as FILE_SCHEMA
@@ -67,26 +67,20 @@ def run_exactly(
     arrays = [sample_inputs(graph, seed) for seed in range(min(inputs, _MOST_EXACT))]
     what = "the elements' firmware gives"
     hint = "report this, or look at the target's element driver if it is yours"
-    same = f"over {len(arrays)} inputs{{}}; every output equals the integer graph's."
-    usable = f"of {mapped.parts.mesh.usable} bytes"
-    if not mapped.parts.resident:
-        sections = run_sections(mapped, project, target, arrays)
-        require_equal(graph, arrays, sections.outputs, what, hint)
-        ran = f"{len(project.elements)} elements ran {len(mapped.placed)} sections one after the other"
-        say(f"{ran} {same.format('')} Memory of an element {sections.memory} {usable}")
-        say(f"executed: {sections.latency:.0f} clocks for one input, modelled {modelled.latency:.0f}")
-        return
+    what_runs = "every element's firmware" if mapped.parts.resident else "every section"
 
     def ended(done: int, count: int) -> None:
-        show(f"running every element's firmware: {done} of {count}")
+        show(f"running {what_runs}: {done} of {count}")
 
     run = run_exact(mapped, project, target, arrays, jobs, scheduler, ended)
     require_equal(graph, arrays, run.outputs, what, hint)
-    ran = f"{len(run.cycles)} elements ran {len(project.programs)} programs"
-    total = f", {run.instructions} instructions in all"
-    say(f"{ran} {same.format(total)} Most memory of an element {max(run.memory)} {usable}, most stack {run.stack}")
+    sections = f"{len(mapped.placed)} sections one after the other"
+    ran = f"{len(project.programs)} programs" if mapped.parts.resident else sections
+    total = f"{len(run.cycles)} elements ran {ran} over {len(arrays)} inputs, {run.instructions} instructions in all"
+    used = f"Most memory of an element {max(run.memory)} of {mapped.parts.mesh.usable} bytes, most stack {run.stack}"
+    say(f"{total}; every output equals the integer graph's. {used}")
     say(f"cycles for each input of the slowest element: {max(run.paces)}")
-    executed = measure(mapped, inputs, turns=run.turns)
+    executed = measure(mapped, inputs, clocks=run.clocks)
     say(
         f"the stream with the cycles of the firmware: {executed.interval:.0f} clocks between inputs, "
         f"{executed.latency:.0f} for one; modelled {modelled.interval:.0f} and {modelled.latency:.0f}"
@@ -132,14 +126,11 @@ def sentence(mapped: MeshMapping, performance: Performance) -> str:
 def files_of(mapped: MeshMapping, performance: Performance, target: Target) -> dict[str, bytes]:
     """Everything that is written of a mapping, by relative path."""
     page = picture(mapped, performance, sentence(mapped, performance))
-    files = {"mapping.json": mapping_json(mapped), "mesh.html": page}
+    project = emit_mesh(mapped, target)
+    files = {"mapping.json": mapping_json(mapped), "mesh.html": page, **project.files}
     if mapped.parts.resident:
-        project = emit_mesh(mapped, target)
-        files |= {"mapping.yaml": mapping_yaml(mapped), **project.files}
-        files |= {**mesh_manifest(mapped, project, target), **manager_files()}
-    else:
-        files |= emit_mesh(mapped, target).files
-    return files
+        files["mapping.yaml"] = mapping_yaml(mapped)
+    return {**files, **mesh_manifest(mapped, project, target), **manager_files()}
 
 
 def mapping_json(mapped: MeshMapping) -> bytes:

@@ -53,11 +53,14 @@ class SectionTimes:
     """A section on elements, with its times in clocks."""
 
     placed: SectionPlacement
+    clocks: Ints | None = None
+    """[pieces, 4] as `ExactRun.clocks`, where it was executed."""
 
     @cached_property
     def timing(self) -> StreamTiming:
         """The time of one input, weights loaded."""
-        return simulate(self.placed, 1)
+        clocks = self.clocks
+        return simulate(self.placed, 1, turns=None if clocks is None else (clocks[:, 1:] - clocks[:, :1])[None])
 
     @property
     def load(self) -> float:
@@ -88,6 +91,8 @@ class SectionTimes:
     @cached_property
     def prepared(self) -> float:
         """Clocks of the core before anything is fetched: of the element with most padding to write."""
+        if self.clocks is not None:
+            return float(self.clocks[:, 0].max())
         core = self.placed.topology.mesh.core
         padding = (padded(stage) for stage in self.placed.section.stages)
         most = max(float((core.padding_row * rows + core.padding * nbytes).max()) for rows, nbytes in padding)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dovetail.guests.mesh.partition import MeshStage
 from dovetail.guests.mesh.placement import SectionPlacement, Tables
-from dovetail.guests.mesh.programs import HEADER_BYTES, ElementProgram, OperandPlace, result_size, wanted
+from dovetail.guests.mesh.programs import (
+    HEADER_BYTES,
+    ElementProgram,
+    OperandPlace,
+    dense_place,
+    result_size,
+    wanted,
+)
 
 ELEMENT_HEADER = struct.Struct("<8I")
 """`element_t`."""
 TRANSFER = struct.Struct("<13I")
 """`mesh_transfer_t`."""
+_FILL = struct.Struct("<7I")
+"""`mesh_fill_t`."""
 
 
 def senders_of(placed: SectionPlacement) -> list[list[int]]:
@@ -24,18 +33,30 @@ def senders_of(placed: SectionPlacement) -> list[list[int]]:
 
 
 def piece_bytes(
-    placed: SectionPlacement, number: int, program: ElementProgram, tables: Tables, senders: list[int]
+    placed: SectionPlacement,
+    number: int,
+    program: ElementProgram,
+    tables: Tables,
+    senders: list[int],
+    tensors: Sequence[str],
 ) -> bytes:
-    """The data of the piece with a number: header, constants, transfers."""
+    """The data of the piece with a number: header, constants, transfers, padding; `tensors` are those in DRAM."""
     messages = [transfer for sender in senders for transfer in _messages(placed, number, program, tables, sender)]
-    fetches = list(_fetches(placed, number, program))
+    fetches = list(_fetches(placed, number, program, tensors))
+    stores = list(_stores(placed, number, tensors))
     constants = program.constants[HEADER_BYTES:] + bytes(-len(program.constants) % 16)
     traffic = placed.traffic
     group = traffic.group[number]
-    does = (int(traffic.start[group + 1] > traffic.start[group]), int(traffic.stores[number]), program.skip)
-    counts = (HEADER_BYTES + len(constants), len(messages), len(fetches), 0)
+    does = (int(traffic.start[group + 1] > traffic.start[group]), len(stores), program.skip)
+    fills = [_FILL.pack(*fill) for fill in _padding(*placed.section.owners[number], program.operands[0])]
+    counts = (HEADER_BYTES + len(constants), len(messages), len(fetches), len(fills))
     header = ELEMENT_HEADER.pack(int(tables.key[number]), *does, *counts)
-    return header + constants + b"".join(TRANSFER.pack(*transfer) for transfer in (*messages, *fetches))
+    return (
+        header
+        + constants
+        + b"".join(TRANSFER.pack(*transfer) for transfer in (*messages, *fetches, *stores))
+        + b"".join(fills)
+    )
 
 
 def _messages(
@@ -55,16 +76,29 @@ def _messages(
                 yield _transfer(key, operand, program.operands[operand], sent, both)
 
 
-def _fetches(placed: SectionPlacement, number: int, program: ElementProgram) -> Iterator[tuple[int, ...]]:
-    """The transfers of operands from DRAM; the key is the operand's number among those of the section."""
+def _fetches(
+    placed: SectionPlacement, number: int, program: ElementProgram, tensors: Sequence[str]
+) -> Iterator[tuple[int, ...]]:
+    """The transfers of operands from DRAM; the key is the tensor's number."""
     stage, piece = placed.section.owners[number]
     done: set[int] = set()
-    for tensor, fetch in enumerate(placed.traffic.fetches):
+    for fetch in placed.traffic.fetches:
         for operand, reading in enumerate(stage.layer.readings):
             if operand not in done and reading.value == fetch.value and number in fetch.pieces:
                 done.add(operand)
                 whole = [[0, size] for size in reading.image]
-                yield _transfer(tensor, operand, program.operands[operand], whole, wanted(stage, piece, operand))
+                yield _transfer(
+                    tensors.index(fetch.value), operand, program.operands[operand], whole, wanted(stage, piece, operand)
+                )
+
+
+def _stores(placed: SectionPlacement, number: int, tensors: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """The transfer of a result to DRAM, if it is wanted there."""
+    stage, piece = placed.section.owners[number]
+    if placed.traffic.stores[number]:
+        box, whole = stage.boxes[piece, :6].reshape(3, 2).tolist(), [[0, size] for size in stage.layer.image]
+        place = dense_place(box, stage.layer.itemsize, 1)
+        yield _transfer(tensors.index(stage.layer.graph.outputs[0]), 0, place, whole, box)
 
 
 def _transfer(
@@ -81,15 +115,18 @@ def _transfer(
     return (key, source, target, operand, rows, wide, deep * size, *steps, place.slots, place.nbytes)
 
 
-def padding(stage: MeshStage, piece: int, place: OperandPlace) -> list[tuple[int, int, int, int]]:
-    """The padding in the buffer of a piece's first operand: first row, rows, first column, columns of each box."""
+def _padding(stage: MeshStage, piece: int, place: OperandPlace) -> Iterator[tuple[int, ...]]:
+    """Fields of `mesh_fill_t`: the boxes of padding in the buffer of a piece's first operand."""
     layer = stage.layer
     if not layer.on_array or layer.kind == "dense":
-        return []
+        return
     reading, (_, columns, _) = layer.readings[0], result_size(stage, piece)
     high, wide = place.nbytes // place.row_bytes, (columns - 1) * reading.step[1] + reading.span[1]
     spans = zip(wanted(stage, piece, 0), place.start, strict=True)
     (top, below), (left, right), _ = ((first - start, last - start) for (first, last), start in spans)
     boxes = [(0, top, 0, wide), (below, high - below, 0, wide), (top, below - top, 0, left)]
     boxes.append((top, below - top, right, wide - right))
-    return [box for box in boxes if box[1] > 0 and box[3] > 0]
+    for row, rows, column, width in boxes:
+        if rows > 0 and width > 0:
+            first, nbytes = row * place.row_bytes + column * place.column_bytes, width * place.column_bytes
+            yield first, rows, nbytes, place.row_bytes, place.fill, place.slots, place.nbytes

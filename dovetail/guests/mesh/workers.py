@@ -7,15 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dovetail.errors import SimulationError
 from dovetail.farm import Farm, LostResult
-from dovetail.guests.mesh.element import BASE, ElementDevice
+from dovetail.guests.mesh.element import BASE, ElementDevice, StoredPart
 from dovetail.guests.mesh.layers import Ints
 from dovetail.sim.device import DeviceSpec, MemoryRegion, target_devices
 from dovetail.sim.protocol import RunRequest, SimulationSetup
 from dovetail.target.description import Target
 from dovetail.user_file import blamed
+
+if TYPE_CHECKING:
+    from dovetail.sim.machine import Machine
 
 _LIMIT = 2_000_000_000
 """Instructions of an element, over all inputs."""
@@ -46,10 +52,10 @@ class ElementRun:
 
     sent: Mapping[int, Mapping[int, bytes]]
     """Input -> message by key."""
-    stored: Mapping[int, Mapping[int, bytes]]
-    """Input -> result by piece."""
+    stored: Mapping[int, Sequence[StoredPart]]
+    """Input -> parts of tensors."""
     clocks: Ints
-    """[inputs, pieces, 4] as `ElementDevice.clocks`."""
+    """[inputs, pieces, 4] as `RackRun.clocks`."""
     cycles: int
     """Executing, and waiting for the MAC array."""
     instructions: int
@@ -88,18 +94,65 @@ def run_element(setup: SimulationSetup, job: ElementJob) -> ElementRun:
 
 
 def _run(setup: SimulationSetup, job: ElementJob) -> ElementRun:
-    from dovetail.sim.machine import Machine
-
-    machine = Machine(setup)
-    device = machine.devices[0]
-    assert isinstance(device, ElementDevice)
-    machine.firmware.write("element_data", job.data)
+    machine, device = _element(setup, job.data)
     device.inputs, device.own, device.tensors = job.inputs, job.own, job.tensors
     device.messages = [dict(messages) for messages in job.messages]
     result = machine.run(RunRequest((), {}, _LIMIT))
     clocks = device.clocks(len(job.messages), machine.cycles)
     counts = (machine.cycles, result.executed_instructions or 0, result.stack_bytes or 0)
     return ElementRun(dict(device.sent), dict(device.stored), clocks, *counts)
+
+
+def _element(setup: SimulationSetup, data: bytes) -> tuple[Machine, ElementDevice]:
+    """An element with its data, before its first instruction."""
+    from dovetail.sim.machine import Machine
+
+    machine = Machine(setup)
+    device = machine.devices[0]
+    assert isinstance(device, ElementDevice)
+    machine.firmware.write("element_data", data)
+    return machine, device
+
+
+class LiveElement:
+    """An element of a network in sections, at the barrier before one of them.
+
+    Args:
+        setup: the element with its firmware.
+        data: for the symbol element_data.
+        sections: how many there are.
+        dram: what it loads, at `rate` bytes per clock.
+    """
+
+    def __init__(self, setup: SimulationSetup, data: bytes, sections: int, dram: bytes, rate: float) -> None:
+        self._machine, self._device = _element(setup, data)
+        self._device.inputs = [1 << 20] * sections
+        self._device.dram, self._device.rate = dram, rate
+        self._machine.run(RunRequest((), {}, _LIMIT))
+
+    def step(
+        self, section: int, number: int, messages: Mapping[int, bytes], tensors: Mapping[int, bytes]
+    ) -> ElementRun:
+        """Run to the next barrier.
+
+        Args:
+            section: the one it is before.
+            number: of the input.
+            messages: by key.
+            tensors: in DRAM, by number.
+
+        Returns:
+            What it did; its clocks, [1, 1 piece or none, 4], count from the barrier, waiting for loads left out.
+        """
+        machine, device = self._machine, self._device
+        before = machine.cycles
+        device.enter(section, number, messages, tensors)
+        result = machine.run(RunRequest(({},), {}, _LIMIT))
+        begin = before + device.waited
+        ends = [(one.begun, one.back, one.done, machine.cycles) for one in device.turns]
+        clocks = np.array(ends, np.int64).reshape(1, -1, 4) - begin
+        counts = (machine.cycles, result.executed_instructions or 0, result.stack_bytes or 0)
+        return ElementRun({number: dict(device.sent[number])}, {number: [*device.stored[number]]}, clocks, *counts)
 
 
 def run_wave(

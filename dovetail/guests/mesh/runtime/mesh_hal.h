@@ -56,8 +56,9 @@ void mesh_sent(uint32_t input);
 /* DMA from the chip's DRAM: boxes of the tensors of an input; waits for them. Those of later inputs may be brought ahead, each into
    the slot of its input when that is free; the model of time takes it so. */
 void mesh_fetch(const mesh_transfer_t *transfers, uint32_t count, uint32_t input);
-/* DMA to the chip's DRAM: this element's part of the result; returns at once. */
-void mesh_store(uint32_t input, const void *data, uint32_t bytes);
+/* DMA to the chip's DRAM: this element's part of a tensor; returns at once. Of the transfer, `source` and its steps are places in the
+   tensor, `target` and its steps those in the data. */
+void mesh_store(const mesh_transfer_t *transfer, uint32_t input, const void *data);
 /* Only for elements of several pieces, which take turns: the calls after it are about this one (0 before the first). */
 void mesh_select(uint32_t piece);
 /* 1 where the piece need not wait: everything of the input is there, in DRAM too, and what it sent two inputs before is on

@@ -60,7 +60,7 @@ static int32_t load(const uint8_t *from, uint32_t length, uint8_t *to)
     if (what == NOTHING) {
         manager_forget();
         cycles = 0u;
-    } else if (what > LOADED_TENSOR) {
+    } else if (what > LOADED_DRAM) {
         why = "nothing is loaded by this number";
     } else {
         why = manager_load(what, frames_get(from + 4, 4u), frames_get(from + 8, 4u), from + 12, length - 12u);

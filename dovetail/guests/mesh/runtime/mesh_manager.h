@@ -8,14 +8,14 @@
 
 #include <stdint.h>
 
-enum { LOADED_PROGRAM = 1, LOADED_DATA = 2, LOADED_TABLE = 3, LOADED_ROUTES = 4, LOADED_TENSOR = 5 };
+enum { LOADED_PROGRAM = 1, LOADED_DATA = 2, LOADED_TABLE = 3, LOADED_ROUTES = 4, LOADED_TENSOR = 5, LOADED_DRAM = 6 };
 
 /* Answers requests, for ever. */
 void mesh_manage(void);
 
 /* Forgets everything that was loaded. */
 void manager_forget(void);
-/* Keeps part of a program, of an element's data and table, of a chip's routes or of a tensor's size. `offset` must be at
+/* Keeps part of a program, of an element's data and table, of a chip's routes or DRAM, or of a tensor's size. `offset` must be at
    most the number of bytes that are there of it; what is there from it on is replaced. */
 const char *manager_load(uint32_t what, uint32_t number, uint32_t offset, const uint8_t *content, uint32_t bytes);
 /* How many elements have data. */
@@ -26,8 +26,8 @@ const char *manager_start(uint32_t *inputs);
 const char *manager_write(uint32_t tensor, uint32_t offset, const uint8_t *content, uint32_t bytes);
 /* Computes so many inputs; gives the cycles of the element that took most. */
 const char *manager_run(uint32_t inputs, uint64_t *cycles);
-/* Gives part of what a piece stored, of all inputs one after the other. */
-const char *manager_read(uint32_t result, uint32_t offset, uint8_t *to, uint32_t bytes);
+/* Gives part of a tensor that pieces stored, of all inputs one after the other. */
+const char *manager_read(uint32_t tensor, uint32_t offset, uint8_t *to, uint32_t bytes);
 /* Gives at most `most` counts of cycles of the last run from the `first` on; returns how many. */
 uint32_t manager_clocks(uint32_t first, uint64_t *to, uint32_t most);
 

@@ -11,15 +11,6 @@ typedef struct {
     uint32_t bytes;
 } mesh_load_t;
 
-/* Padding around an operand, which no message writes. */
-typedef struct {
-    uint32_t offset;        /* from the section's buffers */
-    uint32_t rows;
-    uint32_t bytes;         /* of each row */
-    uint32_t row_bytes;     /* from row to row */
-    uint32_t value;
-} mesh_fill_t;
-
 /* What an element does in a section. */
 typedef struct {
     uint32_t part;          /* which part of the program; no part: nothing */
@@ -28,16 +19,12 @@ typedef struct {
     uint32_t early;         /* 1: its data are loaded while the section before computes */
     uint32_t loads;         /* how many, and the first of them */
     uint32_t first_load;
-    uint32_t fills;
-    uint32_t first_fill;
 } mesh_section_t;
 
-/* Begins what the element's data are; the sections, then loads and fills at these places. */
+/* Begins what the element's data are; the sections follow, then the loads at this place. */
 typedef struct {
     uint32_t sections;
     uint32_t loads;
-    uint32_t fills;
-    uint32_t reserved;
 } mesh_sections_t;
 
 /* Waits until every element has called it for this turn, and what all sent and stored before is where it belongs. */

@@ -59,12 +59,12 @@ void mesh_fetch(const mesh_transfer_t *transfers, uint32_t count, uint32_t input
     dovetail_compiler_barrier();
 }
 
-void mesh_store(uint32_t input, const void *data, uint32_t bytes)
+void mesh_store(const mesh_transfer_t *transfer, uint32_t input, const void *data)
 {
     dovetail_compiler_barrier();
     set(INPUT, input);
     set(DATA, address_of(data));
-    set(STORE, bytes);
+    set(STORE, address_of(transfer));
 }
 
 void mesh_select(uint32_t piece)
