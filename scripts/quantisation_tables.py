@@ -22,8 +22,9 @@ from dovetail.compile import Options, compile_model
 from dovetail.guests import zoo
 from dovetail.guests.ptq import Method, QuantisedNetwork, Samples, Settings, prepare, quantise_network
 from dovetail.guests.ptq.accuracy import Accuracy, compare, firmware_outputs
-from dovetail.guests.ptq.budget import Budget, decibel
+from dovetail.guests.ptq.budget import decibel
 from dovetail.guests.ptq.search import frontier_svg, run_report
+from dovetail.guests.ptq.settings import Budget
 from dovetail.guests.zoo.networks import resnet8
 from dovetail.guests.zoo.weights import synthetic_inputs
 from dovetail.ir.graph import Graph

@@ -18,7 +18,8 @@ from dovetail.guests.ptq.layers import (
     loss,
     nearest,
 )
-from dovetail.guests.ptq.steps import BINS, Histogram, Method, TensorQuantisation, choose, percentile, spanning
+from dovetail.guests.ptq.settings import Method
+from dovetail.guests.ptq.steps import BINS, Histogram, TensorQuantisation, choose, percentile, spanning
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.types import Array, DType
 

@@ -15,19 +15,18 @@ from dovetail.guests import zoo
 from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
 from dovetail.guests.ptq.accuracy import coded_inputs, compare, firmware_outputs
 from dovetail.guests.ptq.budget import (
-    Budget,
     FrontierPoint,
     LayerCost,
     cheapest,
     frontier,
     outputs_on,
-    parse_budget,
     sensitivities,
     weight_bytes,
     within,
 )
 from dovetail.guests.ptq.layers import LayerSettings
 from dovetail.guests.ptq.search import frontier_svg
+from dovetail.guests.ptq.settings import Budget, parse_budget
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.rewrite import simplify
 from dovetail.legalize import adapt

@@ -14,9 +14,10 @@ import numpy as np
 from dovetail.arrays import built
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq.budget import decibel
-from dovetail.guests.ptq.data import Preprocessing, check_labels, read_samples
-from dovetail.guests.ptq.execute import Told, run
+from dovetail.guests.ptq.data import check_labels, read_samples
+from dovetail.guests.ptq.execute import run
 from dovetail.guests.ptq.preparation import prepare
+from dovetail.guests.ptq.settings import Preprocessing, Told
 from dovetail.guests.ptq.unquantise import unquantised
 from dovetail.ir.boundary import Steps, boundary, steps_of
 from dovetail.ir.graph import Graph, Node, evaluate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +11,9 @@ from math import log10
 import numpy as np
 
 from dovetail.errors import DovetailError
-from dovetail.guests.ptq.execute import Told, Values, batches, compute, run, sampled
+from dovetail.guests.ptq.execute import Values, batches, compute, run, sampled
 from dovetail.guests.ptq.layers import LayerSettings, choose_weights, wanted_sums, weighted_layers
+from dovetail.guests.ptq.settings import Told
 from dovetail.guests.ptq.steps import TensorQuantisation
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
@@ -24,16 +24,6 @@ MOST_BYTES = 256 << 20
 """Bytes of all activations of these samples."""
 MOST_POINTS = 2000
 """Points of the frontier that are kept while layers are added."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """A limit for the network as a whole."""
-
-    kind: str
-    """"bytes" of weights (and of activations where their widths are searched for too), "cycles" of an inference,
-    "loss" in points of top-1, "sqnr" in dB."""
-    limit: float
 
 
 @dataclass(frozen=True)
@@ -61,16 +51,6 @@ class FrontierPoint:
     def sqnr(self) -> float:
         """Signal to quantisation noise in dB, as the sum of the layers' noise predicts it."""
         return decibel(self.noise)
-
-
-def parse_budget(text: str) -> Budget:
-    """A budget as the command line has it: "bytes=20k", "cycles=200000", "loss=1.5", "sqnr=20".
-    Raises DovetailError for another text."""
-    match = re.fullmatch(r"(bytes|cycles|loss|sqnr)=([0-9]+(?:\.[0-9]+)?)(k|M)?", text)
-    if match is None:
-        hint = "give bytes=N or cycles=N (k and M allowed), loss=POINTS of top-1, or sqnr=DB"
-        raise DovetailError(f"'{text}' is no budget", where="--budget", hint=hint)
-    return Budget(match[1], float(match[2]) * {"k": 1e3, "M": 1e6}.get(match[3] or "", 1.0))
 
 
 def decibel(noise: float) -> float:

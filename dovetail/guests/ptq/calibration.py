@@ -11,53 +11,21 @@ import numpy as np
 from dovetail.errors import DovetailError, TargetError
 from dovetail.guests.ptq import steps as stepping
 from dovetail.guests.ptq.attention import wide_values
-from dovetail.guests.ptq.budget import Budget
-from dovetail.guests.ptq.execute import Told, observe, silent
+from dovetail.guests.ptq.execute import observe
 from dovetail.guests.ptq.layers import LayerSettings, fit_layers, weighted_layers
 from dovetail.guests.ptq.preparation import equalise
 from dovetail.guests.ptq.qdq import Scheme
-from dovetail.guests.ptq.steps import Histogram, Method, TensorQuantisation
+from dovetail.guests.ptq.settings import Method, Settings, Told
+from dovetail.guests.ptq.steps import Histogram, TensorQuantisation
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import adapt
+from dovetail.options import silent
 from dovetail.target.description import Quantisation, Target
 
 _Q15 = TensorQuantisation(DType.INT16, 2.0**-15, 0)
 """Steps of the shares that a softmax of 16 bits gives."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Options of quantising a network."""
-
-    method: Method = Method.MINMAX
-    """How the ranges of activations are chosen."""
-    bits: int = 8
-    """Width of weights that are not in `widths`."""
-    widths: Mapping[str, int] = field(default_factory=dict)
-    """Bits of the weights by result of the layer."""
-    activation_bits: int = 8
-    """Width of activations that are not in `activation_widths`; the network's outputs and the operands of its softmaxes
-    keep 8 bits."""
-    activation_widths: Mapping[str, int] = field(default_factory=dict)
-    """Bits of activations by value."""
-    equalise: bool = False
-    """Even out the channels between neighbouring layers."""
-    correct_bias: bool = True
-    adaptive: bool = True
-    """Fit the rounding of narrow weights to the data."""
-    per_channel: bool | None = None
-    """A scale per output channel; None for what the target takes."""
-    symmetric: bool | None = None
-    """Activations with zero point 0; None for what the target needs."""
-    integer_ends: bool = False
-    """Inputs and outputs become integers."""
-    budget: Budget | None = None
-    """Search for the width of each layer's weights under this budget; `bits` and `widths` are not used then."""
-    mixed_activations: bool = False
-    """Search for the width of each activation under the budget too; `mixed_weights` says whether of weights as well."""
-    mixed_weights: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,9 +51,8 @@ class CalibratedNetwork:
     def layer_settings(self) -> LayerSettings:
         """How weights are chosen: as the settings say, within what the target takes."""
         wanted, settings = self.wanted, self.settings
-        per_channel = wanted.per_channel and settings.per_channel is not False
         return LayerSettings(
-            per_channel,
+            wanted.per_channel and settings.per_channel,
             settings.adaptive,
             settings.correct_bias,
             ternary=wanted.ternary,
@@ -155,7 +122,7 @@ def _steps(
     graph: Graph, seen: Mapping[str, Histogram], wanted: Quantisation, settings: Settings, bits: Mapping[str, int]
 ) -> dict[str, TensorQuantisation]:
     """The steps of every quantised value, in few bits those that `bits` has."""
-    symmetric = wanted.symmetric if settings.symmetric is None else settings.symmetric or wanted.symmetric
+    symmetric = wanted.symmetric or settings.symmetric
     points, shares = stepping.quantised_values(graph), stepping.shares(graph)
     wide = frozenset() if wanted.shifts else wide_values(graph, wanted.wide_sums)
     own = {}

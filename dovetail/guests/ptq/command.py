@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dovetail.cli.console import beside_json, note, progress, say, show_table
 from dovetail.cli.options import Model, Simulator, TargetName, argument, option
 from dovetail.errors import DovetailError
+from dovetail.guests.ptq.settings import Preprocessing, Settings, Told
 from dovetail.options import Options, flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.guests.ptq import QuantisedNetwork, Samples, Settings
+    from dovetail.guests.ptq import QuantisedNetwork, Samples
     from dovetail.guests.ptq.accuracy import Accuracy, Column
     from dovetail.guests.ptq.budget import FrontierPoint
-    from dovetail.guests.ptq.data import Preprocessing
-    from dovetail.guests.ptq.execute import Told
     from dovetail.guests.ptq.search import WidthSearchResult
     from dovetail.target import Target
 
@@ -32,22 +31,6 @@ SHOWN = 12
 Data = Annotated[
     Path, option(help="An .npz with an array per input (and labels), a folder of .npy, or a folder of images.")
 ]
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """How data are read."""
-
-    samples: int = flag(512, "Samples read, from the first.", min=1)
-    scale: float = flag(1.0, "Every element of the data is multiplied with this first.", "--scale")
-    offset: float = flag(0.0, "And this is added to it.", "--offset")
-    resize: bool = flag(False, "Scale images of another size than the model's.", "--resize")
-
-    def preprocessing(self) -> Preprocessing:
-        """The same for the reader of data."""
-        from dovetail.guests.ptq.data import Preprocessing
-
-        return Preprocessing(self.scale, self.offset, self.resize, self.samples)
 
 
 Width = Literal["int8", "int4", "int2", "mixed"]
@@ -72,58 +55,28 @@ class QuantizeOptions:
     activation_width: tuple[str, ...] = flag(
         tuple, "Width of single activations, as --width: 'conv2*=int2'.", kind=list[str] | None, read=tuple
     )
-    budget: str | None = flag(
-        None,
-        "For mixed: bytes=N of weights (and of activations, if these are mixed), cycles=N simulated, loss=POINTS of "
-        "top-1, or sqnr=DB.",
-    )
     validation: Path | None = flag(
         None, "For a budget of loss or sqnr: other data it is measured on.", kind=Path | None
-    )
-    method: Literal["minmax", "percentile", "mse", "entropy"] = flag(
-        "minmax", "How ranges of activations are chosen.", kind=Literal["minmax", "percentile", "mse", "entropy"]
-    )
-    equalise: bool = flag(False, "Even out channels between neighbouring layers.", "--equalise")
-    correct_bias: bool = flag(True, "Take each channel's mean error off its bias.", "--correct-bias/--keep-bias")
-    adaptive: bool = flag(True, "Fit the rounding of int4 and int2 weights to the data.", "--adaptive/--nearest")
-    per_channel: bool = flag(True, "A scale per output channel of the weights.", "--per-channel/--per-tensor")
-    symmetric: bool = flag(False, "Activations with zero point 0.", "--symmetric")
-    integer_ends: bool = flag(
-        False, "Inputs and outputs become integers: nothing is left to the core.", "--integer-ends"
     )
     plot: Path | None = flag(None, "For mixed: write the frontier here, as SVG.", kind=Path | None)
     compare: bool = flag(
         False, "Compare with ONNX Runtime's quantisers, on --validation or the same data.", "--compare"
     )
 
-    def settings(self) -> Settings:
-        """The same for the quantiser, without widths of single layers."""
-        from dovetail.guests.ptq import Method, Settings
-        from dovetail.guests.ptq.budget import parse_budget
-
+    def widths(self) -> dict[str, Any]:
+        """The same for the quantiser's settings."""
         weights, activations = (0 if width == "mixed" else int(width[3:]) for width in (self.weights, self.activations))
-        return Settings(
-            method=Method(self.method),
-            bits=weights or 8,
-            activation_bits=activations or 8,
-            mixed_weights=not weights,
-            mixed_activations=not activations,
-            budget=parse_budget(self.budget) if self.budget is not None else None,
-            equalise=self.equalise,
-            correct_bias=self.correct_bias,
-            adaptive=self.adaptive,
-            per_channel=self.per_channel,
-            symmetric=self.symmetric,
-            integer_ends=self.integer_ends,
-        )
+        every = {"bits": weights or 8, "activation_bits": activations or 8}
+        return {**every, "mixed_weights": not weights, "mixed_activations": not activations}
 
 
 def quantize(
     model: Annotated[Path, argument(help="A .tflite, .onnx or Keras file: float, or quantised in another way.")],
     data: Data,
     target: TargetName,
-    images: DataOptions,
+    images: Preprocessing,
     own: Annotated[Options, "operators"],
+    settings: Settings,
     options: QuantizeOptions,
 ) -> None:
     """Quantise a float model, or a quantised one anew, with calibration data.
@@ -136,7 +89,7 @@ def quantize(
 
     Example: dovetail quantize net_int8.tflite --data calib.npz --target diana -o net_shifts.onnx
     """
-    _check_together(options)
+    _check_together(options, settings)
     result = _result_of(options.output, model, options.weights)
     with progress("starting") as report:
         from dovetail.arrays import write_file
@@ -145,19 +98,20 @@ def quantize(
         from dovetail.read import load_model
         from dovetail.target.registry import load_target
 
-        settings, machine = options.settings(), load_target(target)
+        machine = load_target(target)
         report("reading the model")
         loaded = load_model(model, operators=combined(machine.operators, own.operators))
         again, steps = ptq.is_quantised(loaded), ptq.input_steps(loaded)
         graph = ptq.prepare(loaded, model.name)
         settings = replace(
             settings,
+            **options.widths(),
             integer_ends=settings.integer_ends or (again and bool(steps)),
             widths=ptq.named_widths(graph, options.width),
             activation_widths=ptq.named_activations(graph, options.activation_width),
         )
         report("reading the data")
-        read = partial(ptq.read_samples, graph=graph, how=images.preprocessing(), steps=steps)
+        read = partial(ptq.read_samples, graph=graph, how=images, steps=steps)
         samples, other = read(data), read(options.validation) if options.validation is not None else None
         network = ptq.quantise_network(graph, samples, machine, settings, other, report)
         write_file(result, network.model.SerializeToString(deterministic=True))
@@ -226,10 +180,10 @@ def _compared(
     return compare_with_runtime(model, content, given, measured, measured.labels is not None, report)
 
 
-def _check_together(options: QuantizeOptions) -> None:
+def _check_together(options: QuantizeOptions, settings: Settings) -> None:
     """Raise DovetailError for options that do not go with each other."""
     mixed = "mixed" in (options.weights, options.activations)
-    if mixed != (options.budget is not None):
+    if mixed != (settings.budget is not None):
         what = "mixed widths need a --budget" if mixed else "--budget is for mixed widths only"
         raise DovetailError(
             what, where="--weights, --activations, --budget", hint="for instance: --weights mixed --budget bytes=20k"
@@ -275,7 +229,7 @@ def _point(point: FrontierPoint, search: WidthSearchResult, widths: list[int]) -
 def accuracy(
     model: Model,
     data: Data,
-    images: DataOptions,
+    images: Preprocessing,
     own: Annotated[Options, "operators"],
     target: Annotated[str | None, option("--target", "-t", help="Compare firmware for this target too.")] = None,
     float_model: Annotated[Path | None, option("--float-model", help="The float model it was made from.")] = None,
@@ -294,8 +248,7 @@ def accuracy(
     with progress("starting") as report:
         from dovetail.guests.ptq.accuracy import accuracy_of
 
-        how = images.preprocessing()
-        comparison = accuracy_of(model, data, how, target, float_model, sim, report, own.operators)
+        comparison = accuracy_of(model, data, images, target, float_model, sim, report, own.operators)
     if float_model is None:
         note("no --float-model: float is this model with float activations, its weights as they are quantised")
     with beside_json(json_file, {"schema": 1, **asdict(comparison)}):

@@ -12,6 +12,7 @@ import numpy as np
 
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.files import MOST_BYTES, InputError, open_archive, read_npy
+from dovetail.guests.ptq.settings import Preprocessing
 from dovetail.guests.ptq.steps import TensorQuantisation
 from dovetail.guests.ptq.unquantise import as_reals
 from dovetail.ir.graph import Graph
@@ -86,18 +87,6 @@ HINT = (
 )
 IMAGES = (".png", ".jpg", ".jpeg")
 """Suffixes of image files."""
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """Preprocessing of data: element * scale + offset, after images are resized."""
-
-    scale: float = 1.0
-    offset: float = 0.0
-    resize: bool = False
-    """Images of another size are scaled to the model's (bilinear); without, they are refused."""
-    most: int = 512
-    """Samples that are read, from the first."""
 
 
 @dataclass(frozen=True)

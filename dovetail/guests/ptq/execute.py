@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from dovetail.errors import DovetailError
+from dovetail.guests.ptq.settings import Told
 from dovetail.guests.ptq.steps import BINS, Histogram
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator, SlidingWindow
@@ -169,13 +170,6 @@ def _biased(sums: Array, bias: Sequence[Array]) -> Array:
 
 MOST_BYTES = 32 << 20
 """Bytes of the largest value of a batch."""
-
-Told = Callable[[str], None]
-"""Told what is being done now."""
-
-
-def silent(text: str) -> None:
-    """A report that nobody reads."""
 
 
 def batches(graph: Graph, data: Mapping[str, Array]) -> Iterator[dict[str, Array]]:

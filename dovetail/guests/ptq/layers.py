@@ -18,12 +18,14 @@ from math import inf
 
 import numpy as np
 
-from dovetail.guests.ptq.execute import Told, Values, compute, sampled, silent, window_of
+from dovetail.guests.ptq.execute import Values, compute, sampled, window_of
 from dovetail.guests.ptq.preparation import along
+from dovetail.guests.ptq.settings import Told
 from dovetail.guests.ptq.steps import LEAST, TensorQuantisation, steps_of
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType
+from dovetail.options import silent
 
 WIDTHS = {2: DType.INT2, 4: DType.INT4, 8: DType.INT8}
 """Types of weights by bits."""

@@ -11,18 +11,18 @@ from dovetail.guests.ptq.accuracy import FACTORS
 from dovetail.guests.ptq.budget import LayerCost, weight_bytes
 from dovetail.guests.ptq.calibration import (
     CalibratedNetwork,
-    Settings,
     calibrate,
     choose_layers,
     weight_widths,
 )
 from dovetail.guests.ptq.data import Samples
-from dovetail.guests.ptq.execute import Told, silent
 from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.qdq import qdq_graph
 from dovetail.guests.ptq.search import WidthSearchResult, activation_costs, search
+from dovetail.guests.ptq.settings import Settings, Told
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
+from dovetail.options import silent
 from dovetail.target.description import Target
 
 if TYPE_CHECKING:

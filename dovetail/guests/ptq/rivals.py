@@ -14,7 +14,7 @@ import numpy as np
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.guests.ptq.accuracy import Column, column
 from dovetail.guests.ptq.data import Samples
-from dovetail.guests.ptq.execute import Told
+from dovetail.guests.ptq.settings import Told
 from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.types import Array
 

@@ -14,16 +14,17 @@ import numpy as np
 from dovetail.arrays import built
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq import budget as costing
-from dovetail.guests.ptq.budget import Budget, FrontierPoint, LayerCost, decibel
+from dovetail.guests.ptq.budget import FrontierPoint, LayerCost, decibel
 from dovetail.guests.ptq.calibration import CalibratedNetwork, choose_layers, shared_widths
 from dovetail.guests.ptq.data import Samples, check_labels
-from dovetail.guests.ptq.execute import Told, silent
 from dovetail.guests.ptq.layers import weighted_layers
 from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.qdq import qdq_graph
+from dovetail.guests.ptq.settings import Budget, Told
 from dovetail.guests.report.markup import PlotArea, element, shape
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
+from dovetail.options import silent
 from dovetail.report import Report, make_report
 from dovetail.target.description import Target
 

@@ -5,13 +5,13 @@ Ranges come from the elements seen of a value: min-max, percentile, least square
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
 import numpy as np
 
+from dovetail.guests.ptq.settings import Method
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add
@@ -42,16 +42,6 @@ _INTEGER_RECURRENT = apply(
     having=lambda layer: layer.functions == DEFAULT_CURVES[layer.kind],
 )
 """Recurrent layers, and those that have an integer form."""
-
-
-class Method(enum.StrEnum):
-    """How a range is chosen."""
-
-    MINMAX = "minmax"
-    PERCENTILE = "percentile"
-    MSE = "mse"
-    ENTROPY = "entropy"
-    """For values with few elements least square error instead."""
 
 
 @dataclass(frozen=True)
