@@ -13,7 +13,7 @@ iterations over data, the same result every time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -86,17 +86,23 @@ class LayerWeights:
 def nearest(operator: Operator, weights: Array, form: WeightLimits, per_channel: bool) -> LayerWeights:
     """Symmetric weights of a form, each rounded to the nearest; with fewer than 8 bits the range of least
     square error, with 8 the one that holds every weight."""
-    axis = operator.weight_axis
-    assert axis is not None
-    rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis] if per_channel else 1, -1).astype(np.float64)
-    peak = np.maximum(np.abs(rows).max(axis=1), LEAST)
+    filters = np.moveaxis(weights, operator.weight_axis or 0, 0)
+    rows = filters.reshape(len(filters) if per_channel else 1, -1).astype(np.float64)
 
     def error(scale: Array) -> Array:
         return np.asarray(((rows - form.integers(rows, scale[:, None]) * scale[:, None]) ** 2).sum(axis=1))
 
-    scale = best_scale(peak, form, error).astype(np.float32)
-    steps = form.integers(weights, along(scale.astype(np.float64), weights.ndim, axis))
-    return LayerWeights(steps.astype(np.int8), scale, form.dtype, axis)
+    scale = best_scale(np.maximum(np.abs(rows).max(axis=1), LEAST), form, error).astype(np.float32)
+    steps = form.integers(rows.astype(weights.dtype), scale.astype(np.float64)[:, None])
+    return _of_filters(operator, weights, steps, scale, form)
+
+
+def _of_filters(operator: Operator, weights: Array, steps: Array, scale: Array, form: WeightLimits) -> LayerWeights:
+    """Integers of output channels, one behind the other, in the order of the weights."""
+    axis = operator.weight_axis or 0
+    shape = np.moveaxis(weights, axis, 0).shape
+    integers = np.ascontiguousarray(np.moveaxis(steps.reshape(shape), 0, axis)).astype(np.int8)
+    return LayerWeights(integers, scale.astype(np.float32), form.dtype, axis)
 
 
 def best_scale(peak: Array, form: WeightLimits, error: Callable[[Array], Array]) -> Array:
@@ -280,77 +286,57 @@ def fit_layers(
     """
     largest = sum(sorted(4 * k.elements for n, k in graph.types.items() if n not in graph.constants)[-6:])
     count = int(max(1, MOST_BYTES // (2 * largest)))
-    walk = _LayerQuantiser(graph, activations, bits, settings)
-    for name in graph.inputs:
-        walk.real[name] = data[name][:count]
-        walk.coded[name] = walk.rounded(name, walk.real[name])
+    real: Values = {name: data[name][:count] for name in graph.inputs}
+    coded: Values = {name: _rounded(activations.get(name), array) for name, array in real.items()}
+    chosen: dict[str, LayerWeights] = {}
+    biases: dict[str, Array] = {}
     last = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
     for index, node in enumerate(graph.nodes):
         report(f"choosing weights: operator {index + 1} of {len(graph.nodes)}")
-        walk.step(node)
-        for name in node.inputs:
-            if last[name] == index:
-                walk.real.pop(name, None)
-                walk.coded.pop(name, None)
-    return walk.weights, walk.biases
-
-
-@dataclass
-class _LayerQuantiser:
-    """The state of both networks."""
-
-    graph: Graph
-    activations: Mapping[str, TensorQuantisation]
-    bits: Mapping[str, int]
-    settings: LayerSettings
-    real: Values = field(default_factory=dict)
-    coded: Values = field(default_factory=dict)
-    """Values of the quantised network, as floats."""
-    weights: dict[str, LayerWeights] = field(default_factory=dict)
-    biases: dict[str, Array] = field(default_factory=dict)
-
-    def rounded(self, name: str, array: Array) -> Array:
-        """The value as its integers stand for it."""
-        steps = self.activations.get(name)
-        return array if steps is None else steps.rounded(array)
-
-    def step(self, node: Node) -> None:
         name = node.output
-        self.real[name] = compute(self.graph, node, self.real)
-        if name in self.bits and sampled(self.graph, self.real, name):
-            sums = self._layer(node)
+        real[name] = compute(graph, node, real)
+        if name in bits and sampled(graph, real, name):
+            own = replace(settings, largest=_largest_scale(graph, activations, node))
+            weights, operands = graph.constants[node.inputs[1]], coded[node.inputs[0]]
+            wanted = wanted_sums(graph, node, real[name], own)
+            chosen[name] = choose_weights(node.operator, weights, operands, wanted, bits[name], own)
+            plain, one = replace(node, inputs=node.inputs[:2]), {node.inputs[1]: chosen[name].real}
+            sums = compute(replace(graph, constants=one), plain, coded)
+            bias = _bias(graph, node, real[name], sums, settings)
+            sums = np.asarray(sums + bias, np.float32)
+            if len(node.inputs) > 2 or bias.any():
+                biases[name] = bias
         else:
-            sums = compute(self.graph, node, self.coded)
-        self.coded[name] = self.rounded(name, sums)
+            sums = compute(graph, node, coded)
+        coded[name] = _rounded(activations.get(name), sums)
+        for values in (real, coded):
+            for read in node.inputs:
+                if last[read] == index:
+                    values.pop(read, None)
+    return chosen, biases
 
-    def _layer(self, node: Node) -> Array:
-        """Choose weights and bias; gives the quantised layer's sums."""
-        real = self.real[node.output]
-        weights = self.graph.constants[node.inputs[1]]
-        bias = self.graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
-        sums = wanted_sums(self.graph, node, real, self.settings)
-        settings = replace(self.settings, largest=self._largest_scale(node))
-        operands, bits = self.coded[node.inputs[0]], self.bits[node.output]
-        chosen = choose_weights(node.operator, weights, operands, sums, bits, settings)
-        plain = replace(node, inputs=node.inputs[:2])
-        sums = compute(replace(self.graph, constants={node.inputs[1]: chosen.real}), plain, self.coded)
-        added = np.zeros(weights.shape[chosen.axis], np.float32) if bias is None else bias
-        if self.settings.correct_bias:
-            axes = tuple(range(sums.ndim - 1))
-            error = real.mean(axis=axes, dtype=np.float64) - sums.mean(axis=axes, dtype=np.float64)
-            added = error.astype(np.float32)
-        self.weights[node.output] = chosen
-        if bias is not None or added.any():
-            self.biases[node.output] = added
-        return np.asarray(sums + added, np.float32)
 
-    def _largest_scale(self, node: Node) -> float:
-        """The scale of weights with which the sums have the steps of the result: with more, they would be raised."""
-        source, result = steps_of(self.graph, self.activations, node.inputs[0]), self.activations.get(node.output)
-        readers = [reader for reader in self.graph.nodes if node.output in reader.inputs]
-        if result is None and len(readers) == 1:  # a limit that is applied to it
-            result = self.activations.get(readers[0].output)
-        return result.scale / source.scale if source is not None and result is not None else inf
+def _rounded(steps: TensorQuantisation | None, array: Array) -> Array:
+    """A value as its integers stand for it, where it has any."""
+    return array if steps is None else steps.rounded(array)
+
+
+def _bias(graph: Graph, node: Node, real: Array, sums: Array, settings: LayerSettings) -> Array:
+    """A layer's bias, or what makes up for the mean error of its sums without one."""
+    if settings.correct_bias:
+        axes = tuple(range(sums.ndim - 1))
+        error = real.mean(axis=axes, dtype=np.float64) - sums.mean(axis=axes, dtype=np.float64)
+        return np.asarray(error.astype(np.float32))
+    return graph.constants[node.inputs[2]] if len(node.inputs) > 2 else np.zeros(sums.shape[-1], np.float32)
+
+
+def _largest_scale(graph: Graph, activations: Mapping[str, TensorQuantisation], node: Node) -> float:
+    """The scale of weights with which the sums have the steps of the result: with more, they would be raised."""
+    source, result = steps_of(graph, activations, node.inputs[0]), activations.get(node.output)
+    readers = graph.users()[node.output]
+    if result is None and len(readers) == 1:  # a limit that is applied to it
+        result = activations.get(readers[0].output)
+    return result.scale / source.scale if source is not None and result is not None else inf
 
 
 def wanted_sums(graph: Graph, node: Node, sums: Array, settings: LayerSettings) -> Array:
@@ -376,19 +362,16 @@ def choose_weights(
     form = WeightLimits(WIDTHS[bits], settings.ternary, settings.powers_of_two, settings.largest)
     if bits == 8 or not settings.adaptive:
         return nearest(operator, weights, form, settings.per_channel)
-    axis = operator.weight_axis
-    assert axis is not None
     sums = y.reshape(-1, y.shape[-1])
     chosen = np.sort(np.random.default_rng(settings.seed).permutation(len(sums))[:MOST_ROWS])
     rows, groups = _operands(operator, weights, x, chosen)
-    filters = np.moveaxis(weights, axis, 0)
+    filters = np.moveaxis(weights, operator.weight_axis or 0, 0)
     matrix = filters.reshape(groups, len(filters) // groups, -1).astype(np.float64)
     wanted = sums[chosen].reshape(len(chosen), groups, -1).transpose(1, 0, 2)
     evidence = gather(rows, wanted, matrix, settings.correct_bias)
     steps, scale = adapt_rounding(evidence, matrix, form, settings.per_channel)
-    integers = np.ascontiguousarray(np.moveaxis(steps.reshape(filters.shape), 0, axis)).astype(np.int8)
     flat = scale.reshape(-1) if settings.per_channel else scale.reshape(-1)[:1]
-    return LayerWeights(integers, flat.astype(np.float32), form.dtype, axis)
+    return _of_filters(operator, weights, steps, flat, form)
 
 
 def _operands(operator: Operator, weights: Array, x: Array, chosen: Array) -> tuple[Array, int]:

@@ -174,10 +174,6 @@ def _passes(graph: Graph, node: Node) -> bool:
     return any(pattern.fits(node) for pattern in _PASSING)
 
 
-def _reading_axis(graph: Graph, node: Node) -> int:
-    return len(graph.types[node.inputs[1]].shape) - 1
-
-
 def equalise(graph: Graph) -> tuple[Graph, Mapping[str, Array]]:
     """The graph with equalised weights, and the factor [C] each value between layers was multiplied with."""
     constants = {name: array.astype(np.float64) for name, array in graph.constants.items() if array.dtype == np.float32}
@@ -190,7 +186,7 @@ def equalise(graph: Graph) -> tuple[Graph, Mapping[str, Array]]:
         largest = 0.0
         for pair in own:
             factor = _factor(graph, pair, constants)
-            _scale(graph, pair, factor, constants)
+            _scale(pair, factor, constants)
             total[pair.first.output] = total.get(pair.first.output, 1.0) * factor
             largest = max(largest, float(np.abs(np.log(factor)).max()))
         if largest < ENOUGH:
@@ -203,24 +199,21 @@ def equalise(graph: Graph) -> tuple[Graph, Mapping[str, Array]]:
 
 
 def _factor(graph: Graph, pair: Pair, constants: Mapping[str, Array]) -> Array:
-    """The factor of each channel between: sqrt(range of the second / range of the first)."""
+    """The factor of each channel between: sqrt(range of the second / range of the first). Layers read along the last
+    axis of their weights."""
     channels = graph.types[pair.first.output].shape[-1]
-    first = constants[pair.first.inputs[1]]
+    first, second = (constants[node.inputs[1]] for node in (pair.first, pair.second))
     one = np.abs(np.moveaxis(first, pair.first.operator.weight_axis or 0, 0).reshape(channels, -1)).max(axis=1)
-    second = np.moveaxis(constants[pair.second.inputs[1]], _reading_axis(graph, pair.second), -1)
     two = np.abs(second.reshape(-1, channels)).max(axis=0)
     usable = (one > 0) & (two > 0)
     factor = np.sqrt(np.where(usable, two, 1.0) / np.where(usable, one, 1.0))
     return np.clip(np.where(usable, factor, 1.0), 1 / MOST_FACTOR, MOST_FACTOR)
 
 
-def _scale(graph: Graph, pair: Pair, factor: Array, constants: dict[str, Array]) -> None:
+def _scale(pair: Pair, factor: Array, constants: dict[str, Array]) -> None:
     """Multiply the first layer's channels, divide what the second reads."""
-    weights = constants[pair.first.inputs[1]]
-    constants[pair.first.inputs[1]] = weights * along(factor, weights.ndim, pair.first.operator.weight_axis or 0)
-    if len(pair.first.inputs) > 2:
-        constants[pair.first.inputs[2]] = constants[pair.first.inputs[2]] * factor
-    reading = constants[pair.second.inputs[1]]
-    axis = _reading_axis(graph, pair.second)
-    row = np.tile(factor, reading.shape[axis] // factor.size)
-    constants[pair.second.inputs[1]] = reading / along(row, reading.ndim, axis)
+    name, *bias = pair.first.inputs[1:]
+    weights, second = constants[name], constants[pair.second.inputs[1]]
+    constants[name] = weights * along(factor, weights.ndim, pair.first.operator.weight_axis or 0)
+    constants.update({one: constants[one] * factor for one in bias})
+    constants[pair.second.inputs[1]] = second / np.tile(factor, second.shape[-1] // factor.size)

@@ -47,8 +47,8 @@ def compare_with_runtime(
     def static(target: Path, per_channel: bool) -> None:
         quantization.quantize_static(model, target, _reader(calibration.inputs), per_channel=per_channel)
 
-    ways: dict[str, Callable[[Path], None]] = {
-        "Dovetail": lambda target: _write(target, made),
+    ways: dict[str, Callable[[Path], object]] = {
+        "Dovetail": lambda target: target.write_bytes(made),
         "ONNX Runtime, static": lambda target: static(target, False),
         "ONNX Runtime, static, per channel": lambda target: static(target, True),
         "ONNX Runtime, dynamic": lambda target: quantization.quantize_dynamic(model, target),
@@ -71,10 +71,6 @@ def compare_with_runtime(
                 continue
             columns.append(column(name, wanted, got, measured.labels, classifies))
     return tuple(columns), tuple(failures)
-
-
-def _write(target: Path, content: bytes) -> None:
-    target.write_bytes(content)
 
 
 def _first_line(error: Exception) -> str:
