@@ -13,7 +13,7 @@ import numpy as np
 
 from dovetail.arrays import built
 from dovetail.errors import DovetailError
-from dovetail.guests.ptq.budget import decibel
+from dovetail.guests.ptq.budget import Noise, top1
 from dovetail.guests.ptq.data import check_labels, read_samples
 from dovetail.guests.ptq.execute import run
 from dovetail.guests.ptq.preparation import prepare
@@ -33,26 +33,6 @@ from dovetail.target.description import Target
 FACTORS = "dovetail.equalisation"
 """Metadata of a model: the factors that equalisation has multiplied the channels of values with."""
 _SUFFIXES = re.compile(r"(_quantized|_QuantizeLinear(_Output)?|_q|_real)$")
-
-
-@dataclass
-class Noise:
-    """Signal and error of a value, summed up."""
-
-    signal: float = 0.0
-    error: float = 0.0
-
-    def add(self, wanted: Array, got: Array) -> None:
-        """Count one sample."""
-        wanted = wanted.astype(np.float64).reshape(-1)
-        difference = got.astype(np.float64).reshape(-1) - wanted
-        self.signal += float((wanted * wanted).sum())
-        self.error += float((difference * difference).sum())
-
-    @property
-    def sqnr(self) -> float:
-        """Signal to quantisation noise in dB."""
-        return decibel(self.error / max(self.signal, 1e-30))
 
 
 @dataclass(frozen=True)
@@ -153,10 +133,9 @@ def column(name: str, wanted: Sequence[Array], got: Sequence[Array], labels: Arr
     noise = Noise()
     for one, other in zip(wanted, got, strict=True):
         noise.add(one, other)
-    right, answers = (np.array([array.argmax() for array in arrays]) for arrays in (wanted, got))
-    top1 = 100 * float((answers == labels).mean()) if labels is not None else None
-    agreement = 100 * float((answers == right).mean()) if classifies else None
-    return Column(name, len(answers), top1, agreement, noise.sqnr)
+    right, answers = (np.array([array.reshape(-1) for array in arrays]) for arrays in (wanted, got))
+    agreement = top1(answers, right.argmax(axis=1)) if classifies else None
+    return Column(name, len(answers), None if labels is None else top1(answers, labels), agreement, noise.sqnr)
 
 
 def real_output(qdq: Graph, array: Array, dtype: DType) -> Array:

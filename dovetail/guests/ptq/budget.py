@@ -53,6 +53,31 @@ class FrontierPoint:
         return decibel(self.noise)
 
 
+@dataclass
+class Noise:
+    """Signal and error of a value, summed up."""
+
+    signal: float = 0.0
+    error: float = 0.0
+
+    def add(self, wanted: Array, got: Array) -> None:
+        """Count some elements."""
+        wanted = wanted.astype(np.float64).reshape(-1)
+        difference = got.astype(np.float64).reshape(-1) - wanted
+        self.signal += float((wanted * wanted).sum())
+        self.error += float((difference * difference).sum())
+
+    @property
+    def share(self) -> float:
+        """The error as a part of the signal."""
+        return self.error / max(self.signal, 1e-30)
+
+    @property
+    def sqnr(self) -> float:
+        """Signal to quantisation noise in dB."""
+        return decibel(self.share)
+
+
 def decibel(noise: float) -> float:
     """A share of noise as signal-to-noise ratio in dB, at most 200."""
     return min(200.0, -10 * log10(max(noise, 1e-20)))
@@ -140,12 +165,11 @@ def _noise(graph: Graph, values: Values, changes: Mapping[str, Callable[[Array],
             fresh[name] = compute(graph, node, ChainMap(fresh, values))
         if name in changes:
             fresh[name] = changes[name](fresh.get(name, values[name]))
-    noise = signal = 0.0
+    noise = Noise()
     for name in result_values(graph):
-        if name in fresh and sampled(graph, fresh, name):
-            noise += float(((fresh[name] - values[name]).astype(np.float64) ** 2).sum())
-        signal += float((values[name].astype(np.float64) ** 2).sum())
-    return noise / max(signal, 1e-30)
+        is_changed = name in fresh and sampled(graph, fresh, name)
+        noise.add(values[name], fresh[name] if is_changed else values[name])
+    return noise.share
 
 
 def frontier(layers: Sequence[LayerCost]) -> tuple[FrontierPoint, ...]:

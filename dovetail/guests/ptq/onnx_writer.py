@@ -76,15 +76,14 @@ _BORDER = apply(Pad, having=lambda pad: pad.value == 0 and len(pad.before) == 4)
 
 def _absorbed_pads(graph: Graph) -> dict[str, tuple[str, list[int]]]:
     """Borders of zeros that only convolutions read, which have them as an attribute: operand and widths of each."""
-    users, absorbed = graph.users(), {}
+    absorbed = {}
     for node in graph.nodes:
-        border = occurrence(_BORDER, graph, node) if node.output not in graph.outputs else None
-        readers = users[node.output]
-        if border is None or not readers:
+        border, readers = occurrence(_BORDER, graph, node), graph.users()[node.output]
+        if border is None or node.output in graph.outputs or not readers:
             continue
         pad = border[_BORDER]
-        spatial = not any((*pad.before[::3], *pad.after[::3]))
-        if spatial and all(_is_convolution(graph, u) and u.inputs[0] == node.output for u in readers):
+        reads = (_is_convolution(graph, one) and one.inputs[0] == node.output for one in readers)
+        if not any((*pad.before[::3], *pad.after[::3])) and all(reads):
             absorbed[node.output] = (node.inputs[0], [*pad.before[1:3], *pad.after[1:3]])
     return absorbed
 

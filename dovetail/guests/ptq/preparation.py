@@ -17,7 +17,7 @@ from dovetail.errors import ModelError
 from dovetail.guests.ptq.attention import part_layers
 from dovetail.guests.ptq.composites import GELU, NORMALISATION
 from dovetail.guests.ptq.unquantise import is_quantised, unquantised
-from dovetail.ir.graph import Graph, Node, prune, renamed
+from dovetail.ir.graph import Graph, Node, renamed
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
@@ -52,7 +52,7 @@ def prepare(graph: Graph, file_name: str) -> Graph:
             what = f"the constant '{name}' holds {bad} values that are NaN or infinite"
             raise ModelError(what, where=file_name, hint="train or export the model again")
     graph = simplify(run(run(graph, (*NORMALISATION, *GELU)), (_RECIPROCAL, *_FOLDED)))
-    return own_names(simplify(prune(run(part_layers(graph), (*factors_behind, factor_into_softmax)))))
+    return own_names(simplify(run(part_layers(graph), (*factors_behind, factor_into_softmax))))
 
 
 def own_names(graph: Graph) -> Graph:

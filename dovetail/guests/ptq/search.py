@@ -14,7 +14,7 @@ import numpy as np
 from dovetail.arrays import built
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq import budget as costing
-from dovetail.guests.ptq.budget import FrontierPoint, LayerCost, decibel
+from dovetail.guests.ptq.budget import FrontierPoint, LayerCost
 from dovetail.guests.ptq.calibration import CalibratedNetwork, choose_layers, shared_widths
 from dovetail.guests.ptq.data import Samples, check_labels
 from dovetail.guests.ptq.layers import weighted_layers
@@ -199,8 +199,9 @@ def _excess(
         got = costing.outputs_on(quantised, inputs, value if value in quantised.types else graph.outputs[0])
         if budget.kind == "loss":
             return best - costing.top1(got, truth) - budget.limit
-        error = ((got - wanted).astype(np.float64) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()
-        return budget.limit - decibel(float(error))
+        noise = costing.Noise()
+        noise.add(wanted, got)
+        return budget.limit - noise.sqnr
 
     return excess
 
