@@ -22,8 +22,7 @@ from dovetail.compile import Options, compile_model
 from dovetail.guests import zoo
 from dovetail.guests.ptq import Method, QuantisedNetwork, Samples, Settings, prepare, quantise_network
 from dovetail.guests.ptq.accuracy import Accuracy, compare, firmware_outputs
-from dovetail.guests.ptq.budget import decibel
-from dovetail.guests.ptq.search import frontier_svg, run_report
+from dovetail.guests.ptq.search import decibel, frontier_svg, run_report
 from dovetail.guests.ptq.settings import Budget
 from dovetail.guests.zoo.networks import resnet8
 from dovetail.guests.zoo.weights import synthetic_inputs
@@ -221,7 +220,7 @@ def method_tables() -> list[str]:
 
 def logit_ratio(graph: Graph, quantised: Graph, data: dict[str, Array]) -> float:
     """Signal to noise of what the last softmax is computed of, in dB."""
-    from dovetail.guests.ptq.budget import outputs_on, result_values
+    from dovetail.guests.ptq.search import outputs_on, result_values
 
     (value,) = result_values(graph)
     wanted, got = (outputs_on(g, data, value).astype(np.float64) for g in (graph, quantised))

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
-from dovetail.guests.ptq.unquantise import input_steps, unquantised
+from dovetail.guests.ptq.preparation import input_steps, unquantised
 from dovetail.ir.crop import trim
 from dovetail.ir.graph import Graph, evaluate, prune
 from dovetail.ir.operators.activation import Softmax

@@ -19,7 +19,7 @@ from dovetail.codegen.manifest import MANIFEST
 from dovetail.compile import Compiled, Options, compile_graph, compile_model
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
-from dovetail.guests.ptq.rivals import compare_with_runtime
+from dovetail.guests.ptq.accuracy import compare_with_runtime
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes

@@ -14,18 +14,18 @@ from dovetail.errors import DovetailError
 from dovetail.guests import zoo
 from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
 from dovetail.guests.ptq.accuracy import coded_inputs, compare, firmware_outputs
-from dovetail.guests.ptq.budget import (
+from dovetail.guests.ptq.layers import LayerSettings
+from dovetail.guests.ptq.search import (
     FrontierPoint,
     LayerCost,
     cheapest,
     frontier,
+    frontier_svg,
     outputs_on,
     sensitivities,
     weight_bytes,
     within,
 )
-from dovetail.guests.ptq.layers import LayerSettings
-from dovetail.guests.ptq.search import frontier_svg
 from dovetail.guests.ptq.settings import Budget, parse_budget
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.rewrite import simplify

@@ -13,8 +13,8 @@ from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
 from dovetail.guests import zoo
 from dovetail.guests.ptq import finds_two_bits, input_steps, prepare
+from dovetail.guests.ptq.preparation import as_reals, is_quantised, unquantised
 from dovetail.guests.ptq.steps import TensorQuantisation
-from dovetail.guests.ptq.unquantise import as_reals, is_quantised, unquantised
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from dovetail.guests.ptq.data import read_samples as read_samples
     from dovetail.guests.ptq.network import QuantisedNetwork as QuantisedNetwork
     from dovetail.guests.ptq.network import quantise_network as quantise_network
+    from dovetail.guests.ptq.preparation import input_steps as input_steps
+    from dovetail.guests.ptq.preparation import is_quantised as is_quantised
     from dovetail.guests.ptq.preparation import prepare as prepare
     from dovetail.guests.ptq.settings import Method as Method
     from dovetail.guests.ptq.settings import Preprocessing as Preprocessing
     from dovetail.guests.ptq.settings import Settings as Settings
-    from dovetail.guests.ptq.unquantise import input_steps as input_steps
-    from dovetail.guests.ptq.unquantise import is_quantised as is_quantised
 
 __getattr__ = names(
     __name__,
@@ -28,9 +28,8 @@ __getattr__ = names(
         "dovetail.guests.ptq.calibration": ("finds_two_bits", "named_activations", "named_widths"),
         "dovetail.guests.ptq.data": ("Samples", "read_samples"),
         "dovetail.guests.ptq.network": ("QuantisedNetwork", "quantise_network"),
-        "dovetail.guests.ptq.preparation": ("prepare",),
         "dovetail.guests.ptq.settings": ("Method", "Preprocessing", "Settings"),
-        "dovetail.guests.ptq.unquantise": ("input_steps", "is_quantised"),
+        "dovetail.guests.ptq.preparation": ("input_steps", "is_quantised", "prepare"),
     },
     Quantised="dovetail.guests.ptq.network.QuantisedNetwork",
 )

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from dovetail.guests.ptq import QuantisedNetwork, Samples
     from dovetail.guests.ptq.accuracy import Accuracy, Column
-    from dovetail.guests.ptq.budget import FrontierPoint
-    from dovetail.guests.ptq.search import WidthSearchResult
+    from dovetail.guests.ptq.search import FrontierPoint, WidthSearchResult
     from dovetail.target import Target
 
 WORST = 5
@@ -151,7 +150,7 @@ def _plot(search: WidthSearchResult, title: str, file: Path) -> None:
 def _print_widths(network: QuantisedNetwork, target: Target) -> None:
     """Print the result of a search, narrow activations, and the cost of narrow weights on the target."""
     from dovetail.guests import ptq
-    from dovetail.guests.ptq.budget import decibel
+    from dovetail.guests.ptq.search import decibel
 
     wants = target.quantisation
     if network.search is not None:
@@ -171,7 +170,7 @@ def _compared(
     model: Path, found: QuantisedNetwork, given: Samples, measured: Samples, report: Told
 ) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     """Accuracy beside that of ONNX Runtime's quantisers, and remarks; raises DovetailError for integer ends."""
-    from dovetail.guests.ptq.rivals import compare_with_runtime
+    from dovetail.guests.ptq.accuracy import compare_with_runtime
 
     if any(found.graph.types[name].dtype.is_integer for name in (*found.graph.inputs, *found.graph.outputs)):
         hint = "leave --integer-ends out for the comparison"
@@ -196,8 +195,7 @@ def _check_together(options: QuantizeOptions, settings: Settings) -> None:
 
 
 def _print_search(search: WidthSearchResult) -> None:
-    from dovetail.guests.ptq.budget import decibel
-    from dovetail.guests.ptq.search import thinned
+    from dovetail.guests.ptq.search import decibel, thinned
 
     parts = {"layer": (search.layers, search.widths), "activation": (search.values, search.activation_widths)}
     for noun, (members, chosen) in parts.items():

@@ -12,9 +12,9 @@ import numpy as np
 
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.files import MOST_BYTES, InputError, open_archive, read_npy
+from dovetail.guests.ptq.preparation import as_reals
 from dovetail.guests.ptq.settings import Preprocessing
 from dovetail.guests.ptq.steps import TensorQuantisation
-from dovetail.guests.ptq.unquantise import as_reals
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Shape, TensorType
 

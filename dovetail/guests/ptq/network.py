@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dovetail.guests.ptq.accuracy import FACTORS
-from dovetail.guests.ptq.budget import LayerCost, weight_bytes
 from dovetail.guests.ptq.calibration import (
     CalibratedNetwork,
     calibrate,
@@ -18,7 +17,7 @@ from dovetail.guests.ptq.calibration import (
 from dovetail.guests.ptq.data import Samples
 from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.qdq import qdq_graph
-from dovetail.guests.ptq.search import WidthSearchResult, activation_costs, search
+from dovetail.guests.ptq.search import LayerCost, WidthSearchResult, activation_costs, search, weight_bytes
 from dovetail.guests.ptq.settings import Settings, Told
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array

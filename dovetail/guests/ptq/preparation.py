@@ -1,4 +1,9 @@
-"""A float graph made ready for quantisation: normalisation folded, divisions made products, channels evened out.
+"""A float graph made ready for quantisation: the floats that a quantised one stands for, composites gathered,
+normalisation folded, divisions made products, channels evened out.
+
+Every integer of a quantised network that stands for a real number becomes that number. What the integers' range cut
+off stays where it is a limit the network was made with: a zero point at the least integer is a ReLU that was put into
+the rounding.
 
 Cross-layer equalisation (arXiv:1906.04721, section 4.1) scales channels between two layers to even weight ranges. A
 factor on a channel of the first layer passes through ReLU, borders of zeros, pools and reshapes, and is taken back by
@@ -8,28 +13,194 @@ the second layer's weights; the network computes the same floats.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass, field, replace
+from math import inf, sqrt
 
 import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.guests.ptq.attention import part_layers
-from dovetail.guests.ptq.composites import GELU, NORMALISATION
-from dovetail.guests.ptq.unquantise import is_quantised, unquantised
-from dovetail.ir.graph import Graph, Node, renamed
-from dovetail.ir.operators.activation import Clamp
+from dovetail.guests.ptq.steps import TensorQuantisation
+from dovetail.ir.boundary import boundary
+from dovetail.ir.graph import Graph, GraphBuilder, Node, renamed
+from dovetail.ir.operators.activation import Clamp, Unary, UnaryKind
+from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Linear
 from dovetail.ir.operators.movement import Pad
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
-from dovetail.ir.pattern import apply, constant, rest
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Normalise, Reduce, ReduceKind
+from dovetail.ir.pattern import Apply, Leaf, Pattern, apply, constant, either, occurrence, rest
 from dovetail.ir.rewrite import X, simplify
 from dovetail.ir.rules import Rule, RuleMatch, run
 from dovetail.ir.scaling import rows_of_line
-from dovetail.ir.types import Array, DType
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.quantize.factors import factor_into_softmax, factors_behind
+
+_PAD = apply(Pad)
+
+
+def is_quantised(graph: Graph) -> bool:
+    """Whether values, and not constants alone, are quantised."""
+    return any(
+        node.operator.quantises or (node.operator.dequantises and node.inputs[0] not in graph.constants)
+        for node in graph.nodes
+    )
+
+
+def input_steps(graph: Graph) -> dict[str, TensorQuantisation]:
+    """The quantisation of each quantised input, by its name."""
+    kinds = {name: graph.types[name].dtype for name in graph.inputs}
+    ends = boundary(graph).items()
+    return {name: TensorQuantisation(kinds[name], one.scale, one.zero_point) for name, one in ends if name in kinds}
+
+
+def unquantised(graph: Graph, saturates: bool = False) -> Graph:
+    """The network on floats: no Quantize and no Dequantize is left.
+
+    Args:
+        graph: in QDQ form.
+        saturates: whether all values stay limited to what their integers reach; else only from below where that is 0.
+
+    Raises:
+        ModelError: integers that stand for real numbers are computed with as such, by something that takes no floats.
+    """
+    rewriter = _FloatRewriter(graph, GraphBuilder(graph.name), saturates, input_steps(graph))
+    for name in graph.inputs:
+        kind = graph.types[name]
+        real = TensorType(kind.shape, DType.FLOAT32) if name in rewriter.steps else kind
+        rewriter.real[name] = rewriter.builder.input(name, real)
+    for node in graph.nodes:
+        rewriter.take(node)
+    return rewriter.builder.finish([rewriter.value(name) for name in graph.outputs], graph.states)
+
+
+@dataclass
+class _FloatRewriter:
+    graph: Graph
+    builder: GraphBuilder
+    saturates: bool
+    steps: dict[str, TensorQuantisation]
+    """Integer value -> what it stands for, where it is quantised."""
+    real: dict[str, str] = field(default_factory=dict)
+    """Value -> the new value: of integers that stand for real numbers, these."""
+
+    def value(self, name: str) -> str:
+        """The new value of an old one."""
+        if name not in self.real:
+            array, kind = self.graph.constants[name], self.graph.types[name]
+            self.real[name] = self.builder.constant(name, array, kind.dtype)
+        return self.real[name]
+
+    def take(self, node: Node) -> None:
+        """Add what a node means for floats."""
+        operator, constants = node.operator, self.graph.constants
+        if operator.dequantises:
+            self.real[node.output] = self._dequantised(node)
+        elif operator.quantises:
+            self.real[node.output] = self._quantised(node)
+        else:
+            steps = next((self.steps[name] for name in node.inputs if name in self.steps), None)
+            if steps is not None and (border := occurrence(_PAD, self.graph, node)) is not None:
+                operator = replace(border[_PAD], value=steps.real(border[_PAD].value))
+            try:
+                inputs = [self.value(name) for name in node.inputs]
+                self.real[node.output] = self.builder.add(operator, inputs, node.output, node.origin)
+            except ValueError as error:
+                hint = "give the float model"
+                raise ModelError(f"its integers are computed with: {error}", where=node.origin, hint=hint) from None
+            if steps is not None and all(name in self.steps or name in constants for name in node.inputs):
+                self.steps[node.output] = steps
+
+    def _dequantised(self, node: Node) -> str:
+        if all(name in self.graph.constants for name in node.inputs):
+            array = node.operator.evaluate([self.graph.constants[name] for name in node.inputs])
+            return self.builder.constant(node.output, array.astype(np.float32))
+        return self.value(node.inputs[0])
+
+    def _quantised(self, node: Node) -> str:
+        scale, zero = (self.graph.constants[name].reshape(-1) for name in node.inputs[1:])
+        steps = TensorQuantisation(self.graph.types[node.output].dtype, float(scale[0]), int(zero[0]))
+        self.steps[node.output] = steps
+        value = self.value(node.inputs[0])
+        low, high = steps.real(steps.dtype.low), steps.real(steps.dtype.high)
+        if self.saturates:
+            return self.builder.add(Clamp(low, high), [value], node.output, node.origin)
+        if steps.zero_point != steps.dtype.low or self.builder.constant_of(value) is not None:
+            return value
+        return self.builder.add(Clamp(0.0, inf), [value], node.output, node.origin)
+
+
+def as_reals(array: Array, steps: TensorQuantisation | None) -> Array:
+    """Samples of an input: integers of the quantised input as the numbers they stand for; others as they are."""
+    fits = steps is not None and array.dtype.kind in "iu" and array.dtype == steps.dtype.numpy
+    return (array.astype(np.float64) - steps.zero_point) * steps.scale if fits and steps is not None else array
+
+
+_NEAR = 1e-4
+"""Relative difference of a constant from the one it stands for: exporters write few digits."""
+
+
+def _product(left: Pattern, right: Pattern, alone: bool = False) -> Apply[Binary]:
+    return apply(Binary(BinaryKind.MULTIPLY), left, right, commutes=True, alone=alone)
+
+
+def _is(at: RuleMatch, leaf: Leaf, number: float) -> bool:
+    """Whether a constant is one number, or near it."""
+    return at.type(leaf).elements == 1 and bool(np.isclose(at.array(leaf).reshape(-1)[0], number, rtol=_NEAR))
+
+
+_HALF, _ONE, _ROOT, _INVERSE = map(constant, ("half", "one", "root", "inverse"))
+_LESS = either(apply(Binary(BinaryKind.DIVIDE), X, _ROOT), _product(X, _INVERSE))
+_RAISED = apply(Add(), apply(Unary(UnaryKind.ERROR_FUNCTION), _LESS), _ONE, commutes=True)
+
+
+def _is_gelu(at: RuleMatch) -> bool:
+    scaled = _is(at, _ROOT, sqrt(2)) if _ROOT in at.values else _is(at, _INVERSE, 1 / sqrt(2))
+    return scaled and _is(at, _ONE, 1.0) and _is(at, _HALF, 0.5)
+
+
+GELU = tuple(
+    Rule(product, lambda at: at.add(Unary(UnaryKind.GELU), X), (_is_gelu,))
+    for product in (
+        _product(_product(X, _RAISED, alone=True), _HALF),
+        _product(_product(_RAISED, _HALF, alone=True), X),
+        _product(_product(X, _HALF, alone=True), _RAISED),
+    )
+)
+"""x * (1 + erf(x / sqrt(2))) / 2, its products in any order, is a Gelu."""
+
+_EPSILON = constant("epsilon")
+_MEAN = apply(Reduce, X)
+_CENTRED = apply(Binary(BinaryKind.SUBTRACT), X, _MEAN)
+
+
+def _normalised(row: Pattern) -> tuple[Apply[Binary], Apply[Reduce]]:
+    """A row over the root of its mean square, and that mean."""
+    square = either(apply(Unary(UnaryKind.SQUARE), row), apply(Binary(BinaryKind.MULTIPLY), row, row))
+    mean = apply(Reduce, square)
+    root = apply(Unary(UnaryKind.SQUARE_ROOT), apply(Add(), mean, _EPSILON, commutes=True))
+    return apply(Binary(BinaryKind.DIVIDE), row, root), mean
+
+
+def _rule(row: Pattern, centred: bool) -> Rule:
+    pattern, mean = _normalised(row)
+
+    def averages_rows(at: RuleMatch) -> bool:
+        last = Reduce(ReduceKind.MEAN, (len(at.type(X).shape) - 1,))
+        means = [at[part] for part in (mean, _MEAN) if part in at.nodes]
+        return at.type(_EPSILON).elements == 1 and all(one == last for one in means)
+
+    def replacement(at: RuleMatch) -> str:
+        return at.add(Normalise(float(at.array(_EPSILON).reshape(-1)[0]), centred), X)
+
+    return Rule(pattern, replacement, (averages_rows,))
+
+
+NORMALISATION = (_rule(_CENTRED, True), _rule(X, False))
+"""(x - mean x) / sqrt(mean (x - mean x)**2 + epsilon) over the last axis is a Normalise, and so is the same without
+means."""
+
 
 _PASSING = (
     apply(Clamp, having=lambda clamp: clamp.low in (0.0, -inf) and clamp.high == inf),
