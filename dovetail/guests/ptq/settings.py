@@ -1,4 +1,4 @@
-"""What a user chooses: how a network is quantised, under which budget, and what is done to data before."""
+"""Choices of a user: how a network is quantised, under which budget, and how data are prepared."""
 
 from __future__ import annotations
 
