@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from conftest import shared_dir
+from dovetail.compile import Options, prepare
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
+from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
@@ -29,6 +33,7 @@ from dovetail.targets.maeri.rules import (
     unit_rules,
 )
 from dovetail.targets.maeri.simulate import broken, simulate
+from dovetail.targets.maeri.solve import best_order
 from maeri_trials import many, random_config, random_net, random_rules
 from networks import limited_net
 
@@ -187,6 +192,72 @@ def test_rules_from_a_file(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ModelError):
             load_rules(file)
+
+
+def kept_rules(order: NetworkOrder) -> list[Rules]:
+    """Rules that an order keeps, of every kind."""
+    names, found = [work.name for work in order.network.works], list[Rules]()
+    spans = {}
+    for number, name in enumerate(names):
+        own = order.of(number)
+        spans[name] = min(item.start for item in own), max(order.end(item) for item in own)
+        low, high = min(item.place.start for item in own), max(item.place.end for item in own)
+        found.append(Rules(pin=(Pin(name, (low, high), *spans[name]),)))
+    for one, other in combinations(names, 2):
+        found += [Rules(before=((one, other),)), Rules(apart=((one, other),)), Rules(together=((one, other),))]
+        found += [Rules(priority=((one, other),)), Rules(priority=((other, one),))]
+    most = sum(item.tile.neurons for item in order.items)
+    found += [Rules(at_most=most), Rules(whole_filters=True), Rules(at_most_of=((names[0], most),))]
+    return [each for each in found if not broken(order, each)]
+
+
+def test_a_rule_that_an_order_keeps_costs_nothing() -> None:
+    """`MAERI_TRIALS=500` for the full count."""
+    added = 0
+    for seed in range(TRIALS // 4 if TRIALS < 500 else 500):
+        random = np.random.default_rng(seed)
+        graph, _ = random_net(random)
+        net, config = network(graph), random_config(random)
+        rules = random_rules(random, net, config) if seed % 4 else Rules()
+        try:
+            order = best_order(net, config, rules, seconds=0)
+        except (ModelError, TargetError):
+            continue
+        kept = kept_rules(order)
+        more = rules | kept[int(random.integers(len(kept)))]
+        again = best_order(net, config, more, seconds=0)
+        assert again.makespan <= order.makespan, (seed, config, rules, more)
+        assert not broken(again, more)
+        added += 1
+    assert added >= TRIALS // 10
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        (("r_pin2.yaml",), 14_422),
+        (("r_pin2.yaml", "r_together.yaml"), 14_422),
+        (("r_pin.yaml",), 14_430),
+        (("r_together.yaml",), 13_108),
+    ],
+)
+def test_pins_and_what_they_keep_anyway(files: Sequence[str], most: int) -> None:
+    """17,632 cycles, 43,279, 33,719 and 17,636 before: the last three for rules that need not cost anything."""
+    folder = shared_dir() / "faults" / "maeri"
+    net = network(prepare(folder / "mixed.h5", load_target("maeri"), Options(allow_float=True)))
+    rules = reduce(Rules.__or__, [load_rules(folder / file) for file in files])
+    order = best_order(net, MaeriConfig(), rules, seconds=0)
+    assert order.makespan <= most and not broken(order, rules)
+
+
+def test_kernels_side_by_side_and_the_next_layer_on_finished_outputs() -> None:
+    folder = shared_dir() / "faults" / "maeri"
+    rules = load_rules(folder / "r_lit.yaml")
+    for file, cycles, begins in (("lit.onnx", 15_884, (0, 0, 0)), ("four.onnx", 6_141, (0, 1_341))):
+        net = network(prepare(folder / file, load_target("maeri"), Options(allow_float=True)))
+        order = best_order(net, MaeriConfig(), rules, seconds=0)
+        assert order.makespan <= cycles
+        assert tuple(min(item.start for item in order.of(number)) for number in range(len(net.works))) == begins
 
 
 def test_random_layers_engines_and_rules() -> None:

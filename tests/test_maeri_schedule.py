@@ -137,7 +137,7 @@ def test_the_next_layer_begins_on_finished_outputs() -> None:
     assert schedule.makespan <= 48 - 1 + 1 + 4 + 7
 
 
-def test_the_exact_order_is_no_worse() -> None:
+def test_orders_of_small_units_are_no_worse() -> None:
     for make in (kernels_of_three_sizes, four_then_one):
         graph, inputs = make()
         config, net = MaeriConfig(32, 32, 32), network(graph)

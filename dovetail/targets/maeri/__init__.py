@@ -15,7 +15,7 @@ In reading order:
     rules               the user's rules, and their contradictions
     bound               lower bounds
     floor, listing      the list scheduler
-    solve               the exact scheduler, and the best order that is found in a time
+    solve               the best order that is found in a time
     simulate            an order executed, and checked
     outputs, picture    the files of an order; its picture
     coded, programming, execute   the programming image: as records and bytes, from a network, executed

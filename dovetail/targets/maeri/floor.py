@@ -19,7 +19,7 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.machine import NeuronClock, clock, clock_of
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times, exists_from
 from dovetail.targets.maeri.order import ChannelSegment, Item, LayerItems, laid_out
-from dovetail.targets.maeri.rules import ChannelRange, UnitRules, allowed, region
+from dovetail.targets.maeri.rules import ChannelRange, UnitRules, allowed, channels_read, region
 from dovetail.targets.maeri.tile import MultiplierTile, grid, tile_of
 from dovetail.targets.maeri.timing import by_ports, fastest
 from dovetail.targets.maeri.tree import Range, configure
@@ -65,9 +65,7 @@ class Floorplan:
         self.free = np.zeros(config.multipliers, np.int64)
         """The cycle from which each multiplier is free."""
         self.done: dict[ChannelRange, LayerItems] = {}
-        self._of_work: dict[int, list[ChannelRange]] = {}
-        for unit in rules.units:
-            self._of_work.setdefault(unit.work, []).append(unit)
+        self._ready: dict[ChannelRange, int] = {}
 
     @property
     def placed(self) -> list[tuple[Item, int]]:
@@ -75,13 +73,15 @@ class Floorplan:
         return [pair for laid in self.done.values() for pair in zip(laid.items, laid.ends, strict=True)]
 
     def ready(self, unit: ChannelRange) -> int:
-        """The cycle from which all inputs of a unit exist."""
-        works, results = self.network.works, dict[str, Times]()
-        for number, units in self._of_work.items():
-            if all(other in self.done for other in units):
-                times = np.max([self.done[other].times for other in units], axis=0)
-                results[works[number].node.output] = np.asarray(times, np.int64)
-        return int(exists_from(self.network.graph, works[unit.work].node.inputs[0], results).max(initial=0))
+        """The cycle from which all inputs of a unit exist, once all that it is computed from is laid out."""
+        if unit not in self._ready:
+            work, results = self.network.works[unit.work], dict[str, Times]()
+            for other, laid in self.done.items():
+                name = self.network.works[other.work].node.output
+                results[name] = np.maximum(results[name], laid.times) if name in results else laid.times
+            times = exists_from(self.network.graph, work.node.inputs[0], results)
+            self._ready[unit] = int(times[channels_read(work, unit)].max(initial=0))
+        return self._ready[unit]
 
     def earliest(self, unit: ChannelRange) -> int:
         """The cycle from which no rule keeps a unit from beginning."""
@@ -108,8 +108,12 @@ class Floorplan:
 
     def time(self, unit: ChannelRange, tile: MultiplierTile, at: int = 0) -> NeuronClock:
         """Times of a unit's virtual neurons from multiplier `at` on."""
-        layer = self.network.works[unit.work].layer
-        return clock(self.config, layer, tile, layer.taps, at)
+        low, high = self.taps(unit)
+        return clock(self.config, self.network.works[unit.work].layer, tile, high - low, at)
+
+    def taps(self, unit: ChannelRange) -> tuple[int, int]:
+        """The products of each sum of a unit."""
+        return unit.taps or (0, self.network.works[unit.work].layer.taps)
 
     def start(self, unit: ChannelRange, room: UnitRoom, time: NeuronClock, place: Range) -> int:
         """The cycle in which a unit can begin at a place; the vector of a turned layer is its weights."""
@@ -121,8 +125,8 @@ class Floorplan:
     ) -> Item:
         """An item of a unit from multiplier `at` on that begins as soon as it can."""
         time = self.time(unit, tile, at)
-        place, taps = Range(at, time.size * tile.neurons), self.network.works[unit.work].layer.taps
-        return Item(unit.work, self.start(unit, room, time, place), place, tile, (0, taps), tuple(segments))
+        place = Range(at, time.size * tile.neurons)
+        return Item(unit.work, self.start(unit, room, time, place), place, tile, self.taps(unit), tuple(segments))
 
     def _taken(self, place: Range) -> slice:
         """The multipliers that nothing else can use: those of a place, or of its whole ports where these are shared."""
@@ -173,19 +177,31 @@ class Floorplan:
             np.maximum(free, finish, out=free)
 
 
-def single_neurons(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterator[Item]:
-    """Ways to compute a unit by one virtual neuron, large ones first, from the left: the last resort where rules leave
-    little room."""
+def single_neurons(floor: Floorplan, unit: ChannelRange, room: UnitRoom, sizes: int | None = None) -> Iterator[Item]:
+    """Ways to compute a unit by one virtual neuron, large ones first, and those that begin first.
+
+    Args:
+        floor: what is laid out.
+        unit: the unit.
+        room: place and time that it may use.
+        sizes: so many sizes; None for all.
+    """
     work, config, within = floor.network.works[unit.work], floor.config, room.within
-    step, segments = config.port_width if config.ports else 1, segments_of(work, unit)
-    for size in range(min(work.layer.taps, within.size), 0, -1):
+    step, segments, (low, high) = config.port_width if config.ports else 1, segments_of(work, unit), floor.taps(unit)
+    for size in range(min(high - low, within.size), 0, -1):
         tile = tile_of(work.layer, size)
         try:
             width = floor.time(unit, tile).size
         except TargetError:  # more steps than a multiplier holds weights, or folding is off
             continue
-        for at in range(-(-within.start // step) * step, within.end - width + 1, step):
-            yield floor.item(unit, room, tile, at, segments)
+        items = [
+            floor.item(unit, room, tile, at, segments)
+            for at in range(-(-within.start // step) * step, within.end - width + 1, step)
+        ]
+        yield from sorted(items, key=lambda item: item.start)
+        sizes = sizes - bool(items) if sizes is not None else None
+        if sizes == 0:
+            return
 
 
 def lay_alongside(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom]) -> bool:

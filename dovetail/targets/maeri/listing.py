@@ -38,10 +38,12 @@ from dovetail.targets.maeri.order import (
     in_order,
     shortage,
 )
-from dovetail.targets.maeri.rules import ChannelRange, Rules, consistent_rules, shares
+from dovetail.targets.maeri.rules import ChannelRange, Grain, Rules, consistent_rules, shares
 from dovetail.targets.maeri.tile import MultiplierTile, tile_of
 from dovetail.targets.maeri.tree import Range, leaving, sums_by_cycle
 
+_FEW = 4
+"""Output channels for which single virtual neurons are tried too."""
 _SIZES = 6
 """Sizes of virtual neurons tried per layer, of those that look best."""
 
@@ -101,10 +103,11 @@ def _dealt_until(
 def _whole_filters(
     times: Sequence[NeuronClock], starts: Sequence[int], chunks: Sequence[ChannelSegment]
 ) -> list[list[ChannelSegment]]:
-    """Give each channel to the virtual neuron that is free first."""
+    """Give each channel to the virtual neuron that is free first, or hardly later further left: what is free then
+    lies side by side."""
     ends, shares = list(starts), [list[ChannelSegment]() for _ in starts]
     for chunk in chunks:
-        lane = min(range(len(ends)), key=lambda each: (ends[each], each))
+        lane = next(each for each, end in enumerate(ends) if end <= min(ends) + times[each].first.last)
         ends[lane] += times[lane].after(times[lane].plays.stretch(0, chunk.count))
         shares[lane].append(chunk)
     return shares
@@ -116,6 +119,7 @@ def arrange(
     rules: Rules | None = None,
     sizes: Mapping[int, int] | None = None,
     cautious: bool = False,
+    cut: Grain = Grain.RULES,
 ) -> NetworkOrder:
     """An order of a network. Where memories are too small for it, an order in which layers come one after the other,
     with fewer and fewer virtual neurons.
@@ -126,17 +130,18 @@ def arrange(
         rules: the user's own.
         sizes: sizes of virtual neurons by layer number, where they are chosen already.
         cautious: whether each unit waits until all others have long left.
+        cut: how far layers are cut into units; those of channels and of parts are a virtual neuron each.
 
     Raises:
         ModelError: the rules name no layer, or contradict each other.
         TargetError: a layer does not fit, or not as the rules say; or no order fits the memories.
     """
     rules = rules or Rules()
-    order = _arrange(network, config, rules, sizes or {}, cautious)
+    order = _arrange(network, config, rules, sizes or {}, cautious, cut)
     short, most = shortage(network, config, order.spans), rules.at_most or config.multipliers
     while short is not None and most:
         try:
-            order = _arrange(network, config, replace(rules, at_most=most), sizes or {}, True)
+            order = _arrange(network, config, replace(rules, at_most=most), sizes or {}, True, cut)
         except (ModelError, TargetError):  # the rules want more at the same time
             break
         short, most = shortage(network, config, order.spans), most // 2
@@ -146,9 +151,9 @@ def arrange(
 
 
 def _arrange(
-    network: OrderNetwork, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool
+    network: OrderNetwork, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool, cut: Grain
 ) -> NetworkOrder:
-    floor = Floorplan(network, config, consistent_rules(rules, network, config))
+    floor = Floorplan(network, config, consistent_rules(rules, network, config, cut))
     waiting = set(floor.rules.units)
     while waiting:
         group = _next(floor, waiting)
@@ -158,7 +163,7 @@ def _arrange(
                 latest = int(floor.free.max())
                 ready = max(room.ready, latest + latest // 16 + 16)
                 room = replace(room, ready=ready, earliest=max(room.earliest, ready))
-            floor.add(group[0], _lay(floor, group[0], room, sizes.get(group[0].work)))
+            floor.add(group[0], (_lay_single if cut else _lay)(floor, group[0], room, sizes.get(group[0].work)))
         else:
             _lay_together(floor, group)
         waiting -= set(group)
@@ -190,18 +195,25 @@ def _lay_together(floor: Floorplan, group: tuple[ChannelRange, ...]) -> None:
     rooms = {unit: floor.room(unit) for unit in group}
     start = max(int(floor.free.max()), *(max(room.ready, room.earliest) for room in rooms.values()))
     rooms = {unit: replace(room, ready=start, earliest=start) for unit, room in rooms.items()}
-    free, done = floor.free.copy(), dict(floor.done)
-    if not _lay_shares(floor, rooms):
-        floor.free, floor.done = free, done
-        if not lay_alongside(floor, rooms):
-            names = ", ".join(dict.fromkeys(floor.network.works[unit.work].name for unit in group))
-            hint = "leave one out of the group, or give the group more multipliers"
-            raise TargetError(f"{names} cannot begin together", where="rules", hint=hint)
+    free, done, best = floor.free.copy(), dict(floor.done), None
+    sums = {unit: floor.network.works[unit.work].layer.macs * (unit.end - unit.first) for unit in group}
+    work = {unit: count // floor.network.works[unit.work].channels for unit, count in sums.items()}
+    for weights in (work, dict.fromkeys(group, 1)):
+        if _lay_shares(floor, rooms, weights):
+            end = max(floor.done[unit].finish for unit in group)
+            best = min(best or (end, floor.free, floor.done), (end, floor.free, floor.done), key=lambda way: way[0])
+        floor.free, floor.done = free.copy(), dict(done)
+    if best:
+        _, floor.free, floor.done = best
+    elif not lay_alongside(floor, rooms):
+        names = ", ".join(dict.fromkeys(floor.network.works[unit.work].name for unit in group))
+        hint = "leave one out of the group, or give the group more multipliers"
+        raise TargetError(f"{names} cannot begin together", where="rules", hint=hint)
 
 
-def _lay_shares(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom]) -> bool:
+def _lay_shares(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom], weights: Mapping[ChannelRange, int]) -> bool:
     """Lay out units that begin together each on its share of the multipliers; whether that is possible."""
-    places = shares({unit: room.region for unit, room in rooms.items()}, floor.config)
+    places = shares({unit: room.region for unit, room in rooms.items()}, weights, floor.config)
     for unit, place in (places or {}).items():
         limits = [works for works, _ in floor.rules.limits if unit.work in works]
         sharing = max((sum(other.work in works for other in rooms) for works in limits), default=1)
@@ -222,6 +234,8 @@ def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None)
     if floor.config.shared_ports:
         rooms = dict.fromkeys((room, replace(room, earliest=max(room.earliest, free))))
         ways = chain(*(way(floor, unit, each) for each in rooms for way in (in_one_gang, side_by_side)))
+    narrow = room.within.size < floor.config.multipliers or (room.whole and unit.end - unit.first < _FEW)
+    ways = chain(ways, ((item,) for item in single_neurons(floor, unit, room, 2))) if narrow else ways
     best = _first_to_end(floor, ways)
     if best is None and room.earliest < free:
         return _lay(floor, unit, replace(room, earliest=free), size)
@@ -232,6 +246,12 @@ def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None)
         hint = "allow folding, take more multipliers, or let filters be divided"
         raise TargetError(what, where=floor.network.works[unit.work].name, hint=hint)
     return best
+
+
+def _lay_single(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None) -> Sequence[Item]:
+    """A unit on the virtual neuron that takes the fewest steps, where it begins first."""
+    ways = ((item,) for item in single_neurons(floor, unit, room, size or 1))
+    return next((way for way in ways if floor.fits(way)), None) or _lay(floor, unit, room, None)
 
 
 def _first_to_end(floor: Floorplan, ways: Iterable[Sequence[Item]]) -> Sequence[Item] | None:

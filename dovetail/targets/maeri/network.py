@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from math import prod
@@ -176,6 +176,7 @@ class OrderNetwork:
     graph: Graph
     works: tuple[MultiplierLayer, ...]
     """In the graph's order, so that each comes after those it reads."""
+    _reached: dict[tuple[int, int], npt.NDArray[np.bool_]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse a network without layers."""
@@ -205,6 +206,22 @@ class OrderNetwork:
     def inputs(self, number: int) -> list[str]:
         """The network's inputs that a layer's operand is made from, without any other layer between."""
         return [name for name in self.graph.inputs if name in self._sources[number]]
+
+    def reached(self, number: int, earlier: int) -> npt.NDArray[np.bool_]:
+        """[output channel of an earlier layer, channel of an operand]: whether the other is made from the one."""
+        if (number, earlier) not in self._reached:
+            source, value, rows = self.works[earlier], self.works[number].node.inputs[0], list[npt.NDArray[np.bool_]]()
+            others = {
+                work.node.output: np.zeros((work.channels, work.layer.out_rows if work.is_image else 1), np.int64)
+                for work in self.works
+            }
+            for channel in range(source.channels):
+                marked = np.zeros_like(others[source.node.output])
+                marked[channel] = 1
+                times = exists_from(self.graph, value, {**others, source.node.output: marked})
+                rows.append(times.max(axis=1) > 0)
+            self._reached[number, earlier] = np.array(rows)
+        return self._reached[number, earlier]
 
     @cached_property
     def ancestors(self) -> list[set[int]]:

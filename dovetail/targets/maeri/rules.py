@@ -12,6 +12,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import cached_property
 from itertools import combinations, pairwise, product
 from pathlib import Path
@@ -26,7 +27,7 @@ from dovetail.documents import read_document
 from dovetail.documents.lines import ValuePath
 from dovetail.errors import ModelError
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import OrderNetwork
+from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork
 from dovetail.targets.maeri.tree import Range
 
 MOST_CYCLES = 1 << 40
@@ -86,6 +87,10 @@ class Reason(NamedTuple):
     """Path of the rule in its file; empty for a dependency."""
 
 
+_LISTS = ("before", "apart", "together", "pin", "priority", "at_most_of")
+"""Kinds of rules of which there may be several."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """Conditions on an order. A rule names layers, or some of their output channels."""
@@ -109,6 +114,21 @@ class Rules:
     """(layer or kind of layer, virtual neurons of it that work at the same time)."""
     place: Callable[[ValuePath], str] | None = field(default=None, compare=False, repr=False)
     """FILE:LINE of a rule; None where the rules come from no file."""
+
+    def parts(self) -> tuple[Rules, ...]:
+        """Each rule alone."""
+        alone: list[dict[str, Any]] = [{name: (rule,)} for name in _LISTS for rule in getattr(self, name)]
+        alone += [{"at_most": self.at_most}] if self.at_most else []
+        whole = [True] if self.whole_filters is True else [(name,) for name in self.whole_filters or ()]
+        return tuple(replace(Rules(), **rule) for rule in (*alone, *({"whole_filters": each} for each in whole)))
+
+    def __or__(self, other: Rules) -> Rules:
+        """Rules of both; of two limits of the network the lower."""
+        both: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _LISTS}
+        limits = [each.at_most for each in (self, other) if each.at_most]
+        names = [name for each in (self, other) if each.whole_filters is not True for name in each.whole_filters or ()]
+        whole = True in (self.whole_filters, other.whole_filters) or tuple(names)
+        return replace(self, **both, at_most=min(limits, default=None), whole_filters=whole)
 
     def in_words(self, reason: Reason) -> str:
         """A reason with the line it stands on."""
@@ -147,6 +167,8 @@ class ChannelRange:
     """Number of the layer in the network."""
     first: int
     end: int
+    taps: tuple[int, int] | None = None
+    """The products of each sum; None for all."""
 
 
 UnitPair = tuple[ChannelRange, ChannelRange]
@@ -246,7 +268,30 @@ def channel_range(what: str, network: OrderNetwork) -> ChannelRange:
     raise ModelError(f"there is no layer '{what}' in the network", where="rules", hint=hint)
 
 
-def unit_rules(rules: Rules, network: OrderNetwork) -> UnitRules:
+class Grain(IntEnum):
+    """How far layers are cut into units."""
+
+    RULES = 0
+    """Into channels that rules treat alike."""
+    CHANNELS = 1
+    """Into output channels; a dense layer of one vector into a few parts."""
+    PARTS = 2
+    """Into output channels, and these into what each input channel adds."""
+
+
+_PARTS = 8
+"""Units of a dense layer of one vector, at most, where layers are cut into channels."""
+
+
+def _taps(work: MultiplierLayer, grain: Grain) -> list[tuple[int, int] | None]:
+    """The parts of a layer's sums that are units of their own."""
+    area, taps = work.layer.rows * work.layer.columns, work.layer.taps
+    if grain is not Grain.PARTS or work.turned or area == 1 or area == taps:
+        return [None]
+    return [(first, first + area) for first in range(0, taps, area)]
+
+
+def unit_rules(rules: Rules, network: OrderNetwork, grain: Grain = Grain.RULES) -> UnitRules:
     """Rules for the units of a network, as they stand.
 
     Raises:
@@ -256,8 +301,13 @@ def unit_rules(rules: Rules, network: OrderNetwork) -> UnitRules:
     cuts = [{0, work.channels} for work in network.works]
     for part in ranges.values():
         cuts[part.work] |= {part.first, part.end}
-    units = [ChannelRange(number, *pair) for number, ends in enumerate(cuts) for pair in pairwise(sorted(ends))]
-    return UnitRules(tuple(units), whole_layers(rules, network), tuple(_entries(rules, network, ranges, units)))
+    whole, units = whole_layers(rules, network), list[ChannelRange]()
+    for number, work in enumerate(network.works):
+        if grain:
+            cuts[number] |= set(range(0, work.channels, -(-work.channels // _PARTS) if work.turned else 1))
+        taps = [None] if number in whole else _taps(work, grain)
+        units += [ChannelRange(number, *pair, part) for pair in pairwise(sorted(cuts[number])) for part in taps]
+    return UnitRules(tuple(units), whole, tuple(_entries(rules, network, ranges, units)))
 
 
 def _entries(
@@ -309,19 +359,33 @@ def whole_layers(rules: Rules, network: OrderNetwork) -> frozenset[int]:
     return frozenset(channel_range(what, network).work for what in rules.whole_filters)
 
 
+def channels_read(work: MultiplierLayer, unit: ChannelRange) -> slice:
+    """The channels of a layer's operand that a unit reads."""
+    layer = work.layer
+    if work.turned or not work.is_image:
+        return slice(None)
+    low, high = unit.taps or (0, layer.taps)
+    area, first, last = layer.rows * layer.columns, unit.first // layer.filters, (unit.end - 1) // layer.filters
+    return slice(first * layer.channels + low // area, last * layer.channels + -(-high // area))
+
+
 def _dependencies(
-    network: OrderNetwork, units: Iterable[ChannelRange]
+    network: OrderNetwork, units: Sequence[ChannelRange]
 ) -> dict[tuple[ChannelRange, ChannelRange], Reason]:
     """Pairs of units of which the second is computed from the first."""
     of_work: dict[int, list[ChannelRange]] = {}
     for unit in units:
         of_work.setdefault(unit.work, []).append(unit)
-    return {
-        pair: Reason(f"{work.name} reads what {network.works[earlier].name} computes")
-        for number, work in enumerate(network.works)
-        for earlier in network.earlier(number)
-        for pair in product(of_work[earlier], of_work[number])
-    }
+    pairs: dict[tuple[ChannelRange, ChannelRange], Reason] = {}
+    for number, work in enumerate(network.works):
+        for earlier in network.earlier(number):
+            reason = Reason(f"{work.name} reads what {network.works[earlier].name} computes")
+            single = len(of_work[earlier]) == 1 or len(of_work[number]) == 1
+            reached = None if single else network.reached(number, earlier)
+            for x, y in product(of_work[earlier], of_work[number]):
+                if reached is None or reached[x.first : x.end, channels_read(work, y)].any():
+                    pairs[x, y] = reason
+    return pairs
 
 
 def _names(rules: Rules) -> list[str]:
@@ -338,7 +402,7 @@ _MOST_SETS = 64
 """Sets of reasons that are left out in the search for the smallest contradiction."""
 
 
-def consistent_rules(rules: Rules, network: OrderNetwork, config: MaeriConfig) -> UnitRules:
+def consistent_rules(rules: Rules, network: OrderNetwork, config: MaeriConfig, cut: Grain = Grain.RULES) -> UnitRules:
     """Rules for the units of a network, with groups of units that begin together because each begins no later than the
     others.
 
@@ -346,8 +410,8 @@ def consistent_rules(rules: Rules, network: OrderNetwork, config: MaeriConfig) -
         ModelError: a rule names a layer that the network has not, or rules contradict each other; with the smallest set
             that does.
     """
-    units = unit_rules(rules, network)
-    if clash(units, config):
+    units = unit_rules(rules, network, cut)
+    if not cut and clash(units, config):
         reasons = smallest(units.reasons, lambda kept: clash(units.only(kept), config))
         named = [rules.in_words(reason) for reason in reasons]
         if len(named) == 1:
@@ -382,22 +446,26 @@ def allowed(rules: UnitRules, unit: ChannelRange, config: MaeriConfig) -> Range:
     return Range(low, max(high - low, 0))
 
 
-def shares(regions: Mapping[ChannelRange, Range], config: MaeriConfig) -> dict[ChannelRange, Range] | None:
-    """Multipliers for each of several units at the same time: as many for each, whole ports of those it may use; None
-    if there are not enough.
+def shares(
+    regions: Mapping[ChannelRange, Range], weights: Mapping[ChannelRange, int], config: MaeriConfig
+) -> dict[ChannelRange, Range] | None:
+    """Multipliers for each of several units at the same time, by weight: whole ports of those it may use; None if there
+    are not enough.
 
     Ports are dealt out from the left, first to the unit whose region ends first: for single ports that finds a way.
     """
-    width = grain(config)
+    width, weight = grain(config), sum(weights.values())
+    ports = config.multipliers // width
     limits = {unit: (place.start // width, place.end // width) for unit, place in regions.items()}
-    for share in range(config.multipliers // width // len(regions), 0, -1):
+    for dealt in range(ports, 0, -1):
+        wanted = {unit: max(dealt * weights[unit] // weight, 1) for unit in limits}
         taken, at = dict[ChannelRange, Range](), 0
-        while len(taken) < len(limits) and at + share <= config.multipliers // width:
+        while len(taken) < len(limits) and at < ports:
             open_ = [(high, unit) for unit, (low, high) in limits.items() if unit not in taken and low <= at]
-            fitting = min((each for each in open_ if at + share <= each[0]), default=None)
+            fitting = min((each for each in open_ if at + wanted[each[1]] <= each[0]), default=None)
             if fitting:
-                taken[fitting[1]] = Range(at * width, share * width)
-            at += share if fitting else 1
+                taken[fitting[1]] = Range(at * width, wanted[fitting[1]] * width)
+            at += wanted[fitting[1]] if fitting else 1
         if len(taken) == len(limits):
             return taken
     return None

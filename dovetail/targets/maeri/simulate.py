@@ -368,8 +368,7 @@ def _span(order: NetworkOrder, item: Item) -> _ItemSpan:
     if work.turned:
         rows = (range(part.first * height, (part.first + part.count) * height) for part in item.segments)
         channels = {row for own in rows for row in own if row < work.channels}
-    played = play(order.config, work.layer, item)
-    return _ItemSpan(item, work, frozenset(channels), item.start, played.until, played.group.places)
+    return _ItemSpan(item, work, frozenset(channels), item.start, order.end(item), order.clock(item).group.places)
 
 
 def broken(order: NetworkOrder, rules: Rules) -> list[str]:
