@@ -40,7 +40,6 @@ from dovetail.ir.operators.fixed import (
     FixedStandard,
     Sigmoid16,
 )
-from dovetail.ir.operators.gated import FixedRecurrent
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.ir.operators.movement import (
     Concat,
@@ -54,7 +53,7 @@ from dovetail.ir.operators.movement import (
     Slice,
     Transpose,
 )
-from dovetail.ir.operators.recurrent import Curve, FixedLstm, Recurrent, RecurrentKind, RowProducts
+from dovetail.ir.operators.recurrent import Curve, FixedLstm, FixedRecurrent, Recurrent, RecurrentKind, RowProducts
 from dovetail.ir.operators.reduction import (
     ArgExtreme,
     AveragePool2d,

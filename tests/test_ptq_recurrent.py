@@ -20,8 +20,7 @@ from dovetail.ir.graph import Graph, evaluate, evaluate_all
 from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.fixed import FixedStandard
-from dovetail.ir.operators.gated import FixedRecurrent
-from dovetail.ir.operators.recurrent import FixedLstm
+from dovetail.ir.operators.recurrent import FixedLstm, FixedRecurrent
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType
 from dovetail.quantize import quantize

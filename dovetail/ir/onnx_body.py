@@ -169,15 +169,21 @@ class OnnxBody:
         """An int64 value within limits."""
         return self.add("Clip", [x, self.number(low), self.number(high)])
 
-    def traced(self, meaning: Callable[..., Any], inputs: Sequence[str], dtype: DType) -> str:
+    def traced(
+        self, meaning: Callable[..., Any], inputs: Sequence[str], types: Sequence[TensorType], dtype: DType
+    ) -> str:
         """The nodes of a function of int64 arrays that is written in numpy, cast to `dtype`.
 
         Args:
             meaning: the function; of numpy it may use what `_UFUNCS` and `_FUNCTIONS` list.
             inputs: names of its operands, of any integer type.
+            types: theirs.
             dtype: of the result.
         """
-        found = meaning(*(Int64Expression(self, self.cast(name, DType.INT64)) for name in inputs))
+        wide = [Int64Expression(self, self.cast(name, DType.INT64)) for name in inputs]
+        for operand, kind in zip(wide, types, strict=False):
+            operand.shape = kind.shape
+        found = meaning(*wide)
         return self.cast(found.name, dtype)
 
     def products(
@@ -245,6 +251,9 @@ class Int64Expression(NDArrayOperatorsMixin):
     numpy's functions come here by its protocols (__array_ufunc__ and __array_function__), and each becomes nodes.
     """
 
+    shape: tuple[int, ...] = ()
+    """Sizes of an operand; other values have none."""
+
     def __init__(self, body: OnnxBody, name: str) -> None:
         self.body = body
         self.name = name
@@ -253,25 +262,81 @@ class Int64Expression(NDArrayOperatorsMixin):
         if method != "__call__" or ufunc not in _UFUNCS:
             raise TypeError(f"{ufunc.__name__} has no ONNX form here")
         name = _UFUNCS[ufunc](self.body, [self._name(value) for value in inputs])
-        return Int64Expression(self.body, name if ufunc not in _RELATIONS else self.body.cast(name, DType.INT64))
+        return self._of(name if ufunc not in _RELATIONS else self.body.cast(name, DType.INT64))
 
     def __array_function__(
         self, function: Callable[..., Any], _: object, inputs: Sequence[Any], named: Mapping[str, Any]
-    ) -> Int64Expression:
+    ) -> Int64Expression | list[Int64Expression]:
+        if function is np.split:
+            parts = self.body.add_several("Split", [self.name], inputs[1], **named, num_outputs=inputs[1])
+            return [self._of(name) for name in parts]
+        if function is np.stack:
+            first = self.body.integers((0,))
+            names = [self.body.add("Unsqueeze", [self._name(value), first]) for value in inputs[0]]
+            return self._of(self.body.add("Concat", names, axis=0))
+        if function is np.pad:
+            return self._add(
+                "Pad", self.body.integers([side for sides in zip(*inputs[1], strict=True) for side in sides])
+            )
         if function not in _FUNCTIONS:
             raise TypeError(f"{function.__name__} has no ONNX form here")
-        return Int64Expression(
-            self.body, _FUNCTIONS[function](self.body, [self._name(value) for value in inputs], dict(named))
-        )
+        return self._of(_FUNCTIONS[function](self.body, [self._name(value) for value in inputs], dict(named)))
+
+    def __getitem__(self, index: Any) -> Int64Expression:
+        """Along the leading axes, a place or a slice of each."""
+        places = index if isinstance(index, tuple) else (index,)
+        spans = [place if isinstance(place, slice) else slice(place, place + 1) for place in places]
+        ends = [np.iinfo(np.int64).max if span.stop is None else span.stop for span in spans]
+        bounds = map(self.body.integers, ([span.start or 0 for span in spans], ends, range(len(spans))))
+        found = self._add("Slice", *bounds)
+        single = [axis for axis, place in enumerate(places) if not isinstance(place, slice)]
+        return found._add("Squeeze", self.body.integers(single)) if single else found
+
+    @property
+    def T(self) -> Int64Expression:
+        """A matrix with its axes exchanged."""
+        return self._add("Transpose", perm=[1, 0])
+
+    def reshape(self, shape: Sequence[int]) -> Int64Expression:
+        """Under another shape."""
+        return self._add("Reshape", self.body.integers(shape))
+
+    def astype(self, dtype: Any) -> Int64Expression:
+        """Wrapped to another integer type."""
+        return self._of(self.body.cast(self.name, DType.of(dtype)))
 
     def taken_from(self, table: Array) -> Int64Expression:
         """table[this value]."""
-        return Int64Expression(self.body, self.body.add("Gather", [self._name(table), self.name]))
+        return self._of(self.body.add("Gather", [self._name(table), self.name]))
+
+    def as_power(self) -> Int64Expression:
+        """2**this value."""
+        return self._of(self.body.power(self.name))
+
+    def shifted_to_nearest(self, exponent: Any) -> Int64Expression:
+        """`gemmlowp.rounding_shift`."""
+        return self._of(self.body.rounding_shift(self.name, self._name(exponent)))
+
+    def rounded_product(self, multiplier: Any, shift: Any, most: int) -> Int64Expression:
+        """Times multiplier * 2**(shift - 31) in float32, rounded and limited to +-most."""
+        body = self.body
+        exponent = body.real64(body.add("Sub", [self._name(shift), body.number(31)]))
+        power = body.add("Pow", [body.real64_scalar(2.0), exponent])
+        scale = body.cast(body.add("Mul", [body.real64(self._name(multiplier)), power]), DType.FLOAT32)
+        product = body.add("Round", [body.add("Mul", [body.cast(self.name, DType.FLOAT32), scale])])
+        bounds = [body.real64_scalar(bound) for bound in (-most, most)]
+        return self._of(body.cast(body.add("Clip", [body.real64(product), *bounds]), DType.INT64))
+
+    def _of(self, name: str) -> Int64Expression:
+        return Int64Expression(self.body, name)
+
+    def _add(self, op_type: str, *operands: str, **attributes: Any) -> Int64Expression:
+        return self._of(self.body.add(op_type, [self.name, *operands], **attributes))
 
     def _name(self, value: Any) -> str:
-        if isinstance(value, Int64Expression):
-            return value.name
-        return self.body.tensor(np.asarray(value).astype(np.int64))
+        return (
+            value.name if isinstance(value, Int64Expression) else self.body.tensor(np.asarray(value).astype(np.int64))
+        )
 
 
 def _simple(name: str) -> Callable[[OnnxBody, list[str]], str]:
@@ -294,6 +359,7 @@ _UFUNCS: dict[np.ufunc, Callable[[OnnxBody, list[str]], str]] = {
     np.less: _simple("Less"),
     np.less_equal: _simple("LessOrEqual"),
     np.equal: _simple("Equal"),
+    np.matmul: _simple("MatMul"),
 }
 
 _RELATIONS = (np.greater, np.greater_equal, np.less, np.less_equal, np.equal)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.ir.operators.gated import FixedRecurrent
-from dovetail.ir.operators.recurrent import RecurrentKind
+from dovetail.ir.operators.recurrent import FixedRecurrent, RecurrentKind
 from dovetail.kernels.c import Lines, block, c_type, total
 from dovetail.kernels.curves import Curves
 from dovetail.kernels.kernel import KernelWriter, UnsupportedRegion

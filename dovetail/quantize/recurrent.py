@@ -15,9 +15,8 @@ from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Clip, Offset, quantize_multiplier
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.gated import FixedRecurrent
 from dovetail.ir.operators.movement import Pick
-from dovetail.ir.operators.recurrent import DEFAULT_CURVES, FixedLstm, Recurrent, RecurrentKind, Scaling
+from dovetail.ir.operators.recurrent import DEFAULT_CURVES, FixedLstm, FixedRecurrent, Recurrent, RecurrentKind, Scaling
 from dovetail.ir.pattern import apply
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.context import Operand, QuantisationRequest, QuantisedValue, QuantParameters

@@ -8,7 +8,6 @@ from dovetail.ir.operators import (
     bits,
     elementwise,
     fixed,
-    gated,
     linear,
     movement,
     recurrent,
@@ -18,7 +17,7 @@ from dovetail.ir.operators.base import Operator
 
 OPERATORS: dict[str, type[Operator]] = {
     kind.__name__: kind
-    for module in (activation, arithmetic, bits, elementwise, fixed, gated, linear, movement, recurrent, reduction)
+    for module in (activation, arithmetic, bits, elementwise, fixed, linear, movement, recurrent, reduction)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Operator) and kind.__module__ == module.__name__
     if not kind.__subclasses__()

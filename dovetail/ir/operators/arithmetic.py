@@ -11,8 +11,10 @@ from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from dovetail.ir.operators.base import Operator, Pointwise, require
+from dovetail.ir.operators import gemmlowp
+from dovetail.ir.operators.base import Int64Operator, Operator, Pointwise, require
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, blocks, full_box
 
 if TYPE_CHECKING:
@@ -35,11 +37,13 @@ class Rounding(enum.Enum):
     on either side of 0."""
 
 
+FOLLOWED = NDArrayOperatorsMixin
+"""Base of what stands for an array while its operations are followed (`dovetail.ir.onnx_body`)."""
 MOST_FLOAT = 1 << 20
 """The magnitude at which `Rounding.FLOAT32` saturates."""
 
 
-def fixed_point(x: Array, multiplier: Array | int, shift: Array | int, rounding: Rounding) -> Array:
+def fixed_point(x: Any, multiplier: Any, shift: Any, rounding: Rounding) -> Any:
     """x * multiplier * 2**(shift - 31) as int64, rounded; arrays broadcast.
 
     Args:
@@ -47,68 +51,28 @@ def fixed_point(x: Array, multiplier: Array | int, shift: Array | int, rounding:
         multiplier: in [0, 2**31), normally at least 2**30.
         shift: the power of two, negative to shift right.
     """
-    x, multiplier, shift = (np.asarray(a, dtype=np.int64) for a in (x, multiplier, shift))
-    if rounding is Rounding.WIDE:
-        reduced = np.where(multiplier < 0x7FFF0000, (multiplier + (1 << 15)) >> 16, 0x7FFF)
-        total = 15 - shift
-        return (x * reduced + (np.int64(1) << (total - 1))) >> total
-    if rounding is Rounding.SINGLE:
-        total = 31 - shift
-        return (x * multiplier + (np.int64(1) << (total - 1))) >> total
+    x, multiplier, shift = (a if isinstance(a, FOLLOWED) else np.asarray(a, np.int64) for a in (x, multiplier, shift))
     if rounding is Rounding.DOWN:
-        return np.asarray((x * multiplier) >> (31 - shift))
+        return x * multiplier >> 31 - shift
+    if rounding in (Rounding.SINGLE, Rounding.WIDE):
+        if rounding is Rounding.WIDE:
+            multiplier = np.where(multiplier < 0x7FFF0000, (multiplier + (1 << 15)) >> 16, 0x7FFF)
+        total = (15 if rounding is Rounding.WIDE else 31) - shift
+        half = gemmlowp.power_of_two(total - 1)
+        return x * multiplier + half >> total
     if rounding is Rounding.FLOAT32:
+        if (own := getattr(x, "rounded_product", None)) is not None:
+            return own(multiplier, shift, MOST_FLOAT)
         product = np.rint(x.astype(np.float32) * float_scale(multiplier, shift))
         return np.asarray(np.clip(product, -MOST_FLOAT, MOST_FLOAT).astype(np.int64))
     left, right = np.maximum(shift, 0), np.maximum(-shift, 0)
-    product = (x << left).astype(np.int32).astype(np.int64) * multiplier
-    high = (product + (1 << 30)) >> 31
-    mask = (np.int64(1) << right) - 1
-    threshold = (mask >> 1) + (high < 0)
-    return np.asarray((high >> right) + ((high & mask) > threshold))
+    raised = (x << left).astype(np.int32).astype(np.int64)
+    return gemmlowp.rounding_shift(gemmlowp.high_product(raised, multiplier), right)
 
 
 def float_scale(multiplier: Array, shift: Array) -> Array:
     """multiplier * 2**(shift - 31) as float32, which keeps 24 bits of a multiplier."""
     return np.asarray(np.ldexp(multiplier.astype(np.float64), shift.astype(np.int64) - 31), np.float32)
-
-
-def _onnx_single(body: OnnxBody, x: str, multiplier: str, total_shift: str) -> str:
-    """(x * multiplier + 2**(total_shift - 1)) >> total_shift."""
-    half = body.power(body.add("Sub", [total_shift, body.number(1)]))
-    product = body.add("Add", [body.add("Mul", [x, multiplier]), half])
-    return body.shift_right(product, total_shift)
-
-
-def _onnx_float(body: OnnxBody, x: str, multiplier: str, shift: str) -> str:
-    """x * multiplier * 2**(shift - 31) in float32, rounded and limited."""
-    exponent = body.real64(body.add("Sub", [shift, body.number(31)]))
-    power = body.add("Pow", [body.real64_scalar(2.0), exponent])
-    scale = body.cast(body.add("Mul", [body.real64(multiplier), power]), DType.FLOAT32)
-    product = body.add("Round", [body.add("Mul", [body.cast(x, DType.FLOAT32), scale])])
-    bounds = [body.real64_scalar(bound) for bound in (-MOST_FLOAT, MOST_FLOAT)]
-    return body.cast(body.add("Clip", [body.real64(product), *bounds]), DType.INT64)
-
-
-def _onnx_fixed_point(body: OnnxBody, x: str, multiplier: str, shift: str, rounding: Rounding) -> str:
-    """`fixed_point` of int64 values as nodes."""
-    if rounding is Rounding.SINGLE:
-        return _onnx_single(body, x, multiplier, body.add("Sub", [body.number(31), shift]))
-    if rounding is Rounding.DOWN:
-        return body.shift_right(body.add("Mul", [x, multiplier]), body.add("Sub", [body.number(31), shift]))
-    if rounding is Rounding.FLOAT32:
-        return _onnx_float(body, x, multiplier, shift)
-    if rounding is Rounding.WIDE:
-        fits = body.add("Less", [multiplier, body.number(0x7FFF0000)])
-        raised = body.add("Add", [multiplier, body.number(1 << 15)])
-        cut = body.add("Div", [raised, body.number(1 << 16)])
-        reduced = body.add("Where", [fits, cut, body.number(0x7FFF)])
-        return _onnx_single(body, x, reduced, body.add("Sub", [body.number(15), shift]))
-    zero = body.number(0)
-    left = body.add("Max", [shift, zero])
-    right = body.add("Max", [body.add("Neg", [shift]), zero])
-    raised = body.cast(body.add("Mul", [x, body.power(left)]), DType.INT32)
-    return body.rounding_shift(body.high_product(body.cast(raised, DType.INT64), multiplier), right)
 
 
 def quantize_multiplier(real: float) -> tuple[int, int]:
@@ -134,8 +98,10 @@ def multiplier_arrays(reals: Iterable[float]) -> tuple[Array, Array]:
     return np.array([m for m, _ in pairs], np.int32), np.array([s for _, s in pairs], np.int32)
 
 
-class _ChannelScaling(Pointwise):
+class _ChannelScaling(Int64Operator, Pointwise):
     """A value scaled by the operands behind it, one or one per channel each."""
+
+    result = DType.INT32
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         x, *parameters = inputs
@@ -168,22 +134,11 @@ class Requantize(_ChannelScaling):
     def raised(self, by: Sequence[int]) -> Requantize:
         return replace(self, input_zero_point=self.input_zero_point + by[0])
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
-        x, multiplier, shift = inputs
-        raised = (x.astype(np.int64) - self.input_zero_point) << self.left_shift
-        scaled = fixed_point(raised, multiplier, shift, self.rounding) + self.output_zero_point
-        return scaled.astype(np.int32)
-
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        x, multiplier, shift = (body.cast(name, DType.INT64) for name in inputs)
-        if self.input_zero_point:
-            x = body.add("Sub", [x, body.number(self.input_zero_point)])
-        if self.left_shift:
-            x = body.add("Mul", [x, body.number(1 << self.left_shift)])
-        y = _onnx_fixed_point(body, x, multiplier, shift, self.rounding)
-        if self.output_zero_point:
-            y = body.add("Add", [y, body.number(self.output_zero_point)])
-        return body.cast(y, DType.INT32)
+    def meaning(self, x: Any, multiplier: Any, shift: Any) -> Any:
+        centred = x - self.input_zero_point if self.input_zero_point else x
+        raised = centred * (1 << self.left_shift) if self.left_shift else centred
+        scaled = fixed_point(raised, multiplier, shift, self.rounding)
+        return scaled + self.output_zero_point if self.output_zero_point else scaled
 
 
 @dataclass(frozen=True)
@@ -193,14 +148,8 @@ class ScaleShift(_ChannelScaling):
     y = (x * scale + offset) >> shift, rounded down, as int32. The product must stay within int32.
     """
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
-        x, scale, offset, shift = (array.astype(np.int64) for array in inputs)
-        return ((x * scale + offset) >> shift).astype(np.int32)
-
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        x, scale, offset, shift = (body.cast(name, DType.INT64) for name in inputs)
-        total = body.add("Add", [body.add("Mul", [x, scale]), offset])
-        return body.cast(body.shift_right(total, shift), DType.INT32)
+    def meaning(self, x: Any, scale: Any, offset: Any, shift: Any) -> Any:
+        return x * scale + offset >> shift
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from dovetail.ir.types import Array, Box, Shape, TensorType
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType
 from dovetail.names import names
 
 if TYPE_CHECKING:
@@ -364,6 +364,24 @@ class Mover(Operator):
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
         return operands
+
+
+@dataclass(frozen=True)
+class Int64Operator(Operator):
+    """An operator whose meaning is one function of int64 arrays; it is followed for the ONNX form."""
+
+    result: ClassVar[DType] = DType.INT8
+    """Element type of the result."""
+
+    def meaning(self, *arrays: Any) -> Any:
+        """The result from int64 operands, by the functions of numpy that `dovetail.ir.onnx_body` can follow."""
+        raise NotImplementedError
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return np.asarray(self.meaning(*(array.astype(np.int64) for array in inputs)), dtype=self.result.numpy)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.traced(self.meaning, inputs, types, self.result)
 
 
 def broadcast_box(box: Box, shape: Shape) -> Box:

@@ -8,41 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from dovetail.ir.operators import gemmlowp
 from dovetail.ir.operators.arithmetic import Rounding, fixed_point
-from dovetail.ir.operators.base import Operator, Pointwise, Rowwise, broadcast_shape, require
+from dovetail.ir.operators.base import Int64Operator, Pointwise, Rowwise, broadcast_shape, require
 from dovetail.ir.types import Array, DType, TensorType
-
-if TYPE_CHECKING:
-    from dovetail.ir.onnx_body import OnnxBody
 
 BYTES = (DType.INT8, DType.UINT8)
 
 
 @dataclass(frozen=True)
-class _Int64Operator(Operator):
-    """An operator whose meaning is one function of int64 arrays."""
-
-    result: ClassVar[DType] = DType.INT8
-    """Element type of the result."""
-
-    def _meaning(self, *arrays: Any) -> Any:
-        raise NotImplementedError
-
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
-        found = self._meaning(*(array.astype(np.int64) for array in inputs))
-        return np.asarray(found, dtype=self.result.numpy)
-
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        return body.traced(self._meaning, inputs, self.result)
-
-
-@dataclass(frozen=True)
-class FixedDivide(_Int64Operator, Pointwise):
+class FixedDivide(Int64Operator, Pointwise):
     """Quotient of two 8-bit values, int32: (a - left) / (b - right) * multiplier * 2**(shift - 31) + output, rounded
     three times as TFLite Micro does. A divisor of 0 counts as 1."""
 
@@ -60,7 +39,7 @@ class FixedDivide(_Int64Operator, Pointwise):
         require(fits, f"cannot divide {inputs[0]} by {inputs[1]} with a shift of {self.shift}")
         return TensorType(broadcast_shape(inputs), DType.INT32)
 
-    def _meaning(self, a: Any, b: Any) -> Any:
+    def meaning(self, a: Any, b: Any) -> Any:
         left, right = a - self.left_zero_point, b - self.right_zero_point
         left = np.where(right < 0, -left, left)
         inverse, over_unit = gemmlowp.reciprocal(np.maximum(abs(right), 1), 31)
@@ -73,7 +52,7 @@ class FixedDivide(_Int64Operator, Pointwise):
 
 
 @dataclass(frozen=True)
-class FixedLogSoftmax(_Int64Operator, Rowwise):
+class FixedLogSoftmax(Int64Operator, Rowwise):
     """Log-softmax over the last axis of int8 values; int8 with scale 1/16 and zero point 127."""
 
     multiplier: int
@@ -98,7 +77,7 @@ class FixedLogSoftmax(_Int64Operator, Rowwise):
         kept = -np.arange(256) >= self.diff_min
         return scaled.astype(np.int32), np.where(kept, powers, 0).astype(np.int32)
 
-    def _meaning(self, x: Any) -> Any:
+    def meaning(self, x: Any) -> Any:
         scaled, powers = (table.astype(np.int64) for table in self.tables())
         below = np.max(x, axis=-1, keepdims=True) - x
         logarithm = gemmlowp.logarithm(np.sum(gemmlowp.look_up(powers, below), axis=-1, keepdims=True), 12)
@@ -109,7 +88,7 @@ class FixedLogSoftmax(_Int64Operator, Rowwise):
 
 
 @dataclass(frozen=True)
-class FixedNormalise(_Int64Operator, Rowwise):
+class FixedNormalise(Int64Operator, Rowwise):
     """Rows of int8 values along the last axis divided by their length, int8 with scale 1/128 and no zero point."""
 
     noun = "a normalisation"
@@ -120,7 +99,7 @@ class FixedNormalise(_Int64Operator, Rowwise):
         require(x.dtype is DType.INT8 and 0 < x.shape[-1] < 1 << 15, f"expects int8, up to 32767 in a row, got {x}")
         return x
 
-    def _meaning(self, x: Any) -> Any:
+    def meaning(self, x: Any) -> Any:
         centred = x - self.zero_point
         multiplier, shift = gemmlowp.inverse_root(np.sum(centred * centred, axis=-1, keepdims=True))
         raised = centred << np.maximum(shift + 7, 0)
@@ -130,7 +109,7 @@ class FixedNormalise(_Int64Operator, Rowwise):
 
 
 @dataclass(frozen=True)
-class FixedStandard(_Int64Operator, Rowwise):
+class FixedStandard(Int64Operator, Rowwise):
     """Rows of integers along the last axis with mean 0 and deviation 1, or with a mean square of 1; int16 without zero
     point, in steps of `scale`.
 
@@ -165,7 +144,7 @@ class FixedStandard(_Int64Operator, Rowwise):
         require(fits, f"cannot normalise rows of {x} as integers")
         return TensorType(x.shape, DType.INT16)
 
-    def _meaning(self, x: Any) -> Any:
+    def meaning(self, x: Any) -> Any:
         centred = x - self.zero_point
         total = np.sum(centred, axis=-1, keepdims=True) * int(self.centred)
         spread = np.sum(centred * centred, axis=-1, keepdims=True) * self.size - total * total + self.epsilon
@@ -199,7 +178,7 @@ def table_of_16(function: Callable[[Array], Array], scales: tuple[float, float],
 
 
 @dataclass(frozen=True)
-class FixedSoftmax16(_Int64Operator, Rowwise):
+class FixedSoftmax16(Int64Operator, Rowwise):
     """Softmax over the last axis of int16 values in Q0.15: exponential and reciprocal lie between table points."""
 
     result = DType.INT16
@@ -225,7 +204,7 @@ class FixedSoftmax16(_Int64Operator, Rowwise):
         result: Array = low + (((high - low) * (value & 127) + 64) >> 7)
         return result
 
-    def _meaning(self, x: Any) -> Any:
+    def meaning(self, x: Any) -> Any:
         exponential, inverse = self.tables()
         raised = (x - np.max(x, axis=-1, keepdims=True)) << max(self.shift, 0)
         scaled = gemmlowp.rounding_shift(gemmlowp.high_product(raised, self.multiplier), max(-self.shift, 0))
@@ -269,7 +248,7 @@ def between_sigmoids(scaled: Array, tangent: bool) -> Array:
 
 
 @dataclass(frozen=True)
-class Sigmoid16(_Int64Operator, Pointwise):
+class Sigmoid16(Int64Operator, Pointwise):
     """Sigmoid or hyperbolic tangent of int16 values in Q0.15, between 256 points; the operand times
     multiplier / 2**shift counts in steps of 1 / 12288."""
 
@@ -282,5 +261,5 @@ class Sigmoid16(_Int64Operator, Pointwise):
         require(inputs[0].dtype is DType.INT16, f"expects int16, got {inputs[0]}")
         return inputs[0]
 
-    def _meaning(self, x: Any) -> Any:
+    def meaning(self, x: Any) -> Any:
         return between_sigmoids((x * self.multiplier + ((1 << self.shift) >> 1)) >> self.shift, self.tangent)

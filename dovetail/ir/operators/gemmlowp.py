@@ -33,8 +33,19 @@ def high_product(a: Array, b: Array | int) -> Array:
 
 def rounding_shift(x: Array, exponent: Array | int) -> Array:
     """x / 2**exponent, rounded to nearest, halves away from zero: RoundingDivideByPOT."""
+    own = getattr(x, "shifted_to_nearest", None)
+    if own is not None:
+        followed: Array = own(exponent)
+        return followed
     mask = (np.int64(1) << exponent) - 1
     result: Array = (x >> exponent) + ((x & mask) > (mask >> 1) + (x < 0))
+    return result
+
+
+def power_of_two(exponent: Array) -> Array:
+    """2**exponent."""
+    own = getattr(exponent, "as_power", None)
+    result: Array = np.int64(1) << exponent if own is None else own()
     return result
 
 

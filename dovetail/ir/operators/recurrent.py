@@ -10,18 +10,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail.ir.operators.arithmetic import Requantize, Rounding, fixed_point
-from dovetail.ir.operators.base import Operator, require
-from dovetail.ir.operators.fixed import between_sigmoids, sigmoid_table
-from dovetail.ir.types import Array, Box, DType, TensorType
+from dovetail.ir.operators.arithmetic import Rounding, fixed_point
+from dovetail.ir.operators.base import Int64Operator, Operator, require
+from dovetail.ir.operators.fixed import between_sigmoids
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType
 
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
 
+_FIXED = (DType.INT8, DType.INT8, DType.INT32, DType.INT16)
+"""Types of weights, recurrent weights, bias and memory of layers on integers."""
 Scaling = tuple[int, int]
 """A factor as a Q0.31 multiplier and a power of two (see `fixed_point`)."""
 
@@ -52,7 +54,7 @@ class RecurrentLayer(Operator):
 
 
 @dataclass(frozen=True)
-class FixedLstm(RecurrentLayer):
+class FixedLstm(RecurrentLayer, Int64Operator):
     """A layer of LSTM cells on int8 values with 16-bit gates and cells, over all steps of a sequence.
 
     Operands: x int8 [T, B, I], weights int8 [4H, I], recurrent weights int8 [4H, H], bias int32 [4H], memory int16
@@ -63,6 +65,7 @@ class FixedLstm(RecurrentLayer):
     last two parts are the memory that a continuing sequence begins with.
     """
 
+    result = DType.INT16
     input_zero_point: int
     hidden_zero_point: int
     input_scaling: tuple[Scaling, ...]
@@ -85,22 +88,17 @@ class FixedLstm(RecurrentLayer):
         require(len(x.shape) == 3 and len(memory.shape) == 3, f"expects [T, B, I] and [2, B, H], got {x} and {memory}")
         batch, hidden = memory.shape[1:]
         shapes = ((4 * hidden, x.shape[2]), (4 * hidden, hidden), (4 * hidden,), (2, x.shape[1], hidden))
-        kinds = (DType.INT8, DType.INT8, DType.INT32, DType.INT16)
-        for kind, shape, dtype in zip((w, r, bias, memory), shapes, kinds, strict=True):
-            require(kind == TensorType(shape, dtype), f"expects {TensorType(shape, dtype)}, got {kind}")
+        _check_types((w, r, bias, memory), shapes, _FIXED)
         require(x.dtype is DType.INT8, f"expects int8, got {x}")
         return TensorType((x.shape[0] + 1, batch, hidden), DType.INT16)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
-        x, w, r, bias, memory = (array.astype(np.int64) for array in inputs)
-        hidden, cell = memory
-        count = hidden.shape[-1]
-        of_input, of_hidden = (np.repeat(four, count, axis=0).T for four in (self.input_scaling, self.hidden_scaling))
+    def meaning(self, x: Any, w: Any, r: Any, bias: Any, memory: Any) -> Any:
+        hidden, cell, w, r = memory[0], memory[1], w.T, r.T
+        of_input, of_hidden = (_per_row(four, memory.shape[2]) for four in (self.input_scaling, self.hidden_scaling))
         found = []
-        for step in x:
-            given = fixed_point((step - self.input_zero_point) @ w.T + bias, of_input[0], of_input[1], Rounding.DOUBLE)
-            sums = (hidden - self.hidden_zero_point) @ r.T
-            again = fixed_point(sums, of_hidden[0], of_hidden[1], Rounding.DOUBLE)
+        for step in range(x.shape[0]):
+            given = fixed_point((x[step] - self.input_zero_point) @ w + bias, *of_input, Rounding.DOUBLE)
+            again = fixed_point((hidden - self.hidden_zero_point) @ r, *of_hidden, Rounding.DOUBLE)
             gates = np.split(saturated(saturated(given) + saturated(again)), 4, axis=-1)
             kept = saturated(fixed_point(sigmoid16(gates[1]) * cell, *self.forget_scaling, Rounding.DOUBLE))
             added = fixed_point(sigmoid16(gates[0]) * tanh16(gates[2]), *self.update_scaling, Rounding.DOUBLE)
@@ -109,99 +107,18 @@ class FixedLstm(RecurrentLayer):
             scaled = fixed_point(shown, *self.output_scaling, Rounding.DOUBLE) + self.hidden_zero_point
             hidden = np.clip(scaled, DType.INT8.low, DType.INT8.high)
             found.append(hidden)
-        return np.stack([*found, cell]).astype(np.int16)
-
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        x, w, r, bias, memory = (body.cast(name, DType.INT64) for name in inputs)
-        size, first = types[4].shape[2], body.integers([0])
-        w, r = (body.add("Transpose", [name], perm=[1, 0]) for name in (w, r))
-        hidden, cell = (body.add("Squeeze", [one_step(body, memory, place), first]) for place in (0, 1))
-        found = []
-        for place in range(types[0].shape[0]):
-            step = body.add("Squeeze", [one_step(body, x, place), first])
-            given = body.add("Add", [products(body, step, self.input_zero_point, w), bias])
-            again = products(body, hidden, self.hidden_zero_point, r)
-            wide = [np.repeat(np.array(four), size, axis=0) for four in (self.input_scaling, self.hidden_scaling)]
-            total = body.add("Add", [scaled(body, given, wide[0]), scaled(body, again, wide[1])])
-            gates = body.add_several("Split", [limited(body, total)], 4, axis=-1, num_outputs=4)
-            cell = _cell(body, self, gates, cell)
-            shown = body.add("Mul", [sigmoid_nodes(body, gates[3]), tanh_nodes(body, cell, self.cell_bits)])
-            hidden = _once(body, shown, self.output_scaling, self.hidden_zero_point, DType.INT8)
-            found.append(body.add("Unsqueeze", [hidden, first]))
-        whole = body.add("Concat", [*found, body.add("Unsqueeze", [cell, first])], axis=0)
-        return body.cast(whole, DType.INT16)
+        return np.stack([*found, cell])
 
 
-def _cell(body: OnnxBody, operator: FixedLstm, gates: Sequence[str], cell: str) -> str:
-    kept = _once(body, body.add("Mul", [sigmoid_nodes(body, gates[1]), cell]), operator.forget_scaling)
-    candidate = body.add("Mul", [sigmoid_nodes(body, gates[0]), tanh_nodes(body, gates[2], 12)])
-    added = _once(body, candidate, operator.update_scaling)
-    total = limited(body, body.add("Add", [kept, added]))
-    return body.limited(total, -operator.cell_clip, operator.cell_clip)
+def _per_row(factors: Sequence[Scaling], size: int) -> tuple[Array, Array]:
+    """Multipliers and shifts of so many rows of weights for each factor, [rows] each."""
+    multiplier, shift = np.repeat(np.array(factors), size, axis=0).T
+    return multiplier, shift
 
 
-def products(body: OnnxBody, x: str, zero_point: int, weights: str) -> str:
-    """Sums of products, exact in float64."""
-    centred = body.add("Sub", [x, body.number(zero_point)])
-    total = body.add("MatMul", [body.real64(centred), body.real64(weights)])
-    return body.cast(total, DType.INT64)
-
-
-def limited(body: OnnxBody, x: str, dtype: DType = DType.INT16) -> str:
-    """Limited to a type, as nodes."""
-    return body.limited(x, dtype.low, dtype.high)
-
-
-def scaled(body: OnnxBody, x: str, factors: Array, zero_point: int = 0, dtype: DType = DType.INT16) -> str:
-    """Sums times factors [N, 2] (multiplier and shift), limited to a type, as nodes."""
-    parameters = [body.tensor(np.ascontiguousarray(factors[:, part], np.int32)) for part in (0, 1)]
-    scaled = Requantize(output_zero_point=zero_point).onnx(body, [x, *parameters], ())
-    return limited(body, body.cast(scaled, DType.INT64), dtype)
-
-
-def _once(body: OnnxBody, x: str, scaling: Scaling, zero_point: int = 0, dtype: DType = DType.INT16) -> str:
-    return scaled(body, x, np.array([scaling], np.int64), zero_point, dtype)
-
-
-def _interpolated(body: OnnxBody, size: str, bits: int, most: int) -> str:
-    """The table of sigmoids at size / 2**bits, with so many bits more; `most` where it ends."""
-    unit = body.number(1 << bits)
-    place, rest = body.add("Div", [size, unit]), body.add("Mod", [size, unit])
-    inside = body.add("Min", [place, body.number(254)])
-    table = body.tensor(sigmoid_table().astype(np.int64))
-    below = body.add("Gather", [table, inside])
-    above = body.add("Gather", [table, body.add("Add", [inside, body.number(1)])])
-    raised = body.add("Mul", [below, unit])
-    inner = body.add("Add", [raised, body.add("Mul", [rest, body.add("Sub", [above, below])])])
-    beyond = body.add("GreaterOrEqual", [place, body.number(255)])
-    return body.add("Where", [beyond, body.number(most), inner])
-
-
-def sigmoid_nodes(body: OnnxBody, x: str) -> str:
-    """`sigmoid16`."""
-    raised = body.add("Mul", [x, body.number(3)])
-    found = _interpolated(body, body.add("Abs", [raised]), 9, 0x7FFF << 10)
-    positive = body.add("Add", [found, body.number(1 << 9)])
-    negative = body.add("Sub", [body.number((1 << 25) + (1 << 9) - 1), found])
-    return _selected(body, raised, positive, negative, 10)
-
-
-def tanh_nodes(body: OnnxBody, x: str, fraction_bits: int) -> str:
-    """`tanh16`."""
-    right = max(fraction_bits - 12, 0)
-    raised = body.add("Mul", [x, body.number(3 << max(12 - fraction_bits, 0))])
-    half = body.add("Add", [raised, body.number((1 << right) >> 1)])
-    raised = body.shift_right(half, body.number(right))
-    found = _interpolated(body, body.add("Abs", [raised]), 8, 0xFFFF << 8)
-    positive = body.add("Add", [found, body.number((1 << 7) - (1 << 23))])
-    negative = body.add("Sub", [body.number((1 << 23) + (1 << 7) - 1), found])
-    return _selected(body, raised, positive, negative, 8)
-
-
-def _selected(body: OnnxBody, sign: str, positive: str, negative: str, shift: int) -> str:
-    at_least = body.add("GreaterOrEqual", [sign, body.number(0)])
-    chosen = body.add("Where", [at_least, positive, negative])
-    return body.shift_right(chosen, body.number(shift))
+def _check_types(given: Sequence[TensorType], shapes: Sequence[Shape], dtypes: Sequence[DType]) -> None:
+    for kind, shape, dtype in zip(given, shapes, dtypes, strict=False):
+        require(kind == TensorType(shape, dtype), f"expects {TensorType(shape, dtype)}, got {kind}")
 
 
 @dataclass(frozen=True)
@@ -325,8 +242,7 @@ class Recurrent(RecurrentLayer):
         require(len(x.shape) == 3 and len(memory.shape) == 3, f"expects [T, B, I] and [S, B, H], got {x} and {memory}")
         hidden, rows = memory.shape[2], self.kind.gates * memory.shape[2]
         shapes = [(rows, x.shape[2]), (rows, hidden), (2 * rows,), (self.kind.kept, x.shape[1], hidden), (3 * hidden,)]
-        for kind, shape in zip(others, shapes[: len(others)], strict=True):
-            require(kind == TensorType(shape, DType.FLOAT32), f"expects {TensorType(shape, DType.FLOAT32)}, got {kind}")
+        _check_types(others, shapes, [DType.FLOAT32] * len(shapes))
         require(x.dtype is DType.FLOAT32, f"expects float32, got {x}")
         require(len(self.functions) == len(DEFAULT_CURVES[self.kind]), f"{len(self.curves)} activations do not fit")
         require(len(others) < 5 or self.kind is RecurrentKind.LSTM, "only an LSTM has peepholes")
@@ -384,3 +300,69 @@ class Recurrent(RecurrentLayer):
         hidden = body.add("Squeeze", [shown, body.integers([1])])
         cells = others[1:] if self.kind is RecurrentKind.LSTM else []
         return body.add("Concat", [hidden, *cells], axis=0) if cells else hidden
+
+
+@dataclass(frozen=True)
+class FixedRecurrent(RecurrentLayer, Int64Operator):
+    """A GRU or a plain recurrent layer (tanh) over all steps of a sequence, forward.
+
+    Operands: x int8 or int16 [T, B, I], weights int8 [G*H, I], recurrent weights int8 [G*H, H], bias int32 [2*G*H] (in
+    units of the products with x, then of those with hidden values), memory int16 [1, B, H]. The rows of weights are
+    those of `Recurrent`. The result is int16 [T, B, H]: the hidden values after each step.
+
+    Hidden values, gates and candidates are Q0.15, what they are made of Q3.12. Sums of products are scaled as TFLite
+    Micro scales those of an LSTM; a product of two Q0.15 is rounded once, halves up.
+    """
+
+    result = DType.INT16
+    kind: RecurrentKind
+    input_zero_point: int
+    input_scaling: tuple[Scaling, ...]
+    """Factors of products with x, for each kind of gate: to Q3.12."""
+    hidden_scaling: tuple[Scaling, ...]
+    """Factors of products with hidden values, the same."""
+    reset_after: bool = False
+    """A GRU's linear_before_reset: the reset gate multiplies products, not hidden values."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x, w, r, bias, memory = inputs
+        require(len(x.shape) == 3 and len(memory.shape) == 3, f"expects [T, B, I] and [1, B, H], got {x} and {memory}")
+        hidden, rows = memory.shape[2], self.kind.gates * memory.shape[2]
+        shapes = ((rows, x.shape[2]), (rows, hidden), (2 * rows,), (1, x.shape[1], hidden))
+        _check_types((w, r, bias, memory), shapes, _FIXED)
+        known = x.dtype in (DType.INT8, DType.INT16) and self.kind is not RecurrentKind.LSTM
+        require(known, f"expects int8 or int16, got {x}")
+        require(self.kind.gates == len(self.input_scaling) == len(self.hidden_scaling), "a factor for each gate")
+        return TensorType((x.shape[0], *memory.shape[1:]), DType.INT16)
+
+    def meaning(self, x: Any, w: Any, r: Any, bias: Any, memory: Any) -> Any:
+        hidden, size, w = memory[0], memory.shape[2], w.T
+        of_x, of_hidden = (_per_row(four, size) for four in (self.input_scaling, self.hidden_scaling))
+        with_x, with_hidden = np.split(bias, 2, axis=0)
+
+        def again(values: Any, rows: slice) -> Any:
+            sums = values @ r[rows].T + with_hidden[rows]
+            return saturated(fixed_point(sums, of_hidden[0][rows], of_hidden[1][rows], Rounding.DOUBLE))
+
+        found = []
+        for step in range(x.shape[0]):
+            sums = (x[step] - self.input_zero_point) @ w + with_x
+            given = saturated(fixed_point(sums, *of_x, Rounding.DOUBLE))
+            if self.kind is RecurrentKind.RNN:
+                hidden = tanh16(saturated(given + again(hidden, slice(None))))
+            else:
+                gates, last = slice(0, 2 * size), slice(2 * size, None)
+                both = sigmoid16(saturated(given[:, gates] + again(hidden, gates)))
+                update, reset = np.split(both, 2, axis=-1)
+                inner = (
+                    _product(reset, again(hidden, last)) if self.reset_after else again(_product(reset, hidden), last)
+                )
+                fresh = tanh16(saturated(given[:, last] + inner))
+                hidden = ((32768 - update) * fresh + update * hidden + (1 << 14)) >> 15
+            found.append(hidden)
+        return np.stack(found)
+
+
+def _product(a: Any, b: Any) -> Any:
+    """Product of a Q0.15 and another number of 16 bits, in the other's units."""
+    return (a * b + (1 << 14)) >> 15
