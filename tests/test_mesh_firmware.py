@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -113,7 +114,7 @@ def test_a_cluster_gives_the_same() -> None:
     distributed = pytest.importorskip("distributed")
     found = mapped(small(), FEW)
     project = emit_mesh(found, TARGET)
-    given, said = [sample_inputs(small())], list[tuple[int, int]]()
+    given, said = [sample_inputs(small())], list[str]()
     setting = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
     runs = [run_exact(found, project, TARGET, given, jobs=jobs) for jobs in (1, 2)]
     with distributed.LocalCluster(**setting) as cluster:
@@ -121,10 +122,11 @@ def test_a_cluster_gives_the_same() -> None:
         last = run_exact(
             *(found, project, TARGET, given),
             scheduler=address,
-            ended=lambda done, count: said.append((done, count)),
+            show=said.append,
         )
-    assert [done for done, _ in said] == list(range(1, said[-1][1] + 1))
-    assert said[-1][1] >= len(project.elements)
+    runs_said = [re.findall(r"\d+", text) for text in said if "every element's firmware" in text]
+    assert [int(done) for done, _ in runs_said] == list(range(1, int(runs_said[-1][1]) + 1))
+    assert int(runs_said[-1][1]) >= len(project.elements) and "compiling the elements' programs" in said[0]
     expected = evaluate(small(), given[0])
     for run in (*runs, last):
         assert all(np.array_equal(expected[name], run.outputs[0][name]) for name in small().outputs)

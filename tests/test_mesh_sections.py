@@ -17,6 +17,7 @@ from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.emit import MeshProject, emit_mesh
 from dovetail.guests.mesh.exact import ExactRun, run_exact
 from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure
+from dovetail.guests.mesh.pieces import execute
 from dovetail.guests.mesh.topology import build_topology, random_faults
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.schedule.partition import partition
@@ -163,6 +164,22 @@ def test_projects_in_sections_are_the_same_twice() -> None:
     keys = np.concatenate([tables.key for tables in first.keys])
     assert len(np.unique(keys)) == len(keys)
     assert any(name.startswith("chips/") for name in first.files)
+
+
+@needs_firmware
+def test_every_step_says_how_far_it_is() -> None:
+    graph, said = small_net(3), list[str]()
+    mesh = build_topology(replace(FOUR, grid=Grid(2, 2, 1)))
+    found = map_network(graph, partition(graph, TARGET), mesh, Objective.LATENCY, show=said.append)
+    execute(found.parts, sample_inputs(graph), said.append)
+    run_exact(found, emit_mesh(found, TARGET), TARGET, [sample_inputs(graph)], jobs=1, show=said.append)
+    sections, pieces = len(found.placed), sum(section.pieces for section in found.parts.sections)
+    count = len(found.parts.layers)
+    for text in (
+        *(f"measuring sections: {count} of {count} layers", f"computing every piece: {pieces} of {pieces}"),
+        *("compiling the elements' programs: 1 of 1", f"running sections: {sections} of {sections}, input 1 of 1"),
+    ):
+        assert text in said
 
 
 @needs_firmware

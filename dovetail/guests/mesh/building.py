@@ -12,6 +12,7 @@ from dovetail.codegen.build.toolchain import compile_firmware
 from dovetail.codegen.emit.firmware import FRAMES, linker_script, runtime_path
 from dovetail.errors import PlanError
 from dovetail.guests.mesh.compiled import macros, shared_files
+from dovetail.guests.mesh.layers import Show, unseen
 from dovetail.target.description import Target
 
 _SHARED = ("dovetail_rt.h", "dovetail_rt.c")
@@ -90,7 +91,9 @@ clean:
 """
 
 
-def build_programs(files: Mapping[str, bytes], target: Target, folder: Path, jobs: int = 2) -> dict[str, Path]:
+def build_programs(
+    files: Mapping[str, bytes], target: Target, folder: Path, jobs: int = 2, show: Show = unseen
+) -> dict[str, Path]:
     """Compile every program; returns its ELF file.
 
     Args:
@@ -98,6 +101,7 @@ def build_programs(files: Mapping[str, bytes], target: Target, folder: Path, job
         target: the element.
         folder: where the files are written.
         jobs: compilers that run side by side.
+        show: told how far it is.
 
     Raises:
         BuildError: the compiler refuses a program.
@@ -131,8 +135,12 @@ def build_programs(files: Mapping[str, bytes], target: Target, folder: Path, job
             compiler_runtime=any(b"float" in path.read_bytes() for path in own),
         )
 
+    programs, built = sorted((folder / "programs").iterdir()), dict[str, Path]()
     with ThreadPoolExecutor(jobs) as pool:
-        return dict(pool.map(build, sorted((folder / "programs").iterdir())))
+        for name, path in pool.map(build, programs):
+            built[name] = path
+            show(f"compiling the elements' programs: {len(built)} of {len(programs)}")
+    return built
 
 
 def used_bytes(firmware: Mapping[str, Path], target: Target, usable: int, hint: str) -> dict[str, int]:

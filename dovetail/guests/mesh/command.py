@@ -81,9 +81,9 @@ def mesh(
             models = read_parts(options.parts, known_operators(element.operators)) if options.parts else {}
             mapped = read_mapping(options.mapping, graph, regions, topology, aim, models)
         else:
-            mapped = map_network(graph, regions, topology, aim, options.whole or options.save_parts is not None)
-        show("computing every piece")
-        reporting.check_pieces(mapped)
+            whole = options.whole or options.save_parts is not None
+            mapped = map_network(graph, regions, topology, aim, whole, show)
+        reporting.check_pieces(mapped, show)
         show("running a stream through the model")
         performance = measure(mapped, options.inputs, links=folder is not None)
         reporting.print_stages(mapped, aim)
@@ -93,9 +93,9 @@ def mesh(
             write_files(files, options.save_parts, force)
             say(f"{options.save_parts}: {len(files)} models")
         if options.exact:
-            show("running every element's firmware")
             reporting.run_exactly(element, mapped, options.inputs, performance, options.jobs, options.scheduler, show)
         if folder is not None:
+            show("writing programs")
             files = reporting.files_of(mapped, performance, element)
             write_files(files, folder, force)
             say(f"{folder}: {', '.join(sorted({name.split('/')[0] for name in files}))}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from dovetail.errors import MissingExtraError, SimulationError
 from dovetail.farm import farm
 from dovetail.guests.mesh.building import build_programs, used_bytes
 from dovetail.guests.mesh.emit import MeshProject
-from dovetail.guests.mesh.layers import Ints
+from dovetail.guests.mesh.layers import Ints, Show, unseen
 from dovetail.guests.mesh.manifest import mesh_build, outputs_of, rack_images, word_of
 from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.guests.mesh.rack import LoadedElements
@@ -53,13 +53,14 @@ class ExactRun:
 
 @contextmanager
 def _firmware(
-    mapped: MeshMapping, project: MeshProject, target: Target, hint: str, jobs: int = 1
+    mapped: MeshMapping, project: MeshProject, target: Target, jobs: int, show: Show
 ) -> Iterator[tuple[dict[str, Path], dict[str, int]]]:
     """The firmware of each program, and bytes of an element it takes; raises as `run_exact`."""
     if find_spec("unicorn") is None:
         raise MissingExtraError("unicorn", "iss", "simulating firmware")
     with TemporaryDirectory() as folder:
-        firmware = build_programs(project.files, target, Path(folder), jobs)
+        firmware = build_programs(project.files, target, Path(folder), jobs, show)
+        hint = "cut the layer into more pieces in the mapping file, give fewer slots, or use more chips"
         yield firmware, used_bytes(firmware, target, mapped.parts.mesh.usable, hint)
 
 
@@ -70,7 +71,7 @@ def run_exact(
     inputs: Sequence[Mapping[str, Array]],
     jobs: int = 2,
     scheduler: str | None = None,
-    ended: Callable[[int, int], None] = lambda done, count: None,
+    show: Show = unseen,
 ) -> ExactRun:
     """Run every element of a network over some inputs.
 
@@ -81,7 +82,7 @@ def run_exact(
         inputs: arrays by input name, for each inference.
         jobs: processes.
         scheduler: address of a Dask scheduler whose workers are used instead; the results are the same.
-        ended: called with how many runs of elements have ended, and how many there are.
+        show: told how far it is.
 
     Raises:
         SimulationError: an element does something it must not, or ends the process it runs in.
@@ -93,8 +94,7 @@ def run_exact(
     words = [word_of(mapped.topology.position(one.element)) for one in project.elements]
     given = [(number, one.input) for number, one in enumerate(build.tensors) if one.input]
     tensors = [{n: np.ascontiguousarray(arrays[name]).tobytes() for n, name in given} for arrays in inputs]
-    hint = "cut the layer into more pieces in the mapping file, give fewer slots, or use more chips"
-    with farm(jobs, scheduler) as spread, _firmware(mapped, project, target, hint, jobs) as (firmware, used):
+    with farm(jobs, scheduler) as spread, _firmware(mapped, project, target, jobs, show) as (firmware, used):
         loaded = RackContents()
         for kind, number, content in rack_images(build, firmware, project.files):
             loaded.parts[kind][number] = bytearray(content)
@@ -102,7 +102,7 @@ def run_exact(
             loaded.parts[LoadKind.DATA][word] = bytearray(one.data)
         try:
             elements = LoadedElements(loaded, mapped.topology)
-            outcome = elements.run(spread, element_setup(target), tensors, ended)
+            outcome = elements.run(spread, element_setup(target), tensors, show)
         except RefusedError as error:
             hint = "report this: the tables of sender and receiver disagree"
             raise SimulationError(str(error), where="mesh", hint=hint) from None

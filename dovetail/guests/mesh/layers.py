@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -27,6 +27,8 @@ INPUT = -1
 MOST_SUMS = 64
 """Into how many parts the sums of a layer are cut at most."""
 
+Show = Callable[[str], None]
+"""Tells a user what is being done now."""
 Ints = NDArray[Any]
 """Numbers of layers, pieces or elements."""
 
@@ -141,6 +143,10 @@ class MeshLayer:
     def result_bytes(self) -> int:
         """Bytes of the whole result."""
         return prod(self.image) * self.itemsize
+
+
+def unseen(now: str) -> None:
+    """Show nobody what is being done."""
 
 
 def image_of(shape: Shape) -> Image:

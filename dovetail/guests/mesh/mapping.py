@@ -10,7 +10,7 @@ import numpy as np
 from dovetail.errors import PlanError
 from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.cuts import require_fit
-from dovetail.guests.mesh.layers import MOST_SUMS, Ints, layers_of, output_layers
+from dovetail.guests.mesh.layers import MOST_SUMS, Ints, Show, layers_of, output_layers, unseen
 from dovetail.guests.mesh.partition import (
     FEW_SUMS,
     SMALL,
@@ -62,7 +62,12 @@ class Performance:
 
 
 def map_network(
-    graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective, whole: bool = False
+    graph: Graph,
+    regions: Sequence[Region],
+    topology: Topology,
+    objective: Objective,
+    whole: bool = False,
+    show: Show = unseen,
 ) -> MeshMapping:
     """Partition, place and route; every piece is checked to be sent all it reads.
 
@@ -73,6 +78,7 @@ def map_network(
         objective: the time that counts. For latency, sections one after the other are compared with the network as a
             whole; for throughput, they are taken where not all of it fits at once.
         whole: no sections.
+        show: called with what is being done now.
 
     Raises:
         PlanError: the network does not fit; says what is short.
@@ -81,9 +87,9 @@ def map_network(
     in_sections = not whole and topology.mesh.pieces is None
     found = None
     if objective is Objective.THROUGHPUT or not in_sections:
-        found = _as_a_whole(graph, regions, topology, objective)
+        found = _as_a_whole(graph, regions, topology, objective, show)
     if found is None and in_sections:
-        found = _quickest(graph, regions, topology)
+        found = _quickest(graph, regions, topology, show)
     if found is None:
         raise _too_large(graph, regions, topology, in_sections)
     return found
@@ -106,12 +112,14 @@ def _too_large(graph: Graph, regions: Sequence[Region], topology: Topology, in_s
 
 
 def _as_a_whole(
-    graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective
+    graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective, show: Show
 ) -> MeshMapping | None:
     """All of a network on the mesh at once; None where it does not fit."""
 
     def mapped(objective: Objective, most_sums: int = MOST_SUMS) -> MeshMapping | None:
+        show(f"cutting into pieces for {objective.value}")
         parts = partition_mesh(graph, regions, topology, objective, most_sums)
+        show(f"placing and routing for {objective.value}")
         return place_and_route(parts, topology) if parts else None
 
     first = mapped(objective)
@@ -130,7 +138,7 @@ def _as_a_whole(
     return other if other and simulate(other.whole[0], _STALLED).interval < timing.interval else first
 
 
-def _quickest(graph: Graph, regions: Sequence[Region], topology: Topology) -> MeshMapping | None:
+def _quickest(graph: Graph, regions: Sequence[Region], topology: Topology, show: Show) -> MeshMapping | None:
     """The least latency of what is tried: in sections on one chip, or as a whole, on a chip on fewer elements too."""
     layers = layers_of(graph, regions)
     outputs = output_layers(graph, layers, regions)
@@ -141,13 +149,14 @@ def _quickest(graph: Graph, regions: Sequence[Region], topology: Topology) -> Me
         parts = MeshPartition(graph, layers, outputs, topology.mesh, Objective.LATENCY, sections)
         return MeshMapping(parts, topology, tuple(placed), tuple(map(tables_of, placed)))
 
-    sections = SectionSearch(layers, one_chip(topology), results).run()
+    sections = SectionSearch(layers, one_chip(topology), results).run(show)
     options = [mapped([one.placed for one in sections])] if sections else []
     several, small = len(topology.places) > 1, len(topology.elements) <= SMALL
     subsets = [fewer(topology, count) for count in range(topology.capacity - 1, 0, -1)] if small else []
     for where in [topology, *subsets] if several else []:
-        part = _as_a_whole(graph, regions, where, Objective.LATENCY)
+        part = _as_a_whole(graph, regions, where, Objective.LATENCY, show)
         options += [replace(part, topology=topology)] if part else []
+    show("placing all layers at once")
     for where in (one_chip(topology), *([topology] if several and small else [])):
         options += [mapped([one]) for one in placements(layers, where, results)]
     if not options:

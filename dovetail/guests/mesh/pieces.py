@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from dovetail.errors import ProgramError
+from dovetail.guests.mesh.layers import Show, unseen
 from dovetail.guests.mesh.partition import MeshPartition, MeshStage, Section, read_span
 from dovetail.guests.mesh.traffic import Traffic
 from dovetail.ir.crop import crop
@@ -63,7 +64,7 @@ def _partial(stage: MeshStage, piece: int, whole: Graph, reads: dict[str, Box]) 
     return graph, {name: box for name, box in reads.items() if name in inputs}
 
 
-def execute(parts: MeshPartition, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def execute(parts: MeshPartition, inputs: Mapping[str, Array], show: Show = unseen) -> dict[str, Array]:
     """Compute a network piece by piece, each from the part it reads.
 
     Returns:
@@ -74,9 +75,12 @@ def execute(parts: MeshPartition, inputs: Mapping[str, Array]) -> dict[str, Arra
     """
     values: dict[str, Array] = dict(inputs)
     times = {layer.index: np.zeros(layer.result.shape, np.int8) for layer in parts.layers}
+    count, done = sum(section.pieces for section in parts.sections), 0
     for section in parts.sections:
         result: Array | None = None
         for stage, piece in section.owners:
+            done += 1
+            show(f"computing every piece: {done} of {count}")
             graph, reads = piece_graph(stage, piece)
             operands = {PARTIAL: result} if PARTIAL in graph.inputs and result is not None else {}
             for reading in stage.layer.readings:

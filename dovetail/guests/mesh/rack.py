@@ -9,7 +9,7 @@ network in several sections all elements stand at the barrier of a section; each
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import product
@@ -21,7 +21,7 @@ import numpy as np
 from dovetail.errors import SimulationError
 from dovetail.farm import Farm, LostResult, farm
 from dovetail.guests.mesh.element import StoredPart
-from dovetail.guests.mesh.layers import Ints
+from dovetail.guests.mesh.layers import Ints, Show, unseen
 from dovetail.guests.mesh.manifest import name_of, word_of
 from dovetail.guests.mesh.topology import Topology, build_topology
 from dovetail.guests.mesh.transfers import ELEMENT_HEADER, TRANSFER
@@ -151,7 +151,7 @@ class LoadedElements:
         spread: Farm,
         setup: SimulationSetup,
         inputs: Sequence[Mapping[int, bytes]],
-        ended: Callable[[int, int], None] = lambda done, count: None,
+        show: Show = unseen,
     ) -> RackOutcome:
         """Run all elements.
 
@@ -159,7 +159,7 @@ class LoadedElements:
             spread: runs elements side by side.
             setup: the element.
             inputs: tensors by number of each input.
-            ended: called with how many runs have ended, and how many there are.
+            show: told how far it is.
 
         Raises:
             SimulationError: an element does something it must not.
@@ -167,13 +167,16 @@ class LoadedElements:
         """
         drams = [self._dram(tensors) for tensors in inputs]
         if self.sections > 1:
-            return self._by_sections(setup, drams, ended)
+            return self._by_sections(setup, drams, show)
         messages: dict[int, list[dict[int, bytes]]] = {one.word: [{} for _ in inputs] for one in self.elements}
-        count, done = sum(map(len, self.waves(0))), iter(range(1, 1 + sum(map(len, self.waves(0)))))
+        total = sum(map(len, self.waves(0)))
+        done = iter(range(1, total + 1))
         runs: dict[int, ElementRun] = {}
         for wave in self.waves(0):
             jobs = {one.word: _job(one, pieces, messages[one.word], inputs) for one, pieces in wave}
-            runs |= run_wave(spread, setup, jobs, lambda: ended(next(done), count))
+            runs |= run_wave(
+                spread, setup, jobs, lambda: show(f"running every element's firmware: {next(done)} of {total}")
+            )
             for one, pieces in wave:
                 for number in sorted(pieces):
                     self._deliver(one, one.pieces[number].key, runs[one.word], range(len(inputs)), messages)
@@ -205,9 +208,7 @@ class LoadedElements:
                     hint = "look at the element's driver: a piece must not change what another reads"
                     raise SimulationError(what, where="mesh", hint=hint)
 
-    def _by_sections(
-        self, setup: SimulationSetup, drams: Sequence[dict[int, bytearray]], ended: Callable[[int, int], None]
-    ) -> RackOutcome:
+    def _by_sections(self, setup: SimulationSetup, drams: Sequence[dict[int, bytearray]], show: Show) -> RackOutcome:
         """Run all elements from barrier to barrier."""
         rate = self._topology.mesh.rates.dram / len(self.elements)
         with TemporaryDirectory() as folder:
@@ -233,7 +234,7 @@ class LoadedElements:
                     self._deliver(one, one.pieces[piece].key, run, (number,), messages)
                 stores = any(one.pieces[piece].stores for piece in pieces)
                 _store(one, run.stored[number], {section} if stores else set(), drams[number])
-            ended(number * self.sections + section + 1, len(drams) * self.sections)
+            show(f"running sections: {section + 1} of {self.sections}, input {number + 1} of {len(drams)}")
         return RackOutcome(drams, np.concatenate([clocks[one.word] for one in self.elements], axis=1), runs)
 
 

@@ -49,7 +49,7 @@ def run_mesh(folder: Path, options: RunOptions, on: BoardOptions, own: Options) 
         element = with_compiler(load_target(options.target or build.target))
         inputs, batched = inputs_of(options.input_file, build.inputs)
         show("compiling the elements' programs")
-        images = mesh_images(build, element)
+        images = mesh_images(build, element, show)
         with RackSession(build, images, _opener(element, board), board.timeout if board else 600.0, show) as session:
             run = session.run(inputs)
     note_seeded(options.input_file)

@@ -17,7 +17,7 @@ import numpy as np
 
 from dovetail.errors import BuildError
 from dovetail.guests.mesh.building import build_programs
-from dovetail.guests.mesh.layers import Ints
+from dovetail.guests.mesh.layers import Ints, Show, unseen
 from dovetail.guests.mesh.manifest import Images, MeshBuild, outputs_of, rack_images
 from dovetail.ir.types import Array
 from dovetail.sim.frames import (
@@ -59,8 +59,8 @@ class MeshRun:
     """Times the rack had begun anew."""
 
 
-def mesh_images(build: MeshBuild, target: Target, jobs: int = 1) -> Images:
-    """Build the programs of a folder; returns everything a rack is loaded with.
+def mesh_images(build: MeshBuild, target: Target, show: Show = unseen) -> Images:
+    """Build the programs of a folder; returns everything a rack is loaded with. `show` is told how far it is.
 
     Raises:
         DovetailError: the folder is damaged, or the compiler refuses a program.
@@ -71,7 +71,7 @@ def mesh_images(build: MeshBuild, target: Target, jobs: int = 1) -> Images:
         if not any(name.startswith(f"programs/{program}/") for name in files):
             raise BuildError(f"there is no program {program}", where=str(build.folder), hint="run dovetail mesh again")
     with tempfile.TemporaryDirectory() as folder:
-        return rack_images(build, build_programs(files, target, Path(folder), jobs), files)
+        return rack_images(build, build_programs(files, target, Path(folder), 1, show), files)
 
 
 class RackSession:
@@ -83,7 +83,7 @@ class RackSession:
         images: Images,
         open_line: Callable[[], Link],
         timeout: float,
-        report: Callable[[str], None],
+        report: Show,
     ) -> None:
         """`open_line` opens its line, again where it was cut; `report` is called with news in words."""
         self._build, self._images, self._report = build, images, report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -17,6 +17,7 @@ from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.compiled import CompiledPieces, share_on_engines, used_places
 from dovetail.guests.mesh.emit import emit_mesh
 from dovetail.guests.mesh.exact import run_exact
+from dovetail.guests.mesh.layers import Show
 from dovetail.guests.mesh.manifest import mesh_manifest
 from dovetail.guests.mesh.mapping import MeshMapping, Performance, measure
 from dovetail.guests.mesh.mapping_file import SCHEMA as FILE_SCHEMA
@@ -41,10 +42,10 @@ def require_equal(
         raise DovetailError(f"{what} something else than the integer graph: {other}", where=graph.name, hint=hint)
 
 
-def check_pieces(mapped: MeshMapping) -> None:
+def check_pieces(mapped: MeshMapping, show: Show) -> None:
     """Compare the pieces, computed in numpy, with the integer graph."""
     inputs = sample_inputs(mapped.parts.graph)
-    outputs, hint = execute(mapped.parts, inputs), "report this: the mapping is at fault, not the model"
+    outputs, hint = execute(mapped.parts, inputs, show), "report this: the mapping is at fault, not the model"
     require_equal(mapped.parts.graph, [inputs], [outputs], "the pieces together give", hint)
     say("computed piece by piece, the outputs equal the integer graph's in every byte")
 
@@ -56,7 +57,7 @@ def run_exactly(
     modelled: Performance,
     jobs: int,
     scheduler: str | None,
-    show: Callable[[str], None],
+    show: Show,
 ) -> None:
     """Run every element's firmware, compare its outputs with the integer graph, and its times with those modelled.
 
@@ -67,12 +68,7 @@ def run_exactly(
     arrays = [sample_inputs(graph, seed) for seed in range(min(inputs, _MOST_EXACT))]
     what = "the elements' firmware gives"
     hint = "report this, or look at the target's element driver if it is yours"
-    what_runs = "every element's firmware" if mapped.parts.resident else "every section"
-
-    def ended(done: int, count: int) -> None:
-        show(f"running {what_runs}: {done} of {count}")
-
-    run = run_exact(mapped, project, target, arrays, jobs, scheduler, ended)
+    run = run_exact(mapped, project, target, arrays, jobs, scheduler, show)
     require_equal(graph, arrays, run.outputs, what, hint)
     sections = f"{len(mapped.placed)} sections one after the other"
     ran = f"{len(project.programs)} programs" if mapped.parts.resident else sections

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from dovetail.guests.mesh.cuts import Cut, frontier
-from dovetail.guests.mesh.layers import Ints, MeshLayer
+from dovetail.guests.mesh.layers import Ints, MeshLayer, Show
 from dovetail.guests.mesh.partition import (
     SMALL,
     MeshStage,
@@ -178,13 +178,14 @@ class SectionSearch:
         mesh = self.topology.mesh
         return replace(self.topology, mesh=replace(mesh, code=mesh.code + LAYER_CODE * len(self.layers)))
 
-    def run(self) -> tuple[SectionTimes, ...] | None:
-        """The best sections; None where some layer fits no way."""
+    def run(self, show: Show) -> tuple[SectionTimes, ...] | None:
+        """The best sections; None where some layer fits no way. `show` is told how far the search is."""
         if dram_bytes(self.layers) > self.topology.mesh.dram_bytes:
             return None
         fronts = frontiers_of(self.layers, self.roomy)
         best: list[tuple[float, tuple[SectionTimes, ...]]] = [(0.0, ())]
         for end in range(1, len(self.layers) + 1):
+            show(f"measuring sections: {end} of {len(self.layers)} layers")
             options = []
             for begin in range(max(0, end - _LONGEST), end):
                 time, before = best[begin]
