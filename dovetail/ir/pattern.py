@@ -12,7 +12,7 @@ name of its operand. A pattern that is not there says how far it got and why.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from dovetail.ir.graph import Node
@@ -117,27 +117,19 @@ def apply(
         commutes: whether the operands may come in the opposite order.
         each: whether every operand must match the one pattern given.
     """
-    kinds, holds = _kinds(operator), having
-    if isinstance(operator, Operator):
-        holds = operator.__eq__
-    return Apply(
-        kinds,
-        inputs,
-        name or kinds[0].__name__.lower(),
-        why=why,
-        having=holds,
-        alone=alone,
-        commutes=commutes,
-        each=each,
+    kinds = (
+        operator if isinstance(operator, tuple) else (operator,) if isinstance(operator, type) else (type(operator),)
     )
+    holds = operator.__eq__ if isinstance(operator, Operator) else having
+    word = name or kinds[0].__name__.lower()
+    return Apply(kinds, inputs, word, why=why, having=holds, alone=alone, commutes=commutes, each=each)
 
 
 def maybe(
     operator: type[OperatorT] | tuple[type[OperatorT], ...], *inputs: Pattern, name: str = "", alone: bool = False
 ) -> Apply[OperatorT]:
     """Like `apply`, but the operator may be absent."""
-    kinds = _kinds(operator)
-    return Apply(kinds, inputs, name or kinds[0].__name__.lower(), optional=True, alone=alone)
+    return replace(apply(operator, *inputs, name=name, alone=alone), optional=True)
 
 
 def some(
@@ -145,14 +137,7 @@ def some(
 ) -> Apply[OperatorT]:
     """Any number of operators one behind the other, and what the first of them reads; `alone`: nothing else reads their
     results."""
-    kinds = _kinds(operator)
-    return Apply(kinds, (inner,), kinds[0].__name__.lower(), optional=True, alone=alone, repeats=True)
-
-
-def _kinds(operator: type[OperatorT] | OperatorT | tuple[type[OperatorT], ...]) -> tuple[type[OperatorT], ...]:
-    if isinstance(operator, tuple):
-        return operator
-    return (operator,) if isinstance(operator, type) else (type(operator),)
+    return replace(apply(operator, inner, alone=alone), optional=True, repeats=True)
 
 
 def leaves(pattern: Pattern) -> dict[str, bool]:

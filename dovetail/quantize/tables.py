@@ -30,7 +30,7 @@ def unary_table(operator: Unary, x: QuantParameters, y: QuantParameters) -> Arra
     if found is None:
         operand = (centred.astype(np.float32) * np.float32(x.scale)).astype(np.float64)
         with np.errstate(all="ignore"):
-            real = np.nan_to_num(UNARY_FUNCTIONS[operator.kind](operand, operator.alpha), nan=0.0)
+            real = np.nan_to_num(UNARY_FUNCTIONS[operator.kind].compute(operand, operator.alpha), nan=0.0)
             limit = float(1 << 20)  # beyond every type; infinities become it too
             found = np.rint(np.clip(real / y.scale, -limit, limit)).astype(np.int64) + y.zero_point
     return np.asarray(np.clip(found, y.dtype.low, y.dtype.high).astype(y.dtype.numpy))
@@ -115,7 +115,7 @@ def _looked_up(operator: Unary, centred: Array, x: QuantParameters, y: QuantPara
     """The function in float32, rounded with halves away from zero (kernels/internal/common.h: LUTPopulateInt8)."""
     operand = (np.float32(x.scale) * centred.astype(np.float32)).astype(np.float32)
     with np.errstate(all="ignore"):
-        real = UNARY_FUNCTIONS[operator.kind](operand.astype(np.float64), operator.alpha).astype(np.float32)
+        real = UNARY_FUNCTIONS[operator.kind].compute(operand.astype(np.float64), operator.alpha).astype(np.float32)
     if not np.isfinite(real).all():
         return None
     scaled = (real * (np.float32(1) / np.float32(y.scale))).astype(np.float64)

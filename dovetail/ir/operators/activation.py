@@ -116,68 +116,61 @@ def _gelu_tanh(x: Array, _alpha: float) -> Array:
     return np.asarray(x * (1.0 + inner) / 2.0)
 
 
-UNARY_FUNCTIONS: dict[UnaryKind, Callable[[Array, float], Array]] = {
-    UnaryKind.SIGMOID: _sigmoid,
-    UnaryKind.TANH: lambda x, _alpha: np.tanh(x),
-    UnaryKind.HARD_SIGMOID: _hard_sigmoid,
-    UnaryKind.HARD_SWISH: lambda x, alpha: x * _hard_sigmoid(x, alpha),
-    UnaryKind.LEAKY_RELU: lambda x, alpha: np.where(x >= 0, x, alpha * x),
-    UnaryKind.ELU: lambda x, alpha: np.where(x >= 0, x, alpha * np.expm1(np.minimum(x, 0.0))),
-    UnaryKind.GELU: _gelu,
-    UnaryKind.GELU_TANH: _gelu_tanh,
-    UnaryKind.NEGATIVE: lambda x, _alpha: -x,
-    UnaryKind.ABSOLUTE: lambda x, _alpha: np.abs(x),
-    UnaryKind.SIGN: lambda x, _alpha: np.sign(x),
-    UnaryKind.FLOOR: lambda x, _alpha: np.floor(x),
-    UnaryKind.CEILING: lambda x, _alpha: np.ceil(x),
-    UnaryKind.ROUND: lambda x, _alpha: np.rint(x),
-    UnaryKind.RECIPROCAL: lambda x, _alpha: 1.0 / x,
-    UnaryKind.SQUARE_ROOT: lambda x, _alpha: np.sqrt(x),
-    UnaryKind.EXPONENTIAL: lambda x, _alpha: np.exp(x),
-    UnaryKind.LOGARITHM: lambda x, _alpha: np.log(x),
-    UnaryKind.ERROR_FUNCTION: _erf,
-    UnaryKind.SOFTPLUS: lambda x, _alpha: np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x))),
-    UnaryKind.SOFTSIGN: lambda x, _alpha: x / (1.0 + np.abs(x)),
-    UnaryKind.SINE: lambda x, _alpha: np.sin(x),
-    UnaryKind.COSINE: lambda x, _alpha: np.cos(x),
-    UnaryKind.SQUARE: lambda x, _alpha: x * x,
-    UnaryKind.RECIPROCAL_ROOT: lambda x, _alpha: 1.0 / np.sqrt(x),
-    UnaryKind.THRESHOLDED_RELU: lambda x, alpha: np.where(x > alpha, x, 0.0),
-    UnaryKind.HARD_SHRINK: lambda x, alpha: np.where(np.abs(x) > alpha, x, 0.0),
-}
-"""Each function on float64 arrays, with the operator's alpha."""
-UNARY_C: dict[UnaryKind, str] = {
-    UnaryKind.SIGMOID: "logistic({x})",
-    UnaryKind.TANH: "hyperbolic_tangent({x})",
-    UnaryKind.HARD_SIGMOID: "smaller(larger({x} / 6.0f + 0.5f, 0.0f), 1.0f)",
-    UnaryKind.HARD_SWISH: "{x} * smaller(larger({x} / 6.0f + 0.5f, 0.0f), 1.0f)",
-    UnaryKind.LEAKY_RELU: "{x} >= 0.0f ? {x} : {alpha} * {x}",
-    UnaryKind.ELU: "{x} >= 0.0f ? {x} : {alpha} * exponential_less_one({x})",
-    UnaryKind.GELU: "{x} * gaussian_share({x})",
-    UnaryKind.GELU_TANH: (
-        "0.5f * {x} * (1.0f + hyperbolic_tangent(0.797884561f * ({x} + 0.044715f * {x} * {x} * {x})))"
+@dataclass(frozen=True)
+class UnaryFunction:
+    """A function of one value."""
+
+    compute: Callable[[Array, float], Array]
+    """On float64 arrays, with the operator's alpha."""
+    c: str
+    """C of a float `x`, an identifier, with the functions of dovetail/kernels/runtime/floats.c."""
+
+
+UNARY_FUNCTIONS = {
+    UnaryKind.SIGMOID: UnaryFunction(_sigmoid, "logistic({x})"),
+    UnaryKind.TANH: UnaryFunction(lambda x, _alpha: np.tanh(x), "hyperbolic_tangent({x})"),
+    UnaryKind.HARD_SIGMOID: UnaryFunction(_hard_sigmoid, "smaller(larger({x} / 6.0f + 0.5f, 0.0f), 1.0f)"),
+    UnaryKind.HARD_SWISH: UnaryFunction(
+        lambda x, alpha: x * _hard_sigmoid(x, alpha), "{x} * smaller(larger({x} / 6.0f + 0.5f, 0.0f), 1.0f)"
     ),
-    UnaryKind.NEGATIVE: "-{x}",
-    UnaryKind.ABSOLUTE: "absolute({x})",
-    UnaryKind.SIGN: "sign_of({x})",
-    UnaryKind.FLOOR: "floor_of({x})",
-    UnaryKind.CEILING: "ceiling_of({x})",
-    UnaryKind.ROUND: "nearest({x})",
-    UnaryKind.RECIPROCAL: "1.0f / {x}",
-    UnaryKind.SQUARE_ROOT: "square_root({x})",
-    UnaryKind.EXPONENTIAL: "exponential({x})",
-    UnaryKind.LOGARITHM: "logarithm({x})",
-    UnaryKind.ERROR_FUNCTION: "error_function({x})",
-    UnaryKind.SOFTPLUS: "soft_plus({x})",
-    UnaryKind.SOFTSIGN: "{x} / (1.0f + absolute({x}))",
-    UnaryKind.SINE: "sine({x})",
-    UnaryKind.COSINE: "cosine({x})",
-    UnaryKind.SQUARE: "{x} * {x}",
-    UnaryKind.RECIPROCAL_ROOT: "1.0f / square_root({x})",
-    UnaryKind.THRESHOLDED_RELU: "{x} > {alpha} ? {x} : 0.0f",
-    UnaryKind.HARD_SHRINK: "absolute({x}) > {alpha} ? {x} : 0.0f",
+    UnaryKind.LEAKY_RELU: UnaryFunction(
+        lambda x, alpha: np.where(x >= 0, x, alpha * x), "{x} >= 0.0f ? {x} : {alpha} * {x}"
+    ),
+    UnaryKind.ELU: UnaryFunction(
+        lambda x, alpha: np.where(x >= 0, x, alpha * np.expm1(np.minimum(x, 0.0))),
+        "{x} >= 0.0f ? {x} : {alpha} * exponential_less_one({x})",
+    ),
+    UnaryKind.GELU: UnaryFunction(_gelu, "{x} * gaussian_share({x})"),
+    UnaryKind.GELU_TANH: UnaryFunction(
+        _gelu_tanh, "0.5f * {x} * (1.0f + hyperbolic_tangent(0.797884561f * ({x} + 0.044715f * {x} * {x} * {x})))"
+    ),
+    UnaryKind.NEGATIVE: UnaryFunction(lambda x, _alpha: -x, "-{x}"),
+    UnaryKind.ABSOLUTE: UnaryFunction(lambda x, _alpha: np.abs(x), "absolute({x})"),
+    UnaryKind.SIGN: UnaryFunction(lambda x, _alpha: np.sign(x), "sign_of({x})"),
+    UnaryKind.FLOOR: UnaryFunction(lambda x, _alpha: np.floor(x), "floor_of({x})"),
+    UnaryKind.CEILING: UnaryFunction(lambda x, _alpha: np.ceil(x), "ceiling_of({x})"),
+    UnaryKind.ROUND: UnaryFunction(lambda x, _alpha: np.rint(x), "nearest({x})"),
+    UnaryKind.RECIPROCAL: UnaryFunction(lambda x, _alpha: 1.0 / x, "1.0f / {x}"),
+    UnaryKind.SQUARE_ROOT: UnaryFunction(lambda x, _alpha: np.sqrt(x), "square_root({x})"),
+    UnaryKind.EXPONENTIAL: UnaryFunction(lambda x, _alpha: np.exp(x), "exponential({x})"),
+    UnaryKind.LOGARITHM: UnaryFunction(lambda x, _alpha: np.log(x), "logarithm({x})"),
+    UnaryKind.ERROR_FUNCTION: UnaryFunction(_erf, "error_function({x})"),
+    UnaryKind.SOFTPLUS: UnaryFunction(
+        lambda x, _alpha: np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x))), "soft_plus({x})"
+    ),
+    UnaryKind.SOFTSIGN: UnaryFunction(lambda x, _alpha: x / (1.0 + np.abs(x)), "{x} / (1.0f + absolute({x}))"),
+    UnaryKind.SINE: UnaryFunction(lambda x, _alpha: np.sin(x), "sine({x})"),
+    UnaryKind.COSINE: UnaryFunction(lambda x, _alpha: np.cos(x), "cosine({x})"),
+    UnaryKind.SQUARE: UnaryFunction(lambda x, _alpha: x * x, "{x} * {x}"),
+    UnaryKind.RECIPROCAL_ROOT: UnaryFunction(lambda x, _alpha: 1.0 / np.sqrt(x), "1.0f / square_root({x})"),
+    UnaryKind.THRESHOLDED_RELU: UnaryFunction(
+        lambda x, alpha: np.where(x > alpha, x, 0.0), "{x} > {alpha} ? {x} : 0.0f"
+    ),
+    UnaryKind.HARD_SHRINK: UnaryFunction(
+        lambda x, alpha: np.where(np.abs(x) > alpha, x, 0.0), "absolute({x}) > {alpha} ? {x} : 0.0f"
+    ),
 }
-"""C of each function of a float `x`, an identifier, with the functions of dovetail/kernels/runtime/floats.c."""
+"""Every function."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +183,7 @@ class Unary(Pointwise):
 
     @property
     def c_template(self) -> str:
-        return UNARY_C[self.kind]
+        return UNARY_FUNCTIONS[self.kind].c
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         require(inputs[0].dtype is DType.FLOAT32, f"expects float32, got {inputs[0]}")
@@ -198,7 +191,7 @@ class Unary(Pointwise):
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         with np.errstate(all="ignore"):  # outside the domain the result is NaN or infinite, as in C
-            wide = UNARY_FUNCTIONS[self.kind](inputs[0].astype(np.float64), self.alpha)
+            wide = UNARY_FUNCTIONS[self.kind].compute(inputs[0].astype(np.float64), self.alpha)
             return np.asarray(wide, dtype=np.float32)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:

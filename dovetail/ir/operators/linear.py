@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -58,6 +57,10 @@ class Linear(Operator):
     def raised(self, by: Sequence[int]) -> Operator | None:
         return None if any(by[1:]) else self.with_zero_points(self.input_zero_point + by[0], self.weight_zero_point)
 
+    def macs(self, inputs: Sequence[TensorType]) -> int:
+        result, weights = self.infer(inputs), inputs[1]
+        return result.elements * weights.elements // weights.shape[self.weight_axis]
+
     def filters(self, weights: Array) -> Array:
         """The weights of each output channel as a row: [C, taps]."""
         rows = np.moveaxis(weights, self.weight_axis, 0)
@@ -92,11 +95,11 @@ class Convolution(Linear):
             require(b.shape == (channels,), f"expects a bias of {channels}, got {b}")
         return TensorType((x.shape[0], *sizes, channels), accumulator_type(x.dtype))
 
-    def _onnx_conv(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType], depthwise: bool) -> str:
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         image = body.add("Transpose", [inputs[0]], perm=[0, 3, 1, 2])
-        perm = [3, 0, 1, 2] if depthwise else [0, 3, 1, 2]
+        perm = [3, 0, 1, 2] if self.is_channelwise else [0, 3, 1, 2]
         weights = body.add("Transpose", [inputs[1]], perm=perm)
-        groups = types[0].shape[3] // (1 if depthwise else types[1].shape[3])
+        groups = types[0].shape[3] // (1 if self.is_channelwise else types[1].shape[3])
         steps = {"strides": list(self.stride), "dilations": list(self.dilation)}
         result = body.products("Conv", (image, weights), types, self.zero_points, group=groups, **steps)
         result = body.add("Transpose", [result], perm=[0, 2, 3, 1])
@@ -148,12 +151,6 @@ class Conv2d(Convolution):
             require(box[3] == (0, w.shape[0]), "a grouped convolution is not tiled over channels")
         kernel: Box = (box[3], (0, w.shape[1]), (0, w.shape[2]), (0, w.shape[3]))
         return self, ((box[0], *spans, channels), kernel, *((box[3],) for _ in bias))
-
-    def macs(self, inputs: Sequence[TensorType]) -> int:
-        return self.infer(inputs).elements * prod(inputs[1].shape[1:])
-
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        return self._onnx_conv(body, inputs, types, depthwise=False)
 
 
 @dataclass(frozen=True)
@@ -207,12 +204,6 @@ class DepthwiseConv2d(Convolution):
         kernel: Box = ((0, 1), (0, w.shape[1]), (0, w.shape[2]), box[3])
         return self, ((box[0], *spans, channels), kernel, *((box[3],) for _ in bias))
 
-    def macs(self, inputs: Sequence[TensorType]) -> int:
-        return self.infer(inputs).elements * prod(inputs[1].shape[1:3])
-
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        return self._onnx_conv(body, inputs, types, depthwise=True)
-
 
 @dataclass(frozen=True)
 class FullyConnected(Linear):
@@ -244,9 +235,6 @@ class FullyConnected(Linear):
         x, _, *bias = inputs
         depth = (0, x.shape[-1])
         return self, ((*box[:-1], depth), (box[-1], depth), *((box[-1],) for _ in bias))
-
-    def macs(self, inputs: Sequence[TensorType]) -> int:
-        return self.infer(inputs).elements * inputs[1].shape[1]
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         weights = body.add("Transpose", [inputs[1]], perm=[1, 0])
