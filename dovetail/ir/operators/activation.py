@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dovetail.ir.operators import gemmlowp
-from dovetail.ir.operators.base import Operator, Pointwise, Rowwise, require
+from dovetail.ir.operators.base import Arrays, Names, Operator, Pointwise, Rowwise, Types, require
 from dovetail.ir.types import Array, DType, TensorType
 
 if TYPE_CHECKING:
@@ -29,17 +29,17 @@ class Clamp(Pointwise):
     def clamped_to(self) -> tuple[float, float]:
         return self.low, self.high
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         require(inputs[0].dtype is DType.FLOAT32 and self.low <= self.high, f"cannot clamp {inputs[0]}")
         return inputs[0]
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         return np.clip(inputs[0], np.float32(self.low), np.float32(self.high))
 
-    def is_noop(self, inputs: Sequence[TensorType]) -> bool:
+    def is_noop(self, inputs: Types) -> bool:
         return (self.low, self.high) == (-inf, inf)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         limits = (self.low, self.high)
         if limits == (0.0, inf):
             return body.add("Relu", [inputs[0]])
@@ -185,16 +185,16 @@ class Unary(Pointwise):
     def c_template(self) -> str:
         return UNARY_FUNCTIONS[self.kind].c
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         require(inputs[0].dtype is DType.FLOAT32, f"expects float32, got {inputs[0]}")
         return inputs[0]
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         with np.errstate(all="ignore"):  # outside the domain the result is NaN or infinite, as in C
             wide = UNARY_FUNCTIONS[self.kind].compute(inputs[0].astype(np.float64), self.alpha)
             return np.asarray(wide, dtype=np.float32)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         if self.kind is UnaryKind.SQUARE:
             return body.add("Mul", [inputs[0], inputs[0]])
         if self.kind is UnaryKind.RECIPROCAL_ROOT:
@@ -218,16 +218,16 @@ class Softmax(Rowwise):
     gives_shares: ClassVar[bool] = True
     beta: float = 1.0
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         require(inputs[0].dtype is DType.FLOAT32 and len(inputs[0].shape) > 0, f"expects float32, got {inputs[0]}")
         return inputs[0]
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x = inputs[0].astype(np.float64) * self.beta
         powers = np.exp(x - x.max(axis=-1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float32)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         factor = body.scalar(self.beta, DType.FLOAT32) if self.beta != 1.0 else ""
         return body.add("Softmax", [body.add("Mul", [inputs[0], factor]) if factor else inputs[0]], axis=-1)
 
@@ -238,16 +238,16 @@ class LogSoftmax(Rowwise):
 
     reads_scores: ClassVar[bool] = True
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         require(inputs[0].dtype is DType.FLOAT32 and len(inputs[0].shape) > 0, f"expects float32, got {inputs[0]}")
         return inputs[0]
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x = inputs[0].astype(np.float64)
         centred = x - x.max(axis=-1, keepdims=True)
         return np.asarray(centred - np.log(np.exp(centred).sum(axis=-1, keepdims=True)), dtype=np.float32)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         return body.add("LogSoftmax", [inputs[0]], axis=-1)
 
 
@@ -292,7 +292,7 @@ class FixedSoftmax(Rowwise):
     dtype: DType
     """INT8, UINT8 or INT16."""
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
         require(x.dtype in (DType.INT8, DType.UINT8), f"expects 8-bit values, got {x}")
         require(self.dtype in (DType.INT8, DType.UINT8, DType.INT16), f"cannot give {self.dtype.text}")
@@ -309,7 +309,7 @@ class FixedSoftmax(Rowwise):
         scaled = gemmlowp.high_product(kept << self.shift, self.multiplier)
         return np.where(differences >= self.diff_min, gemmlowp.exponential(scaled), 0).astype(np.int32)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x = inputs[0].astype(np.int64)
         powers = self.table().astype(np.int64)[x.max(axis=-1, keepdims=True) - x]
         total = gemmlowp.rounding_shift(powers, 12).sum(axis=-1, keepdims=True)
@@ -319,7 +319,7 @@ class FixedSoftmax(Rowwise):
         limited: Array = np.clip(scaled + self.dtype.low, self.dtype.low, self.dtype.high)
         return limited.astype(self.dtype.numpy)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         wide = body.cast(inputs[0], DType.INT32)
         largest = body.add("ReduceMax", [wide, body.integers((-1,))], keepdims=1)
         table = body.tensor(self.table().astype(np.int64))

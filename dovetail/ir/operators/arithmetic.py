@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from dovetail.ir.operators import gemmlowp
-from dovetail.ir.operators.base import Int64Operator, Operator, Pointwise, require
+from dovetail.ir.operators.base import Arrays, Cut, Int64Operator, Known, Names, Operator, Pointwise, Types, require
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, blocks, full_box
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _ChannelScaling(Int64Operator, Pointwise):
 
     result = DType.INT32
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, *parameters = inputs
         for kind in parameters:
             fits = kind.shape in ((1,), x.shape[-1:])
@@ -125,7 +125,7 @@ class Requantize(_ChannelScaling):
     left_shift: int = 0
     """Bits of head-room the operand is raised by first."""
 
-    def slope_of(self, constants: Sequence[Array | None]) -> float | None:
+    def slope_of(self, constants: Known) -> float | None:
         multiplier, shift = constants[1:]
         if multiplier is None or shift is None or multiplier.size != 1 or shift.size != 1:
             return None
@@ -164,17 +164,17 @@ class Clip(Pointwise):
     def limited_to(self) -> tuple[int, int]:
         return self.low, self.high
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         fits = self.dtype.low <= self.low <= self.high <= self.dtype.high
         require(fits, f"[{self.low}, {self.high}] is not a range of {self.dtype.text}")
         return TensorType(inputs[0].shape, self.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         (x,) = inputs
         wide = x.astype(np.int32) if x.dtype.itemsize == 1 else x  # bounds may lie outside of a narrow operand's type
         return np.asarray(np.clip(wide, self.low, self.high).astype(self.dtype.numpy))
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         wide = body.cast(inputs[0], DType.INT64)  # ONNX Runtime clips no 16-bit integers
         return body.cast(body.limited(wide, self.low, self.high), self.dtype)
 
@@ -186,16 +186,16 @@ class Offset(Pointwise):
     offset: int
     dtype: DType
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         kind = inputs[0].dtype
         fits = self.dtype.low <= kind.low + self.offset and kind.high + self.offset <= self.dtype.high
         require(fits, f"{kind.text} + {self.offset} does not fit {self.dtype.text}")
         return TensorType(inputs[0].shape, self.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         return (inputs[0].astype(np.int32) + self.offset).astype(self.dtype.numpy)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         wide = body.cast(inputs[0], DType.INT32)
         return body.cast(body.add("Add", [wide, body.scalar(self.offset, DType.INT32)]), self.dtype)
 
@@ -206,22 +206,22 @@ class Add(Pointwise):
 
     pointwise = 2
 
-    def slope_of(self, constants: Sequence[Array | None]) -> float:
+    def slope_of(self, constants: Known) -> float:
         return 1.0
 
-    def line_of(self, constants: Sequence[Array | None]) -> tuple[Array, Array] | None:
+    def line_of(self, constants: Known) -> tuple[Array, Array] | None:
         rows = [array.astype(np.float64) for array in constants if array is not None]
         return (np.ones(1), rows[0]) if len(rows) == 1 else None
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         a, b = inputs
         require(a.dtype is b.dtype and a.dtype in (DType.INT32, DType.FLOAT32), f"cannot add {a} and {b}")
         return TensorType(np.broadcast_shapes(a.shape, b.shape), a.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         return np.add(inputs[0], inputs[1])
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         return body.add("Add", list(inputs))
 
 
@@ -229,25 +229,25 @@ class Add(Pointwise):
 class Lookup(Pointwise):
     """A table per 8-bit value. Operands: x int8 or uint8, table [256] indexed by x - lowest value of its type."""
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, table = inputs
         require(x.dtype in (DType.INT8, DType.UINT8) and table.shape == (256,), f"cannot look {x} up in {table}")
         return TensorType(x.shape, table.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x, table = inputs
         return np.asarray(table[x.astype(np.int32) - DType.of(x.dtype).low])
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         return self, (box, full_box(inputs[1].shape))
 
-    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+    def is_elementwise(self, inputs: Types) -> bool:
         return True
 
     def raised(self, by: Sequence[int]) -> Operator | None:
         return self
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         lowest = body.scalar(types[0].dtype.low, DType.INT32)
         index = body.add("Sub", [body.cast(inputs[0], DType.INT32), lowest])
         return body.add("Gather", [inputs[1], index])
@@ -277,11 +277,11 @@ class _Affine(Pointwise):
     exact: ClassVar[bool] = True
     axis: int
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         along = ((0, 1) if inputs[1].shape == (1,) else box[self.axis],)
         return self, (box, along, along)
 
-    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+    def reordered(self, order: Shape, inputs: Types) -> Operator | None:
         moved: Any = self
         return self if inputs[1].shape == (1,) else replace(moved, axis=order.index(self.axis % len(order)))
 
@@ -299,19 +299,19 @@ class Quantize(_Affine):
     """The integer type of the result."""
     axis: int = -1
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, scale, zero_point = inputs
         require(x.dtype is DType.FLOAT32 and self.dtype.is_integer, f"cannot quantise {x} to {self.dtype.text}")
         _check_parameters(x, scale, zero_point, self.axis)
         return TensorType(x.shape, self.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x, scale, zero_point = inputs
         shape = _aligned_shape(scale.shape, x.shape, self.axis)
         steps = np.rint(x / scale.reshape(shape)).astype(np.float64) + zero_point.reshape(shape)
         return np.clip(steps, self.dtype.low, self.dtype.high).astype(self.dtype.numpy)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         shape = body.integers(_aligned_shape(types[1].shape, types[0].shape, self.axis))
         scale, zero_point = (body.add("Reshape", [name, shape]) for name in inputs[1:])
         steps = body.real64(body.add("Round", [body.add("Div", [inputs[0], scale])]))
@@ -330,13 +330,13 @@ class Dequantize(_Affine):
     dequantises: ClassVar[bool] = True
     axis: int = -1
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, scale, zero_point = inputs
         require(x.dtype.is_integer, f"cannot dequantise {x}")
         _check_parameters(x, scale, zero_point, self.axis)
         return TensorType(x.shape, DType.FLOAT32)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x, scale, zero_point = inputs
         shape = _aligned_shape(scale.shape, x.shape, self.axis)
         whole = x if x.ndim and x.size else x[None]
@@ -347,7 +347,7 @@ class Dequantize(_Affine):
             np.multiply(steps, scales[part], out=result[part])
         return result.reshape(x.shape)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         shape = body.integers(_aligned_shape(types[1].shape, types[0].shape, self.axis))
         scale, zero_point = (body.add("Reshape", [name, shape]) for name in inputs[1:])
         steps = body.add("Sub", [body.cast(inputs[0], DType.INT64), body.cast(zero_point, DType.INT64)])

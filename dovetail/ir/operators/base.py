@@ -55,6 +55,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 """Whatever stands for an operand: a name, a type, ..."""
 
+Types = Sequence[TensorType]
+"""Types of operands."""
+Arrays = Sequence[Array]
+"""Elements of operands."""
+Known = Sequence[Array | None]
+"""Operands, None for those that are no constants."""
+Names = Sequence[str]
+"""Names of operands."""
 Padding2d = tuple[tuple[int, int], tuple[int, int]]
 """Rows before and after, columns before and after."""
 
@@ -123,6 +131,10 @@ class Piece:
     before: Shape = ()
     """Elements of `fill` ahead of the operand along each axis; the box is what there is with them and those behind."""
     fill: int = 0
+
+
+Cut = tuple["Operator", tuple[Box, ...]]
+"""The operator that computes only a box of the result, and the box of each operand it then reads."""
 
 
 @dataclass(frozen=True)
@@ -214,12 +226,12 @@ class Operator:
         """The operator with another `filler`; itself where it has none."""
         return self
 
-    def slope_of(self, constants: Sequence[Array | None]) -> float | None:
+    def slope_of(self, constants: Known) -> float | None:
         """By how much the result grows with each of its `pointwise` operands, rounding aside; None where that is not
         one number known at compile time. `constants` are the operands, None for those computed at run time."""
         return None
 
-    def line_of(self, constants: Sequence[Array | None]) -> tuple[Array, Array] | None:
+    def line_of(self, constants: Known) -> tuple[Array, Array] | None:
         """Factor and offset, float64 and to be broadcast to the result, which is factor * x + offset of floats x.
         `constants` are the operands, None for x alone. None where the result is no such line."""
         return None
@@ -248,19 +260,19 @@ class Operator:
         """The slice that takes the same elements where only a box of the operand is there; others as they are."""
         return self
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         """Type of the result; raises ValueError when the operands do not fit the operator."""
         raise TypeError(f"{type(self).__name__} has no type rule")
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         """The exact result in numpy."""
         raise TypeError(f"{type(self).__name__} has no meaning")
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         """Write the operator's meaning as standard ONNX nodes into `body`; returns the result's name."""
         raise TypeError(f"{type(self).__name__} has no ONNX body")
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         """The operator that computes only `box` of the result, and the box of each operand it then reads.
 
         Raises:
@@ -268,12 +280,12 @@ class Operator:
         """
         raise ValueError(f"{type(self).__name__} cannot be tiled")
 
-    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+    def is_elementwise(self, inputs: Types) -> bool:
         """True when each element of the result is made from the elements at its own place and from nothing that
         differs from place to place: the operator may then be computed in whatever order the elements lie."""
         return False
 
-    def window(self, inputs: Sequence[TensorType]) -> SlidingWindow | None:
+    def window(self, inputs: Types) -> SlidingWindow | None:
         """The window that moves over the first operand; None where there is none."""
         return None
 
@@ -285,12 +297,12 @@ class Operator:
         """
         return ()
 
-    def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...] | None:
+    def pieces(self, inputs: Types) -> tuple[Piece, ...] | None:
         """The strided copies that compute the operator, operands being row-major unless pieces are whole; None where
         copying cannot."""
         return None
 
-    def is_noop(self, inputs: Sequence[TensorType]) -> bool:
+    def is_noop(self, inputs: Types) -> bool:
         """Whether the result is the first operand as it is."""
         return False
 
@@ -299,20 +311,20 @@ class Operator:
         result, or where it chooses elements, one that is higher too. None where there is none."""
         return None
 
-    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+    def reordered(self, order: Shape, inputs: Types) -> Operator | None:
         """The operator for operands with their axes in another order, axis i being axis `order[i]`, whose result is
         this one's in the same order; parameters stay as they are. None where there is none."""
         return None
 
-    def axis_after(self, axis: int, inputs: Sequence[TensorType]) -> int | None:
+    def axis_after(self, axis: int, inputs: Types) -> int | None:
         """The axis of the result that an axis of the first operand becomes, index by index; None where it is torn."""
         return None
 
-    def workspace(self, inputs: Sequence[TensorType]) -> int:
+    def workspace(self, inputs: Types) -> int:
         """Bytes of static memory its kernel works in beside operands and result."""
         return 0
 
-    def macs(self, inputs: Sequence[TensorType]) -> int:
+    def macs(self, inputs: Types) -> int:
         """Multiply-accumulates, padded taps counted."""
         return 0
 
@@ -323,13 +335,13 @@ class Pointwise(Operator):
 
     pointwise: ClassVar[int] = 1
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         return self, ((box,) if len(inputs) == 1 else tuple(broadcast_box(box, kind.shape) for kind in inputs))
 
-    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+    def reordered(self, order: Shape, inputs: Types) -> Operator | None:
         return self if all(kind.elements == 1 for kind in inputs[self.pointwise :]) else None
 
-    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+    def is_elementwise(self, inputs: Types) -> bool:
         largest = max(inputs, key=lambda kind: kind.elements)
         return all(kind.shape == largest.shape or kind.elements == 1 for kind in inputs)
 
@@ -342,11 +354,11 @@ class Rowwise(Operator):
     noun: ClassVar[str] = "a softmax"
     """In messages."""
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         require(box[-1] == (0, inputs[0].shape[-1]), f"{self.noun} is not tiled over its last axis")
         return self, (box,)
 
-    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+    def reordered(self, order: Shape, inputs: Types) -> Operator | None:
         return self if order[-1] == len(order) - 1 else None
 
 
@@ -356,7 +368,7 @@ class Mover(Operator):
 
     moves_only: ClassVar[bool] = True
 
-    def is_noop(self, inputs: Sequence[TensorType]) -> bool:
+    def is_noop(self, inputs: Types) -> bool:
         return self.infer(inputs) == inputs[0]
 
     def raised(self, by: Sequence[int]) -> Operator | None:
@@ -377,10 +389,10 @@ class Int64Operator(Operator):
         """The result from int64 operands, by the functions of numpy that `dovetail.ir.onnx_body` can follow."""
         raise NotImplementedError
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         return np.asarray(self.meaning(*(array.astype(np.int64) for array in inputs)), dtype=self.result.numpy)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         return body.traced(self.meaning, inputs, types, self.result)
 
 
@@ -391,7 +403,7 @@ def broadcast_box(box: Box, shape: Shape) -> Box:
     return tuple((0, 1) if size == 1 else span for span, size in spans)
 
 
-def broadcast_shape(types: Sequence[TensorType]) -> Shape:
+def broadcast_shape(types: Types) -> Shape:
     """The shape operands broadcast to; raises ValueError where they do not."""
     try:
         return tuple(int(size) for size in np.broadcast_shapes(*(kind.shape for kind in types)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dovetail.ir.operators.base import Int64Operator, Operator, require
+from dovetail.ir.operators.base import Cut, Int64Operator, Types, require
 from dovetail.ir.types import Box, DType, TensorType
 
 _BITS = 8
@@ -29,7 +28,7 @@ class ToBitPlanes(Int64Operator):
     def _groups(self, depth: int) -> int:
         return -(-depth // self.group)
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         (x,) = inputs
         fits = self.group > 0 and self.group % _BITS == 0 and x.dtype is DType.UINT8 and len(x.shape) == 2
         require(fits, f"expects uint8 [N, K] in groups of whole bytes, got {x} in groups of {self.group}")
@@ -42,7 +41,7 @@ class ToBitPlanes(Int64Operator):
         planes = apart >> np.arange(_BITS).reshape(_BITS, 1, 1) & 1
         return np.sum(planes << np.arange(_BITS), axis=4)
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         depth = inputs[0].shape[1]
         whole = ((0, self._groups(depth)), (0, _BITS), (0, self.group // _BITS))
         require(box[1:] == whole, "bits are taken apart in whole rows, which are not tiled")
@@ -61,7 +60,7 @@ class BitProduct(Int64Operator):
     zero_point: int = 0
     """Taken off every element of w."""
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, planes = inputs
         bits = all(kind.dtype is DType.UINT8 for kind in inputs) and len(planes.shape) == 4 and planes.shape[2] == _BITS
         fits = bits and len(x.shape) > 1 and planes.shape[1] == -(-x.shape[-1] // max(_BITS * planes.shape[3], 1))
@@ -76,10 +75,10 @@ class BitProduct(Int64Operator):
         rows = total.reshape((planes.shape[0], -1))[:, : x.shape[-1]]
         return x @ (rows - self.zero_point).T
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         x, planes = inputs
         whole = tuple((0, size) for size in planes.shape[1:])
         return self, ((*box[:-1], (0, x.shape[-1])), (box[-1], *whole))
 
-    def macs(self, inputs: Sequence[TensorType]) -> int:
+    def macs(self, inputs: Types) -> int:
         return self.infer(inputs).elements * inputs[0].shape[-1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dovetail.ir.operators.base import Pointwise, T, broadcast_shape, require
+from dovetail.ir.operators.base import Arrays, Known, Names, Pointwise, T, Types, broadcast_shape, require
 from dovetail.ir.types import Array, DType, TensorType
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Binary(Pointwise):
     pointwise = 2
     kind: BinaryKind
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         a, b = inputs
         real = a.dtype is DType.FLOAT32
         logic = a.dtype is DType.BOOL and self.kind in (BinaryKind.MINIMUM, BinaryKind.MAXIMUM)
@@ -91,14 +91,14 @@ class Binary(Pointwise):
         require(a.dtype is b.dtype and fits, f"{self.kind.value} of {a} and {b} is not supported")
         return TensorType(broadcast_shape(inputs), a.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         with np.errstate(all="ignore"):  # division by zero is infinite or NaN, as in C
             return np.asarray(_FUNCTIONS[self.kind](inputs[0], inputs[1]), dtype=inputs[0].dtype)
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
         return operands if self.kind in (BinaryKind.MAXIMUM, BinaryKind.MINIMUM) else ()
 
-    def line_of(self, constants: Sequence[Array | None]) -> tuple[Array, Array] | None:
+    def line_of(self, constants: Known) -> tuple[Array, Array] | None:
         rows = [array.astype(np.float64) for array in constants if array is not None]
         if len(rows) != 1:
             return None
@@ -113,7 +113,7 @@ class Binary(Pointwise):
                 return 1 / rows[0], np.zeros(1)
         return None
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         kind = types[0].dtype
         if self.kind is BinaryKind.PRELU and self.infer(types) != types[0]:  # ONNX broadcasts the slope only
             zero = body.scalar(0, DType.FLOAT32)
@@ -154,15 +154,15 @@ class Compare(Pointwise):
     pointwise = 2
     kind: CompareKind
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         a, b = inputs
         require(a.dtype is b.dtype and a.dtype.bits >= 8, f"cannot compare {a} and {b}")
         return TensorType(broadcast_shape(inputs), DType.BOOL)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         return np.asarray(_RELATIONS[self.kind](inputs[0], inputs[1]))
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         # ONNX Runtime compares few types; wider ones hold the narrower exactly.
         wide = types[0].dtype if types[0].dtype is DType.FLOAT32 else DType.INT64
         return body.add(self.kind.value, [body.cast(name, wide) for name in inputs])
@@ -174,19 +174,19 @@ class Select(Pointwise):
 
     pointwise = 3
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         condition, a, b = inputs
         fits = condition.dtype is DType.BOOL and a.dtype is b.dtype and a.dtype.bits >= 8
         require(fits, f"cannot choose between {a} and {b} by {condition}")
         return TensorType(broadcast_shape(inputs), a.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         return np.where(*inputs)
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
         return operands[1:]
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         kind = types[1].dtype
         wide = kind if kind is DType.FLOAT32 else DType.INT64
         return body.cast(body.add("Where", [inputs[0], *(body.cast(name, wide) for name in inputs[1:])]), kind)
@@ -202,11 +202,11 @@ class Convert(Pointwise):
 
     dtype: DType
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         require(min(self.dtype.bits, inputs[0].dtype.bits) >= 8, f"cannot convert {inputs[0]} to {self.dtype.text}")
         return TensorType(inputs[0].shape, self.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x = inputs[0]
         if self.dtype is DType.BOOL:
             return np.asarray(x != 0)
@@ -219,7 +219,7 @@ class Convert(Pointwise):
             return np.where(whole >= edge, DType.INT64.high, np.where(whole <= -edge, DType.INT64.low, inner))
         return np.clip(whole, self.dtype.low, self.dtype.high).astype(self.dtype.numpy)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         if types[0].dtype is not DType.FLOAT32 or self.dtype in (DType.FLOAT32, DType.BOOL):
             return body.cast(inputs[0], self.dtype)
         known = body.add("Where", [body.add("IsNaN", [inputs[0]]), body.scalar(0.0, DType.FLOAT32), inputs[0]])

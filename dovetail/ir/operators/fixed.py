@@ -6,7 +6,7 @@ them and kernels/internal/common.h. Each meaning is one function of int64 arrays
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail.ir.operators import gemmlowp
 from dovetail.ir.operators.arithmetic import Rounding, fixed_point
-from dovetail.ir.operators.base import Int64Operator, Pointwise, Rowwise, broadcast_shape, require
+from dovetail.ir.operators.base import Int64Operator, Pointwise, Rowwise, Types, broadcast_shape, require
 from dovetail.ir.types import Array, DType, TensorType
 
 BYTES = (DType.INT8, DType.UINT8)
@@ -34,7 +34,7 @@ class FixedDivide(Int64Operator, Pointwise):
     shift: int
     """At most 20."""
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         fits = all(kind.dtype in BYTES for kind in inputs) and self.shift <= 20
         require(fits, f"cannot divide {inputs[0]} by {inputs[1]} with a shift of {self.shift}")
         return TensorType(broadcast_shape(inputs), DType.INT32)
@@ -64,7 +64,7 @@ class FixedLogSoftmax(Int64Operator, Rowwise):
     """The inverse of the input's factor, for the limit that the logarithm of the sum leaves."""
     back_shift: int
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
         require(x.dtype is DType.INT8 and 0 < x.shape[-1] < 4096, f"expects int8, up to 4095 in a row, got {x}")
         return x
@@ -94,7 +94,7 @@ class FixedNormalise(Int64Operator, Rowwise):
     noun = "a normalisation"
     zero_point: int
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
         require(x.dtype is DType.INT8 and 0 < x.shape[-1] < 1 << 15, f"expects int8, up to 32767 in a row, got {x}")
         return x
@@ -137,7 +137,7 @@ class FixedStandard(Int64Operator, Rowwise):
         """Step of the result."""
         return 2.0**-self.fraction_bits
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
         narrow = x.dtype in (*BYTES, DType.INT16) and 0 < self.size << (x.dtype.bits + 1) < 1 << 31
         fits = narrow and x.shape[-1:] == (self.size,) and 0 <= self.epsilon < 1 << 59
@@ -186,7 +186,7 @@ class FixedSoftmax16(Int64Operator, Rowwise):
     """Input scale * beta * 6553.5 as a Q0.31 multiplier, which makes differences of -10 into -65535."""
     shift: int
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
         require(x.dtype is DType.INT16 and 0 < x.shape[-1] < 1 << 15, f"expects int16, got {x}")
         return x
@@ -257,7 +257,7 @@ class Sigmoid16(Int64Operator, Pointwise):
     shift: int
     tangent: bool
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         require(inputs[0].dtype is DType.INT16, f"expects int16, got {inputs[0]}")
         return inputs[0]
 

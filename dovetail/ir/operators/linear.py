@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from dovetail.ir.operators.base import Operator, SlidingWindow, broadcast_box, require
+from dovetail.ir.operators.base import Arrays, Cut, Known, Names, Operator, SlidingWindow, Types, broadcast_box, require
 from dovetail.ir.types import Array, Box, DType, TensorType, blocks
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Linear(Operator):
     def raised(self, by: Sequence[int]) -> Operator | None:
         return None if any(by[1:]) else self.with_zero_points(self.input_zero_point + by[0], self.weight_zero_point)
 
-    def macs(self, inputs: Sequence[TensorType]) -> int:
+    def macs(self, inputs: Types) -> int:
         result, weights = self.infer(inputs), inputs[1]
         return result.elements * weights.elements // weights.shape[self.weight_axis]
 
@@ -81,21 +81,21 @@ class Convolution(Linear):
     input_zero_point: int = 0
     weight_zero_point: int = 0
 
-    def window(self, inputs: Sequence[TensorType]) -> SlidingWindow:
+    def window(self, inputs: Types) -> SlidingWindow:
         return SlidingWindow((inputs[1].shape[1], inputs[1].shape[2]), self.stride, self.dilation)
 
     def dense_weights(self, weights: Array) -> Array:
         """Weights [O, KH, KW, I] of a full convolution that computes the same."""
         return weights
 
-    def _image(self, x: TensorType, w: TensorType, channels: int, bias: Sequence[TensorType]) -> TensorType:
+    def _image(self, x: TensorType, w: TensorType, channels: int, bias: Types) -> TensorType:
         require(len(x.shape) == 4 and len(w.shape) == 4, f"expects NHWC and OHWI, got {x} and {w}")
         sizes = self.window([x, w]).places(x)
         for b in bias:
             require(b.shape == (channels,), f"expects a bias of {channels}, got {b}")
         return TensorType((x.shape[0], *sizes, channels), accumulator_type(x.dtype))
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         image = body.add("Transpose", [inputs[0]], perm=[0, 3, 1, 2])
         perm = [3, 0, 1, 2] if self.is_channelwise else [0, 3, 1, 2]
         weights = body.add("Transpose", [inputs[1]], perm=perm)
@@ -113,7 +113,7 @@ class Conv2d(Convolution):
     y[n,i,j,o] = bias[o] + sum over (a,b,c) of (x[n, i*sh + a*dh, j*sw + b*dw, c] - zx) * (w[o,a,b,c] - zw)
     """
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, w, *bias = inputs
         require(
             x.shape[-1] % max(w.shape[-1], 1) == 0 and w.shape[0] % self.groups(inputs) == 0,
@@ -121,11 +121,11 @@ class Conv2d(Convolution):
         )
         return self._image(x, w, w.shape[0], bias)
 
-    def groups(self, inputs: Sequence[TensorType]) -> int:
+    def groups(self, inputs: Types) -> int:
         """Number of independent channel groups."""
         return max(inputs[0].shape[-1] // max(inputs[1].shape[-1], 1), 1)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x, w, *bias = inputs
         groups = x.shape[3] // w.shape[3]
         window = SlidingWindow((w.shape[1], w.shape[2]), self.stride, self.dilation)
@@ -142,7 +142,7 @@ class Conv2d(Convolution):
         ]
         return _accumulate(np.concatenate(parts, axis=-1), x, bias)
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         x, w, *bias = inputs
         groups = self.groups(inputs)
         spans, _ = self.window(inputs).reads(box, x.shape)
@@ -166,7 +166,7 @@ class DepthwiseConv2d(Convolution):
     def as_convolution(self, weights: Array) -> Array:
         return weights.transpose(3, 1, 2, 0)
 
-    def line_of(self, constants: Sequence[Array | None]) -> tuple[Array, Array] | None:
+    def line_of(self, constants: Known) -> tuple[Array, Array] | None:
         factor, *offset = (array.astype(np.float64) for array in constants if array is not None)
         if len(offset) < len(constants) - 2 or factor.shape[:3] != (1, 1, 1) or self.stride != (1, 1):
             return None
@@ -175,7 +175,7 @@ class DepthwiseConv2d(Convolution):
     def dense_weights(self, weights: Array) -> Array:
         return np.eye(weights.shape[3], dtype=weights.dtype)[:, None, None] * weights
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, w, *bias = inputs
         require(
             w.shape[0] == 1 and w.shape[3] % x.shape[3] == 0,
@@ -183,7 +183,7 @@ class DepthwiseConv2d(Convolution):
         )
         return self._image(x, w, w.shape[3], bias)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x, w, *bias = inputs
         image = np.repeat(_wide(x, self.input_zero_point), w.shape[3] // x.shape[3], axis=3)
         weights = _wide(w, self.weight_zero_point)[0]
@@ -194,7 +194,7 @@ class DepthwiseConv2d(Convolution):
                 total += windows[..., row, column] * weights[row, column]
         return _accumulate(total, x, bias)
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         x, w, *bias = inputs
         spans, _ = self.window(inputs).reads(box, x.shape)
         channels = box[3]
@@ -218,25 +218,25 @@ class FullyConnected(Linear):
     def as_convolution(self, weights: Array) -> Array:
         return weights[:, None, None, :]
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, w, *bias = inputs
         require(len(w.shape) == 2 and x.shape[-1] == w.shape[1], f"expects [..., K] and [N, K], got {x} and {w}")
         for b in bias:
             require(b.shape == (w.shape[0],), f"expects a bias of {w.shape[0]}, got {b}")
         return TensorType((*x.shape[:-1], w.shape[0]), accumulator_type(x.dtype))
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x, w, *bias = inputs
         wide = _wide(x, self.input_zero_point)
         parts = [wide @ _wide(w[part], self.weight_zero_point).T for part in blocks(w)]
         return _accumulate(np.concatenate(parts, axis=-1), x, bias)
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         x, _, *bias = inputs
         depth = (0, x.shape[-1])
         return self, ((*box[:-1], depth), (box[-1], depth), *((box[-1],) for _ in bias))
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         weights = body.add("Transpose", [inputs[1]], perm=[1, 0])
         result = body.products("MatMul", (inputs[0], weights), types, self.zero_points)
         return body.add("Add", [result, inputs[2]]) if len(inputs) > 2 else result
@@ -273,7 +273,7 @@ class MatrixProduct(Operator):
     def raised(self, by: Sequence[int]) -> Operator | None:
         return MatrixProduct(self.left_zero_point + by[0], self.right_zero_point + by[1])
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         a, b = inputs
         known = a.dtype in (DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16)
         same = a.dtype is b.dtype or (b.dtype in BYTES and a.dtype in (*BYTES, DType.INT16))
@@ -287,7 +287,7 @@ class MatrixProduct(Operator):
         narrow = a.dtype is DType.INT16 and b.dtype in BYTES and a.shape[-1] << 24 < 1 << 31
         return DType.INT32 if narrow else accumulator_type(a.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         a, b = inputs
         if a.dtype == np.float32:
             return np.asarray(a.astype(np.float64) @ b.astype(np.float64), dtype=np.float32)
@@ -295,16 +295,16 @@ class MatrixProduct(Operator):
         kinds = (TensorType(tuple(array.shape), DType.of(array.dtype)) for array in inputs)
         return np.asarray(exact.astype(self._sums(*kinds).numpy))
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         a, b = inputs
         depth = (0, a.shape[-1])
         left, right = (broadcast_box(box[:-2], kind.shape[:-2]) for kind in (a, b))
         return self, ((*left, box[-2], depth), (*right, depth, box[-1]))
 
-    def macs(self, inputs: Sequence[TensorType]) -> int:
+    def macs(self, inputs: Types) -> int:
         return self.infer(inputs).elements * inputs[0].shape[-1]
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         if types[0].dtype is DType.FLOAT32:
             return body.add("MatMul", list(inputs))
         # ONNX Runtime multiplies int64 matrices, exactly.

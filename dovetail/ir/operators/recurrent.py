@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dovetail.ir.operators.arithmetic import Rounding, fixed_point
-from dovetail.ir.operators.base import Int64Operator, Operator, require
+from dovetail.ir.operators.base import Arrays, Cut, Int64Operator, Names, Operator, Types, require
 from dovetail.ir.operators.fixed import between_sigmoids
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType
 
@@ -48,7 +48,7 @@ def saturated(x: Array) -> Array:
 class RecurrentLayer(Operator):
     """A recurrent layer: x [T, B, I], weights and recurrent weights come first."""
 
-    def macs(self, inputs: Sequence[TensorType]) -> int:
+    def macs(self, inputs: Types) -> int:
         x, w, r = inputs[:3]
         return x.shape[0] * x.shape[1] * (w.elements + r.elements)
 
@@ -83,7 +83,7 @@ class FixedLstm(RecurrentLayer, Int64Operator):
     cell_clip: int = 1 << 15
     """Largest magnitude of a cell; beyond 32767 there is no limit but the type's."""
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, w, r, bias, memory = inputs
         require(len(x.shape) == 3 and len(memory.shape) == 3, f"expects [T, B, I] and [2, B, H], got {x} and {memory}")
         batch, hidden = memory.shape[1:]
@@ -116,7 +116,7 @@ def _per_row(factors: Sequence[Scaling], size: int) -> tuple[Array, Array]:
     return multiplier, shift
 
 
-def _check_types(given: Sequence[TensorType], shapes: Sequence[Shape], dtypes: Sequence[DType]) -> None:
+def _check_types(given: Types, shapes: Sequence[Shape], dtypes: Sequence[DType]) -> None:
     for kind, shape, dtype in zip(given, shapes, dtypes, strict=False):
         require(kind == TensorType(shape, dtype), f"expects {TensorType(shape, dtype)}, got {kind}")
 
@@ -131,7 +131,7 @@ class RowProducts(Operator):
 
     input_zero_point: int = 0
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, w, *bias = inputs
         require(len(w.shape) == 2 and x.shape[-2:] == w.shape, f"expects [..., N, K] and [N, K], got {x} and {w}")
         real = x.dtype is DType.FLOAT32 and w.dtype is DType.FLOAT32
@@ -142,21 +142,21 @@ class RowProducts(Operator):
             require(b == held, f"expects {held}, got {b}")
         return TensorType(x.shape[:-1], held.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         real = inputs[0].dtype == np.float32
         x, w, *bias = (array.astype(np.float64 if real else np.int64) for array in inputs)
         total = ((x - self.input_zero_point) * w).sum(axis=-1)
         return np.asarray(total + bias[0] if bias else total).astype(np.float32 if real else np.int32)
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         x, _, *bias = inputs
         depth = (0, x.shape[-1])
         return self, ((*box, depth), (box[-1], depth), *((box[-1],) for _ in bias))
 
-    def macs(self, inputs: Sequence[TensorType]) -> int:
+    def macs(self, inputs: Types) -> int:
         return inputs[0].elements
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         kind = self.infer(types).dtype
         wide = DType.FLOAT32 if kind is DType.FLOAT32 else DType.INT64
         x, w, *bias = (body.cast(name, wide) for name in inputs)
@@ -236,7 +236,7 @@ class Recurrent(RecurrentLayer):
         """f, g and h."""
         return self.curves or DEFAULT_CURVES[self.kind]
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, *others = inputs
         memory = others[3]
         require(len(x.shape) == 3 and len(memory.shape) == 3, f"expects [T, B, I] and [S, B, H], got {x} and {memory}")
@@ -248,7 +248,7 @@ class Recurrent(RecurrentLayer):
         require(len(others) < 5 or self.kind is RecurrentKind.LSTM, "only an LSTM has peepholes")
         return TensorType((x.shape[0] + self.kind.kept - 1, x.shape[1], hidden), DType.FLOAT32)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x, w, r, bias, memory, *peepholes = (array.astype(np.float64) for array in inputs)
         step = {RecurrentKind.LSTM: self._lstm, RecurrentKind.GRU: self._gru, RecurrentKind.RNN: self._rnn}[self.kind]
         size = len(bias) // 2
@@ -281,7 +281,7 @@ class Recurrent(RecurrentLayer):
     def _rnn(self, given: Array, memory: Array, r: Array, bias: Array, _peephole: Array) -> Array:
         return np.stack([CURVES[self.functions[0]](given + memory[0] @ r.T + bias)])
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         x, w, r, bias, memory, *peepholes = inputs
         axis = body.integers([0])
         w, r, bias = (body.add("Unsqueeze", [name, axis]) for name in (w, r, bias))
@@ -324,7 +324,7 @@ class FixedRecurrent(RecurrentLayer, Int64Operator):
     reset_after: bool = False
     """A GRU's linear_before_reset: the reset gate multiplies products, not hidden values."""
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x, w, r, bias, memory = inputs
         require(len(x.shape) == 3 and len(memory.shape) == 3, f"expects [T, B, I] and [1, B, H], got {x} and {memory}")
         hidden, rows = memory.shape[2], self.kind.gates * memory.shape[2]

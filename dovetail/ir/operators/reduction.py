@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from dovetail.ir.operators.base import IntegerSum, Operator, Rowwise, SlidingWindow, T, require
+from dovetail.ir.operators.base import (
+    Arrays,
+    Cut,
+    IntegerSum,
+    Names,
+    Operator,
+    Rowwise,
+    SlidingWindow,
+    T,
+    Types,
+    require,
+)
 from dovetail.ir.operators.base import Padding2d as Padding2d
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType
 
@@ -49,7 +60,7 @@ class Pool2d(Operator):
         """The number taken off every integer."""
         return 0
 
-    def window(self, inputs: Sequence[TensorType]) -> SlidingWindow:
+    def window(self, inputs: Types) -> SlidingWindow:
         return SlidingWindow(self.kernel, self.stride, padding=self.padding)
 
     def _result(self, x: TensorType, dtype: DType) -> TensorType:
@@ -73,7 +84,7 @@ class Pool2d(Operator):
         ones = np.ones((1, x.shape[1], x.shape[2], 1), np.int64)
         return self._total(ones)
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         spans, padding = self.window(inputs).reads(box, inputs[0].shape)
         return replace(self, padding=padding), ((box[0], *spans, box[3]),)
 
@@ -112,7 +123,7 @@ class MaxPool2d(Pool2d):
 
     kind = ReduceKind.MAXIMUM
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         return self._result(inputs[0], inputs[0].dtype)
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
@@ -121,12 +132,12 @@ class MaxPool2d(Pool2d):
     def raised(self, by: Sequence[int]) -> Operator | None:
         return self
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         kind = DType.of(inputs[0].dtype)
         lowest = kind.low if kind.is_integer else -np.inf
         return np.ascontiguousarray(self.window([]).view(inputs[0], lowest).max(axis=(4, 5)))
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         # ONNX Runtime pools no 16-bit or 32-bit integers; a float that holds them exactly does as well.
         narrow = types[0].dtype.bits <= 16 or types[0].dtype is DType.FLOAT32
         real = body.cast(inputs[0], DType.FLOAT32) if narrow else body.real64(inputs[0])
@@ -171,11 +182,11 @@ class AveragePool2d(SummingPool2d):
     and result are quantised alike. No meaning of its own."""
     input_zero_point: int = 0
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         real = inputs[0].dtype is DType.FLOAT32
         return self._result(inputs[0], DType.FLOAT32 if real else DType.INT32)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x = inputs[0]
         if x.dtype != np.float32:
             return self.integers(x)
@@ -186,7 +197,7 @@ class AveragePool2d(SummingPool2d):
         centred = totals - counts * self.input_zero_point
         return np.asarray(np.sign(centred) * ((np.abs(centred) + counts // 2) // counts), dtype=np.int32)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         result = self.infer(types)
         if result.dtype is DType.FLOAT32:
             return self._onnx_native(body, inputs[0], "AveragePool")
@@ -207,14 +218,14 @@ class SumPool2d(SummingPool2d):
     kind = ReduceKind.SUM
     input_zero_point: int = 0
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         require(inputs[0].dtype.is_integer, f"expects integers, got {inputs[0]}")
         return self._result(inputs[0], DType.INT32)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         return self.integers(inputs[0])
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         wide = body.cast(inputs[0], DType.INT64)
         centred = body.add("Sub", [wide, body.scalar(self.input_zero_point, DType.INT64)])
         return body.cast(self._onnx_total(body, centred, self.infer(types)), DType.INT32)
@@ -243,7 +254,7 @@ class Reduce(Operator):
     input_zero_point: int = 0
     """Taken off every element of an integer SUM."""
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
         places = all(0 <= axis < len(x.shape) for axis in self.axes) and self.axes == tuple(sorted(set(self.axes)))
         require(places and x.elements > 0, f"cannot reduce {x} over the axes {list(self.axes)}")
@@ -255,7 +266,7 @@ class Reduce(Operator):
         require(self.kind is ReduceKind.SUM and small, f"{self.kind.value} of {count} elements of {x} is not supported")
         return TensorType(shape, DType.INT32)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x = inputs[0]
         function = _REDUCTIONS[self.kind]
         if self.kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM):
@@ -266,7 +277,7 @@ class Reduce(Operator):
         total = (x.astype(np.int64) - self.input_zero_point).sum(axis=self.axes, keepdims=True)
         return np.asarray(total, dtype=np.int32)
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         sizes = inputs[0].shape
         return self, (tuple((0, sizes[axis]) if axis in self.axes else span for axis, span in enumerate(box)),)
 
@@ -281,7 +292,7 @@ class Reduce(Operator):
         count = prod(x.shape[axis] for axis in self.axes) if self.kind is ReduceKind.MEAN else 1
         return IntegerSum(Reduce(ReduceKind.SUM, self.axes, zero_point), count)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         axes = body.integers(self.axes)
         if types[0].dtype is DType.FLOAT32:
             return body.add(self.kind.value, [inputs[0], axes], keepdims=1, noop_with_empty_axes=1)
@@ -309,7 +320,7 @@ class CumSum(Operator):
     input_zero_point: int = 0
     sums: ClassVar[bool] = True
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
         require(0 <= self.axis < len(x.shape), f"{x} has no axis {self.axis} to sum along")
         if x.dtype in (DType.FLOAT32, DType.INT32, DType.UINT32, DType.INT64):
@@ -319,7 +330,7 @@ class CumSum(Operator):
         require(fits, f"running sums of {x.shape[self.axis]} elements of {x} are not supported")
         return TensorType(x.shape, DType.INT32)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         (x,), kind = inputs, self.infer([TensorType(inputs[0].shape, DType.of(inputs[0].dtype))])
         wide = x.astype(np.float64 if kind.dtype is DType.FLOAT32 else np.int64) - self.input_zero_point
         terms = np.moveaxis(wide, self.axis, 0)[:: -1 if self.reverse else 1]
@@ -328,11 +339,11 @@ class CumSum(Operator):
             total = np.concatenate([np.zeros_like(total[:1]), total[:-1]])
         return np.ascontiguousarray(np.moveaxis(total[:: -1 if self.reverse else 1], 0, self.axis), kind.dtype.numpy)
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         require(box[self.axis] == (0, inputs[0].shape[self.axis]), "running sums are not tiled over their axis")
         return self, (box,)
 
-    def reordered(self, order: Shape, inputs: Sequence[TensorType]) -> Operator | None:
+    def reordered(self, order: Shape, inputs: Types) -> Operator | None:
         return replace(self, axis=order.index(self.axis))
 
     def raised(self, by: Sequence[int]) -> Operator | None:
@@ -342,7 +353,7 @@ class CumSum(Operator):
         reach = x.shape[self.axis] * (x.dtype.high - x.dtype.low)
         return IntegerSum(replace(self, input_zero_point=zero_point), headroom=max(30 - reach.bit_length(), 0))
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         x, kind = inputs[0], self.infer(types).dtype
         if kind is not DType.FLOAT32:
             x = body.add("Sub", [body.cast(x, DType.INT64), body.number(self.input_zero_point)])
@@ -362,7 +373,7 @@ class ArgExtreme(Operator):
     dtype: DType = DType.INT64
     """INT32 or INT64."""
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
         require(
             0 <= self.axis < len(x.shape) and x.elements > 0 and x.dtype is not DType.BOOL and x.dtype.bits >= 8,
@@ -371,17 +382,17 @@ class ArgExtreme(Operator):
         require(self.dtype in (DType.INT32, DType.INT64), f"places are int32 or int64, not {self.dtype.text}")
         return TensorType((*x.shape[: self.axis], 1, *x.shape[self.axis + 1 :]), self.dtype)
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         function = np.argmax if self.largest else np.argmin
         x = np.flip(inputs[0], self.axis) if self.last else inputs[0]
         places = function(x, axis=self.axis, keepdims=True)
         return np.asarray(x.shape[self.axis] - 1 - places if self.last else places, dtype=self.dtype.numpy)
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+    def crop(self, box: Box, inputs: Types) -> Cut:
         whole = (0, inputs[0].shape[self.axis])
         return self, ((*box[: self.axis], whole, *box[self.axis + 1 :]),)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         # ONNX Runtime has no ArgMax of 16-bit integers.
         x = body.cast(inputs[0], DType.INT32) if types[0].dtype in (DType.INT16, DType.UINT16) else inputs[0]
         name = "ArgMax" if self.largest else "ArgMin"
@@ -402,12 +413,12 @@ class Normalise(Rowwise):
     centred: bool = True
     summed: bool = False
 
-    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+    def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
         require(x.dtype is DType.FLOAT32 and len(x.shape) > 0 and x.elements > 0, f"cannot normalise {x}")
         return x
 
-    def evaluate(self, inputs: Sequence[Array]) -> Array:
+    def evaluate(self, inputs: Arrays) -> Array:
         x = inputs[0].astype(np.float64)
         if self.summed:
             return np.asarray(x / np.sqrt(np.maximum((x * x).sum(-1, keepdims=True), self.epsilon)), dtype=np.float32)
@@ -417,7 +428,7 @@ class Normalise(Rowwise):
         with np.errstate(all="ignore"):
             return np.asarray(x / np.sqrt(spread), dtype=np.float32)
 
-    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         last, x = body.integers((-1,)), inputs[0]
         if self.summed:
             total = body.add("ReduceSum", [body.add("Mul", [x, x]), last], keepdims=1)
