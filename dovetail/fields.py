@@ -29,6 +29,11 @@ _ABOUT = {
     "bytes_per_cycle": "bytes it moves per cycle",
     "setup_cycles": "cycles a transfer costs beyond its bytes",
     "stack": "bytes of stack reserved",
+    "waits": "cycles a core waits for a read",
+    "width": "bytes it reads at once",
+    "prefetch": "reads instructions ahead",
+    "size of cache": "bytes of the cache before it",
+    "ways of cache": "places of a line in it; 0 for all",
 }
 _MULTIPLES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -53,8 +58,15 @@ def fields_of(target: Target) -> dict[str, Field]:
     """Everything that may be set, by name, in the order it is to be set in."""
     found = _recipe_fields(target.recipe) if target.recipe is not None else []
     for number, memory in enumerate(target.memories):
-        for name in ("size", "alignment"):
+        for name in ("size", "alignment", "waits", "width", "prefetch"):
             found.append(_field(f"{memory.name}.{name}", getattr(memory, name), partial(_set_memory, number, name)))
+        for place, cache in enumerate(memory.caches):
+            own = "cache" if len(cache.holds) > 1 else f"{cache.holds[0]}_cache"
+            for name in ("size", "ways"):
+                apply = partial(_set_cache, number, place, name)
+                found.append(
+                    _field(f"{memory.name}.{own}.{name}", getattr(cache, name), apply, _ABOUT[f"{name} of cache"])
+                )
     if target.dma is not None:
         for name in ("bytes_per_cycle", "setup_cycles"):
             found.append(_field(f"{target.dma.name}.{name}", getattr(target.dma, name), partial(_set_dma, name)))
@@ -95,8 +107,19 @@ def _field(name: str, present: Value, apply: Callable[[Target, Value], Target], 
 
 def _set_memory(number: int, name: str, target: Target, value: Value) -> Target:
     memories = list(target.memories)
-    given: dict[str, Any] = {name: _positive(value, f"{memories[number].name}.{name}")}
+    given: dict[str, Any] = {name: value}
+    if name in ("size", "alignment"):
+        _positive(value, f"{memories[number].name}.{name}")
     memories[number] = replace(memories[number], **given)
+    return replace(target, memories=tuple(memories))
+
+
+def _set_cache(number: int, place: int, name: str, target: Target, value: Value) -> Target:
+    memories = list(target.memories)
+    caches = list(memories[number].caches)
+    given: dict[str, Any] = {name: value}
+    caches[place] = replace(caches[place], **given)
+    memories[number] = replace(memories[number], caches=tuple(caches))
     return replace(target, memories=tuple(memories))
 
 

@@ -161,7 +161,13 @@ def run_build(
     inferences = tuple(with_lists(stretches, one) for one in simulation.inferences[delay:])
     simulation = replace(simulation, inferences=inferences)
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)
-    return RunResult(build, f"{simulator}, core {core}" if core else simulator, outputs, simulation, sizes)
+    return RunResult(build, f"{simulator}{_apart(build.target, core)}", outputs, simulation, sizes)
+
+
+def _apart(target: Target, core: str) -> str:
+    """The core that is RTL, and that its memories answer at once where the target's do not; empty for none."""
+    waits = " without waits" if any(memory.waits for memory in target.memories) else ""
+    return f", core {core}{waits}" if core else ""
 
 
 def firmware(
@@ -208,7 +214,7 @@ def _run_iss(
 ) -> tuple[SimulationResult, Mapping[str, int]]:
     from dovetail.codegen.build.elf import section_sizes
     from dovetail.sim.architecture import core_costs
-    from dovetail.sim.device import MemoryRegion, watched
+    from dovetail.sim.device import regions_of, watched
     from dovetail.sim.protocol import DEFAULT_INSTRUCTION_LIMIT, DEFAULT_TIMEOUT, SimulationSetup
     from dovetail.sim.worker import IssSession
 
@@ -229,7 +235,7 @@ def _run_iss(
     elf = firmware(build, sources, defines(build.manifest.model_prefix, target), cache)
     setup = SimulationSetup(
         elf,
-        tuple(MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core")) for m in target.memories),
+        regions_of(target),
         tuple(devices),
         target.core.isa,
         target.core.costs,

@@ -16,7 +16,7 @@ from dovetail.operators import installed_operators  # noqa: E402
 from dovetail.read import keras, onnx, tflite  # noqa: E402
 from dovetail.read.keras import operations  # noqa: E402
 from dovetail.target import Engine, Target  # noqa: E402
-from dovetail.target.parts import PARTS  # noqa: E402
+from dovetail.target.parts import PARTS, Microcontroller  # noqa: E402
 from dovetail.target.pattern import Apply, Leaf, Pattern  # noqa: E402
 from dovetail.targets import BUILT_IN, load_target  # noqa: E402
 
@@ -112,11 +112,24 @@ def part_lines() -> list[str]:
     """Microcontrollers, and where what is said of their memories is from."""
     rows = [
         f"| `{name}` | {part.name} | `{part.core}` | {part.flash[1] >> 10:,} KiB at {part.flash[0]:#x} "
-        f"| {part.ram[1] >> 10:,} KiB at {part.ram[0]:#x} | {part.source} |"
+        f"| {part.ram[1] >> 10:,} KiB at {part.ram[0]:#x} | {_reads(part)} | {part.source} |"
         for name, part in PARTS.items()
     ]
-    head = ["| `--part` | part | target with its core | flash | RAM | data sheet |", "|---|---|---|---|---|---|"]
-    return ["## Microcontrollers", "", *head, *rows, ""]
+    head = ["| `--part` | part | target with its core | flash | RAM | reads of the flash | documents, clock |"]
+    said = (
+        "Reads of the flash: cycles a core waits, for so many bytes, and the caches before it; empty where they do not "
+    )
+    said += "wait, or no document says how long (`dovetail/target/parts.toml`)."
+    return ["## Microcontrollers", "", said, "", *head, "|---|---|---|---|---|---|---|", *rows, ""]
+
+
+def _reads(part: Microcontroller) -> str:
+    """How long reads of a part's flash take."""
+    if not part.reads.get("waits"):
+        return ""
+    caches = (f"{' and '.join(c.holds)}: {c.size:,} bytes, {c.ways or 'all'} ways" for c in part.reads["caches"])
+    ahead = ("reads ahead",) if part.reads.get("prefetch") else ()
+    return "; ".join((f"{part.reads['waits']}, {part.reads['width']} bytes", *ahead, *caches))
 
 
 def page() -> str:

@@ -12,6 +12,26 @@ struct block {
     uint32_t end, instructions, cycles, taken_extra, system, entered_extra;
 };
 
+/* Must agree with waits.py: a place of a cache (used 0: empty), a cache, and the way from a core to a memory, for
+   instructions or for data. */
+struct line {
+    uint64_t number, used;
+};
+
+struct cache {
+    uint64_t time;
+    struct line *lines;
+    uint32_t sets, ways;
+};
+
+struct port {
+    uint64_t base, size;
+    struct cache *cache; /* NULL: none */
+    struct hook_state *state;
+    uint64_t last; /* the line at hand, 1 more than its number */
+    uint32_t shift, cycles, prefetch; /* bytes of a line as a power of two, and the wait for one */
+};
+
 /* Must agree with `HookState` in core.py. */
 struct hook_state {
     uint64_t cycles, instructions, deadline, instruction_limit;
@@ -21,10 +41,67 @@ struct hook_state {
     void (*decode)(uint32_t address, uint32_t size, struct block *out);
     int (*stop)(void *emulator);
     const uint8_t *predicated; /* per halfword: 0, or 1 + cycles more than when skipped */
-    uint32_t predicated_base;
+    struct port *ports; /* of instructions, then as many of data: where reads wait */
+    uint32_t predicated_base, memories;
 };
 
 enum { STOP_DEADLINE = 1, STOP_LIMIT = 2, STOP_INTERRUPT = 3 };
+enum { FETCH = 0, LOAD = 1 };
+
+/* Whether a line is in a cache; from now on it is. */
+static int holds(struct cache *cache, uint64_t number)
+{
+    struct line *const set = &cache->lines[number % cache->sets * cache->ways], *oldest = set;
+    cache->time++;
+    for (struct line *line = set; line < set + cache->ways; line++) {
+        if (line->number == number && line->used != 0u) {
+            line->used = cache->time;
+            return 1;
+        }
+        oldest = line->used < oldest->used ? line : oldest;
+    }
+    oldest->number = number;
+    oldest->used = cache->time;
+    return 0;
+}
+
+/* Wait for bytes of a memory; `busy` are the cycles in which a core executes a line of instructions. */
+static void wait_for(struct port *port, uint64_t address, uint32_t size, uint32_t busy)
+{
+    const uint64_t end = (address - port->base + size - 1u) >> port->shift;
+    for (uint64_t number = (address - port->base) >> port->shift; number <= end; number++) {
+        const uint32_t ahead = port->prefetch != 0u && number == port->last ? busy : 0u;
+        if (number + 1u != port->last) {
+            port->last = number + 1u;
+            if ((port->cache == NULL || !holds(port->cache, number)) && port->cycles > ahead) {
+                port->state->cycles += port->cycles - ahead;
+            }
+        }
+    }
+}
+
+/* The core reads bytes by itself, as instructions or as data: those take so many cycles. */
+void dovetail_reads(struct hook_state *state, uint32_t kind, uint32_t address, uint32_t size, uint32_t cycles)
+{
+    for (uint32_t index = 0; index < state->memories; index++) {
+        struct port *const port = &state->ports[kind * state->memories + index];
+        if (address >= port->base && address - port->base < port->size) {
+            wait_for(port, address, size, (uint32_t)(((uint64_t)cycles << port->shift) / size));
+            return;
+        }
+    }
+}
+
+void dovetail_load_hook(void *emulator, int kind, uint64_t address, int size, int64_t value, void *user)
+{
+    struct port *const port = user;
+    (void)emulator;
+    (void)kind;
+    (void)value;
+    if (port->state->stop_reason == 0u) {
+        wait_for(port, address, (uint32_t)size, 0);
+    }
+}
 
 static const struct block *find(struct hook_state *state, uint32_t address, uint32_t size)
 {
@@ -76,6 +153,9 @@ void dovetail_block_hook(void *emulator, uint64_t address, uint32_t size, void *
     state->expected = entry->end;
     state->taken_extra = entry->taken_extra;
     state->after_system = entry->system;
+    if (state->memories != 0u && entry->end != (uint32_t)address) {
+        dovetail_reads(state, FETCH, (uint32_t)address, entry->end - (uint32_t)address, entry->cycles);
+    }
 }
 
 /* Called for executed instructions near those that may be skipped where they stand; counts these. */

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,8 @@ from dovetail.codegen.build.elf import Symbol
 from dovetail.codegen.build.toolchain import compile_host
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Device, MemoryBus
+from dovetail.sim.waits import WaitPorts
+from dovetail.target.chip import Memory
 
 RUNNING = 0
 """The core stopped by itself: it executed `wfi`."""
@@ -96,9 +98,9 @@ class EmulatedCore(Protocol):
     def start(self, entry: int) -> None:
         """Go to the entry point of the firmware, as after a reset."""
 
-    def count_into(self, state: HookState) -> None:
+    def count_into(self, state: HookState, reads: int) -> None:
         """Told the counters once: what it executes unseen by the block hook, as turns of hardware loops, adds to
-        them."""
+        them, and calls `dovetail_reads` of block_hook.c, at the address `reads`, with what it reads."""
 
     def pc(self) -> int:
         """Address of the next instruction."""
@@ -176,14 +178,15 @@ class HookState(ctypes.Structure):
         interrupt: whether any interrupt line is high. stop_reason: why the hook stopped the core.
         predicated: for each halfword from `predicated_base`, 0 or 1 + the cycles an instruction that may be skipped
             takes more when it is executed.
+        ports: the ways to as many memories as wait, see waits.py.
     """
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("cycles", "instructions", "deadline", "instruction_limit")),
         *((name, ctypes.c_uint32) for name in ("current", "expected", "taken_extra", "after_system", "interrupt")),
         *((name, ctypes.c_uint32) for name in ("stop_reason", "used", "mask")),
-        *((name, ctypes.c_void_p) for name in ("table", "decode", "stop", "predicated")),
-        ("predicated_base", ctypes.c_uint32),
+        *((name, ctypes.c_void_p) for name in ("table", "decode", "stop", "predicated", "ports")),
+        *((name, ctypes.c_uint32) for name in ("predicated_base", "memories")),
     )
     cycles: int
     instructions: int
@@ -201,7 +204,8 @@ class BlockHook:
     """Counts instructions and cycles of a core at the beginning of each block, and stops it before one: block_hook.c
     as a shared library."""
 
-    def __init__(self, core: EmulatedCore) -> None:
+    def __init__(self, core: EmulatedCore, memories: Sequence[Memory]) -> None:
+        """`memories` are those whose reads wait."""
         source = Path(__file__).with_name("block_hook.c")
         self._library = ctypes.CDLL(str(compile_host(source.parent, [source], flags=("-O2",))))
         self._unicorn: Any = importlib.import_module("unicorn")
@@ -215,7 +219,12 @@ class BlockHook:
         self.state.table = ctypes.addressof(self._table)
         self.state.decode = ctypes.cast(self._decode, ctypes.c_void_p).value
         self.state.stop = ctypes.cast(emulator_calls().uc_emu_stop, ctypes.c_void_p).value
-        self._hook(self._unicorn.UC_HOOK_BLOCK, "dovetail_block_hook", 1, 0)
+        self._hook(self._unicorn.UC_HOOK_BLOCK, "dovetail_block_hook", self.state, 1, 0)
+        self._waits = WaitPorts(memories, ctypes.addressof(self.state))
+        self.state.ports, self.state.memories = ctypes.addressof(self._waits.ports), len(memories)
+        for port, memory in zip(self._waits.ports[len(memories) :], memories, strict=True):
+            place = (memory.base, memory.base + memory.size - 1)
+            self._hook(self._unicorn.UC_HOOK_MEM_READ, "dovetail_load_hook", port, *place)
 
     def hook_predicated(self, extra: Mapping[int, int]) -> None:
         """Count `Core.predicated` where they are executed: the emulator calls a hook only near them."""
@@ -225,7 +234,7 @@ class BlockHook:
             self._marks[(address - base) // 2] = 1 + cycles
         self.state.predicated, self.state.predicated_base = ctypes.addressof(self._marks), base
         for first, last in _neighbours(sorted(extra)):
-            self._hook(self._unicorn.UC_HOOK_CODE, "dovetail_executed_hook", first, last)
+            self._hook(self._unicorn.UC_HOOK_CODE, "dovetail_executed_hook", self.state, first, last)
 
     def hook_timed(self, timed: Mapping[int, Callable[[], int]]) -> None:
         """Count `Core.timed` as they are executed."""
@@ -237,8 +246,12 @@ class BlockHook:
         for first, last in _neighbours(sorted(timed)):
             self._emulator.hook_add(self._unicorn.UC_HOOK_CODE, execute, None, first, last)
 
-    def _hook(self, kind: int, function: str, first: int, last: int) -> None:
-        add_native_hook(self._emulator, kind, getattr(self._library, function), self.state, first, last)
+    def _hook(self, kind: int, function: str, data: ctypes.Structure, first: int, last: int) -> None:
+        add_native_hook(self._emulator, kind, getattr(self._library, function), data, first, last)
+
+    def reads(self) -> int:
+        """The address of the C function that is told what a core reads by itself."""
+        return ctypes.cast(self._library.dovetail_reads, ctypes.c_void_p).value or 0
 
     def _decoded(self, address: int, size: int, out: Any) -> None:
         """Called from C at a block not seen before: fill in its entry of the table."""

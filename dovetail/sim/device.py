@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from dovetail.errors import SimulationError
 from dovetail.names import names
+from dovetail.target.chip import Memory
 from dovetail.user_file import import_file
 
 if TYPE_CHECKING:
@@ -119,6 +120,15 @@ class MemoryRegion:
     size: int
     core: bool = True
     """Whether cores reach it."""
+    memory: Memory | None = None
+    """How long reads wait; None where they do not."""
+
+
+def regions_of(target: Target) -> tuple[MemoryRegion, ...]:
+    """The memories of a target."""
+    return tuple(
+        MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core"), m if m.waits else None) for m in target.memories
+    )
 
 
 class MemoryBus:

@@ -96,10 +96,11 @@ class Processor:
         )
         self._map_memories()
         self._map_devices()
-        self._hook = BlockHook(self.core)
+        waiting = [region.memory for region in setup.bus.regions if region.memory is not None and region.core]
+        self._hook = BlockHook(self.core, waiting)
         self.state = self._hook.state
         """Its counters and orders."""
-        self.core.count_into(self.state)
+        self.core.count_into(self.state, self._hook.reads())
         self._emulator.hook_add(self._unicorn.UC_HOOK_MEM_INVALID, self._invalid)
 
     def _map_memories(self) -> None:

@@ -69,10 +69,10 @@ class RiscvCore(EmulatedCore):
         self.timed = {address: self._timed(word) for address, word in places}
         self.emulator.reg_write(self._registers.UC_RISCV_REG_PC, entry)
 
-    def count_into(self, state: HookState) -> None:
+    def count_into(self, state: HookState, reads: int) -> None:
         """See `Core.count_into`."""
         if isinstance(self._own, _NativeInstructions):
-            self._own.count_into(state)
+            self._own.count_into(state, reads)
 
     def pc(self) -> int:
         return int(self.emulator.reg_read(self._registers.UC_RISCV_REG_PC))
@@ -136,13 +136,15 @@ class _RiscvState(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("read", "write", "fetch", "put", "stop", "count", "emulator")),
-        *((name, ctypes.c_void_p) for name in ("instructions", "cycles")),
+        *((name, ctypes.c_void_p) for name in ("instructions", "cycles", "state", "reads")),
         *((name, ctypes.c_int32) for name in ("x0", "pc")),
         *((name, ctypes.c_uint32) for name in ("failed", "word", "address", "known", "changed")),
         ("values", ctypes.c_uint32 * 32),
     )
     failed: int
     word: int
+    state: int
+    reads: int
 
 
 _COUNT = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32)
@@ -178,8 +180,9 @@ class _NativeInstructions:
         self._own = _RiscvState(*places, x0=x0, pc=pc)
         add_native_hook(emulator, unicorn.UC_HOOK_INTR, self._library.dovetail_own_instruction, self._own, 1, 0)
 
-    def count_into(self, state: HookState) -> None:
+    def count_into(self, state: HookState, reads: int) -> None:
         """See `Core.count_into`."""
+        self._own.state, self._own.reads = ctypes.addressof(state), reads
         for name in ("instructions", "cycles"):
             setattr(self._own, name, ctypes.addressof(state) + getattr(HookState, name).offset)
 

@@ -6,6 +6,7 @@
 
 enum { ILLEGAL = 2 /* RISC-V Privileged ISA manual, table of mcause values */, MOST_WORDS = 64 };
 enum { UNKNOWN = 1, NO_MEMORY = 2, FOREIGN_LOOP = 3 };
+enum { FETCH = 0, LOAD = 1 }; /* as in block_hook.c */
 
 /* Must agree with `_Own` in riscv.py. */
 struct dovetail_core {
@@ -17,6 +18,8 @@ struct dovetail_core {
     uint64_t (*count)(uint32_t address, uint32_t size); /* of code: instructions in the upper half, cycles */
     void *emulator;
     uint64_t *instructions, *cycles; /* counters, for the turns of loops that the emulator does not see */
+    void *state;
+    void (*reads)(void *state, uint32_t kind, uint32_t address, uint32_t bytes, uint32_t cycles); /* dovetail_reads */
     int32_t x0, pc;                /* the emulator's numbers of these registers */
     uint32_t failed, word;         /* why it stopped, and at which word or address */
     uint32_t address, known, changed; /* of the present instruction; registers in `values`, and those to write back */
@@ -53,13 +56,19 @@ void dovetail_set_register(struct dovetail_core *core, uint32_t number, uint32_t
     }
 }
 
-uint32_t dovetail_load(struct dovetail_core *core, uint32_t address, uint32_t bytes)
+static uint32_t content(struct dovetail_core *core, uint32_t address, uint32_t bytes)
 {
     uint8_t read[4] = {0, 0, 0, 0};
     if (core->fetch(core->emulator, address, read, bytes) != 0) {
         fail(core, NO_MEMORY, address);
     }
     return read[0] | (uint32_t)read[1] << 8 | (uint32_t)read[2] << 16 | (uint32_t)read[3] << 24;
+}
+
+uint32_t dovetail_load(struct dovetail_core *core, uint32_t address, uint32_t bytes)
+{
+    core->reads(core->state, LOAD, address, bytes, 0);
+    return content(core, address, bytes);
 }
 
 void dovetail_store(struct dovetail_core *core, uint32_t address, uint32_t bytes, uint32_t value)
@@ -84,7 +93,7 @@ void dovetail_repeat(struct dovetail_core *core, uint32_t end, uint32_t turns)
         return;
     }
     for (uint32_t index = 0; index < words; ++index) {
-        body[index] = dovetail_load(core, first + 4u * index, 4);
+        body[index] = content(core, first + 4u * index, 4);
     }
     for (uint32_t turn = 1; turn < turns && core->failed == 0u; ++turn) { /* the last one is left to the emulator */
         for (uint32_t index = 0; index < words && core->failed == 0u; ++index) {
@@ -96,6 +105,9 @@ void dovetail_repeat(struct dovetail_core *core, uint32_t end, uint32_t turns)
     }
     if (turns > 1u && core->failed == 0u) {
         const uint64_t counted = core->count(first, 4u * words);
+        for (uint32_t turn = 1; turn < turns; ++turn) {
+            core->reads(core->state, FETCH, first, 4u * words, (uint32_t)counted);
+        }
         *core->instructions += (counted >> 32) * (turns - 1u);
         *core->cycles += (counted & 0xFFFFFFFFu) * (turns - 1u);
     }

@@ -5,6 +5,7 @@ from dovetail.ir.layout import Layout, blocked, from_notation, packed
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.target import costs
 from dovetail.target.chip import (
+    Cache,
     Core,
     CoreInstruction,
     Dma,
@@ -67,7 +68,7 @@ from dovetail.target.pattern import (
 )
 
 __all__ = [
-    "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks",
+    "CValue", "Cache", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks",
     "CoreInstruction", "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint",
     "Knob",
     "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",

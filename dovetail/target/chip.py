@@ -5,10 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from dovetail.errors import TargetError
+
+BOTH = (INSTRUCTIONS, DATA) = ("instructions", "data")
+"""The two kinds of bytes a core reads."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache between a core and a memory. The line used least recently makes way for another; writes are not noted."""
+
+    size: int
+    """Bytes."""
+    ways: int = 0
+    """Places a line may be in; 0 for all there are."""
+    line: int = 0
+    """Bytes of a line, which is fetched whole; 0 for the memory's `width`."""
+    holds: tuple[str, ...] = BOTH
+    """Which of the two kinds go through it."""
+
 
 @dataclass(frozen=True)
 class Memory:
-    """One memory of the chip, at a fixed address."""
+    """One memory of the chip, at a fixed address.
+
+    A core that reads it waits as `waits` and `caches` say; each core has caches of its own. Writes go through a buffer
+    and never wait. DMAs and engines move bytes at rates of their own.
+    """
 
     name: str
     base: int
@@ -20,10 +43,57 @@ class Memory:
     reach: tuple[str, ...] = ()
     """Units that read and write it: "core", engines and DMAs by name; empty for all. A value the core does not
     reach has no variable in the C."""
+    # Shipped tilings go by what a memory looks like printed, and do not depend on the rest.
+    waits: int = field(default=0, repr=False)
+    """Cycles a read takes beyond those in the core's `costs`."""
+    width: int = field(default=4, repr=False)
+    """Bytes it reads at once, a power of two; they stay at hand until others are read, apart for instructions and
+    data."""
+    prefetch: bool = field(default=False, repr=False)
+    """Whether it reads the next `width` bytes of instructions while the core executes the last ones."""
+    caches: tuple[Cache, ...] = field(default=(), repr=False)
+    """Between it and each core: one for both, or one for instructions and one for data at most."""
+
+    def __post_init__(self) -> None:
+        """Raise TargetError where reads cannot wait as it says."""
+        kinds = [kind for cache in self.caches for kind in cache.holds]
+        lines = [self.width, *(cache.line or self.width for cache in self.caches)]
+        faults = [f"reads wait {self.waits} cycles"] if self.waits < 0 else []
+        if any(line < 1 or line & line - 1 for line in lines):
+            faults.append(f"width and lines are powers of two, not {', '.join(map(str, lines))} bytes")
+        elif any(
+            c.size < line * max(1, c.ways) or c.size % (line * (c.ways or 1))
+            for c, line in zip(self.caches, lines[1:], strict=True)
+        ):
+            sizes = ", ".join(f"{c.size} bytes in {c.ways or 'any'} ways" for c in self.caches)
+            faults.append(f"caches are whole numbers of lines for each way, not {sizes}")
+        if sorted(kinds) not in ([], [DATA], [INSTRUCTIONS], [DATA, INSTRUCTIONS]):
+            faults.append(f"caches hold {' and '.join(BOTH)}, each once at most, not {', '.join(kinds)}")
+        if faults:
+            hint = "correct the Memory in the target file, or what --set says"
+            raise TargetError("; ".join(faults), where=f"memory '{self.name}'", hint=hint)
 
     def is_reached_by(self, name: str) -> bool:
         """Whether "core", an engine or a DMA reads and writes it."""
         return not self.reach or name in self.reach
+
+    def cache(self, kind: str) -> Cache | None:
+        """The cache for `INSTRUCTIONS` or `DATA`."""
+        return next((cache for cache in self.caches if kind in cache.holds), None)
+
+    def line(self, kind: str) -> tuple[int, int]:
+        """Bytes that come together when a core reads, and the cycles it waits for them."""
+        cache = self.cache(kind)
+        nbytes = (cache.line if cache else 0) or self.width
+        return nbytes, -(-nbytes // self.width) * (1 + self.waits) - 1 if self.waits else 0
+
+    def wait_cycles(self, nbytes: int, times: int = 1, kind: str = DATA) -> int:
+        """Cycles a core waits in reading `nbytes` bytes in a row, so many times over: once for each line that the cache
+        keeps, else every time. What a prefetch hides is not taken off."""
+        line, cycles = self.line(kind)
+        cache, lines = self.cache(kind), -(-nbytes // line)
+        keeps = lines == 1 or (cache is not None and nbytes <= cache.size)
+        return lines * cycles * (1 if keeps else times)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dovetail.errors import SimulationError
 from dovetail.farm import Farm, LostResult
 from dovetail.guests.mesh.element import BASE, ElementDevice, StoredPart
 from dovetail.guests.mesh.layers import Ints
-from dovetail.sim.device import DeviceSpec, MemoryRegion, target_devices
+from dovetail.sim.device import DeviceSpec, regions_of, target_devices
 from dovetail.sim.protocol import RunRequest, SimulationSetup
 from dovetail.target.description import Target
 from dovetail.user_file import blamed
@@ -70,9 +70,8 @@ def element_setup(target: Target) -> SimulationSetup:
     array = {"array": "" if has_engines else target.mesh.mac.place}
     device = DeviceSpec("dovetail.guests.mesh.element:element_device", BASE, 4096, array)
     devices = (device, *(target_devices(target) if has_engines else ()))
-    memories = tuple(MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core")) for m in target.memories)
     own = (target.core.isa, target.core.costs)
-    return SimulationSetup(Path(), memories, devices, *own, extension=target.core.extension)
+    return SimulationSetup(Path(), regions_of(target), devices, *own, extension=target.core.extension)
 
 
 def run_element(setup: SimulationSetup, job: ElementJob) -> ElementRun:
