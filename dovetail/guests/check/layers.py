@@ -249,7 +249,7 @@ def _maker(kind: type[Operator]) -> Maker | None:
     """The function that makes layers with an operator."""
     if issubclass(kind, UserOperator):
         return _user
-    return _MAKERS.get(kind)
+    return _applied if kind in _OPERATORS else _MAKERS.get(kind)
 
 
 def _make(making: LayerBuilder, part: Pattern) -> str:
@@ -416,16 +416,12 @@ def _clip(making: LayerBuilder, part: Part) -> str:
     return making.add(Clip(max(low, dtype.low), min(high, dtype.high), dtype), x)
 
 
-def _pool(making: LayerBuilder, part: Part) -> str:
-    x = _make(making, part.inputs[0])
+def _pool(making: LayerBuilder, part: Part, kind: TensorType) -> Operator:
     pads = tuple((making.get(a), making.get(b)) for a, b in (("top", "bottom"), ("left", "right")))
     kernel, stride = making.both("kernel"), making.both("stride")
-    more = [_zero(making, "input_zero", making.builder.type_of(x).dtype)] if part.operator is SumPool2d else []
-    return making.add(part.operator(kernel, stride, pads, *more), x)
-
-
-def _operands(making: LayerBuilder, part: Part) -> list[str]:
-    return [_make(making, operand) for operand in part.inputs]
+    more = [_zero(making, "input_zero", kind.dtype)] if part.operator is SumPool2d else []
+    operator: Operator = part.operator(kernel, stride, pads, *more)
+    return operator
 
 
 def _lookup(making: LayerBuilder, part: Part) -> str:
@@ -434,25 +430,18 @@ def _lookup(making: LayerBuilder, part: Part) -> str:
     return making.add(Lookup(), x, making.constant("table", table))
 
 
-def _slice(making: LayerBuilder, part: Part) -> str:
+def _slice(making: LayerBuilder, part: Part, kind: TensorType) -> Operator:
     """Without what would be padding elsewhere, every `stride`-th element."""
-    x = _make(making, part.inputs[0])
-    images, rows, columns, channels = making.builder.type_of(x).shape
+    images, rows, columns, channels = kind.shape
     start = (0, making.get("top"), making.get("left"), making.get(f"first:{part.name}"))
     stop = (images, rows - making.get("bottom"), columns - making.get("right"), channels)
     require(all(low < high for low, high in zip(start, stop, strict=True)), "nothing is left of it")
-    return making.add(Slice(start, stop, (1, *making.both("stride"), 1)), x)
-
-
-def _flat(making: LayerBuilder, part: Part) -> str:
-    """One of several results of a launch."""
-    x = _make(making, part.inputs[0])
-    return making.add(Reshape((making.builder.type_of(x).elements,)), x)
+    return Slice(start, stop, (1, *making.both("stride"), 1))
 
 
 def _concat(making: LayerBuilder, part: Part) -> str:
     if all(isinstance(one, Apply) and one.operator is Reshape for one in part.inputs):
-        return making.add(Concat(0), *_operands(making, part))
+        return making.add(Concat(0), *(_make(making, one) for one in part.inputs))
     along, unequal = making.get(f"along:{part.name}"), making.get(f"unequal:{part.name}")
     parts = []
     for number, one in enumerate(part.inputs):
@@ -493,15 +482,22 @@ _MAKERS: Mapping[type[Operator], Maker] = {
     Requantize: _requantize,
     ScaleShift: _scale_shift,
     Clip: _clip,
-    MaxPool2d: _pool,
-    AveragePool2d: _pool,
-    SumPool2d: _pool,
-    Add: lambda m, part: m.add(Add(), *_operands(m, part)),
-    Binary: lambda m, part: m.add(Binary(FUNCTIONS[m.get(f"function:{part.name}")]), *_operands(m, part)),
-    Offset: lambda m, part: m.add(Offset(0, DType.INT32), *_operands(m, part)),
     Lookup: _lookup,
-    Transpose: lambda m, part: m.add(Transpose(ORDERS[m.get(f"order:{part.name}")]), *_operands(m, part)),
-    Slice: _slice,
-    Reshape: _flat,
     Concat: _concat,
 }
+_OPERATORS: Mapping[type[Operator], Callable[[LayerBuilder, Part, TensorType], Operator]] = {
+    **dict.fromkeys((MaxPool2d, AveragePool2d, SumPool2d), _pool),
+    Add: lambda making, part, kind: Add(),
+    Binary: lambda making, part, kind: Binary(FUNCTIONS[making.get(f"function:{part.name}")]),
+    Offset: lambda making, part, kind: Offset(0, DType.INT32),
+    Transpose: lambda making, part, kind: Transpose(ORDERS[making.get(f"order:{part.name}")]),
+    Slice: _slice,
+    Reshape: lambda making, part, kind: Reshape((kind.elements,)),
+}
+"""Operators whose operands are all parts of the pattern, made for a first operand of a type."""
+
+
+def _applied(making: LayerBuilder, part: Part) -> str:
+    operands = [_make(making, one) for one in part.inputs]
+    kind = making.builder.type_of(operands[0])
+    return making.add(_OPERATORS[part.operator](making, part, kind), *operands)

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from dovetail.guests.ptq.execute import run
 from dovetail.guests.ptq.preparation import prepare, unquantised
 from dovetail.guests.ptq.search import Noise, top1
 from dovetail.guests.ptq.settings import Preprocessing, Told
+from dovetail.guests.ptq.steps import Data
 from dovetail.ir.boundary import Steps, boundary, steps_of
 from dovetail.ir.graph import Graph, Node, evaluate
 from dovetail.ir.onnx_runtime import runtime_session
@@ -96,9 +97,7 @@ class ValueComparison:
         noise.add(_aligned(real * self.factor, integers), self.steps.dequantize(integers))
 
 
-def watched(
-    graph: Graph, integer: Graph, reference: Graph, factors: Mapping[str, Array]
-) -> tuple[ValueComparison, ...]:
+def watched(graph: Graph, integer: Graph, reference: Graph, factors: Data) -> tuple[ValueComparison, ...]:
     """The quantised values of a QDQ graph that both other graphs have.
 
     Args:
@@ -149,7 +148,7 @@ def real_output(qdq: Graph, array: Array, dtype: DType) -> Array:
     return steps.dequantize(array) if steps is not None else array.astype(np.float32)
 
 
-def coded_inputs(qdq: Graph, sample: Mapping[str, Array]) -> dict[str, Array]:
+def coded_inputs(qdq: Graph, sample: Data) -> dict[str, Array]:
     """One sample as the model takes it: floats become integers where it dequantises its inputs first."""
     inputs, steps = {name: sample[name] for name in qdq.inputs}, boundary(qdq)
     for name, array in inputs.items():
@@ -158,9 +157,7 @@ def coded_inputs(qdq: Graph, sample: Mapping[str, Array]) -> dict[str, Array]:
     return inputs
 
 
-def firmware_outputs(
-    model: Path, target: Target, simulator: str, samples: Sequence[Mapping[str, Array]], report: Told
-) -> list[Array]:
+def firmware_outputs(model: Path, target: Target, simulator: str, samples: Sequence[Data], report: Told) -> list[Array]:
     """The first output of each sample, computed by the compiled program on a simulator.
     Raises DovetailError where it does not compile or run."""
     from dovetail.compile import Options, compile_model
@@ -244,11 +241,11 @@ def compare(
     qdq: Graph,
     integer: Graph,
     reference: Graph,
-    samples: Mapping[str, Array],
+    samples: Data,
     labels: Array | None,
-    factors: Mapping[str, Array],
+    factors: Data,
     report: Told,
-    firmware: Callable[[Sequence[Mapping[str, Array]]], list[Array]] | None = None,
+    firmware: Callable[[Sequence[Data]], list[Array]] | None = None,
 ) -> Accuracy:
     """Run the float, the integer network and perhaps firmware on samples.
 
@@ -266,7 +263,7 @@ def compare(
     noise = {place.integers: Noise() for place in places}
     count, output = len(next(iter(samples.values()))), integer.outputs[0]
     kind = integer.types[output].dtype
-    inputs: list[Mapping[str, Array]] = []
+    inputs: list[Data] = []
     wanted: list[Array] = []
     coded: list[Array] = []
     for index in range(count):
@@ -365,7 +362,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _reader(inputs: Mapping[str, Array]) -> Any:
+def _reader(inputs: Data) -> Any:
     """The samples one after another, as the static quantiser asks for them."""
     from onnxruntime.quantization import CalibrationDataReader  # type: ignore[import-untyped]
 
@@ -379,12 +376,12 @@ def _reader(inputs: Mapping[str, Array]) -> Any:
     return CalibrationReader()
 
 
-def _feeds(inputs: Mapping[str, Array]) -> list[dict[str, Array]]:
+def _feeds(inputs: Data) -> list[dict[str, Array]]:
     count = len(next(iter(inputs.values())))
     return [{name: np.ascontiguousarray(array[at]) for name, array in inputs.items()} for at in range(count)]
 
 
-def _outputs(model: Path, inputs: Mapping[str, Array]) -> Sequence[Array]:
+def _outputs(model: Path, inputs: Data) -> Sequence[Array]:
     """The first output of each sample, the network computed as it is written."""
     session = runtime_session(model, optimised=False)
     return [session.run(None, feed)[0] for feed in _feeds(inputs)]

@@ -16,10 +16,10 @@ from dovetail.guests.ptq.layers import LayerSettings, fit_layers, weighted_layer
 from dovetail.guests.ptq.preparation import equalise
 from dovetail.guests.ptq.qdq import Scheme
 from dovetail.guests.ptq.settings import Method, Settings, Told
-from dovetail.guests.ptq.steps import Histogram, TensorQuantisation
+from dovetail.guests.ptq.steps import Data, Histogram, StepsByValue, TensorQuantisation
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.linear import FullyConnected
-from dovetail.ir.types import Array, DType, TensorType
+from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.options import silent
 from dovetail.target.description import Quantisation, Target
@@ -34,8 +34,8 @@ class CalibratedNetwork:
 
     graph: Graph
     """Float, perhaps equalised."""
-    activations: Mapping[str, TensorQuantisation]
-    factors: Mapping[str, Array]
+    activations: StepsByValue
+    factors: Data
     """float32 [C] by value: what equalisation has multiplied its channels with."""
     wanted: Quantisation
     """Quantisations that the target takes."""
@@ -61,11 +61,11 @@ class CalibratedNetwork:
 
 
 def calibrate(
-    graph: Graph, data: Mapping[str, Array], wanted: Quantisation, settings: Settings, report: Told = silent
+    graph: Graph, data: Data, wanted: Quantisation, settings: Settings, report: Told = silent
 ) -> CalibratedNetwork:
     """Equalise a graph of `prepare`, and choose the steps of every activation, as the settings say within what the
     target takes, from data, float32 [N, *shape] by input."""
-    factors: Mapping[str, Array] = {}
+    factors: Data = {}
     if settings.equalise:
         report("equalising layers")
         graph, factors = equalise(graph)
@@ -78,7 +78,7 @@ def calibrate(
 
 def shared_widths(graph: Graph) -> dict[str, tuple[str, ...]]:
     """The activations that may have fewer than 8 bits, in groups of those that share their steps, by one of them."""
-    owner = stepping.shared(graph, stepping.quantised_values(graph))
+    owner = stepping.shared(graph)
     groups: dict[str, tuple[str, ...]] = {}
     for name in narrowable(graph):
         groups[owner[name]] = (*groups.get(owner[name], ()), name)
@@ -113,7 +113,7 @@ def narrowable(graph: Graph) -> tuple[str, ...]:
     """The activations that may have fewer than 8 bits: not the network's outputs, nor the operands of softmaxes."""
     fixed = {*graph.outputs, *stepping.shares(graph)}
     fixed |= {node.inputs[0] for node in graph.nodes if node.operator.reads_scores}
-    owner = stepping.shared(graph, stepping.quantised_values(graph))
+    owner = stepping.shared(graph)
     whole = {owner.get(stepping.source_of(graph, name, owner)) for name in fixed}
     return tuple(name for name in owner if owner[name] not in whole)
 
@@ -123,10 +123,10 @@ def _steps(
 ) -> dict[str, TensorQuantisation]:
     """The steps of every quantised value, in few bits those that `bits` has."""
     symmetric = wanted.symmetric or settings.symmetric
-    points, shares = stepping.quantised_values(graph), stepping.shares(graph)
+    owner, shares = stepping.shared(graph), stepping.shares(graph)
     wide = frozenset() if wanted.shifts else wide_values(graph, wanted.wide_sums)
     own = {}
-    for name in points:
+    for name in owner:
         dtype = DType.INT16 if name in wide else wanted.activations.narrowed(bits.get(name, 8))
         if name in graph.inputs and settings.integer_ends:  # ONNX has no inputs of 2 bits that others read
             dtype = dtype.narrowed(max(dtype.bits, 4))
@@ -137,8 +137,7 @@ def _steps(
         else:  # without symmetry as TFLite has it
             tflite = TensorQuantisation(dtype, 2.0**-8, dtype.low)
             own[name] = stepping.spanning(0.0, 1.0, dtype, True) if symmetric else tflite
-    owner = stepping.shared(graph, points)
-    steps = {name: own[owner[name]] for name in points}
+    steps = {name: own[group] for name, group in owner.items()}
     if not wanted.shifts:
         return steps
     narrow = [name for name, width in settings.widths.items() if width == 2] if wanted.operand_bits < 8 else []
@@ -211,7 +210,7 @@ def _named(names: Sequence[tuple[str, str]], texts: Sequence[str], option: str, 
 
 
 def choose_layers(
-    calibrated: CalibratedNetwork, data: Mapping[str, Array], widths: Mapping[str, int], report: Told = silent
+    calibrated: CalibratedNetwork, data: Data, widths: Mapping[str, int], report: Told = silent
 ) -> Scheme:
     """Weights and biases of these widths, and with them all that is decided about the network."""
     activations, how = calibrated.activations, calibrated.layer_settings

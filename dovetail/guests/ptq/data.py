@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.files import MOST_BYTES, InputError, open_archive, read_npy
 from dovetail.guests.ptq.preparation import as_reals
 from dovetail.guests.ptq.settings import Preprocessing
-from dovetail.guests.ptq.steps import TensorQuantisation
+from dovetail.guests.ptq.steps import Data, StepsByValue
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Shape, TensorType
 
@@ -93,7 +93,7 @@ IMAGES = (".png", ".jpg", ".jpeg")
 class Samples:
     """Data for a network."""
 
-    inputs: Mapping[str, Array]
+    inputs: Data
     """float32 [N, *shape] by input; the model's own integers for an integer input"""
     labels: Array | None
     """int64 [N], where there are any"""
@@ -104,9 +104,7 @@ class Samples:
         return len(next(iter(self.inputs.values())))
 
 
-def read_samples(
-    path: Path, graph: Graph, how: Preprocessing, steps: Mapping[str, TensorQuantisation] | None = None
-) -> Samples:
+def read_samples(path: Path, graph: Graph, how: Preprocessing, steps: StepsByValue | None = None) -> Samples:
     """Read the data a path holds.
 
     Args:

@@ -6,7 +6,7 @@ of products) or frequent compute all samples together; every other one computes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from math import prod
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq.settings import Told
-from dovetail.guests.ptq.steps import BINS, Histogram
+from dovetail.guests.ptq.steps import BINS, Data, Histogram
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator, SlidingWindow
 from dovetail.ir.types import Array, DType, TensorType
@@ -29,9 +29,7 @@ Visit = Callable[[str, Array], None]
 """Told each value once it is computed."""
 
 
-def run(
-    graph: Graph, inputs: Mapping[str, Array], keep: Collection[str] = (), visit: Visit = lambda name, array: None
-) -> Values:
+def run(graph: Graph, inputs: Data, keep: Collection[str] = (), visit: Visit = lambda name, array: None) -> Values:
     """Compute a graph on samples.
 
     Args:
@@ -55,12 +53,12 @@ def run(
     return {name: values[name] for name in (*graph.outputs, *keep)}
 
 
-def sampled(graph: Graph, values: Mapping[str, Array], name: str) -> bool:
+def sampled(graph: Graph, values: Data, name: str) -> bool:
     """True for a value with a sample axis."""
     return name not in graph.constants and values[name].ndim == len(graph.types[name].shape) + 1
 
 
-def compute(graph: Graph, node: Node, values: Mapping[str, Array]) -> Array:
+def compute(graph: Graph, node: Node, values: Data) -> Array:
     """The result of one node on samples; without run-time operands it has no sample axis."""
     operands = [graph.constants[name] if name in graph.constants else values[name] for name in node.inputs]
     batched = [name not in graph.constants and sampled(graph, values, name) for name in node.inputs]
@@ -172,7 +170,7 @@ MOST_BYTES = 32 << 20
 """Bytes of the largest value of a batch."""
 
 
-def batches(graph: Graph, data: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+def batches(graph: Graph, data: Data) -> Iterator[dict[str, Array]]:
     """The samples in parts that fit memory: the largest value of a part has at most `MOST_BYTES`."""
     largest = max(4 * kind.elements for name, kind in graph.types.items() if name not in graph.constants)
     size = int(max(1, min(64, MOST_BYTES // largest)))
@@ -181,9 +179,7 @@ def batches(graph: Graph, data: Mapping[str, Array]) -> Iterator[dict[str, Array
         yield {name: array[start : start + size] for name, array in data.items()}
 
 
-def observe(
-    graph: Graph, data: Mapping[str, Array], points: Collection[str], histograms: bool, report: Told
-) -> dict[str, Histogram]:
+def observe(graph: Graph, data: Data, points: Collection[str], histograms: bool, report: Told) -> dict[str, Histogram]:
     """Histograms of the values `points` on the samples.
 
     Args:
@@ -222,7 +218,7 @@ def observe(
     return {name: Histogram(low[name], high[name], counts[name]) for name in low}
 
 
-def _pass(graph: Graph, data: Mapping[str, Array], visit: Visit, report: Told, text: str) -> None:
+def _pass(graph: Graph, data: Data, visit: Visit, report: Told, text: str) -> None:
     total, count = len(next(iter(data.values()))), 0
     for part in batches(graph, data):
         report(f"{text}: sample {count} of {total}")

@@ -21,7 +21,7 @@ import numpy as np
 from dovetail.guests.ptq.execute import Values, compute, sampled, window_of
 from dovetail.guests.ptq.preparation import along
 from dovetail.guests.ptq.settings import Told
-from dovetail.guests.ptq.steps import LEAST, TensorQuantisation, steps_of
+from dovetail.guests.ptq.steps import LEAST, Data, StepsByValue, TensorQuantisation, steps_of
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType
@@ -268,12 +268,12 @@ def weighted_layers(graph: Graph) -> tuple[Node, ...]:
 
 def fit_layers(
     graph: Graph,
-    data: Mapping[str, Array],
-    activations: Mapping[str, TensorQuantisation],
+    data: Data,
+    activations: StepsByValue,
     bits: Mapping[str, int],
     settings: LayerSettings,
     report: Told = silent,
-) -> tuple[Mapping[str, LayerWeights], Mapping[str, Array]]:
+) -> tuple[Mapping[str, LayerWeights], Data]:
     """Choose weights and biases, by result of the layer.
 
     Args:
@@ -330,7 +330,7 @@ def _bias(graph: Graph, node: Node, real: Array, sums: Array, settings: LayerSet
     return graph.constants[node.inputs[2]] if len(node.inputs) > 2 else np.zeros(sums.shape[-1], np.float32)
 
 
-def _largest_scale(graph: Graph, activations: Mapping[str, TensorQuantisation], node: Node) -> float:
+def _largest_scale(graph: Graph, activations: StepsByValue, node: Node) -> float:
     """The scale of weights with which the sums have the steps of the result: with more, they would be raised."""
     source, result = steps_of(graph, activations, node.inputs[0]), activations.get(node.output)
     readers = graph.users()[node.output]

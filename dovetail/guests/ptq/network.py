@@ -19,8 +19,8 @@ from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.qdq import qdq_graph
 from dovetail.guests.ptq.search import LayerCost, WidthSearchResult, activation_costs, search, weight_bytes
 from dovetail.guests.ptq.settings import Settings, Told
+from dovetail.guests.ptq.steps import Data
 from dovetail.ir.graph import Graph
-from dovetail.ir.types import Array
 from dovetail.options import silent
 from dovetail.target.description import Target
 
@@ -85,9 +85,7 @@ def quantise_network(
     return QuantisedNetwork(quantised, model, widths, weight_bytes(graph, widths), outcome, narrow)
 
 
-def _narrow_activations(
-    calibrated: CalibratedNetwork, data: Mapping[str, Array], report: Told
-) -> tuple[LayerCost, ...]:
+def _narrow_activations(calibrated: CalibratedNetwork, data: Data, report: Told) -> tuple[LayerCost, ...]:
     """Bytes of the activations of fewer than 8 bits, and the noise of each alone, in the network's order."""
     bits = {name: steps.dtype.bits for name, steps in calibrated.activations.items()}
     groups = {name: (name,) for name in bits if bits[name] < 8}

@@ -12,7 +12,6 @@ the second layer's weights; the network computes the same floats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.guests.ptq.attention import part_layers
-from dovetail.guests.ptq.steps import TensorQuantisation
+from dovetail.guests.ptq.steps import Data, TensorQuantisation
 from dovetail.ir.boundary import boundary
 from dovetail.ir.graph import Graph, GraphBuilder, Node, renamed
 from dovetail.ir.operators.activation import Clamp, Unary, UnaryKind
@@ -345,7 +344,7 @@ def _passes(graph: Graph, node: Node) -> bool:
     return any(pattern.fits(node) for pattern in _PASSING)
 
 
-def equalise(graph: Graph) -> tuple[Graph, Mapping[str, Array]]:
+def equalise(graph: Graph) -> tuple[Graph, Data]:
     """The graph with equalised weights, and the factor [C] each value between layers was multiplied with."""
     constants = {name: array.astype(np.float64) for name, array in graph.constants.items() if array.dtype == np.float32}
     users, own = graph.users(), []
@@ -369,7 +368,7 @@ def equalise(graph: Graph) -> tuple[Graph, Mapping[str, Array]]:
     return replace(graph, constants=new), factors
 
 
-def _factor(graph: Graph, pair: Pair, constants: Mapping[str, Array]) -> Array:
+def _factor(graph: Graph, pair: Pair, constants: Data) -> Array:
     """The factor of each channel between: sqrt(range of the second / range of the first). Layers read along the last
     axis of their weights."""
     channels = graph.types[pair.first.output].shape[-1]

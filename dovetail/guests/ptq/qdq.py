@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dovetail.guests.ptq.layers import LayerWeights, WeightLimits
-from dovetail.guests.ptq.steps import LEAST, RECURRENT, TensorQuantisation, carries, spanning, steps_of
+from dovetail.guests.ptq.steps import (
+    LEAST,
+    RECURRENT,
+    Data,
+    StepsByValue,
+    TensorQuantisation,
+    carries,
+    spanning,
+    steps_of,
+)
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
@@ -23,11 +32,11 @@ MOST_BIAS = 2**30
 class Scheme:
     """Everything that was decided about the integers of a network."""
 
-    activations: Mapping[str, TensorQuantisation]
+    activations: StepsByValue
     """By float value."""
     weights: Mapping[str, LayerWeights]
     """By result of the layer; layers that are not here stay float."""
-    biases: Mapping[str, Array]
+    biases: Data
     """float32 [C], by result of the layer."""
     integer_ends: bool = False
     """Whether inputs and outputs are integers instead of floats."""

@@ -23,7 +23,7 @@ from dovetail.guests.ptq.layers import LayerSettings, choose_weights, wanted_sum
 from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.qdq import qdq_graph
 from dovetail.guests.ptq.settings import Budget, Told
-from dovetail.guests.ptq.steps import TensorQuantisation
+from dovetail.guests.ptq.steps import Data, StepsByValue
 from dovetail.guests.report.markup import PlotArea, element, shape
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
@@ -115,7 +115,7 @@ def result_values(graph: Graph) -> tuple[str, ...]:
 
 
 def sensitivities(
-    graph: Graph, data: Mapping[str, Array], widths: Sequence[int], settings: LayerSettings, report: Told
+    graph: Graph, data: Data, widths: Sequence[int], settings: LayerSettings, report: Told
 ) -> dict[str, dict[int, float]]:
     """The noise each layer alone makes at each width, its weights fitted as they will be."""
     values, layers = _every_value(graph, data), weighted_layers(graph)
@@ -136,7 +136,7 @@ def sensitivities(
     return noise
 
 
-def _every_value(graph: Graph, data: Mapping[str, Array]) -> Values:
+def _every_value(graph: Graph, data: Data) -> Values:
     """All values of the float network on some samples."""
     total = sum(4 * kind.elements for name, kind in graph.types.items() if name not in graph.constants)
     count = int(max(1, min(SAMPLES, MOST_BYTES // max(total, 1))))
@@ -146,9 +146,9 @@ def _every_value(graph: Graph, data: Mapping[str, Array]) -> Values:
 
 def rounding_noise(
     graph: Graph,
-    data: Mapping[str, Array],
+    data: Data,
     groups: Sequence[Sequence[str]],
-    steps: Mapping[int, Mapping[str, TensorQuantisation]],
+    steps: Mapping[int, StepsByValue],
     report: Told,
 ) -> list[dict[int, float]]:
     """The noise at the results when only some activations are rounded, for each group of them and each width.
@@ -252,7 +252,7 @@ def cheapest(
     return candidates[bisect_left(candidates[:-1], True, key=lambda point: excess(point) <= 0)]
 
 
-def outputs_on(graph: Graph, data: Mapping[str, Array], name: str) -> Array:
+def outputs_on(graph: Graph, data: Data, name: str) -> Array:
     """A value of a float or QDQ graph on all samples, [N, elements]."""
     parts = [run(graph, part, keep=[name])[name] for part in batches(graph, data)]
     whole = np.concatenate(parts)
@@ -315,7 +315,7 @@ class WidthSearchResult:
 
 def search(
     calibrated: CalibratedNetwork,
-    data: Mapping[str, Array],
+    data: Data,
     measured: Samples,
     target: Target,
     budget: Budget,
@@ -367,7 +367,7 @@ def search(
 
 def activation_costs(
     calibrated: CalibratedNetwork,
-    data: Mapping[str, Array],
+    data: Data,
     groups: Mapping[str, Sequence[str]],
     widths: Sequence[int],
     report: Told,
@@ -386,7 +386,7 @@ def activation_costs(
 
 
 def _cycle_costs(
-    calibrated: CalibratedNetwork, data: Mapping[str, Array], target: Target, report: Told
+    calibrated: CalibratedNetwork, data: Data, target: Target, report: Told
 ) -> tuple[dict[str, dict[int, float]], float]:
     """Cycles of each layer at each width, from the whole network at that width, and what is left of the widest."""
     names = [node.output for node in weighted_layers(calibrated.graph)]
@@ -405,7 +405,7 @@ def _cycle_costs(
 
 def _excess(
     calibrated: CalibratedNetwork,
-    data: Mapping[str, Array],
+    data: Data,
     measured: Samples,
     budget: Budget,
     groups: Mapping[str, Sequence[str]],

@@ -66,6 +66,11 @@ class TensorQuantisation:
         return np.asarray((self.integers(array) - self.zero_point) * self.scale)
 
 
+Data = Mapping[str, Array]
+"""Arrays by value: [N, *shape] at run time, [*shape] of constants, [C] of factors."""
+StepsByValue = Mapping[str, TensorQuantisation]
+
+
 @dataclass(frozen=True)
 class Histogram:
     """The elements of a value, counted in equal bins from low to high."""
@@ -220,13 +225,13 @@ def shares(graph: Graph) -> frozenset[str]:
     return frozenset(node.output for node in graph.nodes if node.operator.gives_shares)
 
 
-def shared(graph: Graph, points: tuple[str, ...]) -> dict[str, str]:
+def shared(graph: Graph) -> dict[str, str]:
     """For each quantised value the one whose steps it takes: operands a result consists of take those of the result.
 
     A value with other readers keeps its own.
     """
     producers, users = graph.producers(), graph.users()
-    owner = {name: name for name in points}
+    owner = {name: name for name in quantised_values(graph)}
     for node in reversed(graph.nodes):
         joined = node.operator.chosen_from(node.inputs)
         whole = _limited(users, owner, node.output) if len(joined) > 1 else ""
@@ -240,14 +245,12 @@ def shared(graph: Graph, points: tuple[str, ...]) -> dict[str, str]:
     return owner
 
 
-def steps_of(graph: Graph, activations: Mapping[str, TensorQuantisation], value: str) -> TensorQuantisation | None:
+def steps_of(graph: Graph, activations: StepsByValue, value: str) -> TensorQuantisation | None:
     """The steps of a value, its own or those of the value whose elements it has."""
     return activations.get(source_of(graph, value, activations))
 
 
-def shiftable(
-    graph: Graph, steps: Mapping[str, TensorQuantisation], spare: Mapping[str, int]
-) -> dict[str, TensorQuantisation]:
+def shiftable(graph: Graph, steps: StepsByValue, spare: Mapping[str, int]) -> dict[str, TensorQuantisation]:
     """The finest steps that are powers of two, no finer than `steps`, and fit each other.
 
     Args:
@@ -256,7 +259,7 @@ def shiftable(
         spare: bits that stay free above a value, by name.
     """
     scale = {name: 2.0 ** (ceil(log2(one.scale)) + spare.get(name, 0)) for name, one in steps.items()}
-    joined = shared(graph, tuple(steps))
+    joined = shared(graph)
     sums = _sums(graph, steps)
     before: dict[str, float] = {}
     while before != scale:
@@ -292,7 +295,7 @@ def source_of(graph: Graph, value: str, ends: Collection[str] = ()) -> str:
     return value
 
 
-def _sums(graph: Graph, steps: Mapping[str, TensorQuantisation]) -> list[tuple[tuple[str, ...], str]]:
+def _sums(graph: Graph, steps: StepsByValue) -> list[tuple[tuple[str, ...], str]]:
     """The quantised operands and the quantised result of every sum of computed values."""
     users, sums = graph.users(), []
     for node in (node for node in graph.nodes if node.operator == Add()):
