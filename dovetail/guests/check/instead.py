@@ -17,6 +17,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected, Linear
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
+from dovetail.ir.pattern import apply
 from dovetail.ir.types import Array, DType
 
 ArrayChange = Callable[[Array], Array]
@@ -26,6 +27,7 @@ Change = tuple[str, Compute] | tuple[str, Compute, Compute]
 only elements on which both agree are known. Several changes with one sentence are ways to make the same mistake."""
 Mutation = tuple[str, Graph] | tuple[str, Graph, Graph]
 """A `Change` as one or two graphs."""
+_REQUANTIZE = apply(Requantize)
 FORGOTTEN_ZERO = "forgotten zero point: differs by the operand's zero point times the sum of the weights"
 
 
@@ -330,9 +332,6 @@ _MISTAKES: Mapping[type[Operator], Sequence[Callable[[Any], Iterable[Change]]]] 
     AveragePool2d: (_of_mean, _of_steps),
     SumPool2d: (_of_mean, _of_steps),
 }
-_OPERAND_ZERO = {**dict.fromkeys((Conv2d, DepthwiseConv2d, FullyConnected), "input_zero_point"), Pad: "value"}
-_RESULT_ZERO = {Requantize: "output_zero_point"}
-"""Attributes of operators that hold the zero point of the layer's operand, and of its result."""
 
 
 def _of_zeros(graph: Graph) -> Iterator[Mutation]:
@@ -342,18 +341,18 @@ def _of_zeros(graph: Graph) -> Iterator[Mutation]:
         operators: dict[int, Operator] = {}
         for number, node in enumerate(graph.nodes):
             operator: Any = node.operator
-            if name := _OPERAND_ZERO.get(type(operator)):
-                wraps = operator.pads  # what fills a border is an element, which a register holds as such
-                value = int(np.array(operand).astype(graph.types[node.output].dtype.numpy)) if wraps else operand
-                operators[number] = replace(operator, **{name: value})
-            elif result is not None and (name := _RESULT_ZERO.get(type(operator))):
-                operators[number] = replace(operator, **{name: result})
+            if operator.weight_axis is not None:
+                operators[number] = operator.with_zero_points(operand, operator.weight_zero_point)
+            elif operator.pads:  # what fills a border is an element, which a register holds as such
+                value = int(np.array(operand).astype(graph.types[node.output].dtype.numpy))
+                operators[number] = replace(operator, value=value)
+            elif result is not None and _REQUANTIZE.fits(node):
+                operators[number] = replace(operator, output_zero_point=result)
         return _with(graph, operators)
 
     yield f"{FORGOTTEN_ZERO}, padding too", zeros(0)
-    operators: list[Any] = [node.operator for node in graph.nodes]
-    layers = [operator for operator in operators if operator.weight_axis is not None]
-    scalings = [operator for operator in operators if type(operator) in _RESULT_ZERO]
+    layers: list[Any] = [node.operator for node in graph.nodes if node.operator.weight_axis is not None]
+    scalings: list[Any] = [node.operator for node in graph.nodes if _REQUANTIZE.fits(node)]
     if len(layers) == len(scalings) == 1:
         sentence = "the zero points of operand and result are in each other's place"
         yield sentence, zeros(scalings[0].output_zero_point, layers[0].input_zero_point)

@@ -211,11 +211,8 @@ def accuracy_of(
 
     report("reading the model")
     target = load_target(target_name) if target_name is not None else None
-    if target is not None:
-        operators = combined(target.operators, operators)
-        target = replace(target, operators=operators)
-    else:
-        operators = combined((), operators)
+    operators = combined(target.operators if target is not None else (), operators)
+    target = replace(target, operators=operators) if target is not None else None
     qdq = simplify(load_model(model, operators=operators))
     rounding = rounding_of(model, target, Options()) if target is not None else own_rounding(model)
     integer = quantize(qdq, rounding, allow_float=True)

@@ -93,6 +93,7 @@ def quantize(
     with progress("starting") as report:
         from dovetail.arrays import write_file
         from dovetail.guests import ptq
+        from dovetail.guests.ptq.search import frontier_svg
         from dovetail.operators import combined
         from dovetail.read import load_model
         from dovetail.target.registry import load_target
@@ -116,7 +117,7 @@ def quantize(
         write_file(result, network.model.SerializeToString(deterministic=True))
         if network.search is not None and options.plot is not None:
             title = f"{graph.name} on {machine.name}: weights against signal-to-noise ratio"
-            _plot(network.search, title, options.plot)
+            write_file(options.plot, frontier_svg(network.search, title).encode())
         rivals = _compared(model, network, samples, other or samples, report) if options.compare else None
     if again:
         note(f"{model.name} was quantised already: it is taken for the floats its integers stand for")
@@ -137,14 +138,6 @@ def _result_of(output: Path | None, model: Path, weights: str) -> Path:
             f"the model is written as ONNX, not as '{result.name}'", where="-o", hint="end -o with .onnx"
         )
     return result
-
-
-def _plot(search: WidthSearchResult, title: str, file: Path) -> None:
-    """Write the frontier of a search as SVG."""
-    from dovetail.arrays import write_file
-    from dovetail.guests.ptq.search import frontier_svg
-
-    write_file(file, frontier_svg(search, title).encode())
 
 
 def _print_widths(network: QuantisedNetwork, target: Target) -> None:

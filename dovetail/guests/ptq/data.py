@@ -23,6 +23,10 @@ MOST_PIXELS = 1 << 26
 _MODES = {1: "L", 3: "RGB"}
 
 
+def _wrong(where: Path, what: str, hint: str) -> InputError:
+    return InputError(what, where=str(where), hint=hint)
+
+
 def read_images(files: Sequence[Path], kind: TensorType, resize: bool) -> Array:
     """Image files as uint8 [N, *shape], elements 0 to 255.
 
@@ -51,17 +55,17 @@ def read_images(files: Sequence[Path], kind: TensorType, resize: bool) -> Array:
             with Image.open(file, formats=("PNG", "JPEG")) as image:
                 if image.width * image.height > MOST_PIXELS:
                     what = f"{image.width}x{image.height} pixels, the limit is {MOST_PIXELS}"
-                    raise InputError(what, where=str(file), hint="scale the image down")
+                    raise _wrong(file, what, "scale the image down")
                 if image.size != (width, height) and not resize:
                     what = f"{image.width}x{image.height} pixels, the model takes {width}x{height}"
-                    raise InputError(what, where=str(file), hint="scale the images, or give --resize")
+                    raise _wrong(file, what, "scale the images, or give --resize")
                 whole = image.convert(_MODES[channels])
                 if whole.size != (width, height):
                     whole = whole.resize((width, height), Image.Resampling.BILINEAR)
                 pixels = np.asarray(whole, np.uint8).reshape(height, width, channels)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             hint = "save it again as PNG or JPEG, or take it out of the folder"
-            raise InputError(f"not a PNG or JPEG image: {error}", where=str(file), hint=hint) from None
+            raise _wrong(file, f"not a PNG or JPEG image: {error}", hint) from None
         images.append(pixels.transpose(2, 0, 1) if first else pixels)
     return np.stack(images)[:, None]
 
@@ -125,7 +129,7 @@ def read_samples(path: Path, graph: Graph, how: Preprocessing, steps: StepsByVal
     elif path.is_file():
         arrays = _read_archive(path, graph)
     else:
-        raise InputError("there is no such file or folder", where=str(path), hint="give an .npz file or a folder")
+        raise _wrong(path, "there is no such file or folder", "give an .npz file or a folder")
     labels = arrays.pop(LABELS, None)
     inputs = {}
     for name in graph.inputs:
@@ -135,7 +139,7 @@ def read_samples(path: Path, graph: Graph, how: Preprocessing, steps: StepsByVal
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         hint = "give each input the same number of samples"
-        raise InputError(f"the inputs have different numbers of samples: {counts}", where=str(path), hint=hint)
+        raise _wrong(path, f"the inputs have different numbers of samples: {counts}", hint)
     return Samples(inputs, _labels(labels, next(iter(counts.values())), path, how))
 
 
@@ -165,7 +169,7 @@ def _match(members: list[str], graph: Graph, where: str) -> dict[str, str]:
 def _numbers(name: str, path: Path) -> Any:
     def accept(shape: Shape, dtype: np.dtype[Any]) -> None:
         if dtype.kind not in "fiub":
-            raise InputError(f"'{name}' holds {dtype}, not numbers", where=str(path), hint=HINT)
+            raise _wrong(path, f"'{name}' holds {dtype}, not numbers", HINT)
 
     return accept
 
@@ -189,16 +193,16 @@ def _read_folder(path: Path, graph: Graph, how: Preprocessing) -> dict[str, Arra
 def folder_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The folder's own files with these suffixes, by name; raises InputError for links that lead out of it."""
     if not path.is_dir():
-        raise InputError("there is no such folder", where=str(path), hint="make a folder of .npy files for each input")
+        raise _wrong(path, "there is no such folder", "make a folder of .npy files for each input")
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes)
     if len(files) > MOST_FILES:
         hint = f"keep at most {MOST_FILES} of them in the folder"
-        raise InputError(f"{len(files)} files, the limit is {MOST_FILES}", where=str(path), hint=hint)
+        raise _wrong(path, f"{len(files)} files, the limit is {MOST_FILES}", hint)
     home = path.resolve()
     for file in files:
         if not file.is_file() or home not in file.resolve().parents:
             hint = "copy the file itself into the folder"
-            raise InputError("not a file of this folder (a link, or a folder)", where=str(file), hint=hint)
+            raise _wrong(file, "not a file of this folder (a link, or a folder)", hint)
     return files
 
 
@@ -206,15 +210,15 @@ def _read_file(file: Path, name: str) -> Array:
     try:
         return read_npy(lambda: file.open("rb"), file.stat().st_size, name, _numbers(name, file))
     except (OSError, EOFError, ValueError) as error:
-        raise InputError(f"a damaged .npy file: {error}", where=str(file), hint="write it with numpy.save") from None
+        raise _wrong(file, f"a damaged .npy file: {error}", "write it with numpy.save") from None
 
 
 def _read_files(files: list[Path], graph: Graph, name: str, path: Path) -> Array:
     if not files:
-        raise InputError("the folder has no .npy files and no images", where=str(path), hint="put samples in it")
+        raise _wrong(path, "the folder has no .npy files and no images", "put samples in it")
     total = sum(file.stat().st_size for file in files)
     if total > MOST_BYTES:
-        raise InputError(f"{total} bytes, the limit is {MOST_BYTES}", where=str(path), hint="give fewer samples")
+        raise _wrong(path, f"{total} bytes, the limit is {MOST_BYTES}", "give fewer samples")
     return np.concatenate([_shaped(name, _read_file(file, name), graph.types[name], file) for file in files])
 
 
@@ -227,26 +231,26 @@ def _shaped(name: str, array: Array, kind: TensorType, path: Path) -> Array:
     if array.ndim and array.shape[1:] in (shape, inner):
         return array.reshape(len(array), *shape)
     what = f"'{name}' must be [n, {', '.join(map(str, shape))}], got {list(array.shape)}"
-    raise InputError(what, where=str(path), hint=HINT)
+    raise _wrong(path, what, HINT)
 
 
 def _samples(name: str, array: Array, kind: TensorType, path: Path, how: Preprocessing) -> Array:
     """The samples of an input in its type, preprocessed and checked."""
     array = _shaped(name, array, kind, path)[: how.most]
     if array.size == 0:
-        raise InputError(f"'{name}' is empty: {list(array.shape)}", where=str(path), hint="give at least one sample")
+        raise _wrong(path, f"'{name}' is empty: {list(array.shape)}", "give at least one sample")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         bad = int(array.size - np.isfinite(array).sum())
         hint = "see how they come about: a division by zero, or values that were never set"
-        raise InputError(f"'{name}' holds {bad} values that are NaN or infinite", where=str(path), hint=hint)
+        raise _wrong(path, f"'{name}' holds {bad} values that are NaN or infinite", hint)
     if kind.dtype.is_integer:
         if array.dtype.kind == "f" or array.min() < kind.dtype.low or array.max() > kind.dtype.high:
             hint = f"save the array with .astype('{kind.dtype.text}') and values in its range"
-            raise InputError(f"'{name}' must be {kind.dtype.text}, got {array.dtype}", where=str(path), hint=hint)
+            raise _wrong(path, f"'{name}' must be {kind.dtype.text}, got {array.dtype}", hint)
         return array.astype(kind.dtype.numpy)
     result = (array.astype(np.float64) * how.scale + how.offset).astype(np.float32)
     if not np.isfinite(result).all():
-        raise InputError(f"'{name}' is not finite after preprocessing", where=str(path), hint="check --scale, --offset")
+        raise _wrong(path, f"'{name}' is not finite after preprocessing", "check --scale, --offset")
     return result
 
 
@@ -255,11 +259,10 @@ def _labels(labels: Array | None, count: int, path: Path, how: Preprocessing) ->
         return None
     if labels.dtype.kind not in "iu" or labels.ndim == 0 or labels.size != len(labels):
         what = f"the labels must be integers [n], got {labels.dtype} {list(labels.shape)}"
-        raise InputError(what, where=str(path), hint="give one class number for each sample")
+        raise _wrong(path, what, "give one class number for each sample")
     row = labels.reshape(-1)[: how.most].astype(np.int64)
     if len(row) != count:
-        hint = "give one label for each sample"
-        raise InputError(f"{len(row)} labels for {count} samples", where=str(path), hint=hint)
+        raise _wrong(path, f"{len(row)} labels for {count} samples", "give one label for each sample")
     return row
 
 
