@@ -21,7 +21,7 @@ from dovetail.ir.requantisation.pairs import SumChain, sum_chains
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import generate
 from dovetail.kernels.c import summand, total
-from dovetail.kernels.quantising import steps_of
+from dovetail.kernels.pointwise import steps_of
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from firmware import require_chip

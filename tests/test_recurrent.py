@@ -22,7 +22,7 @@ from dovetail.ir.operators.fixed import between_sigmoids
 from dovetail.ir.operators.recurrent import sigmoid16, tanh16
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.curves import segments
+from dovetail.kernels.recurrent import segments
 from dovetail.quantize import quantize
 from dovetail.read.onnx import load_onnx
 from dovetail.read.tflite import load_tflite

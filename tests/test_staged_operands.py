@@ -143,12 +143,13 @@ def test_a_wrong_rewrite_is_refused_by_exo() -> None:
     """Steps that would change what is computed: summing before the start, taps beyond the last, another weight."""
     from exo.stdlib.scheduling import SchedulingError, divide_loop, reorder_stmts, rewrite_expr
 
-    from dovetail.kernels.scheduled.algorithms import ConvolutionSizes, Packing, fully_connected
+    from dovetail.kernels.scheduled.algorithms import Packing, ScheduledLayer, fully_connected
     from dovetail.kernels.scheduled.select import scope
+    from dovetail.kernels.window import WindowGeometry
     from dovetail.loops.procedures import procedure
 
-    sizes = ConvolutionSizes((1, 1, 6), (1, 1, 4), (1, 1), (1, 1), (1, 1), (0, 0), 0)
-    p = procedure(fully_connected(sizes, Packing(2, 4), []), scope())
+    window = WindowGeometry(1, (1, 1), 6, (1, 1), (1, 1), (1, 1), (1, 1), (0, 0))
+    p = procedure(fully_connected(ScheduledLayer(window, 4, 0), Packing(2, 4), []), scope())
     with pytest.raises(SchedulingError):
         divide_loop(p, "c", 4, ["cb", "ci"], perfect=True)
     with pytest.raises(SchedulingError):

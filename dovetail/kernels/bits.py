@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
 from dovetail.kernels.c import Lines, block, loop
-from dovetail.kernels.elements import place_in, write_elements
+from dovetail.kernels.elements import Computed, Places, place_in, write_elements
 from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
@@ -44,7 +42,7 @@ def _product(scope: KernelScope, operator: BitProduct) -> KernelWriter:
     if reach >= 1 << 31:
         raise UnsupportedRegion(f"sums of up to {reach} do not fit 32 bits.")
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         x, planes = scope.operand(0, "input"), scope.operand(1, "planes")
         bit = f"{planes}[(({places[-1]} * {groups} + depth / {group}) * 8 + bit) * {each} + depth % {group} / 8]"
         lines = [

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, KeysView, Sequence
 from functools import lru_cache
+from textwrap import dedent
 
 import numpy as np
 
@@ -36,6 +37,16 @@ def c_type(dtype: DType) -> str:
 def indent(lines: Iterable[str]) -> Lines:
     """The lines one level deeper."""
     return [INDENT + line if line else line for line in lines]
+
+
+def code(template: str, **parts: Iterable[str]) -> Lines:
+    """The lines of C text, less the indentation they have in common and empty lines at both ends. A line `@name` stands
+    for the lines of that part, as deep as it."""
+    lines = list[str]()
+    for line in dedent(template).strip("\n ").split("\n"):
+        margin, at, name = line.partition("@")
+        lines += [margin + inner for inner in parts[name]] if at else [line]
+    return lines
 
 
 def block(header: str, lines: Iterable[str]) -> Lines:

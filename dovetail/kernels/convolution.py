@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.kernels.blocks import clamped_run, one_run, ordered, register_block, turn_elements
-from dovetail.kernels.c import Lines, block, c_type, loop, product, total, variable, wrapped
-from dovetail.kernels.kernel import UNROLL, KernelWriter
+from dovetail.kernels.c import Lines, block, c_type, loop, product, times, total, variable, wrapped
+from dovetail.kernels.kernel import UNROLL, KernelWriter, UnsupportedRegion
 from dovetail.kernels.patches import patches_of
 from dovetail.kernels.registry import InstructedWay, kernel
 from dovetail.kernels.scheduled.write import scheduled_loops
@@ -24,8 +25,11 @@ from dovetail.kernels.sums import (
     sums_of,
     unpacked,
 )
-from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, PixelFunction, pixel_functions, pixel_loops
+from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, pixel_loops
 
+_LANES = 8
+"""Output channels that functions shared by layers compute together, on a core with registers for them and as many sums
+again."""
 _IN_ORDER = 4
 """Products after which a barrier keeps the compiler from loading further ahead."""
 
@@ -63,7 +67,7 @@ class _ConvolutionKernel(SumNest):
         base = element * self.tap_size
         return unpacked("tap", self.sums.bits, base, lane) if self.sums.bits < 8 else f"tap[{base + lane}]"
 
-    def multiply(self, pixels: int, taken_off: int, step: int) -> Lines:
+    def multiply(self, pixels: int, clamped: bool, step: int) -> Lines:
         """Products of `step` neighbouring input elements of each pixel with every lane."""
         lines = []
         distance = self.window.stride[COLUMN] * self.window.channels
@@ -72,7 +76,7 @@ class _ConvolutionKernel(SumNest):
         for element in range(step):
             for pixel, name in enumerate(values):
                 kind = "const int32_t " if step == 1 else ("int32_t " if element == 0 else "")
-                lines.append(f"{kind}{name} = {total(self.taken(element + pixel * distance), -taken_off)};")
+                lines.append(f"{kind}{name} = {self.less_padding(self.taken(element + pixel * distance), clamped)};")
             for lane in range(self.lanes):
                 for pixel, name in enumerate(values):
                     lines.append(self.added(self.sum(pixel, lane, pixels), name, self.weight(element, lane)))
@@ -105,20 +109,19 @@ class _ConvolutionKernel(SumNest):
         """The loops over kernel rows, kernel columns and depth of one block of channels."""
         window, depth, columns = self.window, self.depth, self.window.kernel[COLUMN]
         clamped = clamped and window.any_padded
-        taken_off = self.sums.pad_value if clamped else 0
         merged = one_run(window, self.groups)
         first, end = self.first(COLUMN, clamped), self.end(COLUMN, clamped)
         lines = self.pointers(first if merged else "kernel_column")
         if clamped and clamped_run(window, self.groups):
-            lines += self._run(pixels, taken_off, product(f"({end} - {first})", depth), 1)
+            lines += self._run(pixels, clamped, product(f"({end} - {first})", depth), 1)
         else:
             length = columns * depth if merged else depth
             step = turn_elements(length, pixels * self.lanes, self.unroll)
-            lines += self._run(pixels, taken_off, str(length), step)
+            lines += self._run(pixels, clamped, str(length), step)
         return self.rows(lines if merged else self.columns(lines, clamped), clamped)
 
-    def _run(self, pixels: int, taken_off: int, length: str, step: int) -> Lines:
-        products = self.multiply(pixels, taken_off, step)
+    def _run(self, pixels: int, clamped: bool, length: str, step: int) -> Lines:
+        products = self.multiply(pixels, clamped, step)
         if length == str(step):
             return products
         advance = [f"from += {step};", f"tap += {step * self.tap_size};"]
@@ -126,21 +129,41 @@ class _ConvolutionKernel(SumNest):
         end = f"const {c_type(self.sums.stored)} *const end = tap + {product(length, self.tap_size)};"
         return [end, *block("while (tap != end)", [*products, *advance])]
 
+    def shared_taps(self) -> Lines:
+        """As `taps`, of a function that layers share."""
+        weights, lanes = self.weights(blocked(self.sums.weights, self.lanes)), self.lanes
+        depth, size = self.number("channels", self.depth), prod(self.window.kernel) * self.depth
+        block_start = times("channel", self.number("products", size))
+        columns, dilation = self.pair("kernel")[COLUMN], self.pair("dilation")[COLUMN]
+        merged = self.number("contiguous", int(self.window.contiguous_columns))
+        tap = times(total(times("kernel_row", columns), "first_column"), depth, lanes)
+        pointer = self.pointer(self.below(ROW, "kernel_row"), self.below(COLUMN, "first_column"), "0")
+        turn = [f"const int32_t value = {self.less_padding('*from++')};"]
+        turn += [*(f"sum_{lane} += value * tap[{lane}];" for lane in range(lanes)), f"tap += {lanes};"]
+        lines = loop("count", times("end_column - first_column", depth) if merged == 1 else str(depth), turn)
+        if merged != 1:
+            lines = self.columns([*lines, f"from += {times(f'{dilation} - 1', depth)};"])
+        return self.rows([pointer, self.tap_pointer(total(weights, block_start, tap)), *lines])
+
     def body(self, pixels: int, clamped: bool) -> Lines:
-        start, channel = self.starts(clamped, self.lanes), variable("channel", self.outputs)
+        number, compact = self.scope.number, self.scope.compact
+        outputs, ragged = (
+            number("sums", "outputs", self.outputs),
+            number("sums", "ragged", self.outputs % self.lanes > 0),
+        )
+        start, channel = self.starts(clamped, self.lanes), self.channel
         sums = [(self.sum(pixel, lane, pixels), lane) for pixel in range(pixels) for lane in range(self.lanes)]
         lines = [f"{self.sums.kind} {name} = {start}[{total(channel, lane)}];" for name, lane in sums]
-        ragged = self.outputs if self.outputs % self.lanes else None
         names = [name for name, _ in sums]
-        lines += self.taps(pixels, clamped)
-        lines += self.store(self.sums.kind, names, self.sums.value, channel, pixels, ragged)
+        lines += self.shared_taps() if compact else self.taps(pixels, clamped)
+        lines += self.store(self.sums.kind, names, self.sums.value, channel, pixels, outputs if ragged != 0 else None)
         if self.groups > 1:
             share = self.outputs // self.groups
             lines = loop("channel", f"(group + 1) * {share}", lines, start=f"group * {share}", step=self.lanes)
             lines = loop("group", self.groups, lines)
         else:
-            lines = loop("channel", self.outputs, lines, step=self.lanes)
-        return [*(self.clamps() if clamped else self.origins()), self.place(self.outputs), *lines]
+            lines = loop("channel", outputs, lines, step=self.lanes)
+        return [*(self.clamps() if clamped else self.origins()), self.place(outputs), *lines]
 
     @property
     def has_several(self) -> bool:
@@ -157,21 +180,22 @@ class _ConvolutionKernel(SumNest):
         return self.has_several and not whole
 
     def write(self, name: str) -> Lines:
+        if self.scope.compact:
+            return self.shared_function(name, self.body(1, clamped=True))
         parts = {}
         if self.scope.border is None:
-            parts["pixel"] = PixelFunction(ONE_PIXEL, self.body(1, clamped=True))
+            parts["pixel"] = ONE_PIXEL, self.body(1, clamped=True)
         if self.has_several:
             comment = f"{self.pixels} neighbouring output columns, all taps inside the image."
-            parts["pixels"] = PixelFunction(comment, self.body(self.pixels, clamped=False))
-        window = self.window
-        return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, self.pixels))
+            parts["pixels"] = comment, self.body(self.pixels, clamped=False)
+        return self.functions(name, parts, lambda calls: pixel_loops(self.window, calls, self.pixels))
 
 
 _WAYS = (InstructedWay(patches_of), InstructedWay(scheduled_loops, explained=True))
 
 
-@kernel(Conv2d, windowed=True, packed=True, once=True, ways=_WAYS)
-@kernel(FullyConnected, packed=True, once=True, ways=_WAYS)
+@kernel(Conv2d, windowed=True, packed=True, once=True, compact=True, borders=True, ways=_WAYS)
+@kernel(FullyConnected, packed=True, once=True, compact=True, ways=_WAYS)
 def write_sums(scope: KernelScope, operator: Operator) -> KernelWriter:
     products = products_of(scope)
     sums = sums_of(scope, products)
@@ -183,10 +207,19 @@ def write_sums(scope: KernelScope, operator: Operator) -> KernelWriter:
 
 def blocked_nest(scope: KernelScope, products: Products, sums: SumConstants) -> _ConvolutionKernel:
     """The kernel, the register block chosen; raises Unsupported for a bias that is not constant."""
-    share = len(products.weights) // products.groups
-    registers = max(scope.core.accumulators // (2 if sums.kind == "int64_t" else 1), 1)
+    if scope.compact:
+        sums.require_bytes()
+        if products.groups > 1:
+            raise UnsupportedRegion("a convolution of groups has no compact form.")
+    share, accumulators = len(products.weights) // products.groups, scope.core.accumulators
+    registers = max(accumulators // (2 if sums.kind == "int64_t" else 1), 1)
     fields = 8 // sums.bits
     multiple = fields if min(share, registers) >= fields and (products.groups == 1 or share % fields == 0) else 1
     pixels, scope.lanes = register_block(products, registers, multiple, scope.lanes, scope.choice)
+    if scope.compact and not scope.single:
+        scope.lanes = _LANES if accumulators >= 2 * _LANES else _LANES // 2
     unroll = int(scope.choice.get(UNROLL, 0))
-    return _ConvolutionKernel(scope, products.window, sums, products.groups, scope.lanes, pixels, unroll)
+    nest = _ConvolutionKernel(scope, products.window, sums, products.groups, scope.lanes, pixels, unroll)
+    if scope.single and not nest.has_border:
+        raise UnsupportedRegion("no pixels are computed one by one, or all.")
+    return nest

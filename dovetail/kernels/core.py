@@ -13,7 +13,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.types import DType
 from dovetail.kernels.helpers import needed_helpers
-from dovetail.kernels.kernel import Border, CoreKernel, CoreTraits, KernelChoices, KernelWriter, UnsupportedRegion
+from dovetail.kernels.kernel import CoreKernel, CoreTraits, KernelChoices, KernelWriter, UnsupportedRegion
 from dovetail.kernels.pointwise import write_pointwise
 from dovetail.kernels.registry import OFFERED, TRAITS, InstructedWay, family_of, registered
 from dovetail.kernels.scope import KernelScope, split
@@ -174,7 +174,7 @@ def generate(
     graph: Graph,
     name: str,
     core: CoreTraits = CoreTraits(),  # noqa: B008
-    border: Border | None = None,
+    border: CoreKernel | None = None,
     overwritten: str | None = None,
     lanes: int | None = None,
     layouts: Layouts = _NO_LAYOUTS,

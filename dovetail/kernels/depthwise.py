@@ -7,19 +7,21 @@ from dataclasses import dataclass
 
 from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.kernels.blocks import blocked_turns
-from dovetail.kernels.c import Lines, block, channel_lanes, loop, product, total, variable
+from dovetail.kernels.c import Lines, atom, block, channel_lanes, loop, product, times, total
 from dovetail.kernels.convolution import write_sums
-from dovetail.kernels.kernel import KernelWriter, Turns, summed_turns
+from dovetail.kernels.kernel import KernelWriter, Turns, UnsupportedRegion, summed_turns
 from dovetail.kernels.planes import planes_of
 from dovetail.kernels.registry import TURNS, InstructedWay, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Added, SumNest, looked_up, products_of, sums_of
-from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, PixelFunction, WindowGeometry, pixel_functions, pixel_loops
+from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, WindowGeometry, pixel_loops
 
 _PIXELS = 5
 """Most output columns computed together."""
 _ALONE = 4
 """Instructions per product of a pixel computed by itself."""
+_MOST_BORDER = 1 / 3
+"""The part of an image's pixels up to which those at its border take the slower way."""
 _MOST_PRODUCTS = 40
 """Products written out per kernel row; wider kernels compute fewer columns together."""
 
@@ -124,16 +126,17 @@ def _stretch(first: ColumnGroup, stop: int, last: int | None, statement: str) ->
 class _DepthwiseKernel(SumNest):
     """One depthwise kernel being written."""
 
-    def pointers(self, columns: tuple[str, str]) -> Lines:
+    def pointers(self, column: str, left: str) -> Lines:
         """Statements that point at a weight and an input element of the present kernel row and channel, at the weight's
-        kernel column and at the input's from the window's first (both C text)."""
-        row, channel = self.tap(ROW), variable("channel", self.outputs)
-        left = total("left", int(columns[1]) if columns[1].isdigit() else columns[1])
-        line = total(product(row, self.window.kernel[COLUMN]), columns[0])
-        tap = total(product(f"({line})" if " " in line else line, self.outputs), channel)
-        weights = self.channelwise_weights()
+        kernel column and at the input's (both C text)."""
+        row, channels = self.tap(ROW), self.number("channels", self.outputs)
+        line = total(times(row, self.pair("kernel")[COLUMN]), column)
+        line = (
+            times(line, channels) if self.scope.compact else product(f"({line})" if " " in line else line, self.outputs)
+        )
+        weights, tap = self.channelwise_weights(), total(line, self.channel)
         pointed = f"int32_t tap = {tap};" if self.sums.bits < 8 else self.tap_pointer(total(weights, tap))
-        return [self.pointer(self.below(ROW, row), left, channel), pointed]
+        return [self.pointer(self.below(ROW, row), left, self.channel), pointed]
 
     def channelwise_weights(self) -> str:
         """The C identifier of the weights, channels innermost."""
@@ -148,35 +151,34 @@ class _DepthwiseKernel(SumNest):
 
     def one(self) -> Lines:
         """Any one pixel: some channels in registers, over the taps inside the image."""
-        window, channels, clamped = self.window, self.outputs, self.window.any_padded
-        start, taken_off = self.starts(True), self.sums.pad_value if clamped else 0
-        channel, column = variable("channel", channels), self.first(COLUMN)
-        names = [f"sum_{lane}" for lane in range(channel_lanes(channels, 4))]
-        products = []
-        for lane, name in enumerate(names):
-            value = total(self.taken(lane), -taken_off)
-            products.append(self.added(name, f"({value})" if taken_off else value, self.weight(lane)))
-        if window.kernel[COLUMN] > 1:
-            products += [f"from += {window.dilation[COLUMN] * channels};", f"tap += {channels};"]
-        lines = self.pointers((column, product(column, window.dilation[COLUMN])))
-        lines = self.rows([*lines, *self.columns(products)])
-        sums = [f"{self.sums.kind} {name} = {start}[{total(channel, lane)}];" for lane, name in enumerate(names)]
-        lines = [*sums, *lines, *self.store(self.sums.kind, names, self.sums.value, channel)]
-        return [*self.clamps(), self.place(channels), *loop("channel", channels, lines, step=len(names))]
+        compact, column = self.scope.compact, self.first(COLUMN)
+        channels, dilation = self.number("channels", self.outputs), self.pair("dilation")[COLUMN]
+        lanes = range(channel_lanes(self.outputs, 4))
+        names = [f"{'total' if compact else 'sum'}_{lane}" for lane in lanes]
+        start = "" if compact else self.starts(True)
+        self.pair("kernel")
+        values = [atom(self.less_padding(self.taken(lane))) for lane in lanes]
+        lines = self.pointers(column, self.below(COLUMN, column))
+        steps = [self.added(name, values[lane], self.weight(lane)) for lane, name in enumerate(names)]
+        if self.window.kernel[COLUMN] > 1 or compact:
+            steps += [f"from += {times(dilation, channels)};", f"tap += {channels};"]
+        lines = self.rows([*lines, *self.columns(steps)])
+        start = start or self.starts(True)
+        starts = {name: f"{start}[{total(self.channel, lane)}]" for lane, name in enumerate(names)}
+        return self.over_channels(self.sums.kind, starts, lines, self.sums.value)
 
     def several(self, group: ColumnGroup, clamped: bool) -> Lines:
         """Neighbouring pixels: each input element is loaded once for all of them. Taps left and right of the image are
         left out of the text; `clamped` says whether kernel rows may be outside too."""
-        channels, channel = self.outputs, variable("channel", self.outputs)
+        channels, channel = self.outputs, self.channel
         border = clamped or not group.inside
-        taken_off = self.sums.pad_value if border else 0
         reads = group.products(self.window, self.added)
         nearest = reads[0][0]
-        lines = self.pointers(("0", str(nearest)))
+        lines = self.pointers("0", total("left", nearest))
         visited = sorted({tap for taps in group.taps for tap in taps})
         lines += [f"const int32_t weight_{tap} = {self.weight(tap * channels)};" for tap in visited]
         for number, (place, products) in enumerate(reads):
-            value = total(self.taken((place - nearest) * channels), -taken_off)
+            value = self.less_padding(self.taken((place - nearest) * channels), border)
             lines += [f"{'' if number else 'int32_t '}value = {value};", *products, "in_order();"]
         names = [f"sum_{pixel}" for pixel in range(group.pixels)]
         if self.sums.kind == "int32_t":
@@ -188,31 +190,28 @@ class _DepthwiseKernel(SumNest):
         return [*fixed, *self.clamps(), self.place(channels), *loop("channel", channels, lines)]
 
     def write(self, name: str) -> Lines:
-        window = self.window
-        groups = column_groups(window, self.scope.core.accumulators)
+        window, accumulators = self.window, self.scope.core.accumulators
+        if self.scope.compact:
+            return self.shared_function(name, self.one())
+        groups = column_groups(window, accumulators)
         if not groups:
-            parts = {"pixel": PixelFunction(ONE_PIXEL, self.one())}
-            return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, 1))
+            return self.functions(name, {"pixel": (ONE_PIXEL, self.one())}, lambda calls: pixel_loops(window, calls, 1))
         clamped, parts = window.padded(ROW), {}
         count = f"{groups[0].pixels} columns" if groups[0].pixels > 1 else "One column"
         if self.scope.border is not None:
-            group = inner_group(window, self.scope.core.accumulators)
+            group = inner_group(window, accumulators)
             several = group.pixels
-            parts["pixels"] = PixelFunction(
-                f"{several} columns, all taps inside the image.", self.several(group, False)
-            )
-            return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, several))
+            parts["pixels"] = f"{several} columns, all taps inside the image.", self.several(group, False)
+            return self.functions(name, parts, lambda calls: pixel_loops(window, calls, several))
         for group in groups:
             if group.inside:
-                parts["middle"] = PixelFunction(f"{count}, all taps inside the image.", self.several(group, False))
+                parts["middle"] = f"{count}, all taps inside the image.", self.several(group, False)
                 if clamped:
-                    parts["middle_edge"] = PixelFunction(
-                        f"{count}, some taps outside the image.", self.several(group, True)
-                    )
+                    parts["middle_edge"] = f"{count}, some taps outside the image.", self.several(group, True)
             else:
                 comment = f"{count} from column {group.start}, some taps outside the image."
-                parts[group.name] = PixelFunction(comment, self.several(group, clamped))
-        return pixel_functions(name, self.scope, window, parts, lambda calls: group_loops(window, groups, calls))
+                parts[group.name] = comment, self.several(group, clamped)
+        return self.functions(name, parts, lambda calls: group_loops(window, groups, calls))
 
 
 @kernel(DepthwiseConv2d, table=TURNS)
@@ -248,11 +247,19 @@ def _turns_of_groups(window: WindowGeometry, groups: list[ColumnGroup]) -> Turns
     return {**summed_turns(*per_group), f"{name}.call": 1}
 
 
-@kernel(DepthwiseConv2d, windowed=True, packed=True, ways=(InstructedWay(planes_of),))
+@kernel(DepthwiseConv2d, windowed=True, packed=True, compact=True, borders=True, ways=(InstructedWay(planes_of),))
 def _depthwise(scope: KernelScope, operator: DepthwiseConv2d) -> KernelWriter:
     """The writer of a DepthwiseConv2d kernel; one with a channel multiplier is a grouped convolution."""
     products = products_of(scope, merged=False)
-    if not products.channelwise:
+    sums = sums_of(scope, products)
+    if scope.compact:
+        sums.require_bytes()
+        share = border_share(products.window, scope.core.accumulators)
+        if scope.single and not 0 < share <= _MOST_BORDER:
+            raise UnsupportedRegion("the border is none, or much of the image.")
+        if not products.channelwise:
+            raise UnsupportedRegion("a depthwise convolution with a multiplier has no compact form.")
+    elif not products.channelwise:
         return write_sums(scope, operator)
-    nest = _DepthwiseKernel(scope, products.window, sums_of(scope, products))
+    nest = _DepthwiseKernel(scope, products.window, sums)
     return KernelWriter(nest.write, lambda: nest.finish(nest.sums.value("sum"), "0"))

@@ -10,17 +10,15 @@ from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, KernelWriter
 from dovetail.kernels.scope import KernelScope
 
-Element = Callable[[Sequence[str]], tuple[Lines, Expression]]
-"""From the C texts of an element's place along each axis: the statements before it, and its value."""
-Row = Callable[[Sequence[str]], Lines]
-"""From the C texts of a row's place along the outer axes: the statements before its first element."""
-
-
+Places = Sequence[str]
+"""C texts of a place along each axis."""
+Computed = tuple[Lines, Expression]
+"""The statements before an element, and its value."""
 PIXEL = ("image", "row", "column", "channel")
 """Loop variables of an NHWC result."""
 
 
-def place_in(shape: Shape, places: Sequence[str]) -> str:
+def place_in(shape: Shape, places: Places) -> str:
     """C text of the flat index of an operand that broadcasts to axes with these places."""
     lead = len(places) - len(shape)
     terms = zip(shape, dense_steps(shape), places[lead:], strict=True)
@@ -28,15 +26,18 @@ def place_in(shape: Shape, places: Sequence[str]) -> str:
 
 
 def write_elements(
-    scope: KernelScope, element: Element, names: Sequence[str] = (), row: Row | None = None
+    scope: KernelScope,
+    element: Callable[[Places], Computed],
+    names: Places = (),
+    row: Callable[[Places], Lines] | None = None,
 ) -> KernelWriter:
     """The writer of a kernel with a loop for every axis of the result.
 
     Args:
         scope: of the region, whose anchor computes the element; its tree follows.
-        element: the statements and the value of one element.
+        element: from its place, the statements and the value of one element.
         names: loop variables; axis_0, axis_1, ... unless given.
-        row: statements before the last axis' loop.
+        row: from a row's place along the outer axes, statements before the last axis' loop.
     """
     shape = scope.output_shape
     names = names or tuple(f"axis_{axis}" for axis in range(len(shape)))

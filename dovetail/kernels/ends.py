@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from dovetail.kernels.c import Lines, c_type, function, identifiers
 from dovetail.kernels.epilogue import element
 from dovetail.kernels.kernel import UnsupportedRegion
-from dovetail.kernels.scheduled.algorithms import Extra
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Ended
 from dovetail.kernels.window import anchored
 
 _KINDS = {"at_position": "position", "at_channel": "channel", "0": "one"}
 _PROMOTED = {wide: wide for wide in ("int64_t", "uint32_t")}
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An array the end reads."""
+
+    name: str
+    kind: str
+    """"channel": an element per output channel; "position": per element of the result; "one": one element."""
 
 
 @dataclass(frozen=True)

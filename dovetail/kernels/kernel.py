@@ -281,15 +281,3 @@ def core_traits(core: Core) -> CoreTraits:
     functions = frozenset(core.functions)
     room, joined = core.stack * 3 // 4, 0 if core.isa.startswith("rv") else _JOINED
     return CoreTraits(accumulators, core.instructions, room, core.streams, functions, core.pairs, joined)
-
-
-@dataclass(frozen=True, slots=True)
-class Border:
-    """A function shared by layers that computes one output pixel."""
-
-    name: str
-    block: ConstantBlock | None
-
-    def call(self, arguments: Sequence[str], place: Sequence[str]) -> str:
-        """The statement for the pixel at `place`; `arguments` are the result and the inputs."""
-        return f"{self.name}({', '.join([*arguments, *([BLOCK] if self.block else []), *place])});"

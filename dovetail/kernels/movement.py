@@ -13,7 +13,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Gather, Im2col, Pad, Pick, Resample, Reshape, Slice, Transpose
 from dovetail.ir.types import Box, DType, TensorType, box_shape, dense_steps, full_box
 from dovetail.kernels.c import Lines, block, c_type, integer, nested, product, real, total, variable, wrapped
-from dovetail.kernels.elements import place_in, write_elements
+from dovetail.kernels.elements import Computed, Places, place_in, write_elements
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, KernelWriter, Turns, UnsupportedRegion, expression_of
 from dovetail.kernels.registry import TURNS, kernel
@@ -157,7 +157,7 @@ def _picked(scope: KernelScope, owner: str, axis: int, places: Sequence[int], at
 def _pick(scope: KernelScope, operator: Pick) -> KernelWriter:
     kind = scope.type(0)
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         x = scope.operand(0, "input")
         sources = [
             _picked(scope, scope.node.output, axis, chosen, at)
@@ -174,7 +174,7 @@ def _gather(scope: KernelScope, operator: Gather) -> KernelWriter:
     kind, indices = (scope.graph.types[value] for value in scope.node.inputs)
     middle = axis + len(indices.shape)
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         x = scope.operand(0, "input")
         if kind.shape[axis] == 1:
             only = place_in(kind.shape, (*places[:axis], "0", *places[middle:]))
@@ -198,7 +198,7 @@ def _resample(scope: KernelScope, operator: Resample) -> KernelWriter:
     if reach >= 1 << 31:
         raise UnsupportedRegion(f"sums of up to {reach} do not fit 32 bits.")
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         x = scope.operand(0, "input")
         source, factors, loops = list(places), [], []
         for number, (axis, sources, weights) in enumerate(zip(axes, taps[::2], taps[1::2], strict=True)):

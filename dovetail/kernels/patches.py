@@ -16,7 +16,7 @@ import numpy as np
 
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, block, c_type, channel_lanes, function, product, total
-from dovetail.kernels.ends import EndFunction, end_function
+from dovetail.kernels.ends import EndFunction, Extra, end_function
 from dovetail.kernels.kernel import (
     CHANNELS,
     PIXELS,
@@ -31,7 +31,6 @@ from dovetail.kernels.kernel import (
 )
 from dovetail.kernels.planes import Pairs, pairs_of
 from dovetail.kernels.raised import RaisedNest, raised_end
-from dovetail.kernels.scheduled.algorithms import Extra
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import padded, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ROW, WindowGeometry

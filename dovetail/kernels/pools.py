@@ -8,12 +8,12 @@ from math import prod
 
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, ReduceKind, SumPool2d
 from dovetail.ir.types import DType
-from dovetail.kernels.c import Lines, channel_lanes, loop, product, times, total, variable
-from dovetail.kernels.elements import PIXEL, write_elements
+from dovetail.kernels.c import Lines, channel_lanes, integer, loop, product, times, total, variable
+from dovetail.kernels.elements import PIXEL, Computed, Places, write_elements
 from dovetail.kernels.kernel import SHARING, Expression, KernelWriter, Turns, UnsupportedRegion
 from dovetail.kernels.registry import FLOAT_FAMILIES, TURNS, kernel
 from dovetail.kernels.scope import KernelScope
-from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, PixelFunction, pixel_functions, pixel_loops, window_of
+from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, pixel_loops, window_of
 
 _NARROW = (*SHARING, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 _UNROLLED = 5
@@ -63,26 +63,28 @@ class PoolNest(Nest):
     def taps(self, channel: str, steps: Lines) -> Lines:
         """The loops over the window of some channels."""
         window, (rows, columns) = self.window, self.window.kernel
-        if columns == window.size[COLUMN] and not window.any_padded:
+        if columns == window.size[COLUMN] and not self.counted:
             each = channel_lanes(rows * columns, _UNROLLED) if self.by_words else 1
             turn = [*steps, f"from += {window.channels};"] * each
             return [self.pointer("top", "left", channel), *loop("tap", rows * columns, turn, step=each)]
-        left = total("left", self.first(COLUMN))
-        advance = [f"from += {window.channels};"] if columns > 1 else []
-        pointer = self.pointer(self.below(ROW, self.tap(ROW)), left, channel)
+        step = times(self.pair("dilation")[COLUMN], self.number("channels", window.channels))
+        advance = [f"from += {step};"] if columns > 1 or self.scope.compact else []
+        pointer = self.pointer(self.below(ROW, self.tap(ROW)), self.below(COLUMN, self.first(COLUMN)), channel)
         return self.rows([pointer, *self.columns([*steps, *advance])])
 
     def one(self) -> Lines:
         """One pixel: some neighbouring channels in registers."""
-        channels, channel = self.window.channels, variable("channel", self.window.channels)
         if self.by_words:
             return self.four_to_a_word()
-        stem, start = ("best", self.scope.source_dtype.low) if self.largest else ("sum", 0)
-        names = [f"{stem}_{lane}" for lane in range(channel_lanes(channels, 8))]
-        lines = [f"int32_t {name} = {start};" for name in names]
-        lines += [*self.taps(channel, self.collected(names)), *self.store("int32_t", names, self.value, channel)]
-        head = [*self.clamps(), self.place(channels), self.count()]
-        return [*head, *loop("channel", channels, lines, step=len(names))]
+        compact, (stem, start) = (
+            self.scope.compact,
+            ("best", self.scope.source_dtype.low) if self.largest else ("sum", 0),
+        )
+        lanes = channel_lanes(self.window.channels, 4 if compact else 8)
+        names = [f"{'total' if compact else stem}_{lane}" for lane in range(lanes)]
+        self.number("channels", self.window.channels)
+        starts = dict.fromkeys(names, integer(start) if compact else str(start))
+        return self.over_channels("int32_t", starts, self.taps(self.channel, self.collected(names)), self.value)
 
     @property
     def by_words(self) -> bool:
@@ -102,7 +104,7 @@ class PoolNest(Nest):
         for word in range(count):
             step += [f"words[{word}] ^= 0x80808080u;"] if signed else []
             step += [f"even_{word} += words[{word}] & 0xFF00FFu;", f"odd_{word} += words[{word}] >> 8;"]
-        lines += [*self.taps(channel, step)]
+        lines += self.taps(channel, step)
         lines += [f"odd_{word} -= even_{word} >> 8 & 0xFFFF00u;" for word in range(count)]
         cuts = ("(int32_t)({}_{} & 0xFFFFu)", "(int32_t)({}_{} >> 16)")
         less = f"({{}} - {128 * taps})" if signed else "{}"
@@ -121,8 +123,10 @@ class PoolNest(Nest):
         return [f"{name} += {self.taken(lane)};" for lane, name in enumerate(names)]
 
     def write(self, name: str) -> Lines:
-        parts = {"pixel": PixelFunction(ONE_PIXEL, self.one())}
-        return pixel_functions(name, self.scope, self.window, parts, lambda calls: pixel_loops(self.window, calls, 1))
+        if self.scope.compact:
+            return self.shared_function(name, self.one())
+        parts = {"pixel": (ONE_PIXEL, self.one())}
+        return self.functions(name, parts, lambda calls: pixel_loops(self.window, calls, 1))
 
 
 def pool_nest(scope: KernelScope, operator: Pool2d) -> PoolNest:
@@ -136,7 +140,7 @@ def pool_nest(scope: KernelScope, operator: Pool2d) -> PoolNest:
     return nest
 
 
-@kernel(MaxPool2d, AveragePool2d, SumPool2d, windowed=True, packed=True)
+@kernel(MaxPool2d, AveragePool2d, SumPool2d, windowed=True, packed=True, compact=True)
 def _pooling(scope: KernelScope, operator: Pool2d) -> KernelWriter:
     nest = pool_nest(scope, operator)
     return KernelWriter(nest.write, lambda: nest.finish(nest.value("sum"), "0"))
@@ -147,7 +151,7 @@ def _float_pooling(scope: KernelScope, operator: Pool2d) -> KernelWriter:
     scope.without_pad()
     nest = PoolNest(scope, window_of(scope), operator)
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         image = scope.input(scope.source(), "input")
         source = nest.input_index(nest.below(ROW, nest.tap(ROW)), nest.below(COLUMN, nest.tap(COLUMN)), places[3])
         step = f"best = larger({image}[{source}], best);" if nest.largest else f"sum += {image}[{source}];"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.ir.types import DType
-from dovetail.kernels.c import Lines, atom, loop, product, total, variable, wrapped
-from dovetail.kernels.elements import PIXEL, place_in, write_elements
+from dovetail.kernels.c import atom, loop, product, total, variable, wrapped
+from dovetail.kernels.elements import PIXEL, Computed, Places, place_in, write_elements
 from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion, accumulate_type
 from dovetail.kernels.registry import FLOAT_FAMILIES, kernel
 from dovetail.kernels.scope import KernelScope
@@ -40,7 +39,7 @@ def _float_convolution(scope: KernelScope, operator: Convolution) -> KernelWrite
     nest = Nest(scope, window_of(scope))
     channels, depthwise = nest.window.channels, operator.is_channelwise
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         image, channel = scope.input(scope.source(), "input"), places[3]
         start = _bias(scope, channel)
         row, column = nest.tap(ROW), nest.tap(COLUMN)
@@ -71,7 +70,7 @@ def _float_dense(scope: KernelScope, operator: FullyConnected) -> KernelWriter:
     shape = scope.type(0).shape
     depth = shape[-1]
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         x = scope.operand(0, "input")
         start = _bias(scope, places[-1])
         row = wrapped(place_in(shape[:-1], places[:-1])) if prod(shape[:-1]) > 1 else "0"
@@ -98,7 +97,7 @@ def _matrix_product(scope: KernelScope, operator: MatrixProduct) -> KernelWriter
     reach = 0 if real else depth * prod(farthest)
     held = "float" if real else accumulate_type(-reach, reach)
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         a, b = scope.operand(0, "input"), scope.operand(1, "other")
         inner = variable("depth", depth)
         x = place_in(left, (*places[:-1], inner))

@@ -1,30 +1,45 @@
-"""Recurrent layers, of integers and floats: one loop over the steps of a sequence, inside it over hidden values."""
+"""Recurrent layers, of integers and floats: one loop over the steps of a sequence, inside it over hidden values.
+
+Integers take the sigmoid and the hyperbolic tangent of fixed-point values between points: one segment looked up, one
+product.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.ir.operators.recurrent import Curve, FixedLstm, Recurrent, RecurrentKind, RowProducts, Scaling
-from dovetail.ir.types import DType, Shape
-from dovetail.kernels.c import Lines, block, loop, total
-from dovetail.kernels.curves import Curves
-from dovetail.kernels.elements import place_in, write_elements
+from dovetail.ir.operators.fixed import sigmoid_table
+from dovetail.ir.operators.recurrent import (
+    Curve,
+    FixedLstm,
+    FixedRecurrent,
+    Recurrent,
+    RecurrentKind,
+    RowProducts,
+    Scaling,
+)
+from dovetail.ir.types import Array, DType
+from dovetail.kernels.c import Lines, c_type, code, loop, total
+from dovetail.kernels.elements import Computed, Places, place_in, write_elements
 from dovetail.kernels.kernel import INT32, Expression, KernelWriter, UnsupportedRegion
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
+
+_SIGMOIDS, _TANGENTS = 192, 256
+"""Segments on each side of 0: all that three times an int16 reaches in steps of 512, and in steps of 256 all before the
+tangent is flat."""
 
 
 @kernel(RowProducts)
 def _row_products(scope: KernelScope, operator: RowProducts) -> KernelWriter:
     """The writer of a RowProducts; sums of integers are modulo 2**32."""
-    types = scope.graph.types
-    shape, real = scope.type(0).shape, types[scope.node.output].dtype is DType.FLOAT32
+    shape, real = scope.type(0).shape, scope.result.dtype is DType.FLOAT32
     held, cast, none = ("float", "", "0.0f") if real else ("uint32_t", "(uint32_t)", "0u")
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         x, weights = scope.operand(0, "input"), scope.operand(1, "weights")
         first = f"{cast}{scope.operand(2, 'bias')}[{places[-1]}]" if len(scope.node.inputs) > 2 else none
         from_, with_ = place_in(shape, (*places, "depth")), place_in(shape[-2:], (places[-1], "depth"))
@@ -37,14 +52,55 @@ def _row_products(scope: KernelScope, operator: RowProducts) -> KernelWriter:
     return write_elements(scope, element)
 
 
-def unfused(scope: KernelScope) -> Shape:
-    """The shape of x; raises Unsupported for anything fused with a recurrent layer."""
+def _sizes(scope: KernelScope) -> tuple[int, int, int, int]:
+    """Steps, sequences, elements of the operand and hidden values; raises Unsupported for anything fused with a
+    recurrent layer."""
     if scope.tree:
         raise UnsupportedRegion(f"{type(scope.tree[0].operator).__name__} behind a recurrent layer is not fused.")
-    return scope.type(0).shape
+    steps, batch, depth = scope.type(0).shape
+    return steps, batch, depth, scope.output_shape[2]
 
 
-def scaled_once(scaling: Scaling, value: str, doubled: str = "") -> str:
+def _over_steps(scope: KernelScope, lines: Lines, cells: bool = False, reverse: bool | None = None) -> Lines:
+    """The loops over steps and sequences around the statements that compute all hidden values `after` a step from the
+    operand at `from` and those `before`; a layer of floats may go backwards."""
+    steps, batch, depth, hidden = _sizes(scope)
+    read, held, size = c_type(scope.source_dtype), c_type(scope.result.dtype), batch * hidden
+    x, memory = scope.operand(0, "input"), scope.operand(4, "memory")
+    time, sign = "step" if reverse is None else "time", "+" if reverse else "-"
+    clock = f"const int32_t time = {f'{steps - 1} - step' if reverse else 'step'};"
+    before = code(f"""
+        for (int32_t place = 0; place < {size}; ++place) {{
+            output[{steps * size} + place] = {memory}[{size} + place];
+        }}
+    """)
+    loops = code(
+        f"""
+        for (int32_t step = 0; step < {steps}; ++step) {{
+            for (int32_t sequence = 0; sequence < {batch}; ++sequence) {{
+                @clock
+                const {read} *from = {x} + ({time} * {batch} + sequence) * {depth};
+                {held} *after = output + ({time} * {batch} + sequence) * {hidden};
+                const {held} *before = step == 0 ? {memory} + sequence * {hidden} : after {sign} {size};
+                @cell
+                @lines
+            }}
+        }}
+        """,
+        clock=[] if reverse is None else [clock],
+        cell=[f"{held} *cell = output + ({steps * batch} + sequence) * {hidden};"] if cells else [],
+        lines=lines,
+    )
+    return [*(before if cells else ()), *loops]
+
+
+def _units(hidden: int, *lines: Lines) -> Lines:
+    """The loop over hidden values."""
+    inner = [line for part in lines for line in part]
+    return code(f"for (int32_t unit = 0; unit < {hidden}; ++unit) {{\n    @inner\n}}", inner=inner)
+
+
+def _scaled_once(scaling: Scaling, value: str, doubled: str = "") -> str:
     """C of a value times a factor, rounded as TensorFlow Lite Micro does; `doubled`: C of twice the multiplier."""
     multiplier, shift = scaling
     if shift < 0 and multiplier >= 1 << 30:
@@ -52,92 +108,119 @@ def scaled_once(scaling: Scaling, value: str, doubled: str = "") -> str:
     return f"requantize_double_any({value}, {multiplier}, {shift})"
 
 
-def limited(value: str) -> str:
-    """C of a value limited to int16."""
-    return f"saturate_16({value})"
-
-
-@kernel(FixedLstm)
-def _fixed_lstm(scope: KernelScope, operator: FixedLstm) -> KernelWriter:
-    """The writer of a FixedLstm; zero points are folded into the biases."""
-    (steps, batch, depth) = unfused(scope)
-    hidden = scope.output_shape[2]
-    scalings = (*operator.input_scaling, *operator.hidden_scaling, operator.forget_scaling, operator.update_scaling)
-    for _, shift in (*scalings, operator.output_scaling):
+def _require_shifts(*scalings: Scaling) -> None:
+    for _, shift in scalings:
         if not -31 <= shift <= 30:
             raise UnsupportedRegion(f"a shift of {shift} is outside -31..30.")
-    names = _fixed_constants(scope, operator)
-    curves = Curves(scope, scope.node.output)
-    own, again = (-(-size // _FOUR) for size in (depth, hidden))
 
-    def body() -> Lines:
-        x, memory = scope.operand(0, "input"), scope.operand(4, "memory")
-        both = {"given": operator.input_scaling, "again": operator.hidden_scaling}
-        lines = [*_sums("given", "operands", own, names), *_sums("again", f"operands + {_FOUR * own}", again, names)]
-        for gate in range(4):
-            for at, (stem, scalings) in enumerate(both.items()):
-                doubled = f"{names['factors']}[{2 * gate + at}]"
-                scaled = scaled_once(scalings[gate], f"(int32_t){stem}[{gate}]", doubled)
-                lines.append(f"const int32_t {stem}_{gate} = {limited(scaled)};")
-            lines.append(f"const int32_t gate_{gate} = {limited(f'given_{gate} + again_{gate}')};")
-        lines = [
-            f"const int8_t *from = {x} + (step * {batch} + sequence) * {depth};",
-            f"int16_t *after = output + (step * {batch} + sequence) * {hidden};",
-            f"const int16_t *before = step == 0 ? {memory} + sequence * {hidden} : after - {batch * hidden};",
-            f"int16_t *cell = output + ({steps * batch} + sequence) * {hidden};",
-            *block(turns("place", depth), ["operands[place] = from[place];"]),
-            f"__builtin_memcpy(operands + {_FOUR * own}, before, {2 * hidden});",
-            *block(turns("unit", hidden), [*lines, *_fixed_update(operator, curves)]),
-        ]
-        lines = block(turns("step", steps), block(turns("sequence", batch), lines))
-        kept = (
-            f"static int16_t operands[{_FOUR * (own + again)}] __attribute__((aligned(8))); /* rows filled up with 0 */"
-        )
-        return [kept, *_cells(memory, steps, batch * hidden), *lines]
 
-    return scope.writer(body, has_storage=True)
+def segments() -> Mapping[str, Array]:
+    """Start of each segment (int32, the rounding of the result added) and its slope (uint16), the lowest first.
+
+    The halves below 0 are those of TensorFlow Lite Micro turned round, segment by segment: that of -v begins where the
+    one of v ends, with the same slope (`between_sigmoids`).
+    """
+    table = sigmoid_table().astype(np.int64)
+    slopes = np.diff(table)
+    place = np.arange(_SIGMOIDS)
+    starts = np.concatenate([(1 << 25) - (table[place + 1] << 9)[::-1] + 511, (table[place] << 9) + 512])
+    arrays = {"sigmoid_starts": starts, "sigmoid_slopes": np.concatenate([slopes[place][::-1], slopes[place]])}
+    place, middle = np.arange(_TANGENTS), 1 << 23  # the last two points are equal: flat from there
+    starts = np.concatenate([127 + middle - (table[place + 1] << 8)[::-1], (table[place] << 8) - middle + 128])
+    arrays |= {"tangent_starts": starts, "tangent_slopes": np.concatenate([slopes[place][::-1], slopes[place]])}
+    return {stem: array.astype(np.int32 if "starts" in stem else np.uint16) for stem, array in arrays.items()}
+
+
+@dataclass(frozen=True)
+class _FixedLayer:
+    """The C names of a layer's constants, those of both curves among them."""
+
+    names: Mapping[str, str]
+
+    def sigmoid(self, gate: str) -> str:
+        """The sigmoid of an int16 in Q3.12, as Q0.15."""
+        starts, slopes = (f"{self.names[stem]} + {_SIGMOIDS}" for stem in ("sigmoid_starts", "sigmoid_slopes"))
+        return f"curve_16(3 * {gate}, 9, 10, {starts}, {slopes})"
+
+    def tangent(self, value: str, left: int = 0, right: int = 0) -> str:
+        """The tangent of an int16 with 12 + right - left fraction bits, as Q0.15."""
+        scaled = f"{3 << left} * {value}"
+        scaled = f"({scaled} + {(1 << right) >> 1}) >> {right}" if right else scaled
+        starts, slopes = (f"{self.names[stem]} + {_TANGENTS}" for stem in ("tangent_starts", "tangent_slopes"))
+        return f"curve_16(saturate_17({scaled}), 8, 8, {starts}, {slopes})"
+
+
+def _fixed_layer(scope: KernelScope, arrays: Mapping[str, Array]) -> _FixedLayer:
+    owner = scope.node.output
+    return _FixedLayer({stem: scope.constant(owner, stem, array) for stem, array in {**arrays, **segments()}.items()})
 
 
 _FOUR = 4
 """Values multiplied at once; rows of weights are filled up to so many."""
 
 
-def _sums(stem: str, source: str, fours: int, names: Mapping[str, str]) -> Lines:
-    """Define the four sums of products of a unit, whose weights of all gates stand side by side."""
-    places = range(4) if stem == "given" else range(4, 8)
-    first = ", ".join(f"(uint32_t){names['offsets']}[unit * 8 + {place}]" for place in places)
-    weights = f"{names[f'{stem}_weights']} + unit * {4 * _FOUR * fours}"
-    return [f"uint32_t {stem}[4] = {{{first}}};", f"gate_sums({stem}, {source}, {weights}, {fours});"]
+@kernel(FixedLstm)
+def _fixed_lstm(scope: KernelScope, operator: FixedLstm) -> KernelWriter:
+    """The writer of a FixedLstm; zero points are folded into the biases."""
+    _, _, depth, hidden = _sizes(scope)
+    _require_shifts(*operator.input_scaling, *operator.hidden_scaling, operator.forget_scaling)
+    _require_shifts(operator.update_scaling, operator.output_scaling)
+    layer = _fixed_layer(scope, _fixed_constants(scope, operator))
+    names, own, again = layer.names, *(-(-size // _FOUR) for size in (depth, hidden))
+
+    def gates() -> Lines:
+        """Define the four gates of a unit, whose weights of all stand side by side."""
+        parts = (("given", "operands", own), ("again", f"operands + {_FOUR * own}", again))
+        lines = Lines()
+        for at, (stem, source, fours) in enumerate(parts):
+            offsets = (f"(uint32_t){names['offsets']}[unit * 8 + {4 * at + gate}]" for gate in range(4))
+            weights = f"{names[f'{stem}_weights']} + unit * {4 * _FOUR * fours}"
+            lines += [
+                f"uint32_t {stem}[4] = {{{', '.join(offsets)}}};",
+                f"gate_sums({stem}, {source}, {weights}, {fours});",
+            ]
+        for gate, scalings in enumerate(zip(operator.input_scaling, operator.hidden_scaling, strict=True)):
+            for at, (stem, _, _) in enumerate(parts):
+                doubled = f"{names['factors']}[{2 * gate + at}]"
+                scaled = _scaled_once(scalings[at], f"(int32_t){stem}[{gate}]", doubled)
+                lines.append(f"const int32_t {stem}_{gate} = saturate_16({scaled});")
+            lines.append(f"const int32_t gate_{gate} = saturate_16(given_{gate} + again_{gate});")
+        return lines
+
+    def body() -> Lines:
+        lines = code(
+            f"""
+            for (int32_t place = 0; place < {depth}; ++place) {{
+                operands[place] = from[place];
+            }}
+            __builtin_memcpy(operands + {_FOUR * own}, before, {2 * hidden});
+            @units
+            """,
+            units=_units(hidden, gates(), _fixed_update(operator, layer)),
+        )
+        room = f"operands[{_FOUR * (own + again)}] __attribute__((aligned(8)))"
+        return [f"static int16_t {room}; /* rows filled up with 0 */", *_over_steps(scope, lines, cells=True)]
+
+    return scope.writer(body, has_storage=True)
 
 
-def turns(variable: str, stop: int) -> str:
-    """The head of a loop that counts up to `stop`, which may be 1."""
-    return f"for (int32_t {variable} = 0; {variable} < {stop}; ++{variable})"
-
-
-def _cells(memory: str, steps: int, size: int) -> Lines:
-    """The cells before the first step, where those after the last will be."""
-    return block(turns("place", size), [f"output[{steps * size} + place] = {memory}[{size} + place];"])
-
-
-def _fixed_update(operator: FixedLstm, curves: Curves) -> Lines:
+def _fixed_update(operator: FixedLstm, layer: _FixedLayer) -> Lines:
     """The statements from the four gates to cell and hidden value."""
-    bits = operator.cell_bits
-    kept = scaled_once(operator.forget_scaling, f"{curves.sigmoid('gate_1')} * cell[unit]")
-    added = scaled_once(operator.update_scaling, f"{curves.sigmoid('gate_0')} * {curves.tangent('gate_2')}")
-    shape = max(12 - bits, 0), max(bits - 12, 0)
-    shown = scaled_once(operator.output_scaling, f"{curves.sigmoid('gate_3')} * {curves.tangent('next', *shape)}")
-    limit = operator.cell_clip
-    return [
-        f"const int32_t kept = {limited(kept)};",
-        f"const int32_t added = {limited(added)};",
-        f"const int32_t next = clip(kept + added, {max(-limit, -32768)}, {min(limit, 32767)});",
-        "cell[unit] = (int16_t)next;",
-        f"after[unit] = (int16_t)saturate({total(shown, operator.hidden_zero_point)});",
-    ]
+    bits, limit = operator.cell_bits, operator.cell_clip
+    kept = _scaled_once(operator.forget_scaling, f"{layer.sigmoid('gate_1')} * cell[unit]")
+    added = _scaled_once(operator.update_scaling, f"{layer.sigmoid('gate_0')} * {layer.tangent('gate_2')}")
+    next_tangent = layer.tangent("next", max(12 - bits, 0), max(bits - 12, 0))
+    shown = _scaled_once(operator.output_scaling, f"{layer.sigmoid('gate_3')} * {next_tangent}")
+    return code(f"""
+        const int32_t kept = saturate_16({kept});
+        const int32_t added = saturate_16({added});
+        const int32_t next = clip(kept + added, {max(-limit, -32768)}, {min(limit, 32767)});
+        cell[unit] = (int16_t)next;
+        after[unit] = (int16_t)saturate({total(shown, operator.hidden_zero_point)});
+    """)
 
 
-def _fixed_constants(scope: KernelScope, operator: FixedLstm) -> dict[str, str]:
+def _fixed_constants(scope: KernelScope, operator: FixedLstm) -> dict[str, Array]:
     weights, recurrent, bias = (scope.known(name) for name in scope.node.inputs[1:4])
     arrays, offsets = {}, []
     given = ("given", weights, operator.input_zero_point, bias.astype(np.int64))
@@ -150,8 +233,75 @@ def _fixed_constants(scope: KernelScope, operator: FixedLstm) -> dict[str, str]:
         arrays[f"{stem}_weights"] = by_pair.transpose(2, 3, 0, 4, 1)
     pairs = zip(operator.input_scaling, operator.hidden_scaling, strict=True)
     doubled = [2 * scaling[0] & 0xFFFFFFFF for pair in pairs for scaling in pair]
-    arrays |= {"factors": np.array(doubled, np.uint32), "offsets": np.concatenate(offsets, axis=1)}
-    return {stem: scope.constant(scope.node.output, stem, array) for stem, array in arrays.items()}
+    return {**arrays, "factors": np.array(doubled, np.uint32), "offsets": np.concatenate(offsets, axis=1)}
+
+
+@dataclass(frozen=True)
+class _GatedLayer(_FixedLayer):
+    """A GRU or plain layer of integers."""
+
+    operator: FixedRecurrent
+    depth: int
+    hidden: int
+
+    def sum(self, stem: str, gate: int, source: str = "") -> Lines:
+        """Define `stem`: the Q3.12 of a gate's products with x, or with hidden values at `source`, for the present
+        unit."""
+        own, depth, scalings = ("given", self.depth, self.operator.input_scaling)
+        if source:
+            own, depth, scalings = ("again", self.hidden, self.operator.hidden_scaling)
+        row = total("unit", gate * self.hidden)
+        weight = f"{self.names[f'{own}_weights']}[({row}) * {depth} + depth]"
+        return code(f"""
+            uint32_t {stem}_sum = (uint32_t){self.names[f"{own}_offsets"]}[{row}];
+            for (int32_t depth = 0; depth < {depth}; ++depth) {{
+                {stem}_sum += (uint32_t)({source or "from"}[depth] * {weight});
+            }}
+            const int32_t {stem} = saturate_16({_scaled_once(scalings[gate], f"(int32_t){stem}_sum")});
+        """)
+
+    def gate(self, stem: str, gate: int) -> Lines:
+        """Define `stem`: a gate in Q0.15."""
+        sums = [*self.sum(f"{stem}_given", gate), *self.sum(f"{stem}_again", gate, "before")]
+        return [*sums, f"const int32_t {stem} = {self.sigmoid(f'saturate_16({stem}_given + {stem}_again)')};"]
+
+    def gru(self) -> Lines:
+        first, reset, source = Lines(), self.gate("reset", 1), "before"
+        inner = "((reset * again + 16384) >> 15)"
+        if not self.operator.reset_after:
+            kept = ["kept[unit] = (int16_t)((reset * before[unit] + 16384) >> 15);"]
+            first, reset, source, inner = _units(self.hidden, reset, kept), [], "kept", "again"
+        last = code(f"""
+            const int32_t fresh = {self.tangent(f"saturate_16(given + {inner})")};
+            after[unit] = (int16_t)(((32768 - update) * fresh + update * before[unit] + 16384) >> 15);
+        """)
+        sums = [*self.sum("given", 2), *self.sum("again", 2, source)]
+        return [*first, *_units(self.hidden, self.gate("update", 0), reset, sums, last)]
+
+    def rnn(self) -> Lines:
+        last = [f"after[unit] = (int16_t){self.tangent('saturate_16(given + again)')};"]
+        return _units(self.hidden, self.sum("given", 0), self.sum("again", 0, "before"), last)
+
+
+@kernel(FixedRecurrent)
+def _fixed_recurrent(scope: KernelScope, operator: FixedRecurrent) -> KernelWriter:
+    _, _, depth, hidden = _sizes(scope)
+    _require_shifts(*operator.input_scaling, *operator.hidden_scaling)
+    weights, recurrent, bias = (scope.known(name) for name in scope.node.inputs[1:4])
+    of_x, of_hidden = np.split(bias, 2)
+    # The sum where all of x is its zero point, modulo 2**32.
+    offsets = of_x.astype(np.int64) - operator.input_zero_point * weights.astype(np.int64).sum(axis=1)
+    arrays = {"given_weights": weights, "given_offsets": offsets.astype(np.int32)}
+    arrays |= {"again_weights": recurrent, "again_offsets": of_hidden}
+    layer = _GatedLayer(_fixed_layer(scope, arrays).names, operator, depth, hidden)
+    gated = operator.kind is RecurrentKind.GRU
+    keeps = gated and not operator.reset_after
+
+    def body() -> Lines:
+        kept = [f"static int16_t kept[{hidden}]; /* hidden values times their reset gates */"] if keeps else []
+        return [*kept, *_over_steps(scope, layer.gru() if gated else layer.rnn())]
+
+    return scope.writer(body, has_storage=keeps)
 
 
 _CURVES = {Curve.SIGMOID: "logistic({x})", Curve.TANH: "hyperbolic_tangent({x})", Curve.RELU: "larger({x}, 0.0f)"}
@@ -163,24 +313,25 @@ class _FloatLayer:
     operator: Recurrent
     names: Mapping[str, str]
     """C names of the operands."""
-    hidden: int
     depth: int
+    hidden: int
 
     def curve(self, place: int, x: str) -> str:
         return _CURVES[self.operator.functions[place]].format(x=x)
 
     def sums(self, stem: str, gate: int, source: str = "before") -> Lines:
         """Define `stem` and `stem`_again: the bias and products with x, and with hidden values, of a unit's gate."""
-        row = total("unit", gate * self.hidden)
-        biases = [row, total("unit", (gate + self.operator.kind.gates) * self.hidden)]
-        first, again = (f"{self.names['bias']}[{place}]" for place in biases)
-        weights = f"{self.names['weights']}[({row}) * {self.depth} + depth]"
-        recurrent = f"{self.names['recurrent']}[({row}) * {self.hidden} + depth]"
-        return [
-            f"float {stem} = {first}, {stem}_again = {again};",
-            *block(turns("depth", self.depth), [f"{stem} += from[depth] * {weights};"]),
-            *block(turns("depth", self.hidden), [f"{stem}_again += {source}[depth] * {recurrent};"]),
-        ]
+        row, names = total("unit", gate * self.hidden), self.names
+        again = total("unit", (gate + self.operator.kind.gates) * self.hidden)
+        return code(f"""
+            float {stem} = {names["bias"]}[{row}], {stem}_again = {names["bias"]}[{again}];
+            for (int32_t depth = 0; depth < {self.depth}; ++depth) {{
+                {stem} += from[depth] * {names["weights"]}[({row}) * {self.depth} + depth];
+            }}
+            for (int32_t depth = 0; depth < {self.hidden}; ++depth) {{
+                {stem}_again += {source}[depth] * {names["recurrent"]}[({row}) * {self.hidden} + depth];
+            }}
+        """)
 
     def peephole(self, gate: int, cell: str) -> str:
         """C to add for what a gate sees of the cell; empty without peepholes."""
@@ -188,67 +339,48 @@ class _FloatLayer:
             return ""
         return f" + {self.names['peepholes']}[{total('unit', gate * self.hidden)}] * {cell}"
 
+    def lstm(self) -> Lines:
+        gates = [self.sums(stem, place) for place, stem in enumerate(("in", "out", "keep", "candidate"))]
+        keep = self.curve(0, "keep + keep_again" + self.peephole(2, "cell[unit]"))
+        enter = self.curve(0, "in + in_again" + self.peephole(0, "cell[unit]"))
+        leave = self.curve(0, "out + out_again" + self.peephole(1, "next"))
+        last = code(f"""
+            const float next = {keep} * cell[unit] + {enter} * {self.curve(1, "candidate + candidate_again")};
+            cell[unit] = next;
+            after[unit] = {leave} * {self.curve(2, "next")};
+        """)
+        return _units(self.hidden, *gates, last)
+
+    def gru(self) -> Lines:
+        reset = self.curve(0, "reset + reset_again")
+        first, before, again, source = Lines(), self.sums("reset", 1), f"{reset} * candidate_again", "before"
+        if not self.operator.reset_after:
+            first = _units(self.hidden, before, [f"scaled[unit] = {reset} * before[unit];"])
+            before, again, source = [], "candidate_again", "scaled"
+        last = code(f"""
+            const float share = {self.curve(0, "update + update_again")};
+            const float fresh = {self.curve(1, f"candidate + {again}")};
+            after[unit] = (1.0f - share) * fresh + share * before[unit];
+        """)
+        return [*first, *_units(self.hidden, self.sums("update", 0), before, self.sums("candidate", 2, source), last)]
+
+    def rnn(self) -> Lines:
+        return _units(self.hidden, self.sums("sum", 0), [f"after[unit] = {self.curve(0, 'sum + sum_again')};"])
+
 
 @kernel(Recurrent)
 def _recurrent(scope: KernelScope, operator: Recurrent) -> KernelWriter:
-    (steps, batch, depth) = unfused(scope)
-    hidden, size = scope.output_shape[2], batch * scope.output_shape[2]
-    update = {RecurrentKind.LSTM: _lstm, RecurrentKind.GRU: _gru, RecurrentKind.RNN: _rnn}[operator.kind]
+    _, _, depth, hidden = _sizes(scope)
+    keeps = operator.kind is RecurrentKind.GRU and not operator.reset_after
 
     def body() -> Lines:
         stems = _OPERANDS[: len(scope.node.inputs)]
-        names = {stem: scope.operand(place, stem) for place, stem in enumerate(stems)}
-        behind = f"after {'+' if operator.reverse else '-'} {size}"
-        lines = [
-            f"const int32_t time = {f'{steps - 1} - step' if operator.reverse else 'step'};",
-            f"const float *from = {names['input']} + (time * {batch} + sequence) * {depth};",
-            f"float *after = output + (time * {batch} + sequence) * {hidden};",
-            f"const float *before = step == 0 ? {names['memory']} + sequence * {hidden} : {behind};",
+        layer = _FloatLayer(operator, {stem: scope.operand(at, stem) for at, stem in enumerate(stems)}, depth, hidden)
+        writers = {RecurrentKind.LSTM: layer.lstm, RecurrentKind.GRU: layer.gru, RecurrentKind.RNN: layer.rnn}
+        head = [f"static float scaled[{hidden}]; /* hidden values times their reset gates */"] if keeps else []
+        return [
+            *head,
+            *_over_steps(scope, writers[operator.kind](), operator.kind is RecurrentKind.LSTM, operator.reverse),
         ]
-        head = []
-        if operator.kind is RecurrentKind.LSTM:
-            lines.append(f"float *cell = output + ({steps * batch} + sequence) * {hidden};")
-            head = _cells(names["memory"], steps, size)
-        if operator.kind is RecurrentKind.GRU and not operator.reset_after:
-            head = [f"static float scaled[{hidden}]; /* hidden values times their reset gates */"]
-        lines += update(_FloatLayer(operator, names, hidden, depth))
-        return [*head, *block(turns("step", steps), block(turns("sequence", batch), lines))]
 
-    return scope.writer(body, has_storage=operator.kind is RecurrentKind.GRU and not operator.reset_after)
-
-
-def _lstm(layer: _FloatLayer) -> Lines:
-    gates = [line for place, stem in enumerate(("in", "out", "keep", "candidate")) for line in layer.sums(stem, place)]
-    keep = layer.curve(0, "keep + keep_again" + layer.peephole(2, "cell[unit]"))
-    enter = layer.curve(0, "in + in_again" + layer.peephole(0, "cell[unit]"))
-    leave = layer.curve(0, "out + out_again" + layer.peephole(1, "next"))
-    lines = [
-        *gates,
-        f"const float next = {keep} * cell[unit] + {enter} * {layer.curve(1, 'candidate + candidate_again')};",
-        "cell[unit] = next;",
-        f"after[unit] = {leave} * {layer.curve(2, 'next')};",
-    ]
-    return block(turns("unit", layer.hidden), lines)
-
-
-def _gru(layer: _FloatLayer) -> Lines:
-    reset = layer.curve(0, "reset + reset_again")
-    first, before, again = [], layer.sums("reset", 1), f"{reset} * candidate_again"
-    source = "before"
-    if not layer.operator.reset_after:
-        turn = [*before, f"scaled[unit] = {reset} * before[unit];"]
-        first, before, again, source = block(turns("unit", layer.hidden), turn), [], "candidate_again", "scaled"
-    lines = [
-        *layer.sums("update", 0),
-        *before,
-        *layer.sums("candidate", 2, source),
-        f"const float share = {layer.curve(0, 'update + update_again')};",
-        f"const float fresh = {layer.curve(1, f'candidate + {again}')};",
-        "after[unit] = (1.0f - share) * fresh + share * before[unit];",
-    ]
-    return [*first, *block(turns("unit", layer.hidden), lines)]
-
-
-def _rnn(layer: _FloatLayer) -> Lines:
-    lines = [*layer.sums("sum", 0), f"after[unit] = {layer.curve(0, 'sum + sum_again')};"]
-    return block(turns("unit", layer.hidden), lines)
+    return scope.writer(body, has_storage=keeps)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import DType
-from dovetail.kernels.c import Lines
 from dovetail.kernels.kernel import (
     Expression,
     InstructedLoops,
@@ -23,8 +22,6 @@ from dovetail.kernels.scope import KernelScope
 T = TypeVar("T")
 Family = Callable[[KernelScope, Any], KernelWriter]
 """From a region and its anchor's operator; raises Unsupported where there is no kernel."""
-Compact = Callable[[KernelScope, Any], Callable[[str], Lines]]
-"""As `Family`, for a function whose sizes are members of a layer's block: writes the C under its name."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +44,11 @@ class KernelTraits:
     """They take operands that share bytes; those of pointwise operators alone do too."""
     once: bool = False
     """They compute every element of the result once."""
+    compact: bool = False
+    """They have a form of little code, whose sizes are members of a layer's block (`KernelScope.compact`); others are
+    written as ever and left to the compiler to make small."""
+    borders: bool = False
+    """They may have a function of single pixels that layers share (`KernelScope.single`) beside that of several."""
     ways: tuple[InstructedWay, ...] = ()
     """Tried in order on cores with instructions of their own, for integers, before the kernel is written out."""
 
@@ -57,10 +59,6 @@ TRAITS: dict[type[Operator], KernelTraits] = {}
 """Traits of these kernels."""
 FLOAT_FAMILIES: dict[type[Operator], Family] = {}
 """Writers where the first operand is float32, if they are not those of `FAMILIES`."""
-COMPACT: dict[type[Operator], Compact] = {}
-"""Writers of little code; other kernels are written as ever and left to the compiler to make small."""
-BORDERS: dict[type[Operator], Compact] = {}
-"""Writers of the function of single pixels for anchors whose other pixels are computed together."""
 OFFERED: dict[type[Operator], Callable[[KernelScope], KernelChoices | None]] = {}
 """The knobs of kernels that are written out; None or absent for nothing to choose."""
 TURNS: dict[type[Operator], Callable[[KernelScope], Turns]] = {}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 
 from dovetail.ir.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16, FixedStandard
 from dovetail.ir.operators.reduction import ArgExtreme, CumSum, Normalise, Reduce, ReduceKind
 from dovetail.ir.types import DType
-from dovetail.kernels.c import Lines, atom, block, c_type, loop, nested, product, real, total, variable
-from dovetail.kernels.elements import place_in, write_elements
+from dovetail.kernels.c import Lines, atom, c_type, code, loop, nested, product, real, total, variable
+from dovetail.kernels.elements import Computed, Places, place_in, write_elements
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion, expression_of
 from dovetail.kernels.registry import kernel
@@ -26,7 +26,7 @@ def _reduction(scope: KernelScope, operator: Reduce) -> KernelWriter:
     held = c_type(kind) if extreme else "float" if is_float else "int32_t"
     count = prod(shape[axis] for axis in operator.axes)
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         x = scope.operand(0, "input")
         along = {axis: f"along_{axis}" for axis in operator.axes}
         inner = [variable(along[axis], shape[axis]) if axis in along else place for axis, place in enumerate(places)]
@@ -87,59 +87,73 @@ def _arg_extreme(scope: KernelScope, operator: ArgExtreme) -> KernelWriter:
     size = kind.shape[operator.axis]
     sign = (">" if operator.largest else "<") + ("=" if operator.last else "")
 
-    def element(places: Sequence[str]) -> tuple[Lines, Expression]:
+    def element(places: Places) -> Computed:
         if size == 1:
             return [], Expression("0", "int32_t", 0, 0)
         x = scope.operand(0, "input")
         start = place_in(kind.shape, ["0" if a == operator.axis else place for a, place in enumerate(places)])
         inner = ["along" if a == operator.axis else place for a, place in enumerate(places)]
         at = f"{x}[{place_in(kind.shape, inner)}]"
-        turn = block(f"if ({at} {sign} best)", [f"best = {at};", "place = along;"])
-        lines = [f"{c_type(kind.dtype)} best = {x}[{start}];", "int32_t place = 0;"]
-        lines += block(f"for (int32_t along = 1; along < {size}; ++along)", turn)
+        lines = code(f"""
+            {c_type(kind.dtype)} best = {x}[{start}];
+            int32_t place = 0;
+            for (int32_t along = 1; along < {size}; ++along) {{
+                if ({at} {sign} best) {{
+                    best = {at};
+                    place = along;
+                }}
+            }}
+        """)
         return lines, Expression("place", "int32_t", 0, size - 1)
 
     return write_elements(scope, element)
 
 
-Element = Callable[[str], tuple[Lines, Expression]]
-"""From the C text of a row's element: the statements before it, and the value of the result's."""
-
-
-def _write_rows(scope: KernelScope, before: Callable[[int], Lines], element: Element) -> KernelWriter:
+def _write_rows(
+    scope: KernelScope, before: Callable[[int], Lines], element: Callable[[str], Computed | str]
+) -> KernelWriter:
     """The writer of a kernel that computes each row by itself.
 
     Args:
         scope: as `write_elements`.
         before: the statements before the first element, from the size of a row; `from` points at the operand's row.
-        element: what is computed of each element then.
+        element: what is computed of each element then; a text alone is a float's.
     """
     kind = scope.type(0)
 
-    def row(places: Sequence[str]) -> Lines:
+    def row(places: Places) -> Lines:
         start = total(scope.operand(0, "input"), place_in(kind.shape, (*places, "0")))
         return [f"const {c_type(kind.dtype)} *from = {start};", *before(kind.shape[-1])]
 
-    return write_elements(scope, lambda places: element(f"from[{places[-1]}]"), row=row)
+    def one(places: Places) -> Computed:
+        computed = element(f"from[{places[-1]}]")
+        return ([], Expression(computed, "float")) if isinstance(computed, str) else computed
+
+    return write_elements(scope, one, row=row)
 
 
-def _limited(text: str, low: int, high: int, *before: str) -> tuple[Lines, Expression]:
+def _limited(text: str, low: int, high: int, *before: str) -> Computed:
     """An element within a range, by the name of `limited`."""
     return [*before, f"const int32_t limited = {text};"], Expression("limited", "int32_t", low, high)
 
 
-def _largest(along: str, size: int) -> Lines:
+def _collected(size: int, start: str, *steps: str, first: int = 0, along: str = "along") -> Lines:
+    """The statements that take in the elements of a row, one after the other."""
+    return [start, *loop(along, size, steps, start=first)]
+
+
+def _largest(size: int, along: str = "along") -> Lines:
     """The statements that find a row's largest integer."""
-    turn = f"largest = from[{along}] > largest ? from[{along}] : largest;"
-    return ["int32_t largest = from[0];", *loop(along, size, [turn], start=1)]
+    step = f"largest = from[{along}] > largest ? from[{along}] : largest;"
+    return _collected(size, "int32_t largest = from[0];", step, first=1, along=along)
 
 
 def _exponentials(beta: float, size: int) -> Lines:
     """The statements that find a row's largest float, and the sum of exponentials of how far each is from it."""
-    largest = "larger" if beta >= 0 else "smaller"
+    step = f"largest = {'larger' if beta >= 0 else 'smaller'}(from[along], largest);"
     return [
-        *("float largest = from[0];", *loop("along", size, [f"largest = {largest}(from[along], largest);"], start=1)),
-        *("float sum = 0.0f;", *loop("along", size, [f"sum += exponential({_distance('from[along]', beta)});"])),
+        *_collected(size, "float largest = from[0];", step, first=1),
+        *_collected(size, "float sum = 0.0f;", f"sum += exponential({_distance('from[along]', beta)});"),
     ]
 
 
@@ -150,10 +164,10 @@ def _distance(at: str, beta: float) -> str:
 
 @kernel(Softmax)
 def _softmax(scope: KernelScope, operator: Softmax) -> KernelWriter:
-    def element(at: str) -> tuple[Lines, Expression]:
-        return [], Expression(f"exponential({_distance(at, operator.beta)}) / sum", "float")
-
-    return _write_rows(scope, lambda size: _exponentials(operator.beta, size), element)
+    beta = operator.beta
+    return _write_rows(
+        scope, lambda size: _exponentials(beta, size), lambda at: f"exponential({_distance(at, beta)}) / sum"
+    )
 
 
 @kernel(LogSoftmax)
@@ -161,27 +175,23 @@ def _log_softmax(scope: KernelScope, operator: LogSoftmax) -> KernelWriter:
     def before(size: int) -> Lines:
         return [*_exponentials(1.0, size), "const float logarithm_of_sum = logarithm(sum);"]
 
-    return _write_rows(scope, before, lambda at: ([], Expression(f"{at} - largest - logarithm_of_sum", "float")))
+    return _write_rows(scope, before, lambda at: f"{at} - largest - logarithm_of_sum")
 
 
 @kernel(Normalise)
 def _normalisation(scope: KernelScope, operator: Normalise) -> KernelWriter:
-    epsilon = real(operator.epsilon)
+    epsilon, less = real(operator.epsilon), " - mean" if operator.centred else ""
 
     def before(size: int) -> Lines:
-        lines, centred = Lines(), "from[along]"
-        if operator.centred:
-            lines = ["float sum = 0.0f;", *loop("along", size, ["sum += from[along];"])]
+        lines, centred = Lines(), f"(from[along]{less})" if less else "from[along]"
+        if less:
+            lines = _collected(size, "float sum = 0.0f;", "sum += from[along];")
             lines.append(f"const float mean = sum / {size}.0f;")
-            centred = "(from[along] - mean)"
-        lines += ["float squares = 0.0f;", *loop("along", size, [f"squares += {centred} * {centred};"])]
+        lines += _collected(size, "float squares = 0.0f;", f"squares += {centred} * {centred};")
         limited = f"larger(squares, {epsilon})" if operator.summed else f"squares / {size}.0f + {epsilon}"
         return [*lines, f"const float spread = square_root({limited});"]
 
-    def element(at: str) -> tuple[Lines, Expression]:
-        return [], Expression(f"({at} - mean) / spread" if operator.centred else f"{at} / spread", "float")
-
-    return _write_rows(scope, before, element)
+    return _write_rows(scope, before, lambda at: f"({at}{less}) / spread" if less else f"{at} / spread")
 
 
 def _softmax_row(scope: KernelScope, operator: FixedSoftmax, size: int) -> Lines:
@@ -190,26 +200,34 @@ def _softmax_row(scope: KernelScope, operator: FixedSoftmax, size: int) -> Lines
     channel = variable("channel", size)
     rows = prod(scope.output_shape) // size
     index = anchored(scope.output_shape, total(variable("place", rows), channel), channel)
-    value = Expression("limited", "int32_t", low, high)
     power = f"{table}[largest - from[{channel}]]"
     base = 12 + 31 - operator.dtype.bits
     share = f"(int32_t)round_up_shift((uint32_t)multiply_high(reciprocal, {power}), exponent)"
     headroom = max(32 - (size << 19).bit_length(), 0)  # each adds 2^19 at most
     if base - headroom > 31:  # of so many channels each may have next to nothing
         share = f"exponent > 31 ? 0 : {share}"
-    store = [f"const int32_t share = {share};", f"const int32_t limited = clip({total('share', low)}, {low}, {high});"]
-    store += finish(scope, index, value)
-    return [
-        *_largest("channel", size),
-        "uint32_t sum = 0; /* Q12.19 */",
-        *loop("channel", size, [f"sum += round_up_shift((uint32_t){power}, 12);"]),
-        f"int32_t headroom = {headroom};",
-        *([f"sum <<= {headroom};"] if headroom else []),
-        *block("while (sum < 0x80000000u)", ["sum *= 2u;", "++headroom;"]),
-        "const int32_t reciprocal = softmax_reciprocal(sum);",
-        f"const int32_t exponent = {base} - headroom;",
-        *loop("channel", size, store),
-    ]
+    lines, value = _limited(f"clip({total('share', low)}, {low}, {high})", low, high)
+    return code(
+        f"""
+        @sums
+        int32_t headroom = {headroom};
+        @raised
+        while (sum < 0x80000000u) {{
+            sum *= 2u;
+            ++headroom;
+        }}
+        const int32_t reciprocal = softmax_reciprocal(sum);
+        const int32_t exponent = {base} - headroom;
+        @shares
+        """,
+        sums=[
+            *_largest(size, "channel"),
+            "uint32_t sum = 0; /* Q12.19 */",
+            *loop("channel", size, [f"sum += round_up_shift((uint32_t){power}, 12);"]),
+        ],
+        raised=[f"sum <<= {headroom};"] if headroom else [],
+        shares=loop("channel", size, [f"const int32_t share = {share};", *lines, *finish(scope, index, value)]),
+    )
 
 
 @kernel(FixedSoftmax)
@@ -236,15 +254,14 @@ def _fixed_log_softmax(scope: KernelScope, operator: FixedLogSoftmax) -> KernelW
     def before(size: int) -> Lines:
         table = scope.constant(scope.node.output, "exponentials", powers)
         return [
-            *_largest("along", size),
-            "int32_t sum = 0; /* Q12.19 */",
-            *loop("along", size, [f"sum += {table}[largest - from[along]];"]),
+            *_largest(size),
+            *_collected(size, "int32_t sum = 0; /* Q12.19 */", f"sum += {table}[largest - from[along]];"),
             "const int32_t logarithm = fixed_logarithm(sum);",
             f"const int32_t reach = requantize_double_any(wrap_add(logarithm, -2147483647 - 1), {back});",
             f"const int32_t limit = reach > {least} ? reach : {least};",
         ]
 
-    def element(at: str) -> tuple[Lines, Expression]:
+    def element(at: str) -> Computed:
         table = scope.constant(scope.node.output, "differences", differences)
         raised = f"clip(round_shift({table}[below] - logarithm, 22) + 127, -128, 127)"
         below = f"const int32_t below = largest - {at};"
@@ -266,15 +283,14 @@ def _softmax_16(scope: KernelScope, operator: FixedSoftmax16) -> KernelWriter:
     def before(size: int) -> Lines:
         table = scope.constant(scope.node.output, "reciprocals", reciprocals)
         return [
-            *_largest("along", size),
-            "int32_t sum = 0; /* Q16.15 */",
-            *loop("along", size, [f"sum += {power('from[along]')};"]),
+            *_largest(size),
+            *_collected(size, "int32_t sum = 0; /* Q16.15 */", f"sum += {power('from[along]')};"),
             "const int32_t zeros = leading_zeros((uint32_t)sum);",
             "const int32_t above_one = (int32_t)((((int64_t)sum << (zeros - 1)) + 0x2000) >> 14) - 0x18000;",
             f"const int32_t reciprocal = between_16({table}, clip(above_one, -32768, 32767));",
         ]
 
-    def element(at: str) -> tuple[Lines, Expression]:
+    def element(at: str) -> Computed:
         product = f"(int64_t){power(at)} * reciprocal + ((int64_t)1 << (30 - zeros))"
         return _limited(f"clip_wide(({product}) >> (31 - zeros), 0, 32767)", 0, 32767)
 
@@ -288,12 +304,12 @@ def _fixed_normalisation(scope: KernelScope, operator: FixedNormalise) -> Kernel
     def before(size: int) -> Lines:
         value = f"({total('from[along]', offset)})"
         return [
-            *("int32_t squares = 0;", *loop("along", size, [f"squares += {value} * {value};"])),
+            *_collected(size, "int32_t squares = 0;", f"squares += {value} * {value};"),
             "int32_t root_shift = 0;",
             "const int32_t inverse = inverse_root(squares, &root_shift);",
         ]
 
-    def element(at: str) -> tuple[Lines, Expression]:
+    def element(at: str) -> Computed:
         scaled = f"requantize_double_any({total(at, offset)}, inverse, root_shift + 7)"
         return _limited(f"clip({scaled}, -128, 127)", -128, 127)
 
@@ -304,26 +320,28 @@ def _fixed_normalisation(scope: KernelScope, operator: FixedNormalise) -> Kernel
 def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
     """The writer of a FixedStandard; the sum of squares is of elements of which n fit 32 bits."""
     offset, size = -operator.zero_point, operator.size
-    wide = scope.type(0).dtype.bits > 8
+    kind = "int64_t" if scope.type(0).dtype.bits > 8 else "int32_t"
 
     def before(_: int) -> Lines:
         value = f"({total('from[along]', offset)})"
-        square = f"squares += {'(int64_t)' if wide else ''}{value} * {value};"
-        sums, turn, less = ["int32_t sum = 0;"], [f"sum += {value};", square], " - (int64_t)sum * sum"
+        square = f"squares += {'(int64_t)' if kind == 'int64_t' else ''}{value} * {value};"
+        sums, steps, less = ["int32_t sum = 0;"], [f"sum += {value};", square], " - (int64_t)sum * sum"
         if not operator.centred:
-            sums, turn, less = [], [square], ""
-        spread = f"(int64_t)squares * {size}{less}"
-        return [
-            *(*sums, f"{'int64_t' if wide else 'int32_t'} squares = 0;", *loop("along", size, turn)),
-            f"const int64_t spread = {total(spread, operator.epsilon)};",
-            "const int32_t above = (int32_t)(spread >> 29);",
-            "const int32_t half = above > 1 ? (32 - leading_zeros((uint32_t)above)) >> 1 : 0;",
-            "int32_t root_shift = 0;",
-            "const int32_t inverse = inverse_root((int32_t)(spread >> (2 * half)), &root_shift);",
-            f"const int32_t power = half - root_shift + {31 - operator.fraction_bits};",
-        ]
+            sums, steps, less = [], [square], ""
+        return code(
+            f"""
+            @sums
+            const int64_t spread = {total(f"(int64_t)squares * {size}{less}", operator.epsilon)};
+            const int32_t above = (int32_t)(spread >> 29);
+            const int32_t half = above > 1 ? (32 - leading_zeros((uint32_t)above)) >> 1 : 0;
+            int32_t root_shift = 0;
+            const int32_t inverse = inverse_root((int32_t)(spread >> (2 * half)), &root_shift);
+            const int32_t power = half - root_shift + {31 - operator.fraction_bits};
+            """,
+            sums=[*sums, *_collected(size, f"{kind} squares = 0;", *steps)],
+        )
 
-    def element(at: str) -> tuple[Lines, Expression]:
+    def element(at: str) -> Computed:
         value = product(atom(total(at, offset)), size)
         centred = f"{value} - sum" if operator.centred else value
         scaled = f"((int64_t)({centred}) * inverse + ((int64_t)1 << (power - 1))) >> power"

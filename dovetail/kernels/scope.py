@@ -16,7 +16,7 @@ from dovetail.ir.types import Array, DType, Shape, TensorType
 from dovetail.kernels.c import Lines, c_type, function, times, total, without_unused
 from dovetail.kernels.kernel import (
     BLOCK,
-    Border,
+    CoreKernel,
     CoreTraits,
     Expression,
     Index,
@@ -45,7 +45,7 @@ class KernelScope:
     core: CoreTraits
     name: str = "kernel"
     """The C function's name."""
-    border: Border | None = None
+    border: CoreKernel | None = None
     """The function, shared by layers, that computes pixels some of whose taps are outside the image."""
     overwritten: str | None = None
     """The region input the result is written over."""
@@ -57,6 +57,8 @@ class KernelScope:
     """Settings of the kernel's knobs (`dovetail.kernels.offered`)."""
     compact: bool = False
     """Whether sizes and constants are members of a block, so that layers can share the function."""
+    single: bool = False
+    """Whether the compact function computes the one pixel it is told."""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Members of the block that are the same in every layer, and so are written as numbers."""
     any_shift: bool = False

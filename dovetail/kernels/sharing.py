@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.base import Operator
-from dovetail.ir.types import DType
 from dovetail.kernels.c import identifiers
 from dovetail.kernels.core import Layouts, generated, scope_of, source_and_key
 from dovetail.kernels.helpers import SMALL, needed_helpers
 from dovetail.kernels.kernel import (
     BLOCK,
-    Border,
     ConstantBlock,
     CoreKernel,
     CoreTraits,
-    KernelWriter,
-    Parameter,
     UnsupportedRegion,
 )
-from dovetail.kernels.registry import BORDERS, COMPACT, Compact
+from dovetail.kernels.registry import family_of
 from dovetail.kernels.scope import KernelScope
 from dovetail.target.pattern import Choice
-
-_Table = Mapping[type[Operator], Compact]
-
-
-@dataclass(frozen=True, slots=True)
-class _SharedFunction:
-    """A function of compact text, as one layer sees it."""
-
-    name: str
-    source: str
-    key: str
-    """The text without the name, and the types of the constants: layers of equal keys can share the function."""
-    parameters: tuple[Parameter, ...]
-    block: ConstantBlock | None
 
 
 def generate_all(
@@ -80,17 +61,12 @@ def generate_all(
         )
         for index, (graph, name) in enumerate(zip(graphs, names, strict=True))
     ]
-    compact = _shared(requests, little, COMPACT, "")
-    borders = _shared(requests, set(range(len(graphs))) - set(little), BORDERS, "_pixel")
+    compact = _shared(requests, little, single=False)
+    borders = _shared(requests, set(range(len(graphs))) - set(little), single=True)
     kernels = []
     for index, request in enumerate(requests):
         if shared := compact.get(index):
-            parameters = (*shared.parameters, *((shared.block.parameter,) if shared.block else ()))
-            kernel = CoreKernel(
-                *(shared.name, shared.source, parameters, {}, needed_helpers([shared.source]), shared.key),
-                block=shared.block,
-            )
-            kernels.append(_small(kernel))
+            kernels.append(_small(shared))
         elif index in little:
             plain = replace(core, instructions=())
             kernels.append(_small(generated(replace(request, core=plain, lanes=None, choice={}))))
@@ -106,68 +82,68 @@ def _small(kernel: CoreKernel) -> CoreKernel:
     return replace(kernel, source="\n".join(lines), key=f"SMALL {kernel.key}", declarations=declarations)
 
 
-def _with_border(request: KernelScope, function: _SharedFunction | None) -> CoreKernel:
+def _with_border(request: KernelScope, function: CoreKernel | None) -> CoreKernel:
     """A layer's kernel, which calls the shared function of its border if there is one and it has such pixels."""
     if function is None:
         return generated(request)
-    kernel = generated(replace(request, border=Border(function.name, function.block)))
+    kernel = generated(replace(request, border=function))
     if f"{function.name}(" not in kernel.source:
         return kernel
     return replace(kernel, shared=function.source, helpers=needed_helpers((function.source, kernel.source)))
 
 
-def _shared(
-    requests: Sequence[KernelScope], layers: Collection[int], table: _Table, end: str
-) -> dict[int, _SharedFunction]:
+def _shared(requests: Sequence[KernelScope], layers: Collection[int], single: bool) -> dict[int, CoreKernel]:
     """The compact functions of the layers that have one; layers with the same texts have the same function.
 
     Requantisation takes a form for the very shifts of a layer, or where functions are saved by it, one for all shifts;
     at a border always the first, whose constants are those of the other pixels.
     """
-    own = _drafts(requests, layers, table, any_shift=False)
-    common = _drafts(requests, layers, table, any_shift=True) if table is COMPACT else own
+    own = _drafts(requests, layers, single, any_shift=False)
+    common = own if single else _drafts(requests, layers, single, any_shift=True)
     any_shift = len(common) < len(own)
     functions = {}
     for members in common if any_shift else own:
         first, *others = members.values()
         fixed = {stem: value for stem, value in first.items() if all(numbers.get(stem) == value for numbers in others)}
-        name = requests[next(iter(members))].name + end
+        name = requests[next(iter(members))].name + ("_pixel" if single else "")
         for index in members:
-            scope = replace(requests[index], compact=True, fixed=fixed, any_shift=any_shift)
-            function = _function(name, scope, table)
+            scope = replace(requests[index], name=name, compact=True, single=single, fixed=fixed, any_shift=any_shift)
+            function = _function(scope)
             assert function is not None
             functions[index] = function
     return functions
 
 
 def _drafts(
-    requests: Sequence[KernelScope], layers: Collection[int], table: _Table, any_shift: bool
+    requests: Sequence[KernelScope], layers: Collection[int], single: bool, any_shift: bool
 ) -> list[dict[int, Mapping[str, int]]]:
     """For each function, the numbers of the layers that share it, by the layer's index."""
     groups: dict[str, dict[int, Mapping[str, int]]] = {}
     for index in sorted(layers):
-        scope = replace(requests[index], compact=True, any_shift=any_shift)
-        draft = _function("function", scope, table)
+        scope = replace(requests[index], name="function", compact=True, single=single, any_shift=any_shift)
+        draft = _function(scope)
         if draft is not None:
             groups.setdefault(draft.key, {})[index] = dict(scope.numbers)
     return list(groups.values())
 
 
-def _function(name: str, scope: KernelScope, table: _Table) -> _SharedFunction | None:
-    """The function of the scope's region, None where there is no compact form."""
+def _function(scope: KernelScope) -> CoreKernel | None:
+    """The function of the scope's region as one layer sees it, None where there is no compact form. The types of the
+    constants are in its key, too: layers of equal keys can share it."""
+    if scope.anchor is None or any(layout.packed for layout in scope.layouts.values()):
+        return None
     try:
-        write = table.get(type(scope.anchor.operator)) if scope.anchor else None
-        if write is None or scope.type(0).dtype is DType.FLOAT32:
+        family, traits = family_of(scope)
+        if not (traits.borders if scope.single else traits.compact):
             return None
-        if any(layout.packed for layout in scope.layouts.values()):
-            return None
-        writer = KernelWriter(write(scope, scope.node.operator))
-        source, key = source_and_key(name, writer)
+        source, key = source_and_key(scope.name, family(scope, scope.anchor.operator))
     except UnsupportedRegion:
         return None
     read = identifiers([source])
     numbers = {stem: value for stem, value in scope.numbers.items() if stem in read}
     plain, members = (tuple(p for p in scope.parameters() if p.is_constant is which) for which in (False, True))
-    block = ConstantBlock(f"struct {name}_{BLOCK}", members, scope.constants, numbers) if BLOCK in read else None
+    struct = f"struct {scope.name}_{BLOCK}"
+    block = ConstantBlock(struct, members, scope.constants, numbers) if BLOCK in read else None
     types = " ".join(member.c_type for member in members)
-    return _SharedFunction(name, source, f"{key}{types}", plain, block)
+    parameters = (*plain, *((block.parameter,) if block else ()))
+    return CoreKernel(scope.name, source, parameters, {}, needed_helpers([source]), f"{key}{types}", block=block)

@@ -1,7 +1,8 @@
 """Sums of products over a window: what is multiplied, the numbers folded into constants, how text names them.
 
 The description is of a nest of loops over pixels, output channels, taps and depth. It is printed by `convolution` and
-`depthwise` (blocks in registers), `compact` (sizes as members), `scheduled` (Exo) and the target `opencl`.
+`depthwise` (blocks in registers, or sizes as members where layers share the text), `scheduled` (Exo) and the target
+`opencl`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from numpy.typing import DTypeLike
 from dovetail.ir.operators.linear import Linear, accumulator_type
 from dovetail.ir.requantisation.bounds import weight_sums
 from dovetail.ir.types import Array, DType, blocks
-from dovetail.kernels.c import c_type
-from dovetail.kernels.kernel import SHARING, Expression, Index, accumulate_type
+from dovetail.kernels.c import c_type, total
+from dovetail.kernels.kernel import SHARING, Expression, Index, UnsupportedRegion, accumulate_type
 from dovetail.kernels.scope import KernelScope
-from dovetail.kernels.window import Nest, WindowGeometry, window_of
+from dovetail.kernels.window import Nest, Number, WindowGeometry, window_of
 
 ACTIVATIONS = (*SHARING, DType.INT8, DType.UINT8, DType.INT16)
 MULTIPLY_ADD = "multiply_add"
@@ -105,6 +106,11 @@ class SumConstants:
         """Type of the constants that hold the weights."""
         return DType.UINT8 if self.bits < 8 else DType.of(self.weights.dtype)
 
+    def require_bytes(self) -> None:
+        """Raise Unsupported where several weights share a byte."""
+        if self.bits < 8:
+            raise UnsupportedRegion("weights of less than a byte have no compact form.")
+
     def value(self, text: str) -> Expression:
         """A finished sum; it wraps to 32 bits where the operator's own type does and the sum may leave it."""
         if self.wraps:
@@ -153,15 +159,24 @@ class SumNest(Nest):
 
     def starts(self, clamped: bool, lanes: int = 1) -> str:
         """The constant each sum begins with, filled up to whole blocks of lanes."""
-        uses_border = clamped and self.window.any_padded and not np.array_equal(self.sums.border, self.sums.inside)
-        array = self.sums.border if uses_border else self.sums.inside
-        return self.scope.constant("sums", "border_bias" if uses_border else "bias", padded(array, lanes))
+        scope, uses_border = self.scope, clamped and self.window.any_padded
+        uses_border = uses_border and not np.array_equal(self.sums.border, self.sums.inside)
+        array = self.sums.border if uses_border or scope.compact else self.sums.inside
+        return scope.constant(
+            "sums", "border_bias" if uses_border and not scope.compact else "bias", padded(array, lanes)
+        )
+
+    def less_padding(self, element: str, clamped: bool = True) -> str:
+        """C text of an input element less what the padding holds, where taps may be in it."""
+        taken: Number = self.sums.pad_value if clamped and self.window.any_padded else 0
+        if self.scope.compact:
+            taken = self.scope.number("sums", "pad_value", self.sums.pad_value)
+        return total(element, -taken) if isinstance(taken, int) else f"{element} - {taken}"
 
     def added(self, total: str, left: str, right: str) -> str:
         """The statement that adds a product to a sum."""
-        if self.sums.kind == "int32_t" and MULTIPLY_ADD in self.scope.core.functions:
-            return f"{total} = {MULTIPLY_ADD}({total}, {left}, {right});"
-        return f"{total} += {left} * {right};"
+        one = self.sums.kind == "int32_t" and not self.scope.compact and MULTIPLY_ADD in self.scope.core.functions
+        return f"{total} = {MULTIPLY_ADD}({total}, {left}, {right});" if one else f"{total} += {left} * {right};"
 
     def weights(self, array: Array) -> str:
         """The constant of the weights in the order they are read; rows of narrow ones share bytes."""

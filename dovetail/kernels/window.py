@@ -24,7 +24,7 @@ from dovetail.kernels.c import (
     wrapped,
 )
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, Index, UnsupportedRegion, declarations
+from dovetail.kernels.kernel import BLOCK, Expression, Index, UnsupportedRegion, declarations
 from dovetail.kernels.scope import KernelScope
 
 Pair = tuple[int, int]
@@ -32,6 +32,9 @@ Number = int | str
 """A size: known, or C text of the member of a layer's block that holds it."""
 ROW, COLUMN = 0, 1
 _AXES = (("top", "row"), ("left", "column"))
+Parts = Mapping[str, tuple[str, Lines]]
+"""Ways to compute output pixels, each a C function of its own: a sentence that says which pixels, and the statements,
+which read image, row and column where there are several."""
 ONE_PIXEL = "One output pixel, from the taps inside the image."
 
 
@@ -103,9 +106,11 @@ class Nest:
         return self.number(f"{stem}_rows", rows), self.number(f"{stem}_columns", columns)
 
     def at(self, name: str) -> str:
-        """The loop variable over images, rows or columns, or 0 where the loop has one turn."""
+        """The loop variable, or the argument, over images, rows or columns; 0 where there is one."""
         rows, columns = self.pair("outputs")
         turns = {"image": self.number("batch", self.window.batch), "row": rows, "column": columns}[name]
+        if self.scope.single:
+            turns = self.window.batch if name == "image" else name
         return "0" if turns == 1 else name
 
     def _by(self, text: str, number: Number) -> str:
@@ -172,11 +177,12 @@ class Nest:
 
     def tap(self, axis: int) -> str:
         """The loop variable over kernel rows or columns, or 0 where there is one."""
-        return variable(("kernel_row", "kernel_column")[axis], self.window.kernel[axis])
+        name = ("kernel_row", "kernel_column")[axis]
+        return name if self.scope.compact else variable(name, self.window.kernel[axis])
 
     def below(self, axis: int, tap: str) -> str:
         """The input row or column under a tap."""
-        return total(_AXES[axis][0], product(tap, self.window.dilation[axis]))
+        return total(_AXES[axis][0], self._by(tap, self.pair("dilation")[axis]))
 
     def first(self, axis: int, clamped: bool = True) -> str:
         """The first tap to visit along an axis."""
@@ -243,6 +249,82 @@ class Nest:
         lines = loop("lane", stop, lines) if lanes > 1 else lines
         lines = loop("pixel", pixels, lines) if pixels > 1 else lines
         return [*head, f"const {kind} sums[{len(names)}] = {{{', '.join(names)}}};", *lines]
+
+    def over_channels(
+        self, kind: str, starts: Mapping[str, str], taps: Lines, value: Callable[[str], Expression]
+    ) -> Lines:
+        """The statements of a pixel each of whose results is of the input channel of its number, some at a time.
+
+        Args:
+            kind: C type of the variables in which the taps are collected.
+            starts: their first values.
+            taps: statements that collect.
+            value: the anchor's result from a variable.
+        """
+        channels = self.number("channels", self.window.channels)
+        lines = [f"{kind} {name} = {start};" for name, start in starts.items()]
+        lines += [*taps, *self.store(kind, list(starts), value, self.channel)]
+        head = [*self.clamps(), self.place(channels), self.count()]
+        return [*head, *loop("channel", channels, lines, step=len(starts))]
+
+    @property
+    def channel(self) -> str:
+        """The loop variable over channels, or 0 where there is one."""
+        return "channel" if self.scope.compact else variable("channel", self.scope.output_shape[-1])
+
+    def functions(self, name: str, parts: Parts, loops_over: Callable[[Mapping[str, str]], Lines]) -> Lines:
+        """A kernel as one function per way to compute output pixels, and the function that calls them.
+
+        Args:
+            name: the kernel's name.
+            parts: each way, by the suffix of its function.
+            loops_over: writes the loops over all pixels from the statement that calls each way.
+        """
+        scope, window = self.scope, self.window
+        names = (("image", window.batch), ("row", window.outputs[ROW]), ("column", window.outputs[COLUMN]))
+        place = [name for name, size in names if size > 1]
+        bodies = {suffix: without_unused(lines) for suffix, (_, lines) in parts.items()}
+        if not place and len(parts) == 1:
+            (lines,) = bodies.values()
+            scope.keep(identifiers(lines))
+            return function(f"static void {name}", declarations(scope.parameters()), lines)
+        calls: dict[str, str] = {}
+        if scope.border is not None:
+            arguments = [parameter.name for parameter in scope.parameters() if not parameter.is_constant]
+            arguments += [*([BLOCK] if scope.border.block else []), *(["image"] if window.batch > 1 else [])]
+            arguments += map(variable, ("row", "column"), window.outputs)
+            calls["pixel"] = f"{scope.border.name}({', '.join(arguments)});"
+        used = {suffix: identifiers(lines) - defined(lines) for suffix, lines in bodies.items()}
+        for suffix, words in used.items():
+            arguments = [parameter.name for parameter in scope.parameters()] + place
+            calls[suffix] = f"{name}_{suffix}({', '.join(argument for argument in arguments if argument in words)});"
+        loops = loops_over(calls)
+        called = [suffix for suffix in bodies if any(f"{name}_{suffix}(" in line for line in loops)]
+        scope.keep(identifiers([line for suffix in called for line in bodies[suffix]]))
+        text = Lines()
+        for suffix in called:
+            inner = declarations([parameter for parameter in scope.parameters() if parameter.name in used[suffix]])
+            inner += [f"int32_t {variable}" for variable in place if variable in used[suffix]]
+            header = f"static void {name}_{suffix}"
+            text += [f"/* {parts[suffix][0]} */", *function(header, inner, bodies[suffix]), ""]
+        return [*text, *function(f"static void {name}", declarations(scope.parameters()), loops)]
+
+    def shared_function(self, name: str, lines: Lines) -> Lines:
+        """A kernel of layers alike around the statements of one output pixel; its constants come through the block, the
+        pixel it computes in arguments or loops."""
+        scope, (rows, columns) = self.scope, self.pair("outputs")
+        lines = without_unused(lines)
+        pixel = [*(["image"] if self.at("image") != "0" else []), "row", "column"] if scope.single else []
+        if not scope.single:
+            lines = loop("row", rows, loop("column", columns, lines))
+            lines = loop("image", self.number("batch", self.window.batch), lines)
+        comment = ONE_PIXEL if pixel else "Every output pixel, from the taps inside the image."
+        scope.keep(identifiers(lines))
+        plain = [parameter for parameter in scope.parameters() if not parameter.is_constant]
+        uses_block = any(f"{BLOCK}->" in line for line in lines)
+        block = [f"const struct {name}_{BLOCK} *restrict {BLOCK}"] if uses_block else []
+        arguments = [*declarations(plain), *block, *(f"int32_t {coordinate}" for coordinate in pixel)]
+        return [f"/* {comment} */", *function(f"static void {name}", arguments, lines)]
 
 
 def _tap_loop(name: str, first: str, end: str, lines: Lines) -> Lines:
@@ -314,57 +396,3 @@ def _loop_on(name: str, stop: int, body: Lines, step: int) -> Lines:
     """A loop that goes on from the variable's present value."""
     advance = f"++{name}" if step == 1 else f"{name} += {step}"
     return block(f"for (; {name} < {stop}; {advance})", body)
-
-
-@dataclass(frozen=True)
-class PixelFunction:
-    """One way to compute output pixels, as a C function of its own."""
-
-    comment: str
-    """One sentence that says which pixels."""
-    lines: Lines
-    """The statements; they read image, row and column where there are several."""
-
-
-def pixel_functions(
-    name: str,
-    scope: KernelScope,
-    window: WindowGeometry,
-    parts: Mapping[str, PixelFunction],
-    loops_over: Callable[[Mapping[str, str]], Lines],
-) -> Lines:
-    """A kernel as one function per way to compute output pixels, and the function that calls them.
-
-    Args:
-        name: the kernel's name.
-        scope: its parameters, complete.
-        window: the geometry.
-        parts: each way, by the suffix of its function.
-        loops_over: writes the loops over all pixels from the statement that calls each way.
-    """
-    names = (("image", window.batch), ("row", window.outputs[ROW]), ("column", window.outputs[COLUMN]))
-    place = [name for name, size in names if size > 1]
-    bodies = {suffix: without_unused(part.lines) for suffix, part in parts.items()}
-    if not place and len(parts) == 1:
-        (lines,) = bodies.values()
-        scope.keep(identifiers(lines))
-        return function(f"static void {name}", declarations(scope.parameters()), lines)
-    calls: dict[str, str] = {}
-    if scope.border is not None:
-        plain = [parameter.name for parameter in scope.parameters() if not parameter.is_constant]
-        images = ["image"] if window.batch > 1 else []
-        calls["pixel"] = scope.border.call(plain, [*images, *map(variable, ("row", "column"), window.outputs)])
-    for suffix, lines in bodies.items():
-        arguments = [parameter.name for parameter in scope.parameters()] + place
-        used = identifiers(lines) - defined(lines)
-        calls[suffix] = f"{name}_{suffix}({', '.join(argument for argument in arguments if argument in used)});"
-    loops = loops_over(calls)
-    called = {suffix: lines for suffix, lines in bodies.items() if any(f"{name}_{suffix}(" in line for line in loops)}
-    scope.keep(identifiers([line for lines in called.values() for line in lines]))
-    text: Lines = []
-    for suffix, lines in called.items():
-        used = identifiers(lines) - defined(lines)
-        inner = declarations([parameter for parameter in scope.parameters() if parameter.name in used])
-        inner += [f"int32_t {variable}" for variable in place if variable in used]
-        text += [f"/* {parts[suffix].comment} */", *function(f"static void {name}_{suffix}", inner, lines), ""]
-    return [*text, *function(f"static void {name}", declarations(scope.parameters()), loops)]

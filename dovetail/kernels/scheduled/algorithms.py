@@ -17,8 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
-from dovetail.kernels.c import Lines, indent
+from dovetail.kernels.c import Lines, code, indent
+from dovetail.kernels.ends import Extra
+from dovetail.kernels.window import WindowGeometry
 from dovetail.target.chip import RegisterMemory
 
 ENTRY = "kernel"
@@ -36,32 +39,18 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class ConvolutionSizes:
-    """Sizes of a convolution; a fully connected layer is one row of pixels without a kernel."""
+class ScheduledLayer:
+    """Sums of products over one image; a fully connected layer is one row of pixels without a kernel."""
 
-    image: tuple[int, int, int]
-    """Rows, columns, channels."""
-    result: tuple[int, int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    before: tuple[int, int]
-    """Padding above and on the left."""
+    window: WindowGeometry
+    outputs: int
+    """Output channels."""
     pad_value: int
 
     @property
     def taps(self) -> int:
         """Products of one sum."""
-        return self.kernel[0] * self.kernel[1] * self.image[2]
-
-
-@dataclass(frozen=True)
-class Extra:
-    """An array the epilogue reads."""
-
-    name: str
-    kind: str
-    """"channel": an element per output channel; "position": per element of the result; "one": one element."""
+        return prod(self.window.kernel) * self.window.channels
 
 
 @dataclass(frozen=True)
@@ -104,43 +93,35 @@ class Knobs:
     """Whether the loops over vectors of taps stay rolled and each sum is requantised where it is: see `streams.py`."""
 
 
-@dataclass(frozen=True)
-class InteriorPixels:
-    """The pixels whose taps are all in the image: half-open ranges of rows and columns."""
-
-    rows: tuple[int, int]
-    columns: tuple[int, int]
-
-
-def conv2d(sizes: ConvolutionSizes, packing: Packing, extras: Sequence[Extra]) -> str:
+def conv2d(layer: ScheduledLayer, packing: Packing, extras: Sequence[Extra]) -> str:
     """A convolution over rows, columns and channels, requantised."""
-    (height, width, channels), (rows, columns, _) = sizes.image, sizes.result
-    row = f"{sizes.stride[0]} * oy + {sizes.dilation[0]} * ky - {sizes.before[0]}"
-    column = f"{sizes.stride[1]} * ox + {sizes.dilation[1]} * kx - {sizes.before[1]}"
-    tap = f"{sizes.kernel[1] * channels} * ky + {channels} * kx + c"
-    outside = f"value = {float(sizes.pad_value)}"
-    read = [
-        f"if {row} >= 0 and {row} < {height}:",
-        f"    if {column} >= 0 and {column} < {width}:",
-        f"        value = input[{row}, {column}, c]",
-        "    else:",
-        f"        {outside}",
-        "else:",
-        f"    {outside}",
-    ]
-    taps = [("ky", sizes.kernel[0]), ("kx", sizes.kernel[1]), ("c", channels)]
-    return _nest(sizes, packing, extras, [("oy", rows), ("ox", columns)], f"{height}, {width}, ", taps, read, tap)
+    window, channels = layer.window, layer.window.channels
+    (height, width), (rows, columns) = window.size, window.outputs
+    row = f"{window.stride[0]} * oy + {window.dilation[0]} * ky - {window.before[0]}"
+    column = f"{window.stride[1]} * ox + {window.dilation[1]} * kx - {window.before[1]}"
+    tap = f"{window.kernel[1] * channels} * ky + {channels} * kx + c"
+    outside = f"value = {float(layer.pad_value)}"
+    read = code(f"""
+        if {row} >= 0 and {row} < {height}:
+            if {column} >= 0 and {column} < {width}:
+                value = input[{row}, {column}, c]
+            else:
+                {outside}
+        else:
+            {outside}
+    """)
+    taps = [*zip(("ky", "kx"), window.kernel, strict=True), ("c", channels)]
+    return _nest(layer, packing, extras, [("oy", rows), ("ox", columns)], f"{height}, {width}, ", taps, read, tap)
 
 
-def fully_connected(sizes: ConvolutionSizes, packing: Packing, extras: Sequence[Extra]) -> str:
+def fully_connected(layer: ScheduledLayer, packing: Packing, extras: Sequence[Extra]) -> str:
     """Every output of a pixel from every channel of it, requantised."""
-    (_, pixels, channels) = sizes.image
-    read = ["value = input[ox, c]"]
-    return _nest(sizes, packing, extras, [("ox", pixels)], f"{pixels}, ", [("c", channels)], read, "c")
+    pixels, taps = layer.window.size[1], [("c", layer.window.channels)]
+    return _nest(layer, packing, extras, [("ox", pixels)], f"{pixels}, ", taps, ["value = input[ox, c]"], "c")
 
 
 def _nest(
-    sizes: ConvolutionSizes,
+    layer: ScheduledLayer,
     packing: Packing,
     extras: Sequence[Extra],
     pixels: Sequence[tuple[str, int]],
@@ -150,12 +131,12 @@ def _nest(
     tap: str,
 ) -> str:
     """Loops over pixels, output channels and taps: how a tap's value is read, and its number among the weights."""
-    outputs, lanes, vector = sizes.result[2], packing.lanes, packing.vector
+    outputs, lanes, vector = layer.outputs, packing.lanes, packing.vector
     channels = -(-outputs // lanes) * lanes  # the last block filled up
     names, counts = ("".join(f"{part}, " for part in parts) for parts in zip(*pixels, strict=True))
     place = {"channel": "oc", "position": f"{names}oc", "one": "0"}
     shape = {"channel": f"{outputs}", "position": f"{counts}{outputs}", "one": "1"}
-    packed = f"{channels // lanes}, {-(-sizes.taps // vector)}, {lanes}, {vector}"
+    packed = f"{channels // lanes}, {-(-layer.taps // vector)}, {lanes}, {vector}"
     others = "".join(f", {extra.name}: i32[{shape[extra.kind]}] @ DRAM" for extra in extras)
     given = ", ".join(["sum", *(f"{extra.name}[{place[extra.kind]}]" for extra in extras)])
     store = [f"output[{names}oc] = finish({given})"]
@@ -165,7 +146,7 @@ def _nest(
     lines = _loops(taps, ["value: i8 @ DRAM", *read, product])
     lines = _loops([*pixels, ("oc", channels)], ["sum: i32 @ DRAM", "sum = bias[oc]", *lines, *store])
     head = [
-        f"def {ENTRY}(input: i8[{image}{sizes.image[2]}] @ DRAM, weights: i8[{packed}] @ DRAM, "
+        f"def {ENTRY}(input: i8[{image}{layer.window.channels}] @ DRAM, weights: i8[{packed}] @ DRAM, "
         f"bias: i32[{channels}] @ DRAM,",
         f"            output: i32[{counts}{outputs}] @ DRAM{others}):",
     ]

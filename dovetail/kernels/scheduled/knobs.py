@@ -4,12 +4,12 @@ operands, which is read in the text of their meaning as Python (Exo is not neede
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
-from dovetail.kernels.kernel import UnsupportedRegion
-from dovetail.kernels.scheduled.algorithms import ConvolutionSizes, InteriorPixels, Knobs, Staging
+from dovetail.kernels.kernel import CoreTraits, UnsupportedRegion, summed_turns
+from dovetail.kernels.scheduled.algorithms import Knobs, ScheduledLayer, Staging
 from dovetail.target.chip import CoreInstruction
 
 _MOST_PIXELS = 5
@@ -33,53 +33,40 @@ _CALL = 40
 """Instructions per block of pixels besides its sums."""
 
 
-def choose_knobs(
-    sizes: ConvolutionSizes,
-    inside: InteriorPixels,
-    vector: int,
-    group: int,
-    accumulators: int,
-    staging: Staging | None,
-    room: int,
-    straight: bool = False,
-    block: tuple[int, int] | None = None,
-) -> Knobs:
-    """The register block with the fewest instructions, the smallest of equals.
-
-    Args:
-        sizes: of the layer.
-        inside: its pixels without padding.
-        vector: taps one instruction multiplies.
-        group: channels one instruction computes.
-        accumulators: sums there are registers for.
-        staging: how the instruction's operands come into its registers.
-        room: bytes of stack for the taps of a block.
-        straight: as `Knobs.straight`.
-        block: pixels and channels of one instruction that is all taps of a block; None for others.
+def blocks(layer: ScheduledLayer, core: CoreTraits) -> Iterator[Knobs]:
+    """The register block for each product that fits, the preferred product first: that with the fewest instructions,
+    the smallest of equals.
 
     Raises:
         Unsupported: the taps of one pixel need more stack.
     """
-    gathered = sizes.image[2] % vector != 0
-    outputs = -(-sizes.result[2] // group) * group
-    needed = _bytes(sizes, gathered or not _all_inside(sizes, inside), staging)
-    unroll = 1 if straight else _unroll(sizes, vector, gathered, staging)
-    most = accumulators if straight else _sums(accumulators, staging)
-    candidates = [
-        Knobs(pixels, lanes, vector, group, gathered, unroll, staging, block is not None, straight)
-        for pixels in range(1, _MOST_PIXELS + 1)
-        for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
-        if pixels * lanes <= most and pixels <= sizes.result[1]
-        if pixels * needed <= room and block in (None, (pixels, lanes))
-    ]
-    if not candidates:
-        raise UnsupportedRegion(f"the {sizes.taps} taps of a pixel need {needed} bytes of stack, there are {room}.")
-    return min(candidates, key=lambda knobs: (_cost(knobs, sizes, inside), knobs.pixels * knobs.lanes))
+    for instruction in filter(is_product, core.instructions):
+        (group, vector), fused = extents(instruction), block_of(instruction)
+        staging = staging_of(instruction, core.instructions)
+        if fused and (fused[0] > layer.window.outputs[1] or fused[1] > layer.outputs):
+            continue
+        vector, group = staging.vector if staging else vector, 1 if fused else group
+        straight = core.streams is not None and bool(instruction.assembly) and not staging
+        gathered = layer.window.channels % vector != 0
+        needed = _bytes(layer, gathered or layer.window.any_padded, staging)
+        unroll = 1 if straight else _unroll(layer, vector, gathered, staging)
+        most = core.accumulators if straight else _sums(core.accumulators, staging)
+        outputs = -(-layer.outputs // group) * group
+        candidates = [
+            Knobs(pixels, lanes, vector, group, gathered, unroll, staging, fused is not None, straight)
+            for pixels in range(1, min(_MOST_PIXELS, layer.window.outputs[1]) + 1)
+            for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
+            if pixels * lanes <= most and pixels * needed <= core.room and fused in (None, (pixels, lanes))
+        ]
+        if not candidates:
+            what = f"the {layer.taps} taps of a pixel need {needed} bytes of stack, there are {core.room}."
+            raise UnsupportedRegion(what)
+        yield min(candidates, key=lambda knobs: (_cost(knobs, layer), knobs.pixels * knobs.lanes))
 
 
-def _unroll(sizes: ConvolutionSizes, vector: int, gathered: bool, staging: Staging | None) -> int:
+def _unroll(layer: ScheduledLayer, vector: int, gathered: bool, staging: Staging | None) -> int:
     """The most turns up to `_UNROLL` that divide the loop; of staged operands, whose taps are one loop, two remain."""
-    count = (sizes.taps if gathered or staging else sizes.image[2]) // vector
+    count = (layer.taps if gathered or staging else layer.window.channels) // vector
     most = min(_UNROLL, count // 2) if staging else _UNROLL
     return max(number for number in range(1, max(most, 1) + 1) if number == 1 or count % number == 0)
 
@@ -90,14 +77,10 @@ def _sums(accumulators: int, staging: Staging | None) -> int:
     return accumulators * 2 // 3 if staging else accumulators * 5 // 4
 
 
-def _all_inside(sizes: ConvolutionSizes, inside: InteriorPixels) -> bool:
-    return (inside.rows, inside.columns) == ((0, sizes.result[0]), (0, sizes.result[1]))
-
-
-def _bytes(sizes: ConvolutionSizes, gathered: bool, staging: Staging | None) -> int:
+def _bytes(layer: ScheduledLayer, gathered: bool, staging: Staging | None) -> int:
     """Bytes of stack for the taps of a pixel: as they are, where some are gathered, and as registers hold them."""
-    wide = -(-sizes.taps // staging.vector) * staging.parts * _WORD if staging else 0
-    return wide + (-(-sizes.taps // 8) * 8 if gathered else 0)
+    wide = -(-layer.taps // staging.vector) * staging.parts * _WORD if staging else 0
+    return wide + (-(-layer.taps // 8) * 8 if gathered else 0)
 
 
 _INSTRUCTIONS = {
@@ -107,124 +90,85 @@ _INSTRUCTIONS = {
 """Instructions of each part in `turns_of`; others are not compared."""
 
 
-def _cost(knobs: Knobs, sizes: ConvolutionSizes, inside: InteriorPixels) -> float:
+def _cost(knobs: Knobs, layer: ScheduledLayer) -> float:
     """Instructions of the whole image, without requantisation."""
-    return sum(_INSTRUCTIONS.get(part, 0) * count for part, count in turns_of(knobs, sizes, inside).items())
+    return sum(_INSTRUCTIONS.get(part, 0) * count for part, count in turns_of(knobs, layer).items())
 
 
-def turns_of(knobs: Knobs, sizes: ConvolutionSizes, inside: InteriorPixels) -> dict[str, float]:
+def turns_of(knobs: Knobs, layer: ScheduledLayer) -> dict[str, float]:
     """How often each part of the loops over an image runs."""
-    (top, bottom), (left, right) = inside.rows, inside.columns
-    rows, columns = sizes.result[:2]
-    whole = _all_inside(sizes, inside)
-    blocks, rest = divmod(columns, knobs.pixels)
+    window, (rows, columns) = layer.window, layer.window.outputs
+    (top, bottom), (left, right) = window.inside(0), window.inside(1)
+    whole, rest = divmod(columns, knobs.pixels)
     free = max(right // knobs.pixels - -(-left // knobs.pixels), 0) * max(bottom - top, 0)
-    counts: dict[str, float] = {}
-    for times, pixels, gathered in (
+    parts = (
         (free, knobs.pixels, knobs.gathered),
-        (rows * blocks - free, knobs.pixels, True),
-        (rows if rest else 0, rest, knobs.gathered or not whole),
-    ):
-        for part, count in _block(knobs, sizes, pixels, gathered).items() if times else ():
-            counts[part] = counts.get(part, 0) + times * count
-    return counts
+        (rows * whole - free, knobs.pixels, True),
+        (rows if rest else 0, rest, knobs.gathered or window.any_padded),
+    )
+    return summed_turns(*(_block(times, knobs, layer, pixels, some) for times, pixels, some in parts if times))
 
 
-def _block(knobs: Knobs, sizes: ConvolutionSizes, pixels: int, gathered: bool) -> dict[str, float]:
-    """How often each part runs for one block of pixels, all channels."""
-    blocks = -(-sizes.result[2] // knobs.lanes)
-    vectors = -(-sizes.taps // knobs.vector) * blocks
+def _block(times: int, knobs: Knobs, layer: ScheduledLayer, pixels: int, gathered: bool) -> dict[str, float]:
+    """How often each part runs for some blocks of pixels, all channels."""
+    blocks = -(-layer.outputs // knobs.lanes)
+    vectors = -(-layer.taps // knobs.vector) * blocks
     sums = pixels * knobs.lanes
-    by_words, loops = sizes.image[2] % _WORD == 0, not knobs.straight
-    return {
+    by_words, loops = layer.window.channels % _WORD == 0, not knobs.straight
+    counts = {
         "product": vectors * sums,
         "load": vectors * (pixels + knobs.lanes),
         "spilled": vectors * max(sums + pixels - _REGISTERS, 0) if loops else 0,
         "turn": vectors / knobs.unroll if loops else 0,
         "sum": blocks * sums,
-        "partial": blocks * sums if sizes.result[2] % knobs.lanes else 0,
-        "word": pixels * sizes.taps / _WORD if gathered and by_words else 0,
-        "element": pixels * sizes.taps if gathered and not by_words else 0,
-        "tap": pixels * sizes.kernel[0] * sizes.kernel[1] if gathered else 0,
-        "wide": pixels * -(-sizes.taps // _WORD) if knobs.staging else 0,
+        "partial": blocks * sums if layer.outputs % knobs.lanes else 0,
+        "word": pixels * layer.taps / _WORD if gathered and by_words else 0,
+        "element": pixels * layer.taps if gathered and not by_words else 0,
+        "tap": pixels * layer.taps // layer.window.channels if gathered else 0,
+        "wide": pixels * -(-layer.taps // _WORD) if knobs.staging else 0,
         "block": blocks,
         "call": 1,
     }
+    return {part: times * count for part, count in counts.items()}
 
 
-def is_product(instruction: CoreInstruction) -> bool:
-    """True for an instruction that adds products up; the others bring operands where it wants them.
-
-    Raises:
-        TargetError: its meaning is no procedure.
-    """
-    return isinstance(_innermost(_function(instruction)), ast.AugAssign)
+Linear = dict[str, int]
+"""Variable -> factor; "" -> the number added."""
 
 
-def same_kind(instruction: CoreInstruction, instructions: Sequence[CoreInstruction]) -> list[CoreInstruction]:
-    """The instruction and those that do the same with registers of the same memories: copy into them, or multiply."""
-    others = [i for i in instructions if i.memories and i.memories == instruction.memories]
-    return [instruction, *(i for i in others if is_product(i) == is_product(instruction))]
+def linear(node: ast.expr) -> Linear:
+    """An index as a sum of multiples of variables."""
+    match node:
+        case ast.Constant(value=number):
+            return {"": int(str(number))}
+        case ast.Name(id=name):
+            return {name: 1}
+        case ast.UnaryOp(operand=inner):
+            return {name: -factor for name, factor in linear(inner).items()}
+        case ast.BinOp(left=first, op=ast.Mult(), right=second):
+            left, right = linear(first), linear(second)
+            left, right = (left, right) if set(right) <= {""} else (right, left)
+            return {name: factor * right.get("", 0) for name, factor in left.items()}
+        case ast.BinOp(left=first, op=ast.Add() | ast.Sub() as op, right=second):
+            left, right, sign = linear(first), linear(second), -1 if isinstance(op, ast.Sub) else 1
+            return {name: left.get(name, 0) + sign * right.get(name, 0) for name in dict.fromkeys((*left, *right))}
+    return {}
 
 
-def block_of(product: CoreInstruction) -> tuple[int, int] | None:
-    """Pixels and channels of a product that is all taps of a block, as its sums say; None for other products."""
-    shape = _shape(_function(product).args.args[1]) if _sized(product) else []
-    return (shape[0], shape[1]) if len(shape) == 2 else None
+@dataclass(frozen=True)
+class _InstructionText:
+    """An instruction's meaning, read."""
 
-
-def _sized(product: CoreInstruction) -> bool:
-    """Whether the first operand says how many turns the outermost loop has."""
-    kind = _function(product).args.args[0].annotation
-    return kind is not None and ast.unparse(kind) == "size"
-
-
-def operands(instruction: CoreInstruction) -> tuple[str, ...]:
-    """The names of an instruction's operands, in the order of its meaning."""
-    return tuple(operand.arg for operand in _function(instruction).args.args)
-
-
-def staging_of(product: CoreInstruction, instructions: Sequence[CoreInstruction]) -> Staging | None:
-    """How a product's operands are staged: by the first instruction that copies into their registers; None for DRAM."""
-    by_name = {memory.name: memory for memory in product.memories}
-    wanted = {_memory(operand) for operand in _function(product).args.args} & by_name.keys()
-    for instruction in instructions:
-        load = _function(instruction)
-        copy, home = _innermost(load), load.args.args[0]
-        shape = _shape(home)
-        if not isinstance(copy, ast.Assign) or _memory(home) not in wanted or len(shape) != 2:
-            continue
-        (target,), read = copy.targets, copy.value
-        assert isinstance(target, ast.Subscript) and isinstance(read, ast.Subscript)
-        loops = {ast.unparse(name): int(place == 0) for place, name in enumerate(_indices(target))}
-        return Staging(by_name[_memory(home)], shape[0], _value(_indices(read)[0], loops) == 1)
-    return None
-
-
-def operands_of(product: CoreInstruction) -> tuple[str, str, str]:
-    """The names of a product's operands: what it adds to, then the two it multiplies."""
-    function = _function(product)
-    statement = _innermost(function)
-    assert isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Subscript)
-    target = ast.unparse(statement.target.value)
-    first, second = (operand.arg for operand in function.args.args if operand.arg != target)
-    return target, first, second
-
-
-def extents(instruction: CoreInstruction) -> tuple[int, int]:
-    """Output channels and taps of an instruction's meaning: the constant lengths of its last two loops, 1 where it has
-    fewer."""
-    lengths, statement = [1, 1], _function(instruction).body[-1]
-    while isinstance(statement, ast.For):
-        assert isinstance(statement.iter, ast.Call)
-        end = statement.iter.args[1]
-        lengths += [end.value] if isinstance(end, ast.Constant) and isinstance(end.value, int) else []
-        statement = statement.body[-1]
-    return lengths[-2], lengths[-1]
+    operands: Mapping[str, tuple[str, tuple[int, ...]]]
+    """By name, in order: memory ("size" for a size) and the extents that are plain numbers."""
+    lengths: tuple[int, ...]
+    """Constant lengths of the loops, outermost first."""
+    statement: ast.stmt
+    """The last within them."""
 
 
 @cache
-def _function(instruction: CoreInstruction) -> ast.FunctionDef:
+def _read(instruction: CoreInstruction) -> _InstructionText:
     try:
         (function,) = (
             node for node in ast.parse(instruction.meaning.strip()).body if isinstance(node, ast.FunctionDef)
@@ -234,56 +178,85 @@ def _function(instruction: CoreInstruction) -> ast.FunctionDef:
 
         meaning(instruction)  # says what is wrong with it
         raise
-    return function
-
-
-def _innermost(function: ast.FunctionDef) -> ast.stmt:
-    """The last statement of a nest."""
-    statement = function.body[-1]
+    lengths, statement = tuple[int, ...](), function.body[-1]
     while isinstance(statement, ast.For):
+        assert isinstance(statement.iter, ast.Call)
+        lengths += _numbers(statement.iter.args[1:2])
         statement = statement.body[-1]
-    return statement
+    return _InstructionText({one.arg: _home(one.annotation) for one in function.args.args}, lengths, statement)
 
 
-def _memory(operand: ast.arg) -> str:
-    """The name of the memory an operand lies in: what stands behind @ in its annotation."""
-    kind = operand.annotation
-    return ast.unparse(kind.right) if isinstance(kind, ast.BinOp) and isinstance(kind.op, ast.MatMult) else "DRAM"
+def _home(kind: ast.expr | None) -> tuple[str, tuple[int, ...]]:
+    """Memory and extents of an operand's annotation; the memory stands behind @."""
+    memory = "DRAM"
+    if isinstance(kind, ast.BinOp):
+        memory, kind = ast.unparse(kind.right), kind.left
+    if isinstance(kind, ast.Subscript):
+        return memory, _numbers(_indices(kind))
+    return (ast.unparse(kind) if kind else memory), ()
 
 
-def _shape(operand: ast.arg) -> list[int]:
-    """The extents of an operand that are plain numbers."""
-    kind = operand.annotation
-    kind = kind.left if isinstance(kind, ast.BinOp) else kind
-    extents = _indices(kind) if isinstance(kind, ast.Subscript) else []
-    return [extent.value for extent in extents if isinstance(extent, ast.Constant) and isinstance(extent.value, int)]
+def _numbers(nodes: Iterable[ast.expr]) -> tuple[int, ...]:
+    return tuple(one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, int))
 
 
 def _indices(read: ast.Subscript) -> list[ast.expr]:
     return list(read.slice.elts) if isinstance(read.slice, ast.Tuple) else [read.slice]
 
 
-_INDEX: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-"""The operations of an index; a quotient of Exo's is rounded down."""
+def is_product(instruction: CoreInstruction) -> bool:
+    """True for an instruction that adds products up; the others bring operands where it wants them.
+
+    Raises:
+        TargetError: its meaning is no procedure.
+    """
+    return isinstance(_read(instruction).statement, ast.AugAssign)
 
 
-def _value(index: ast.expr, loops: Mapping[str, int]) -> int | None:
-    """An index for the values of its loops; None where it reads anything else."""
-    match index:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.Name(id=name):
-            return loops.get(name)
-        case ast.UnaryOp(op=ast.USub(), operand=inner):
-            return _value(ast.BinOp(ast.Constant(0), ast.Sub(), inner), loops)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _INDEX:
-            one, two = _value(left, loops), _value(right, loops)
-            by_nothing = two == 0 and isinstance(op, ast.Div | ast.Mod)
-            return None if one is None or two is None or by_nothing else _INDEX[type(op)](one, two)
+def same_kind(instruction: CoreInstruction, instructions: Sequence[CoreInstruction]) -> list[CoreInstruction]:
+    """The instruction and those that do the same with registers of the same memories: copy into them, or multiply."""
+    others = [i for i in instructions if i.memories and i.memories == instruction.memories]
+    return [instruction, *(i for i in others if is_product(i) == is_product(instruction))]
+
+
+def block_of(product: CoreInstruction) -> tuple[int, int] | None:
+    """Pixels and channels of a product that is all taps of a block, as its sums say; None for other products: the first
+    operand says how many turns the outermost loop has."""
+    (first, _), (_, shape), *_ = _read(product).operands.values()
+    return (shape[0], shape[1]) if first == "size" and len(shape) == 2 else None
+
+
+def operands(instruction: CoreInstruction) -> tuple[str, ...]:
+    """The names of an instruction's operands, in the order of its meaning."""
+    return tuple(_read(instruction).operands)
+
+
+def staging_of(product: CoreInstruction, instructions: Sequence[CoreInstruction]) -> Staging | None:
+    """How a product's operands are staged: by the first instruction that copies into their registers; None for DRAM."""
+    by_name = {memory.name: memory for memory in product.memories}
+    wanted = {memory for memory, _ in _read(product).operands.values()} & by_name.keys()
+    for load in map(_read, instructions):
+        copy, (memory, shape) = load.statement, next(iter(load.operands.values()))
+        if not isinstance(copy, ast.Assign) or memory not in wanted or len(shape) != 2:
+            continue
+        (target,), read = copy.targets, copy.value
+        assert isinstance(target, ast.Subscript) and isinstance(read, ast.Subscript)
+        part = ast.unparse(_indices(target)[0])
+        return Staging(by_name[memory], shape[0], linear(_indices(read)[0]).get(part) == 1)
     return None
+
+
+def operands_of(product: CoreInstruction) -> tuple[str, str, str]:
+    """The names of a product's operands: what it adds to, then the two it multiplies."""
+    statement = _read(product).statement
+    assert isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Subscript)
+    target = ast.unparse(statement.target.value)
+    first, second = (name for name in operands(product) if name != target)
+    return target, first, second
+
+
+def extents(instruction: CoreInstruction) -> tuple[int, int]:
+    """Output channels and taps of an instruction's meaning: the constant lengths of its last two loops, 1 where it has
+    fewer."""
+    *_, channels, taps = (1, 1, *_read(instruction).lengths)
+    return channels, taps

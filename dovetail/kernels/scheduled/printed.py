@@ -1,4 +1,4 @@
-"""C functions from scheduled procedures.
+"""C functions from scheduled procedures, as statements.
 
 Innermost loops may move pointers, from which what they read lies at constant distances: compilers make an address of
 every index of an unrolled loop where they see what the index is; pointers that a barrier hides leave them no choice.
@@ -8,22 +8,67 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from dovetail.kernels.c import Lines, function, identifiers, indent
+from dovetail.kernels.c import INDENT, Lines, identifiers
+from dovetail.kernels.scheduled.knobs import Linear, linear
 from dovetail.kernels.scheduled.store import CFunction
 from dovetail.loops.procedures import Procedure
 
-_LOOP = re.compile(r"( *)for \(int32_t (\w+) = 0; \2 < \d+; \2\+\+\) \{")
+_LOOP = re.compile(r"for \(int32_t (\w+) = 0; \1 < (\d+); \1\+\+\) \{")
 _PLACE = re.compile(r"&(\w+)((?:\[[^\[\]]+\])+)")
 IN_ORDER = "in_order();"
 """A statement that keeps loads behind it."""
-_ARRAY = re.compile(r" *(\w+) (\w+)((?:\[\d+\])+)(?: __attribute__\(\(aligned\(8\)\)\))?;")
+_ARRAY = re.compile(r"(\w+) (\w+)((?:\[\d+\])+)(?: __attribute__\(\(aligned\(8\)\)\))?;")
 
-Linear = dict[str, int]
-"""Variable -> factor; "" -> the number added."""
+
+@dataclass(frozen=True)
+class CBlock:
+    """Statements in braces."""
+
+    head: str
+    """What stands before them, the brace included; of an `else` with that of the block it belongs to."""
+    body: CBody
+
+    @property
+    def loop(self) -> tuple[str, int] | None:
+        """Variable and turns of a counting loop; None for other blocks."""
+        found = _LOOP.fullmatch(self.head)
+        return (found[1], int(found[2])) if found else None
+
+
+CBody = tuple["str | CBlock", ...]
+"""Statements, a line each, and blocks of them."""
+
+
+def statements(lines: Iterable[str]) -> CBody:
+    """A function's lines as statements."""
+    open_blocks: list[tuple[str, list[str | CBlock]]] = [("", [])]
+    for text in map(str.strip, lines):
+        if text.startswith("}"):
+            head, body = open_blocks.pop()
+            open_blocks[-1][1].append(CBlock(head, tuple(body)))
+        if text.endswith("{"):
+            open_blocks.append((text, []))
+        elif text != "}":
+            open_blocks[-1][1].append(text)
+    return tuple(open_blocks[0][1])
+
+
+def lines_of(body: CBody) -> Lines:
+    """Statements as lines."""
+    lines = Lines()
+    for one in body:
+        if isinstance(one, str):
+            lines.append(one)
+            continue
+        if one.head.startswith("}"):
+            lines.pop()
+        inner = (line if line.startswith("#") else INDENT + line for line in lines_of(one.body))
+        lines += [one.head, *inner, "}"]
+    return lines
 
 
 @dataclass(frozen=True)
@@ -32,8 +77,6 @@ class _Array:
     """C type of an element."""
     extents: tuple[int, ...]
     """All but the first; empty for one dimension."""
-    given: bool = False
-    """Whether it is an argument, which is only read."""
 
     def place(self, indices: Sequence[str]) -> Linear:
         """How many elements into the array."""
@@ -44,36 +87,27 @@ class _Array:
         return factors
 
 
-def moving_pointers(lines: Sequence[str], kinds: Mapping[str, str]) -> Lines:
-    """The lines of a function, its innermost loops with pointers.
+def moving_pointers(body: CBody, kinds: Mapping[str, str]) -> CBody:
+    """The statements of a function, its innermost loops with pointers; `kinds` has the C type of an element of each
+    array it is given."""
+    arrays = {name: _Array(f"const {kind}", ()) for name, kind in kinds.items()}
+    for found in map(_ARRAY.fullmatch, map(str.strip, lines_of(body))):
+        if found:
+            arrays[found[2]] = _Array(found[1], tuple(map(int, re.findall(r"\d+", found[3])))[1:])
 
-    Args:
-        lines: C text, a statement each.
-        kinds: C type of an element of each array it is given.
-    """
-    arrays = {name: _Array(kind, (), True) for name, kind in kinds.items()}
-    for line in lines:
-        if found := _ARRAY.fullmatch(line):
-            extents = tuple(int(extent) for extent in re.findall(r"\d+", found[3]))
-            arrays[found[2]] = _Array(found[1], extents[1:])
-    moving: Lines = []
-    start = 0
-    while start < len(lines):
-        head = _LOOP.fullmatch(lines[start])
-        end = lines.index(f"{head[1]}}}", start) if head else start
-        body = list(lines[start + 1 : end])
-        if head and len(body) > 1 and not any("{" in line or "}" in line for line in body):
-            moved = _moved(head[2], [line.strip() for line in lines[start : end + 1]], arrays)
-            moving += [head[1] + line for line in moved]
-            start = end
-        else:
-            moving.append(lines[start])
-        start += 1
-    return moving
+    def moved(one: str | CBlock) -> CBody:
+        if isinstance(one, str):
+            return (one,)
+        lines = [line for line in one.body if isinstance(line, str)]
+        if one.loop and len(one.body) == len(lines) > 1:
+            return _moved(one.head, one.loop[0], lines, arrays)
+        return (replace(one, body=tuple(part for inner in one.body for part in moved(inner))),)
+
+    return tuple(part for one in body for part in moved(one))
 
 
-def _moved(variable: str, loop: Sequence[str], arrays: Mapping[str, _Array]) -> Lines:
-    """One loop, its head and brace included."""
+def _moved(head: str, variable: str, lines: Lines, arrays: Mapping[str, _Array]) -> CBody:
+    """One loop."""
     places: dict[str, Linear] = {}
 
     def moves(match: re.Match[str]) -> str:
@@ -87,34 +121,16 @@ def _moved(variable: str, loop: Sequence[str], arrays: Mapping[str, _Array]) -> 
             return match[0]
         return f"&{name}_at[{distance}]"
 
-    body = [_PLACE.sub(moves, line) for line in loop[1:-1]]
-    before, after = [], []
+    body = [_PLACE.sub(moves, line) for line in lines]
+    before = []
     for name, place in places.items():
         start = " + ".join(f"{factor} * {other}" for other, factor in place.items() if other != variable)
         first = "[0]" * (len(arrays[name].extents) + 1)
-        kind = f"{'const ' if arrays[name].given else ''}{arrays[name].kind}"
-        before.append(f"{kind} *{name}_at = &{name}{first}{' + ' if start else ''}{start};")
-        after.append(f"{name}_at += {place[variable]};")
+        before.append(f"{arrays[name].kind} *{name}_at = &{name}{first}{' + ' if start else ''}{start};")
+        body.append(f"{name}_at += {place[variable]};")
     if places:
-        after.append(f"""__asm__("" : {", ".join(f'"+r"({name}_at)' for name in places)});""")
-    return [*before, loop[0], *indent([*body, *after]), loop[-1]]
-
-
-def linear(node: ast.expr) -> Linear:
-    """An index as a sum of multiples of variables."""
-    if isinstance(node, ast.Constant):
-        return {"": int(str(node.value))}
-    if isinstance(node, ast.Name):
-        return {node.id: 1}
-    if isinstance(node, ast.UnaryOp):
-        return {name: -factor for name, factor in linear(node.operand).items()}
-    assert isinstance(node, ast.BinOp)
-    left, right = linear(node.left), linear(node.right)
-    if isinstance(node.op, ast.Mult):
-        left, right = (left, right) if set(right) <= {""} else (right, left)
-        return {name: factor * right.get("", 0) for name, factor in left.items()}
-    sign = -1 if isinstance(node.op, ast.Sub) else 1
-    return {name: left.get(name, 0) + sign * right.get(name, 0) for name in dict.fromkeys((*left, *right))}
+        body.append(f"""__asm__("" : {", ".join(f'"+r"({name}_at)' for name in places)});""")
+    return (*before, CBlock(head, tuple(body)))
 
 
 _FUNCTION = re.compile(r"^(?:static )?void (\w+)\( void \*ctxt, ([^\n]*) \) \{\n", re.MULTILINE)
@@ -165,49 +181,8 @@ def _less_unused(functions: Sequence[CFunction]) -> list[CFunction]:
 
 
 def _call_less(line: str, name: str, kept: Sequence[int]) -> str:
-    call = re.fullmatch(rf"( *){name}\((.*)\);", line)
-    if call is None:
+    head, call, arguments = line.partition(f"{name}(")
+    if head.strip() or not call:
         return line
-    arguments = call[2].split(", ")
-    return f"{call[1]}{name}({', '.join(arguments[place] for place in kept)});"
-
-
-def write_functions(
-    functions: Sequence[CFunction],
-    name: str,
-    types: Mapping[str, str],
-    entry: str,
-    declared: Mapping[str, str],
-    moving: bool,
-) -> Lines:
-    """The functions under a kernel's name.
-
-    Args:
-        functions: callees first.
-        name: of the kernel.
-        types: C type of an element of each array.
-        entry: the procedure that is the kernel itself.
-        declared: C text of the parameter each array is.
-        moving: whether innermost loops move pointers.
-    """
-    named = {made.name: name if made.name == entry else f"{name}_{made.name}" for made in functions}
-    named["finish"] = f"{name}_finish"
-    pattern = re.compile(rf"\b({'|'.join(named)})\(")
-    text: Lines = []
-    for made in functions:
-        parameters = [declared.get(parameter, f"int32_t {parameter}") for parameter in made.parameters]
-        lines = [pattern.sub(lambda match: named[match[1]] + "(", line) for line in _singles_first(made, types)]
-        if moving:
-            lines = moving_pointers(lines, {name: types[name] for name in made.parameters if name in types})
-        text += [*function(f"static void {named[made.name]}", parameters, lines), ""]
-    return text[:-1]
-
-
-def _singles_first(made: CFunction, types: Mapping[str, str]) -> Lines:
-    """The lines with arrays of one element read once, before the loops."""
-    text = "\n".join(made.lines)
-    single = [name for name in made.parameters if name in types and re.search(rf"\b{name}\[0\]", text)]
-    single = [name for name in single if len(re.findall(rf"\b{name}\[", text)) == text.count(f" {name}[0]")]
-    for name in single:
-        text = text.replace(f" {name}[0]", f" {name}_0")
-    return [*(f"const {types[name]} {name}_0 = {name}[0];" for name in single), *text.splitlines()]
+    given = arguments.removesuffix(");").split(", ")
+    return f"{head}{call}{', '.join(given[place] for place in kept)});"

@@ -44,7 +44,7 @@ from exo.stdlib.scheduling import (
 )
 
 from dovetail.kernels.c import Lines
-from dovetail.kernels.scheduled.algorithms import ConvolutionSizes, InteriorPixels, Knobs, Staging
+from dovetail.kernels.scheduled.algorithms import Knobs, ScheduledLayer, Staging
 from dovetail.kernels.scheduled.select import register_memory, scope
 from dovetail.loops.matching import LoopMismatch, replace_first
 from dovetail.loops.procedures import Procedure, is_a, procedure, statements
@@ -56,15 +56,13 @@ Select = Callable[[Procedure], Procedure]
 """Replaces what the core has instructions for."""
 
 
-def schedule_conv2d(
-    p: Procedure, sizes: ConvolutionSizes, inside: InteriorPixels, knobs: Knobs, select: Select
-) -> Procedure:
+def schedule_conv2d(p: Procedure, layer: ScheduledLayer, knobs: Knobs, select: Select) -> Procedure:
     """Blocks of neighbouring pixels: those that read padding from gathered taps, the others without a branch."""
     p = divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True)
-    p, parts = _columns(p, p.find_loop("ox"), sizes.result[1], knobs)
+    p, parts = _columns(p, p.find_loop("ox"), layer.window.outputs[1], knobs)
     p = simplify(p)
-    (top, bottom), (left, right) = inside.rows, inside.columns
-    whole = (top, bottom, left, right) == (0, *sizes.result[:1], 0, sizes.result[1])
+    (top, bottom), (left, right) = layer.window.inside(0), layer.window.inside(1)
+    whole = not layer.window.any_padded
     made = []
     for part, _, name in parts:
         p, several = extract_subproc(p, p.forward(part).body()[0], name)
@@ -76,11 +74,11 @@ def schedule_conv2d(
             top < bottom and blocks[0] < blocks[1]
         ):  # on their own: where nothing is padding, Exo proves every guard true
             p, free = _inside_blocks(p, loop, (top, bottom), blocks, f"inside_{name}")
-            free = block(free, sizes, replace(knobs, pixels=pixels), True, select)
+            free = block(free, layer, replace(knobs, pixels=pixels), True, select)
             p = call_eqv(p, p.find(f"inside_{name}(_)"), free)
         if _calls(p, name):
             calls = p.find(f"{name}(_)", many=True)
-            several = block(several, sizes, replace(knobs, pixels=pixels, gathered=True), False, select)
+            several = block(several, layer, replace(knobs, pixels=pixels, gathered=True), False, select)
             for call in calls:
                 p = call_eqv(p, p.forward(call), several)
     return simplify(p)
@@ -113,14 +111,14 @@ def _inside_blocks(
     return p, several
 
 
-def schedule_fully_connected(p: Procedure, sizes: ConvolutionSizes, knobs: Knobs, select: Select) -> Procedure:
+def schedule_fully_connected(p: Procedure, layer: ScheduledLayer, knobs: Knobs, select: Select) -> Procedure:
     """Blocks of pixels and channels."""
     p = divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True)
-    p, parts = _columns(p, p.find_loop("ox"), sizes.image[1], knobs)
+    p, parts = _columns(p, p.find_loop("ox"), layer.window.size[1], knobs)
     p = simplify(p)
     for part, pixels, name in parts:
         p, several = extract_subproc(p, p.forward(part).body()[0], name)
-        scheduled = block(several, sizes, replace(knobs, pixels=pixels), True, select)
+        scheduled = block(several, layer, replace(knobs, pixels=pixels), True, select)
         p = call_eqv(p, p.find(f"{name}(_)"), scheduled)
     return simplify(p)
 
@@ -137,7 +135,7 @@ def _cut(p: Procedure, loop: Any, first: int, end: int) -> tuple[Procedure, Any]
     return p, loop
 
 
-def block(q: Procedure, sizes: ConvolutionSizes, knobs: Knobs, inside: bool, select: Select) -> Procedure:
+def block(q: Procedure, layer: ScheduledLayer, knobs: Knobs, inside: bool, select: Select) -> Procedure:
     """One block: start its sums, add up the products with as many instructions as there are, finish them.
 
     Args:
@@ -149,10 +147,10 @@ def block(q: Procedure, sizes: ConvolutionSizes, knobs: Knobs, inside: bool, sel
         for _ in ("row", "column"):
             q = eliminate_dead_code(q, q.find_loop("c").body()[1])
     if knobs.gathered:
-        q, taps = _gather(q, sizes, taps, knobs)
+        q, taps = _gather(q, layer, taps, knobs)
     else:
         q = _read_in_place(q)
-    q, taps, rest = _divide_taps(q, sizes, taps, knobs)
+    q, taps, rest = _divide_taps(q, layer, taps, knobs)
     staged = knobs.staging is not None and taps[-1] == "cb"
     if staged:
         q, taps = _stage(q, taps, knobs)
@@ -186,11 +184,11 @@ def _read_in_place(q: Procedure) -> Procedure:
     return delete_buffer(inline_assign(q, q.find("value = _")), "value")
 
 
-def _gather(q: Procedure, sizes: ConvolutionSizes, taps: Lines, knobs: Knobs) -> tuple[Procedure, Lines]:
+def _gather(q: Procedure, layer: ScheduledLayer, taps: Lines, knobs: Knobs) -> tuple[Procedure, Lines]:
     """Copy the taps of each pixel side by side, once for all channels; sum over them in one loop. Gives that loop."""
-    room = -(-sizes.taps // 8) * 8
-    row = sizes.kernel[1] * sizes.image[2]
-    place = f"{row} * ky + {sizes.image[2]} * kx + c" if len(taps) == 3 else "c"
+    room = -(-layer.taps // 8) * 8
+    row = layer.window.kernel[1] * layer.window.channels
+    place = f"{row} * ky + {layer.window.channels} * kx + c" if len(taps) == 3 else "c"
     q = lift_alloc(expand_dim(q, "value", room, place), "value", len(taps) + 2)
     q = lift_alloc(expand_dim(q, "value", knobs.pixels, "xi"), "value")
     q = fission(q, q.find_loop("c").body()[0].after(), len(taps))
@@ -198,7 +196,7 @@ def _gather(q: Procedure, sizes: ConvolutionSizes, taps: Lines, knobs: Knobs) ->
     q = reorder_stmts(q, q.find("sum: _").expand(0, 1))
     q = fission(q, q.find_loop(taps[0]).after(), 3)
     q = _renamed(remove_loop(remove_loop(q, "lane"), "ob"), "xi", "gx")
-    q = _copy_channels(_guard_rows(simplify(q)), sizes)
+    q = _copy_channels(_guard_rows(simplify(q)), layer)
     if len(taps) == 1:
         return q, taps
     q = simplify(mult_loops(q, q.find_loop("kx", many=True)[-1], "kc"))
@@ -218,9 +216,9 @@ def _guard_rows(q: Procedure) -> Procedure:
     return lift_scope(q, q.find_loop("c").body()[0])
 
 
-def _copy_channels(q: Procedure, sizes: ConvolutionSizes) -> Procedure:
+def _copy_channels(q: Procedure, layer: ScheduledLayer) -> Procedure:
     """Copy the channels of a tap as words where they are some."""
-    found = replace_first(q, copy(sizes.image[2])) if sizes.image[2] % _WORD == 0 else q
+    found = replace_first(q, copy(layer.window.channels)) if layer.window.channels % _WORD == 0 else q
     return q if isinstance(found, LoopMismatch) else found
 
 
@@ -234,11 +232,11 @@ def copy(count: int) -> Procedure:
     return procedure(text, scope(), instruction=f"__builtin_memcpy({', '.join(ends)}, {count});")
 
 
-def _divide_taps(q: Procedure, sizes: ConvolutionSizes, taps: Lines, knobs: Knobs) -> tuple[Procedure, Lines, Lines]:
+def _divide_taps(q: Procedure, layer: ScheduledLayer, taps: Lines, knobs: Knobs) -> tuple[Procedure, Lines, Lines]:
     """Vectors of taps, and what fills none as a loop of its own; the loops of both."""
     inner = taps[-1]
     loop = q.find_loop(inner, many=True)[-1]
-    count = sizes.taps if inner == "k" else sizes.image[2]
+    count = layer.taps if inner == "k" else layer.window.channels
     whole = count // knobs.vector * knobs.vector
     if whole == 0:
         return q, taps, []

@@ -11,17 +11,16 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import pairwise, product, takewhile
 from math import prod
 
 from dovetail.kernels.c import Lines, indent
-from dovetail.kernels.scheduled.knobs import operands_of
-from dovetail.kernels.scheduled.printed import IN_ORDER, Linear, linear
+from dovetail.kernels.scheduled.knobs import Linear, linear, operands_of
+from dovetail.kernels.scheduled.printed import IN_ORDER, CBlock, CBody
 from dovetail.target.chip import CoreInstruction, Streams
 
-_LOOP = re.compile(r" *for \(int32_t (\w+) = 0; \1 < (\d+); \1\+\+\) \{")
-_SUMS = re.compile(r"( *)int32_t (\w+)\[[^\]]+\];")
-_START = re.compile(r" *(\w+)\[([^\[\]]+)\] = (\w+)\[([^\[\]]+)\];")
+_SUMS = re.compile(r"int32_t (\w+)\[[^\]]+\];")
+_START = re.compile(r"(\w+)\[([^\[\]]+)\] = (\w+)\[([^\[\]]+)\];")
 _PLACE = r"&(\w+)\[([^\[\]]+)\]"
 _STEP = range(-2048, 2048)
 """Numbers that an instruction of 4 bytes can add to a pointer."""
@@ -113,74 +112,67 @@ class _CStatements:
     lines: Lines
 
 
-def with_streams(lines: Sequence[str], instruction: CoreInstruction, streams: Streams) -> Lines:
-    """The lines of a function, blocks of sums of this instruction's products as assembly where that is possible.
+def with_streams(body: CBody, instruction: CoreInstruction, streams: Streams) -> CBody:
+    """The statements of a function, blocks of sums of this instruction's products as assembly where that is possible.
 
     Args:
-        lines: C text, a statement each.
+        body: of the function.
         instruction: a product, with `assembly`.
         streams: what the core has for it.
     """
-    written: Lines = []
-    place = 0
-    while place < len(lines):
-        head = _SUMS.fullmatch(lines[place])
-        end = _end(lines, place + 1) if head else place
-        nest = _nest(head[2], lines[place + 1 : end], instruction) if head else None
-        around = _around(written, head[1]) if head else len(written)
-        loop = _LOOP.fullmatch(written[around]) if around < len(written) else None
-        text = _text(nest, instruction, streams, loop[1] if loop else "") if nest else None
-        written.append(lines[place])
+    before, inner = _with_streams(body, instruction, streams, "")
+    return *before, *inner
+
+
+def _with_streams(
+    body: CBody, instruction: CoreInstruction, streams: Streams, around: str
+) -> tuple[Lines, list[str | CBlock]]:
+    """The lines before the loop around a body, whose variable is given, and the statements in it."""
+    before, made, place = Lines(), list[str | CBlock](), 0
+    while place < len(body):
+        one = body[place]
         place += 1
-        if head and text:
-            written[around:around] = [_FIRMWARE, *(head[1] + line for line in text.before), "#endif"]
-            written += [_FIRMWARE, *(head[1] + line for line in text.lines), "#else", *lines[place:end], "#endif"]
+        if isinstance(one, CBlock):
+            first, inner = _with_streams(one.body, instruction, streams, one.loop[0] if one.loop else "")
+            made += [*first, replace(one, body=tuple(inner))]
+            continue
+        made.append(one)
+        starts = list(takewhile(lambda start: isinstance(start, str) and _START.fullmatch(start), body[place:]))
+        end = place + len(starts) + 1
+        sums = _SUMS.fullmatch(one)
+        nest = _nest(sums[1], body[place:end], instruction) if sums else None
+        if text := _text(nest, instruction, streams, around) if nest else None:
+            before += [_FIRMWARE, *indent(text.before), "#endif"]
+            made += [_FIRMWARE, *text.lines, "#else", *body[place:end], "#endif"]
             place = end
-    return written
+    return before, made
 
 
-def _around(made: Sequence[str], margin: str) -> int:
-    """The line of the loop around the next one; behind the last where none is."""
-    for place in range(len(made) - 1, -1, -1):
-        if len(made[place]) - len(made[place].lstrip()) < len(margin):
-            return place if _LOOP.fullmatch(made[place]) else len(made)
-    return len(made)
-
-
-def _end(lines: Sequence[str], first: int) -> int:
-    """Behind the starts and the loop that follows them."""
-    while first < len(lines) and _START.fullmatch(lines[first]):
-        first += 1
-    depth = 0
-    for place in range(first, len(lines)):
-        depth += lines[place].count("{") - lines[place].count("}")
-        if depth == 0:
-            return place + 1 if lines[place].strip() == "}" else place
-    return first
-
-
-def _nest(sums: str, lines: Sequence[str], instruction: CoreInstruction) -> _SumLoops | None:
+def _nest(sums: str, body: CBody, instruction: CoreInstruction) -> _SumLoops | None:
     """Starts, loops and products; None where anything else is there, or a sum has no start or several products."""
     call = re.compile(re.sub(r"\\\{\w+\\\}", lambda _: _PLACE, re.escape(instruction.c)).replace(r"\ ", " "))
     names = re.findall(r"\{(\w+)\}", instruction.c)
     starts: dict[int, _ArrayElement] = {}
     loops: list[tuple[str, int]] = []
     products: list[_Product] = []
-    for line in lines:
-        start, loop, found = _START.fullmatch(line), _LOOP.fullmatch(line), call.fullmatch(line.strip())
-        if start and start[1] == sums and not loops:
-            starts[_index(start[2]).get("", 0)] = _ArrayElement(start[3], _index(start[4]))
-        elif loop and not products:
-            loops.append((loop[1], int(loop[2])))
-        elif found and loops:
-            parts = zip(names, found.groups()[::2], found.groups()[1::2], strict=True)
-            places = {name: _ArrayElement(array, _index(index)) for name, array, index in parts}
-            total, held, streamed = (places[name] for name in operands_of(instruction))
-            if total.array != sums or set(total.index) > {""}:
-                return None
-            products.append(_Product(total.offset, held, streamed))
-        elif line.strip() not in ("}", IN_ORDER):
+    *before, rest = body
+    for found in (_START.fullmatch(str(one)) for one in before):
+        if found is None or found[1] != sums:
             return None
+        starts[_index(found[2]).get("", 0)] = _ArrayElement(found[3], _index(found[4]))
+    while isinstance(rest, CBlock) and rest.loop:
+        loops.append(rest.loop)
+        turn = [one for one in rest.body if one != IN_ORDER]
+        rest = turn[0] if len(turn) == 1 and isinstance(turn[0], CBlock) else ""
+    for found in (call.fullmatch(str(one)) for one in turn) if loops else ():
+        if found is None:
+            return None
+        parts = zip(names, found.groups()[::2], found.groups()[1::2], strict=True)
+        places = {name: _ArrayElement(array, _index(index)) for name, array, index in parts}
+        total, held, streamed = (places[name] for name in operands_of(instruction))
+        if total.array != sums or set(total.index) > {""}:
+            return None
+        products.append(_Product(total.offset, held, streamed))
     if not products or sorted(p.number for p in products) != sorted(starts):
         return None
     return _merged(_SumLoops(sums, starts, tuple(loops), tuple(products)))

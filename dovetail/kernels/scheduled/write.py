@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from importlib.util import find_spec
 
 import numpy as np
 
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import Lines
-from dovetail.kernels.ends import EndFunction, end_function
+from dovetail.kernels.c import Lines, function
+from dovetail.kernels.ends import EndFunction, Extra, end_function
 from dovetail.kernels.kernel import KernelChoices, KernelWriter, Turns, UnsupportedRegion
-from dovetail.kernels.scheduled.algorithms import (
-    ENTRY,
-    ConvolutionSizes,
-    Extra,
-    InteriorPixels,
-    Knobs,
-    Packing,
-    conv2d,
-    fully_connected,
-)
-from dovetail.kernels.scheduled.knobs import block_of, choose_knobs, extents, is_product, staging_of, turns_of
-from dovetail.kernels.scheduled.printed import c_functions, write_functions
-from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
+from dovetail.kernels.scheduled.algorithms import ENTRY, Knobs, Packing, ScheduledLayer, conv2d, fully_connected
+from dovetail.kernels.scheduled.knobs import blocks, is_product, turns_of
+from dovetail.kernels.scheduled.printed import c_functions, lines_of, moving_pointers, statements
+from dovetail.kernels.scheduled.store import NOT_SHIPPED, CFunction, Loops, kept_loops
 from dovetail.kernels.scheduled.streams import with_streams
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import MULTIPLY_ADD, SumConstants, padded, products_of, sums_of
@@ -48,27 +39,13 @@ class ScheduledLoops:
 
     scope: KernelScope
     sums: SumConstants
-    sizes: ConvolutionSizes
-    inside: InteriorPixels
+    layer: ScheduledLayer
     end: EndFunction
-
-    def blocks(self) -> Iterator[Knobs]:
-        """The block for each product that fits, the preferred first."""
-        core, sizes = self.scope.core, self.sizes
-        for instruction in filter(is_product, core.instructions):
-            group, vector = extents(instruction)
-            staging, fused = staging_of(instruction, core.instructions), block_of(instruction)
-            if fused and (fused[0] > sizes.result[1] or fused[1] > sizes.result[2]):
-                continue
-            vector, group = staging.vector if staging else vector, 1 if fused else group
-            straight = core.streams is not None and bool(instruction.assembly) and not staging
-            registers, room = core.accumulators, core.room
-            yield choose_knobs(sizes, self.inside, vector, group, registers, staging, room, straight, fused)
 
     def block(self) -> Knobs:
         """The block of the first instruction that fits, as if it were found in the loops; raises Unsupported where none
         does."""
-        for knobs in self.blocks():
+        for knobs in blocks(self.layer, self.scope.core):
             return knobs
         raise UnsupportedRegion("no instruction of the core is a product that fits.")
 
@@ -80,7 +57,7 @@ class ScheduledLoops:
     def turns(self) -> Turns:
         """How often the parts of the loops run."""
         knobs = self.block()
-        counts, several = turns_of(knobs, self.sizes, self.inside), -(-self.sizes.taps // knobs.vector) > knobs.unroll
+        counts, several = turns_of(knobs, self.layer), -(-self.layer.taps // knobs.vector) > knobs.unroll
         if several and not knobs.straight:  # sums leave their registers between turns
             counts["kept"] = counts["product"] / knobs.unroll
         kind = "staged" if knobs.staging else "straight" if knobs.straight else "instruction"
@@ -96,20 +73,33 @@ class ScheduledLoops:
         scope, instructions = self.scope, [one for one in self.scope.core.instructions if one.name in loops.used]
         weights = packed(self.sums.weights, Packing(knobs.lanes, knobs.vector))
         scope.constants = {"weights": weights, "bias": padded(self.sums.inside, knobs.lanes), **scope.constants}
-        parameters = scope.parameters()
+        parameters, streams = scope.parameters(), scope.core.streams
         types = {parameter.name: parameter.c_type for parameter in parameters}
-        declared = {parameter.name: parameter.declaration for parameter in parameters}
+        declarations_of = {parameter.name: parameter.declaration for parameter in parameters}
+
+        def lines(made: CFunction) -> Lines:
+            """The lines of a function, as the core computes them best."""
+            own = map(_added, made.lines) if MULTIPLY_ADD in scope.core.functions else made.lines
+            body = statements(own)
+            if streams is not None and knobs.straight:
+                for used in instructions:
+                    body = with_streams(body, used, streams)
+            if knobs.staging:
+                body = moving_pointers(body, {name: types[name] for name in made.parameters if name in types})
+            return _singles_first(lines_of(body), made, types)
 
         def write(name: str) -> Lines:
             """The kernel under this name: its end as a function of one sum, then the loops."""
-            functions = [replace(f, parameters=tuple(types)) if f.name == ENTRY else f for f in loops.functions]
-            if MULTIPLY_ADD in scope.core.functions:
-                functions = [replace(f, lines=tuple(map(_added, f.lines))) for f in functions]
-            if streams := scope.core.streams if knobs.straight else None:
-                for used in instructions:
-                    functions = [replace(f, lines=tuple(with_streams(f.lines, used, streams))) for f in functions]
-            head = self.end.write(f"{name}_finish", types)
-            return [*head, "", *write_functions(functions, name, types, ENTRY, declared, knobs.staging is not None)]
+            named = {made.name: f"{name}_{made.name}" for made in loops.functions} | {ENTRY: name}
+            called = re.compile(rf"\b({'|'.join([*named, 'finish'])})\(")
+            named["finish"] = f"{name}_finish"
+            text = self.end.write(named["finish"], types)
+            for made in loops.functions:
+                made = replace(made, parameters=tuple(types)) if made.name == ENTRY else made
+                own = [called.sub(lambda match: named[match[1]] + "(", line) for line in lines(made)]
+                declared = [declarations_of.get(one, f"int32_t {one}") for one in made.parameters]
+                text += ["", *function(f"static void {named[made.name]}", declared, own)]
+            return text
 
         texts = tuple(one.declarations for one in instructions if one.declarations)
         return KernelWriter(write, declarations=texts, instructions=loops.used, notes=loops.notes)
@@ -117,8 +107,8 @@ class ScheduledLoops:
     def _best(self) -> tuple[Loops, Knobs]:
         """The loops for the first instruction that applies; for the last one where none does."""
         notes: dict[str, None] = {}
-        for knobs in self.blocks():
-            loops = _loops(self.sizes, self.inside, knobs, self.end.extras, self.scope.core.instructions)
+        for knobs in blocks(self.layer, self.scope.core):
+            loops = _loops(self.layer, knobs, self.end.extras, self.scope.core.instructions)
             if loops.used:
                 return loops, knobs
             notes.update(dict.fromkeys(loops.notes))
@@ -140,18 +130,25 @@ def scheduled_loops(scope: KernelScope) -> ScheduledLoops:
     if window.batch > 1 or window.channels != sums.weights.shape[3]:
         reason = "scheduled kernels compute one image without groups."
         raise UnsupportedRegion(_NARROW if _is_narrow(scope) else reason)
-    result = (*window.outputs, len(products.weights))
-    walk = (window.kernel, window.stride, window.dilation, window.before, sums.pad_value)
-    sizes = ConvolutionSizes((*window.size, window.channels), result, *walk)
-    inside = InteriorPixels(window.inside(ROW), window.inside(COLUMN))
+    layer = ScheduledLayer(window, len(products.weights), sums.pad_value)
     scope.input(scope.source(), "input")
     end = end_function(scope, lambda text, _: (sums.value(text), 0))
-    return ScheduledLoops(scope, sums, sizes, inside, end)
+    return ScheduledLoops(scope, sums, layer, end)
 
 
 def _added(line: str) -> str:
     """A line, one that adds a product alone with the core's own function for it."""
     return _PRODUCT.sub(rf"\1\2 = {MULTIPLY_ADD}(\2, \3, \4);", line)
+
+
+def _singles_first(lines: Lines, made: CFunction, types: Mapping[str, str]) -> Lines:
+    """The lines with arrays of one element read once, before the loops."""
+    text = "\n".join(lines)
+    reads = {name: len(re.findall(rf"\b{name}\[", text)) for name in made.parameters if name in types}
+    single = [name for name, count in reads.items() if count and count == text.count(f" {name}[0]")]
+    for name in single:
+        text = text.replace(f" {name}[0]", f" {name}_0")
+    return [*(f"const {types[name]} {name}_0 = {name}[0];" for name in single), *text.splitlines()]
 
 
 def packed(weights: Array, packing: Packing) -> Array:
@@ -166,18 +163,16 @@ def packed(weights: Array, packing: Packing) -> Array:
 
 
 def _loops(
-    sizes: ConvolutionSizes,
-    inside: InteriorPixels,
-    knobs: Knobs,
-    extras: Sequence[Extra],
-    instructions: Sequence[CoreInstruction],
+    layer: ScheduledLayer, knobs: Knobs, extras: Sequence[Extra], instructions: Sequence[CoreInstruction]
 ) -> Loops:
     """The scheduled loops; none, with the reason, where they were not made before and Exo is not installed."""
-    packing = Packing(knobs.lanes, knobs.vector)
-    dense = sizes.kernel == (1, 1) and sizes.image[0] == sizes.stride[1] == 1 and not any(sizes.before)
-    text = (fully_connected if dense else conv2d)(sizes, packing, extras)
+    packing, window = Packing(knobs.lanes, knobs.vector), layer.window
+    dense = window.kernel == (1, 1) and window.size[0] == window.stride[1] == 1 and not any(window.before)
+    text = (fully_connected if dense else conv2d)(layer, packing, extras)
+    image, result = (*window.size, window.channels), (*window.outputs, layer.outputs)
+    walk = (window.kernel, window.stride, window.dilation, window.before, layer.pad_value)
     known = [(i.name, i.meaning, i.c, i.alignment, *(astuple(m) for m in i.memories)) for i in instructions]
-    described = (text, astuple(sizes), astuple(inside), astuple(knobs), known)
+    described = (text, (image, result, *walk), (window.inside(ROW), window.inside(COLUMN)), astuple(knobs), known)
 
     def make() -> Loops | None:
         if not find_spec("exo"):
@@ -188,11 +183,9 @@ def _loops(
         from dovetail.kernels.scheduled.select import Selection, scope
         from dovetail.loops.procedures import procedure
 
-        selection, algorithm = Selection(instructions), procedure(text, scope())
-        if dense:
-            scheduled = schedule_fully_connected(algorithm, sizes, knobs, selection)
-        else:
-            scheduled = schedule_conv2d(algorithm, sizes, inside, knobs, selection)
+        selection = Selection(instructions)
+        schedule = schedule_fully_connected if dense else schedule_conv2d
+        scheduled = schedule(procedure(text, scope()), layer, knobs, selection)
         used = tuple(i.name for i in instructions if i.name in selection.used)
         try:
             if any(is_product(i) for i in instructions if i.name in used):
