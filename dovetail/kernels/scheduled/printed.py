@@ -29,7 +29,7 @@ class CBlock:
     """Statements in braces."""
 
     head: str
-    """What stands before them, the brace included; of an `else` with that of the block it belongs to."""
+    """The line before them, which ends with the brace; that of an `else` begins with the brace of the block before."""
     body: CBody
 
     @property
