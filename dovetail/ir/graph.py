@@ -29,7 +29,7 @@ class Node:
     def expect(self, kind: type[OperatorT]) -> OperatorT:
         """The operator, where it is known to be of a kind; raises TypeError if it is not."""
         if not isinstance(self.operator, kind):
-            raise TypeError(f"{self.output!r} is computed by {type(self.operator).__name__}, not {kind.__name__}")
+            raise TypeError(f"{self.output!r} is computed by {self.operator.class_name}, not {kind.__name__}")
         return self.operator
 
 
@@ -176,7 +176,7 @@ class GraphBuilder:
         Raises:
             ValueError: the operator does not accept operands of these types.
         """
-        name = self.fresh(stem or type(operator).__name__.lower())
+        name = self.fresh(stem or operator.class_name.lower())
         kind = operator.infer([self._types[value] for value in inputs])
         self._claim(name, kind)
         self._nodes.append(Node(operator, tuple(inputs), name, origin))

@@ -228,7 +228,7 @@ class _Functions:
 
     def name_of(self, operator: Operator, types: Sequence[TensorType]) -> str:
         """The name of the function for this operator on operands of these types."""
-        kind = type(operator).__name__
+        kind = operator.class_name
         function = _function(operator, types)
         key = (kind, function.SerializeToString(deterministic=True))
         if key not in self._names:
@@ -264,7 +264,7 @@ def _node(graph: Graph, node: Node, functions: _Functions) -> onnx.NodeProto:
 
 def opaque_node(node: Node) -> onnx.NodeProto:
     """A node whose meaning is not in the file, by the name of its class."""
-    return _written(node, type(node.operator).__name__, USER_DOMAIN)
+    return _written(node, node.operator.class_name, USER_DOMAIN)
 
 
 def _written(node: Node, name: str, domain: str) -> onnx.NodeProto:

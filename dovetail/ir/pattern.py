@@ -309,7 +309,7 @@ class _PatternSearch:
         """Why a value is not the result of a part's operator, whatever its operands."""
         if node is None or not part.fits(node):
             there = "a constant" if value in self.scope.constants else "an input"
-            there = type(node.operator).__name__ if node else there
+            there = node.operator.class_name if node else there
             return f"expects {_word(part)}, found {there} at '{value}'{part.why and f': {part.why}'}"
         if (self.inside or part.alone) and value != self.root and self.scope.readers(value) > 1:
             sentence = f"the result '{value}' of {_word(part)} is also needed elsewhere"
