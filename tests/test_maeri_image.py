@@ -14,10 +14,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from conftest import shared_dir
+from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import DovetailError, ModelError, TargetError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Add, Clip, Dequantize, Quantize, Requantize
-from dovetail.ir.operators.movement import Concat, Transpose
+from dovetail.ir.operators.movement import Concat, Slice, Transpose
 from dovetail.ir.operators.reduction import SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target import OrderRequest
@@ -395,6 +397,30 @@ def test_what_the_host_does() -> None:
     assert "read back and executed: results equal" in ordered.notes[-1]
     image = read_image(ordered.files["image/int16.bin"])
     assert len(image.inputs) == 1 and any(isinstance(step, JoinStep) for step in image.steps)
+
+
+def test_rows_that_nobody_reads() -> None:
+    """The compiler cuts them off by a slice of the input."""
+    graph = prepare(shared_dir() / "faults" / "maeri" / "odd_m.onnx", load_target("maeri"), Options(allow_float=True))
+    ordering = load_target("maeri").ordering
+    assert ordering is not None
+    ordered = ordering(graph, OrderRequest(seconds=0.0, inputs=sample_inputs(graph)))
+    assert {"image/int8.bin", "image/int16.bin"} <= set(ordered.files)
+    assert "read back and executed: results equal" in ordered.notes[-1]
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3])
+def test_slices_along_any_axis(axis: int) -> None:
+    net = Net("slices", (9, 8, 7), -5)
+    x = net.convolution(net.x, 6, 3, relu=True)
+    shape = net.builder.type_of(x).shape
+    start, step = (
+        tuple(number if place == axis else other for place in range(4)) for number, other in ((1, 0), (2, 1))
+    )
+    part = net.builder.add(Slice(start, shape, step), [x])
+    graph = net.finish(net.dense(part, 5))
+    for data in files_of(graph, MaeriConfig()).values():
+        check(data, graph, net.inputs())
 
 
 def test_features_that_have_no_room() -> None:

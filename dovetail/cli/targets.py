@@ -23,6 +23,9 @@ def schedule(
     ] = None,
     rules: Annotated[Path | None, option(help="A YAML file of your own rules for the order.")] = None,
     seconds: Annotated[float, typer.Option(help="To spend on better orders than the first.")] = 5.0,
+    check: Annotated[
+        Path | None, option(help="An order of your own, as schedule.json has it: check it instead of finding one.")
+    ] = None,
     simulate: Annotated[bool, typer.Option(help="Execute the order cycle by cycle and compare.")] = True,
     folder: Annotated[
         Path | None, option("--output", "-o", help="Folder for the order, its picture and programs.")
@@ -52,7 +55,7 @@ def schedule(
             note(text)
 
         inputs = sample_inputs(graph) if simulate else None
-        request = OrderRequest(_settings(multipliers, sizes or ()), rules, seconds, inputs, told)
+        request = OrderRequest(_settings(multipliers, sizes or ()), rules, seconds, inputs, told, check)
         ordered = known.ordering(graph, request)
     show_table(ordered.headings, ordered.rows, left=ordered.headings[:1], fold=ordered.headings)
     for sentence in ordered.notes:

@@ -35,6 +35,8 @@ class OrderRequest:
     """Inputs to execute the order on; None to leave that out."""
     progress: Callable[[str], None] = lambda text: None
     """Told what is being done, and every better order."""
+    check: Path | None = None
+    """A file with an order of the user's own, to be checked instead of one that is found; None for none."""
 
 
 @dataclass(frozen=True)

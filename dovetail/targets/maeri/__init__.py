@@ -19,7 +19,7 @@ In reading order:
     simulate            an order executed, and checked
     outputs, picture    the files of an order; its picture
     coded, programming, execute   the programming image: as records and bytes, from a network, executed
-    schedule            what `dovetail schedule` does
+    checked, schedule   an order of one's own; what `dovetail schedule` does
     task, device        launches of the chip, of one layer or of several side by side; the engine in the simulator
 """
 

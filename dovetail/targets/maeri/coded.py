@@ -181,6 +181,18 @@ class JoinStep:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceStep:
+    """A part of an image: every so many rows, columns and channels, from a first one on."""
+
+    source: FeatureMap
+    result: FeatureMap
+    first: tuple[Natural, Natural, Natural]
+    """Row, column and channel."""
+    steps: tuple[Size, Size, Size]
+    """Rows, columns and channels from one element to the next."""
+
+
+@dataclass(frozen=True, slots=True)
 class SoftmaxStep:
     """Softmax over the channels, in TensorFlow Lite Micro's fixed point (`FixedSoftmax`); for the host."""
 
@@ -191,8 +203,8 @@ class SoftmaxStep:
     diff_min: Annotated[int, range(-(1 << 31), 1)]
 
 
-Step = LayerStep | AdditionStep | PoolStep | SoftmaxStep | JoinStep
-STEPS: tuple[type[Step], ...] = (LayerStep, AdditionStep, PoolStep, SoftmaxStep, JoinStep)
+Step = LayerStep | AdditionStep | PoolStep | SoftmaxStep | JoinStep | SliceStep
+STEPS: tuple[type[Step], ...] = (LayerStep, AdditionStep, PoolStep, SoftmaxStep, JoinStep, SliceStep)
 """By the number that stands before a step in the file."""
 
 

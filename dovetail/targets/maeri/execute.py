@@ -16,7 +16,7 @@ from dovetail.errors import DovetailError, SimulationError
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
-from dovetail.ir.operators.movement import Concat, Pad, Reshape
+from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target.layers import RAISED_BITS
@@ -28,6 +28,7 @@ from dovetail.targets.maeri.coded import (
     PoolKind,
     PoolStep,
     ProgrammingImage,
+    SliceStep,
     SoftmaxStep,
     Step,
     bits_of_sums,
@@ -202,6 +203,10 @@ class _ImageGraph:
                 return self._limited(step.limits, self.builder.add(Add(), raised), own)
             case JoinStep():
                 return self.builder.add(Concat(step.axis + 1), read)
+            case SliceStep():
+                axes = zip(step.first, step.result.shape[1:], step.steps, strict=True)
+                ends = (first + (size - 1) * each + 1 for first, size, each in axes)
+                return self.builder.add(Slice((0, *step.first), (1, *ends), (1, *step.steps)), read)
             case SoftmaxStep():
                 return self.builder.add(FixedSoftmax(step.multiplier, step.shift, step.diff_min, DType.INT8), read)
             case PoolStep():

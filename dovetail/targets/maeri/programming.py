@@ -17,7 +17,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip, Dequantize, Quantize, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Concat, Pad, Reshape, Transpose
+from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
 from dovetail.ir.pattern import occurrence
 from dovetail.ir.types import Array, DType
@@ -33,6 +33,7 @@ from dovetail.targets.maeri.coded import (
     PoolKind,
     PoolStep,
     ProgrammingImage,
+    SliceStep,
     SoftmaxStep,
     Step,
     bits_of_sums,
@@ -55,6 +56,7 @@ _PATTERNS = (
     apply(MaxPool2d, operand("x"), name="largest"),
     apply(FixedSoftmax, operand("x"), name="softmax"),
     apply(Reshape, operand("x"), name="reshape"),
+    apply(Slice, operand("x"), name="slice"),
 )
 """Operators that are a step. A reshape is none, for it moves nothing."""
 _BEHIND_INPUTS = apply((Quantize, Transpose))
@@ -211,27 +213,43 @@ def _unfit(what: str, where: str) -> ModelError:
 
 
 def _zero_points(graph: Graph, steps: Sequence[Match], stored: Mapping[str, str]) -> dict[str, int]:
-    """The number that stands for 0.0 in each value, from the step that writes it, or that reads it."""
+    """The number that stands for 0.0 in each value, from the step that reads it, or that writes it."""
     zeros: dict[str, int] = {}
-    for match in steps:
-        x = stored[_read(match)[0]]
+
+    def told(value: str, zero: int, match: Match) -> None:
+        if zeros.setdefault(stored[value], zero) != zero:
+            raise _unfit(f"a value that is read with the zero points {zeros[stored[value]]} and {zero}", match.root)
+
+    for match in reversed(steps):
         if match.has("layer"):
-            zero = layers.linear_of(match).input_zero_point
-            if zeros.setdefault(x, zero) != zero:
-                raise _unfit(f"a value that is read with the zero points {zeros[x]} and {zero}", match.root)
-        if match.has("add"):
+            told(match.values["x"], layers.linear_of(match).input_zero_point, match)
+        elif match.has("add"):
             added = layers.addition_of(match)
-            zeros.setdefault(x, added.input_zero_point)
-            zeros.setdefault(stored[match.values["other"]], added.other_zero_point)
+            told(match.values["x"], added.input_zero_point, match)
+            told(match.values["other"], added.other_zero_point, match)
+        elif _moves(match) and match.root in zeros:
+            for value in _read(match):
+                zeros.setdefault(stored[value], zeros[match.root])
+    for match in steps:
         scaling = next((name for name in ("requantize", "change") if match.has(name)), None)
-        own = match.operator(scaling, Requantize).output_zero_point if scaling else zeros.setdefault(x, 0)
-        zeros[match.root] = DType.INT8.low if match.has("softmax") else own
+        own = (
+            match.operator(scaling, Requantize).output_zero_point if scaling else zeros.get(stored[_read(match)[0]], 0)
+        )
+        zeros.setdefault(match.root, DType.INT8.low if match.has("softmax") else own)
+        others = [zeros.setdefault(stored[value], zeros[match.root]) for value in _read(match)] if _moves(match) else []
+        if any(zero != zeros[match.root] for zero in others):
+            raise _unfit(f"values with the zero points {sorted({*others, zeros[match.root]})} as one", match.root)
     return {**{stored[name]: 0 for name in (*graph.inputs, *graph.outputs)}, **zeros}
 
 
-def _sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Rows, columns and channels of a value of one image, one matrix or one vector."""
-    return (shape[1], shape[2], shape[3]) if len(shape) == 4 else (prod(shape[1:-1]), 1, shape[-1])
+def _moves(match: Match) -> bool:
+    """Whether a step's result has the numbers of its operands."""
+    return any(match.has(name) for name in ("joined", "slice", "largest", "mean"))
+
+
+def _sizes(shape: tuple[int, ...], column: int = 1) -> tuple[int, int, int]:
+    """Rows, columns and channels of a value of one image, one matrix or one vector; `column` where it has none."""
+    return (shape[1], shape[2], shape[3]) if len(shape) == 4 else (prod(shape[1:-1]), column, shape[-1])
 
 
 class _ConstantMemory:
@@ -277,6 +295,9 @@ def _step(
         added = layers.addition_of(match)
         zeros = (added.input_zero_point, added.other_zero_point)
         return AdditionStep(source, place(match.values["other"]), result, *zeros, constants[0], limits_of(match))
+    if match.has("slice"):
+        part = match.operator("slice", Slice)
+        return SliceStep(source, result, _sizes(part.start, 0), _sizes(part.step))
     if match.has("softmax"):
         softmax = match.operator("softmax", FixedSoftmax)
         return SoftmaxStep(source, result, softmax.multiplier, softmax.shift, softmax.diff_min)

@@ -12,6 +12,7 @@ from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
 from dovetail.target import Ordered, OrderRequest
 from dovetail.targets.maeri.bound import bound
+from dovetail.targets.maeri.checked import checked
 from dovetail.targets.maeri.coded import FORMS, read_image, write_image
 from dovetail.targets.maeri.config import MaeriConfig, configured
 from dovetail.targets.maeri.execute import execute
@@ -52,11 +53,13 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
             f"{source}: {makespan:,} cycles, {100 * (makespan / least - 1):.1f} % above the bound {least:,}"
         )
 
-    order = best_order(network(graph), config, rules, request.seconds, report)
-    wrong = broken(order, rules)
-    if wrong:
-        raise AssertionError(f"the order breaks rules: {wrong}")
-    timeline, notes = phases(order), [_summary(order)]
+    if request.check:
+        order, notes = checked(request.check, network(graph), config, rules)
+    else:
+        order, notes = best_order(network(graph), config, rules, request.seconds, report), []
+        if wrong := broken(order, rules):
+            raise AssertionError(f"the order breaks rules: {wrong}")
+    timeline, notes = phases(order), [*notes, _summary(order)]
     if request.inputs is not None:
         request.progress("simulating")
         notes.append(_simulation_note(order, request.inputs))

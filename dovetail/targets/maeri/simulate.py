@@ -148,6 +148,7 @@ def _layers(order: NetworkOrder) -> Iterator[tuple[list[_ItemRun], Times]]:
     exists: dict[str, Times] = {}
     for number, work in enumerate(order.network.works):
         own = _of_layer(runs, number)
+        _check_sums(work, own)
         if own:
             _check_inputs(work, exists_from(order.network.graph, work.node.inputs[0], exists), own)
         exists[work.node.output] = results(work, [run.item for run in own], [run.exists for run in own])
@@ -273,9 +274,9 @@ def _needed(layer: OrderLayer, times: Times, taps: tuple[int, int], height: int)
     return need
 
 
-def _sums(work: MultiplierLayer, runs: Sequence[_ItemRun], operands: Sequence[Array]) -> Array:
+def _check_sums(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> None:
+    """Every product of every sum is added exactly once."""
     layer, parts = work.layer, sorted({run.item.taps for run in runs})
-    total = np.zeros((work.positions, work.outputs))
     ends = [0, *(taps[1] for taps in parts)]
     if [taps[0] for taps in parts] != ends[:-1] or ends[-1] != layer.taps:
         raise _wrong(f"the parts {parts} of a sum do not make up its {layer.taps} products", work.name)
@@ -284,13 +285,18 @@ def _sums(work: MultiplierLayer, runs: Sequence[_ItemRun], operands: Sequence[Ar
         places = np.concatenate(
             [(rows * layer.out_columns + columns) * work.outputs + each for each, rows, columns, _ in elements]
         )
-        count = np.bincount(places, minlength=total.size).reshape(total.shape)
+        count = np.bincount(places, minlength=work.positions * work.outputs).reshape(work.positions, work.outputs)
         wrong = np.argwhere(count != 1)
         if wrong.size:
             position, channel = wrong[0]
             what = f"products {list(taps)} of position {position} of channel {channel}"
             raise _wrong(f"{what} are added {count[position, channel]} times", work.name)
-        total += count * _products(work, operands, taps)
+
+
+def _sums(work: MultiplierLayer, runs: Sequence[_ItemRun], operands: Sequence[Array]) -> Array:
+    """The sums of a layer, part for part."""
+    parts = sorted({run.item.taps for run in runs})
+    total = np.asarray(sum(_products(work, operands, taps) for taps in parts), np.float64)
     return _accumulated(work, operands, total)
 
 

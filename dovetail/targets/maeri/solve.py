@@ -59,7 +59,7 @@ def best_order(
     until = time.process_time() + seconds
     rules, least = rules or Rules(), bound(network, config, rules).cycles
     consistent_rules(rules, network, config)
-    best = _Search(network, config, rules, until).found(frozenset(range(len(rules.parts()))))
+    best = _OrderSearch(network, config, rules, until).found(frozenset(range(len(rules.parts()))))
     if isinstance(best, DovetailError):
         raise best
     took = time.process_time() - until + seconds
@@ -90,7 +90,7 @@ def is_sound(order: NetworkOrder, rules: Rules) -> bool:
 
 
 @dataclass
-class _Search:
+class _OrderSearch:
     """Orders of a network by the rules they were found with."""
 
     network: OrderNetwork
