@@ -2,17 +2,14 @@
 
 How costs are attributed:
 
-* Cycles of a layer are the time from its marker to the next layer's, so waiting for engines is counted where the core
-  waits. What comes before the first marker belongs to the first layer and what comes after the last one to the last:
-  the layers' cycles add up to the total.
-* Engine cycles of a layer are the busy cycles of the jobs started for it. An engine's jobs end in the order in which
-  they were started, so each layer takes jobs until their MACs reach its own (those of its launches). Jobs at the edge
-  of a grid may compute more than is asked for; a layer that cannot be met exactly then ends where the next one can.
-  Jobs without MACs are shared evenly by the layers without any that follow each other there.
-  Where not even that is possible there must be one job per launch; else they are None (`null`).
-* An engine that takes lists of commands works through several layers without the core: there a layer lasts from the end
-  of what comes before it to the end of its last command, and its commands are counted, not guessed
-  (dovetail/sim/stretches.py).
+* Cycles of a layer are the time from its marker to the next layer's; `waiting` are those in which the core sleeps, as a
+  rule for the layer before. What comes before the first marker belongs to the first layer and what comes after the last
+  one to the last: the layers' cycles add up to the total.
+* Engine cycles of a layer are the busy cycles of the jobs started for it: the build says how many commands each layer
+  gives each engine, in order (dovetail/sim/stretches.py). Where a device shows another number of jobs they are
+  None (`null`), and a note names it.
+* An engine that takes lists of commands works through several layers without the core: there a layer lasts from the
+  end of what comes before it to the end of its last command.
 * Bytes moved are those the DMA writes for a layer, padding included, and those brought to an engine with a copy of the
   memory, or back from it, as the program says.
 
@@ -22,14 +19,12 @@ On the host there is no time: every figure that needs it is None (`null`), and t
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
-from dovetail.codegen.manifest import LayerWork, MemoryUse, Stretch
+from dovetail.codegen.manifest import BuildManifest, LayerWork, MemoryUse
 from dovetail.names import names
 from dovetail.schedule.layout import Conversion
 from dovetail.sim.stretches import jobs_of
@@ -118,11 +113,18 @@ class ReportLayer:
     reason_not_offloaded: str
     beside: tuple[str, ...] = ()
     """The layers the engine computes at the same time, started together."""
+    waiting: int | None = None
+    """The part of `cycles` in which the core sleeps: it waits for transfers of this layer, or for an engine's work."""
+
+    @property
+    def core_cycles(self) -> int | None:
+        """The part of `cycles` in which the core works."""
+        return None if self.cycles is None else self.cycles - (self.waiting or 0)
 
     @property
     def macs_per_cycle(self) -> float | None:
         """MACs per busy cycle of what computes it; None without time or MACs."""
-        cycles = self.engine_cycles if self.ideal_macs_per_cycle is not None else self.cycles
+        cycles = self.engine_cycles if self.ideal_macs_per_cycle is not None else self.core_cycles
         return self.macs / cycles if cycles and self.macs else None
 
 
@@ -178,6 +180,8 @@ class Report:
     another."""
     conversions: tuple[Conversion, ...] = ()
     """The values that change their layout."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what the figures leave out."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `json.dumps`, keys as the fields."""
@@ -209,6 +213,7 @@ def make_report(result: RunResult) -> Report:
         cores=core_uses(result, first),
         delay=manifest.delay,
         conversions=manifest.conversions,
+        notes=_notes(manifest, first),
     )
 
 
@@ -239,13 +244,14 @@ def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
     described, works = manifest.layers, manifest.work
     peaks = {engine.name: engine.ideal_macs_per_cycle for engine in target.engines}
     cycles: list[int | None] = [None] * len(described)
-    engine_cycles = cycles
+    engine_cycles = waiting = cycles
     if first.total_cycles is not None:
-        spent = Counter[int]()
-        for index, start, end in windows(first):
+        spent, slept = Counter[int](), Counter[int]()
+        for (index, start, end), marker in zip(windows(first), first.markers, strict=True):
             spent[index] += end - start
-        cycles = [spent[number] for number in range(len(described))]
-        engine_cycles = _engine_cycles(works, _devices(target), first, manifest.stretches)
+            slept[index] += marker.idle
+        cycles, waiting = [spent[number] for number in range(len(described))], [slept[n] for n in range(len(described))]
+        engine_cycles = _engine_cycles(manifest, first)
     layers = []
     for number, (layer, work) in enumerate(zip(described, works, strict=True)):
         engines = layer.engine.split("+")
@@ -257,6 +263,7 @@ def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
                 engine=layer.engine,
                 cycles=cycles[number],
                 engine_cycles=engine_cycles[number],
+                waiting=waiting[number],
                 macs=layer.macs,
                 ideal_macs_per_cycle=ideal,
                 bytes_moved=work.bytes,
@@ -267,27 +274,25 @@ def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
     return tuple(layers)
 
 
-def _engine_cycles(
-    works: Sequence[LayerWork], devices: Sequence[str], first: InferenceResult, stretches: Sequence[Stretch]
-) -> list[int | None]:
-    """Cycles of each layer in which at least one engine works for it."""
-    jobs: list[list[DeviceActivity] | None] = [[] for _ in works]
-    listed = {queue for stretch in stretches for queue in stretch.commands}
-    for stretch, commands in zip(stretches, jobs_of(stretches, first) or (), strict=False):
-        engines = works[stretch.layer].engines
-        jobs[stretch.layer] = [
-            *(jobs[stretch.layer] or ()),
-            *(job for queue, job in commands if queue in engines),
-        ]
-    for name in (device for device in devices if device not in listed):
-        macs = {number: work.engines[name] for number, work in enumerate(works) if name in work.engines}
-        alone = all(len(works[number].engines) == 1 for number in macs)
-        launches = {number: works[number].launches for number in macs} if alone else None
-        own = assign_jobs(macs, first.activities.get(name, ()), launches)
-        for number in macs:
-            others = jobs[number]
-            jobs[number] = None if own is None or others is None else [*others, *own[number]]
-    return [None if some is None else busy(some) for some in jobs]
+def _engine_cycles(manifest: BuildManifest, first: InferenceResult) -> list[int | None]:
+    """Cycles of each layer in which at least one engine works for it; None where a device does not account for it."""
+    stretches, works = manifest.stretches, manifest.work
+    jobs, unknown = jobs_of(stretches, first)
+    own: list[list[DeviceActivity]] = [[] for _ in works]
+    for stretch, some in zip(stretches, jobs, strict=True):
+        own[stretch.layer] += [job for queue, job in some if queue in works[stretch.layer].engines]
+    known = [unknown.keys().isdisjoint(work.engines) for work in works]
+    return [busy(some) if is_known else None for some, is_known in zip(own, known, strict=True)]
+
+
+def _notes(manifest: BuildManifest, first: InferenceResult) -> tuple[str, ...]:
+    """A sentence for each device that does not account for its work."""
+    unknown = jobs_of(manifest.stretches, first)[1] if first.total_cycles is not None else {}
+    return tuple(
+        f"{name} shows {len(first.activities.get(name, ()))} jobs and was given {count}: its busy cycles are not known "
+        "by layer (let its device give one Activity for each command, or say Command.jobs)"
+        for name, count in unknown.items()
+    )
 
 
 def windows(inference: InferenceResult) -> list[tuple[int, int, int]]:
@@ -315,51 +320,6 @@ def busy(jobs: Iterable[DeviceActivity]) -> int:
     return sum(end - start for start, end in union([(job.start, job.end) for job in jobs]))
 
 
-def assign_jobs(
-    macs: Mapping[int, int], jobs: Sequence[DeviceActivity], launches: Mapping[int, int] | None = None
-) -> dict[int, tuple[DeviceActivity, ...]] | None:
-    """The jobs of one engine by layer, as the head of this file says; None when they cannot be told apart.
-
-    Args:
-        macs: MACs of each of the engine's layers, by index, in the order in which they are started.
-        jobs: in the order in which they ended.
-        launches: how many launches each of them has.
-    """
-    by_macs = _by_macs(macs, jobs)
-    if by_macs is not None or launches is None or sum(launches.values()) != len(jobs):
-        return by_macs
-    ends = accumulate(launches.values())
-    return {index: tuple(jobs[end - launches[index] : end]) for index, end in zip(launches, ends, strict=True)}
-
-
-def _by_macs(macs: Mapping[int, int], jobs: Sequence[DeviceActivity]) -> dict[int, tuple[DeviceActivity, ...]] | None:
-    sums = list(accumulate((job.macs for job in jobs), initial=0))
-    places = {total: position for position, total in reversed(list(enumerate(sums)))}
-    assigned: dict[int, tuple[DeviceActivity, ...]] = {}
-    wanted, start = list(macs.values()), 0
-    for number, index in enumerate(macs):
-        least = sums[start] + wanted[number]
-        if idle := _idle_jobs(wanted, number, jobs, start):
-            end: int | None = start + idle
-        elif number + 1 == len(wanted):
-            end = len(jobs) if sums[-1] >= least else None
-        elif (end := places.get(least)) is None:
-            after = wanted[number + 1]
-            end = next((at for at in range(bisect_left(sums, least), len(sums)) if sums[at] + after in places), None)
-        if end is None:
-            return None
-        assigned[index] = tuple(jobs[start:end])
-        start = end
-    return assigned
-
-
-def _idle_jobs(wanted: Sequence[int], number: int, jobs: Sequence[DeviceActivity], start: int) -> int:
-    """How many of the jobs from `start` on are those of a layer without MACs; 0 where it cannot be told."""
-    layers = sum(1 for _ in takewhile(lambda macs: macs == 0, wanted[number:]))
-    count = sum(1 for _ in takewhile(lambda job: job.macs == 0, jobs[start:]))
-    return count // layers if layers and any(wanted) else 0
-
-
 def _timeline(inference: InferenceResult, layers: Sequence[ReportLayer]) -> dict[str, tuple[ReportActivity, ...]]:
     if inference.total_cycles is None:
         return {}
@@ -370,8 +330,8 @@ def _timeline(inference: InferenceResult, layers: Sequence[ReportLayer]) -> dict
     return bars
 
 
-def print_report(report: Report, console: Console) -> None:
-    """Print a table of the layers and the totals below it."""
+def print_report(report: Report, console: Console, parts: bool = False) -> None:
+    """Print a table of the layers of the model, or of the `parts` they are cut into, and the totals below it."""
     from rich.table import Table
 
     many = f", {report.inferences} inferences, the first:" if report.inferences > 1 else ""
@@ -380,9 +340,9 @@ def print_report(report: Report, console: Console) -> None:
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("layer", no_wrap=True)
     table.add_column("where", no_wrap=True)
-    for heading in ("cycles", "engine busy", "MACs", "MAC/cycle", "bytes moved"):
+    for heading in ("engine busy", "core busy", "core waits", "MACs", "MAC/cycle", "bytes moved"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for layer in report.layers:
+    for layer in report.layers if parts else grouped(report.layers):
         style = "" if layer.ideal_macs_per_cycle is not None else "dim"
         table.add_row(*_table_row(*_on_cores(report, layer)), style=style)
     console.print(table, highlight=False)
@@ -405,6 +365,7 @@ def totals(report: Report) -> list[str]:
     for name, use in report.memory.items():
         bound = f"lower bound {_number(use.lower_bound)}"
         lines.append(f"{name:13} {_number(use.peak)} of {_number(use.size)} bytes at the peak ({bound})")
+    lines += [f"{'note':13} {note}" for note in report.notes]
     lines += _core_lines(report) if len(report.cores) > 1 else []
     if report.sizes:
         sizes = ", ".join(f"{name} {_number(size)}" for name, size in report.sizes.items())
@@ -442,13 +403,41 @@ def _share(report: Report) -> str:
     return ", ".join([_number(total), *(f"{100 * macs / total:.1f} % on {name}" for name, macs in engines.items())])
 
 
+def grouped(layers: Sequence[ReportLayer]) -> tuple[ReportLayer, ...]:
+    """The layers of the model: parts that compute the same of its operators are one, under the name of the largest. A
+    part of no operator belongs to the one before."""
+    groups: dict[tuple[str, ...], list[ReportLayer]] = {}
+    last: tuple[str, ...] = ()
+    for layer in layers:
+        key = last = layer.operators or last
+        groups[key] = [*groups.get(key, []), layer]
+    return tuple(_joined(parts) for parts in groups.values())
+
+
+def _joined(parts: Sequence[ReportLayer]) -> ReportLayer:
+    """Parts of a layer as one."""
+    if len(parts) == 1:
+        return parts[0]
+    largest = max(parts, key=lambda part: (part.macs, part.core_cycles or 0))
+    known = all(part.engine_cycles is not None for part in parts)
+    return replace(
+        largest,
+        name=f"{largest.name} ({len(parts)} parts)",
+        engine_cycles=sum(part.engine_cycles or 0 for part in parts) if known else None,
+        cycles=None if largest.cycles is None else sum(part.cycles or 0 for part in parts),
+        waiting=None if largest.waiting is None else sum(part.waiting or 0 for part in parts),
+        macs=sum(part.macs for part in parts),
+        bytes_moved=sum(part.bytes_moved for part in parts),
+    )
+
+
 def _on_cores(report: Report, layer: ReportLayer) -> tuple[ReportLayer, str]:
     """The layer and who does it: an engine, or the cores that have a part of it. Where core 0 has none, its cycles are
     those of the core that works longest."""
     own = {core.name: core.layers[layer.name] for core in report.cores if layer.name in core.layers}
     if layer.engine != "core" or not own:
         return layer, f"{layer.engine}, beside {', '.join(layer.beside)}" if layer.beside else layer.engine
-    return layer if "core" in own else replace(layer, cycles=max(own.values())), " ".join(own)
+    return layer if "core" in own else replace(layer, cycles=max(own.values()), waiting=0), " ".join(own)
 
 
 def _table_row(layer: ReportLayer, where: str) -> tuple[str, ...]:
@@ -457,8 +446,10 @@ def _table_row(layer: ReportLayer, where: str) -> tuple[str, ...]:
     if rate is not None and layer.ideal_macs_per_cycle:
         speed = f"{rate:.1f} of {layer.ideal_macs_per_cycle:g}"
     engine = _number(layer.engine_cycles) if layer.ideal_macs_per_cycle is not None else ""
-    macs, moved = (_number(count or None) for count in (layer.macs, layer.bytes_moved))
-    return layer.name, where, _number(layer.cycles), engine, macs, speed, moved
+    core, waits, macs, moved = (
+        _number(count or None) for count in (layer.core_cycles, layer.waiting, layer.macs, layer.bytes_moved)
+    )
+    return layer.name, where, engine, core, waits, macs, speed, moved
 
 
 def _number(value: int | None) -> str:

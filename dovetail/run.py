@@ -157,7 +157,7 @@ def run_build(
         raise DovetailError(
             f"there is no simulator '{simulator}'", where="--sim", hint=f"use one of {', '.join(SIMULATORS)}"
         )
-    stretches = build.manifest.stretches
+    stretches = build.manifest.stretches if any(engine.stream for engine in build.target.engines) else ()
     inferences = tuple(with_lists(stretches, one) for one in simulation.inferences[delay:])
     simulation = replace(simulation, inferences=inferences)
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)

@@ -27,7 +27,6 @@ from dovetail.codegen.emit.unit import with_little_work
 from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.guests.tune.measure import measured
-from dovetail.guests.tune.timeline import END_CYCLES, START_CYCLES
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.base import Operator
@@ -37,11 +36,11 @@ from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.kernels import core_traits, offered, turns
 from dovetail.report import make_report
 from dovetail.run import open_build, run_build
-from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition
 from dovetail.target import Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
+from dovetail.timing.kernels import core_cycles
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT.parent / "shared/models"
@@ -169,7 +168,7 @@ def _move(operator: Operator, *shapes: Shape) -> Graph:
 def alone(graph: Graph, target: Target, choice: Choice) -> int:
     """Cycles of a layer that is a network by itself, without its beginning and end."""
     (region,) = partition(graph, target)
-    return measured(graph, target, None, {region.name: choice} if choice else {}) - START_CYCLES - END_CYCLES
+    return measured(graph, target, None, {region.name: choice} if choice else {}) - target.core.statements.around
 
 
 def fitted(layers: Sequence[Layer], target: Target) -> dict[str, float]:

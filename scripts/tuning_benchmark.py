@@ -27,7 +27,6 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import adapt
-from dovetail.schedule import shipped
 from dovetail.schedule.tiles.tile import PLACEMENT
 from dovetail.target import Target
 from dovetail.targets import load_target
@@ -110,10 +109,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--formula", action="store_true")
     given = parser.parse_args()
-    if given.formula:
-        given.jobs, shipped.TABLE = 1, Path()
     target = load_target(given.target)
     print("| layer | default | tuned | saved | floor | choice |\n| --- | ---: | ---: | ---: | ---: | --- |")
     saved = []

@@ -1,5 +1,4 @@
-"""Prints for whole networks their floor and their cycles by default, without and with the tilings that come with the
-package, and how far the default is above the floor.
+"""Prints for whole networks their floor, their cycles by default, and how far these are above the floor.
 
     python scripts/tuning_networks.py MODEL.. [--targets ne16,vta,macarray] [--tuned FOLDER]
 
@@ -20,22 +19,8 @@ from pathlib import Path
 from dovetail.compile import Options, prepare
 from dovetail.guests.tune.measure import measured
 from dovetail.guests.tune.tuner import least_cycles
-from dovetail.ir.graph import Graph
-from dovetail.schedule import shipped
 from dovetail.schedule.tuning import read_tuning
-from dovetail.target import Target
 from dovetail.targets import load_target
-
-
-def by_formula(graph: Graph, target: Target) -> int:
-    """Cycles where no tilings come with the package."""
-    table, shipped.TABLE = shipped.TABLE, Path()
-    shipped._read.cache_clear()
-    try:
-        return measured(graph, target, None, {})
-    finally:
-        shipped.TABLE = table
-        shipped._read.cache_clear()
 
 
 def main() -> None:
@@ -45,22 +30,18 @@ def main() -> None:
     parser.add_argument("--targets", default="ne16,vta,macarray")
     parser.add_argument("--tuned", type=Path)
     given = parser.parse_args()
-    print("| target | network | floor | without tilings | default | above the floor | tuned |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    print("| target | network | floor | default | above the floor | tuned |")
+    print("| --- | --- | ---: | ---: | ---: | ---: |")
     beaten = False
     for target in map(load_target, given.targets.split(",")):
         for model in given.models:
             graph = prepare(model, target, Options())
-            least, plain, default = (
-                least_cycles(model, target, Options()),
-                by_formula(graph, target),
-                measured(graph, target, None, {}),
-            )
+            least, default = least_cycles(model, target, Options()), measured(graph, target, None, {})
             above = f"{100 * (default - least) / least:.1f} %" if least else ""
             file = given.tuned / f"{target.name}.{model.stem}.toml" if given.tuned else None
             tuned = f"{read_tuning(file).value.tuned_cycles:,}" if file and file.is_file() else ""
             print(
-                f"| {target.name} | {model.stem} | {least:,} | {plain:,} | {default:,} | {above} | {tuned} |",
+                f"| {target.name} | {model.stem} | {least:,} | {default:,} | {above} | {tuned} |",
                 flush=True,
             )
             beaten |= default < least

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dovetail.compile import Options, prepare
 from dovetail.guests.tune.measure import measured
 from dovetail.schedule.tiles.chain import ChainLink, ChainState, behind, quickest
+from dovetail.schedule.tiles.clock import Estimate
 from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.targets import load_target
 from test_end_to_end import network_file
@@ -21,7 +22,8 @@ from test_end_to_end import network_file
 
 def link(parts: int, computing: int, fetching: int, gap: int) -> ChainLink:
     """A layer of so many parts."""
-    tiling = Tiling((1,), frozenset(), 0, 0, min(parts, 2), True, parts * fetching, 0, parts * computing)
+    cost = Estimate(0, engine=parts * computing, copying=parts * fetching, fetching=parts * fetching)
+    tiling = Tiling((1,), frozenset(), min(parts, 2), estimate=cost)
     return ChainLink(tiling, parts, computing, fetching, gap, 60)
 
 

@@ -21,9 +21,7 @@ from dovetail.cli.console import short_name
 from dovetail.errors import DovetailError
 from dovetail.guests import zoo
 from dovetail.ir.onnx_runtime import runtime_session
-from dovetail.report import assign_jobs
 from dovetail.run import open_build, run_build
-from dovetail.sim.device import Activity
 from zoo_data import digits_samples
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
@@ -155,20 +153,6 @@ def test_bytes_moved_are_those_the_dma_wrote(builds: dict[str, Path]) -> None:
     result = run_build(build, "iss", [seeded_inputs(build.manifest.inputs)])
     wrote = sum(activity.moved for activity in result.simulation.inferences[0].activities["dma"])
     assert sum(layer.bytes_moved for layer in make_report(result).layers) == wrote > 0
-
-
-def test_jobs_belong_to_the_layer_whose_macs_they_make_up() -> None:
-    sizes = (5, 5, 7, 4, 4, 4, 4, 30, 6)
-    jobs = [Activity(index, index + 1, "", 0, macs) for index, macs in enumerate(sizes)]
-    assert assign_jobs({2: 10, 4: 7, 5: 10, 6: 30, 9: 6}, jobs) == {
-        2: tuple(jobs[:2]),
-        4: (jobs[2],),
-        5: tuple(jobs[3:7]),  # 16 MACs for 10: edges; ends where the next layer's 30 begin
-        6: (jobs[7],),
-        9: (jobs[8],),
-    }
-    assert assign_jobs({2: 11, 4: 29}, jobs[:3]) is None
-    assert assign_jobs({}, jobs) == {}
 
 
 def test_explain_says_where_every_operator_goes(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,10 +18,11 @@ from dovetail.guests.tune.measure import measured
 from dovetail.ir.types import DType, TensorType
 from dovetail.program.ir import Copy, LaunchStatement, Program, Role
 from dovetail.program.verify import verify
-from dovetail.schedule.tiles.tiling import constants_ahead, fetched_together
+from dovetail.schedule.tiles.clock import fetched_together
 from dovetail.target.chip import Dma
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
+from dovetail.timing.layer import constants_ahead
 from firmware import require_chip
 
 TARGET = load_target("diana")

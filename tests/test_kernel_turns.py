@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from conftest import shared_dir
 from dovetail.guests.tune.measure import measured
-from dovetail.guests.tune.timeline import END_CYCLES, START_CYCLES
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d
@@ -26,11 +25,11 @@ from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.kernels import core_traits, turns
 from dovetail.kernels.turns import Turns
 from dovetail.kernels.window import WindowGeometry
-from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition
 from dovetail.target.costs import kernel_cycles
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
+from dovetail.timing.kernels import core_cycles
 from firmware import require_chip
 from tuning_cases import adapted, layer_graph
 
@@ -161,7 +160,7 @@ def alone(name: str) -> int:
     graph, choice = LAYERS[name]
     target = load_target("riscv")
     (region,) = partition(graph, target)
-    return measured(graph, target, None, {region.name: choice} if choice else {}) - START_CYCLES - END_CYCLES
+    return measured(graph, target, None, {region.name: choice} if choice else {}) - target.core.statements.around
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -204,7 +203,7 @@ def test_turns_joined_take_what_iss_shows() -> None:
     took, ratios = {}, {}
     for block in ((1, 4, 1), (1, 4, 2), (3, 2, 1), (3, 2, 2)):
         choice = dict(zip(("pixels", "channels", "unroll"), block, strict=True))
-        took[block] = measured(graph, target, None, {region.name: choice}) - START_CYCLES - END_CYCLES
+        took[block] = measured(graph, target, None, {region.name: choice}) - target.core.statements.around
         ratios[block] = core_cycles(graph, target, choice) / took[block]
     print(took, ratios)
     assert took[1, 4, 1] == took[1, 4, 2] and took[3, 2, 1] < 0.95 * took[3, 2, 2]

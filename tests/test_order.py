@@ -35,7 +35,19 @@ CORE = (
         "operators",
         "read",
     ),
-    *("quantize", "target", "legalize", "loops", "kernels", "program", "schedule", "codegen", "sim", "fields"),
+    *(
+        "quantize",
+        "target",
+        "legalize",
+        "loops",
+        "kernels",
+        "program",
+        "timing",
+        "schedule",
+        "codegen",
+        "sim",
+        "fields",
+    ),
     *("options", "compile", "run", "report", "arrays", "prove", "explain", "api", "cli", "__main__"),
 )
 """The compiler of a described target: everything but the guests."""
@@ -49,7 +61,6 @@ WITHIN = {
             "solver",
             "region",
             "partition",
-            "shipped",
             "tiles",
             "knobs",
             "cores",

@@ -14,19 +14,18 @@ from core_kernel_cases import Case, Maker, padded
 from dovetail.codegen.emit.unit import traits_for
 from dovetail.guests.tune.layers import region_alone
 from dovetail.guests.tune.measure import measured
-from dovetail.guests.tune.timeline import END_CYCLES, START_CYCLES
 from dovetail.ir.graph import evaluate
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.ir.types import DType
 from dovetail.kernels import CoreTraits, core_traits, generate, offered, turns
 from dovetail.kernels.patches import Patches
-from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition
 from dovetail.target.chip import PairBlock
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
 from dovetail.targets.cortex_m import M4, PAIRS, SMLAD, UNPACK
+from dovetail.timing.kernels import core_cycles
 from firmware import require_chip
 from test_core_kernels import build, needs_compiler, run
 from test_scheduled_kernels import check, host_text
@@ -146,7 +145,7 @@ def test_a_loop_over_few_channels_is_written_out(monkeypatch: pytest.MonkeyPatch
     ratios: dict[str, list[float]] = {}
     for outputs in (8, 14):
         graph, region = adapted(layer_graph((12, 12, 16), outputs, dtype=DType.INT8), M4)
-        took = measured(graph, M4, None, {region.name: one}) - START_CYCLES - END_CYCLES
+        took = measured(graph, M4, None, {region.name: one}) - M4.core.statements.around
         for which, told in {"as it is": None, "never": False, "always": True}.items():
             with monkeypatch.context() as patch:
                 if told is not None:

@@ -12,12 +12,12 @@ from dovetail.compile import Options, compile_graph, prepare
 from dovetail.guests.tune.floor import core_floor
 from dovetail.ir.types import DType
 from dovetail.kernels import core_traits, generate
-from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.knobs import choose, region_space
 from dovetail.schedule.partition import partition
 from dovetail.schedule.tuning import read_tuning
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
+from dovetail.timing.kernels import core_cycles
 from tuning_cases import adapted, digits_file, layer_graph
 
 pytest.importorskip("lightgbm", reason="tuning needs lightgbm (dovetail[tune])")

@@ -15,7 +15,6 @@ from dovetail.compile import Options, compile_model, prepare
 from dovetail.guests.tune.log import NETWORK, LogError, may_be_written, open_log
 from dovetail.guests.tune.measure import TrialOutcome
 from dovetail.schedule.partition import partition
-from dovetail.schedule.shipped import signature
 from dovetail.schedule.tuning import (
     Identity,
     Tuning,
@@ -24,6 +23,7 @@ from dovetail.schedule.tuning import (
     choices_for,
     identity,
     read_tuning,
+    signature,
     tuning_text,
 )
 from dovetail.targets import load_target

@@ -16,6 +16,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.types import DType
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target, macarray
+from dovetail.timing import transfers
 from firmware import require_chip
 from tuning_cases import adapted, layer_graph
 
@@ -81,9 +82,9 @@ def anywhere(count: Callable[..., int]) -> Callable[..., int]:
 
 
 FAULTS = {
-    "kestrel": (cost, "dma_cycles", as_one_row),
+    "kestrel": (transfers, "dma_cycles", as_one_row),
     "macarray": (macarray, "job_cycles", anywhere),
-    "diana": (cost, "dma_cycles", as_one_row),
+    "diana": (transfers, "dma_cycles", as_one_row),
 }
 
 

@@ -22,10 +22,10 @@ from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.reduction import AveragePool2d
 from dovetail.ir.types import DType
 from dovetail.legalize import adapt
-from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import partition
 from dovetail.target import Target
 from dovetail.targets import load_target
+from dovetail.timing.kernels import core_cycles
 from firmware import require_chip
 from networks import Net
 from tuning_cases import digits_file, layer_graph, tunable

@@ -38,6 +38,7 @@ class RunOptions:
     waves: Path | None = flag(None, "With --sim rtl: write the engine's signals here, as VCD.", kind=Path | None)
     wave_cycles: int = flag(10_000, "Cycles of them, from the start.", min=1)
     check: bool = flag(True, "Compare the outputs with the integer graph in the build.")
+    parts: bool = flag(False, "Show the parts that layers are cut into, each by itself.", "--parts")
     check_layers: bool = flag(
         False,
         "On a simulator: compare every layer, and name the first that differs.",
@@ -101,7 +102,7 @@ def _run(folder: Path, options: RunOptions, own: Options, board: Board | None) -
     if options.output_file is not None:
         write_outputs(options.output_file, result.outputs, batched)
     with beside_json(options.json_file, report.to_json()):
-        print_report(report, output())
+        print_report(report, output(), options.parts)
         if layers:
             say(layers)
         if graph is not None:

@@ -8,7 +8,6 @@ taps, ends of sums. Each writer counts its own (`registry.TURNS`). Layers that a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -19,9 +18,6 @@ from dovetail.kernels.kernel import RAISED, CoreTraits, Turns, UnsupportedRegion
 from dovetail.kernels.registry import ENDINGS, TURNS, registered
 from dovetail.kernels.scope import KernelScope, split
 from dovetail.target.pattern import Choice
-
-UNKNOWN = {"element": 10.0, "result": 10.0, "product": 4.0, "tap": 4.0}
-"""Core cycles of what takes its time in any kernel, where nobody measured the kernel."""
 
 
 def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({})) -> Turns:
@@ -66,14 +62,3 @@ def _by_elements(region: KernelScope) -> Turns:
     read, products = kinds[0].elements if kinds else 0, region.node.operator.macs(kinds)
     counts = {"element": region.result.elements, "read": read, "product": products, "call": 1}
     return {f"{name}.{part}": float(count) for part, count in counts.items()}
-
-
-def rate(part: str, rates: Mapping[str, float]) -> float:
-    """Cycles of a part, by those that were measured. What is not among them takes none where others of its family are,
-    and else what is taken for granted of any kernel."""
-    if part in rates:
-        return rates[part]
-    family, _, name = part.partition(".")
-    if family == "end":
-        return UNKNOWN["element"]
-    return 0.0 if any(known.startswith(f"{family}.") for known in rates) else UNKNOWN.get(name, 0.0)

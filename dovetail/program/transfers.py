@@ -104,6 +104,30 @@ def _transfers(source: _End, destination: _End, before: Shape, fill: int, border
     return tuple(transfer for nest in nests for transfer in _split(*nest))
 
 
+def dma_rows(copy: Copy) -> Iterator[Transfer]:
+    """A copy in planes of rows, as many rows to a plane as can be."""
+    for whole in transfers(copy):
+        if whole.planes > whole.rows:
+            strides = (whole.source_plane_stride, whole.destination_plane_stride)
+            turned = replace(whole, rows=whole.planes, source_row_stride=strides[0], destination_row_stride=strides[1])
+            inner = (whole.rows, whole.source_row_stride, whole.destination_row_stride)
+        else:
+            turned, inner = whole, (whole.planes, whole.source_plane_stride, whole.destination_plane_stride)
+        for number in range(inner[0]):
+            places = (whole.source + number * inner[1], whole.destination + number * inner[2])
+            yield replace(turned, source=places[0], destination=places[1], planes=1)
+
+
+def transfer_count(copy: Copy) -> int:
+    """Number of transfers a DMA makes of a copy."""
+    return len(list(dma_rows(copy)) if copy.stream else dma_transfers(copy))
+
+
+def dma_transfers(copy: Copy) -> list[Transfer]:
+    """Transfers of a DMA that carry out a copy, in order: borders as strips."""
+    return [part for whole in transfers(copy) for part in (strips(whole) if whole.border else (whole,))]
+
+
 def ends_in_padding(copy: Copy, transfer: Transfer) -> bool:
     """Whether each row of a transfer is the used part of a last block in the copy's destination: what lies behind it in
     the block means nothing."""

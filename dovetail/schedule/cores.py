@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import gcd, prod
+from types import MappingProxyType
 
 from dovetail import kernels
 from dovetail.ir import crop
@@ -21,27 +22,9 @@ from dovetail.program.ir import Begin, Call, Copy, Statement, View, Views, dense
 from dovetail.program.transfers import same_packing
 from dovetail.schedule.region import Region
 from dovetail.target.description import Target
+from dovetail.target.pattern import Choice
+from dovetail.timing.kernels import Parts, core_cycles, shared_cycles
 
-_MAC, _DEPTHWISE_MAC = 3.0, 3.5
-_ELEMENT = 6.0
-"""Cycles of RV32IMC per multiply-accumulate, and per element of each operator's result (docs/benchmarks.md)."""
-
-
-def work(graph: Graph) -> float:
-    """Cycles that computing a region takes on a core of speed 1, by estimate."""
-    cycles = 0.0
-    for node in graph.nodes:
-        types = [graph.types[name] for name in node.inputs]
-        each = _DEPTHWISE_MAC if node.operator.is_channelwise else _MAC
-        macs, elements = node.operator.macs(types), graph.types[node.output].elements
-        if not macs:
-            elements = max([elements, *(kind.elements for kind in types[:1])])
-        cycles += each * macs + _ELEMENT * elements
-    return cycles
-
-
-START_CYCLES = 100
-"""Cycles, about, of starting a core, its waking up and the wait for it; a part has to be worth more."""
 _STEPS = (1, 2, 4, 8)
 """Multiples of the least step that are tried: where results of one begin as kernels take them, operands may not."""
 
@@ -95,16 +78,18 @@ def split(
     whole = Call(layer, graph, operands, result, core or 0)
     if not target.workers or core is not None or not result.type.elements:
         return (whole,)
-    for boxes, cores in _deals(whole, [each.speed for each in target.cores]):
+    for boxes, cores in _deals(whole, target):
         parts = _parts(whole, boxes, cores)
         if parts is not None:
             return tuple(sorted(parts, key=lambda call: (call.core == 0, call.core)))
     return (whole,)
 
 
-def _deals(whole: Call, speeds: Sequence[float]) -> list[tuple[tuple[Box, ...], list[int]]]:
-    """The ways to deal out a call's result, a box for each of some cores, the shortest by estimate first."""
-    kind, all_work = whole.result.type, work(whole.graph)
+def _deals(whole: Call, target: Target) -> list[tuple[tuple[Box, ...], list[int]]]:
+    """The ways to deal out a call's result, a box for each of some cores, the shortest by estimate first; a part has to
+    be worth starting its core."""
+    kind, all_work, speeds = whole.result.type, core_cycles(whole.graph, target), [each.speed for each in target.cores]
+    start = target.core.statements.worker
     ranked = sorted(range(len(speeds)), key=lambda core: (-speeds[core], core))
     ends: dict[tuple[Box, ...], tuple[float, list[int]]] = {}
     for count in range(1, len(ranked) + 1):
@@ -114,7 +99,7 @@ def _deals(whole: Call, speeds: Sequence[float]) -> list[tuple[tuple[Box, ...], 
             sizes = [prod(box_shape(box)) for box in boxes]
             times = [all_work * size / kind.elements / speeds[core] for size, core in zip(sizes, cores, strict=True)]
             if all(sizes):
-                ends.setdefault(boxes, (max(times) + START_CYCLES * sum(core != 0 for core in cores), cores))
+                ends.setdefault(boxes, (max(times) + start * sum(core != 0 for core in cores), cores))
     return [(boxes, cores) for boxes, (_, cores) in sorted(ends.items(), key=lambda item: item[1][0])]
 
 
@@ -135,6 +120,26 @@ def shares(kind: TensorType, speeds: Sequence[float], steps: int = 1) -> tuple[B
         counts[soonest] += 1
     ends = [min(count * step, size) for count in accumulate(counts, initial=0)]
     return tuple(with_span(whole, axis, span) for span in pairwise(ends))
+
+
+def core_parts(graph: Graph, target: Target) -> Parts:
+    """A region as the cores share it where its values lie densely."""
+    if not target.workers:
+        return ((graph, 0),)
+    calls = split(0, graph, *dense_views(graph), target)
+    return tuple((call.graph, call.core) for call in calls)
+
+
+def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
+    """Cycles of a region that the cores share."""
+    return shared_cycles(core_parts(graph, target), target, choice)
+
+
+def dense_views(graph: Graph) -> tuple[dict[str, View], View]:
+    """Operands and result of a region that lie densely, each in a buffer of its own."""
+    (result,) = graph.outputs
+    operands = {value: dense_view(value, graph.types[value]) for value in graph.inputs}
+    return operands, dense_view(result, graph.types[result])
 
 
 def workers_first(

@@ -21,7 +21,7 @@ from dovetail.ir.crop import part
 from dovetail.ir.graph import Graph, Node, evaluate_all, prune
 from dovetail.ir.operators.movement import Concat, Reshape
 from dovetail.ir.types import Array, Box, frozen, full_box, with_span
-from dovetail.schedule.cores import stretch_axis, work
+from dovetail.schedule.cores import stretch_axis
 from dovetail.schedule.partition import partition
 from dovetail.schedule.region import Region
 from dovetail.target.description import Target
@@ -169,18 +169,19 @@ def pipelined(graph: Graph, target: Target) -> Pipeline:
     """
     _refuse(graph, target)
     regions, speeds = partition(graph, target), [core.speed for core in target.cores]
-    ends = list(accumulate(map(_work, regions), initial=0.0))
+    ends = list(accumulate(map(_work, regions), initial=0))
     cuts = [ends[-1] * reached / sum(speeds) for reached in accumulate(speeds[:-1])]
     builder = PipelineBuilder(graph, len(speeds))
     for region, span in zip(regions, pairwise(ends), strict=True):
         _deal(builder, region, span, cuts)
     step, cores = builder.finish()
     regions_of_step = partition(step, target)
+    work = {region.name: _work(region) for region in regions_of_step}
     stages = []
     for core in range(len(speeds)):
-        own = [region for region in regions_of_step if cores[region.output] == core]
-        share = sum(map(_work, own)) / max(sum(map(_work, regions_of_step)), 1.0)
-        stages.append(Stage(core, tuple(region.name for region in own), share, builder.kept_bytes(core)))
+        own = tuple(region.name for region in regions_of_step if cores[region.output] == core)
+        share = sum(work[name] for name in own) / max(sum(work.values()), 1)
+        stages.append(Stage(core, own, share, builder.kept_bytes(core)))
     return Pipeline(step, cores, tuple(stages), regions_of_step)
 
 
@@ -201,8 +202,19 @@ def _refuse(graph: Graph, target: Target) -> None:
         )
 
 
-def _work(region: Region) -> float:
-    return 0.0 if region.is_idle else work(region.graph)
+_MAC, _CHANNELWISE_MAC, _ELEMENT = 6, 7, 12
+"""Weights of multiply-accumulates, and of the elements of each operator's result, by which stages get equal shares."""
+
+
+def _work(region: Region) -> int:
+    """The weight of a region."""
+    total, graph = 0, region.graph
+    for node in () if region.is_idle else graph.nodes:
+        types = [graph.types[name] for name in node.inputs]
+        macs, elements = node.operator.macs(types), graph.types[node.output].elements
+        total += (_CHANNELWISE_MAC if node.operator.is_channelwise else _MAC) * macs
+        total += _ELEMENT * (elements if macs else max([elements, *(kind.elements for kind in types[:1])]))
+    return total
 
 
 def _deal(builder: PipelineBuilder, region: Region, span: tuple[float, float], cuts: Sequence[float]) -> None:

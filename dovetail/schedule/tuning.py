@@ -13,9 +13,9 @@ from msgspec import Meta
 
 from dovetail.documents import Document, read_document
 from dovetail.errors import DovetailError, PlanError
+from dovetail.ir.graph import Graph
 from dovetail.schedule.knobs import choose
 from dovetail.schedule.region import Region
-from dovetail.schedule.shipped import signature
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Value
 from dovetail.version import __version__
@@ -130,3 +130,19 @@ def choices_for(path: Path, wanted: Identity, regions: Sequence[Region], target:
         except PlanError as error:
             raise document.wrong(f"{layer}: {error.what}", (*place, "choice")) from None
     return {entry.name: entry.choice for entry in document.value.layers}
+
+
+def signature(graph: Graph) -> str:
+    """A digest of operators, attributes, types and connections; neither weights nor names change it."""
+    numbers = {name: f"i{index}" for index, name in enumerate(graph.inputs)}
+    lines = [f"{name} {graph.types[value]}" for value, name in numbers.items()]
+    for index, node in enumerate(graph.nodes):
+        for value in node.inputs:
+            if value not in numbers:
+                numbers[value] = f"c{len(numbers)}"
+                lines.append(f"{numbers[value]} {graph.types[value]}")
+        numbers[node.output] = f"n{index}"
+        operands = " ".join(numbers[value] for value in node.inputs)
+        lines.append(f"{numbers[node.output]} {graph.types[node.output]} {node.operator!r} {operands}")
+    lines.append(" ".join(numbers[value] for value in graph.outputs))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, Bus, Bytes
 from dovetail.sim.launch_queue import MASK32, Launch, QueueDevice
+from dovetail.target.chip import DMA_PLACES
 
 Count = TypeVar("Count", int, npt.NDArray[np.int64])
 
-QUEUE = 16
-"""Transfers that may be outstanding."""
+QUEUE = DMA_PLACES
 DEFAULT_BYTES_PER_CYCLE = 8
 DEFAULT_SETUP_CYCLES = 16
 

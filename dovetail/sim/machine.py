@@ -194,7 +194,7 @@ class Harness(Device):
             index, begin = self._layer
             cycles = (begin.cycle - start.cycle, now.cycle - start.cycle)
             instructions = (begin.instruction - start.instruction, now.instruction - start.instruction)
-            self._markers.append(Marker(index, *cycles, *instructions))
+            self._markers.append(Marker(index, *cycles, *instructions, now.idle - begin.idle))
         self._layer = None if layer == _END_OF_LAYERS else (layer, now)
 
     def _done(self) -> None:

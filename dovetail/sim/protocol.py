@@ -88,6 +88,8 @@ class Marker:
     end_cycle: int
     start_instruction: int
     end_instruction: int
+    idle: int = 0
+    """Cycles of these in which the core slept."""
 
 
 @dataclass(frozen=True, slots=True)

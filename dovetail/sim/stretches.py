@@ -1,4 +1,5 @@
-"""Layers of an inference with lists of commands: the engine issues these, so the core marks none of them.
+"""Jobs of engines by layer; and layers of an inference with lists of commands: the engine issues these, so the core
+marks none of them.
 
 A build describes its statements as stretches, in program order: `layer`, whether the core marks its beginning (`core`),
 and how many commands each queue was given for it (`commands`).
@@ -6,35 +7,38 @@ and how many commands each queue was given for it (`commands`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from dovetail.codegen.manifest import Stretch
 from dovetail.sim.device import Activity
 from dovetail.sim.protocol import InferenceResult, Marker
 
 
-def jobs_of(stretches: Sequence[Stretch], inference: InferenceResult) -> list[list[tuple[str, Activity]]] | None:
-    """The commands of each stretch, each with its queue; None where they do not match what the devices did."""
-    places = {queue: 0 for own in stretches for queue in own.commands}
-    found: list[list[tuple[str, Activity]]] = []
+def jobs_of(
+    stretches: Sequence[Stretch], inference: InferenceResult
+) -> tuple[list[list[tuple[str, Activity]]], Mapping[str, int]]:
+    """The jobs of each stretch, each with its queue; and the queues whose device shows another number of jobs than it
+    was given, with that number: nothing is told of them."""
+    counts = Counter[str]()
     for own in stretches:
-        jobs: list[tuple[str, Activity]] = []
-        for queue, count in own.commands.items():
-            start = places[queue]
-            places[queue] += count
-            jobs += [(queue, job) for job in inference.activities.get(queue, ())[start : start + count]]
-        found.append(jobs)
-    fits = all(len(inference.activities.get(queue, ())) == count for queue, count in places.items())
-    return found if fits else None
+        counts.update(own.commands)
+    unknown = {queue: count for queue, count in counts.items() if len(inference.activities.get(queue, ())) != count}
+    left = {queue: iter(inference.activities[queue]) for queue in counts if queue not in unknown}
+    return [
+        [(queue, job) for queue, count in own.commands.items() if queue in left for job in islice(left[queue], count)]
+        for own in stretches
+    ], unknown
 
 
 def with_lists(stretches: Sequence[Stretch], inference: InferenceResult) -> InferenceResult:
     """The inference with a marker for every stretch: one that is in a list ends with its last command, and each begins
     where the one before ended. As it is where it cannot be told, and without stretches."""
-    jobs = jobs_of(stretches, inference) if inference.total_cycles is not None else None
+    jobs, unknown = jobs_of(stretches, inference)
     marked = [own.layer for own in stretches if own.core]
-    if not stretches or jobs is None or marked != [marker.layer for marker in inference.markers]:
+    if not stretches or unknown or marked != [marker.layer for marker in inference.markers]:
         return inference
     found: list[Marker] = []
     core = list(inference.markers)
@@ -42,10 +46,12 @@ def with_lists(stretches: Sequence[Stretch], inference: InferenceResult) -> Infe
     count = core[0].start_instruction if core else 0
     for own, done in zip(stretches, jobs, strict=True):
         end, begun = max([reached, *(job.end for _, job in done)]), count
+        awake = 0
         if own.core:
             marker = core.pop(0)
+            awake = marker.end_cycle - marker.start_cycle - marker.idle
             count = marker.end_instruction
             end = max(end, marker.end_cycle) if not done else end
-        found.append(Marker(own.layer, reached, end, begun, count))
+        found.append(Marker(own.layer, reached, end, begun, count, max(end - reached - awake, 0)))
         reached = end
     return replace(inference, markers=tuple(found))

@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dovetail.errors import TargetError
+from dovetail.target.costs import StatementCycles
 
+DMA_PLACES = 16
+"""Transfers that may be outstanding at a `Dma`."""
 BOTH = (INSTRUCTIONS, DATA) = ("instructions", "data")
 """The two kinds of bytes a core reads."""
 
@@ -234,6 +237,8 @@ class Core:
     kernels: Mapping[str, float] | None = None
     """Cycles of each part of its kernels' loops, for comparing it with engines and libraries; None for those measured
     on a core of the same `isa` without instructions of its own (`dovetail.target.costs.kernel_cycles`)."""
+    statements: StatementCycles = field(default_factory=StatementCycles)
+    """Cycles of starts and waits, for estimates."""
     speed: float = 1.0
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
     this proportion. (In the simulator its `costs` say how long it takes.)"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -98,3 +99,41 @@ def kernel_cycles(core: str) -> Mapping[str, float]:
     known = _measured()
     near = {"cortex-m23": "cortex-m0plus"}.get(core, "cortex-m4" if core.startswith("cortex") else "rv32imc")
     return known[core if core in known else "rv64gc" if core.startswith("rv64") else near]
+
+
+@dataclass(frozen=True, slots=True)
+class StatementCycles:
+    """Core cycles of a program's statements beside its kernels, for `Core.statements`.
+
+    The defaults are what the simulator `iss` shows of the bundled drivers on RV32IMC; other instruction sets take them
+    too. What starting an engine takes is `Engine.launching`.
+    """
+
+    begin: int = 26
+    """Before the first statement of a network."""
+    end: int = 20
+    """After its last wait."""
+    copy: int = 29
+    """To start a transfer of the DMA."""
+    wait_launch: int = 19
+    """To wait for a launch that has ended."""
+    wait_copy: int = 40
+    """To wait for a copy that has ended."""
+    wake: int = 26
+    """From an event to when the core goes on that waited for it."""
+    room: int = 8
+    """From the end of a launch to when a driver goes on that waited for a place in its engine."""
+    between: int = 45
+    """From a launch to the look whether there is room for the next, where an engine holds one: a turn of the loop, and
+    the next launch's words."""
+    worker: int = 100
+    """To start another core, for it to wake up, and to wait for it."""
+
+    @property
+    def around(self) -> int:
+        """At both ends of a network."""
+        return self.begin + self.end
+
+
+IN_LIST = StatementCycles(0, 0, 0, 0, 0, 0, 0, 0, 0)
+"""Statements that an engine issues itself, from a list."""

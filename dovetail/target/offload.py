@@ -44,6 +44,8 @@ class Command:
     constants: bool = False
     """True when the function takes the launch's packed constants as its second argument: `function(task, blob)`, blob
     a `const uint8_t *` aligned to 64 bytes."""
+    jobs: int = 1
+    """Jobs its device shows for it, so that reports know which layer each belongs to."""
 
 
 @dataclass(frozen=True)

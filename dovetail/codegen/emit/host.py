@@ -10,7 +10,6 @@ from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import EMITTED_C
 from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.codegen.emit.lines import text_of
-from dovetail.codegen.emit.lists import dma_rows
 from dovetail.codegen.emit.stored import StoredWeights, WeightOrder, find_weights, order_of, reading
 from dovetail.codegen.emit.unit import Unit, offload_of
 from dovetail.errors import ModelError, TargetError
@@ -21,7 +20,7 @@ from dovetail.kernels.c import array_definition, c_type, elements, one_line
 from dovetail.kernels.relayout import field_text, index_text
 from dovetail.program.ir import Copy, LaunchStatement, Role, View, reads
 from dovetail.program.loops import digest
-from dovetail.program.transfers import Transfer
+from dovetail.program.transfers import Transfer, dma_rows
 from dovetail.schedule.partition import as_kernels
 from dovetail.schedule.region import Region
 from dovetail.target.description import Target

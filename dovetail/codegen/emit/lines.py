@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from dovetail import kernels
-from dovetail.codegen.emit.lists import CommandList, dma_transfers
+from dovetail.codegen.emit.lists import CommandList
 from dovetail.codegen.emit.unit import Unit
 from dovetail.kernels.c import integer
 from dovetail.program.ir import CORE, Begin, Call, Copy, LaunchStatement, Statement, View, Wait, stream_of
 from dovetail.program.series import ByteAddress, Number, Series
-from dovetail.program.transfers import Transfer, ends_in_padding, transfers
+from dovetail.program.transfers import Transfer, dma_transfers, ends_in_padding, transfers
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Command, CValue, LibraryCall, Pointer, Struct
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dovetail.program.ir import Copy, Program, Wait, queue_of, stream_of
-from dovetail.program.transfers import Transfer, strips, transfers
+from dovetail.program.transfers import dma_rows
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine, Rows
 from dovetail.target.offload import Command, LibraryCall
@@ -67,27 +67,3 @@ def dma_commands(program: Program, engine: Engine, copy: Copy) -> Iterator[tuple
         strides = (rows.source_row_stride, rows.destination_row_stride)
         load = target.memory == engine.memory
         yield engine.dma.move(Rows(first, second, rows.row_bytes, rows.rows, *strides, load))
-
-
-def dma_rows(copy: Copy) -> Iterator[Transfer]:
-    """A copy in planes of rows, as many rows to a plane as can be."""
-    for whole in transfers(copy):
-        if whole.planes > whole.rows:
-            strides = (whole.source_plane_stride, whole.destination_plane_stride)
-            turned = replace(whole, rows=whole.planes, source_row_stride=strides[0], destination_row_stride=strides[1])
-            inner = (whole.rows, whole.source_row_stride, whole.destination_row_stride)
-        else:
-            turned, inner = whole, (whole.planes, whole.source_plane_stride, whole.destination_plane_stride)
-        for number in range(inner[0]):
-            places = (whole.source + number * inner[1], whole.destination + number * inner[2])
-            yield replace(turned, source=places[0], destination=places[1], planes=1)
-
-
-def transfer_count(copy: Copy) -> int:
-    """Number of transfers a DMA makes of a copy."""
-    return len(list(dma_rows(copy)) if copy.stream else dma_transfers(copy))
-
-
-def dma_transfers(copy: Copy) -> list[Transfer]:
-    """Transfers of a DMA that carry out a copy, in order: borders as strips."""
-    return [part for whole in transfers(copy) for part in (strips(whole) if whole.border else (whole,))]

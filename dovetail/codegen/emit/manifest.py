@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dovetail.codegen.emit.lists import transfer_count
 from dovetail.codegen.emit.unit import Unit
 from dovetail.codegen.manifest import SCHEMA
 from dovetail.program.ir import (
@@ -19,16 +18,18 @@ from dovetail.program.ir import (
     LaunchStatement,
     Move,
     Program,
+    Queue,
     View,
     queue_of,
 )
-from dovetail.program.transfers import transfers
+from dovetail.program.transfers import transfer_count, transfers
 from dovetail.schedule.assign import Assignment
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.pipeline import Pipeline
 from dovetail.schedule.plan import Plan
 from dovetail.schedule.stripe import StripedNetwork
 from dovetail.target.description import Target
+from dovetail.target.offload import Command
 from dovetail.version import __version__
 
 
@@ -132,7 +133,7 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
         "outputs": ports(program.outputs),
         "state_bytes": sum(kept.first.nbytes for kept in program.states),
         "work": _work(unit),
-        **({"stretches": _stretches(unit)} if unit.lists else {}),
+        **({"stretches": found} if (found := _stretches(unit)) else {}),
         **stack_fields(unit),
         "sources": {name: list(paths) for name, paths in sources.items()},
     }
@@ -171,20 +172,25 @@ def _work(unit: Unit) -> list[dict[str, Any]]:
 
 
 def _stretches(unit: Unit) -> list[dict[str, Any]]:
-    """Consecutive statements of one layer: see `dovetail.sim.stretches`."""
-    statements = unit.program.statements
+    """Consecutive statements of one layer, for hardware: see `dovetail.sim.stretches`."""
+    devices = {engine.name for engine in unit.target.engines if engine.device}
     made = {index: count for one in unit.lists for index, count in one.counts.items()}
     inside = {index for one in unit.lists for index in one.statements[1:]}
     found: list[dict[str, Any]] = []
-    for index, statement in enumerate(statements):
+    for index, statement in enumerate(unit.program.statements if devices else ()):
         if isinstance(statement, Begin):
             found.append({"layer": statement.layer, "core": False, "commands": {}})
             continue
         own = found[-1]
         own["core"] = own["core"] or index not in inside
-        if index in made:
-            queue = queue_of(statement, unit.program.dma)
-            own["commands"][queue] = own["commands"].get(queue, 0) + made[index]
+        queue, count = queue_of(statement, unit.program.dma), made.get(index, 0)
+        if isinstance(statement, LaunchStatement) and not statement.stream and statement.engine in devices:
+            queue, count = (
+                Queue(statement.engine),
+                sum(one.jobs for _, one in unit.commands[index] if isinstance(one, Command)),
+            )
+        if count:
+            own["commands"][queue] = own["commands"].get(queue, 0) + count
     return [own for own in found if own["core"] or own["commands"]]
 
 

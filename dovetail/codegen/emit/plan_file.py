@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dovetail.codegen.emit.lists import transfer_count
 from dovetail.codegen.emit.manifest import engine_moves
 from dovetail.codegen.plan_file import SCHEMA, PlanBuffer, PlanGraph, PlanLayer, PlanMemory, PlanMove
 from dovetail.ir.graph import Graph, Node
@@ -27,7 +26,7 @@ from dovetail.program.ir import (
     reads,
     writes,
 )
-from dovetail.program.transfers import transfers
+from dovetail.program.transfers import transfer_count, transfers
 from dovetail.schedule.plan import Plan
 from dovetail.schedule.plan.lifetimes import StatementOrder, pieces, touches
 from dovetail.schedule.region import Region

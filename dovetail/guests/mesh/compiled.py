@@ -22,11 +22,12 @@ from dovetail.codegen.emit.weights import Weights
 from dovetail.compile import Compiled, Options, compile_graph
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
-from dovetail.schedule.assign.costs import COPY_CYCLES, RegionCosts
+from dovetail.schedule.assign.costs import RegionCosts
 from dovetail.schedule.partition import initial_partition
 from dovetail.target.description import Target
 from dovetail.target.engine import IN_PLACE_ALIGNMENT
 from dovetail.target.mesh import CoreClocks
+from dovetail.timing.transfers import dma_cycles
 
 MODEL = "piece"
 """Beginning of the C names of a compiled piece."""
@@ -35,6 +36,8 @@ NEVER = 1 << 40
 MESSAGES, AFTER = 132, 54
 """Clocks of the message loop for an input, beside what it copies, and how many of them come behind the message, as
 `iss` shows them of RV32IMC."""
+COPYING = 45
+"""Clocks in which that loop starts a copy by the DMA, and sees its end, as `iss` shows them of RV32IMC."""
 CORE_COPIES = 2
 """Clocks of the core for each byte it copies, as `iss` shows them of RV32IMC."""
 _OWN = re.compile(rf'^#include "{MODEL}[a-z_]*\.h"\n', re.M)
@@ -97,7 +100,7 @@ class CompiledPieces:
         total = messages(graph, self.target, copied)
         for region in piece.regions:
             if region.engine is not None:
-                total += max(piece.plan.tilings[part.name].cycles for part in region.parts)
+                total += max(piece.plan.tilings[part.name].estimate.cycles for part in region.parts)
             else:
                 total += RegionCosts(piece.graph, self.target).step(region).cycles
         return total
@@ -191,7 +194,7 @@ def messages(graph: Graph, target: Target, copied: Sequence[str]) -> int:
     sizes = [graph.types[name].nbytes for name in (*copied, *graph.outputs)]
     if target.dma is None:
         return MESSAGES + CORE_COPIES * sum(sizes)
-    moved = (COPY_CYCLES + target.dma.setup_cycles + -(-size // target.dma.bytes_per_cycle) for size in sizes)
+    moved = (COPYING + dma_cycles(target.dma, size) for size in sizes)
     return MESSAGES + sum(moved)
 
 

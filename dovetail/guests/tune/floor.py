@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from dovetail.codegen.emit.plan_file import least_work
 from dovetail.guests.report.bounds import core_product, core_word
-from dovetail.guests.tune.timeline import END_CYCLES, START_CYCLES
 from dovetail.ir.crop import parts
 from dovetail.ir.graph import Node
 from dovetail.ir.types import Box, DType, TensorType, full_box
 from dovetail.kernels import core_traits, offered
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.costs import cores_cycles
+from dovetail.schedule.cores import cores_cycles
 from dovetail.schedule.region import Region
 from dovetail.target.description import Target
 
@@ -67,7 +66,7 @@ def network_floor(regions: Sequence[Region], floors: Mapping[str, Floor], target
         waits = (_end(work, begins, {maker, *before[maker]}) for value, maker in own.items() if value in whole)
         begins.append(max((*waits, *(begins[maker] for maker in own.values())), default=0))
     fetching = sum(floors[region.name].fetching for region in regions if region.name in floors)
-    return max(fetching, _end(work, begins, set(range(len(regions))))) + START_CYCLES + END_CYCLES
+    return max(fetching, _end(work, begins, set(range(len(regions))))) + target.core.statements.around
 
 
 def core_floor(region: Region, target: Target) -> Floor | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.compile import reserved
 from dovetail.errors import DovetailError
-from dovetail.guests.tune.cost import CoreEstimator, Estimate, Estimator, estimator
+from dovetail.guests.tune.cost import CoreEstimator, Estimator, estimator
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits, offered
 from dovetail.schedule.assign import assign
@@ -16,8 +16,9 @@ from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import Plan, plan
 from dovetail.schedule.region import LaidRegion, Region
-from dovetail.schedule.shipped import key_of, signature
+from dovetail.schedule.tiles.clock import Estimate
 from dovetail.schedule.tiles.tile import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, offload_choice
+from dovetail.schedule.tuning import signature
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Space, Value
 
@@ -35,6 +36,11 @@ class LayerKind:
     """Inputs and outputs of `graph` that lie in the engine's memory in the network's default plan."""
     names: tuple[str, ...]
     """The regions, in the network's order."""
+
+
+def key_of(graph: Graph, near: frozenset[str]) -> str:
+    """Names a layer: its signature, and for each of its ends whether it lies in the engine's memory (n) or not (f)."""
+    return f"{signature(graph)}-{''.join('n' if end in near else 'f' for end in (*graph.inputs, *graph.outputs))}"
 
 
 def region_alone(graph: Graph, target: Target) -> Region:

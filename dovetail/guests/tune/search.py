@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import MissingExtraError
-from dovetail.guests.tune.cost import Estimate
 from dovetail.guests.tune.floor import Floor, core_floor
 from dovetail.guests.tune.layers import LayerKind, LayerModel
 from dovetail.schedule.knobs import CONTEXT, canonical
 from dovetail.schedule.region import Region
+from dovetail.schedule.tiles.clock import Estimate
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Space, Value
 

@@ -12,11 +12,14 @@ from dataclasses import replace
 from dovetail.errors import PlanError
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import on_core, others
-from dovetail.schedule.assign.costs import Candidate, PlacementReason, RegionCosts, core_cycles
+from dovetail.schedule.assign.costs import Candidate, PlacementReason, RegionCosts
 from dovetail.schedule.partition import PartitionCache, named, partition, without_offloads
 from dovetail.schedule.region import AssignedRegion, Region
-from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, TileCache, dma_cycles
+from dovetail.schedule.tiles.tiling import TileCache
 from dovetail.target.description import Target
+from dovetail.timing.clock import start_cycles
+from dovetail.timing.kernels import core_cycles
+from dovetail.timing.transfers import dma_cycles
 from dovetail.user_file import asking
 
 _DOUBT = 1.33
@@ -159,8 +162,8 @@ def _about(region: Region, target: Target) -> int:
             return core_cycles(region.graph, target)
     kinds = [region.graph.types[value] for value in (*region.graph.inputs, region.output, *region.graph.constants)]
     near = target.dma is None or target.works_in_place(region.engine)
-    moved = 0 if near else dma_cycles(target.dma, sum(kind.nbytes for kind in kinds), len(kinds))
-    return own + LAUNCH_CYCLES + moved
+    moved = 0 if near else sum(dma_cycles(target.dma, kind.nbytes) for kind in kinds)
+    return own + start_cycles(region.engine, target.core.statements) + moved
 
 
 def _label(candidate: Candidate) -> str:

@@ -9,26 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from types import MappingProxyType
-
-import numpy as np
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import Layout, nbytes, same_bytes
-from dovetail.ir.types import TensorType
-from dovetail.kernels import core_traits, offered, turns
-from dovetail.kernels.kernel import CHANNELS
-from dovetail.kernels.turns import rate
-from dovetail.program.ir import CORE, Copy, Queue, View, copy_queue, dense_view
-from dovetail.program.transfers import same_packing, transfers
-from dovetail.schedule.cores import START_CYCLES, copies, split
+from dovetail.ir.layout import nbytes, same_bytes
+from dovetail.program.ir import CORE, Queue, copy_queue
+from dovetail.program.transfers import same_packing
+from dovetail.schedule.cores import copies, cores_cycles, dense_views
 from dovetail.schedule.region import AssignedRegion, EnginePart, LaidRegion, Region, engine_layouts
 from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.tile import tile_counts
-from dovetail.schedule.tiles.tiling import LAUNCH_CYCLES, TileCache, Tiling, dma_cycles, first_constants
-from dovetail.target.costs import kernel_cycles
+from dovetail.schedule.tiles.tiling import TileCache, Tiling, first_constants
 from dovetail.target.description import Target
-from dovetail.target.pattern import Choice
+from dovetail.timing.clock import start_cycles
+from dovetail.timing.transfers import copy_cost, dma_cycles, relayout_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +32,6 @@ class QueueUse:
     offset: int
     """Cycles after the step's beginning."""
     length: int
-
-
-ALL_ROOM = 1000
-"""An engine's room for constants that wait, in thousandths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +52,6 @@ class CandidateStep:
     """Cycles after its beginning in which an engine takes the next: at its end where that holds nothing that waits."""
     engines: tuple[str, ...] = ()
     """The engines it is started on that work on by themselves."""
-    filled: tuple[int, ...] = ()
-    """Thousandths of each engine's room for constants that wait, which the step's own take until it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +119,6 @@ class Schedule:
     """Cycle in which everything has been computed."""
 
 
-COPY_CYCLES = 45
-"""Core cycles of starting a copy, as the `iss` simulator shows them."""
-
 _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
 
@@ -174,8 +158,8 @@ class RegionCosts:
         elif region.graph.nodes[0].operator.joins:  # its operands lie inside it, as a rule
             return CandidateStep(region, 0, ())
         else:
-            count, cycles = copied(copies(0, region.graph, *_dense(region.graph)) or (), target)
-            queue, launch = copy_queue(target), COPY_CYCLES * count if target.dma else 0
+            cost = copy_cost(target.dma, copies(0, region.graph, *dense_views(region.graph)) or ())
+            queue, cycles, launch = copy_queue(target), cost.cycles, target.core.statements.copy * cost.starts
         return CandidateStep(region, cycles, (QueueUse(queue, 0, cycles),), launch=launch)
 
     def _on_engines(self, region: AssignedRegion, cache: TileCache | None) -> CandidateStep:
@@ -184,7 +168,6 @@ class RegionCosts:
         tilings = [self._tiling(part, parts, cache) for part in parts]
         uses: list[QueueUse] = []
         engines: list[str] = []
-        filled: list[int] = []
         held = launches = 0
         for part, tiling in zip(parts, tilings, strict=True):
             if not part.engine.wait:
@@ -192,16 +175,17 @@ class RegionCosts:
                 continue
             engines.append(part.engine.name)
             tiles = prod(tile_counts(part.extent, tiling.shape))
-            filled.append(self._filled(part, tiling, tiles))
-            uses.append(QueueUse(Queue(part.engine.name), held // tiles, max(tiling.ready_cycles, tiling.starting)))
-            held += tiling.starting
+            uses.append(
+                QueueUse(Queue(part.engine.name), held // tiles, max(tiling.ready_cycles, tiling.estimate.starting))
+            )
+            held += tiling.estimate.starting
             launches = max(launches, tiles)
         cycles = max(use.offset + use.length for use in uses)
-        moving = sum(tiling.moving for tiling in tilings)
+        moving = sum(tiling.estimate.moving for tiling in tilings)
         if target.dma and moving:
             uses.append(QueueUse(copy_queue(target), 0, moving))
             cycles = max(cycles, moving)
-        launch = LAUNCH_CYCLES * len(parts)
+        launch = sum(start_cycles(part.engine, target.core.statements) for part in parts)
         most = min(launches, _MOST_LAUNCHES)
         for number in range(0 if held else 1, most):
             uses.append(QueueUse(CORE, number * cycles // most, min(held, cycles) // most if held else launch))
@@ -216,7 +200,6 @@ class RegionCosts:
             issuing,
             taken,
             tuple(engines),
-            tuple(filled),
         )
 
     def _tiling(self, part: EnginePart, parts: Sequence[EnginePart], cache: TileCache | None) -> Tiling:
@@ -226,16 +209,6 @@ class RegionCosts:
         homes = {name: self.target.values if name in ends else parts[0].engine.memory for name in values}
         budget = self.target.memory(part.engine.memory).size // len(parts)
         return choose_tiling(part, self.target, homes, budget, cache)
-
-    def _filled(self, part: EnginePart, tiling: Tiling, tiles: int) -> int:
-        """Thousandths of the room for constants that wait which a part's take: half of the engine's memory for them.
-        All of it where more are fetched while it computes, or values lie there too."""
-        if not tiling.fetching:
-            return 0
-        if not part.engine.constants or tiles > 1:
-            return ALL_ROOM
-        nbytes = sum(map(len, first_constants(part, tiling)))
-        return min(-(-2 * nbytes * ALL_ROOM // self.target.memory(part.engine.constants).size), ALL_ROOM)
 
     def around(self, candidate: Candidate, makers: Mapping[str, Region], readers: Mapping[str, list[Region]]) -> int:
         """Cycles of relayouts between a layer computed so and its neighbours as they are."""
@@ -249,83 +222,10 @@ class RegionCosts:
 def _fetching(parts: Sequence[EnginePart], tilings: Sequence[Tiling]) -> int:
     """Parts that read the same constants from one memory share them."""
     if len(parts) == 1:
-        return tilings[0].fetching
+        return tilings[0].estimate.fetching
     pairs = zip(parts, tilings, strict=True)
-    each = {(p.engine.constants_memory, first_constants(p, one)): one.fetching for p, one in pairs}
+    each = {(p.engine.constants_memory, first_constants(p, one)): one.estimate.fetching for p, one in pairs}
     return sum(each.values())
-
-
-def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
-    """Cycles of a region that the cores share."""
-    return shared_cycles(core_parts(graph, target), target, choice)
-
-
-Parts = tuple[tuple[Graph, int], ...]
-"""The parts of a region, each with the number of its core."""
-
-
-def core_parts(graph: Graph, target: Target) -> Parts:
-    """A region as the cores share it where its values lie densely."""
-    if not target.workers:
-        return ((graph, 0),)
-    calls = split(0, graph, *_dense(graph), target)
-    return tuple((call.graph, call.core) for call in calls)
-
-
-def _dense(graph: Graph) -> tuple[dict[str, View], View]:
-    """Operands and result of a region that lie densely, each in a buffer of its own."""
-    (result,) = graph.outputs
-    operands = {value: dense_view(value, graph.types[value]) for value in graph.inputs}
-    return operands, dense_view(result, graph.types[result])
-
-
-def shared_cycles(parts: Parts, target: Target, choice: Choice) -> int:
-    """Until the last core ends its part; workers are started one after the other."""
-    cycles = [
-        core_cycles(graph, target, _with_lanes(graph, parts, target, choice)) / target.cores[core].speed
-        for graph, core in parts
-    ]
-    return round(max(cycles)) + START_CYCLES * sum(core != 0 for _, core in parts)
-
-
-def _with_lanes(graph: Graph, parts: Parts, target: Target, choice: Choice) -> Choice:
-    """The choice for a part's kernel: parts of the same weights read them in blocks as the largest wants them."""
-    if choice or len(parts) == 1:
-        return choice
-    largest = max((other for other, _ in parts), key=lambda other: other.types[other.outputs[0]].elements)
-    if graph is largest or any(
-        not np.array_equal(array, largest.constants[name]) for name, array in graph.constants.items()
-    ):
-        return choice
-    lanes = offered(largest, core_traits(target.core)).default.get(CHANNELS)
-    return {} if lanes is None else {CHANNELS: lanes}
-
-
-def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
-    """Cycles of a region on core 0: of its kernel's parts, as often as they run with what is chosen of its knobs.
-
-    A core with instructions of its own, but no `kernels`, counts as one without.
-    """
-    core, traits = target.core, core_traits(target.core)
-    if core.kernels is None:
-        traits = replace(traits, instructions=())
-    rates = kernel_cycles(core.isa) if core.kernels is None else core.kernels
-    counts = turns(graph, traits, choice)
-    return round(sum(rate(part, rates) * count for part, count in counts.items()))
-
-
-def copied(moves: Sequence[Copy], target: Target) -> tuple[int, int]:
-    """Number of transfers of some copies, and their cycles."""
-    split = [transfer for copy in moves for transfer in transfers(copy)]
-    beat = target.dma.bytes_per_cycle if target.dma else 1
-    cycles = len(split) * dma_cycles(target.dma, 0, 1)
-    return len(split), cycles + sum(one.destination_rows * -(-one.destination_row_bytes // beat) for one in split)
-
-
-def relayout_cycles(kind: TensorType, lies: Layout | None, wanted: Layout | None, target: Target) -> int:
-    """Cycles of the copies that bring a whole value from one layout to another."""
-    source, destination = (dense_view("", kind, 0, layout) for layout in (lies, wanted))
-    return copied([Copy(0, source, destination)], target)[1]
 
 
 def border(value: str, maker: Region, reader: Region, target: Target) -> int:
@@ -342,7 +242,7 @@ def border(value: str, maker: Region, reader: Region, target: Target) -> int:
     cycles = 0
     if not _is_flexible(maker) and not _is_flexible(reader) and not same_bytes(lies, wanted, kind.shape):
         if target.dma and same_packing(lies, wanted):
-            cycles += relayout_cycles(kind, lies, wanted, target)
+            cycles += relayout_cost(target.dma, kind, lies, wanted).cycles
         else:
             cycles += _at_once(nbytes(lies, kind) + nbytes(wanted, kind), target)
     if len({region.engine.memory for region in (maker, reader) if region.engine is not None}) == 2:
@@ -352,7 +252,7 @@ def border(value: str, maker: Region, reader: Region, target: Target) -> int:
 
 def _at_once(count: int, target: Target) -> int:
     """Cycles of bytes that are moved in one transfer."""
-    return dma_cycles(target.dma, count, 1) if target.dma else count
+    return dma_cycles(target.dma, count) if target.dma else count
 
 
 def _is_flexible(region: Region) -> bool:

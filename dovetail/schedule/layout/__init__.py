@@ -17,11 +17,12 @@ from dovetail.ir.layout import Layout, nbytes, same_bytes
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import TensorType
 from dovetail.program.transfers import same_packing
-from dovetail.schedule.assign.costs import cores_cycles, relayout_cycles
+from dovetail.schedule.cores import cores_cycles
 from dovetail.schedule.layout.choose import choose, others
 from dovetail.schedule.layout.inside import ValueSlice, inside
 from dovetail.schedule.region import LaidRegion, Layouts, Region, Slot
 from dovetail.target.description import Target
+from dovetail.timing.transfers import relayout_cost
 
 
 @dataclass
@@ -229,7 +230,7 @@ def _relayout(node: Node, number: int, draft: _RelayoutBuilder, target: Target) 
 def _dma_cycles(relayout: Graph, layouts: Layouts, target: Target) -> int:
     """Cycles of the DMA for a relayout."""
     (source,), (result,) = relayout.inputs, relayout.outputs
-    return relayout_cycles(relayout.types[source], layouts.get(source), layouts.get(result), target)
+    return relayout_cost(target.dma, relayout.types[source], layouts.get(source), layouts.get(result)).cycles
 
 
 def _sorted(nodes: Sequence[Node], relayouts: Sequence[Node]) -> list[Node]:

@@ -175,14 +175,14 @@ class _Planner:
                     tiling = choose_tiling(part, self.target, choice.homes, budget, self.tiles)
                 except PlanError as error:
                     return part, error
-                taken[memory] = taken.get(memory, 0) + tiling.nbytes
+                taken[memory] = taken.get(memory, 0) + tiling.estimate.nbytes
                 follows = bool(chain) and len(region.shares) == 1 and part.engine is chain[-1][0].engine
                 if follows and region.name in choice.early:
                     chain.append((part, list(ways(self.tiles.of(part, self.target), tiling, budget))))
                     continue
                 if stuck := self._complete(chain):
                     return stuck
-                chain = [(part, [link(part, tiling)])]
+                chain = [(part, [link(part, tiling, self.target)])]
             if not (region.shares or region.is_view):
                 if stuck := self._complete(chain):
                     return stuck
@@ -194,7 +194,8 @@ class _Planner:
         for (part, options), chosen in zip(chain, quickest([options for _, options in chain]), strict=True):
             for one in dict.fromkeys((chosen, options[0])):  # an engine may not take the last tile of a way
                 try:
-                    self.tilings[part.name] = complete(part, one.tiling, self.tilings.get(part.name))
+                    timed = self.tiles.of(part, self.target).timed(one.tiling)
+                    self.tilings[part.name] = complete(part, timed, self.tilings.get(part.name))
                     break
                 except PlanError as error:
                     stuck = part, error

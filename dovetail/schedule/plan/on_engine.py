@@ -16,8 +16,9 @@ from dovetail.program.loops import digest
 from dovetail.schedule.plan.lowered import Blob, LayerStatements, LoweredNetwork, LoweredPart
 from dovetail.schedule.region import EnginePart
 from dovetail.schedule.tiles.tile import PACK_ALIGNMENT, EngineTile
-from dovetail.schedule.tiles.tiling import CompleteTiling, constants_ahead, tiles_ahead
+from dovetail.schedule.tiles.tiling import CompleteTiling
 from dovetail.target.engine import IN_PLACE_ALIGNMENT
+from dovetail.timing.layer import constants_ahead, tiles_ahead
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class EngineLowering:
         tiling, late = self.tiling, self.tiling.buffers - 1
         numbers = range(len(tiling.tiles))
         loads = [(self.constants(number), self.inputs(number)) for number in numbers]
-        cycles = tiling.fetching, tiling.ready_cycles
+        cycles = tiling.estimate.fetching, tiling.estimate.engine
         ahead = tiles_ahead(tiling.buffers, len(loads), *cycles)
         fetched = constants_ahead(tiling.buffers, len(loads), self.together, *cycles)
         layer = LayerStatements(
@@ -198,7 +199,7 @@ class EngineLowering:
     @cached_property
     def together(self) -> int:
         """Tiles whose constants one copy fetches: as the tiling says, if all lie side by side."""
-        several = self.tiling.together
+        several = self.tiling.estimate.together
         blobs = [self.blob(number) for number in range(len(self.tiling.tiles))] if several > 1 else []
         pairs = (
             (replace(one, type=two.type, offset=one.offset + one.type.nbytes), two) for one, two in pairwise(blobs)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice, product
-from math import prod
 
 from dovetail.errors import PlanError
-from dovetail.ir.types import Shape, box_shape, full_box
-from dovetail.schedule import shipped
+from dovetail.ir.types import Shape, box_shape
 from dovetail.schedule.region import EnginePart, Homes
-from dovetail.schedule.tiles.tile import BUFFERS, ORDER, TILE, cuts, tile_classes, tile_counts, tile_match
+from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts
 from dovetail.schedule.tiles.tiling import PartTiles, TileCache, Tiling, TooLarge
 from dovetail.target.description import Target
 
@@ -23,7 +21,7 @@ _SHOWN = 16
 def choose_tiling(
     part: EnginePart, target: Target, homes: Homes, budget: int, cache: TileCache | None = None
 ) -> Tiling:
-    """The fastest tiling whose buffers fit the budget, as tuning found it or as the formula ranks them.
+    """The fastest tiling whose buffers fit the budget, by the clock.
 
     Args:
         part: as one engine computes it.
@@ -41,13 +39,13 @@ def choose_tiling(
     in_place = (near - part.converted) | ({""} if target.reads_constants(part.engine) else frozenset())
     tiling = tiles.within(in_place, budget)
     if tiling is None:
-        tiling = _ranked(tiles, in_place, budget)
+        tiling = tiles.timed(_ranked(tiles, in_place, budget))
         tiles.ranked.setdefault(in_place, []).append((budget, tiling))
-    return _tuned(tiles, near, in_place, budget, tiling) or tiling
+    return tiling
 
 
 def _ranked(tiles: PartTiles, in_place: frozenset[str], budget: int) -> Tiling:
-    """The tiling the formula thinks fastest; errors as those of `choose_tiling`."""
+    """The tiling that is fastest by the clock, tiles thought to be alike; errors as those of `choose_tiling`."""
     part, shape = tiles.part, box_shape(tiles.part.extent)
     if in_place == {*part.graph.inputs, part.output, ""}:  # nothing is copied: a cut could only save working memory
         whole = tiles.evaluate(shape, in_place, 1, max(budget, 0))
@@ -57,23 +55,23 @@ def _ranked(tiles: PartTiles, in_place: frozenset[str], budget: int) -> Tiling:
     larger: list[tuple[int, Shape, int]] = []
     counts = (int(part.choice[BUFFERS]),) if BUFFERS in part.choice else (2, 1)
     for finer in (1, _FINEST):
-        for size, buffers in product(_candidates(part, finer), counts):
-            if not tiles.may_ask(size):
-                continue
-            outcome = tiles.evaluate(size, in_place, buffers, budget, best.cycles if best else None)
-            if isinstance(outcome, TooLarge):
+        for size in filter(tiles.may_ask, _candidates(part, finer)):
+            for buffers in counts:  # fewer only where more do not fit: they save no time
+                outcome = tiles.evaluate(size, in_place, buffers, budget, best.rank if best else None)
+                if not isinstance(outcome, TooLarge):
+                    break
                 larger.append((outcome.nbytes, size, buffers))
-            elif isinstance(outcome, Tiling) and (best is None or outcome.cycles < best.cycles):
+            if isinstance(outcome, Tiling) and (best is None or outcome.rank < best.rank):
                 best = outcome
         if best is not None:
-            return _never_idle(tiles, best, budget)
+            return tiles.deepened(best, budget)
     exact = (tiles.evaluate(size, in_place, buffers) for _, size, buffers in sorted(larger))
     smallest = min((one for one in islice(exact, _SHOWN) if isinstance(one, Tiling)), key=_nbytes, default=None)
     raise _too_large(part, smallest, budget)
 
 
 def _nbytes(tiling: Tiling) -> int:
-    return tiling.nbytes
+    return tiling.estimate.nbytes
 
 
 def _candidates(part: EnginePart, finer: int) -> Iterator[Shape]:
@@ -91,55 +89,11 @@ def _candidates(part: EnginePart, finer: int) -> Iterator[Shape]:
         yield (shape[0], row, column, channel) if image else (*shape[:-1], channel)
 
 
-def _never_idle(tiles: PartTiles, best: Tiling, budget: int) -> Tiling:
-    """The tiling with three buffers where it is the DMA that takes longest, with constants for several tiles: with two
-    it idles between a transfer's end and the start of the next."""
-    counts = tile_counts(tiles.part.extent, best.shape)
-    is_dma_bound = best.fetching + best.moving > best.computing * prod(counts)
-    if best.buffers != 2 or BUFFERS in tiles.part.choice or counts[-1] < 3 or not is_dma_bound:
-        return best
-    deeper = tiles.evaluate(best.shape, best.in_place, 3, budget)
-    return deeper if isinstance(deeper, Tiling) else best
-
-
-def _tuned(
-    tiles: PartTiles, near: frozenset[str], in_place: frozenset[str], budget: int, ranked: Tiling
-) -> Tiling | None:
-    """The tiling that tuning found for such a part: it was measured to be faster, whatever the formula thinks.
-
-    None where there is none, a knob of the tiles is set, or the engine does not take one of the tiles.
-    """
-    part = tiles.part
-    if part.extent != full_box(part.shape) or not part.choice.keys().isdisjoint((*TILE, BUFFERS, ORDER)):
-        return None
-    if near not in tiles.shipped:
-        entry = shipped.find_entry(tiles.target, part.graph, near)
-        tiles.shipped[near] = entry if entry and _is_possible(part, entry.shape) else None
-    if (entry := tiles.shipped[near]) is None:
-        return None
-    order = "channels" if entry.channels_outer else "positions"
-    tuned = tiles.evaluate(entry.shape, in_place, entry.buffers, budget, order=order)
-    return tuned.not_slower_than(ranked) if isinstance(tuned, Tiling) else None
-
-
-def _is_possible(part: EnginePart, size: Shape) -> bool:
-    """Whether the engine takes every kind of tile of a size."""
-    shape = part.shape
-    if len(size) != len(shape) or not all(0 < length <= total for length, total in zip(size, shape, strict=True)):
-        return False
-    try:
-        for box, _ in tile_classes(shape, size):
-            tile_match(part, box)
-    except ValueError:
-        return False
-    return True
-
-
 def _too_large(part: EnginePart, smallest: Tiling | None, budget: int) -> PlanError:
     """The error of a part without a tile that fits, or of chosen knobs that leave none; `smallest` is the tiling of the
     smallest tile, None when the engine takes none."""
     engine, memory, where = part.engine, part.engine.memory, ", ".join(part.origins)
-    needed, shape = (smallest.nbytes, "x".join(map(str, smallest.shape))) if smallest else (0, "")
+    needed, shape = (smallest.estimate.nbytes, "x".join(map(str, smallest.shape))) if smallest else (0, "")
     if not part.choice.keys().isdisjoint((*TILE, BUFFERS)):
         set_to = ", ".join(f"{name} = {value}" for name, value in part.choice.items())
         what = f"no tile of {part.name} with {set_to} is one {engine.name} can compute"

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from dovetail.ir.types import box_shape
 from dovetail.schedule.region import EnginePart
 from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts, tile_counts
-from dovetail.schedule.tiles.tiling import PartTiles, Tiling, tiles_ahead
-
-WAKE_CYCLES = 26
-"""Cycles from the end of a transfer to when the core goes on that slept until then."""
+from dovetail.schedule.tiles.tiling import PartTiles, Tiling
+from dovetail.target.description import Target
+from dovetail.timing.layer import tiles_ahead
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,25 @@ class ChainLink:
     """From when constants have arrived to when the engine begins."""
 
 
-def link(part: EnginePart, tiling: Tiling) -> ChainLink:
+def link(part: EnginePart, tiling: Tiling, target: Target) -> ChainLink:
     """A layer cut as a tiling says."""
     engine, whole = part.engine, box_shape(part.extent)
     count = tile_counts(part.extent, tiling.shape)[-1]
-    launching, wake = (0, 0) if engine.stream else (engine.launching, WAKE_CYCLES)
+    launching, wake = (0, 0) if engine.stream else (engine.launching, target.core.statements.wake)
     cuts_channels_only = tiling.shape[:-1] == whole[:-1]
-    computing = max(tiling.computing, tiling.moving // count) if cuts_channels_only else tiling.ready_cycles // count
+    computing = (
+        max(tiling.computing, tiling.estimate.moving // count) if cuts_channels_only else tiling.ready_cycles // count
+    )
     gap = launching if engine.queue == 1 else 0
-    return ChainLink(tiling, count, computing, tiling.fetching // count, gap, launching + wake)
+    return ChainLink(tiling, count, computing, tiling.estimate.fetching // count, gap, launching + wake)
+
+
+_MOST_PARTS = 16
+"""Parts of its channels a layer of a chain is cut into."""
 
 
 def ways(tiles: PartTiles, tiling: Tiling, budget: int) -> Iterator[ChainLink]:
-    """The ways a layer may be cut: as it was chosen, and into fewer parts of its channels where these fit.
+    """The ways a layer may be cut: as it was chosen, and into other parts of its channels where these fit.
 
     Args:
         tiles: of a part whose constants are fetched early.
@@ -56,18 +61,18 @@ def ways(tiles: PartTiles, tiling: Tiling, budget: int) -> Iterator[ChainLink]:
         budget: bytes of the engine's memory for its tiles.
     """
     part = tiles.part
-    yield link(part, tiling)
+    yield link(part, tiling, tiles.target)
     *rest, total = box_shape(part.extent)
     is_set = not part.choice.keys().isdisjoint((*TILE, BUFFERS))
-    if is_set or not tiling.fetching or tiling.shape[:-1] != tuple(rest):
+    if is_set or not tiling.estimate.fetching or tiling.shape[:-1] != tuple(rest):
         return
     for channels in cuts(total, part.offload.channel_step):
-        if channels <= tiling.shape[-1]:
-            break
         count = -(-total // channels)
+        if channels == tiling.shape[-1] or count > _MOST_PARTS:
+            continue
         other = tiles.evaluate((*rest, channels), tiling.in_place, min(count, 2), budget)
         if isinstance(other, Tiling):
-            yield link(part, other)
+            yield link(part, tiles.deepened(other, budget), tiles.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ def behind(before: ChainState, layer: ChainLink) -> ChainState:
     copied, arrived = max(before.copied, before.asked), list[int]()
     computed, launched, asked = before.computed, before.launched, before.launched
     tiling = layer.tiling
-    for _ in range(tiles_ahead(tiling.buffers, layer.parts, tiling.fetching, tiling.ready_cycles)):
+    for _ in range(tiles_ahead(tiling.buffers, layer.parts, tiling.estimate.fetching, tiling.estimate.engine)):
         arrived.append(copied := copied + layer.fetching)
     for part in range(layer.parts):
         launched = max(computed + layer.gap, arrived[part] + layer.start)

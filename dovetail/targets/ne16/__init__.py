@@ -171,7 +171,8 @@ def pack(match: dt.Match) -> dict[str, Array]:
 
 def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
     """One start of the engine, which walks stride-2 layers itself."""
-    return (dt.Command("ne16_start", task_words(job(match, operands))),)
+    whole = job(match, operands)
+    return (dt.Command("ne16_start", task_words(whole), jobs=whole.grid[0] * whole.grid[1]),)
 
 
 def cycles(match: dt.Match) -> int:

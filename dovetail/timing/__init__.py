@@ -1,0 +1,1 @@
+"""Cycles of transfers, kernels, launches and waits; a clock of the tiles of a layer."""

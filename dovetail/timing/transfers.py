@@ -1,0 +1,51 @@
+"""Cycles of copies: rows as a DMA moves them, each beginning a beat of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dovetail.ir.layout import Layout
+from dovetail.ir.types import TensorType
+from dovetail.program.ir import Copy, dense_view
+from dovetail.program.transfers import dma_rows, dma_transfers
+from dovetail.target.chip import Dma
+from dovetail.target.engine import StreamDma
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCost:
+    """Cost of a copy, or of several one after the other."""
+
+    starts: int = 0
+    """Transfers that are started one by one."""
+    cycles: int = 0
+    """Cycles of the DMA for all of them."""
+
+    def __add__(self, other: CopyCost) -> CopyCost:
+        return CopyCost(self.starts + other.starts, self.cycles + other.cycles)
+
+
+FREE = CopyCost()
+
+
+def dma_cycles(dma: Dma | StreamDma | None, row_bytes: int, rows: int = 1) -> int:
+    """Cycles of one transfer: its setup, and for each row the beats it takes; 0 without a DMA."""
+    return 0 if dma is None else dma.setup_cycles + rows * -(-row_bytes // dma.bytes_per_cycle)
+
+
+def copy_cost(dma: Dma | StreamDma | None, copies: Iterable[Copy]) -> CopyCost:
+    """Cost of copies by a DMA; an engine's own has a command for each plane of rows. Without one the core copies, which
+    is thought to take a cycle for a byte."""
+    if dma is None:
+        return CopyCost(0, sum(one.nbytes for copy in copies for one in dma_transfers(copy)))
+    parts = dma_rows if isinstance(dma, StreamDma) else dma_transfers
+    each = [dma_cycles(dma, one.destination_row_bytes, one.destination_rows) for copy in copies for one in parts(copy)]
+    return CopyCost(len(each), sum(each))
+
+
+def relayout_cost(
+    dma: Dma | StreamDma | None, kind: TensorType, lies: Layout | None, wanted: Layout | None
+) -> CopyCost:
+    """Cost of bringing a whole value from one layout to another."""
+    return copy_cost(dma, [Copy(0, dense_view("", kind, 0, lies), dense_view("", kind, 0, wanted))])
