@@ -211,16 +211,22 @@ class Unary(Pointwise):
 
 
 @dataclass(frozen=True)
-class Softmax(Rowwise):
-    """exp(beta * x) normalised to sum 1 over the last axis, float32."""
+class _Scores(Rowwise):
+    """Rows of float32 scores along the last axis."""
 
     reads_scores: ClassVar[bool] = True
-    gives_shares: ClassVar[bool] = True
-    beta: float = 1.0
 
     def infer(self, inputs: Types) -> TensorType:
         require(inputs[0].dtype is DType.FLOAT32 and len(inputs[0].shape) > 0, f"expects float32, got {inputs[0]}")
         return inputs[0]
+
+
+@dataclass(frozen=True)
+class Softmax(_Scores):
+    """exp(beta * x) normalised to sum 1 over the last axis, float32."""
+
+    gives_shares: ClassVar[bool] = True
+    beta: float = 1.0
 
     def evaluate(self, inputs: Arrays) -> Array:
         x = inputs[0].astype(np.float64) * self.beta
@@ -233,14 +239,8 @@ class Softmax(Rowwise):
 
 
 @dataclass(frozen=True)
-class LogSoftmax(Rowwise):
+class LogSoftmax(_Scores):
     """The logarithm of `Softmax`: x less the logarithm of the sum of exp(x) over the last axis, float32."""
-
-    reads_scores: ClassVar[bool] = True
-
-    def infer(self, inputs: Types) -> TensorType:
-        require(inputs[0].dtype is DType.FLOAT32 and len(inputs[0].shape) > 0, f"expects float32, got {inputs[0]}")
-        return inputs[0]
 
     def evaluate(self, inputs: Arrays) -> Array:
         x = inputs[0].astype(np.float64)

@@ -277,6 +277,10 @@ class _Affine(Pointwise):
     exact: ClassVar[bool] = True
     axis: int
 
+    def _onnx_parameters(self, body: OnnxBody, inputs: Names, types: Types) -> list[str]:
+        shape = body.integers(_aligned_shape(types[1].shape, types[0].shape, self.axis))
+        return [body.add("Reshape", [name, shape]) for name in inputs[1:]]
+
     def crop(self, box: Box, inputs: Types) -> Cut:
         along = ((0, 1) if inputs[1].shape == (1,) else box[self.axis],)
         return self, (box, along, along)
@@ -312,8 +316,7 @@ class Quantize(_Affine):
         return np.clip(steps, self.dtype.low, self.dtype.high).astype(self.dtype.numpy)
 
     def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
-        shape = body.integers(_aligned_shape(types[1].shape, types[0].shape, self.axis))
-        scale, zero_point = (body.add("Reshape", [name, shape]) for name in inputs[1:])
+        scale, zero_point = self._onnx_parameters(body, inputs, types)
         steps = body.real64(body.add("Round", [body.add("Div", [inputs[0], scale])]))
         total = body.add("Add", [steps, body.real64(zero_point)])
         bounds = [body.real64_scalar(self.dtype.low), body.real64_scalar(self.dtype.high)]
@@ -348,8 +351,7 @@ class Dequantize(_Affine):
         return result.reshape(x.shape)
 
     def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
-        shape = body.integers(_aligned_shape(types[1].shape, types[0].shape, self.axis))
-        scale, zero_point = (body.add("Reshape", [name, shape]) for name in inputs[1:])
+        scale, zero_point = self._onnx_parameters(body, inputs, types)
         steps = body.add("Sub", [body.cast(inputs[0], DType.INT64), body.cast(zero_point, DType.INT64)])
         return body.add("Mul", [body.cast(steps, DType.FLOAT32), scale])
 

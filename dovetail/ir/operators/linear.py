@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from dovetail.ir.operators.base import Arrays, Cut, Known, Names, Operator, SlidingWindow, Types, broadcast_box, require
-from dovetail.ir.types import Array, Box, DType, TensorType, blocks
+from dovetail.ir.types import Array, Box, DType, TensorType, blocks, full_box, with_span
 
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
@@ -95,6 +95,17 @@ class Convolution(Linear):
             require(b.shape == (channels,), f"expects a bias of {channels}, got {b}")
         return TensorType((x.shape[0], *sizes, channels), accumulator_type(x.dtype))
 
+    def crop(self, box: Box, inputs: Types) -> Cut:
+        x, w, *bias = inputs
+        spans, _ = self.window(inputs).reads(box, x.shape)
+        alike, apart = w.shape[3] == x.shape[3], self.is_channelwise
+        if not alike:
+            noun = "a depthwise convolution with a multiplier" if apart else "a grouped convolution"
+            require(box[3] == (0, w.shape[self.weight_axis]), f"{noun} is not tiled over channels")
+        channels = box[3] if apart and alike else (0, x.shape[3])
+        kernel = with_span(full_box(w.shape), self.weight_axis, box[3])
+        return self, ((box[0], *spans, channels), kernel, *((box[3],) for _ in bias))
+
     def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         image = body.add("Transpose", [inputs[0]], perm=[0, 3, 1, 2])
         perm = [3, 0, 1, 2] if self.is_channelwise else [0, 3, 1, 2]
@@ -142,16 +153,6 @@ class Conv2d(Convolution):
         ]
         return _accumulate(np.concatenate(parts, axis=-1), x, bias)
 
-    def crop(self, box: Box, inputs: Types) -> Cut:
-        x, w, *bias = inputs
-        groups = self.groups(inputs)
-        spans, _ = self.window(inputs).reads(box, x.shape)
-        channels = (0, x.shape[3])
-        if groups > 1:
-            require(box[3] == (0, w.shape[0]), "a grouped convolution is not tiled over channels")
-        kernel: Box = (box[3], (0, w.shape[1]), (0, w.shape[2]), (0, w.shape[3]))
-        return self, ((box[0], *spans, channels), kernel, *((box[3],) for _ in bias))
-
 
 @dataclass(frozen=True)
 class DepthwiseConv2d(Convolution):
@@ -193,16 +194,6 @@ class DepthwiseConv2d(Convolution):
             for column in range(w.shape[2]):
                 total += windows[..., row, column] * weights[row, column]
         return _accumulate(total, x, bias)
-
-    def crop(self, box: Box, inputs: Types) -> Cut:
-        x, w, *bias = inputs
-        spans, _ = self.window(inputs).reads(box, x.shape)
-        channels = box[3]
-        if w.shape[3] != x.shape[3]:
-            require(box[3] == (0, w.shape[3]), "a depthwise convolution with a multiplier is not tiled over channels")
-            channels = (0, x.shape[3])
-        kernel: Box = ((0, 1), (0, w.shape[1]), (0, w.shape[2]), box[3])
-        return self, ((box[0], *spans, channels), kernel, *((box[3],) for _ in bias))
 
 
 @dataclass(frozen=True)
