@@ -64,10 +64,6 @@ class Draft:
         node = self._producers.get(value)
         return node if node is not None and isinstance(node.operator, kinds) else None
 
-    def users(self, value: str) -> int:
-        """How many nodes and graph outputs read a value."""
-        return self._readers[value]
-
     def is_static(self, value: str) -> bool:
         """True for a constant and for a node of constants."""
         node = self._producers.get(value)

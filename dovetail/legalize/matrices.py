@@ -17,7 +17,7 @@ from dovetail.ir.operators.fixed import FixedSoftmax16
 from dovetail.ir.operators.linear import Conv2d, FullyConnected, MatrixProduct
 from dovetail.ir.operators.movement import Concat, Reshape, Slice, Transpose
 from dovetail.ir.operators.reduction import Reduce, ReduceKind
-from dovetail.ir.pattern import apply, constant, operand, rest
+from dovetail.ir.pattern import apply, constant, occurrence, operand, rest
 from dovetail.ir.rules import Rule, RuleMatch, rewriting
 from dovetail.ir.types import DType, Shape
 from dovetail.legalize.requantisation import Accepts, accepted, scale_shifted
@@ -67,6 +67,7 @@ def dense_as_convolution(chooses: Accepts) -> Callable[[Graph], Graph]:
 
 _LEFT, _RIGHT = operand("left"), operand("right")
 _PRODUCT = apply(MatrixProduct, _LEFT, _RIGHT)
+_SHARES = apply(FixedSoftmax16)
 
 
 def products_of_bits(pays: Accepts, packs: int) -> Callable[[Graph], Graph]:
@@ -114,7 +115,7 @@ def _terms(at: RuleMatch) -> tuple[_Term, ...]:
     name = at[_LEFT]
     if at.type(_LEFT).dtype is DType.UINT8:
         return (_Term(name, at[_PRODUCT].left_zero_point, 0),)
-    zero_point = 0 if at.draft.made_by(name, FixedSoftmax16) else 128  # no share is negative
+    zero_point = 0 if occurrence(_SHARES, at.draft, name) else 128  # no share is negative
     shifted = scale_shifted(at, name, (1, zero_point << 8, 8), named=name, stem=name)
     upper = at.add(Clip(0, 255, DType.UINT8), shifted, stem=name)
     return _Term(upper, zero_point, 8), _Term(at.add(Convert(DType.UINT8), name, stem=name), 0, 0)

@@ -11,7 +11,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Clip, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.operators.movement import Concat, Im2col, Pad, Reshape
-from dovetail.ir.pattern import Apply, apply, maybe, operand
+from dovetail.ir.pattern import Apply, apply, maybe, occurrence, operand
 from dovetail.ir.rules import Rule, RuleMatch, rewriting
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize.requantisation import PARAMETERS, WEIGHTS
@@ -19,6 +19,7 @@ from dovetail.legalize.requantisation import PARAMETERS, WEIGHTS
 Together = Callable[[TensorType, Callable[[int], int]], int]
 """How many pixels of a 1x1 convolution are computed as one; told its result, and the inputs of so many together."""
 _PIXEL = Im2col((1, 1))
+_JOINT = apply(Concat)
 _SOURCE = operand("source")
 _PATCHES = maybe(Im2col, _SOURCE, alone=True)
 _POINT = apply(Conv2d(), _PATCHES, WEIGHTS, alone=True)
@@ -63,7 +64,7 @@ def pixels_as_one(counts: Together) -> Callable[[Graph], Graph]:
             (
                 fits,
                 # the parts of a concatenation would have to be copied
-                lambda at: at.has(_PATCHES) or at.draft.made_by(at[_SOURCE], Concat) is None,
+                lambda at: at.has(_PATCHES) or not occurrence(_JOINT, at.draft, at[_SOURCE]),
                 lambda at: window_of(at).dilation[1] == 1,
             ),
         )

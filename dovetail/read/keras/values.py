@@ -210,10 +210,10 @@ def _fold_normalisation(draft: Draft, node: Node) -> str | None:
     if factors is None:
         return None
     flat = draft.made_by(node.inputs[0], Reshape)
-    value = flat.inputs[0] if flat is not None and draft.users(flat.output) == 1 else node.inputs[0]
+    value = flat.inputs[0] if flat is not None and draft.readers(flat.output) == 1 else node.inputs[0]
     layer = draft.made_by(value, Conv2d, DepthwiseConv2d, FullyConnected)
     channels = factors[0].size
-    if layer is None or draft.users(value) != 1 or draft.types[value].shape[-1] != channels:
+    if layer is None or draft.readers(value) != 1 or draft.types[value].shape[-1] != channels:
         return None
     arrays = [draft.constants.get(name) for name in layer.inputs[1:]]
     if any(array is None or array.dtype != np.float32 for array in arrays):
