@@ -96,7 +96,7 @@ def rounding_of(model: Path | None, target: Target, options: Options) -> Roundin
     """The rounding of a model's own requantisations; of TFLite Micro where there is no file.
     Raises TargetError for a policy the target does not have."""
     of_format = own_rounding(model) if model else Rounding.DOUBLE
-    return Rounding(options.rounding or _policy(target, options).rounding or of_format)
+    return Rounding(options.rounding or policy_of(target, options).rounding or of_format)
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -139,7 +139,7 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
             stages.add("alive", alive, lsb=0)
         dead, graph = total_macs(graph) - total_macs(alive), alive
     progress(f"adapting to {target.name}")
-    graph = adapt(graph, _policy(target, options), stages.add)
+    graph = adapt(graph, policy_of(target, options), stages.add)
     return _IntegerModel(graph, dead, (slimmer.twice, slimmer.idle), {**steps, **scales, **others})
 
 
@@ -158,7 +158,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         raise ModelError(what, where=model.name, hint="take this output out of the model, or export it again")
     choices: Mapping[str, Choice] = {}
     if options.tuning is not None:
-        policy = _policy(target, options).name
+        policy = policy_of(target, options).name
         of = identity(graph.name, model.read_bytes(), target.name, policy, rounding_of(model, target, options).value)
         choices = choices_for(options.tuning, of, initial_partition(graph, target), target)
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=prepared.steps)
@@ -403,7 +403,8 @@ class _Stages:
         self.count += 1
 
 
-def _policy(target: Target, options: Options) -> Policy:
+def policy_of(target: Target, options: Options) -> Policy:
+    """The policy that options name, or the target's first; raises TargetError where there is none of that name."""
     try:
         return target.policy(options.policy)
     except KeyError:

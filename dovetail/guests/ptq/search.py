@@ -23,7 +23,7 @@ from dovetail.guests.ptq.layers import LayerSettings, choose_weights, wanted_sum
 from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.qdq import qdq_graph
 from dovetail.guests.ptq.settings import Budget, Told
-from dovetail.guests.ptq.steps import Data, StepsByValue
+from dovetail.guests.ptq.steps import Data
 from dovetail.guests.report.markup import PlotArea, element, shape
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
@@ -142,30 +142,6 @@ def _every_value(graph: Graph, data: Data) -> Values:
     count = int(max(1, min(SAMPLES, MOST_BYTES // max(total, 1))))
     part = {name: array[:count] for name, array in data.items()}
     return {**run(graph, part, keep=[node.output for node in graph.nodes]), **part}
-
-
-def rounding_noise(
-    graph: Graph,
-    data: Data,
-    groups: Sequence[Sequence[str]],
-    steps: Mapping[int, StepsByValue],
-    report: Told,
-) -> list[dict[int, float]]:
-    """The noise at the results when only some activations are rounded, for each group of them and each width.
-
-    Args:
-        graph: the float network.
-        data: float32 [N, *shape] by input.
-        groups: activations that are rounded together.
-        steps: by bits, those of every activation.
-        report: told the progress.
-    """
-    values, noise = _every_value(graph, data), []
-    for number, group in enumerate(groups):
-        report(f"measuring sensitivity: activation {number + 1} of {len(groups)}")
-        changes = {bits: {name: own[name].rounded for name in group} for bits, own in steps.items()}
-        noise.append({bits: _noise(graph, values, own) for bits, own in changes.items()})
-    return noise
 
 
 def _noise(graph: Graph, values: Values, changes: Mapping[str, Callable[[Array], Array]], layer: str = "") -> float:
@@ -351,7 +327,7 @@ def search(
     else:
         costs, base, unit = byte_costs(graph, every), 0.0, "bytes"
     layers = tuple(
-        LayerCost(name, {bits: noise[name][bits] for bits in own}, {bits: costs[name][bits] for bits in own})
+        LayerCost(name, *({bits: of[name][bits] for bits in own} for of in (noise, costs)))
         for name, own in widths.items()
     )
     groups = shared_widths(graph) if settings.mixed_activations else {}
@@ -366,22 +342,18 @@ def search(
 
 
 def activation_costs(
-    calibrated: CalibratedNetwork,
-    data: Data,
-    groups: Mapping[str, Sequence[str]],
-    widths: Sequence[int],
-    report: Told,
+    calibrated: CalibratedNetwork, data: Data, groups: Mapping[str, Sequence[str]], widths: Sequence[int], report: Told
 ) -> tuple[LayerCost, ...]:
     """Bytes and noise of groups of activations that share their steps, at each width; each group by its name."""
-    if not groups:
-        return ()
-    every = [name for group in groups.values() for name in group]
-    steps = {bits: calibrated.at_widths(dict.fromkeys(every, bits)).activations for bits in widths}
-    noise = rounding_noise(calibrated.graph, data, list(groups.values()), steps, report)
-    costs = []
-    for (name, group), own in zip(groups.items(), noise, strict=True):
-        elements = sum(calibrated.graph.types[member].elements for member in group)
-        costs.append(LayerCost(name, own, {bits: float(-(-elements * bits // 8)) for bits in widths}))
+    graph, every = calibrated.graph, [name for group in groups.values() for name in group]
+    steps = {bits: calibrated.at_widths(dict.fromkeys(every, bits)).activations for bits in widths if groups}
+    values, costs = _every_value(graph, data) if groups else {}, []
+    for number, (name, group) in enumerate(groups.items()):
+        report(f"measuring sensitivity: activation {number + 1} of {len(groups)}")
+        changes = {bits: {one: own[one].rounded for one in group} for bits, own in steps.items()}
+        elements = sum(graph.types[one].elements for one in group)
+        noise = {bits: _noise(graph, values, own) for bits, own in changes.items()}
+        costs.append(LayerCost(name, noise, {bits: float(-(-elements * bits // 8)) for bits in widths}))
     return tuple(costs)
 
 

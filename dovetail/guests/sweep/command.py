@@ -14,7 +14,6 @@ from dovetail.options import Options
 
 if TYPE_CHECKING:
     from dovetail.guests.sweep.run import SweepOutcome
-    from dovetail.target import Target
 
 
 def sweep(
@@ -43,6 +42,7 @@ def sweep(
     """
     from dovetail import fields
     from dovetail.arrays import write_file
+    from dovetail.compile import policy_of
     from dovetail.farm import processors
     from dovetail.files import default_cache
     from dovetail.guests.sweep import page as drawing
@@ -56,7 +56,9 @@ def sweep(
             say(f"{field.name:28} {field.present!s:>12}  {field.about}".rstrip())
         return
     axes = fields.axes_of(known, settings)
-    _check_sweep(model, known, options.policy)
+    policy = policy_of(known, options)
+    if not model.is_file():
+        raise DovetailError("there is no such model", where=str(model), hint="give a .tflite or .onnx file")
     task = SweepTask(model.resolve(), target, options)
     with progress("starting") as show:
 
@@ -70,24 +72,13 @@ def sweep(
         except KeyboardInterrupt:
             note("stopped; every point that has ended is kept. Run the same command to go on.")
             sys.exit(INTERRUPTED)
-    data = sweeping.to_json(model.stem, known.name, options.policy or known.policies[0].name, axes, outcomes)
+    data = sweeping.to_json(model.stem, known.name, policy.name, axes, outcomes)
     write_file(page, drawing.sweep_page(data).encode())
     with beside_json(json_file, data):
         _print_sweep(data)
         if repeated:
             note(f"{repeated} of the points were made earlier")
         say(f"{page}: {_sweep_sentence(data)}")
-
-
-def _check_sweep(model: Path, target: Target, policy: str | None) -> None:
-    """Raise DovetailError for what would go wrong at every point."""
-    if not model.is_file():
-        raise DovetailError("there is no such model", where=str(model), hint="give a .tflite or .onnx file")
-    known = [one.name for one in target.policies]
-    if policy is not None and policy not in known:
-        raise DovetailError(
-            f"there is no requantisation policy '{policy}'", where=target.name, hint=f"use one of {', '.join(known)}"
-        )
 
 
 def _settings_text(settings: Mapping[str, Any]) -> str:
