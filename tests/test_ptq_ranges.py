@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dovetail.guests.ptq.layers import (
-    WIDTHS,
     Evidence,
     LayerSettings,
     WeightLimits,
@@ -109,12 +108,15 @@ def test_entropy_is_close_to_the_least_divergence_of_all_ranges() -> None:
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_nearest_weights_keep_their_type_and_are_the_nearest(bits: int) -> None:
     weights = np.random.default_rng(0).standard_normal((6, 40)).astype(np.float32)
-    found = nearest(FullyConnected(), weights, WeightLimits(WIDTHS[bits]), per_channel=True)
+    limits = WeightLimits(DType.INT8.narrowed(bits))
+    found = nearest(FullyConnected(), weights, limits, per_channel=True)
     dtype = found.dtype
     assert found.integers.min() >= (-127 if bits == 8 else dtype.low) and found.integers.max() <= dtype.high
     inside = np.abs(weights / found.scale[:, None]) <= dtype.high
     assert np.abs(found.real - weights)[inside].max() <= found.scale.max() * 0.5001
-    assert nearest(FullyConnected(), weights, WeightLimits(WIDTHS[bits]), per_channel=False).scale.shape == (1,)
+    assert nearest(
+        FullyConnected(), weights, WeightLimits(DType.INT8.narrowed(bits)), per_channel=False
+    ).scale.shape == (1,)
 
 
 def test_adaptive_rounding_comes_near_what_trying_all_integers_finds() -> None:

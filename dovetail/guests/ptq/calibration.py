@@ -12,7 +12,7 @@ from dovetail.errors import DovetailError, TargetError
 from dovetail.guests.ptq import steps as stepping
 from dovetail.guests.ptq.attention import wide_values
 from dovetail.guests.ptq.execute import observe
-from dovetail.guests.ptq.layers import LayerSettings, fit_layers, weighted_layers
+from dovetail.guests.ptq.layers import LayerSettings, WeightLimits, fit_layers, weighted_layers
 from dovetail.guests.ptq.preparation import equalise
 from dovetail.guests.ptq.qdq import Scheme
 from dovetail.guests.ptq.settings import Method, Settings, Told
@@ -51,13 +51,9 @@ class CalibratedNetwork:
     def layer_settings(self) -> LayerSettings:
         """How weights are chosen: as the settings say, within what the target takes."""
         wanted, settings = self.wanted, self.settings
-        return LayerSettings(
-            wanted.per_channel and settings.per_channel,
-            settings.adaptive,
-            settings.correct_bias,
-            ternary=wanted.ternary,
-            powers_of_two=wanted.shifts,
-        )
+        limits = WeightLimits(ternary=wanted.ternary, powers_of_two=wanted.shifts)
+        per_channel = wanted.per_channel and settings.per_channel
+        return LayerSettings(per_channel, settings.adaptive, settings.correct_bias, limits=limits)
 
 
 def calibrate(

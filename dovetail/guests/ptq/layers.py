@@ -27,8 +27,6 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType
 from dovetail.options import silent
 
-WIDTHS = {2: DType.INT2, 4: DType.INT4, 8: DType.INT8}
-"""Types of weights by bits."""
 SHARES = np.linspace(0.3, 1.0, 36)[::-1]
 """Shares of the largest weight that are tried as the end of a narrow range."""
 
@@ -37,7 +35,7 @@ SHARES = np.linspace(0.3, 1.0, 36)[::-1]
 class WeightLimits:
     """Limits of the weights of a layer and of their scales."""
 
-    dtype: DType
+    dtype: DType = DType.INT8
     ternary: bool = False
     """-1, 0 and 1 only, where the type is int2."""
     powers_of_two: bool = False
@@ -252,12 +250,8 @@ class LayerSettings:
     """Take the mean error of each channel off its bias."""
     seed: int = 0
     """Seed of the choice of sums."""
-    ternary: bool = False
-    """Weights of 2 bits are -1, 0 or 1."""
-    powers_of_two: bool = False
-    """Scales of weights are powers of two."""
-    largest: float = inf
-    """Scale of narrow weights that are powers of two."""
+    limits: WeightLimits = WeightLimits()
+    """Of weights of any width."""
 
 
 def weighted_layers(graph: Graph) -> tuple[Node, ...]:
@@ -296,7 +290,8 @@ def fit_layers(
         name = node.output
         real[name] = compute(graph, node, real)
         if name in bits and sampled(graph, real, name):
-            own = replace(settings, largest=_largest_scale(graph, activations, node))
+            limits = replace(settings.limits, largest=_largest_scale(graph, activations, node))
+            own = replace(settings, limits=limits)
             weights, operands = graph.constants[node.inputs[1]], coded[node.inputs[0]]
             wanted = wanted_sums(graph, node, real[name], own)
             chosen[name] = choose_weights(node.operator, weights, operands, wanted, bits[name], own)
@@ -359,7 +354,7 @@ def choose_weights(
         bits: 2, 4 or 8.
         settings: how.
     """
-    form = WeightLimits(WIDTHS[bits], settings.ternary, settings.powers_of_two, settings.largest)
+    form = replace(settings.limits, dtype=DType.INT8.narrowed(bits))
     if bits == 8 or not settings.adaptive:
         return nearest(operator, weights, form, settings.per_channel)
     sums = y.reshape(-1, y.shape[-1])

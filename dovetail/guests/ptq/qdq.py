@@ -147,7 +147,7 @@ class _QdqWriter:
 
     def _gates(self, name: str, gates: int) -> str:
         """Weights of a recurrent layer as int8, with a scale for each gate."""
-        rows, form = self.graph.constants[name], WeightLimits(DType.INT8)
+        rows, form = self.graph.constants[name], WeightLimits()
         peaks = np.abs(rows.reshape(gates, -1)).max(axis=1)
         scales = np.repeat((np.maximum(peaks, LEAST) / form.dtype.high).astype(np.float32), rows.shape[0] // gates)
         return self._dequantized(name, form.integers(rows, scales[:, None]).astype(np.int8), form.dtype, scales, 0)
