@@ -251,7 +251,7 @@ class LayerSettings:
     seed: int = 0
     """Seed of the choice of sums."""
     limits: WeightLimits = WeightLimits()
-    """Of weights of any width."""
+    """Limits of weights of every width."""
 
 
 def weighted_layers(graph: Graph) -> tuple[Node, ...]:
