@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dovetail.cli.console import INTERRUPTED, beside_json, note, progress, say, show_table
 from dovetail.cli.options import Json, Model, Page, Scheduler, TargetName, option
-from dovetail.errors import DovetailError
 from dovetail.options import Options
 
 if TYPE_CHECKING:
@@ -57,8 +56,6 @@ def sweep(
         return
     axes = fields.axes_of(known, settings)
     policy = policy_of(known, options)
-    if not model.is_file():
-        raise DovetailError("there is no such model", where=str(model), hint="give a .tflite or .onnx file")
     task = SweepTask(model.resolve(), target, options)
     with progress("starting") as show:
 

@@ -161,6 +161,8 @@ def sweep(
     Raises:
         DovetailError: `jobs` is below 1, the scheduler does not answer, or the model cannot be read.
     """
+    if not task.model.is_file():
+        raise DovetailError("there is no such model", where=str(task.model), hint="give a .tflite or .onnx file")
     every = points(axes)
     try:
         keys = [key_of(task, settings) for settings in every]
