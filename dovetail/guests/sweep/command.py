@@ -54,8 +54,7 @@ def sweep(
         for field in fields.fields_of(known).values():
             say(f"{field.name:28} {field.present!s:>12}  {field.about}".rstrip())
         return
-    axes = fields.axes_of(known, settings)
-    policy = policy_of(known, options)
+    axes, policy = fields.axes_of(known, settings), policy_of(known, options).name
     task = SweepTask(model.resolve(), target, options)
     with progress("starting") as show:
 
@@ -69,7 +68,7 @@ def sweep(
         except KeyboardInterrupt:
             note("stopped; every point that has ended is kept. Run the same command to go on.")
             sys.exit(INTERRUPTED)
-    data = sweeping.to_json(model.stem, known.name, policy.name, axes, outcomes)
+    data = sweeping.to_json(model.stem, known.name, policy, axes, outcomes)
     write_file(page, drawing.sweep_page(data).encode())
     with beside_json(json_file, data):
         _print_sweep(data)
