@@ -32,6 +32,9 @@ _ABOUT = {
     "waits": "cycles a core waits for a read",
     "width": "bytes it reads at once",
     "prefetch": "reads instructions ahead",
+    "pj_per_byte": "pJ of a byte read or written",
+    "pj_per_mac": "pJ of a multiply-accumulate",
+    "pj_per_cycle": "pJ of a busy cycle",
     "size of cache": "bytes of the cache before it",
     "ways of cache": "places of a line in it; 0 for all",
 }
@@ -58,7 +61,7 @@ def fields_of(target: Target) -> dict[str, Field]:
     """Everything that may be set, by name, in the order it is to be set in."""
     found = _recipe_fields(target.recipe) if target.recipe is not None else []
     for number, memory in enumerate(target.memories):
-        for name in ("size", "alignment", "waits", "width", "prefetch"):
+        for name in ("size", "alignment", "waits", "width", "prefetch", "pj_per_byte"):
             found.append(_field(f"{memory.name}.{name}", getattr(memory, name), partial(_set_memory, number, name)))
         for place, cache in enumerate(memory.caches):
             own = "cache" if len(cache.holds) > 1 else f"{cache.holds[0]}_cache"
@@ -70,7 +73,11 @@ def fields_of(target: Target) -> dict[str, Field]:
     if target.dma is not None:
         for name in ("bytes_per_cycle", "setup_cycles"):
             found.append(_field(f"{target.dma.name}.{name}", getattr(target.dma, name), partial(_set_dma, name)))
+    for number, engine in enumerate(target.engines):
+        for name in ("pj_per_mac", "pj_per_cycle"):
+            found.append(_field(f"{engine.name}.{name}", getattr(engine, name), partial(_set_engine, number, name)))
     found.append(_field("core.stack", target.core.stack, _set_stack))
+    found.append(_field("core.pj_per_cycle", target.core.pj_per_cycle, _set_energy))
     for name, cycles in _costs(target).items():
         found.append(_field(f"core.{name}", cycles, partial(_set_cost, name), "cycles of such an instruction"))
     about = "cores like its own that share every layer"
@@ -128,6 +135,17 @@ def _set_dma(name: str, target: Target, value: Value) -> Target:
     free = name == "setup_cycles" and value == 0
     given: dict[str, Any] = {name: value if free else _positive(value, f"{target.dma.name}.{name}")}
     return replace(target, dma=replace(target.dma, **given))
+
+
+def _set_engine(number: int, name: str, target: Target, value: Value) -> Target:
+    engines = list(target.engines)
+    given: dict[str, Any] = {name: value}
+    engines[number] = replace(engines[number], **given)
+    return replace(target, engines=tuple(engines))
+
+
+def _set_energy(target: Target, value: Value) -> Target:
+    return replace(target, core=replace(target.core, pj_per_cycle=value))
 
 
 def _set_stack(target: Target, value: Value) -> Target:

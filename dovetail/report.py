@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.codegen.manifest import BuildManifest, LayerWork, MemoryUse
+from dovetail.energy import energy
 from dovetail.names import names
 from dovetail.schedule.layout import Conversion
 from dovetail.sim.stretches import jobs_of
@@ -182,6 +183,8 @@ class Report:
     """The values that change their layout."""
     notes: tuple[str, ...] = ()
     """Sentences on what the figures leave out."""
+    energy: Mapping[str, float] = field(default_factory=dict)
+    """uJ of the first inference by core, engine and memory; empty where the target says nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `json.dumps`, keys as the fields."""
@@ -192,6 +195,7 @@ def make_report(result: RunResult) -> Report:
     """The report of a run of at least one inference."""
     manifest, simulation, target = result.build.manifest, result.simulation, result.build.target
     first, layers = simulation.inferences[0], _layers(result)
+    macs, cores = _macs(layers, manifest.work, target), core_uses(result, first)
     each = tuple(_totals(inference, _devices(target)) for inference in simulation.inferences)
     return Report(
         schema=SCHEMA,
@@ -203,17 +207,18 @@ def make_report(result: RunResult) -> Report:
         inferences=len(simulation.inferences),
         instructions=first.instructions,
         cycles=each[0].cycles,
-        macs=_macs(layers, manifest.work, target),
+        macs=macs,
         memory=manifest.memory,
         sizes={name: size for name, size in result.sizes.items() if name in ("text", "rodata", "data", "bss")},
         stack=simulation.stack_bytes,
         layers=layers,
         each=each,
         timeline=_timeline(first, layers),
-        cores=core_uses(result, first),
+        cores=cores,
         delay=manifest.delay,
         conversions=manifest.conversions,
         notes=_notes(manifest, first),
+        energy=energy(result, {**each[0].cycles, **{core.name: core.cycles for core in cores}}, macs),
     )
 
 
@@ -359,6 +364,9 @@ def totals(report: Report) -> list[str]:
         lines.append(f"cycles        {_number(report.cycles['total'])}{f' (busy: {parts})' if parts else ''}")
     if report.instructions is not None:
         lines.append(f"instructions  {_number(report.instructions)}")
+    if report.energy:
+        parts = ", ".join(f"{name} {used:,.3g}" for name, used in report.energy.items())
+        lines.append(f"energy        {sum(report.energy.values()):,.4g} uJ where the target says it ({parts})")
     lines.append(f"MACs          {_share(report)}")
     if report.conversions:
         lines.append(f"conversions   {_conversions_text(report)}")

@@ -23,7 +23,7 @@ from dovetail.target import Cache, Memory, Target
 from dovetail.target.chip import BOTH, DATA, INSTRUCTIONS
 from dovetail.target.registry import load_target
 from firmware import MEMORIES, build, chip, require_chip
-from test_iss import WORK
+from test_iss import ASSEMBLER, WORK
 from test_own_instructions import ADD, CORE_V, LOAD, LOOP
 from test_small_flash import digits
 
@@ -226,3 +226,17 @@ def test_a_part_waits_for_its_flash_and_without_waits_is_its_core(tmp_path: Path
     assert cycles(changed(part, {"flash.waits": 0})) == plain < cycles(part) < 2 * plain
     large = changed(part, {"flash.instructions_cache.size": 1 << 16, "flash.data_cache.size": 1 << 16})
     assert plain < cycles(large) < cycles(part)
+
+
+def test_reading_ahead_hides_what_the_core_executes_meanwhile(tmp_path: Path) -> None:
+    """Lines of four instructions of a cycle: each is waited for four cycles less."""
+    require_chip()
+    hidden = {}
+    for lines in (100, 200):
+        folder = tmp_path / str(lines)
+        folder.mkdir()
+        body = f".option norvc\n .balign 16\n .rept {4 * lines}\n addi a1, a1, 1\n .endr"
+        elf = build(folder, ASSEMBLER.format(body=body), assembler=True)
+        plain, ahead = (ran(elf, "rv32imc", replace(SLOW["a line"], waits=20, prefetch=on)) for on in (False, True))
+        hidden[lines] = plain - ahead
+    assert abs(hidden[200] - hidden[100] - 4 * 100) <= 8  # a jump or two in the lines around

@@ -28,7 +28,7 @@ struct port {
     uint64_t base, size;
     struct cache *cache; /* NULL: none */
     struct hook_state *state;
-    uint64_t last; /* the line at hand, 1 more than its number */
+    uint64_t last, bytes; /* the line at hand, 1 more than its number; bytes of the memory that were read or written */
     uint32_t shift, cycles, prefetch; /* bytes of a line as a power of two, and the wait for one */
 };
 
@@ -46,7 +46,7 @@ struct hook_state {
 };
 
 enum { STOP_DEADLINE = 1, STOP_LIMIT = 2, STOP_INTERRUPT = 3 };
-enum { FETCH = 0, LOAD = 1 };
+enum { FETCH = 0, LOAD = 1, STORE = 2 };
 
 /* Whether a line is in a cache; from now on it is. */
 static int holds(struct cache *cache, uint64_t number)
@@ -69,27 +69,46 @@ static int holds(struct cache *cache, uint64_t number)
 static void wait_for(struct port *port, uint64_t address, uint32_t size, uint32_t busy)
 {
     const uint64_t end = (address - port->base + size - 1u) >> port->shift;
+    if (port->cycles == 0u) {
+        port->bytes += size;
+        return;
+    }
     for (uint64_t number = (address - port->base) >> port->shift; number <= end; number++) {
         const uint32_t ahead = port->prefetch != 0u && number == port->last ? busy : 0u;
         if (number + 1u != port->last) {
             port->last = number + 1u;
-            if ((port->cache == NULL || !holds(port->cache, number)) && port->cycles > ahead) {
-                port->state->cycles += port->cycles - ahead;
+            if (port->cache == NULL || !holds(port->cache, number)) {
+                port->bytes += 1u << port->shift;
+                port->state->cycles += port->cycles > ahead ? port->cycles - ahead : 0u;
             }
         }
     }
 }
 
-/* The core reads bytes by itself, as instructions or as data: those take so many cycles. */
+/* The core reads bytes by itself, as instructions or as data, or writes them: instructions take so many cycles. */
 void dovetail_reads(struct hook_state *state, uint32_t kind, uint32_t address, uint32_t size, uint32_t cycles)
 {
     for (uint32_t index = 0; index < state->memories; index++) {
-        struct port *const port = &state->ports[kind * state->memories + index];
+        struct port *const port = &state->ports[(kind == FETCH ? 0u : state->memories) + index];
         if (address >= port->base && address - port->base < port->size) {
-            wait_for(port, address, size, (uint32_t)(((uint64_t)cycles << port->shift) / size));
+            if (kind == STORE) {
+                port->bytes += size;
+            } else {
+                wait_for(port, address, size, (uint32_t)(((uint64_t)cycles << port->shift) / size));
+            }
             return;
         }
     }
+}
+
+void dovetail_store_hook(void *emulator, int kind, uint64_t address, int size, int64_t value, void *user)
+{
+    struct port *const port = user;
+    (void)emulator;
+    (void)kind;
+    (void)address;
+    (void)value;
+    port->bytes += (uint64_t)size;
 }
 
 void dovetail_load_hook(void *emulator, int kind, uint64_t address, int size, int64_t value, void *user)

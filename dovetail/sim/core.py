@@ -205,7 +205,7 @@ class BlockHook:
     as a shared library."""
 
     def __init__(self, core: EmulatedCore, memories: Sequence[Memory]) -> None:
-        """`memories` are those whose reads wait."""
+        """`memories` are those whose reads wait or are counted."""
         source = Path(__file__).with_name("block_hook.c")
         self._library = ctypes.CDLL(str(compile_host(source.parent, [source], flags=("-O2",))))
         self._unicorn: Any = importlib.import_module("unicorn")
@@ -220,11 +220,14 @@ class BlockHook:
         self.state.decode = ctypes.cast(self._decode, ctypes.c_void_p).value
         self.state.stop = ctypes.cast(emulator_calls().uc_emu_stop, ctypes.c_void_p).value
         self._hook(self._unicorn.UC_HOOK_BLOCK, "dovetail_block_hook", self.state, 1, 0)
-        self._waits = WaitPorts(memories, ctypes.addressof(self.state))
-        self.state.ports, self.state.memories = ctypes.addressof(self._waits.ports), len(memories)
-        for port, memory in zip(self._waits.ports[len(memories) :], memories, strict=True):
+        self.waits = WaitPorts(memories, ctypes.addressof(self.state))
+        """The ways to the memories."""
+        self.state.ports, self.state.memories = ctypes.addressof(self.waits.ports), len(memories)
+        for port, memory in zip(self.waits.ports[len(memories) :], memories, strict=True):
             place = (memory.base, memory.base + memory.size - 1)
             self._hook(self._unicorn.UC_HOOK_MEM_READ, "dovetail_load_hook", port, *place)
+            if memory.pj_per_byte:
+                self._hook(self._unicorn.UC_HOOK_MEM_WRITE, "dovetail_store_hook", port, *place)
 
     def hook_predicated(self, extra: Mapping[int, int]) -> None:
         """Count `Core.predicated` where they are executed: the emulator calls a hook only near them."""

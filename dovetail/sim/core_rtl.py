@@ -241,6 +241,10 @@ class RtlProcessor:
         """The last accesses to registers, for messages."""
         return self._registers.recent()
 
+    def traffic(self) -> dict[str, int]:
+        """Nothing is counted."""
+        return {}
+
     def clock(self) -> tuple[int, int]:
         """Cycles and instructions so far, up to the end of the block whose instruction accesses a device: where the
         other simulator counts to. The rest of the block is taken at the cycles of the core's costs."""

@@ -121,13 +121,14 @@ class MemoryRegion:
     core: bool = True
     """Whether cores reach it."""
     memory: Memory | None = None
-    """How long reads wait; None where they do not."""
+    """How long reads wait; None where they do not, and nobody asks how many bytes there are."""
 
 
 def regions_of(target: Target) -> tuple[MemoryRegion, ...]:
     """The memories of a target."""
     return tuple(
-        MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core"), m if m.waits else None) for m in target.memories
+        MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core"), m if m.waits or m.pj_per_byte else None)
+        for m in target.memories
     )
 
 

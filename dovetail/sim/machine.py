@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ class CounterReading:
     cycle: int = 0
     instruction: int = 0
     idle: int = 0
+    traffic: Mapping[str, int] = field(default_factory=dict)
+    """Bytes cores read and wrote, of memories where they are counted."""
 
 
 class Firmware:
@@ -212,9 +215,9 @@ class Harness(Device):
             for job in device.activities()[seen:]:
                 moved = replace(job, start=job.start - start.cycle, end=job.end - start.cycle)
                 activities.setdefault(job.unit or device.name, []).append(moved)
-        self.results.append(
-            InferenceResult(outputs, *counts, tuple(self._markers), {n: tuple(own) for n, own in activities.items()})
-        )
+        jobs = {name: tuple(own) for name, own in activities.items()}
+        traffic = {name: count - start.traffic.get(name, 0) for name, count in now.traffic.items()}
+        self.results.append(InferenceResult(outputs, *counts, tuple(self._markers), jobs, traffic=traffic))
 
     def _exit(self) -> None:
         self.exit_code = self._exit_argument
@@ -352,7 +355,10 @@ class Machine:
         return value
 
     def _clock(self) -> CounterReading:
-        return CounterReading(*self._cpu.clock(), self._idle)
+        traffic = Counter(self._cpu.traffic())
+        for worker in self._workers:
+            traffic.update(worker.traffic())
+        return CounterReading(*self._cpu.clock(), self._idle, traffic)
 
 
 def load(content: Content) -> Runner:

@@ -67,6 +67,10 @@ class Worker(Device):
         """Jobs it can still be handed."""
         return PLACES - (self.given - self.finished)
 
+    def traffic(self) -> dict[str, int]:
+        """See `WaitPorts.traffic`."""
+        return self._processor.traffic()
+
     def start(self, entry: int) -> None:
         """Stand at the firmware's entry point."""
         self._processor.start(entry)

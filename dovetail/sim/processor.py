@@ -194,6 +194,10 @@ class Processor:
         """The last accesses to registers, for messages."""
         return self._registers.recent()
 
+    def traffic(self) -> dict[str, int]:
+        """See `WaitPorts.traffic`."""
+        return self._hook.waits.traffic()
+
     def clock(self) -> tuple[int, int]:
         """Cycles and instructions so far, the whole current block included."""
         return self.state.cycles, self.state.instructions

@@ -109,6 +109,8 @@ class InferenceResult:
     """Layers, in order."""
     activities: Mapping[str, tuple[Activity, ...]] = field(default_factory=dict)
     """By device name: jobs that ended during this inference, cycles since its start."""
+    traffic: Mapping[str, int] = field(default_factory=dict)
+    """Memory -> bytes cores read and wrote, where the target says what a byte costs."""
     nanoseconds: int | None = None
     """Time it took on this computer; None on a simulated chip."""
 

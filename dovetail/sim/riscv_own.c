@@ -6,7 +6,7 @@
 
 enum { ILLEGAL = 2 /* RISC-V Privileged ISA manual, table of mcause values */, MOST_WORDS = 64 };
 enum { UNKNOWN = 1, NO_MEMORY = 2, FOREIGN_LOOP = 3 };
-enum { FETCH = 0, LOAD = 1 }; /* as in block_hook.c */
+enum { FETCH = 0, LOAD = 1, STORE = 2 }; /* as in block_hook.c */
 
 /* Must agree with `_Own` in riscv.py. */
 struct dovetail_core {
@@ -73,6 +73,7 @@ uint32_t dovetail_load(struct dovetail_core *core, uint32_t address, uint32_t by
 
 void dovetail_store(struct dovetail_core *core, uint32_t address, uint32_t bytes, uint32_t value)
 {
+    core->reads(core->state, STORE, address, bytes, 0);
     const uint8_t written[4] = {(uint8_t)value, (uint8_t)(value >> 8), (uint8_t)(value >> 16), (uint8_t)(value >> 24)};
     if (core->put(core->emulator, address, written, bytes) != 0) {
         fail(core, NO_MEMORY, address);

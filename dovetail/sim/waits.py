@@ -1,4 +1,4 @@
-"""The ways from a core to the memories whose reads wait (`Memory.waits`), as block_hook.c walks them."""
+"""The ways from a core to the memories whose reads wait, or whose bytes are counted, as block_hook.c walks them."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ class _WaitPort(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("base", "size")),
         *((name, ctypes.c_void_p) for name in ("cache", "state")),
-        ("last", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("last", "bytes")),
         *((name, ctypes.c_uint32) for name in ("shift", "cycles", "prefetch")),
     )
 
 
 class WaitPorts:
-    """The ports of the memories whose reads wait: of instructions, then of data; `state` is the address of the core's
+    """The ports of such memories: of instructions, then of data; `state` is the address of the core's
     counters."""
 
     def __init__(self, memories: Sequence[Memory], state: int) -> None:
         self._held: list[Any] = []
+        self._names = [memory.name for memory in memories]
         found: dict[tuple[str, int], int | None] = {}
         for number, memory in enumerate(memories):
             for cache in memory.caches:
@@ -52,8 +53,13 @@ class WaitPorts:
             for number, memory in enumerate(memories):
                 line, cycles = memory.line(kind)
                 ahead = memory.prefetch and kind == INSTRUCTIONS
-                at = (memory.base, memory.size, found.get((kind, number)), state, 0)
+                at = (memory.base, memory.size, found.get((kind, number)), state, 0, 0)
                 self.ports[place * len(memories) + number] = _WaitPort(*at, line.bit_length() - 1, cycles, ahead)
+
+    def traffic(self) -> dict[str, int]:
+        """Bytes of each memory read or written so far: whole lines where reads wait."""
+        ports = zip(self.ports, self.ports[len(self._names) :], self._names, strict=False)
+        return {name: int(code.bytes + data.bytes) for code, data, name in ports}
 
     def _cache(self, memory: Memory, cache: Cache) -> int:
         """The address of an empty cache."""

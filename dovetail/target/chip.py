@@ -56,6 +56,8 @@ class Memory:
     """Whether it reads the next `width` bytes of instructions while the core executes the last ones."""
     caches: tuple[Cache, ...] = field(default=(), repr=False)
     """Between it and each core: one for both, or one for instructions and one for data at most."""
+    pj_per_byte: float = field(default=0.0, repr=False)
+    """Energy of a byte read or written, in pJ; 0 where that is not said."""
 
     def __post_init__(self) -> None:
         """Raise TargetError where reads cannot wait as it says."""
@@ -239,6 +241,8 @@ class Core:
     on a core of the same `isa` without instructions of its own (`dovetail.target.costs.kernel_cycles`)."""
     statements: StatementCycles = field(default_factory=StatementCycles)
     """Cycles of starts and waits, for estimates."""
+    pj_per_cycle: float = 0.0
+    """Energy of a cycle in which it is awake, memories left out, in pJ; 0 where that is not said."""
     speed: float = 1.0
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
     this proportion. (In the simulator its `costs` say how long it takes.)"""

@@ -172,6 +172,10 @@ class Engine:
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
     bytes_per_cycle: float | None = None
     """Bytes its own port to memory moves per cycle, for the report's bounds; None where that is not known."""
+    pj_per_mac: float = 0.0
+    """Energy of a multiply-accumulate in pJ; 0 where that is not said."""
+    pj_per_cycle: float = 0.0
+    """Energy of a busy cycle beside its multiply-accumulates, in pJ; 0 where that is not said."""
     queue: int = 2
     """Launches it holds, the one it computes included; for estimates. Its driver waits before one more."""
     launching: int = 70

@@ -214,6 +214,7 @@ def _summary(data: Json) -> Json:
         "offloaded_share": round(sum(layer["macs"] for layer in offloaded) / macs, 4) if macs else 0.0,
         "macs_per_cycle": round(macs / cycles, 4) if cycles else None,
         "bytes_moved": sum(layer["bytes_moved"] for layer in layers),
+        "energy": round(sum(data["energy"].values()), 6) if data["energy"] else None,
         "moved": [{"from": a, "to": b, "bytes": count} for (a, b), count in sorted(moved.items())],
         "weight_bytes": sum(group["bytes"] for group in data["weights"]),
         "firmware": sum(data["sizes"].values()) if data["sizes"] else None,

@@ -85,6 +85,9 @@ def _tiles(sheet: Sheet) -> str:
             tiles.append((f"{key(name)} at its peak", summary.percent("memory_share", name), of))
     if summary.at("firmware") is not None:
         tiles.append(("firmware", summary.count("firmware"), f"bytes; stack {sheet.count('stack')}"))
+    if used := sheet.at("energy"):
+        parts = ", ".join(f"{key(name)} {sheet.rate('energy', name)}" for name in used)
+        tiles.append(("energy, uJ", summary.rate("energy"), parts))
     tiles.append(("moved by copies", summary.count("bytes_moved"), "bytes"))
     boxes = (
         element("div", element("em", name), element("strong", figure), element("small", below), class_="tile")

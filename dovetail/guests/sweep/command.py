@@ -93,14 +93,17 @@ def _sweep_sentence(data: dict[str, Any]) -> str:
 
 def _print_sweep(data: dict[str, Any]) -> None:
     names = [field["name"] for field in data["fields"]]
-    figures = (*names, "cycles", "by the best", "MAC/cycle", *(f"{name} peak" for name in data["memories"]))
+    energy = ["energy"] if any(point["energy"] is not None for point in data["points"]) else []
+    uj = ("uJ",) if energy else ()
+    figures = (*names, "cycles", "by the best", "MAC/cycle", *uj, *(f"{name} peak" for name in data["memories"]))
     rows = []
     for point in data["points"]:
         by_best = "" if point["by_best"] is None else f"{point['by_best']:.3f}"
         rate = "" if point["macs_per_cycle"] is None else f"{point['macs_per_cycle']:.2f}"
         peaks = [point["peaks"].get(name) for name in data["memories"]]
         set_to = [_number(point["settings"][name]) for name in names]
-        rows.append([*set_to, _number(point["cycles"]), by_best, rate, *map(_number, peaks), point["error"]])
+        used = [_number(point[name]) for name in energy]
+        rows.append([*set_to, _number(point["cycles"]), by_best, rate, *used, *map(_number, peaks), point["error"]])
     styles = ["bold" if number == data["best"] else "" for number in range(len(rows))]
     why = ("why not",)
     show_table((*figures, *why), rows, left=why, fold=why, whole=figures, styles=styles)

@@ -26,7 +26,7 @@ FRAME = PlotArea(1000, 360, left=90, right=20, top=16, bottom=52)
 COLOURS = ("e0", "e1", "e2", "e3", "e4", "e5", "dma", "core")
 
 _METRICS = {"cycles": "cycles", "macs_per_cycle": "MACs per cycle"}
-_METRICS |= {"bytes_moved": "bytes copied", "firmware": "bytes of firmware"}
+_METRICS |= {"energy": "uJ", "bytes_moved": "bytes copied", "firmware": "bytes of firmware"}
 
 
 def sweep_page(data: Mapping[str, Any]) -> str:

@@ -47,6 +47,8 @@ class SweepOutcome(msgspec.Struct, frozen=True):
     offloaded_share: float | None = None
     """Part of the MACs on engines."""
     bytes_moved: int | None = None
+    energy: float | None = None
+    """uJ of an inference; None where the target says nothing."""
     firmware: int | None = None
     """Bytes of text, rodata, data and bss."""
     peaks: dict[str, int] = {}
@@ -133,6 +135,7 @@ def _outcome(report: Report) -> SweepOutcome:
         macs_per_cycle=round(macs / cycles, 4) if cycles else None,
         offloaded_share=round(1 - report.macs["core"] / macs, 4) if macs else 0.0,
         bytes_moved=sum(layer.bytes_moved for layer in report.layers),
+        energy=round(sum(report.energy.values()), 6) if report.energy else None,
         firmware=sum(report.sizes.values()),
         peaks={name: use.peak for name, use in report.memory.items()},
     )
