@@ -9,10 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dovetail.compile import Options, compile_graph
+from conftest import shared_dir
+from dovetail.compile import Options, compile_graph, prepare
 from dovetail.errors import SimulationError, TargetError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
+from dovetail.target import OrderRequest
+from dovetail.targets import load_target
 from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig, configured
 from dovetail.targets.maeri.listing import arrange
@@ -118,3 +121,36 @@ def test_compile_keeps_the_same_limits() -> None:
     for size, engines in ((2592, 4), (2591, 3)):  # 8 channels of 6x6 to sums of 16
         compiled = compile_graph(graph, target(MaeriConfig(feature_memory=size)), Options())
         assert sum(region.engine is not None for region in compiled.regions if region.macs) == engines
+
+
+def test_levers_say_their_price() -> None:
+    """The smallest buffer that will do costs most of the cycles; the one that costs nothing is named too."""
+    graph = prepare(shared_dir() / "faults" / "maeri" / "mixed.h5", load_target("maeri"), Options(allow_float=True))
+    net = network(graph)
+    with pytest.raises(TargetError) as error:
+        arrange(net, configured(PLAIN, {"prefetch_buffer": 500}))
+    levers = re.findall(r"--set prefetch_buffer=(\d+) \(([\d,]+) cycles\)", error.value.hint)
+    assert len(levers) == 2
+    for size, cycles in levers:
+        order = arrange(net, configured(PLAIN, {"prefetch_buffer": int(size)}))
+        assert f"{order.makespan:,}" == cycles
+    ordering = load_target("maeri").ordering
+    assert ordering is not None
+    ordered = ordering(graph, OrderRequest({"prefetch_buffer": 1500}, seconds=0.0))
+    assert any("none." in note and f"prefetch_buffer={levers[-1][0]}" in note for note in ordered.notes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cause", "lever"),
+    [
+        ({"weight_depth": 1}, "takes 2 steps, and a multiplier holds 1 weights", "weight_depth=2"),
+        ({"fold": 0}, "folding is off", "fold=1"),
+    ],
+)
+def test_the_true_cause(sizes: Mapping[str, int], cause: str, lever: str) -> None:
+    graph = prepare(shared_dir() / "faults" / "maeri" / "mixed.h5", load_target("maeri"), Options(allow_float=True))
+    with pytest.raises(TargetError, match=cause) as error:
+        arrange(network(graph), configured(PLAIN, sizes))
+    assert lever in error.value.hint
+    name, _, value = lever.partition("=")
+    arrange(network(graph), configured(PLAIN, {**sizes, name: int(value)}))

@@ -29,7 +29,7 @@ from dovetail.targets.maeri.floor import (
     side_by_side,
     single_neurons,
 )
-from dovetail.targets.maeri.machine import NeuronClock
+from dovetail.targets.maeri.machine import NeuronClock, unfit
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times
 from dovetail.targets.maeri.order import (
     ChannelSegment,
@@ -137,7 +137,7 @@ def arrange(
         TargetError: a layer does not fit, or not as the rules say; or no order fits the memories.
     """
     rules = rules or Rules()
-    order = _arrange(network, config, rules, sizes or {}, cautious, cut)
+    order = first = _arrange(network, config, rules, sizes or {}, cautious, cut)
     short, most = shortage(network, config, order.spans), rules.at_most or config.multipliers
     while short is not None and most:
         try:
@@ -146,7 +146,7 @@ def arrange(
             break
         short, most = shortage(network, config, order.spans), most // 2
     if short is not None:
-        raise short
+        raise short.error([order, first])
     return order
 
 
@@ -242,9 +242,7 @@ def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None)
     if best is None:
         best = _first_to_end(floor, ((item,) for item in islice(single_neurons(floor, unit, room), MOST_WAYS)))
     if best is None:
-        what = f"a sum of {taps} products does not fit {room.region.size} multipliers"
-        hint = "allow folding, take more multipliers, or let filters be divided"
-        raise TargetError(what, where=floor.network.works[unit.work].name, hint=hint)
+        raise unfit(floor.config, taps, room.region.size, floor.network.works[unit.work].name)
     return best
 
 

@@ -311,17 +311,27 @@ def clock(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, taps: in
     if used > config.multipliers:
         what = f"the tile needs {used} multipliers, there are {config.multipliers}"
         raise TargetError(what, where="MAERI", hint="take smaller virtual neurons, or more multipliers")
-    if folds > 1 and not config.fold:
-        what = f"a sum of {taps} products does not fit a virtual neuron of {tile.size}, and folding is off"
-        raise TargetError(what, where="MAERI", hint="allow folding, or take more multipliers")
-    if folds > config.weight_depth:
-        what = f"a sum needs {folds} steps, a multiplier holds {config.weight_depth} weights"
-        hint = f"take larger virtual neurons, or --set weight_depth={folds}"
-        raise TargetError(what, where="MAERI", hint=hint)
+    if folds > (config.weight_depth if config.fold else 1):
+        raise unfit(config, taps, tile.size, "MAERI")
     group = neuron_group(config, layer, tile, taps, at)
     beyond = rows * columns * tile.out_rows * tile.out_columns - layer.out_rows * layer.out_columns
     beyond *= tile.filters * tile.groups
     return NeuronClock(group, simulator(config, columns, tile.size, group), rows * columns, beyond, config.prefetch > 0)
+
+
+def unfit(config: MaeriConfig, taps: int, multipliers: int, where: str) -> TargetError:
+    """The error of sums of `taps` products that have no order on so many multipliers: what stands in the way."""
+    what, room = f"a sum of {taps} products does not fit {multipliers} multipliers", multipliers
+    if taps > multipliers:
+        room -= not config.accumulation_buffer
+        steps = -(-taps // max(room, 1))
+        if not config.fold:
+            return TargetError(f"{what}, and folding is off", where=where, hint="--set fold=1, or more multipliers")
+        if not room or steps > config.weight_depth:
+            what = f"{what}: it takes {steps} steps, and a multiplier holds {config.weight_depth} weights"
+            return TargetError(what, where=where, hint=f"--set weight_depth={steps}, or more multipliers")
+    hint = "more multipliers, fewer rules for this layer, or let its filters be divided"
+    return TargetError(f"{what} beside the others'", where=where, hint=hint)
 
 
 def clock_of(config: MaeriConfig, layer: OrderLayer, item: Item) -> NeuronClock:

@@ -199,22 +199,42 @@ def _peak(contents: Sequence[tuple[str, int, int, int]], most: Mapping[str, int]
     return peak
 
 
-def shortage(network: OrderNetwork, config: MaeriConfig, spans: Sequence[ItemSpan]) -> TargetError | None:
-    """The error of an order that does not fit the memories: bytes, contents, and what to change; None if it fits."""
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A memory that is too small for an order."""
+
+    memory: str
+    """Field of `MaeriConfig`."""
+    size: int
+    peak: Peak
+    other: str
+    """Further advice."""
+
+    def error(self, orders: Sequence[NetworkOrder]) -> TargetError:
+        """The error: bytes, contents, and what to change, with the cycles of orders that would then be there."""
+        need = NEEDS[self.memory]
+        ways = {need(each.network, each.config, each.spans).used: each.makespan for each in orders}
+        levers = [f"--set {self.memory}={size} ({cycles:,} cycles)" for size, cycles in sorted(ways.items())]
+        listed = ", ".join(self.peak.holds[:_LISTED]) + (", ..." if len(self.peak.holds) > _LISTED else "")
+        what = f"the {self.memory.replace('_', ' ')} needs {self.peak.used:,} bytes and has {self.size:,}"
+        return TargetError(
+            f"{what}: {self.peak.used - self.size:,} bytes short",
+            where=f"cycle {self.peak.cycle:,}, where it holds {listed}",
+            hint=f"{' or '.join(levers) or f'--set {self.memory}={self.peak.used}'}; or {self.other}",
+        )
+
+
+NEEDS = {"feature_memory": features, "prefetch_buffer": prefetched}
+"""Bytes of each memory that an order needs, by the field of `MaeriConfig`."""
+
+
+def shortage(network: OrderNetwork, config: MaeriConfig, spans: Sequence[ItemSpan]) -> Shortage | None:
+    """The memory that an order does not fit; None if it fits."""
     fewer = "let fewer virtual neurons work at the same time (rules at_most, apart)"
     fewer += ", or turn prefetch off" if config.prefetch else ""
     other = "order layers that hold much one after the other (rules before, apart), or take a smaller input"
-    memories = (
-        ("feature_memory", config.feature_memory, features, other),
-        ("prefetch_buffer", config.prefetch_buffer, prefetched, fewer),
-    )
-    for name, size, need, hint in memories:
-        if size and (peak := need(network, config, spans)).used > size:
-            listed = ", ".join(peak.holds[:_LISTED]) + (", ..." if len(peak.holds) > _LISTED else "")
-            what = f"the {name.replace('_', ' ')} needs {peak.used:,} bytes and has {size:,}"
-            return TargetError(
-                f"{what}: {peak.used - size:,} bytes short",
-                where=f"cycle {peak.cycle:,}, where it holds {listed}",
-                hint=f"--set {name}={peak.used}; or {hint}",
-            )
+    for name, advice in (("feature_memory", other), ("prefetch_buffer", fewer)):
+        size = getattr(config, name)
+        if size and (peak := NEEDS[name](network, config, spans)).used > size:
+            return Shortage(name, size, peak, advice)
     return None

@@ -18,7 +18,7 @@ from dovetail.targets.maeri.config import MaeriConfig, configured
 from dovetail.targets.maeri.execute import execute
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderNetwork, network
-from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.order import NEEDS, NetworkOrder
 from dovetail.targets.maeri.outputs import Phase, layer_rows, order_files, phases
 from dovetail.targets.maeri.picture import page
 from dovetail.targets.maeri.programming import inner, programmed
@@ -59,7 +59,7 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
         order, notes = best_order(network(graph), config, rules, request.seconds, report), []
         if wrong := broken(order, rules):
             raise AssertionError(f"the order breaks rules: {wrong}")
-    timeline, notes = phases(order), [*notes, _summary(order)]
+    timeline, notes = phases(order), [*notes, _summary(order), *_prices(order, rules)]
     if request.inputs is not None:
         request.progress("simulating")
         notes.append(_simulation_note(order, request.inputs))
@@ -69,6 +69,18 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
         notes.append(_image_note(order, files, request.inputs))
     rows = tuple(cells for _, cells in layer_rows(order))
     return Ordered(HEADINGS, rows, tuple(notes), {**order_files(order, timeline, order_page(order)), **files})
+
+
+def _prices(order: NetworkOrder, rules: Rules) -> list[str]:
+    """Sentences about what sizes of memories cost."""
+    sizes = {name: 0 for name in NEEDS if getattr(order.config, name)}
+    if not sizes:
+        return []
+    free = arrange(order.network, configured(order.config, sizes), rules)
+    cost, ways = order.makespan - free.makespan, []
+    for name in sizes:
+        ways.append(f"{name}={NEEDS[name](order.network, free.config, free.spans).used}")
+    return [f"The memories' sizes cost {cost:,} cycles: with {' and '.join(ways)} none."] if cost > 0 else []
 
 
 def _simulation_note(order: NetworkOrder, inputs: Mapping[str, Array]) -> str:

@@ -143,7 +143,8 @@ def _layers(order: NetworkOrder) -> Iterator[tuple[list[_ItemRun], Times]]:
     _check_places(order.config, runs)
     short = shortage(order.network, order.config, [(run.item, run.item.start, run.played.until) for run in runs])
     if short is not None:
-        raise SimulationError(short.what, where=short.where, hint=short.hint)
+        error = short.error(())
+        raise SimulationError(error.what, where=error.where, hint=error.hint)
     _check_phases(order.config, runs)
     exists: dict[str, Times] = {}
     for number, work in enumerate(order.network.works):

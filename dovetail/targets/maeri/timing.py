@@ -7,10 +7,9 @@ from functools import lru_cache
 from itertools import product
 from math import ceil, prod
 
-from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import TAIL_CYCLES, MaeriConfig
 from dovetail.targets.maeri.item import ChannelSegment
-from dovetail.targets.maeri.machine import clock
+from dovetail.targets.maeri.machine import clock, unfit
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.tile import MultiplierTile, grid, port_traffic, rounds, steps
 from dovetail.targets.maeri.tree import Range, leaving, sums_by_cycle
@@ -42,8 +41,7 @@ def best_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[MultiplierTile, i
     """
     best = fastest(layer, config, config.multipliers, config.multipliers)
     if best is None:
-        what = f"no tile of a sum of {layer.taps} products fits {config.multipliers} multipliers"
-        raise TargetError(what, where="MAERI", hint="allow folding, or take more multipliers")
+        raise unfit(config, layer.taps, config.multipliers, "MAERI")
     return best
 
 
