@@ -33,7 +33,6 @@ X, SCALE, ZERO = operand("x"), operand("scale"), operand("zero point")
 OTHERS = rest("others")
 """All operands behind the first."""
 TRANSPOSE = apply(Transpose, X)
-MOVE = apply((Transpose, Reshape), X)
 DEQUANTIZE = apply(Dequantize, X, SCALE, ZERO)
 
 
