@@ -17,8 +17,8 @@ from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.requantisation.raised import RaisedSum
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.kernels.ends import raised_end
 from dovetail.kernels.helpers import HELPERS
-from dovetail.kernels.raised import raised_end
 from dovetail.kernels.scope import split
 from dovetail.kernels.sums import SumConstants, products_of, sums_of
 from dovetail.targets.cortex_m import M4

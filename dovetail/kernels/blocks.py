@@ -7,12 +7,21 @@ from types import MappingProxyType
 
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.kernels.c import channel_lanes
-from dovetail.kernels.kernel import CHANNELS, PIXELS, UNROLL, CoreTraits, KernelChoices, Turns, loads_per_product
+from dovetail.kernels.kernel import (
+    CHANNELS,
+    PIXELS,
+    UNROLL,
+    CoreTraits,
+    KernelChoices,
+    Turns,
+    block_choices,
+    turns_of_family,
+)
 from dovetail.kernels.registry import OFFERED, TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Products, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ROW, WindowGeometry
-from dovetail.target.pattern import Choice, Knob, Space
+from dovetail.target.pattern import Choice, Knob
 
 UNROLLED = 8
 """Products per turn up to which neighbouring input elements are taken together."""
@@ -138,29 +147,16 @@ def _offered(scope: KernelScope) -> KernelChoices | None:
         for width, count in _blocks(products, core.accumulators * 5 // 4, 1)
         if count == -(-outputs // -(-outputs // count))
     ]
-    pixels, channels = (tuple(dict.fromkeys(sizes)) for sizes in zip(*blocks, strict=True))
     default = register_block(products, core.accumulators, 1)
-    knobs = (
-        Knob(PIXELS, pixels, "neighbouring pixels of a block of sums in registers"),
-        Knob(CHANNELS, channels, "channels of such a block"),
-        Knob(UNROLL, _UNROLLINGS, "input elements of each pixel that a turn of the innermost loop takes at most"),
-    )
-
     unroll = unrolled(default[0] * default[1])
 
-    def problem(choice: Choice) -> str | None:
-        block, taken = (choice.get(PIXELS), choice.get(CHANNELS)), choice.get(UNROLL)
-        if None in block:
-            return None
-        if block not in blocks:
-            return f"there are no registers for {block[0]} pixels x {block[1]} channels"
+    def useless(block: tuple[int, int], taken: int | str | None) -> str | None:
         if taken is None or (block, taken) == (default, unroll):
             return None
-        first = (unroll,) if block == default else ()
-        return _useless(products, (int(block[0]), int(block[1])), int(taken), first)
+        return _useless(products, block, int(taken), (unroll,) if block == default else ())
 
-    most = (*min(blocks, key=loads_per_product), 1)
-    return KernelChoices(Space(knobs, problem), {PIXELS: default[0], CHANNELS: default[1], UNROLL: unroll}, most)
+    what = "input elements of each pixel that a turn of the innermost loop takes at most"
+    return block_choices(blocks, Knob(UNROLL, _UNROLLINGS, what), (*default, unroll), 1, useless)
 
 
 def _useless(products: Products, block: tuple[int, int], unroll: int, first: tuple[int, ...]) -> str | None:
@@ -231,7 +227,7 @@ def blocked_turns(products: Products, core: CoreTraits, choice: Choice = Mapping
             own["ordered_product"] = own["ordered"] * sums
             own[f"step_{width}x{lanes}"] = number  # what a compiler makes of a block of these sums beyond all that
         counts |= {f"{name}{part}": count * blocks for part, count in own.items()}
-    return {**{f"sum.{part}": float(count * window.batch) for part, count in counts.items()}, "sum.call": 1}
+    return {**turns_of_family("sum", {part: count * window.batch for part, count in counts.items()}), "sum.call": 1}
 
 
 _ENDS = 8

@@ -10,7 +10,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.kernels.blocks import clamped_run, one_run, ordered, register_block, turn_elements
 from dovetail.kernels.c import Lines, block, c_type, loop, product, times, total, variable, wrapped
-from dovetail.kernels.kernel import UNROLL, KernelWriter, UnsupportedRegion
+from dovetail.kernels.kernel import UNROLL, KernelWriter, refuse
 from dovetail.kernels.patches import patches_of
 from dovetail.kernels.registry import InstructedWay, kernel
 from dovetail.kernels.scheduled.write import scheduled_loops
@@ -209,8 +209,7 @@ def blocked_nest(scope: KernelScope, products: Products, sums: SumConstants) -> 
     """The kernel, the register block chosen; raises Unsupported for a bias that is not constant."""
     if scope.compact:
         sums.require_bytes()
-        if products.groups > 1:
-            raise UnsupportedRegion("a convolution of groups has no compact form.")
+        refuse(products.groups > 1, "a convolution of groups has no compact form.")
     share, accumulators = len(products.weights) // products.groups, scope.core.accumulators
     registers = max(accumulators // (2 if sums.kind == "int64_t" else 1), 1)
     fields = 8 // sums.bits
@@ -220,6 +219,5 @@ def blocked_nest(scope: KernelScope, products: Products, sums: SumConstants) -> 
         scope.lanes = _LANES if accumulators >= 2 * _LANES else _LANES // 2
     unroll = int(scope.choice.get(UNROLL, 0))
     nest = _ConvolutionKernel(scope, products.window, sums, products.groups, scope.lanes, pixels, unroll)
-    if scope.single and not nest.has_border:
-        raise UnsupportedRegion("no pixels are computed one by one, or all.")
+    refuse(scope.single and not nest.has_border, "no pixels are computed one by one, or all.")
     return nest

@@ -9,7 +9,7 @@ from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.kernels.blocks import blocked_turns
 from dovetail.kernels.c import Lines, atom, block, channel_lanes, loop, product, times, total
 from dovetail.kernels.convolution import write_sums
-from dovetail.kernels.kernel import KernelWriter, Turns, UnsupportedRegion, summed_turns
+from dovetail.kernels.kernel import KernelWriter, Turns, UnsupportedRegion, refuse, summed_turns, turns_of_family
 from dovetail.kernels.planes import planes_of
 from dovetail.kernels.registry import TURNS, InstructedWay, kernel
 from dovetail.kernels.scope import KernelScope
@@ -242,7 +242,7 @@ def _turns_of_groups(window: WindowGeometry, groups: list[ColumnGroup]) -> Turns
             "group": len(inside),
             "result": len(inside) * group.pixels,
         }
-        per_group.append({f"{name}.{part}": float(count * channels) for part, count in counts.items()})
+        per_group.append(turns_of_family(name, {part: count * channels for part, count in counts.items()}))
         per_group.append({f"{name}.turn": len(inside) * window.batch})
     return {**summed_turns(*per_group), f"{name}.call": 1}
 
@@ -255,8 +255,7 @@ def _depthwise(scope: KernelScope, operator: DepthwiseConv2d) -> KernelWriter:
     if scope.compact:
         sums.require_bytes()
         share = border_share(products.window, scope.core.accumulators)
-        if scope.single and not 0 < share <= _MOST_BORDER:
-            raise UnsupportedRegion("the border is none, or much of the image.")
+        refuse(scope.single and not 0 < share <= _MOST_BORDER, "the border is none, or much of the image.")
         if not products.channelwise:
             raise UnsupportedRegion("a depthwise convolution with a multiplier has no compact form.")
     elif not products.channelwise:

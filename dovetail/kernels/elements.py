@@ -1,11 +1,25 @@
-"""Kernels that compute each element of the result by itself, or each row."""
+"""Kernels that compute each element of the result by itself, or each row; loops over boxes of an array, as few as the
+strides of what is read and written allow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from dovetail.ir.types import Shape, dense_steps
-from dovetail.kernels.c import Lines, identifiers, loop, nested, product, total, variable, without_unused, wrapped
+from dovetail.ir.types import Box, Shape, dense_steps
+from dovetail.kernels.c import (
+    Lines,
+    channel_lanes,
+    identifiers,
+    indent,
+    loop,
+    nested,
+    product,
+    total,
+    variable,
+    without_unused,
+    wrapped,
+)
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, KernelWriter
 from dovetail.kernels.scope import KernelScope
@@ -57,3 +71,89 @@ def write_elements(
         return lines
 
     return scope.writer(body, one)
+
+
+_TURN = 4
+"""Elements per turn of the innermost loop."""
+_NAMES = {1: ("index",), 2: ("row", "index"), 3: ("plane", "row", "index"), 4: ("image", "plane", "row", "index")}
+row_major = dense_steps
+"""The strides, in elements, of a dense array."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How an array is walked while a box of the result is computed."""
+
+    strides: tuple[int, ...]
+    """Elements from one step to the next along each axis of the result."""
+    start: int = 0
+    """Flat index at the first element of the box."""
+
+
+def broadcast_walk(shape: Shape, result: Shape, box: Box) -> Walk:
+    """How an operand that broadcasts to the result is walked over `box` of it."""
+    lead = len(result) - len(shape)
+    dense = row_major(shape)
+    strides = (0,) * lead + tuple(0 if size == 1 else stride for size, stride in zip(shape, dense, strict=True))
+    start = sum(span[0] * stride for span, stride in zip(box, strides, strict=True))
+    return Walk(strides, start)
+
+
+def merge(sizes: Sequence[int], walks: Sequence[Walk]) -> list[tuple[int, tuple[int, ...]]]:
+    """Loops as (count, stride of each walk), neighbours joined wherever every walk goes on evenly."""
+    loops: list[tuple[int, tuple[int, ...]]] = []
+    for axis, size in enumerate(sizes):
+        strides = tuple(walk.strides[axis] for walk in walks)
+        if size == 1:
+            continue
+        if loops and loops[-1][1] == tuple(stride * size for stride in strides):
+            size *= loops.pop()[0]
+        loops.append((size, strides))
+    return loops
+
+
+def loop_names(count: int) -> tuple[str, ...]:
+    """Names of nested loop variables, outermost first."""
+    return _NAMES.get(count) or tuple(f"axis_{number}" for number in range(count))
+
+
+def walk_text(walk: int, start: int, loops: Sequence[tuple[int, tuple[int, ...]]]) -> str:
+    """C text of the flat index of walk number `walk`."""
+    names = loop_names(len(loops))
+    terms = [product(name, strides[walk]) for name, (_, strides) in zip(names, loops, strict=True)]
+    return total(*terms, start)
+
+
+def nest(result: Shape, box: Box, body: Callable[[Index, str], Lines], source: Walk | None = None) -> Lines:
+    """The loops over a box of the result.
+
+    Args:
+        result: shape of the result.
+        box: the part of it to compute.
+        body: writes the statements of one element from the index of operands that broadcast to the result, and the
+            C text of the source's index. It is called twice, the first time to learn which operands it reads.
+        source: how the anchor's operand is walked; None when there is none.
+    """
+    shapes: list[Shape] = [result]
+
+    def learn(shape: Shape) -> str:
+        if shape not in shapes:
+            shapes.append(shape)
+        return "0"
+
+    body(learn, "0")
+    walks = [broadcast_walk(shape, result, box) for shape in shapes]
+    walks += [source] if source else []
+    loops = merge([stop - start for start, stop in box], walks)
+    names, counts = loop_names(len(loops)), [count for count, _ in loops]
+    texts = [walk_text(number, walk.start, loops) for number, walk in enumerate(walks)]
+    turn = channel_lanes(counts[-1], _TURN) if loops else 1
+    if turn > 1:
+        texts = [total(text, product("lane", step)) for text, step in zip(texts, loops[-1][1], strict=True)]
+    lines = body(lambda shape: texts[shapes.index(shape)], texts[-1])
+    if turn > 1:
+        lines = loop(names[-1], counts.pop(), loop("lane", turn, lines), step=turn)
+    lines = nested(zip(names, counts, strict=False), lines)
+    if not names and len(lines) > 1:  # several nests may stand in one function, each with its own variables
+        return ["{", *indent(lines), "}"]
+    return lines

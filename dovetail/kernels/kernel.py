@@ -12,7 +12,7 @@ from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import Lines
 from dovetail.kernels.helpers import HELPERS
 from dovetail.target.chip import Core, CoreInstruction, PairBlocks, Streams
-from dovetail.target.pattern import Choice, Space
+from dovetail.target.pattern import Choice, Knob, Space
 
 BLOCK = "layer"
 """Name of the parameter that points to a layer's block, and key for the block's C name."""
@@ -29,6 +29,12 @@ class Optimize(enum.StrEnum):
 
 class UnsupportedRegion(ValueError):
     """A region no core kernel computes; the message is one sentence that says why."""
+
+
+def refuse(condition: object, why: str) -> None:
+    """Raise UnsupportedRegion where a condition holds."""
+    if condition:
+        raise UnsupportedRegion(why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +239,52 @@ def loads_per_product(block: tuple[int, int]) -> float:
     return sum(block) / (block[0] * block[1])
 
 
+def block_choices(
+    blocks: Sequence[tuple[int, int]],
+    unroll: Knob,
+    default: tuple[int, int, int],
+    load: int,
+    useless: Callable[[tuple[int, int], int | str | None], str | None] = lambda block, taken: None,
+) -> KernelChoices:
+    """The knobs of kernels whose sums are computed in blocks of pixels and channels.
+
+    Args:
+        blocks: pixels and channels there are registers for.
+        unroll: how far the innermost loop is written out.
+        default: pixels, channels and unrolling where nothing is chosen.
+        load: taps of a load.
+        useless: why no block is computed with an unrolling; None for no reason.
+    """
+    pixels, channels = (tuple(dict.fromkeys(sizes)) for sizes in zip(*blocks, strict=True))
+    knobs = (
+        Knob(PIXELS, pixels, "neighbouring pixels of a block of sums in registers"),
+        Knob(CHANNELS, channels, "channels of such a block"),
+        unroll,
+    )
+
+    def problem(choice: Choice) -> str | None:
+        width, count = choice.get(PIXELS), choice.get(CHANNELS)
+        if not isinstance(width, int) or not isinstance(count, int):
+            return None
+        if (width, count) not in blocks:
+            return f"there are no registers for {width} pixels x {count} channels"
+        return useless((width, count), choice.get(UNROLL))
+
+    names = (PIXELS, CHANNELS, UNROLL)
+    most = (*min(blocks, key=loads_per_product), load)
+    return KernelChoices(Space(knobs, problem), dict(zip(names, default, strict=True)), most)
+
+
 Turns = Mapping[str, float]
 """Part of a kernel -> how often it runs. A part is named "family.part"; what ends a sum or computes an element by
 itself "end.operator"."""
 RAISED = "end.raised"
 """The part that stands for the requantisation of sums that end in one product and one shift."""
+
+
+def turns_of_family(family: str, counts: Turns) -> dict[str, float]:
+    """Counts of a kernel's parts by their whole names."""
+    return {f"{family}.{part}": float(count) for part, count in counts.items()}
 
 
 def summed_turns(*counts: Turns) -> dict[str, float]:

@@ -4,21 +4,53 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import gcd, prod
 
 import numpy as np
 
+from dovetail.ir.layout import Layout, row_major, stored_shape
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.movement import Concat, Gather, Im2col, Pad, Pick, Resample, Reshape, Slice, Transpose
-from dovetail.ir.types import Box, DType, TensorType, box_shape, dense_steps, full_box
-from dovetail.kernels.c import Lines, block, c_type, integer, nested, product, real, total, variable, wrapped
-from dovetail.kernels.elements import Computed, Places, place_in, write_elements
+from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
+from dovetail.ir.operators.movement import (
+    Concat,
+    Gather,
+    Im2col,
+    Pad,
+    Pick,
+    Relayout,
+    Resample,
+    Reshape,
+    Slice,
+    Transpose,
+)
+from dovetail.ir.types import Box, DType, Shape, TensorType, box_shape, dense_steps, full_box
+from dovetail.kernels.c import Lines, block, c_type, integer, loop, nested, product, real, total, variable, wrapped
+from dovetail.kernels.elements import (
+    Computed,
+    Places,
+    Walk,
+    broadcast_walk,
+    loop_names,
+    merge,
+    nest,
+    place_in,
+    walk_text,
+    write_elements,
+)
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, KernelWriter, Turns, UnsupportedRegion, expression_of
+from dovetail.kernels.kernel import (
+    Expression,
+    KernelWriter,
+    Turns,
+    UnsupportedRegion,
+    expression_of,
+    refuse,
+    turns_of_family,
+)
 from dovetail.kernels.registry import TURNS, kernel
 from dovetail.kernels.scope import KernelScope
-from dovetail.kernels.walks import Walk, broadcast_walk, loop_names, merge, nest, walk_text
 from dovetail.kernels.window import COLUMN, ROW, Nest, anchored, window_of
 
 SHORT = 8
@@ -48,8 +80,10 @@ def _padded(scope: KernelScope) -> Iterator[tuple[int, Box, Walk]]:
 def _copy(scope: KernelScope, position: int, box: Box, source: Walk) -> Lines:
     """The loops that fill `box` of the result from an operand of the anchor, the pointwise tree applied."""
     kind, result = scope.type(position).dtype, scope.output_shape
-    if kind.bits < 8 and scope.node.inputs[position] in scope.graph.constants:
-        raise UnsupportedRegion(f"a constant of {kind.text} is not moved on the core.")
+    refuse(
+        kind.bits < 8 and scope.node.inputs[position] in scope.graph.constants,
+        f"a constant of {kind.text} is not moved on the core.",
+    )
     name = scope.operand(position, "other" if position else "input")
     if not scope.tree:
         walks = [broadcast_walk(result, result, box), source]
@@ -88,8 +122,7 @@ def _pad(scope: KernelScope, operator: Pad) -> KernelWriter:
     kind = scope.type(0)
 
     def body() -> Lines:
-        if kind.dtype.bits > 32:
-            raise UnsupportedRegion(f"Pad of {kind} is not computed on the core.")
+        refuse(kind.dtype.bits > 32, f"Pad of {kind} is not computed on the core.")
         filled = _fill(scope, kind, operator.value)
         return filled + [line for box in _padded(scope) for line in _copy(scope, *box)]
 
@@ -195,8 +228,7 @@ def _resample(scope: KernelScope, operator: Resample) -> KernelWriter:
     real = kind.dtype is DType.FLOAT32
     share = 1 if real else prod(int(np.abs(weights).sum(axis=1).max(initial=0)) for weights in taps[1::2])
     reach = 0 if real else share * max(-kind.dtype.low, kind.dtype.high)
-    if reach >= 1 << 31:
-        raise UnsupportedRegion(f"sums of up to {reach} do not fit 32 bits.")
+    refuse(reach >= 1 << 31, f"sums of up to {reach} do not fit 32 bits.")
 
     def element(places: Places) -> Computed:
         x = scope.operand(0, "input")
@@ -246,7 +278,7 @@ def _turns(scope: KernelScope, boxes: Iterator[tuple[int, Box, Walk]], filled: i
             own = {"run": rows, "byte": bytes_ * alike, "odd_byte": bytes_ * (1 - alike), "tail": rows * (run % _LINE)}
         for part, number in own.items():
             counts[part] += number
-    return {f"move.{part}": float(number) for part, number in counts.items()}
+    return turns_of_family("move", counts)
 
 
 def _alike(distances: Sequence[int]) -> float:
@@ -254,3 +286,89 @@ def _alike(distances: Sequence[int]) -> float:
     how much farther each turn of the loops around it; bytes."""
     step = gcd(4, *distances[1:])
     return step / 4 if distances[0] % step == 0 else 0.0
+
+
+def index_text(layout: Layout, dimension: tuple[int, int], places: Sequence[str]) -> str:
+    """C text of the index along a physical dimension of the element at `places`, one C text per axis."""
+    axis, step = dimension
+    coarser, text = layout.coarser(axis, step), places[axis]
+    text = f"{text} / {step}" if step > 1 else text
+    text += f" % {coarser // step}" if coarser else ""
+    return f"{coarser // step - 1} - {text}" if coarser and dimension in layout.backwards else text
+
+
+def field_text(layout: Layout, places: Sequence[str]) -> str:
+    """C text of the number of an element among the fields of its byte, from the lowest bits on."""
+    return index_text(layout, layout.dims[-1], places)
+
+
+def element_text(layout: Layout, shape: Shape, places: Sequence[str]) -> str:
+    """C text of the flat index of an element of a dense value, counted in elements also where they share bytes: the
+    first of a byte first, whichever bits it has."""
+    upwards = tuple(each for each in layout.backwards if not layout.packed or each != layout.dims[-1])
+    plain = replace(layout, backwards=upwards)
+    strides = dense_steps(stored_shape(layout, shape))
+    terms = [
+        product(f"({index_text(plain, dimension, places)})", stride * layout.fields)
+        for dimension, stride in zip(layout.stored, strides, strict=True)
+    ]
+    return total(*terms, *([f"{field_text(plain, places)}"] if layout.packed else []))
+
+
+@kernel(Relayout, packed=True)
+def _relayout(scope: KernelScope, operator: Relayout) -> KernelWriter:
+    (source,), shape = scope.node.inputs, scope.output_shape
+    places = tuple(variable(f"axis_{axis}", size) for axis, size in enumerate(shape))
+    kind = c_type(scope.result.dtype)
+
+    def one() -> Lines:
+        plain = row_major(len(shape))
+        at, to = (element_text(scope.layouts.get(value, plain), shape, places) for value in (source, scope.node.output))
+        text = scope.loaded(source, scope.input(source, "input"), at)
+        return [scope.stored(to, text if scope.shares(scope.node.output) else f"({kind}){text}")]
+
+    return scope.writer(lambda: nested([(f"axis_{axis}", size) for axis, size in enumerate(shape)], one()), one)
+
+
+@kernel(ToBitPlanes)
+def _apart(scope: KernelScope, operator: ToBitPlanes) -> KernelWriter:
+    if scope.tree:
+        raise UnsupportedRegion(f"{type(scope.tree[0].operator).__name__} behind bits taken apart is not fused.")
+    rows, depth = scope.type(0).shape
+    group, row = operator.group, scope.result.elements // rows
+    each, whole, rest = group // 8, depth // 8, depth % 8
+
+    def body() -> Lines:
+        x = scope.operand(0, "input")
+        to = f"to + part / {each} * {group} + part % {each}" if each > 1 else f"to + part * {group}"
+        lines = [f"const uint8_t *from = {x} + row * {depth};", f"uint8_t *to = output + row * {row};"]
+        if depth % group:
+            lines.append(f"__builtin_memset(to, 0, {row});")
+        lines += loop("part", whole, [f"bits_apart(from + part * 8, {to}, {each});"]) if whole else []
+        if rest:
+            last = whole // each * group + whole % each
+            lines += ["uint8_t last[8] = {0};", f"__builtin_memcpy(last, from + {whole * 8}, {rest});"]
+            lines.append(f"bits_apart(last, to + {last}, {each});")
+        return block(f"for (int32_t row = 0; row < {rows}; ++row)", lines)
+
+    return scope.writer(body)
+
+
+@kernel(BitProduct)
+def _product(scope: KernelScope, operator: BitProduct) -> KernelWriter:
+    shape, (_, groups, _, each) = scope.type(0).shape, scope.type(1).shape
+    group, depth = 8 * each, shape[-1]
+    reach = depth * 255 * 255
+    refuse(reach >= 1 << 31, f"sums of up to {reach} do not fit 32 bits.")
+
+    def element(places: Places) -> Computed:
+        x, planes = scope.operand(0, "input"), scope.operand(1, "planes")
+        bit = f"{planes}[(({places[-1]} * {groups} + depth / {group}) * 8 + bit) * {each} + depth % {group} / 8]"
+        lines = [
+            f"int32_t weight = -{operator.zero_point};",
+            *loop("bit", 8, [f"weight += ({bit} >> depth % 8 & 1) << bit;"]),
+            f"sum += {x}[{place_in(shape, (*places[:-1], 'depth'))}] * weight;",
+        ]
+        return ["int32_t sum = 0;", *loop("depth", depth, lines)], Expression("sum", "int32_t", -reach, reach)
+
+    return write_elements(scope, element)

@@ -16,7 +16,7 @@ import numpy as np
 
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, block, c_type, channel_lanes, function, product, total
-from dovetail.kernels.ends import EndFunction, Extra, end_function
+from dovetail.kernels.ends import EndFunction, Extra, RaisedNest, end_function, raised_end
 from dovetail.kernels.kernel import (
     CHANNELS,
     PIXELS,
@@ -25,17 +25,18 @@ from dovetail.kernels.kernel import (
     KernelWriter,
     Turns,
     UnsupportedRegion,
+    block_choices,
     declarations,
-    loads_per_product,
+    refuse,
     summed_turns,
+    turns_of_family,
 )
 from dovetail.kernels.planes import Pairs, pairs_of
-from dovetail.kernels.raised import RaisedNest, raised_end
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import padded, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ROW, WindowGeometry
 from dovetail.target.chip import PairBlock, PairBlocks
-from dovetail.target.pattern import Choice, Knob, Space
+from dovetail.target.pattern import Knob
 
 _WORD = 4
 """Elements one load brings, and bytes of a register."""
@@ -73,12 +74,15 @@ def patches_of(scope: KernelScope) -> Patches:
     if core.pairs is None or taken is None:
         raise UnsupportedRegion("the core multiplies no blocks of pairs.")
     sums, window = sums_of(scope, products), products.window
-    if scope.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
-        raise UnsupportedRegion("pairs are of int8, and their sums of int32.")
-    if window.batch > 1 or window.channels != sums.weights.shape[3] or sums.bits < 8:
-        raise UnsupportedRegion("blocks of pairs are of one image without groups.")
-    if window.dilation[COLUMN] > 1 and window.kernel[COLUMN] > 1:
-        raise UnsupportedRegion("the columns of a patch are neighbours.")
+    refuse(
+        scope.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t",
+        "pairs are of int8, and their sums of int32.",
+    )
+    refuse(
+        window.batch > 1 or window.channels != sums.weights.shape[3] or sums.bits < 8,
+        "blocks of pairs are of one image without groups.",
+    )
+    refuse(window.dilation[COLUMN] > 1 and window.kernel[COLUMN] > 1, "the columns of a patch are neighbours.")
     choices = offered(window, len(sums.weights), core.pairs, core.room)
     wanted = {name: value for name, value in scope.choice.items() if name in choices.default}
     chosen = {**choices.default, **(wanted if choices.space.refusal(wanted) is None else {})}
@@ -97,39 +101,20 @@ def offered(window: WindowGeometry, outputs: int, pairs: PairBlocks, room: int) 
 
     least = min(channels for _, channels in pairs.shapes)
     shapes = [(p, c) for p, c in pairs.shapes if p <= most and c <= max(outputs, least) and reached(p)]
-    if not shapes:
-        raise UnsupportedRegion(f"the columns of one pixel take more than {room} bytes of stack, or lie too far apart.")
-    pixels, channels = (tuple(dict.fromkeys(sizes)) for sizes in zip(*shapes, strict=True))
-    knobs = (
-        Knob(PIXELS, pixels, "neighbouring pixels of a block of sums in registers"),
-        Knob(CHANNELS, channels, "channels of such a block"),
-        Knob(UNROLL, unrollings(layout.steps), "pairs of taps of a turn of the innermost loop"),
-    )
+    refuse(not shapes, f"the columns of one pixel take more than {room} bytes of stack, or lie too far apart.")
 
-    def problem(choice: Choice) -> str | None:
-        pair = (choice.get(PIXELS), choice.get(CHANNELS))
-        if None in pair or pair in shapes:
-            return None
-        return f"there are no registers for {pair[0]} pixels x {pair[1]} channels"
-
-    space = Space(knobs, problem)
-    return KernelChoices(space, _default(space, window, outputs), (*min(shapes, key=loads_per_product), 2))
-
-
-def _default(space: Space, window: WindowGeometry, outputs: int) -> Choice:
-    """The block with the fewest loads and products of the whole layer, and the longest turn there is."""
-    by_name = {knob.name: knob.values for knob in space.knobs}
-
-    def cost(choice: Mapping[str, int | str]) -> float:
-        pixels, channels = int(choice[PIXELS]), int(choice[CHANNELS])
+    def cost(block: tuple[int, int]) -> int:
+        """Loads and products of the whole layer."""
+        pixels, channels = block
         count, rest = divmod(window.outputs[COLUMN], pixels)
-        return -(-outputs // channels) * sum(
-            n * (p + channels + 1 + p * channels) for n, p in ((count, pixels), (1, rest)) if p
-        )
+        parts = sum(n * (p + channels + 1 + p * channels) for n, p in ((count, pixels), (1, rest)) if p)
+        return -(-outputs // channels) * parts
 
-    unroll = by_name[UNROLL][0]
-    shapes = [{PIXELS: p, CHANNELS: c, UNROLL: unroll} for p in by_name[PIXELS] for c in by_name[CHANNELS]]
-    return min((shape for shape in shapes if space.problem(shape) is None), key=cost)
+    own = unrollings(layout.steps)
+    pixels, channels = (dict.fromkeys(sizes) for sizes in zip(*shapes, strict=True))
+    best = min(((p, c) for p in pixels for c in channels if (p, c) in shapes), key=cost)
+    unroll = Knob(UNROLL, own, "pairs of taps of a turn of the innermost loop")
+    return block_choices(shapes, unroll, (*best, own[0]), 2)
 
 
 def unrollings(steps: int) -> tuple[int, ...]:
@@ -293,8 +278,7 @@ class Patches(RaisedNest):
                     "straight_group" if straight else "group": blocks * rows * times,
                 }
                 counts.append(own)
-        patches = {f"patches.{part}": count for part, count in summed_turns(*counts).items()}
-        return {**patches, **self.raised_turns(), "patches.call": 1}
+        return {**turns_of_family("patches", summed_turns(*counts)), **self.raised_turns(), "patches.call": 1}
 
     def writer(self) -> KernelWriter:
         """Writes the kernel: the end of a sum, a block of each size, the columns of some pixels, then all."""

@@ -17,9 +17,9 @@ import numpy as np
 
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, block, c_type, identifiers, loop, product, total
+from dovetail.kernels.ends import RaisedNest, raised_end
 from dovetail.kernels.epilogue import element
-from dovetail.kernels.kernel import KernelChoices, KernelWriter, Turns, UnsupportedRegion
-from dovetail.kernels.raised import RaisedNest, raised_end
+from dovetail.kernels.kernel import KernelChoices, KernelWriter, Turns, UnsupportedRegion, refuse, turns_of_family
 from dovetail.kernels.scheduled.knobs import extents, is_product, operands, staging_of
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import products_of, sums_of
@@ -70,17 +70,21 @@ def planes_of(scope: KernelScope) -> Planes:
     if pairs is None:
         raise UnsupportedRegion("the core multiplies no pairs.")
     sums, window = sums_of(scope, products), products.window
-    if scope.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
-        raise UnsupportedRegion("pairs are of int8, and their sums of int32.")
-    if window.batch > 1 or window.channels % _CHANNELS or not products.channelwise:
-        raise UnsupportedRegion(f"planes are of one image and {_CHANNELS} channels.")
-    if window.dilation[COLUMN] > 1 or window.stride[COLUMN] > 2:
-        raise UnsupportedRegion("pairs are of neighbouring columns, and begin at every or every second one.")
-    if prod(window.kernel) > _MOST_TAPS:
-        raise UnsupportedRegion(f"the products of at most {_MOST_TAPS} taps are written out.")
+    refuse(
+        scope.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t",
+        "pairs are of int8, and their sums of int32.",
+    )
+    refuse(
+        window.batch > 1 or window.channels % _CHANNELS or not products.channelwise,
+        f"planes are of one image and {_CHANNELS} channels.",
+    )
+    refuse(
+        window.dilation[COLUMN] > 1 or window.stride[COLUMN] > 2,
+        "pairs are of neighbouring columns, and begin at every or every second one.",
+    )
+    refuse(prod(window.kernel) > _MOST_TAPS, f"the products of at most {_MOST_TAPS} taps are written out.")
     nest = Planes(scope, window, sums, raised_end(scope, sums), pairs)
-    if nest.band == 0:
-        raise UnsupportedRegion(f"the rows of one output take more than {scope.core.room} bytes of stack.")
+    refuse(nest.band == 0, f"the rows of one output take more than {scope.core.room} bytes of stack.")
     return nest
 
 
@@ -293,8 +297,7 @@ class Planes(RaisedNest):
             "weight": channels * rows * -(-columns // 4) * len(self.taps) * window.kernel[ROW],
             "channel": channels * bands,
         }
-        planes = {f"planes.{part}": float(count) for part, count in counts.items()}
-        return {**planes, **self.raised_turns(), "planes.call": 1}
+        return {**turns_of_family("planes", counts), **self.raised_turns(), "planes.call": 1}
 
     def writer(self) -> KernelWriter:
         """Writes the kernel."""

@@ -21,10 +21,10 @@ from dovetail.ir.requantisation.pairs import sum_chains
 from dovetail.ir.requantisation.rectified import rectified_sum
 from dovetail.ir.types import Array, DType, Shape, full_box
 from dovetail.kernels.c import Lines, c_type, channel_lanes, code, indent, loop, total
+from dovetail.kernels.elements import nest
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import KernelWriter
 from dovetail.kernels.scope import REQUANTISED, KernelScope
-from dovetail.kernels.walks import nest
 from dovetail.target.pattern import Match, Pattern, apply, constant, operand
 
 _BYTES = (DType.INT8, DType.UINT8)

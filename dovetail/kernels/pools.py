@@ -10,7 +10,7 @@ from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, Re
 from dovetail.ir.types import DType
 from dovetail.kernels.c import Lines, channel_lanes, integer, loop, product, times, total, variable
 from dovetail.kernels.elements import PIXEL, Computed, Places, write_elements
-from dovetail.kernels.kernel import SHARING, Expression, KernelWriter, Turns, UnsupportedRegion
+from dovetail.kernels.kernel import SHARING, Expression, KernelWriter, Turns, refuse, turns_of_family
 from dovetail.kernels.registry import FLOAT_FAMILIES, TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, pixel_loops, window_of
@@ -42,8 +42,10 @@ class PoolNest(Nest):
         if self.operator.kind is ReduceKind.MEAN:
             centred = self.centred(text, zero_point) if zero_point else text
             return Expression(f"divide_rounded({centred}, {'count' if self.counted else taps})", "int32_t", low, high)
-        if min(taps * low, 0) < -(1 << 31) or max(taps * high, 0) >= 1 << 31:
-            raise UnsupportedRegion(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
+        refuse(
+            min(taps * low, 0) < -(1 << 31) or max(taps * high, 0) >= 1 << 31,
+            f"a sum over {taps} elements of {kind.text} may leave 32 bits.",
+        )
         least, most = (min(taps * low, 0), max(taps * high, 0)) if self.counted else (taps * low, taps * high)
         return Expression(self.centred(text, zero_point), "int32_t", least, most)
 
@@ -131,12 +133,13 @@ class PoolNest(Nest):
 
 def pool_nest(scope: KernelScope, operator: Pool2d) -> PoolNest:
     """The nest of a region's pool; raises Unsupported where its sums may be too large."""
-    if scope.pad is not None:
-        raise UnsupportedRegion("a Pad before a pool is not fused; the pool's own padding is.")
+    refuse(scope.pad is not None, "a Pad before a pool is not fused; the pool's own padding is.")
     nest, taps = PoolNest(scope, window_of(scope), operator), prod(operator.kernel)
     kind = scope.require((*_NARROW, DType.INT32) if nest.largest else _NARROW)
-    if taps * max(-kind.low, kind.high) >= 1 << 31 and not nest.largest:
-        raise UnsupportedRegion(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
+    refuse(
+        taps * max(-kind.low, kind.high) >= 1 << 31 and not nest.largest,
+        f"a sum over {taps} elements of {kind.text} may leave 32 bits.",
+    )
     return nest
 
 
@@ -183,4 +186,4 @@ def _pool_turns(scope: KernelScope) -> Turns:
     kind = "Padded" if window.any_padded else "Words" if scope.source_dtype is DType.UINT8 else ""
     sums = scope.node.expect(Pool2d).kind is ReduceKind.SUM
     family = AveragePool2d if sums and not kind else type(scope.node.operator)  # the same loops
-    return {f"{family.__name__}{kind}.{part}": float(count) for part, count in counts.items()}
+    return turns_of_family(f"{family.__name__}{kind}", counts)

@@ -8,7 +8,7 @@ from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, F
 from dovetail.ir.types import DType
 from dovetail.kernels.c import atom, loop, product, total, variable, wrapped
 from dovetail.kernels.elements import PIXEL, Computed, Places, place_in, write_elements
-from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion, accumulate_type
+from dovetail.kernels.kernel import Expression, KernelWriter, accumulate_type, refuse
 from dovetail.kernels.registry import FLOAT_FAMILIES, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import looked_up, packed
@@ -33,8 +33,7 @@ def _bias(scope: KernelScope, channel: str) -> str:
 @kernel(Conv2d, DepthwiseConv2d, table=FLOAT_FAMILIES)
 def _float_convolution(scope: KernelScope, operator: Convolution) -> KernelWriter:
     """The writer of a float Conv2d or DepthwiseConv2d; a Pad with zeros before it is folded in."""
-    if scope.pad_value != 0:
-        raise UnsupportedRegion("only a Pad with zeros is fused into a float convolution.")
+    refuse(scope.pad_value != 0, "only a Pad with zeros is fused into a float convolution.")
     (_, rows, columns, depth), outputs = scope.type(1).shape, scope.result.shape[3]
     nest = Nest(scope, window_of(scope))
     channels, depthwise = nest.window.channels, operator.is_channelwise

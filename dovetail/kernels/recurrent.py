@@ -24,7 +24,7 @@ from dovetail.ir.operators.recurrent import (
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, c_type, code, loop, total
 from dovetail.kernels.elements import Computed, Places, place_in, write_elements
-from dovetail.kernels.kernel import INT32, Expression, KernelWriter, UnsupportedRegion
+from dovetail.kernels.kernel import INT32, Expression, KernelWriter, UnsupportedRegion, refuse
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
 
@@ -110,8 +110,7 @@ def _scaled_once(scaling: Scaling, value: str, doubled: str = "") -> str:
 
 def _require_shifts(*scalings: Scaling) -> None:
     for _, shift in scalings:
-        if not -31 <= shift <= 30:
-            raise UnsupportedRegion(f"a shift of {shift} is outside -31..30.")
+        refuse(not -31 <= shift <= 30, f"a shift of {shift} is outside -31..30.")
 
 
 def segments() -> Mapping[str, Array]:

@@ -17,14 +17,13 @@ from dovetail.ir.operators.arithmetic import (
 )
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import Lines, atom, integer, product, summand, times, total
-from dovetail.kernels.kernel import INT32, Expression, UnsupportedRegion
+from dovetail.kernels.kernel import INT32, Expression, refuse
 from dovetail.kernels.registry import ENDINGS, kernel, rule
 from dovetail.kernels.scope import KernelScope
 
 
 def _require_integer(node: Node, operand: Expression) -> None:
-    if operand.c_type == "float":
-        raise UnsupportedRegion(f"{type(node.operator).__name__} of float32 is not computed on the core.")
+    refuse(operand.c_type == "float", f"{type(node.operator).__name__} of float32 is not computed on the core.")
 
 
 def _raised_by_members(scope: KernelScope, node: Node, operator: Requantize, x: Expression) -> Expression | None:
@@ -67,10 +66,11 @@ def _fixed_point_call(
     says whether the one for values that are not large may be taken."""
     wide = operator.rounding is Rounding.WIDE
     low, high = (-47, 14) if wide else (-31, 30 if operator.rounding is not Rounding.FLOAT32 else 127)
-    if shift.min() < low or shift.max() > high:
-        raise UnsupportedRegion(f"a shift of {int(shift.min())}..{int(shift.max())} is outside {low}..{high}.")
-    if multiplier.min() < 0 and wide:
-        raise UnsupportedRegion(f"a multiplier of {int(multiplier.min())} is negative.")
+    refuse(
+        shift.min() < low or shift.max() > high,
+        f"a shift of {int(shift.min())}..{int(shift.max())} is outside {low}..{high}.",
+    )
+    refuse(multiplier.min() < 0 and wide, f"a multiplier of {int(multiplier.min())} is negative.")
     doubled = (multiplier.astype(np.int64) * 2).astype(np.uint32)
     if wide:
         reduced = np.where(multiplier < 0x7FFF0000, (multiplier.astype(np.int64) + (1 << 15)) >> 16, 0x7FFF)
@@ -155,8 +155,7 @@ def _requantize_ending(graph: Graph, node: Node) -> str:
 def _scale_shift(scope: KernelScope, node: Node, operator: ScaleShift, x: Expression) -> Expression:
     _require_integer(node, x)
     scale, offset, shift = (scope.known(name) for name in node.inputs[1:])
-    if shift.min() < 0 or shift.max() > 31:
-        raise UnsupportedRegion(f"a shift of {int(shift.min())}..{int(shift.max())} is outside 0..31.")
+    refuse(shift.min() < 0 or shift.max() > 31, f"a shift of {int(shift.min())}..{int(shift.max())} is outside 0..31.")
     names = ("scale", "offset", "shift")
     arrays = (scale, offset, shift.astype(np.int8))
     places = [scope.parameter(node.output, name, array) for name, array in zip(names, arrays, strict=True)]
@@ -173,8 +172,7 @@ def _scale_shift(scope: KernelScope, node: Node, operator: ScaleShift, x: Expres
 @rule(Clip)
 def _clip(scope: KernelScope, node: Node, operator: Clip, x: Expression) -> Expression:
     _require_integer(node, x)
-    if operator.dtype in (DType.INT64, DType.UINT32):
-        raise UnsupportedRegion(f"Clip to {operator.dtype.text} is not computed on the core.")
+    refuse(operator.dtype in (DType.INT64, DType.UINT32), f"Clip to {operator.dtype.text} is not computed on the core.")
     if operator.low <= x.low and x.high <= operator.high and not scope.compact:
         return x
     function = "clip_wide" if x.c_type == "int64_t" else "clip"
@@ -190,8 +188,10 @@ def _clip(scope: KernelScope, node: Node, operator: Clip, x: Expression) -> Expr
 def _offset(scope: KernelScope, node: Node, operator: Offset, x: Expression) -> Expression:
     _require_integer(node, x)
     low, high = x.low + operator.offset, x.high + operator.offset
-    if x.c_type != "int32_t" or low < INT32[0] or high > INT32[1]:
-        raise UnsupportedRegion(f"Offset of values up to {x.reach} is not computed on the core.")
+    refuse(
+        x.c_type != "int32_t" or low < INT32[0] or high > INT32[1],
+        f"Offset of values up to {x.reach} is not computed on the core.",
+    )
     return Expression(total(x.text, operator.offset), "int32_t", low, high)
 
 
@@ -210,8 +210,7 @@ def _dequantize(scope: KernelScope, node: Node, operator: Dequantize, x: Express
     names, shape, zero_point = _parameters_along(scope, node, operator.axis)
     low, high = x.low - int(zero_point.max()), x.high - int(zero_point.min())
     if low < INT32[0] or high > INT32[1]:
-        if zero_point.any() and x.reach > 1 << 62:
-            raise UnsupportedRegion("Dequantize of int64 is not computed on the core.")
+        refuse(zero_point.any() and x.reach > 1 << 62, "Dequantize of int64 is not computed on the core.")
         x = Expression(f"(int64_t){atom(x.text)}", "int64_t")
     text = f"({summand(x.text)} - {scope.element(names[1], shape)})" if zero_point.any() else atom(x.text)
     return scope.named("real", "float", f"(float){text} * {scope.element(names[0], shape)}")
@@ -219,12 +218,13 @@ def _dequantize(scope: KernelScope, node: Node, operator: Dequantize, x: Express
 
 @rule(Quantize)
 def _quantize(scope: KernelScope, node: Node, operator: Quantize, x: Expression) -> Expression:
-    if operator.dtype.bits > 16:
-        raise UnsupportedRegion(f"Quantize to {operator.dtype.text} is not computed on the core.")
+    refuse(operator.dtype.bits > 16, f"Quantize to {operator.dtype.text} is not computed on the core.")
     names, shape, zero_point = _parameters_along(scope, node, operator.axis)
     scale, place = (scope.element(name, shape) for name in names)
-    if np.abs(zero_point.astype(np.int64)).max() > 1 << 20:
-        raise UnsupportedRegion(f"a zero point of {int(np.abs(zero_point).max())} is beyond {1 << 20}.")
+    refuse(
+        np.abs(zero_point.astype(np.int64)).max() > 1 << 20,
+        f"a zero point of {int(np.abs(zero_point).max())} is beyond {1 << 20}.",
+    )
     low, high = operator.dtype.low, operator.dtype.high
     text = f"round_even({atom(x.text)} / {scale}, {low} - {place}, {high} - {place}) + {place}"
     return scope.named("steps", "int32_t", text, low, high)

@@ -12,7 +12,7 @@ from dovetail.ir.types import DType
 from dovetail.kernels.c import Lines, atom, c_type, code, loop, nested, product, real, total, variable
 from dovetail.kernels.elements import Computed, Places, place_in, write_elements
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion, expression_of
+from dovetail.kernels.kernel import Expression, KernelWriter, expression_of, refuse
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import anchored
@@ -232,8 +232,7 @@ def _softmax_row(scope: KernelScope, operator: FixedSoftmax, size: int) -> Lines
 
 @kernel(FixedSoftmax)
 def _fixed_softmax(scope: KernelScope, operator: FixedSoftmax) -> KernelWriter:
-    if operator.diff_min > 0:
-        raise UnsupportedRegion(f"diff_min is {operator.diff_min}, it must not be positive.")
+    refuse(operator.diff_min > 0, f"diff_min is {operator.diff_min}, it must not be positive.")
     kind = scope.type(0)
     size, rows = kind.shape[-1], prod(kind.shape[:-1])
 

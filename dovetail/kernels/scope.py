@@ -24,6 +24,7 @@ from dovetail.kernels.kernel import (
     Parameter,
     UnsupportedRegion,
     declarations,
+    refuse,
 )
 from dovetail.target.pattern import Choice, Match, Pattern, apply, constant, match_pattern, operand
 
@@ -198,8 +199,10 @@ class KernelScope:
 
     def known(self, value: str) -> Array:
         """The array of an operand that must be constant."""
-        if value not in self.graph.constants:
-            raise UnsupportedRegion(f"{value!r} is computed at run time, a core kernel needs it at compile time.")
+        refuse(
+            value not in self.graph.constants,
+            f"{value!r} is computed at run time, a core kernel needs it at compile time.",
+        )
         return self.graph.constants[value]
 
     @contextmanager
@@ -317,16 +320,12 @@ def _field(layout: Layout, index: str) -> str:
 
 def _check_values(graph: Graph) -> None:
     """Raise Unsupported for region inputs or results a core cannot address."""
-    if len(graph.outputs) != 1:
-        raise UnsupportedRegion(f"a core kernel gives one result, the region {len(graph.outputs)}.")
-    if not graph.nodes:
-        raise UnsupportedRegion("the region has no operator.")
+    refuse(len(graph.outputs) != 1, f"a core kernel gives one result, the region {len(graph.outputs)}.")
+    refuse(not graph.nodes, "the region has no operator.")
     for name in (*graph.inputs, *graph.outputs):
         kind = graph.types[name]
-        if kind.elements == 0:
-            raise UnsupportedRegion(f"{name!r} is {kind}: it has no elements.")
-        if kind.elements * kind.dtype.bits // 8 >= 1 << 31:
-            raise UnsupportedRegion(f"{name!r} is {kind}: larger than 2 GB.")
+        refuse(kind.elements == 0, f"{name!r} is {kind}: it has no elements.")
+        refuse(kind.elements * kind.dtype.bits // 8 >= 1 << 31, f"{name!r} is {kind}: larger than 2 GB.")
 
 
 def _tree(graph: Graph) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
@@ -370,6 +369,8 @@ def split(graph: Graph, core: CoreTraits = CoreTraits()) -> KernelScope:  # noqa
         if early:
             raise UnsupportedRegion(f"{early[0]!r} is read by {type(anchor.operator).__name__} and computed pointwise.")
         shape = graph.types[anchor.output].shape
-        if shape != region.output_shape:
-            raise UnsupportedRegion(f"the result {list(shape)} is broadcast to {list(region.output_shape)} afterwards.")
+        refuse(
+            shape != region.output_shape,
+            f"the result {list(shape)} is broadcast to {list(region.output_shape)} afterwards.",
+        )
     return region

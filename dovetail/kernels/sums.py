@@ -18,7 +18,7 @@ from dovetail.ir.operators.linear import Linear, accumulator_type
 from dovetail.ir.requantisation.bounds import weight_sums
 from dovetail.ir.types import Array, DType, blocks
 from dovetail.kernels.c import c_type, total
-from dovetail.kernels.kernel import SHARING, Expression, Index, UnsupportedRegion, accumulate_type
+from dovetail.kernels.kernel import SHARING, Expression, Index, accumulate_type, refuse
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import Nest, Number, WindowGeometry, window_of
 
@@ -108,8 +108,7 @@ class SumConstants:
 
     def require_bytes(self) -> None:
         """Raise Unsupported where several weights share a byte."""
-        if self.bits < 8:
-            raise UnsupportedRegion("weights of less than a byte have no compact form.")
+        refuse(self.bits < 8, "weights of less than a byte have no compact form.")
 
     def value(self, text: str) -> Expression:
         """A finished sum; it wraps to 32 bits where the operator's own type does and the sum may leave it."""

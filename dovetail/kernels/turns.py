@@ -14,7 +14,7 @@ from types import MappingProxyType
 from dovetail.ir.graph import Graph
 from dovetail.ir.requantisation.pairs import sum_chains
 from dovetail.kernels.core import instructed_ways
-from dovetail.kernels.kernel import RAISED, CoreTraits, Turns, UnsupportedRegion, summed_turns
+from dovetail.kernels.kernel import RAISED, CoreTraits, Turns, UnsupportedRegion, summed_turns, turns_of_family
 from dovetail.kernels.registry import ENDINGS, TURNS, registered
 from dovetail.kernels.scope import KernelScope, split
 from dovetail.target.pattern import Choice
@@ -61,4 +61,4 @@ def _by_elements(region: KernelScope) -> Turns:
     kinds = region.types
     read, products = kinds[0].elements if kinds else 0, region.node.operator.macs(kinds)
     counts = {"element": region.result.elements, "read": read, "product": products, "call": 1}
-    return {f"{name}.{part}": float(count) for part, count in counts.items()}
+    return turns_of_family(name, counts)

@@ -24,7 +24,7 @@ from dovetail.kernels.c import (
     wrapped,
 )
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import BLOCK, Expression, Index, UnsupportedRegion, declarations
+from dovetail.kernels.kernel import BLOCK, Expression, Index, UnsupportedRegion, declarations, refuse
 from dovetail.kernels.scope import KernelScope
 
 Pair = tuple[int, int]
@@ -357,12 +357,16 @@ def window_of(scope: KernelScope) -> WindowGeometry:
     before = (window.padding[0][0], window.padding[1][0])
     if scope.pad is not None:
         pad = scope.pad.expect(Pad)
-        if any(pad.before[axis] or pad.after[axis] for axis in (0, 3)):
-            raise UnsupportedRegion("the Pad before a window pads more than rows and columns.")
+        refuse(
+            any(pad.before[axis] or pad.after[axis] for axis in (0, 3)),
+            "the Pad before a window pads more than rows and columns.",
+        )
         before = (pad.before[1], pad.before[2])
         most = [max(pad.before[1 + axis], pad.after[1 + axis]) for axis in (0, 1)]
-        if any(wide >= span for wide, span in zip(most, window.span, strict=True)):
-            raise UnsupportedRegion(f"the padding {most} is wider than the window {list(window.kernel)} reaches.")
+        refuse(
+            any(wide >= span for wide, span in zip(most, window.span, strict=True)),
+            f"the padding {most} is wider than the window {list(window.kernel)} reaches.",
+        )
     geometry = (window.kernel, window.stride, window.dilation, before)
     return WindowGeometry(batch, (height, width), channels, (shape[1], shape[2]), *geometry)
 

@@ -17,7 +17,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
 from dovetail.kernels import CoreKernel
 from dovetail.kernels.c import array_definition, c_type, elements, one_line
-from dovetail.kernels.relayout import field_text, index_text
+from dovetail.kernels.movement import field_text, index_text
 from dovetail.program.ir import Copy, LaunchStatement, Role, View, reads
 from dovetail.program.loops import digest
 from dovetail.program.transfers import Transfer, dma_rows
