@@ -28,7 +28,7 @@ from dovetail.run import open_build, run_build
 from dovetail.schedule.tiles import tiling
 from dovetail.sim.command_list import LIST, WORDS
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
-from dovetail.sim.launch_queue import START
+from dovetail.sim.launch_queue import QueueDevice
 from dovetail.target import CommandSet, Dma, Match, Offload, Target
 from dovetail.target.registry import _check_reach
 from dovetail.targets import load_target
@@ -76,7 +76,7 @@ def on_device(made: Compiled, inputs: dict[str, Array], words: Sequence[Sequence
                     own = np.array(words[number] if words else one.words, "<u4")
                     start = target.memory("flash").base
                     bus.view(start, own.nbytes)[:] = own.view(np.uint8)
-                    for offset, value in ((LIST, start), (WORDS, own.size), (START, 1)):
+                    for offset, value in ((LIST, start), (WORDS, own.size), (QueueDevice.START, 1)):
                         device.write(offset, value, now)
                     now = device.next_event() or now
                     device.advance(now)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, Bus, Bytes, find
-from dovetail.sim.launch_queue import FINISHED, ROOM, START, Launch, QueueDevice
+from dovetail.sim.launch_queue import Launch, QueueDevice
 from dovetail.target.devices import JOB, CommandSet
 
 LIST, WORDS = JOB, JOB + 4
@@ -67,21 +67,8 @@ class ListDevice(QueueDevice[tuple[Timed, ...]]):
         self._dma, self._transfers, self._start = dma, frozenset(transfers), start
         super().__init__(bus, name, (LIST, WORDS), 1)
 
-    def read(self, offset: int, now: int) -> int:
-        """See `Device.read`."""
-        if offset == FINISHED:
-            return self.queue.collect()
-        if offset != ROOM:
-            self.check_register(offset)
-        return self.queue.room if offset == ROOM else self.registers[offset]
-
-    def write(self, offset: int, value: int, now: int) -> None:
-        """See `Device.write`."""
-        if offset != START:
-            self.check_register(offset)
-            self.registers[offset] = value
-            return
-        self.queue.check_room()
+    def launch(self, now: int) -> None:
+        """See `QueueDevice.launch`."""
         content = self.bus.view(self.registers[LIST], 4 * self.registers[WORDS]).view("<u4").tolist()
         timed = tuple(self._timed(content, now + self._start))
         self.queue.hand_over(timed, now, max((one.end - now for one in timed), default=self._start))

@@ -16,8 +16,6 @@ from dovetail.target.devices import JOB, JobRegisters
 Work = TypeVar("Work")
 MASK32 = 0xFFFFFFFF
 """All bits of a register."""
-START, FINISHED, ROOM = 0x00, 0x04, 0x08
-"""Byte offsets of the registers every `JobDevice` has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +85,18 @@ class LaunchQueue(Generic[Work]):
 class QueueDevice(Device, Generic[Work]):
     """The part of a `Device` that is the same for all engines with a `LaunchQueue`.
 
-    A subclass says what its registers do (`read`, `write`) and what happens when a launch ends (`complete`).
+    START, write: launch with the registers as they are; later writes to them do not matter to it. FINISHED, read:
+    launches finished since reset, modulo 2^32; lowers the interrupt line. ROOM, read: launches that can still be handed
+    over. A subclass says what it launches (`launch`), or what its registers do instead (`read`, `write`), and what
+    happens when a launch ends (`complete`).
 
     Args:
         bus: the memories it reaches. name: its name in reports and messages.
         registers: byte offsets of the registers that keep what is written to them.
         places: launches it holds, the running one included.
     """
+
+    START, FINISHED, ROOM = 0x00, 0x04, 0x08
 
     def __init__(self, bus: Bus, name: str, registers: Collection[int], places: int) -> None:
         self.name, self.bus = name, bus
@@ -110,9 +113,28 @@ class QueueDevice(Device, Generic[Work]):
         """The contents of each register, by byte offset."""
         self.queue: LaunchQueue[Work] = LaunchQueue(self.name, self._places)
 
+    def launch(self, now: int) -> None:
+        """Hand over a launch with the registers as they are; there is room."""
+
     @abstractmethod
     def complete(self, launch: Launch[Work]) -> Activity:
         """Carry out a launch that has ended, and say what it was."""
+
+    def read(self, offset: int, now: int) -> int:
+        if offset == self.FINISHED:
+            return self.queue.collect()
+        if offset == self.ROOM:
+            return self.queue.room
+        self.check_register(offset)
+        return self.registers[offset]
+
+    def write(self, offset: int, value: int, now: int) -> None:
+        if offset == self.START:
+            self.queue.check_room()
+            self.launch(now)
+            return
+        self.check_register(offset)
+        self.registers[offset] = value & MASK32
 
     def parts(self, launch: Launch[Work]) -> Sequence[Activity]:
         """Carry out a launch that has ended, and say what it was, of several things at once each."""
@@ -139,11 +161,7 @@ class QueueDevice(Device, Generic[Work]):
 
 
 class ControlledDevice(QueueDevice[Work]):
-    """A `QueueDevice` that is started by writing 1 to CONTROL and counts in FINISHED and ROOM.
-
-    - CONTROL, write 1: launch with the registers as they are; later writes to them do not matter to it.
-    - FINISHED, read: launches finished since reset, modulo 2^32; lowers the interrupt line.
-    - ROOM, read: launches that can still be handed over.
+    """A `QueueDevice` that is started by writing 1 to CONTROL.
 
     Args:
         bus: the memories it reaches. name: its name in reports and messages.
@@ -159,30 +177,16 @@ class ControlledDevice(QueueDevice[Work]):
         self, bus: Bus, name: str, registers: type[IntEnum], read_only: Collection[IntEnum], hint: str
     ) -> None:
         self._map, self._read_only, self._hint = registers, read_only, hint
+        self.START, self.FINISHED, self.ROOM = (registers[known] for known in ("CONTROL", "FINISHED", "ROOM"))
         super().__init__(bus, name, tuple(registers), self.PLACES)
 
-    @abstractmethod
-    def launch(self, now: int) -> None:
-        """Hand over a launch with the registers as they are; there is room."""
-
-    def read(self, offset: int, now: int) -> int:
-        self.check_register(offset)
-        if offset == self._map["FINISHED"]:
-            return self.queue.collect()
-        return self.queue.room if offset == self._map["ROOM"] else self.registers[offset]
-
     def write(self, offset: int, value: int, now: int) -> None:
-        self.check_register(offset)
         if offset in self._read_only:
             raise SimulationError(f"register {self._map(offset).name} is read-only", where=self.name, hint=self._hint)
-        if offset != self._map["CONTROL"]:
-            self.registers[offset] = value & MASK32
-            return
-        if value != 1:
+        if offset == self.START and value != 1:
             hint = "look at the driver: write 1 to start"
             raise SimulationError(f"CONTROL was written {value}; it takes 1", where=self.name, hint=hint)
-        self.queue.check_room()
-        self.launch(now)
+        super().write(offset, value, now)
 
 
 class JobDevice(QueueDevice[dict[str, int]]):
@@ -198,24 +202,9 @@ class JobDevice(QueueDevice[dict[str, int]]):
         self._compute: Callable[[Mapping[str, int], Bus], None] = find(f"{model}:compute", "function")
         super().__init__(bus, name, range(JOB, JOB + 4 * len(registers), 4), places)
 
-    def read(self, offset: int, now: int) -> int:
-        if offset == FINISHED:
-            return self.queue.collect()
-        if offset != ROOM and offset not in self.registers:
-            hint = "look at the driver: it reads the job's registers, ROOM and FINISHED, see its header"
-            raise SimulationError(f"there is no register to read at offset {offset:#x}", where=self.name, hint=hint)
-        return self.queue.room if offset == ROOM else self.registers[offset]
-
-    def write(self, offset: int, value: int, now: int) -> None:
-        if offset == START:
-            self.queue.check_room()
-            job = self._job.job(self.registers)
-            self.queue.hand_over(job, now, self._cycles(job))
-        elif offset in self.registers:
-            self.registers[offset] = value
-        else:
-            hint = "look at the driver: it writes the job's registers and START, see its header"
-            raise SimulationError(f"there is no register to write at offset {offset:#x}", where=self.name, hint=hint)
+    def launch(self, now: int) -> None:
+        job = self._job.job(self.registers)
+        self.queue.hand_over(job, now, self._cycles(job))
 
     def complete(self, launch: Launch[dict[str, int]]) -> Activity:
         self._compute(launch.work, self.bus)

@@ -17,6 +17,7 @@ from dovetail.sim.mailbox import SIZE as MAILBOX_SIZE
 from dovetail.sim.mailbox import Mailbox, Worker
 from dovetail.sim.processor import Processor
 from dovetail.sim.protocol import (
+    SIM_CONTROL,
     Buffers,
     Content,
     InferenceResult,
@@ -251,7 +252,7 @@ class Machine:
         if self._workers:
             self.devices.append(Mailbox(self._workers))
             windows.append(AddressWindow(setup.mailbox, MAILBOX_SIZE, self.devices[-1]))
-        windows.append(AddressWindow(setup.sim_control, 4096, self._harness))
+        windows.append(AddressWindow(SIM_CONTROL, 4096, self._harness))
         self._idle = 0
         self._cpu = self._processor(setup, own, windows)
         self._core, self._state = self._cpu.core, self._cpu.state

@@ -46,17 +46,16 @@ class Memory:
     reach: tuple[str, ...] = ()
     """Units that read and write it: "core", engines and DMAs by name; empty for all. A value the core does not
     reach has no variable in the C."""
-    # Shipped tilings go by what a memory looks like printed, and do not depend on the rest.
-    waits: int = field(default=0, repr=False)
+    waits: int = 0
     """Cycles a read takes beyond those in the core's `costs`."""
-    width: int = field(default=4, repr=False)
+    width: int = 4
     """Bytes it reads at once, a power of two; they stay at hand until others are read, apart for instructions and
     data."""
-    prefetch: bool = field(default=False, repr=False)
+    prefetch: bool = False
     """Whether it reads the next `width` bytes of instructions while the core executes the last ones."""
-    caches: tuple[Cache, ...] = field(default=(), repr=False)
+    caches: tuple[Cache, ...] = ()
     """Between it and each core: one for both, or one for instructions and one for data at most."""
-    pj_per_byte: float = field(default=0.0, repr=False)
+    pj_per_byte: float = 0.0
     """Energy of a byte read or written, in pJ; 0 where that is not said."""
 
     def __post_init__(self) -> None:
@@ -224,8 +223,7 @@ class Core:
     """Own instructions beyond `isa`, the preferred first."""
     extension: str = ""
     """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.h`
-    says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
-    registers (see `dovetail.sim.riscv`); empty for none."""
+    says what it is given); empty for none."""
     streams: Streams | None = None
     """Instructions for inner loops of instructions with `assembly`; None for loads and branches of `isa`."""
     pairs: PairBlocks | None = None

@@ -29,7 +29,7 @@ from dovetail.program.ir import LaunchStatement, View, byte_places, dense_view, 
 from dovetail.run import Watchdog, run_build
 from dovetail.schedule.partition import initial_partition
 from dovetail.sim.device import Device, MemoryBus, MemoryRegion, accesses, hurried, make_device, spec_of
-from dovetail.sim.launch_queue import FINISHED, START
+from dovetail.sim.launch_queue import QueueDevice
 from dovetail.target.description import Target
 from dovetail.target.devices import JOB
 from dovetail.target.engine import Engine
@@ -55,7 +55,7 @@ def has_model(target: Target, engine: Engine) -> bool:
 
 def writes_of(command: Command) -> list[tuple[int, int]]:
     """Byte offset and value of each register a driver of `JobRegisters` writes for a command, in order."""
-    return [*((JOB + 4 * index, word) for index, word in enumerate(command.words)), (START, 1)]
+    return [*((JOB + 4 * index, word) for index, word in enumerate(command.words)), (QueueDevice.START, 1)]
 
 
 def last_writes(command: Command) -> str:
@@ -71,7 +71,7 @@ def carry_out(device: Device, command: Command, seconds: float) -> None:
             device.write(offset, value, 0)
         while (event := device.next_event()) is not None:
             device.advance(event)
-        device.read(FINISHED, 0)
+        device.read(QueueDevice.FINISHED, 0)
 
 
 def device_of(engine: Engine, bus: MemoryBus) -> Device:
