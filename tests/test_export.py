@@ -16,8 +16,7 @@ import pytest
 from command_line import dovetail, refused
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_model, sample_inputs
-from dovetail.guests.export.forms import FORMS
-from dovetail.guests.export.write import export
+from dovetail.guests.export.write import FORMS, export
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build
 from dovetail.targets import load_target

@@ -10,8 +10,8 @@
 | `esp-idf` | a component |
 | `cmsis-pack` | sources and the description a pack is made from |
 
-Each has an example program. What compiles and runs a network without its surroundings stands in `library.py`, the
-forms in `forms.py`, waiting beside an operating system in `rtos.py`.
+Each has an example program. `library.py` has what compiles and runs a network without its surroundings, perhaps beside
+an operating system, `write.py` the forms.
 """
 
 from dovetail.names import names

@@ -134,10 +134,9 @@ def _float_name(node: Node, reference: Graph) -> str | None:
 
 def column(name: str, wanted: Sequence[Array], got: Sequence[Array], labels: Array | None, classifies: bool) -> Column:
     """The figures of one way: first outputs against the float network's; agreement only where it gives classes."""
-    noise = Noise()
-    for one, other in zip(wanted, got, strict=True):
-        noise.add(one, other)
     right, answers = (np.array([array.reshape(-1) for array in arrays]) for arrays in (wanted, got))
+    noise = Noise()
+    noise.add(right, answers)
     agreement = top1(answers, right.argmax(axis=1)) if classifies else None
     return Column(name, len(answers), None if labels is None else top1(answers, labels), agreement, noise.sqnr)
 

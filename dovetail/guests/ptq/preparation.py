@@ -28,7 +28,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Linear
 from dovetail.ir.operators.movement import Pad
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Normalise, Reduce, ReduceKind
+from dovetail.ir.operators.reduction import Normalise, Pool2d, Reduce, ReduceKind
 from dovetail.ir.pattern import Apply, Leaf, Pattern, apply, constant, either, occurrence, rest
 from dovetail.ir.rewrite import X, simplify
 from dovetail.ir.rules import Rule, RuleMatch, run
@@ -204,7 +204,7 @@ means."""
 _PASSING = (
     apply(Clamp, having=lambda clamp: clamp.low in (0.0, -inf) and clamp.high == inf),
     apply(Pad, having=lambda pad: pad.value == 0 and pad.before[-1] == pad.after[-1] == 0),
-    apply((MaxPool2d, AveragePool2d)),
+    apply(Pool2d),
 )
 """Operators that a positive factor per channel passes through."""
 _REORDERED = ("_nhwc", "_ohwi")

@@ -178,10 +178,13 @@ def frontier(layers: Sequence[LayerCost]) -> tuple[FrontierPoint, ...]:
         for point in grown:
             if not points or point.noise < points[-1].noise:
                 points.append(point)
-        if len(points) > MOST_POINTS:
-            places = np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).astype(int))
-            points = [points[index] for index in places]
+        points = _spread(points, MOST_POINTS)
     return tuple(points)
+
+
+def _spread(points: Sequence[FrontierPoint], most: int) -> list[FrontierPoint]:
+    """At most so many points, ends included, spread evenly over their places."""
+    return [points[index] for index in np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).astype(int))]
 
 
 def within(points: Sequence[FrontierPoint], limit: float, unit: str, base: float = 0.0) -> FrontierPoint:
@@ -219,8 +222,7 @@ def cheapest(
     Raises:
         DovetailError: none keeps it.
     """
-    places = np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).astype(int))
-    candidates: list[FrontierPoint] = [points[index] for index in places]
+    candidates = _spread(points, most)
     missed = excess(candidates[-1])
     if missed > 0:
         what = f"even the widest weights miss the budget, by {missed:.2f} {unit}"
