@@ -26,13 +26,12 @@ from dovetail.ir.operators.activation import Clamp, Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
-from dovetail.ir.operators.linear import Linear
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import Normalise, Pool2d, Reduce, ReduceKind
 from dovetail.ir.pattern import Apply, Leaf, Pattern, apply, constant, either, occurrence, rest
 from dovetail.ir.rewrite import X, simplify
 from dovetail.ir.rules import Rule, RuleMatch, run
-from dovetail.ir.scaling import rows_of_line
+from dovetail.ir.scaling import folding
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.quantize.factors import factor_into_softmax, factors_behind
 
@@ -262,29 +261,7 @@ _RECIPROCAL = Rule(
 """A division by a constant is a product, which has an integer form."""
 
 
-def _fold(first: bool) -> Rule:
-    """A line behind a layer whose result is its first operand, or its second."""
-    weights = constant("weights")
-    layer = apply(Linear, X, weights, rest("bias", known=True), alone=True)
-
-    def folded(at: RuleMatch) -> str | None:
-        """w' = w * factor, b' = b * factor + offset, as in arXiv:1712.05877, section 3.2."""
-        arrays = [None if at.value(layer) == name else at.array(name) for name in at.root.inputs]
-        line = rows_of_line(at.root.operator.line_of(arrays), at.type(layer).shape[-1:])
-        if line is None:
-            return None
-        axis, array = at[layer].weight_axis, at.array(weights).astype(np.float64)
-        factor = np.broadcast_to(line[0], array.shape[axis : axis + 1])
-        bias = sum((at.array(name).astype(np.float64) for name in at.others(layer)), np.zeros(factor.size))
-        new = {at[weights]: array * along(factor, array.ndim, axis), f"{at[weights]}_bias": bias * factor + line[1]}
-        names = [at.constant(array.astype(np.float32), DType.FLOAT32, name) for name, array in new.items()]
-        return at.add(at[layer], X, *names, like=layer, stem=at.root.output)
-
-    operands = (layer, rest("numbers", known=True)) if first else (constant("number"), layer)
-    return Rule(apply(Operator, *operands), folded, (lambda at: at.type(layer) == at.type(at.root.output),))
-
-
-_FOLDED = (_fold(True), _fold(False))
+_FOLDED = (folding(), folding(first=False))
 """A scale (and an offset) per channel behind a layer with weights, batch normalisation that is, goes into the layer."""
 
 
