@@ -20,6 +20,7 @@ In reading order:
     outputs, picture    the files of an order; its picture
     coded, programming, execute   the programming image: as records and bytes, from a network, executed
     checked, schedule   an order of one's own; what `dovetail schedule` does
+    ruled               the target's rules on the compiled chip
     task, device        launches of the chip, of one layer or of several side by side; the engine in the simulator
 """
 
@@ -41,6 +42,7 @@ from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
 from dovetail.targets.maeri.network import OrderLayer, TaskKind, network
 from dovetail.targets.maeri.order import Item, NetworkOrder
+from dovetail.targets.maeri.ruled import chip_rules, in_ruled_order
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.task import (
     OutputStage,
@@ -92,8 +94,8 @@ def _is_plain(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 4 and shape[0] == 1)
 
 
-def _order(match: dt.Match, config: MaeriConfig) -> NetworkOrder:
-    return alone(_part(match), config)
+def _order(match: dt.Match, config: MaeriConfig, rules: Rules) -> NetworkOrder:
+    return alone(_part(match), config, chip_rules([match], rules))
 
 
 def _part(match: dt.Match) -> Part:
@@ -124,10 +126,8 @@ def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
     return Task(sizes, TaskKind.CONVOLUTION, added.input_zero_point, False, x, result, 0, 0, stage=stage)
 
 
-def task(
-    match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig, items: tuple[Item, ...] = ()
-) -> Task:
-    """The launch of a region, with the items of an order of several, if given."""
+def task(match: dt.Match, operands: Mapping[str, dt.Operand], items: tuple[Item, ...] = ()) -> Task:
+    """The launch of a region, a layer's with the items of its order."""
     if not match.has("layer"):
         return addition(match, operands)
     (layer, kind), window = _part(match), layers.window_of(match)
@@ -143,7 +143,7 @@ def task(
         bias=operands["sums"].address,
         padding=Sides(*window.before, *window.after),
         stage=stage,
-        items=items or _order(match, config).items,
+        items=items,
     )
 
 
@@ -153,21 +153,22 @@ def _command(function: str, launch: Task) -> tuple[dt.Command, ...]:
     return (dt.Command(function, (len(words), *words), constants=True),)
 
 
-def _offloads(config: MaeriConfig) -> tuple[dt.Offload, ...]:
+def _offloads(config: MaeriConfig, rules: Rules) -> tuple[dt.Offload, ...]:
     def fits(match: dt.Match) -> str:
         """Why there is no order; empty if there is one."""
         try:
-            return "" if _order(match, config).items else "nothing to do"
+            return "" if _order(match, config, rules).items else "nothing to do"
         except TargetError as error:
             return error.what
 
     def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
-        return _command("maeri_start", task(match, operands, config))
+        items = _order(match, config, rules).items if match.has("layer") else ()
+        return _command("maeri_start", task(match, operands, items))
 
     def cycles(match: dt.Match) -> int:
         if not match.has("layer"):
             return addition_cycles(config, match.result.elements) + STAGE_CYCLES
-        return _order(match, config).makespan + (STAGE_CYCLES if match.has("clip") else 0)
+        return _order(match, config, rules).makespan + (STAGE_CYCLES if match.has("clip") else 0)
 
     limit = dt.one_of("virtual neurons must fit the multipliers", fits, "")
     rows: list[tuple[str, dt.Pattern, tuple[dt.Constraint, ...]]] = []
@@ -185,13 +186,14 @@ def _offloads(config: MaeriConfig) -> tuple[dt.Offload, ...]:
     return tuple(dt.Offload(name, pattern, limits, pack, commands, cycles) for name, pattern, limits in rows)
 
 
-def _joint(config: MaeriConfig) -> dt.Joint:
+def _joint(config: MaeriConfig, rules: Rules) -> dt.Joint:
     """Layers side by side; additions take all ports and lines."""
 
     def order(launches: Sequence[dt.Launched]) -> NetworkOrder | None:
         if not all(launch.match.has("layer") for launch in launches):
             return None
-        return side_by_side(tuple(_part(launch.match) for launch in launches), config)
+        matches = [launch.match for launch in launches]
+        return side_by_side(tuple(map(_part, matches)), config, chip_rules(matches, rules))
 
     def cycles(launches: Sequence[dt.Launched]) -> int | None:
         stage = STAGE_CYCLES if any(launch.match.has("clip") for launch in launches) else 0
@@ -207,7 +209,7 @@ def _joint(config: MaeriConfig) -> dt.Joint:
         for number, (launch, operands) in enumerate(launches):
             items = tuple(item for item in joint.items if item.work == number)
             function = "maeri_start" if number == last else "maeri_hold"
-            rows.append(_command(function, task(launch.match, operands, config, items)))
+            rows.append(_command(function, task(launch.match, operands, items)))
         return rows
 
     return dt.Joint(config.joint, cycles, commands, HANDING_CYCLES)
@@ -219,18 +221,20 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
     Args:
         config: sizes of the engine.
         name: of the target.
-        rules: for `dovetail schedule`, where no file of rules is given.
+        rules: the user's own; `dovetail schedule` takes those of a file instead, if one is given.
     """
 
     def order(graph: Graph, request: dt.OrderRequest) -> dt.Ordered:
         from dovetail.targets.maeri.schedule import ordering
 
-        return ordering(graph, request, config, rules or Rules())
+        return ordering(graph, request, config, own)
 
+    own = rules or Rules()
+    is_ordered = bool(own.before or own.priority)
     engine = dt.Engine(
         name="maeri",
         memory=MEMORY.name,
-        offloads=_offloads(config),
+        offloads=_offloads(config, own),
         ideal_macs_per_cycle=float(config.multipliers),
         driver=(f"{HERE}:driver/maeri.h",),
         files={"maeri.c": DRIVER},
@@ -238,8 +242,9 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         wait="maeri_wait",
         prepare="maeri_init",
         launching=10,
-        joint=_joint(config) if config.joint > 1 else None,
+        joint=_joint(config, own) if config.joint > 1 and not is_ordered else None,
     )
+    ruled = (dt.Rewrite("rules of the target", in_ruled_order(own, config), 0),) if own != Rules() else ()
     who, rounding = ("engine", dt.Rounding.DOUBLE) if config.requantise else ("core", None)
     return dt.Target(
         name=name,
@@ -250,7 +255,7 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         code=MEMORY.name,
         values=MEMORY.name,
         engines=(engine,),
-        policies=(dt.Policy("exact", f"the {who} requantises as TensorFlow Lite Micro does", (), rounding),),
+        policies=(dt.Policy("exact", f"the {who} requantises as TensorFlow Lite Micro does", ruled, rounding),),
         ordering=order,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -239,20 +239,26 @@ def network(graph: Graph) -> OrderNetwork:
     Raises:
         ModelError: the graph has no layer, or products that no order can hold.
     """
-    works: list[MultiplierLayer] = []
+    works = tuple(layers_in(graph))
+    held = {work.node.output for work in works}
+    for node in graph.nodes:
+        if node.output not in held and not graph.is_constant(node.inputs[0]) and (count := macs(graph, node)):
+            raise _refusal(graph, node, count)
+    return OrderNetwork(graph, works)
+
+
+def layers_in(graph: Graph) -> Iterator[MultiplierLayer]:
+    """The layers of a graph, each under a name of its own."""
     counts: dict[str, int] = {}
     for node in graph.nodes:
         layer = _convolution(graph, node) or _dense(graph, node)
-        if layer is None and (count := macs(graph, node)):
-            raise _refusal(graph, node, count)
         if layer is not None and not graph.is_constant(node.inputs[0]):
-            stem = _own_name(node.origin or node.output)
+            stem = own_name(node.origin or node.output)
             counts[stem] = counts.get(stem, 0) + 1
-            works.append(replace(layer, name=stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"))
-    return OrderNetwork(graph, tuple(works))
+            yield replace(layer, name=stem if counts[stem] == 1 else f"{stem}_{counts[stem]}")
 
 
-def _own_name(origin: str) -> str:
+def own_name(origin: str) -> str:
     """The layer's own name where the model has a handy one: the name in brackets behind the operator's."""
     operator, _, own = origin.removesuffix(")").partition(" (")
     return own if own and len(own) <= _LONGEST_NAME and ";" not in own else operator

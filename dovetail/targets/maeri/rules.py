@@ -130,6 +130,23 @@ class Rules:
         whole = True in (self.whole_filters, other.whole_filters) or tuple(names)
         return replace(self, **both, at_most=min(limits, default=None), whole_filters=whole)
 
+    def about(self, names: Collection[str]) -> Rules:
+        """The rules for some layers, and limits of all."""
+
+        def is_in(what: str) -> bool:
+            match = _RANGE.fullmatch(what)
+            return what in names or bool(match and match[1] in names)
+
+        groups: dict[str, Any] = {
+            name: tuple(part for group in getattr(self, name) if len(part := tuple(filter(is_in, group))) > 1)
+            for name in ("before", "apart", "together", "priority")
+        }
+        limits = tuple(limit for limit in self.at_most_of if limit[0] in FAMILIES or is_in(limit[0]))
+        named = () if isinstance(self.whole_filters, bool) else tuple(filter(is_in, self.whole_filters))
+        whole = self.whole_filters is True or named
+        pins = tuple(pin for pin in self.pin if is_in(pin.what))
+        return replace(self, **groups, at_most_of=limits, whole_filters=whole, pin=pins)
+
     def in_words(self, reason: Reason) -> str:
         """A reason with the line it stands on."""
         return f"{reason.text} ({self.place(reason.path)})" if self.place and reason.path else reason.text

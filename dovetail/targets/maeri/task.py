@@ -8,7 +8,7 @@ members and these; a tuple of fixed length its members.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise, permutations
 from pathlib import Path
@@ -146,26 +146,42 @@ _WORTH = 100
 """Multipliers are shared out where that could save one in so many cycles."""
 
 
-def of_parts(parts: Sequence[Part]) -> OrderNetwork:
-    """Layers beside each other as a network."""
+@dataclass(frozen=True)
+class ChipRules:
+    """The user's rules for layers of a launch, which they know by name."""
+
+    names: tuple[str, ...] = ()
+    rules: Rules = field(default_factory=Rules)
+
+
+FREE = ChipRules()
+"""No rules."""
+
+
+def of_parts(parts: Sequence[Part], names: Sequence[str] = ()) -> OrderNetwork:
+    """Layers beside each other as a network, with names if these are given."""
     nowhere = StridedArray(0, 0, 0, 0)
-    return layers_of([Task(layer, kind, 0, False, nowhere, nowhere, 0, 0) for layer, kind in parts])
+    net = layers_of([Task(layer, kind, 0, False, nowhere, nowhere, 0, 0) for layer, kind in parts])
+    works = (replace(work, name=name) for work, name in zip(net.works, names, strict=True)) if names else net.works
+    return replace(net, works=tuple(works))
 
 
 @lru_cache(maxsize=1024)
-def alone(part: Part, config: MaeriConfig) -> NetworkOrder:
+def alone(part: Part, config: MaeriConfig, kept: ChipRules = FREE) -> NetworkOrder:
     """The order of one layer; its `makespan` is the scheduler's.
 
     Raises:
-        TargetError: it does not fit.
+        TargetError: it does not fit, or not as the rules say.
+        ModelError: rules contradict each other.
     """
-    order = stored(("alone", part), of_parts((part,)), config, lambda: arrange(of_parts((part,)), config))
+    net = of_parts((part,), kept.names)
+    order = stored(("alone", part, kept), net, config, lambda: arrange(net, config, kept.rules))
     assert order is not None, "it fits, else an error says why not"
     return order
 
 
 @lru_cache(maxsize=256)
-def side_by_side(parts: tuple[Part, ...], config: MaeriConfig) -> NetworkOrder | None:
+def side_by_side(parts: tuple[Part, ...], config: MaeriConfig, kept: ChipRules = FREE) -> NetworkOrder | None:
     """The order of layers beside each other that ends first, of those tried; its `makespan` is the machine's.
 
     Tried is one layer after the other without a gap, in every turn; and where more than that can be saved, multipliers
@@ -174,7 +190,7 @@ def side_by_side(parts: tuple[Part, ...], config: MaeriConfig) -> NetworkOrder |
     Returns:
         None where a layer does not fit.
     """
-    return stored(("beside", parts), of_parts(parts), config, lambda: find_together(parts, config))
+    return stored(("beside", parts, kept), of_parts(parts), config, lambda: find_together(parts, config, kept))
 
 
 def stored(
@@ -208,17 +224,17 @@ def _damaged(what: str) -> DovetailError:
     return SimulationError(f"an order in the cache is damaged: {what}", where="maeri", hint="clear the cache")
 
 
-def find_together(parts: tuple[Part, ...], config: MaeriConfig) -> NetworkOrder | None:
+def find_together(parts: tuple[Part, ...], config: MaeriConfig, kept: ChipRules = FREE) -> NetworkOrder | None:
     """As `side_by_side`, without the cache."""
     turns = list(permutations(range(len(parts)))) if len(parts) <= _TURNS else [tuple(range(len(parts)))]
-    best = _first_to_end([_in_turn(parts, turn, config) for turn in turns])
+    best = _first_to_end([_in_turn(parts, turn, config, kept) for turn in turns])
     work = sum(layer.macs for layer, _ in parts)
     if best is None or len(parts) == 1 or (best.makespan - work // config.multipliers) * _WORTH < best.makespan:
         return best
     by_work = sorted(range(len(parts)), key=lambda number: parts[number][0].macs)
     ways = [(turn, places) for turn in (by_work, by_work[::-1]) for places in _shares(parts, turn, config)]
     ways += [(by_work, [(0, config.multipliers * quarters // 4)]) for quarters in (2, 3)]
-    return _first_to_end([best, *(_in_turn(parts, turn, config, places) for turn, places in ways)])
+    return _first_to_end([best, *(_in_turn(parts, turn, config, kept, places) for turn, places in ways)])
 
 
 def _first_to_end(orders: Sequence[NetworkOrder | None]) -> NetworkOrder | None:
@@ -226,14 +242,18 @@ def _first_to_end(orders: Sequence[NetworkOrder | None]) -> NetworkOrder | None:
 
 
 def _in_turn(
-    parts: tuple[Part, ...], turn: Sequence[int], config: MaeriConfig, places: Sequence[tuple[int, int]] = ()
+    parts: tuple[Part, ...],
+    turn: Sequence[int],
+    config: MaeriConfig,
+    kept: ChipRules,
+    places: Sequence[tuple[int, int]] = (),
 ) -> NetworkOrder | None:
     """An order in which layers are laid out in turn, the first of them on multipliers [first, end) of their own; None
     where there is none."""
-    net = of_parts(tuple(parts[number] for number in turn))
+    net = of_parts(tuple(parts[number] for number in turn), [kept.names[number] for number in turn if kept.names])
     pins = tuple(Pin(work.name, place) for work, place in zip(net.works, places, strict=False))
     try:
-        order = arrange(net, config, Rules(pin=pins))
+        order = arrange(net, config, Rules(pin=pins) | kept.rules)
         cycles = check(order)
     except DovetailError:
         return None
