@@ -34,9 +34,9 @@ from dovetail.guests.mesh.partition import MeshPartition, resident_section, size
 from dovetail.guests.mesh.topology import build_topology  # noqa: E402
 from dovetail.ir.graph import Graph  # noqa: E402
 from dovetail.ir.operators.activation import FixedSoftmax  # noqa: E402
-from dovetail.ir.operators.arithmetic import Clip  # noqa: E402
+from dovetail.ir.operators.arithmetic import Clip, Dequantize, Quantize  # noqa: E402
 from dovetail.ir.operators.linear import Conv2d, FullyConnected  # noqa: E402
-from dovetail.ir.operators.movement import Concat  # noqa: E402
+from dovetail.ir.operators.movement import Concat, Transpose  # noqa: E402
 from dovetail.ir.operators.reduction import AveragePool2d  # noqa: E402
 from dovetail.ir.types import DType  # noqa: E402
 from dovetail.schedule.partition import partition  # noqa: E402
@@ -47,6 +47,7 @@ from networks import Net  # noqa: E402
 
 START = CoreClocks(
     **{"read": 3.0, "moved": 1.0, "compared": 5.0, "averaged": 2.0, "result": 10.0, "divided": 10.0, "row": 50.0},
+    **{"reordered": 3.0, "quantised": 10.0, "floating": 500.0, "dequantised": 50.0},
     **{"finished": 8.0, "gaining": 5.0},
     **{"without_lines": 16.0, "passed": 6.0, "joined": 2.0, "added": 6.0, "group": 20.0},
     **{"turn": 100.0, "handling": 100.0},
@@ -111,6 +112,17 @@ def by_the_core() -> Graph:
     return net.finish(*values[:-1], *(net.builder.add(soft, [value]) for value in (means[-1], means[0], values[-1])))
 
 
+def with_floats(*shape: int) -> Graph:
+    """Floats of an image, plane by plane, quantised; and floats as the result."""
+    net = Net(f"floats_{'_'.join(map(str, shape))}", shape, dtype=DType.FLOAT32)
+    net.dtype = DType.INT8
+    line = [net.builder.constant("scale", np.array([0.04], np.float32))]
+    line.append(net.builder.constant("zero_point", np.array([0], np.int32)))
+    planes = net.builder.add(Quantize(DType.INT8), [net.x, *line])
+    value = net.convolution(net.builder.add(Transpose((0, 2, 3, 1)), [planes]), 12)
+    return net.finish(net.builder.add(Dequantize(), [net.dense(net.mean(value), 40), *line]))
+
+
 def without_lines(graph: Graph) -> Graph:
     """The same with a channel of each layer that no line requantises."""
     linear = [node.inputs[2] for node in graph.nodes if isinstance(node.operator, Conv2d | FullyConnected)]
@@ -156,13 +168,20 @@ def executed(graph: Graph, sums: int, target: Target, mesh: Mesh) -> list[Stages
     ]
 
 
-def fitted(stages: Sequence[Stages], start: CoreClocks = START) -> CoreClocks:
-    """The clocks by which the model comes nearest, by least squares: what is not below zero, to a tenth."""
-    names = [one.name for one in fields(CoreClocks) if one.name != "after"]
+FLOATS = ("reordered", "quantised", "floating", "dequantised")
+"""Clocks that networks with floats are measured for."""
+
+
+def fitted(
+    stages: Sequence[Stages], start: CoreClocks = START, names: Sequence[str] = (), after: float | None = None
+) -> CoreClocks:
+    """The clocks by which the model comes nearest, by least squares: what is not below zero, to a tenth; those of
+    `names`, all but those of floats if none are given."""
+    names = names or [one.name for one in fields(CoreClocks) if one.name not in ("after", "tabled", *FLOATS)]
     taken = np.concatenate([one.executed for one in stages])
 
     def errors(point: Floats) -> Floats:
-        core = CoreClocks(**dict(zip(names, point.tolist(), strict=True)))
+        core = replace(start, **dict(zip(names, point.tolist(), strict=True)))
         return np.concatenate([one.charged(core) for one in stages]) / taken - 1
 
     found = scale = np.array([getattr(start, name) for name in names])
@@ -172,8 +191,9 @@ def fitted(stages: Sequence[Stages], start: CoreClocks = START) -> CoreClocks:
         rows = [np.stack(slopes, axis=1) * scale, HELD * np.eye(len(names))]
         change = np.linalg.lstsq(np.concatenate(rows), np.append(-now, np.zeros(len(names))), rcond=None)[0]
         found = np.maximum(found + scale * change, 0.0)
-    after = np.concatenate([one.turns[:, 2] - one.turns[:, 1] for one in stages]).mean()
-    return CoreClocks(**dict(zip(names, np.round(found, 1).tolist(), strict=True)), after=round(float(after), 1))
+    if after is None:
+        after = float(np.concatenate([one.turns[:, 2] - one.turns[:, 1] for one in stages]).mean())
+    return replace(start, **dict(zip(names, np.round(found, 1).tolist(), strict=True)), after=round(after, 1))
 
 
 STEPS, STEP, HELD = 8, 0.01, 0.01
@@ -194,7 +214,10 @@ def measured(target: Target) -> tuple[CoreClocks, list[Stages]]:
     stages = []
     for graph, sums, turn in networks():
         stages += executed(graph, sums, target, replace(mesh, core=replace(START, turn=turn)))
-    return fitted(stages), stages
+    core, floats = fitted(stages), list[Stages]()
+    for shape in ((3, 16, 16), (3, 12, 20), (3, 6, 6), (4, 8, 8)):
+        floats += executed(with_floats(*shape), 1, target, replace(mesh, core=core))
+    return fitted(floats, core, FLOATS, core.after), [*stages, *floats]
 
 
 def main() -> None:

@@ -121,6 +121,16 @@ class CoreClocks:
     """For each mean, besides, of a number of elements that is no power of two."""
     row: float = 1.0
     """For each element of a result that depends on its whole row, such as a softmax's."""
+    reordered: float = 1.0
+    """For each element of a result whose axes are in another order."""
+    quantised: float = 1.0
+    """For each float that is quantised by tables, in pieces of `tabled` or more."""
+    floating: float = 1.0
+    """For each float of smaller pieces, which is quantised by arithmetic."""
+    dequantised: float = 1.0
+    """For each float of a result that is made of integers."""
+    tabled: float = 256
+    """Floats of a piece from which they are quantised by tables."""
     finished: float = 0.0
     """For each sum of the array that is requantised, four channels at a time."""
     gaining: float = 0.0

@@ -13,11 +13,16 @@ from dovetail.errors import PlanError
 from dovetail.guests.mesh.layers import Ints, LineUse, MeshLayer, OperandRead, core_reads, is_pool
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph
+from dovetail.ir.operators.movement import Transpose
 from dovetail.ir.types import Box, Shape, full_box
 from dovetail.target.mesh import CoreClocks, Mesh, Work
 
 SUMS_TOGETHER = 512
 """Sums of the MAC array that are finished in one go, or one row of them: the array computes as many meanwhile."""
+
+
+_TABLES = 20 * 1024
+"""Bytes of the tables by which floats are quantised, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +148,8 @@ def costs_of(layer: MeshLayer, sizes: PieceSizes, mesh: Mesh, slots: tuple[int, 
             slot, rest = reads, rest + slot
     else:
         clocks = floor = np.ceil(core_clocks(layer, sizes, mesh.core)).astype(np.int64)
-        constants, slot, rest = np.full_like(box, layer.constant_bytes), first, np.zeros_like(box)
+        tables = _TABLES * ((box >= mesh.core.tabled) & any(node.operator.quantises for node in layer.graph.nodes))
+        constants, slot, rest = layer.constant_bytes + tables, first, np.zeros_like(box)
     fixed = mesh.code + mesh.stack + constants + rest + 2 * last * box
     return CutCosts(clocks, floor, received, last * box, fixed, slot, others, constants)
 
@@ -181,21 +187,30 @@ def finishing(layer: MeshLayer, sizes: PieceSizes, core: CoreClocks, turns: Ints
     by_lines = 4 * pixels * groups * each + turns * groups * (pixels > turns) * core.group
     last = np.where((lined != LineUse.NOT) & (sizes.parts == 1), by_lines, box * core.without_lines)
     last = last + box * core.added * (len(layer.readings) - 1) if layer.tail else 0.0 * box
+    last = last + box * core.dequantised * _gives_floats(layer)
     return np.where(passed, box * core.passed, last) + box * before * core.joined
 
 
 def core_clocks(layer: MeshLayer, sizes: PieceSizes, core: CoreClocks) -> NDArray[np.float64]:
     """Clocks of pieces of these sizes that the core computes alone."""
     anchor, taps = layer.anchor, core_reads(layer)
-    each = taps * core.read
+    each: NDArray[np.float64] | float = taps * core.read
     if anchor is not None and is_pool(anchor, layer.graph):
         mean = taps * core.averaged + core.result + core.divided * (taps & (taps - 1) > 0)
         each = taps * core.compared if anchor.operator.chosen_from(anchor.inputs) else mean
     elif any(node.operator.is_rowwise for node in layer.graph.nodes):
         each = core.row
     elif all(node.operator.moves_only for node in layer.graph.nodes):
-        each = core.moved
-    return np.asarray(sizes.results * each + core.handling)
+        is_reordered = any(isinstance(node.operator, Transpose) for node in layer.graph.nodes)
+        each = core.reordered if is_reordered else core.moved
+    elif any(node.operator.quantises for node in layer.graph.nodes):
+        least = core.tabled * (2 if sizes.place is None else 1)  # of a cut, other pieces are smaller than the largest
+        each = np.where(sizes.results >= least, core.quantised, core.floating)
+    return np.asarray(sizes.results * (each + core.dequantised * _gives_floats(layer)) + core.handling)
+
+
+def _gives_floats(layer: MeshLayer) -> bool:
+    return any(node.operator.dequantises for node in layer.graph.nodes)
 
 
 def _first_pieces(layer: MeshLayer, sizes: PieceSizes) -> Iterator[Graph]:

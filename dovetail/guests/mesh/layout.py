@@ -16,7 +16,8 @@ from dovetail.guests.mesh.programs import PieceCode
 
 _INCLUDES = '#include "element.h"\n#include "mesh_hal.h"\n#include "program.h"\n'
 _HEADER = "#ifndef PROGRAM_H\n#define PROGRAM_H\n{}\n#endif\n"
-_SECTION_MEMORY = "extern uint8_t *section_data, *section_buffers;\n#define element_data section_data"
+_SECTION_MEMORY = """extern uint8_t *section_data, *section_buffers;
+#define element_data ((uint8_t *)__builtin_assume_aligned(section_data, 16))"""
 
 
 def up16(size: int) -> int:
@@ -48,7 +49,8 @@ def _own_buffers(code: PieceCode) -> Iterator[str]:
 
 def _section_buffers(code: PieceCode) -> Iterator[str]:
     for one, place in zip(code.buffers, buffer_places(code), strict=False):
-        yield f"#define {one.name} (*({one.c_type} (*){one.dimensions})(void *)(section_buffers + {place}u))"
+        at = f"__builtin_assume_aligned(section_buffers + {place}u, 16)"
+        yield f"#define {one.name} (*({one.c_type} (*){one.dimensions}){at})"
 
 
 def buffer_places(code: PieceCode) -> list[int]:
