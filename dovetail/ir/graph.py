@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -294,14 +294,20 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()
         if tuple(array.shape) != kind.shape or array.dtype != kind.dtype.numpy:
             raise ValueError(f"input {name!r} is {array.dtype}{list(array.shape)}, expected {kind}")
         values[name] = array
-    last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
-    wanted = {*graph.outputs, *keep}
-    for index, node in enumerate(graph.nodes):
+    for node in in_turn(graph, {*graph.outputs, *keep}, values):
         values[node.output] = node.operator.evaluate([values[name] for name in node.inputs])
-        for name in node.inputs:
-            if last_use[name] == index and name not in wanted:
-                values.pop(name, None)
     return {name: values[name] for name in (*graph.outputs, *keep)}
+
+
+def in_turn(graph: Graph, wanted: Container[str], *held: dict[str, Array]) -> Iterator[Node]:
+    """The nodes in order. Behind each, `held` lose the values that no later node reads, but for those wanted."""
+    last = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
+    for index, node in enumerate(graph.nodes):
+        yield node
+        for name in node.inputs:
+            if last[name] == index and name not in wanted:
+                for values in held:
+                    values.pop(name, None)
 
 
 def evaluate_all(graph: Graph, inputs: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:

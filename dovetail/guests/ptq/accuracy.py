@@ -19,7 +19,7 @@ import numpy as np
 from dovetail.arrays import built
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.guests.ptq.data import Samples, check_labels, read_samples
-from dovetail.guests.ptq.execute import run
+from dovetail.guests.ptq.execute import count_of, part_of, run
 from dovetail.guests.ptq.preparation import prepare, unquantised
 from dovetail.guests.ptq.search import Noise, top1
 from dovetail.guests.ptq.settings import Preprocessing, Told
@@ -257,15 +257,15 @@ def compare(
     """
     places = watched(qdq, integer, reference, factors)
     noise = {place.integers: Noise() for place in places}
-    count, output = len(next(iter(samples.values()))), integer.outputs[0]
+    count, output = count_of(samples), integer.outputs[0]
     kind = integer.types[output].dtype
     inputs: list[Data] = []
     wanted: list[Array] = []
     coded: list[Array] = []
     for index in range(count):
         report(f"comparing: sample {index + 1} of {count}")
-        sample = {name: array[index] for name, array in samples.items()}
-        values = run(reference, {name: array[None] for name, array in sample.items()}, keep=[p.real for p in places])
+        sample = part_of(samples, index)
+        values = run(reference, part_of(samples, slice(index, index + 1)), keep=[place.real for place in places])
         inputs.append(coded_inputs(qdq, sample))
         got = evaluate(integer, inputs[-1], keep=[place.integers for place in places])
         wanted.append(values[reference.outputs[0]][0])
@@ -373,8 +373,7 @@ def _reader(inputs: Data) -> Any:
 
 
 def _feeds(inputs: Data) -> list[dict[str, Array]]:
-    count = len(next(iter(inputs.values())))
-    return [{name: np.ascontiguousarray(array[at]) for name, array in inputs.items()} for at in range(count)]
+    return [part_of(inputs, at) for at in range(count_of(inputs))]
 
 
 def _outputs(model: Path, inputs: Data) -> Sequence[Array]:

@@ -15,7 +15,7 @@ import numpy as np
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq.settings import Told
 from dovetail.guests.ptq.steps import BINS, Data, Histogram
-from dovetail.ir.graph import Graph, Node
+from dovetail.ir.graph import Graph, Node, in_turn
 from dovetail.ir.operators.base import Operator, SlidingWindow
 from dovetail.ir.types import Array, DType, TensorType
 
@@ -41,15 +41,10 @@ def run(graph: Graph, inputs: Data, keep: Collection[str] = (), visit: Visit = l
     values: Values = dict(inputs)
     for name in graph.inputs:
         visit(name, inputs[name])
-    last = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
-    wanted = {*graph.outputs, *keep}
-    for index, node in enumerate(graph.nodes):
+    for node in in_turn(graph, {*graph.outputs, *keep}, values):
         values[node.output] = compute(graph, node, values)
         if sampled(graph, values, node.output):
             visit(node.output, values[node.output])
-        for name in node.inputs:
-            if last[name] == index and name not in wanted:
-                values.pop(name, None)
     return {name: values[name] for name in (*graph.outputs, *keep)}
 
 
@@ -170,13 +165,22 @@ MOST_BYTES = 32 << 20
 """Bytes of the largest value of a batch."""
 
 
-def batches(graph: Graph, data: Data) -> Iterator[dict[str, Array]]:
+def batches(graph: Graph, data: Data) -> Iterator[Values]:
     """The samples in parts that fit memory: the largest value of a part has at most `MOST_BYTES`."""
     largest = max(4 * kind.elements for name, kind in graph.types.items() if name not in graph.constants)
     size = int(max(1, min(64, MOST_BYTES // largest)))
-    count = len(next(iter(data.values())))
-    for start in range(0, count, size):
-        yield {name: array[start : start + size] for name, array in data.items()}
+    for start in range(0, count_of(data), size):
+        yield part_of(data, slice(start, start + size))
+
+
+def count_of(data: Data) -> int:
+    """How many samples there are."""
+    return len(next(iter(data.values())))
+
+
+def part_of(data: Data, place: int | slice) -> Values:
+    """One sample, or several."""
+    return {name: array[place] for name, array in data.items()}
 
 
 def observe(graph: Graph, data: Data, points: Collection[str], histograms: bool, report: Told) -> dict[str, Histogram]:
@@ -219,8 +223,8 @@ def observe(graph: Graph, data: Data, points: Collection[str], histograms: bool,
 
 
 def _pass(graph: Graph, data: Data, visit: Visit, report: Told, text: str) -> None:
-    total, count = len(next(iter(data.values()))), 0
+    total, count = count_of(data), 0
     for part in batches(graph, data):
         report(f"{text}: sample {count} of {total}")
         run(graph, part, visit=visit)
-        count += len(next(iter(part.values())))
+        count += count_of(part)

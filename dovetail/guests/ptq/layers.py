@@ -18,11 +18,11 @@ from math import inf
 
 import numpy as np
 
-from dovetail.guests.ptq.execute import Values, compute, sampled, window_of
+from dovetail.guests.ptq.execute import Values, compute, part_of, sampled, window_of
 from dovetail.guests.ptq.preparation import along
 from dovetail.guests.ptq.settings import Told
 from dovetail.guests.ptq.steps import LEAST, Data, StepsByValue, TensorQuantisation, steps_of
-from dovetail.ir.graph import Graph, Node
+from dovetail.ir.graph import Graph, Node, in_turn
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType
 from dovetail.options import silent
@@ -280,12 +280,11 @@ def fit_layers(
     """
     largest = sum(sorted(4 * k.elements for n, k in graph.types.items() if n not in graph.constants)[-6:])
     count = int(max(1, MOST_BYTES // (2 * largest)))
-    real: Values = {name: data[name][:count] for name in graph.inputs}
+    real = part_of(data, slice(count))
     coded: Values = {name: _rounded(activations.get(name), array) for name, array in real.items()}
     chosen: dict[str, LayerWeights] = {}
     biases: dict[str, Array] = {}
-    last = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
-    for index, node in enumerate(graph.nodes):
+    for index, node in enumerate(in_turn(graph, (), real, coded)):
         report(f"choosing weights: operator {index + 1} of {len(graph.nodes)}")
         name = node.output
         real[name] = compute(graph, node, real)
@@ -304,10 +303,6 @@ def fit_layers(
         else:
             sums = compute(graph, node, coded)
         coded[name] = _rounded(activations.get(name), sums)
-        for values in (real, coded):
-            for read in node.inputs:
-                if last[read] == index:
-                    values.pop(read, None)
     return chosen, biases
 
 

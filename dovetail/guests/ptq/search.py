@@ -18,7 +18,7 @@ from dovetail.arrays import built
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq.calibration import CalibratedNetwork, choose_layers, shared_widths
 from dovetail.guests.ptq.data import Samples, check_labels
-from dovetail.guests.ptq.execute import Values, batches, compute, run, sampled
+from dovetail.guests.ptq.execute import Values, batches, compute, part_of, run, sampled
 from dovetail.guests.ptq.layers import LayerSettings, choose_weights, wanted_sums, weighted_layers
 from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.qdq import qdq_graph
@@ -140,7 +140,7 @@ def _every_value(graph: Graph, data: Data) -> Values:
     """All values of the float network on some samples."""
     total = sum(4 * kind.elements for name, kind in graph.types.items() if name not in graph.constants)
     count = int(max(1, min(SAMPLES, MOST_BYTES // max(total, 1))))
-    part = {name: array[:count] for name, array in data.items()}
+    part = part_of(data, slice(count))
     return {**run(graph, part, keep=[node.output for node in graph.nodes]), **part}
 
 
@@ -364,7 +364,7 @@ def _cycle_costs(
 ) -> tuple[dict[str, dict[int, float]], float]:
     """Cycles of each layer at each width, from the whole network at that width, and what is left of the widest."""
     names = [node.output for node in weighted_layers(calibrated.graph)]
-    few = {name: array[:8] for name, array in data.items()}
+    few = part_of(data, slice(8))
     costs: dict[str, dict[int, float]] = {name: {} for name in names}
     base = 0.0
     for bits in calibrated.wanted.weight_bits:
