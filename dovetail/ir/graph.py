@@ -228,6 +228,17 @@ def prune(graph: Graph) -> Graph:
     )
 
 
+def part_of(graph: Graph, nodes: Sequence[Node], name: str) -> Graph:
+    """Some nodes, in order, as a graph of their own that gives the last one's result."""
+    own = {node.output for node in nodes}
+    read = dict.fromkeys(value for node in nodes for value in node.inputs if value not in own)
+    constants = {value: graph.constants[value] for value in read if value in graph.constants}
+    inputs = tuple(value for value in read if value not in constants)
+    types = {value: graph.types[value] for value in (*read, *(node.output for node in nodes))}
+    left = {value: graph.left[value] for value in types if value in graph.left}
+    return Graph(name, inputs, (nodes[-1].output,), tuple(nodes), types, constants, left=left)
+
+
 def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     """The graph with other names for the values in `names`."""
     if not names:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from dovetail import kernels
 from dovetail.errors import ModelError
 from dovetail.ir.crop import moves_nothing
-from dovetail.ir.graph import Graph, Node
+from dovetail.ir.graph import Graph, Node, part_of
 from dovetail.ir.types import DType
 from dovetail.schedule.region import Region, Share, match_of
 from dovetail.target.description import Target
@@ -285,14 +285,8 @@ class _Partition:
 
     def _subgraph(self, members: Mapping[str, Node]) -> Graph:
         """Some nodes, by their results, as a graph of their own."""
-        graph = self.graph
-        nodes = tuple(self.producers[value] for value in sorted(members, key=self.places.__getitem__))
-        read = dict.fromkeys(value for node in nodes for value in node.inputs if value not in members)
-        inputs = tuple(value for value in read if value not in graph.constants)
-        constants = {value: graph.constants[value] for value in read if value in graph.constants}
-        types = {value: graph.types[value] for value in (*read, *(node.output for node in nodes))}
-        left = {value: graph.left[value] for value in types if value in graph.left}
-        return Graph("candidate", inputs, (nodes[-1].output,), nodes, types, constants, left=left)
+        nodes = [self.producers[value] for value in sorted(members, key=self.places.__getitem__)]
+        return part_of(self.graph, nodes, "candidate")
 
 
 def _origins(graph: Graph) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from dovetail.errors import DovetailError
-from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.graph import Graph, GraphBuilder, part_of
 from dovetail.ir.operators.activation import Clamp, Softmax, Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
 from dovetail.ir.operators.base import Operator
@@ -208,7 +208,8 @@ class FromNetworks:
         for node in reversed(graph.nodes):
             match = match_pattern(self.pattern, graph, node.output)
             if isinstance(match, Match):
-                part = _alone(graph, match)
+                own_nodes = {one.output for one in match.nodes.values()}
+                part = part_of(graph, [one for one in graph.nodes if one.output in own_nodes], "case")
                 own = match_pattern(self.pattern, part, node.output)
                 assert isinstance(own, Match)
                 limits = [limit for limit in self.limits if limit.scope is not Scope.TILES]
@@ -224,17 +225,6 @@ def _integer(settings: Mapping[str, int], kind: int) -> Graph:
         return quantize(simplify(net.builder.finish([whole])))
     except DovetailError as error:
         raise ValueError(error.what) from None
-
-
-def _alone(graph: Graph, match: Match) -> Graph:
-    """The nodes of a match as a graph of their own."""
-    own = {node.output for node in match.nodes.values()}
-    nodes = tuple(node for node in graph.nodes if node.output in own)
-    read = dict.fromkeys(value for node in nodes for value in node.inputs if value not in own)
-    constants = {value: graph.constants[value] for value in read if value in graph.constants}
-    inputs = tuple(value for value in read if value not in constants)
-    types = {value: graph.types[value] for value in (*read, *own)}
-    return Graph("case", inputs, (match.root,), nodes, types, constants)
 
 
 def through_policies(target: Target) -> Target:

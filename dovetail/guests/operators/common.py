@@ -9,6 +9,7 @@ from dovetail.ir.types import Array, TensorType
 
 Types = Sequence[TensorType]
 Arrays = Sequence[Array]
+Results = tuple[TensorType, ...]
 Numbers = Sequence[int | float]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from dovetail.guests.operators.common import Arrays, Numbers, Types, text
+from dovetail.guests.operators.common import Arrays, Numbers, Results, Types, text
 from dovetail.ir.operators.base import require
 from dovetail.ir.operators.user import Said, UserOperator
 from dovetail.ir.types import Array, DType, TensorType
@@ -62,7 +62,7 @@ class DetectionPostProcess(UserOperator):
     use_regular_nms: bool = False
     """Each class by itself; otherwise each box has its best class only."""
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         require(len(inputs) == 3, f"expects 3 operands, got {len(inputs)}")
         boxes, scores, anchors = (kind.shape for kind in inputs)
         require(all(kind.dtype is DType.FLOAT32 for kind in inputs), "expects floats or quantised values")
@@ -194,7 +194,7 @@ class NonMaxSuppression(UserOperator):
         require(count > 0, "max_output_boxes_per_class is 0: nothing is ever selected")
         return cls(centred, min(count, 1 << 30), limits[0], None if np.isnan(limits[1]) else limits[1])
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         boxes, scores = (kind.shape for kind in inputs)
         require(all(kind.dtype is DType.FLOAT32 for kind in inputs), "expects floats")
         require(len(boxes) == len(scores) == 3 and boxes[2] == 4, "expects boxes [B, N, 4] and scores [B, C, N]")

@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from dovetail.guests.operators.common import Arrays, Numbers, Types, text
+from dovetail.guests.operators.common import Arrays, Numbers, Results, Types, text
 from dovetail.ir.operators.base import require
 from dovetail.ir.operators.user import Said, UserOperator
 from dovetail.ir.types import Array, DType, TensorType
@@ -37,7 +37,7 @@ class SignalWindow(UserOperator):
 
     shift: int
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         _expect(inputs, DType.INT16, DType.INT16)
         require(inputs[0].elements % inputs[1].elements == 0, "the weights are not as long as a row")
         require(0 <= self.shift < 32, f"a shift of {self.shift}")
@@ -60,7 +60,7 @@ class SignalFftAutoScale(UserOperator):
     c = (_BITS, text("auto_scale"))
     function = "auto_scale"
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         _expect(inputs, DType.INT16)
         return inputs[0], TensorType((), DType.INT32)
 
@@ -108,7 +108,7 @@ class SignalRfft(UserOperator):
 
     fft_length: int
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         _expect(inputs, DType.INT16)
         size, length = self.fft_length, inputs[0].shape[-1]
         require(
@@ -183,7 +183,7 @@ class SignalEnergy(UserOperator):
     end_index: int
     start_index: int
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         _expect(inputs, DType.INT16)
         size = inputs[0].elements // 2
         require(
@@ -228,7 +228,7 @@ class SignalFilterBank(UserOperator):
         require(bool(fits), "a channel reaches beyond the energies or the weights")
         return bank
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         _expect(inputs, DType.UINT32, *(DType.INT16,) * 5)
         require(0 < self.num_channels < 1 << 15, f"{self.num_channels} channels")
         return (TensorType((self.num_channels,), DType.INT64),)
@@ -254,7 +254,7 @@ class SignalFilterBankSquareRoot(UserOperator):
     c = (_BITS, text("filter_bank_root"))
     function = "filter_bank_root"
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         _expect(inputs, DType.INT64, DType.INT32)
         return (TensorType(inputs[0].shape, DType.UINT32),)
 
@@ -299,7 +299,7 @@ class SignalFilterBankSpectralSubtraction(UserOperator):
     def states(self, inputs: Types) -> Arrays:
         return (np.zeros(self.num_channels, np.uint32),)
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         _expect(inputs, DType.UINT32, DType.UINT32)
         kind = TensorType((self.num_channels,), DType.UINT32)
         require(inputs[0] == kind, f"expects {kind}, got {inputs[0]}")
@@ -337,7 +337,7 @@ class SignalPcan(UserOperator):
 
     snr_shift: int
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         _expect(inputs, DType.UINT32, DType.UINT32, DType.INT16)
         require(inputs[0] == inputs[1] and len(inputs[0].shape) == 1, "expects as much noise as signal")
         require(inputs[2].elements >= 4 * 32 - 3, f"a table of {inputs[2].elements} is too short")
@@ -379,7 +379,7 @@ class SignalFilterBankLog(UserOperator):
     input_correction_bits: int
     output_scale: int
 
-    def results(self, inputs: Types) -> tuple[TensorType, ...]:
+    def results(self, inputs: Types) -> Results:
         _expect(inputs, DType.UINT32)
         require(0 <= self.input_correction_bits < 32, f"{self.input_correction_bits} correction bits")
         return (TensorType(inputs[0].shape, DType.INT16),)
