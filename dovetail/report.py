@@ -114,6 +114,8 @@ class ReportLayer:
     reason_not_offloaded: str
     beside: tuple[str, ...] = ()
     """The layers the engine computes at the same time, started together."""
+    estimated: int | None = None
+    """`cycles` as the clock has them at compile time."""
     waiting: int | None = None
     """The part of `cycles` in which the core sleeps: it waits for transfers of this layer, or for an engine's work."""
 
@@ -181,6 +183,8 @@ class Report:
     another."""
     conversions: tuple[Conversion, ...] = ()
     """The values that change their layout."""
+    estimated: int | None = None
+    """Cycles of an inference as the clock has them at compile time."""
     notes: tuple[str, ...] = ()
     """Sentences on what the figures leave out."""
     energy: Mapping[str, float] = field(default_factory=dict)
@@ -217,6 +221,7 @@ def make_report(result: RunResult) -> Report:
         cores=cores,
         delay=manifest.delay,
         conversions=manifest.conversions,
+        estimated=manifest.estimated,
         notes=_notes(manifest, first),
         energy=energy(result, {**each[0].cycles, **{core.name: core.cycles for core in cores}}, macs),
     )
@@ -269,6 +274,7 @@ def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
                 cycles=cycles[number],
                 engine_cycles=engine_cycles[number],
                 waiting=waiting[number],
+                estimated=layer.estimated,
                 macs=layer.macs,
                 ideal_macs_per_cycle=ideal,
                 bytes_moved=work.bytes,

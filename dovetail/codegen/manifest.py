@@ -74,6 +74,8 @@ class LayerEntry(msgspec.Struct, frozen=True):
     reason_not_offloaded: str
     beside: tuple[str, ...] = ()
     """Layers the engine computes at the same time."""
+    estimated: Count | None = None
+    """Cycles from its beginning on the core to the next layer's, by the clock."""
 
 
 class LayerWork(msgspec.Struct, frozen=True):
@@ -154,6 +156,8 @@ class BuildManifest(msgspec.Struct, frozen=True, kw_only=True):
     """In a pipeline: calls between an input and its outputs."""
     conversions: tuple[Conversion, ...] = ()
     stretches: tuple[Stretch, ...] = ()
+    estimated: Count | None = None
+    """Cycles of an inference by the clock; None where nobody counts them."""
 
     def __post_init__(self) -> None:
         if len(self.work) != len(self.layers):

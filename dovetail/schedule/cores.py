@@ -122,17 +122,18 @@ def shares(kind: TensorType, speeds: Sequence[float], steps: int = 1) -> tuple[B
     return tuple(with_span(whole, axis, span) for span in pairwise(ends))
 
 
-def core_parts(graph: Graph, target: Target) -> Parts:
-    """A region as the cores share it where its values lie densely."""
-    if not target.workers:
-        return ((graph, 0),)
+def core_parts(graph: Graph, target: Target, core: int | None = None) -> Parts:
+    """A region as the cores share it where its values lie densely; `core` is the one that does all of it, if one has
+    to."""
+    if not target.workers or core is not None:
+        return ((graph, core or 0),)
     calls = split(0, graph, *dense_views(graph), target)
     return tuple((call.graph, call.core) for call in calls)
 
 
-def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
-    """Cycles of a region that the cores share."""
-    return shared_cycles(core_parts(graph, target), target, choice)
+def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({}), core: int | None = None) -> int:
+    """Cycles of a region that the cores share, or one has to do all of."""
+    return shared_cycles(core_parts(graph, target, core), target, choice)
 
 
 def dense_views(graph: Graph) -> tuple[dict[str, View], View]:

@@ -27,6 +27,7 @@ from dovetail.schedule.assign import Assignment
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.pipeline import Pipeline
 from dovetail.schedule.plan import Plan
+from dovetail.schedule.plan.timed import timed
 from dovetail.schedule.stripe import StripedNetwork
 from dovetail.target.description import Target
 from dovetail.target.offload import Command
@@ -83,6 +84,11 @@ def manifest(
         },
         "stripes": striped.to_json() if striped else [],
     }
+    if not target.core.is_host:
+        total, each = timed(planned.program, laid.regions, target)
+        found["estimated"] = total
+        for layer, cycles in zip(layers, each, strict=True):
+            layer["estimated"] = cycles
     if target.workers:
         speeds = [core.speed for core in target.cores]
         found |= {"cores": len(speeds), "core_speeds": speeds}

@@ -1,6 +1,6 @@
 """Measures choices here, in processes beside this one, or on a Dask cluster: the outcomes are the same.
 
-A layer is measured as a network of its own on the simulated chip, on this computer or a board, or by the cost model.
+A layer is measured as a network of its own on the simulated chip, on this computer or a board, or by the clock.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dovetail.arrays import built
 from dovetail.compile import Options, compile_graph, sample_inputs
 from dovetail.errors import BoardError, DovetailError, MissingExtraError, SimulationError
 from dovetail.farm import LOST, begin_worker, farm
-from dovetail.guests.tune.layers import LayerModel, planned, tunable_layers
+from dovetail.guests.tune.layers import LayerModel, tunable_layers
 from dovetail.guests.tune.search import TrialOutcome
 from dovetail.ir.graph import Graph
-from dovetail.schedule.knobs import choose
 from dovetail.schedule.partition import partition
+from dovetail.schedule.plan.timed import timed
 from dovetail.target.pattern import Choice
 
 if TYPE_CHECKING:
@@ -113,23 +113,22 @@ def measured(
 
 
 def _estimated(task: MeasureTask, choices: Choices) -> int:
-    """The estimate of a layer; of a network, the sum of those of its layers, if it can be planned at all."""
+    """The estimate of a layer by its tiles, or of a network by its program, on the clock."""
     models = _models(task.payload, task.target)
     (graph, near), target = _opened(task.payload), _target(task.target)
     for name, choice in choices.items():
         if refusal := models[name].space.refusal(choice) if name in models else "it has no knobs":
             hint = "let the knobs of the target allow what it takes, or choose another value"
             raise DovetailError(refusal, where=f"layer {name}", hint=hint)
-    if len(models) > 1:
-        planned(graph, choose(partition(graph, target), choices, target), target, near)
-    total = 0
-    for name, model in models.items():
-        estimate = model.estimate(choices.get(name, {}))
-        if estimate is None:
-            what = "the tiles need more memory than there is"
-            raise DovetailError(what, where=f"layer {name}", hint="choose smaller tiles")
-        total += estimate.cycles
-    return total
+    if len(partition(graph, target)) > 1:
+        compiled = compile_graph(graph, target, Options(task.policy), choices=choices, near=near, interpret=False)
+        return timed(compiled.plan.program, compiled.regions, target)[0]
+    ((name, model),) = models.items()
+    estimate = model.estimate(choices.get(name, {}))
+    if estimate is None:
+        what = "the tiles need more memory than there is"
+        raise DovetailError(what, where=f"layer {name}", hint="choose smaller tiles")
+    return estimate.cycles
 
 
 @lru_cache(maxsize=4)

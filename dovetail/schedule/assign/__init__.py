@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import pairwise
 from pathlib import Path
 
 from dovetail.files import kept_answer
@@ -68,20 +67,6 @@ def _why(layer: LayerOptions, picked: Candidate) -> str:
     )
 
 
-def overlap(layers: tuple[LayerOptions, ...], schedule: Schedule) -> int:
-    """Cycles of the schedule in which more than one of engines and core compute."""
-    changes: list[tuple[int, int]] = []
-    for layer, pick, starts in zip(layers, schedule.picks, schedule.starts, strict=True):
-        for step, start in zip(layer.candidates[pick].steps, starts, strict=True):
-            count = len(step.region.shares) or int(step.region.place == CORE)
-            changes += [(start, count), (start + step.cycles, -count)]
-    total = busy = 0
-    for (moment, count), (later, _) in pairwise(sorted(changes)):
-        busy += count
-        total += later - moment if busy > 1 else 0
-    return total
-
-
 _EXACT_SECONDS = 3.0
 """Deterministic solver time."""
 _EXACT_CANDIDATES = 600
@@ -116,11 +101,10 @@ class Assignment:
         if self.schedule is None:
             return self.note
         finish = self.schedule.finish
-        together = f"{overlap(self.layers, self.schedule):,} of them with engines and core at work together"
         if self.is_proven:
-            return f"the network ends after {finish:,} cycles by estimate, proven to be the least; {together}"
+            return f"the network ends after {finish:,} cycles by estimate, proven to be the least"
         gap = 100 * (finish - self.bound) / max(self.bound, 1)
-        return f"the network ends after {finish:,} cycles by estimate, at most {gap:.1f} % above the least; {together}"
+        return f"the network ends after {finish:,} cycles by estimate, at most {gap:.1f} % above the least"
 
 
 def assign(

@@ -13,7 +13,7 @@ from dovetail.ir.types import Box, full_box, with_span
 from dovetail.program.ir import CORE, Queue, copy_queue
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, QueueUse, RegionCosts, border
 from dovetail.schedule.partition import PartitionCache, explain_mismatch, partition, without_offloads
-from dovetail.schedule.region import EnginePart, LaidRegion, Region, Share, engine_layouts
+from dovetail.schedule.region import AssignedRegion, EnginePart, LaidRegion, Region, Share, engine_layouts
 from dovetail.schedule.tiles.tile import tile_match
 from dovetail.target.description import Target
 
@@ -117,8 +117,9 @@ def layers(
     for region in regions:
         refused: dict[str, str] = {}
         pinned = pins.get(region.name, "")
-        wish = CORE if pinned_core(pinned) is not None else pinned
-        every = _candidates(region, costs, wish, region.name in held, refused)
+        core = pinned_core(pinned)
+        wish = CORE if core is not None else pinned
+        every = _candidates(replace(AssignedRegion.of(region), core=core), costs, wish, region.name in held, refused)
         candidates = _wished(region, every, wish, refused) if wish else every
         passed_over = tuple(one for one in every if not any(one is other for other in candidates))
         after = tuple(dict.fromkeys(makers[value] for value in region.graph.inputs if value in makers))
@@ -131,7 +132,7 @@ def layers(
 
 
 def _candidates(
-    region: Region, costs: RegionCosts, wish: str, held: bool, refused: dict[str, str]
+    region: AssignedRegion, costs: RegionCosts, wish: str, held: bool, refused: dict[str, str]
 ) -> tuple[Candidate, ...]:
     """Each engine by itself, several together, then the core; what it is as long as no engine was ever asked."""
     target, graph, cache = costs.target, region.graph, PartitionCache()
@@ -210,7 +211,7 @@ def _together(alone: Sequence[Candidate], costs: RegionCosts) -> Iterator[Candid
 
 
 def on_core(
-    region: Region, costs: RegionCosts, refused: dict[str, str], cache: PartitionCache, doubt: float = _DOUBT
+    region: AssignedRegion, costs: RegionCosts, refused: dict[str, str], cache: PartitionCache, doubt: float = _DOUBT
 ) -> Iterator[Candidate]:
     """The layer on the core, beside hardware so many times its cycles, for they are an estimate and the engine's a
     formula; nothing where it has no kernel for it."""
@@ -219,7 +220,8 @@ def on_core(
     except ModelError as error:
         refused[CORE] = error.what
         return
-    candidate = costs.candidate(region.name, [replace(part, reason="") for part in parts])
+    own = [replace(AssignedRegion.of(part), reason="", core=region.core) for part in parts]
+    candidate = costs.candidate(region.name, own)
     doubt = 1 if region.engine is not None and region.engine.device is None else doubt
     steps = []
     for one in candidate.steps:

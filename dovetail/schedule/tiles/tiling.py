@@ -62,16 +62,6 @@ class TooLarge:
     """Bytes of engine memory it takes, at least."""
 
 
-@dataclass(frozen=True)
-class NotTaken:
-    """The outcome for a cut that the engine cannot compute, or that is slower than another."""
-
-    reason: str
-
-
-_SLOW = NotTaken("it takes longer than another")
-
-
 class PartTiles:
     """The ways of cutting one engine's part. Answers are kept, since the target's functions may take long."""
 
@@ -109,9 +99,9 @@ class PartTiles:
         budget: int | None = None,
         rival: int | None = None,
         order: Value | None = None,
-    ) -> Tiling | TooLarge | NotTaken:
-        """Bytes and cycles of a cut, all tiles thought to be alike. The target's functions are asked only where the
-        shapes leave it a chance.
+    ) -> Tiling | TooLarge | None:
+        """Bytes and cycles of a cut, all tiles thought to be alike; None for one that the engine does not compute, or
+        that is slower than another. The target's functions are asked only where the shapes leave it a chance.
 
         Args:
             size: result shape of a whole tile.
@@ -126,11 +116,11 @@ class PartTiles:
         tiles = prod(rest) * channel_cuts
         starts = 0 if part.engine.stream else start_cycles(part.engine, self.target.core.statements) * tiles
         if rival is not None and starts >= rival:
-            return _SLOW
+            return None
         ends = {*part.graph.inputs, part.output}
         is_cut_in_place = size != part.shape and not part.offload.strided and not in_place.isdisjoint(ends)
         if is_cut_in_place or (sizes := clock.sizes(size)) is None:
-            return NotTaken("it cannot be cut like that")
+            return None
         loads = sum(sizes[name] for name in part.graph.inputs if name not in in_place)
         held = loads * (buffers if prod(rest) > 1 else 1)
         held += 0 if part.output in in_place else sizes[part.output] * (buffers if tiles > 1 else 1)
@@ -141,16 +131,16 @@ class PartTiles:
         self._ask(size)
         try:
             first = clock.first(cut)
-        except ValueError as error:
-            return NotTaken(str(error))
+        except ValueError:
+            return None
         moved = first.store.cycles * tiles + sum(load.copy.cycles for load in first.loads) * (
             prod(rest) if loads else 0
         )
         if rival is not None and max(first.engine * tiles + starts, moved) >= rival:
-            return _SLOW
+            return None
         estimate = self.alike(cut)
         if estimate is None:
-            return NotTaken(f"its constants do not fit {part.engine.constants}")
+            return None
         if budget is not None and estimate.nbytes > budget:
             return TooLarge(estimate.nbytes)
         longest = max(estimate.engine, estimate.copying)

@@ -1,0 +1,50 @@
+"""The clock's figures of a planned network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dovetail.ir.types import Shape
+from dovetail.program.ir import Call, LaunchStatement, Program
+from dovetail.schedule.region import AssignedRegion
+from dovetail.target.description import Target
+from dovetail.target.engine import Launched
+from dovetail.target.offload import Offload
+from dovetail.timing.kernels import core_cycles
+from dovetail.timing.program import replay
+from dovetail.user_file import asking
+
+
+def timed(program: Program, regions: Sequence[AssignedRegion], target: Target) -> tuple[int, list[int]]:
+    """Cycles of an inference by the clock, and of each layer as `timing.program.replay` has them."""
+
+    def offload(launch: LaunchStatement) -> Offload:
+        return next(one.offload for one in regions[launch.layer].shares if one.engine.name == launch.engine)
+
+    def launches(together: Sequence[LaunchStatement]) -> tuple[int, int]:
+        joint = target.engine(together[0].engine).joint
+        if len(together) > 1 and joint is not None:
+            cycles = joint.cycles([Launched(offload(one).name, one.match) for one in together])
+            return cycles or 0, 0
+        (launch,) = together
+        within = _within(launch, program)
+        match = replace(launch.match, within=within) if within else launch.match
+        with asking(f"the cycles of {offload(launch).name} for {regions[launch.layer].name}"):
+            return offload(launch).cycles(match), offload(launch).starting(match)
+
+    def call(one: Call) -> float:
+        return core_cycles(one.graph, target, regions[one.layer].choice) / target.cores[one.core].speed
+
+    return replay(program, target, launches, call)
+
+
+def _within(launch: LaunchStatement, program: Program) -> Mapping[str, Shape]:
+    """Values that the engine reaches where they lie, of which the launch takes a part, with their shapes."""
+    views = {**launch.operands, launch.match.graph.outputs[0]: launch.result}
+    whole = {name: program.values[name] for name in views if name in program.values}
+    return {
+        name: whole[name].type.shape
+        for name, view in views.items()
+        if name in whole and whole[name].buffer == view.buffer and whole[name].type.shape != view.type.shape
+    }

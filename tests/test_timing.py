@@ -1,0 +1,62 @@
+"""The clock against the simulated chip: whole networks, cores that are pinned, and faults that are seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conftest import shared_dir
+from dovetail.compile import Options, compile_model, prepare
+from dovetail.guests.tune.measure import make_task, measure, measured
+from dovetail.schedule.plan.timed import timed
+from dovetail.target.description import with_cores
+from dovetail.targets import load_target
+from dovetail.timing import program
+from firmware import require_chip
+from tuning_cases import digits_file
+
+NETWORKS = ("ad_autoencoder", "kws_dscnn")
+TARGETS = ("ne16", "macarray", "vta", "kestrel", "maeri", "cortex_m4")
+
+
+def network(name: str) -> Path:
+    """The file of a network."""
+    return shared_dir() / "models" / "mlperf_tiny" / f"{name}_int8.tflite"
+
+
+def ratio(model: Path, name: str) -> float:
+    """Cycles by the clock over those of the simulated chip."""
+    target = load_target(name)
+    compiled = compile_model(model, target, Options())
+    total, each = timed(compiled.plan.program, compiled.regions, target)
+    assert sum(each) == total
+    return total / measured(prepare(model, target, Options()), target, None, {})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_takes_what_the_clock_says(name: str, target: str) -> None:
+    require_chip()
+    assert abs(ratio(network(name), target) - 1) < 0.01
+
+
+def test_a_clock_without_waits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_chip()
+    monkeypatch.setattr(program._Replay, "_wait", lambda self, issuer, wait: None)
+    assert abs(ratio(network("kws_dscnn"), "ne16") - 1) > 0.01
+
+
+def test_a_layer_on_one_core_of_several_takes_as_long_as_that_core_needs() -> None:
+    target = with_cores(load_target("riscv"), 4)
+    compiled = compile_model(network("kws_dscnn"), target, Options(pins={"conv_0": "core1"}))
+    schedule = compiled.assignment.schedule
+    assert schedule is not None
+    assert abs(schedule.finish / timed(compiled.plan.program, compiled.regions, target)[0] - 1) < 0.03
+
+
+def test_a_trial_of_a_network_by_the_clock_is_its_program(tmp_path: Path) -> None:
+    target, model = load_target("ne16"), digits_file(tmp_path)
+    compiled = compile_model(model, target, Options())
+    task = make_task(prepare(model, target, Options()), (), "ne16", None, "model")
+    assert measure(task, {}).cycles == timed(compiled.plan.program, compiled.regions, target)[0]
