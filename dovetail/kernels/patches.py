@@ -110,18 +110,21 @@ def offered(window: WindowGeometry, outputs: int, pairs: PairBlocks, room: int) 
         parts = sum(n * (p + channels + 1 + p * channels) for n, p in ((count, pixels), (1, rest)) if p)
         return -(-outputs // channels) * parts
 
-    own = unrollings(layout.steps)
     pixels, channels = (dict.fromkeys(sizes) for sizes in zip(*shapes, strict=True))
     best = min(((p, c) for p in pixels for c in channels if (p, c) in shapes), key=cost)
+    step = _WORD * (sum(best) + best[0] * best[1])
+    own = unrollings(layout.steps, max(1, pairs.loop // step) if pairs.loop else _MOST_UNROLLED)
     unroll = Knob(UNROLL, own, "pairs of taps of a turn of the innermost loop")
     return block_choices(shapes, unroll, (*best, own[0]), 2)
 
 
-def unrollings(steps: int) -> tuple[int, ...]:
-    """Steps that may be written out in a turn, the default first: the most that divide them, if that is not too few."""
+def unrollings(steps: int, room: int = _MOST_UNROLLED) -> tuple[int, ...]:
+    """Steps that may be written out in a turn, the default first: the most that divide them, if that is not too few; at
+    most `room`."""
     divisors = [count for count in range(1, _MOST_UNROLLED + 1) if (steps % count == 0 and count > 1) or count == steps]
-    most = steps if steps in divisors else max((count for count in divisors if count <= _UNROLLED), default=0)
-    first = most if most >= min(_STEPS, steps) else min(_STEPS, steps)
+    whole, few = steps in divisors and steps <= room, min(_STEPS, steps, room)
+    most = steps if whole else max((count for count in divisors if count <= min(_UNROLLED, room)), default=0)
+    first = most if most >= few else few
     others = [count for count in (*divisors[::-1], _STEPS) if count <= steps and count * 4 >= first]
     return tuple(dict.fromkeys((first, *others)))
 

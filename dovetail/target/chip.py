@@ -204,6 +204,8 @@ class PairBlocks:
     the block's name, which adds to sums[pixel * channels + channel] the products of both halves of
     from[pixel * distance + step] and weights[step * channels + channel]. As of `CoreInstruction.declarations`, it is
     plain C on this computer."""
+    loop: int = 0
+    """Bytes that the innermost loop is to keep within, so that it stays in a small instruction cache; 0 for any."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.target.chip import BOTH, Cache
+from dovetail.target.chip import BOTH, INSTRUCTIONS, Cache
 from dovetail.target.description import Target
 
 _K = 1024
@@ -47,15 +47,18 @@ PARTS = {name: _part(entry) for name, entry in tomllib.loads(Path(__file__).with
 
 
 def part_of(name: str, core: Target) -> Target:
-    """The target of a part: that of its core, with the part's memories."""
+    """The target of a part: that of its core, with the part's memories, and loops that its instruction cache keeps."""
     part = PARTS[name]
+    kept = sum(cache.size for cache in part.reads.get("caches", ()) if INSTRUCTIONS in cache.holds) * 2 // 3
+    pairs = core.core.pairs and replace(core.core.pairs, loop=kept)
     places = {core.code: (part.flash, part.reads), core.values: (part.ram, {})}
     memories = (
         replace(memory, base=at, size=size, **reads)
         for memory, ((at, size), reads) in ((memory, places[memory.name]) for memory in core.memories)
     )
     sentence = f"{part.name}: {part.core}, {_bytes(part.flash[1])} flash, {_bytes(part.ram[1])} RAM"
-    return replace(core, name=name, sentence=sentence, memories=tuple(memories))
+    own = replace(core.core, pairs=pairs)
+    return replace(core, name=name, sentence=sentence, core=own, memories=tuple(memories))
 
 
 def _bytes(size: int) -> str:
