@@ -14,7 +14,7 @@ from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.files import MOST_BYTES, InputError, open_archive, read_npy
 from dovetail.guests.ptq.preparation import as_reals
 from dovetail.guests.ptq.settings import Preprocessing
-from dovetail.guests.ptq.steps import Data, StepsByValue
+from dovetail.guests.ptq.steps import Data, StepsByValue, infinite
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Shape, TensorType
 
@@ -239,8 +239,7 @@ def _samples(name: str, array: Array, kind: TensorType, path: Path, how: Preproc
     array = _shaped(name, array, kind, path)[: how.most]
     if array.size == 0:
         raise _wrong(path, f"'{name}' is empty: {list(array.shape)}", "give at least one sample")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        bad = int(array.size - np.isfinite(array).sum())
+    if bad := infinite(array):
         hint = "see how they come about: a division by zero, or values that were never set"
         raise _wrong(path, f"'{name}' holds {bad} values that are NaN or infinite", hint)
     if kind.dtype.is_integer:
@@ -249,7 +248,7 @@ def _samples(name: str, array: Array, kind: TensorType, path: Path, how: Preproc
             raise _wrong(path, f"'{name}' must be {kind.dtype.text}, got {array.dtype}", hint)
         return array.astype(kind.dtype.numpy)
     result = (array.astype(np.float64) * how.scale + how.offset).astype(np.float32)
-    if not np.isfinite(result).all():
+    if infinite(result):
         raise _wrong(path, f"'{name}' is not finite after preprocessing", "check --scale, --offset")
     return result
 

@@ -167,10 +167,14 @@ MOST_BYTES = 32 << 20
 
 def batches(graph: Graph, data: Data) -> Iterator[Values]:
     """The samples in parts that fit memory: the largest value of a part has at most `MOST_BYTES`."""
-    largest = max(4 * kind.elements for name, kind in graph.types.items() if name not in graph.constants)
-    size = int(max(1, min(64, MOST_BYTES // largest)))
+    size = int(max(1, min(64, MOST_BYTES // max(value_bytes(graph)))))
     for start in range(0, count_of(data), size):
         yield part_of(data, slice(start, start + size))
+
+
+def value_bytes(graph: Graph) -> list[int]:
+    """Bytes of a sample of every value but constants, as floats."""
+    return [4 * kind.elements for name, kind in graph.types.items() if name not in graph.constants]
 
 
 def count_of(data: Data) -> int:

@@ -18,7 +18,7 @@ from math import inf
 
 import numpy as np
 
-from dovetail.guests.ptq.execute import Values, compute, part_of, sampled, window_of
+from dovetail.guests.ptq.execute import Values, compute, part_of, sampled, value_bytes, window_of
 from dovetail.guests.ptq.preparation import along
 from dovetail.guests.ptq.settings import Told
 from dovetail.guests.ptq.steps import LEAST, Data, StepsByValue, TensorQuantisation, steps_of
@@ -278,9 +278,8 @@ def fit_layers(
         settings: how.
         report: told the progress.
     """
-    largest = sum(sorted(4 * k.elements for n, k in graph.types.items() if n not in graph.constants)[-6:])
-    count = int(max(1, MOST_BYTES // (2 * largest)))
-    real = part_of(data, slice(count))
+    largest = sum(sorted(value_bytes(graph))[-6:])
+    real = part_of(data, slice(int(max(1, MOST_BYTES // (2 * largest)))))
     coded: Values = {name: _rounded(activations.get(name), array) for name, array in real.items()}
     chosen: dict[str, LayerWeights] = {}
     biases: dict[str, Array] = {}

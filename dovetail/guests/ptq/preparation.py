@@ -19,7 +19,7 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.guests.ptq.attention import part_layers
-from dovetail.guests.ptq.steps import Data, TensorQuantisation
+from dovetail.guests.ptq.steps import Data, TensorQuantisation, infinite
 from dovetail.ir.boundary import boundary
 from dovetail.ir.graph import Graph, GraphBuilder, Node, renamed
 from dovetail.ir.operators.activation import Clamp, Unary, UnaryKind
@@ -216,8 +216,7 @@ def prepare(graph: Graph, file_name: str) -> Graph:
     graph = unquantised(graph) if is_quantised(graph) else graph
     graph = own_names(run(simplify(graph), (_REAL_CONSTANTS,)))
     for name, array in graph.constants.items():
-        if array.dtype == np.float32 and not np.isfinite(array).all():
-            bad = int(array.size - np.isfinite(array).sum())
+        if bad := infinite(array):
             what = f"the constant '{name}' holds {bad} values that are NaN or infinite"
             raise ModelError(what, where=file_name, hint="train or export the model again")
     graph = simplify(run(run(graph, (*NORMALISATION, *GELU)), (_RECIPROCAL, *_FOLDED)))

@@ -18,7 +18,7 @@ from dovetail.arrays import built
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq.calibration import CalibratedNetwork, choose_layers, shared_widths
 from dovetail.guests.ptq.data import Samples, check_labels
-from dovetail.guests.ptq.execute import Values, batches, compute, part_of, run, sampled
+from dovetail.guests.ptq.execute import Values, batches, compute, part_of, run, sampled, value_bytes
 from dovetail.guests.ptq.layers import LayerSettings, choose_weights, wanted_sums, weighted_layers
 from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.qdq import qdq_graph
@@ -138,9 +138,7 @@ def sensitivities(
 
 def _every_value(graph: Graph, data: Data) -> Values:
     """All values of the float network on some samples."""
-    total = sum(4 * kind.elements for name, kind in graph.types.items() if name not in graph.constants)
-    count = int(max(1, min(SAMPLES, MOST_BYTES // max(total, 1))))
-    part = part_of(data, slice(count))
+    part = part_of(data, slice(int(max(1, min(SAMPLES, MOST_BYTES // max(sum(value_bytes(graph)), 1))))))
     return {**run(graph, part, keep=[node.output for node in graph.nodes]), **part}
 
 

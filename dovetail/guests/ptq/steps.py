@@ -66,6 +66,11 @@ class TensorQuantisation:
         return np.asarray((self.integers(array) - self.zero_point) * self.scale)
 
 
+def infinite(array: Array) -> int:
+    """How many elements are NaN or infinite."""
+    return int(array.size - np.isfinite(array).sum()) if array.dtype.kind == "f" else 0
+
+
 Data = Mapping[str, Array]
 """Arrays by value: [N, *shape] at run time, [*shape] of constants, [C] of factors."""
 StepsByValue = Mapping[str, TensorQuantisation]
