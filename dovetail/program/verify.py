@@ -107,6 +107,8 @@ class _InFlightAccess:
     queue: Queue
     stream: str
     """Engine whose list it is a command of; empty for none."""
+    chain: str
+    """Engine that keeps every element of its launches behind those it is made from; empty for none."""
     memory: str
     span: tuple[int, int]
     """First byte and one past the last, as addresses."""
@@ -165,9 +167,10 @@ class _ProgramWalk:
         beside = self._beside(statement)
         self._check_reach(statement)
         self._check_states(statement)
-        access = partial(_InFlightAccess, index, queue, stream)
+        chain = self._chain(statement)
+        access = partial(_InFlightAccess, index, queue, stream, chain)
         for view in reads(statement):
-            self._check_free(view, queue, stream, beside, is_write=False)
+            self._check_free(view, queue, stream, beside, is_write=False, chain=chain)
             self._check_resident(view, f"'{view.buffer}'")
         for view in writes(statement):
             if self.buffer(view).role is Role.CONSTANT:
@@ -193,6 +196,11 @@ class _ProgramWalk:
             if state.view.buffer not in self.replaced:
                 raise ProgramError(f"the state {state.view.buffer} is never replaced")
             self._check_resident(state.view, f"state '{state.view.buffer}'")
+
+    def _chain(self, statement: Statement) -> str:
+        """The engine of a launch, where it chains launches; empty for other statements."""
+        engine = self.target.engine(statement.engine) if isinstance(statement, LaunchStatement) else None
+        return engine.name if engine and engine.joint and engine.joint.chained else ""
 
     def _beside(self, statement: Statement) -> Sequence[int]:
         """The launches a launch works beside, of those before it; raises where there are more than the engine takes."""
@@ -336,15 +344,18 @@ class _ProgramWalk:
                 raise ProgramError(f"replaces the state {view.buffer} in part, or twice")
             self.replaced.add(view.buffer)
 
-    def _check_free(self, view: View, queue: Queue, stream: str, beside: Sequence[int], is_write: bool) -> None:
+    def _check_free(
+        self, view: View, queue: Queue, stream: str, beside: Sequence[int], is_write: bool, chain: str = ""
+    ) -> None:
         """No other queue may still be using these bytes, nor launches beside this one (reading together is fine; one
-        queue works in order)."""
+        queue works in order, and so do the elements of chained launches)."""
         if (span := self.span(view)) is None:
             return
         known = (one for engine, own in self.behind.items() if engine != stream for one in own)
         for other in (*self.running, *known):
             overlap = other.memory == self.buffer(view).memory and other.span[0] < span[1] and span[0] < other.span[1]
             in_order = other.queue == queue and other.index not in beside
+            in_order = in_order or bool(chain and other.chain == chain and not is_write)
             if not overlap or in_order or not (is_write or other.is_write):
                 continue
             if np.isin(self._bytes(view), self._bytes(other.view)).any():

@@ -126,6 +126,9 @@ class Joint:
     the last start all."""
     handing: int = 60
     """Core cycles in which its driver hands over a launch: where the engine waits for the last of them."""
+    chained: bool = False
+    """Whether a launch may read what another one at work at the same time still writes: the engine keeps every element
+    behind those it is made from. Such launches have queues of their own (`LaunchStatement.queue`)."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ In reading order:
     solve               the best order that is found in a time
     simulate            an order executed, and checked
     outputs, picture    the files of an order; its picture
-    coded, programming, execute   the programming image: as records and bytes, from a network, executed
+    lowered             an order as a program
+    coded, programming, execute   the programming image: as records and bytes, from a program, executed
     checked, schedule   an order of one's own; what `dovetail schedule` does
     ruled               the target's rules on the compiled chip
     task, device        launches of the chip, of one layer or of several side by side; the engine in the simulator

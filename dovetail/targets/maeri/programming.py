@@ -1,13 +1,9 @@
-"""From a network and its order to a programming image: steps, addresses, and the numbers of INT8 or INT16.
-
-A feature has a place in memory from when its first byte may be written until its last has been read, by the order;
-features that are never there at the same time may share bytes.
-"""
+"""From a network and its order to a programming image: its program as steps, and the numbers of INT8 or INT16."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -38,14 +34,13 @@ from dovetail.targets.maeri.coded import (
     Step,
     bits_of_sums,
 )
+from dovetail.targets.maeri.lowered import ALIGNMENT, StepGraph, lowered, size_of
 from dovetail.targets.maeri.network import MultiplierLayer
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.outputs import Phase, configurations, layer_words
 from dovetail.targets.maeri.task import constants_of, limits_of
 from dovetail.targets.maeri.words import Sides, StageLimits
 
-_ALIGNMENT = 64
-_FOREVER = 1 << 62
 _SCALE = (constant("multiplier"), constant("shift"))
 _PATTERNS = (
     *(each for kind in (Conv2d, DepthwiseConv2d, FullyConnected) for each in layers.requantised("", kind).values()),
@@ -65,19 +60,6 @@ _LAYER_LIMITS = (*layers.INT8, layers.DOUBLE_ROUNDING)
 _POOLS = {"mean": PoolKind.MEAN, "largest": PoolKind.LARGEST, "sum": PoolKind.SUM, "change": PoolKind.SUM}
 
 
-@dataclass(frozen=True)
-class StepGraph:
-    """A graph as steps."""
-
-    graph: Graph
-    matches: tuple[Match, ...]
-    """One for each step, in order."""
-    stored: Mapping[str, str]
-    """Value -> the value with the same bytes that is stored: itself, if nothing reshapes it."""
-    zero_points: Mapping[str, int]
-    """The number that stands for 0.0 in each value that is stored."""
-
-
 def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase]) -> ProgrammingImage:
     """The image of a network and its order.
 
@@ -90,21 +72,24 @@ def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase
         ModelError: an operator of the network is no step of an image, or there is no room; says which.
     """
     net, memory = _step_graph(inner(order.network.graph)), _ConstantMemory()
+    net = replace(net, matches=tuple(net.matches[number] for number in net.in_time(net.spans(order))))
+    zeros, program = _zero_points(net), lowered(net, order)
     constants = [[memory.add(array) for array in _constants(match, form)] for match in net.matches]
-    addresses, size = _places(net, _lives(order, net), form, memory.end)
-    room, needed = order.config.feature_memory, size - memory.end
-    if room and needed > room:
-        what = f"features of {8 * form.element} bits need {needed:,} bytes, the memory of features has {room:,}"
+    needed = form.element * size_of(program)
+    if order.config.feature_memory and needed > order.config.feature_memory:
+        what = f"features of {8 * form.element} bits need {needed:,} bytes, the memory of features has"
+        what = f"{what} {order.config.feature_memory:,}"
         raise ModelError(what, where=net.graph.name, hint="raise feature_memory")
 
     def place(value: str) -> FeatureMap:
-        stored = net.stored[value]
-        zero = 0 if form == INT8 else net.zero_points[stored]
-        return FeatureMap(addresses[stored], *_sizes(net.graph.types[value].shape), zero)
+        view = {**program.values, **program.inputs}[net.stored[value]]
+        address = memory.end + form.element * (program.buffers[view.buffer].address or 0)
+        zero = 0 if form == INT8 else zeros[net.stored[value]]
+        return FeatureMap(address, *_sizes(net.graph.types[value].shape), zero)
 
     works = {work.node.output: work for work in order.network.works}
     steps = [_step(match, own, place, works) for match, own in zip(net.matches, constants, strict=True)]
-    sums = {match.nodes["layer"].output: at for at, match in enumerate(net.matches) if match.has("layer")}
+    sums = {net.layers[match.root]: at for at, match in enumerate(net.matches) if match.root in net.layers}
     numbers = [sums[name] for name in works]
     infos = {
         number: tuple(layer_words(order.config, work.layer, next(i.tile for i in order.items if i.work == at)))
@@ -114,7 +99,7 @@ def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase
         config=order.config,
         form=form,
         makespan=order.makespan,
-        memory=size,
+        memory=memory.end + needed,
         inputs=tuple(map(place, net.graph.inputs)),
         outputs=tuple(map(place, net.graph.outputs)),
         steps=tuple(steps),
@@ -156,7 +141,7 @@ def _step_graph(graph: Graph) -> StepGraph:
         for pattern in (*_PATTERNS, join):
             match = match_pattern(pattern, graph, node.output)
             if isinstance(match, Match) and not _is_refused(match):
-                matches.append(match)
+                matches.append(_alone(match))
                 covered |= {each.output for each in match.nodes.values()}
                 break
     alone = [node for node in graph.nodes if node.output not in covered]
@@ -177,7 +162,19 @@ def _step_graph(graph: Graph) -> StepGraph:
     for value in {*graph.inputs, *(match.root for match in matches)}:
         if graph.types[value].dtype is not DType.INT8 or graph.types[value].shape[0] != 1:
             raise _unfit(f"a value {graph.types[value]}", value)
-    return StepGraph(graph, steps, stored, _zero_points(graph, steps, stored))
+    sums = {match.root: match.nodes["layer"].output for match in steps if match.has("layer")}
+    return StepGraph(graph, steps, stored, sums)
+
+
+def _alone(match: Match) -> Match:
+    """A match in a graph of its own nodes."""
+    graph, own = match.graph, {node.output: node for node in match.nodes.values()}
+    nodes = tuple(node for node in graph.nodes if node.output in own)
+    read = dict.fromkeys(name for node in nodes for name in node.inputs if name not in own)
+    inputs = tuple(name for name in read if not graph.is_constant(name))
+    constants = {name: graph.constants[name] for name in read if graph.is_constant(name)}
+    types = {name: graph.types[name] for name in (*read, *own)}
+    return replace(match, graph=Graph(graph.name, inputs, (match.root,), nodes, types, constants))
 
 
 def _read(match: Match) -> list[str]:
@@ -212,9 +209,9 @@ def _unfit(what: str, where: str) -> ModelError:
     return ModelError(f"a programming image has no step for {what}", where=where, hint="compile the network instead")
 
 
-def _zero_points(graph: Graph, steps: Sequence[Match], stored: Mapping[str, str]) -> dict[str, int]:
+def _zero_points(net: StepGraph) -> dict[str, int]:
     """The number that stands for 0.0 in each value, from the step that reads it, or that writes it."""
-    zeros: dict[str, int] = {}
+    zeros, steps, stored = dict[str, int](), net.matches, net.stored
 
     def told(value: str, zero: int, match: Match) -> None:
         if zeros.setdefault(stored[value], zero) != zero:
@@ -239,7 +236,7 @@ def _zero_points(graph: Graph, steps: Sequence[Match], stored: Mapping[str, str]
         others = [zeros.setdefault(stored[value], zeros[match.root]) for value in _read(match)] if _moves(match) else []
         if any(zero != zeros[match.root] for zero in others):
             raise _unfit(f"values with the zero points {sorted({*others, zeros[match.root]})} as one", match.root)
-    return {**{stored[name]: 0 for name in (*graph.inputs, *graph.outputs)}, **zeros}
+    return {**{stored[name]: 0 for name in (*net.graph.inputs, *net.graph.outputs)}, **zeros}
 
 
 def _moves(match: Match) -> bool:
@@ -261,7 +258,7 @@ class _ConstantMemory:
     @property
     def end(self) -> int:
         """The next address."""
-        return -(-len(self.data) // _ALIGNMENT) * _ALIGNMENT
+        return -(-len(self.data) // ALIGNMENT) * ALIGNMENT
 
     def add(self, array: Array) -> int:
         """The address of an array that is added."""
@@ -331,42 +328,3 @@ def _layer_step(
     weights, bias, scales = constants
     limits = limits_of(match)
     return LayerStep(work.kind, source, result, around, *sizes, zero, weights, bias, scales, limits, bits)
-
-
-def _lives(order: NetworkOrder, net: StepGraph) -> dict[str, tuple[int, int]]:
-    """Cycles [first, last] in which the bytes of each value are taken; steps other than layers take no time."""
-    spans: dict[str, tuple[int, int]] = {}
-    for item in order.items:
-        sums = order.work(item).node.output
-        begin, end = spans.get(sums, (item.start, 0))
-        spans[sums] = min(begin, item.start), max(end, order.end(item))
-    written: dict[str, tuple[int, int]] = {net.stored[name]: (0, 0) for name in net.graph.inputs}
-    lives = dict(written)
-    for match in net.matches:
-        read = [net.stored[value] for value in _read(match)]
-        begin, end = min(written[value][0] for value in read), max(written[value][1] for value in read)
-        written[match.root] = spans[match.nodes["layer"].output] if match.has("layer") else (begin, end)
-        for value in (*read, match.root):
-            first, last = lives.get(value, written[match.root])
-            lives[value] = first, max(last, written[match.root][1])
-    for name in net.graph.outputs:
-        lives[net.stored[name]] = lives[net.stored[name]][0], _FOREVER
-    return lives
-
-
-def _places(
-    net: StepGraph, lives: Mapping[str, tuple[int, int]], form: NumberFormat, base: int
-) -> tuple[dict[str, int], int]:
-    """An address of each value, the largest first, each as low as it can be; and the number of bytes."""
-    sizes = {name: form.element * net.graph.types[name].elements for name in lives}
-    addresses: dict[str, int] = {}
-    for name in sorted(lives, key=lambda name: (-sizes[name], lives[name], name)):
-        begin, until = lives[name]
-        meeting = [other for other in addresses if lives[other][0] <= until and begin <= lives[other][1]]
-        address = base
-        for other in sorted(meeting, key=addresses.__getitem__):
-            if addresses[other] >= address + sizes[name]:
-                break
-            address = max(address, -(-(addresses[other] + sizes[other]) // _ALIGNMENT) * _ALIGNMENT)
-        addresses[name] = address
-    return addresses, max((addresses[name] + sizes[name] for name in addresses), default=base)
