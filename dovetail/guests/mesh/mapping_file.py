@@ -1,13 +1,15 @@
 """A user's mapping file: groups of elements, layers cut and put on them, positions, routes.
 
-Everything may be left out; `own.py` completes it. Each wish knows its place in the file, so that the lines of two that
-clash can both be named.
+Everything may be left out; `own.py` completes it. Elements are numbers of the mesh as soon as they are read: those
+without a position are the next that nothing in the file names. Each wish knows its place in the file, so that the lines
+of two that clash can both be named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -121,7 +123,8 @@ class PieceWish:
 
     box: Box | None
     """Rows, columns, channels and sums; None where the cut gives it."""
-    on: ElementRef | None
+    on: int | None
+    """Its element; None where it is chosen."""
     at: WishPlace
 
 
@@ -139,13 +142,12 @@ class LayerWish:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupWish:
-    """A group of elements."""
+class ElementPool:
+    """Elements that some layers share."""
 
-    at: WishPlace
-    members: tuple[tuple[ElementRef, WishPlace], ...] = ()
-    count: int = 0
-    """Elements besides, whichever."""
+    elements: tuple[int, ...]
+    at: WishPlace | None = None
+    """Its place in the file; None for the elements that no group or piece has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +164,50 @@ class RouteWish:
 class MappingWishes:
     """Wishes of a mapping file."""
 
-    at: WishPlace = field(default_factory=lambda: unread("mapping"))
-    objective: str | None = None
-    elements: dict[str, Position | None] = field(default_factory=dict)
-    """Name -> position; None where it is chosen."""
-    groups: dict[str, GroupWish] = field(default_factory=dict)
-    layers: dict[str, LayerWish] = field(default_factory=dict)
-    routes: tuple[RouteWish, ...] = ()
+    at: WishPlace
+    objective: str | None
+    layers: Mapping[str, LayerWish]
+    pools: Mapping[str | None, ElementPool]
+    """By the names of groups; None for layers without one."""
+    routes: tuple[RouteWish, ...]
 
     def layer(self, name: str) -> LayerWish:
         """The wish for a layer; one for nothing where there is none."""
         return self.layers.get(name) or LayerWish(name, self.at)
 
+    def pool(self, layer: str) -> ElementPool:
+        """The elements a layer may have."""
+        return self.pools[self.layer(layer).group]
 
-def read_wishes(path: Path, network: str, layers: Sequence[MeshLayer], topology: Topology) -> MappingWishes:
-    """The wishes of a file; arguments and errors as of `parse_wishes`."""
+
+@dataclass(frozen=True)
+class PartWishes:
+    """Pieces that models of elements compute; see `parts.py`."""
+
+    elements: Mapping[str, Position | None] = field(default_factory=dict)
+    """Names of elements, and their positions where the names say them."""
+    pieces: Mapping[str, Sequence[tuple[Box, str, WishPlace]]] = field(default_factory=dict)
+    """By layer: box, name of the element, place."""
+
+
+def read_wishes(
+    path: Path | None, network: str, layers: Sequence[MeshLayer], topology: Topology, parts: PartWishes | None = None
+) -> MappingWishes:
+    """The wishes of a file, if there is one, and of parts; arguments and errors as of `parse_wishes`."""
+    if path is None:
+        return _resolved(MappingRecord(), unread("mapping"), layers, topology, parts or PartWishes())
     text = read_text(path, hint=HINT, most_bytes=_MOST_BYTES, error=PlanError, what="the mapping")
-    return parse_wishes(text, path.name, network, layers, topology)
+    return parse_wishes(text, path.name, network, layers, topology, parts)
 
 
-def parse_wishes(text: str, file: str, network: str, layers: Sequence[MeshLayer], topology: Topology) -> MappingWishes:
+def parse_wishes(
+    text: str,
+    file: str,
+    network: str,
+    layers: Sequence[MeshLayer],
+    topology: Topology,
+    parts: PartWishes | None = None,
+) -> MappingWishes:
     """The wishes of a text.
 
     Args:
@@ -190,6 +216,7 @@ def parse_wishes(text: str, file: str, network: str, layers: Sequence[MeshLayer]
         network: name of the graph.
         layers: of it.
         topology: the mesh.
+        parts: pieces that models compute.
 
     Raises:
         PlanError: it is no mapping file, or names what is not there; with the line.
@@ -198,10 +225,14 @@ def parse_wishes(text: str, file: str, network: str, layers: Sequence[MeshLayer]
     record, at = document.value, WishPlace(document)
     if record.network not in (network, None):
         raise at.inside("network").wrong(f"the network here is '{network[:60]}'", "the file is of another network")
-    names = _element_names(record.elements or {}, at.inside("elements"), topology)
-    reader = _WishReader(topology, record.elements or {}, names)
-    groups = {name: reader.group(one, at.inside("groups", name)) for name, one in (record.groups or {}).items()}
-    routes = (reader.route(one, at.inside("routes", number)) for number, one in enumerate(record.routes or ()))
+    return _resolved(record, at, layers, topology, parts or PartWishes())
+
+
+def _resolved(
+    record: MappingRecord, at: WishPlace, layers: Sequence[MeshLayer], topology: Topology, parts: PartWishes
+) -> MappingWishes:
+    reader = _WishReader(record, at, topology, parts)
+    routes = tuple(reader.route(one, at.inside("routes", number)) for number, one in enumerate(record.routes or ()))
     by_name, wishes = {layer.name: layer for layer in layers}, {}
     for name, one in (record.layers or {}).items():
         here = at.inside("layers", name)
@@ -209,82 +240,146 @@ def parse_wishes(text: str, file: str, network: str, layers: Sequence[MeshLayer]
             listed = ", ".join(list(by_name)[:16]) + (", ..." if len(by_name) > 16 else "")
             raise here.wrong(f"there is no layer '{name[:60]}' in the network", f"its layers are {listed}")
         wishes[name] = reader.layer(one or LayerRecord(), by_name[name], here)
-    return MappingWishes(at, record.objective, record.elements or {}, groups, wishes, tuple(routes))
+    for name, pieces in parts.pieces.items():
+        wish = wishes.get(name, LayerWish(name, pieces[0][2]))
+        if wish.cut is not None or wish.pieces:
+            raise wish.at.wrong(f"{name} is cut here and in a part", "leave it to one of them", pieces[0][2])
+        wishes[name] = replace(wish, pieces=tuple(PieceWish(box, reader.number(on, p), p) for box, on, p in pieces))
+    return MappingWishes(at, record.objective, wishes, reader.pools(record.groups or {}, wishes), routes)
 
 
-def _element_names(elements: dict[str, Position | None], at: WishPlace, topology: Topology) -> dict[Position, str]:
-    """The name of each position that has one."""
-    names: dict[Position, str] = {}
-    for name, place in elements.items():
-        if place is not None:
-            _check_position(place, at.inside(name), topology)
-            other = names.setdefault(place, name)
-            if other is not name:
-                what = f"the element {list(place)} has two names, the second is '{name[:40]}'"
-                raise at.inside(name).wrong(what, "give one of them another position", at.inside(other))
-    return names
-
-
-def _check_position(place: Position, at: WishPlace, topology: Topology) -> None:
-    """Raise PlanError for a position without an element that may be used."""
-    x, y, number = place
-    chip, per = topology.chips.get((x, y)), topology.mesh.per_chip
-    if chip is None or number >= per:
-        raise at.wrong(f"the element {list(place)} does not exist", f"a chip has {per} elements")
-    if chip * per + number not in topology.usable:
-        raise at.wrong(f"the element {list(place)} is faulty or reserved", "take another element")
-
-
-@dataclass(frozen=True)
 class _WishReader:
     """Reads wishes that refer to elements and chips."""
 
-    topology: Topology
-    elements: dict[str, Position | None]
-    names: dict[Position, str]
+    def __init__(self, record: MappingRecord, at: WishPlace, topology: Topology, parts: PartWishes) -> None:
+        self.topology, self.at = topology, at
+        self.names: dict[str, Position | None] = {**parts.elements, **(record.elements or {})}
+        owners: dict[int, str] = {}
+        for name, place in (record.elements or {}).items():
+            if place is not None:
+                here = at.inside("elements", name)
+                other = owners.setdefault(self._at(place, here), name)
+                if other is not name:
+                    what = f"the element {list(place)} has two names, the second is '{name[:40]}'"
+                    raise here.wrong(what, "give one of them another position", at.inside("elements", other))
+        self._numbers = {name: self._at(place, at) for name, place in self.names.items() if place is not None}
+        taken = {*self._numbers.values(), *self._positions(record)}
+        self._free = iter([element for element in topology.elements.tolist() if element not in taken])
 
-    def ref(self, one: ElementRef, at: WishPlace) -> ElementRef:
-        """An element by name or position; its name where it has both."""
-        if isinstance(one, str):
-            if one not in self.elements:
-                listed = ", ".join(list(self.elements)[:12]) or "none"
-                raise at.wrong(f"there is no element '{one[:40]}'", f"names stand under elements: {listed}")
-            return one
-        _check_position(one, at, self.topology)
-        return self.names.get(one, one)
+    def _positions(self, record: MappingRecord) -> Iterator[int]:
+        """Elements that the file gives by position; what is no element is told when it is read."""
+        chips, per = self.topology.chips, self.topology.mesh.per_chip
+        refs: list[Any] = []
+        for group in (record.groups or {}).values():
+            refs += group if isinstance(group, tuple) else ()
+            if isinstance(group, StretchRecord):
+                refs += [(*group.chip, number) for number in range(group.elements[0], min(group.elements[1], per))]
+        for layer in filter(None, (record.layers or {}).values()):
+            refs += [layer.on, *(layer.on or ()), *(piece.on for piece in layer.pieces or ())]
+        places = (ref for ref in refs if isinstance(ref, tuple) and len(ref) == 3 and ref[:2] in chips)
+        return (chips[place[:2]] * per + place[2] for place in places)
 
-    def group(self, one: int | tuple[ElementRef, ...] | StretchRecord, at: WishPlace) -> GroupWish:
-        """A group: a number, a list of elements, or a stretch of a chip's."""
-        if isinstance(one, int):
-            if one > (most := len(self.topology.elements)):
-                raise at.wrong(f"a group of {one} elements", f"there are {most}")
-            return GroupWish(at, count=one)
+    def _at(self, place: Position, at: WishPlace) -> int:
+        """The element at a position; raises PlanError where there is none that may be used."""
+        x, y, number = place
+        chip, per = self.topology.chips.get((x, y)), self.topology.mesh.per_chip
+        if chip is None or number >= per:
+            raise at.wrong(f"the element {list(place)} does not exist", f"a chip has {per} elements")
+        if chip * per + number not in self.topology.usable:
+            raise at.wrong(f"the element {list(place)} is faulty or reserved", "take another element")
+        return chip * per + number
+
+    def number(self, one: ElementRef, at: WishPlace) -> int:
+        """The element of a name or position; the next free one for a name without a position."""
+        if not isinstance(one, str):
+            return self._at(one, at)
+        if one not in self.names:
+            listed = ", ".join(list(self.names)[:12]) or "none"
+            raise at.wrong(f"there is no element '{one[:40]}'", f"names stand under elements: {listed}")
+        if one not in self._numbers:
+            (self._numbers[one],) = self._next(1, at)
+        return self._numbers[one]
+
+    def _next(self, count: int, at: WishPlace) -> list[int]:
+        """So many elements that nothing in the file names."""
+        found = list(islice(self._free, count))
+        if len(found) < count:
+            most = len(self.topology.elements)
+            what = f"the file takes {most + count - len(found)} elements, the mesh has {most}"
+            raise at.wrong(what, "make groups smaller, or use more chips")
+        return found
+
+    def _shown(self, element: int) -> str:
+        return f"the element {list(self.topology.position(element))}"
+
+    def pools(
+        self,
+        groups: Mapping[str, int | tuple[ElementRef, ...] | StretchRecord],
+        layers: Mapping[str, LayerWish],
+    ) -> dict[str | None, ElementPool]:
+        """The elements of every group, and those that no group or piece has."""
+        pools: dict[str | None, ElementPool] = {}
+        owners: dict[int, tuple[str, WishPlace]] = {}
+        for name, one in groups.items():
+            if not isinstance(one, int):
+                members = self._members(one, self.at.inside("groups", name))
+                for element, here in members.items():
+                    other, line = owners.setdefault(element, (name, here))
+                    if other is not name:
+                        what = f"{self._shown(element)} is in the groups '{other[:40]}' and '{name[:40]}'"
+                        raise here.wrong(what, "give it to one of them", line)
+                pools[name] = ElementPool(tuple(members), self.at.inside("groups", name))
+        for name, one in groups.items():
+            if isinstance(one, int):
+                here = self.at.inside("groups", name)
+                if one > (most := len(self.topology.elements)):
+                    raise here.wrong(f"a group of {one} elements", f"there are {most}")
+                own = [p.on for wish in layers.values() if wish.group == name for p in wish.pieces if p.on is not None]
+                own = [element for element in dict.fromkeys(own) if element not in owners][:one]
+                owners.update((element, (name, here)) for element in own)
+                pools[name] = ElementPool((*own, *self._next(one - len(own), here)), here)
+        for wish in layers.values():
+            self._check_group(wish, pools)
+        used = {piece.on for wish in layers.values() for piece in wish.pieces}
+        used.update(element for pool in pools.values() for element in pool.elements)
+        rest = tuple(element for element in self.topology.elements.tolist() if element not in used)
+        return {**pools, None: ElementPool(rest)}
+
+    def _check_group(self, wish: LayerWish, pools: Mapping[str | None, ElementPool]) -> None:
+        """Raise PlanError where a layer's group is not there, or has not the element of one of its pieces."""
+        if wish.group is None:
+            return
+        at = wish.at.inside("group")
+        if wish.group not in pools:
+            hint = f"groups are {', '.join(str(name) for name in pools) or 'none'}"
+            raise at.wrong(f"there is no group '{wish.group[:40]}'", hint)
+        for piece in wish.pieces:
+            if piece.on is not None and piece.on not in pools[wish.group].elements:
+                hint = "put the piece on an element of the group, or the element into it"
+                raise piece.at.wrong(f"{self._shown(piece.on)} is not in the group of {wish.name}", hint, at)
+
+    def _members(self, one: tuple[ElementRef, ...] | StretchRecord, at: WishPlace) -> dict[int, WishPlace]:
+        """Elements of a group that is a list, or a stretch of a chip's."""
+        members: dict[int, WishPlace] = {}
         if isinstance(one, StretchRecord):
-            members = list(self._stretch(one, at))
+            per, chip = self.topology.mesh.per_chip, self._chip(one.chip, at.inside("chip"))
+            _require_within(one.elements, [(0, per)] * 2, "elements (first and last + 1)", at.inside("elements"))
+            numbers = (chip * per + number for number in range(*one.elements))
+            members = {number: at for number in numbers if number in self.topology.usable}
         else:
-            members = [(self.ref(ref, at.inside(n)), at.inside(n)) for n, ref in enumerate(one)]
-        places: dict[ElementRef, WishPlace] = {}
-        for ref, here in members:
-            if ref in places:
-                raise here.wrong(f"{shown_ref(ref)} is twice in the group", "leave one of them out", places[ref])
-            places[ref] = here
+            for place, ref in enumerate(one):
+                here = at.inside(place)
+                if (number := self.number(ref, here)) in members:
+                    raise here.wrong(f"{self._shown(number)} is twice in the group", "leave it out", members[number])
+                members[number] = here
         if not members:
             raise at.wrong("the group is empty", "list its elements, or say how many")
-        return GroupWish(at, tuple(members))
+        return members
 
     def _chip(self, place: Pair, at: WishPlace) -> int:
         if place not in self.topology.chips:
             raise at.wrong(f"there is no chip {list(place)}", "chips are columns and rows of the board")
         return self.topology.chips[place]
-
-    def _stretch(self, one: StretchRecord, at: WishPlace) -> Iterator[tuple[ElementRef, WishPlace]]:
-        """The usable elements of a stretch."""
-        per, chip = self.topology.mesh.per_chip, self._chip(one.chip, at.inside("chip"))
-        _require_within(one.elements, [(0, per)] * 2, "elements (first and last + 1)", at.inside("elements"))
-        for number in range(*one.elements):
-            if chip * per + number in self.topology.usable:
-                place = (*one.chip, number)
-                yield self.names.get(place, place), at
 
     def layer(self, one: LayerRecord, layer: MeshLayer, at: WishPlace) -> LayerWish:
         """The wish for a layer."""
@@ -317,7 +412,7 @@ class _WishReader:
             if isinstance(ref, int) or (isinstance(ref, tuple) and (len(ref) != 3 or min(ref) < 0)):
                 shown = list(ref)[:8] if isinstance(ref, tuple) else ref
                 raise here.wrong(f"{shown} is no element", "give its name, or its position: [column, row, number]")
-            yield PieceWish(None, self.ref(ref, here), here)
+            yield PieceWish(None, self.number(ref, here), here)
 
     def _piece(self, one: PieceRecord, layer: MeshLayer, at: WishPlace) -> PieceWish:
         box: list[Pair] = []
@@ -335,7 +430,7 @@ class _WishReader:
             if axis == 3 and (first % layer.unit or (last % layer.unit and last != size)):
                 raise here.wrong(f"sums are cut at multiples of {layer.unit}", "give others")
             box.append((first, last))
-        on = self.ref(one.on, at.inside("on")) if one.on is not None else None
+        on = self.number(one.on, at.inside("on")) if one.on is not None else None
         return PieceWish(tuple(box), on, at)
 
     def route(self, one: tuple[Pair, ...] | ChipRouteRecord, at: WishPlace) -> RouteWish:
@@ -361,8 +456,3 @@ def _require_within(numbers: Sequence[int], limits: Sequence[tuple[int, int]], n
     if len(numbers) != len(limits) or any(not a <= one <= b for one, (a, b) in zip(numbers, limits, strict=True)):
         spans = ", ".join(f"{low} to {high}" if low < high else str(low) for low, high in limits)
         raise at.wrong(f"{name} must be {len(limits)} whole numbers ({spans}), not {list(numbers)[:8]}")
-
-
-def shown_ref(ref: ElementRef) -> str:
-    """An element in words."""
-    return f"the element '{ref}'" if isinstance(ref, str) else f"the element {list(ref)}"

@@ -1,14 +1,16 @@
-"""A mapping of the user's own: a file's wishes are kept, the rest is chosen, and every piece is checked.
+"""A mapping of the user's own: a placement of which some variables are fixed, cuts or elements. The rest is chosen, and
+every piece is checked.
 
 Layers share a pool of elements: those of one group have the group's, all others the elements that no group or piece
-has. In a pool every piece has an element of its own where there are enough; else pieces share elements, as few as that
-takes, those with most clocks first, each on the element with the fewest so far that has the memory.
+has. In a pool every piece has an element of its own where there are enough: the one it would have without any wish,
+else the next that is free, first on the same chip. Otherwise pieces share elements, as few as that takes, those with
+most clocks first, each on the element with the fewest so far that has the memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,9 +19,9 @@ import numpy as np
 from dovetail.errors import PlanError
 from dovetail.guests.mesh.choice import Objective, choose
 from dovetail.guests.mesh.cuts import Cut, frontier, require_fit
-from dovetail.guests.mesh.layers import MeshLayer, layers_of, output_layers
+from dovetail.guests.mesh.layers import Ints, MeshLayer, layers_of, output_layers
 from dovetail.guests.mesh.mapping import MeshMapping, map_network, planned, stored_layers
-from dovetail.guests.mesh.mapping_file import ElementRef, MappingWishes, Position, WishPlace, read_wishes, shown_ref
+from dovetail.guests.mesh.mapping_file import ElementPool, MappingWishes, WishPlace, read_wishes
 from dovetail.guests.mesh.own_boxes import LayerBoxes, boxes_of_cut, boxes_wished
 from dovetail.guests.mesh.own_routes import routed
 from dovetail.guests.mesh.partition import MeshPartition, MeshStage, Section, boxed_stage, resident, slot_choices
@@ -56,9 +58,8 @@ def read_mapping(
             those on one element, do not fit.
     """
     layers = layers_of(graph, regions)
-    wishes = read_wishes(path, graph.name, layers, topology) if path else MappingWishes()
-    wishes = wishes_of_parts(wishes, parts, layers, topology) if parts else wishes
-    if not (wishes.layers or wishes.groups or wishes.routes):
+    wishes = read_wishes(path, graph.name, layers, topology, wishes_of_parts(parts, layers, topology))
+    if not (wishes.layers or len(wishes.pools) > 1 or wishes.routes):
         return map_network(graph, regions, topology, Objective(wishes.objective or objective), whole=True)
     mapped = complete(wishes, graph, regions, topology, objective)
     check_parts(mapped, parts)
@@ -71,141 +72,30 @@ def complete(
     """The mapping with some wishes; arguments and errors as of `read_mapping`."""
     layers = layers_of(graph, regions)
     objective = Objective(wishes.objective or objective)
-    registry = _ElementRegistry(topology, wishes)
     wished = [boxes_wished(wishes.layer(layer.name), layer, topology.mesh) for layer in layers]
-    for layer, boxes in zip(layers, wished, strict=True):
-        registry.note(layer.name, boxes)
-    is_open = any(boxes is None and registry.pool(x.name).at is None for x, boxes in zip(layers, wished, strict=True))
+    is_open = any(boxes is None and wishes.pool(x.name).at is None for x, boxes in zip(layers, wished, strict=True))
     usual = resident(layers, topology, objective) if is_open and len(topology.places) > 1 else None
     choices = [[stage.slots for stage in usual.stages]] if usual else []
     choices += slot_choices(layers, objective)
+    outputs = output_layers(graph, layers, regions)
     for turn, slots in enumerate(choices):
         held = [wishes.layer(layer.name).slots or own for layer, own in zip(layers, slots, strict=True)]
+        cutting = _Cutting(layers, wished, held, wishes, topology, objective, None if turn else usual)
         try:
-            stages, homes = _Cutting(layers, wished, held, registry, objective, None if turn else usual).run()
+            section = Section(tuple(cutting.stages()), usual.groups if usual and turn == 0 else ())
+            element = cutting.elements(section, frozenset(outputs.values()))
             break
         except PlanError:
             if turn == len(choices) - 1:
                 raise
-    outputs = output_layers(graph, layers, regions)
-    parts = planned(MeshPartition(graph, layers, outputs, topology.mesh, objective, (Section(tuple(stages)),)))
+    section = replace(section, groups=())
+    parts = planned(MeshPartition(graph, layers, outputs, topology.mesh, objective, (section,)))
     section = parts.sections[0]
     traffic = traffic_of(section, stored_layers(parts))
     check_covered(section, traffic)
-    groups = usual.groups if usual and turn == 0 else ()
-    element = np.array(registry.placed(homes, replace(section, groups=groups), stored_layers(parts)), np.int64)
     topology = routed(topology, wishes.routes)
     placed = SectionPlacement(section, topology, traffic, element, loads_of(traffic, topology, element))
     return MeshMapping(parts, topology, (placed,), (tables_of(placed),))
-
-
-@dataclass(frozen=True, eq=False)
-class _ElementPool:
-    """Elements that some layers share, by number in the registry."""
-
-    elements: tuple[int, ...]
-    at: WishPlace | None = None
-    """Its place in the file; None for the elements that no group has."""
-    unnamed: list[int] = field(default_factory=list)
-    """Elements that the file only counts, and that no piece has named yet."""
-
-
-class _ElementRegistry:
-    """The elements a file speaks of, by number, and those chosen besides."""
-
-    def __init__(self, topology: Topology, wishes: MappingWishes) -> None:
-        self.topology, self.wishes = topology, wishes
-        self.places: list[Position | None] = []
-        """Position of each; None where it is chosen."""
-        self._numbers: dict[ElementRef, int] = {}
-        self._pools: dict[str, _ElementPool] = {}
-        self._rest = _ElementPool(())
-        owners: dict[int, tuple[str, WishPlace]] = {}
-        for name, group in wishes.groups.items():
-            for ref, at in group.members:
-                other, line = owners.setdefault(self.number(ref), (name, at))
-                if other is not name:
-                    what = f"{shown_ref(ref)} is in the groups '{other[:40]}' and '{name[:40]}'"
-                    raise at.wrong(what, "give it to one of them", line)
-            unnamed = [self._add(None) for _ in range(group.count)]
-            self._pools[name] = _ElementPool((*(self.number(r) for r, _ in group.members), *unnamed), group.at, unnamed)
-
-    def _add(self, place: Position | None) -> int:
-        self.places.append(place)
-        return len(self.places) - 1
-
-    def number(self, ref: ElementRef) -> int:
-        """The number of an element that is named."""
-        if ref not in self._numbers:
-            self._numbers[ref] = self._add(self._place(ref))
-        return self._numbers[ref]
-
-    def _place(self, ref: ElementRef) -> Position | None:
-        return self.wishes.elements[ref] if isinstance(ref, str) else ref
-
-    def note(self, layer: str, boxes: LayerBoxes | None) -> None:
-        """Number the elements of a layer's pieces; raises PlanError where one is not in the layer's group."""
-        pool = self.pool(layer)
-        for ref, at in zip(boxes.on, boxes.at, strict=True) if boxes else ():
-            if ref is None:
-                continue
-            if ref not in self._numbers and pool.unnamed:
-                self._numbers[ref] = pool.unnamed.pop(0)
-                self.places[self._numbers[ref]] = self._place(ref)
-            if self.number(ref) not in pool.elements and pool.at is not None:
-                hint = "put the piece on an element of the group, or the element into it"
-                group = self.wishes.layer(layer).at.inside("group")
-                raise at.wrong(f"{shown_ref(ref)} is not in the group of {layer}", hint, group)
-
-    def pool(self, layer: str) -> _ElementPool:
-        """The pool of a layer; raises PlanError where its group is not there."""
-        wish = self.wishes.layer(layer)
-        if wish.group is None:
-            return self._rest
-        if wish.group not in self._pools:
-            hint = f"groups are {', '.join(self._pools) or 'none'}"
-            raise wish.at.inside("group").wrong(f"there is no group '{wish.group[:40]}'", hint)
-        return self._pools[wish.group]
-
-    def close(self) -> None:
-        """Count the elements left for layers without a group; raises PlanError where the file has more than there
-        are."""
-        if self._rest.elements:
-            return
-        left = len(self.topology.elements) - len(self.places)
-        if left < 0:
-            what = f"the file takes {len(self.places)} elements, the mesh has {len(self.topology.elements)}"
-            largest = max(self._pools.values(), key=lambda pool: len(pool.elements), default=self._rest)
-            raise (largest.at or self.wishes.at).wrong(what, "make groups smaller, or use more chips")
-        self._rest = _ElementPool(tuple(self._add(None) for _ in range(left)))
-
-    def placed(self, homes: Sequence[int], section: Section, outputs: frozenset[int]) -> list[int]:
-        """The element of every piece.
-
-        Where the file does not say, it is the one it would have without any wish; else of those that are free the
-        next on the path over the mesh, first on the same chip.
-        """
-        per, chips = self.topology.mesh.per_chip, self.topology.chips
-        positions = ((number, at) for number, at in enumerate(self.places) if at is not None)
-        elements = {number: chips[at[:2]] * per + at[2] for number, at in positions}
-        if elements.keys() >= set(homes):
-            return [elements[number] for number in homes]
-        usual = _usual_elements(section, self.topology, outputs)
-        taken = set(elements.values())
-        for number, element in zip(homes, usual, strict=False):
-            if number not in elements and element not in taken:
-                elements[number] = element
-                taken.add(element)
-        free: dict[int, list[int]] = {}
-        for element in self.topology.elements[::-1].tolist():
-            if element not in taken:
-                free.setdefault(element // per, []).append(element)
-        for piece, number in enumerate(homes):
-            if number not in elements:
-                chip = usual[piece] // per if piece < len(usual) else -1
-                chip = chip if free.get(chip) else next(reversed([one for one in free if free[one]]))
-                elements[number] = free[chip].pop()
-        return [elements[number] for number in homes]
 
 
 def _usual_elements(section: Section, topology: Topology, outputs: frozenset[int]) -> list[int]:
@@ -223,47 +113,58 @@ def _usual_elements(section: Section, topology: Topology, outputs: frozenset[int
 
 @dataclass(frozen=True)
 class _Cutting:
-    """Cuts layers into pieces and gives each the number of its element, for certain slots."""
+    """Cuts layers into pieces and gives each an element, for certain slots."""
 
     layers: Sequence[MeshLayer]
     wished: Sequence[LayerBoxes | None]
     """The pieces that the file gives, per layer."""
     slots: Sequence[tuple[int, ...]]
-    registry: _ElementRegistry
+    wishes: MappingWishes
+    topology: Topology
     objective: Objective
     usual: Section | None
     """The network without wishes."""
 
-    def run(self) -> tuple[list[MeshStage], list[int]]:
-        """Stages, and the number of the element of every piece; raises PlanError where something does not fit."""
-        self.registry.close()
-        members: dict[_ElementPool, list[MeshLayer]] = {}
+    def _pools(self) -> list[tuple[ElementPool, list[MeshLayer]]]:
+        """Pools with their layers."""
+        members: dict[str | None, list[MeshLayer]] = {}
         for layer in self.layers:
-            members.setdefault(self.registry.pool(layer.name), []).append(layer)
-        boxes = {index: one for pool, own in members.items() for index, one in self._cut(pool, own)}
-        stages: list[MeshStage] = []
-        for layer in self.layers:
-            one, first = boxes[layer.index], stages[-1].first + stages[-1].pieces if stages else 0
+            members.setdefault(self.wishes.layer(layer.name).group, []).append(layer)
+        return [(self.wishes.pools[group], own) for group, own in members.items()]
+
+    def boxes(self) -> list[LayerBoxes]:
+        """The pieces of every layer; raises PlanError where a pool has too few elements."""
+        boxes = {index: one for pool, own in self._pools() for index, one in self._cut(pool, own)}
+        return [boxes[layer.index] for layer in self.layers]
+
+    def stages(self) -> Iterator[MeshStage]:
+        """The layers in their pieces; raises PlanError where one does not fit."""
+        first = 0
+        for layer, one, held in zip(self.layers, self.boxes(), self.slots, strict=True):
             try:
-                mesh, held = self.registry.topology.mesh, self.slots[layer.index]
-                stages.append(boxed_stage(layer, one.cut, one.boxes, held, mesh, first, one.free))
+                yield (stage := boxed_stage(layer, one.cut, one.boxes, held, self.topology.mesh, first, one.free))
             except PlanError as error:
                 raise PlanError(error.what, where=_where(one.at[0], layer.name), hint=error.hint) from None
-        places = [at for layer in self.layers for at in boxes[layer.index].at]
-        homes = _PieceElements(stages, places, self.registry.topology.mesh)
-        refs = [ref for layer in self.layers for ref in boxes[layer.index].on]
-        for piece, ref in enumerate(refs):
-            if ref is not None:
-                homes.put(piece, self.registry.number(ref))
-        for pool, own in members.items():
-            indices = {layer.index for layer in own}
-            pieces = (s.first + n for s in stages if s.layer.index in indices for n in range(s.pieces))
-            homes.deal([piece for piece in pieces if refs[piece] is None], pool.elements)
-        return stages, homes.home
+            first += stage.pieces
 
-    def _cut(self, pool: _ElementPool, members: Sequence[MeshLayer]) -> Iterator[tuple[int, LayerBoxes]]:
+    def elements(self, section: Section, outputs: frozenset[int]) -> Ints:
+        """The element of every piece; raises PlanError where pieces do not fit together."""
+        boxes = self.boxes()
+        fixed = [on for one in boxes for on in one.on]
+        homes = _PieceElements(section.stages, [at for one in boxes for at in one.at], self.topology.mesh)
+        for piece, element in enumerate(fixed):
+            if element is not None:
+                homes.put(piece, element)
+        usual = _usual_elements(section, self.topology, outputs) if None in fixed else []
+        for pool, own in self._pools():
+            stages = (section.stages[layer.index] for layer in own)
+            pieces = (stage.first + number for stage in stages for number in range(stage.pieces))
+            homes.deal([piece for piece in pieces if fixed[piece] is None], pool.elements, usual)
+        return np.array(homes.home, np.int64)
+
+    def _cut(self, pool: ElementPool, members: Sequence[MeshLayer]) -> Iterator[tuple[int, LayerBoxes]]:
         """The pieces of a pool's layers: those of the file, else the usual cuts, else the best for what is left."""
-        wishes, mesh, size = self.registry.wishes, self.registry.topology.mesh, len(pool.elements)
+        wishes, mesh, size = self.wishes, self.topology.mesh, len(pool.elements)
         needed, left = 0, [layer for layer in members if self.wished[layer.index] is None]
         for layer in members:
             if boxes := self.wished[layer.index]:
@@ -277,7 +178,7 @@ class _Cutting:
         for layer, cut in zip(left, cuts, strict=True):
             yield layer.index, boxes_of_cut(layer, cut, wishes.layer(layer.name), mesh)
 
-    def _cuts(self, pool: _ElementPool, layers: Sequence[MeshLayer], needed: int, most_shared: int) -> list[Cut]:
+    def _cuts(self, pool: ElementPool, layers: Sequence[MeshLayer], needed: int, most_shared: int) -> list[Cut]:
         """Cuts of a pool's layers without wishes.
 
         Args:
@@ -286,8 +187,8 @@ class _Cutting:
             needed: elements for pieces of the pool's other layers.
             most_shared: pieces that share an element at most.
         """
-        named = {self.registry.number(ref) for one in self.wished if one for ref in one.on if ref is not None}
-        mesh, size = self.registry.topology.mesh, len(pool.elements)
+        named = {on for one in self.wished if one for on in one.on}
+        mesh, size = self.topology.mesh, len(pool.elements)
         room = len(set(pool.elements) - named)
         usual = [self.usual.stages[layer.index] for layer in layers] if self.usual and pool.at is None else None
         if usual is not None and sum(stage.pieces for stage in usual) <= room - needed:
@@ -303,10 +204,10 @@ class _Cutting:
             try:
                 require_fit(layer, mesh, self.slots[layer.index])
             except PlanError as error:
-                where = _where(self.registry.wishes.layer(layer.name).at, error.where)
+                where = _where(self.wishes.layer(layer.name).at, error.where)
                 raise PlanError(error.what, where=where, hint=error.hint) from None
         names = ", ".join(layer.name for layer in layers[:6]) + (", ..." if len(layers) > 6 else "")
-        at = pool.at or self.registry.wishes.at
+        at = pool.at or self.wishes.at
         raise at.wrong(f"{size} elements are too few for {names}", "make the group larger, or use more chips")
 
 
@@ -320,7 +221,7 @@ class _PieceElements:
 
     def __init__(self, stages: Sequence[MeshStage], at: Sequence[WishPlace], mesh: Mesh) -> None:
         self.home = [-1] * len(at)
-        """[pieces] number of its element."""
+        """[pieces] its element."""
         self._at, self._mesh = at, mesh
         self._memory: list[int] = np.concatenate([stage.memory for stage in stages]).tolist()
         self._clocks: list[int] = np.concatenate([stage.costs.clocks for stage in stages]).tolist()
@@ -347,12 +248,22 @@ class _PieceElements:
         self.home[piece] = element
         self._load[element] = self._load.get(element, 0) + self._clocks[piece]
 
-    def deal(self, pieces: Sequence[int], elements: Sequence[int]) -> None:
-        """Put pieces on the elements of a pool; raises PlanError where one fits none of them."""
-        empty = [element for element in elements if element not in self._pieces]
+    def deal(self, pieces: Sequence[int], elements: Sequence[int], usual: Sequence[int]) -> None:
+        """Put pieces on the elements of a pool, on their `usual` ones if they can; raises PlanError where one fits none
+        of them."""
+        empty = dict.fromkeys(element for element in elements if element not in self._pieces)
         if len(pieces) <= len(empty):
-            for piece, element in zip(pieces, empty, strict=False):
-                self.put(piece, element)
+            wanted = {piece: usual[piece] if usual else -1 for piece in pieces}
+            for piece in [piece for piece in pieces if wanted[piece] in empty]:
+                del empty[wanted[piece]]
+                self.put(piece, wanted.pop(piece))
+            by_chip: dict[int, list[int]] = {}
+            for element in reversed(empty):
+                by_chip.setdefault(element // self._mesh.per_chip, []).append(element)
+            for piece, near in wanted.items():
+                chip = near // self._mesh.per_chip
+                chip = chip if by_chip.get(chip) else next(reversed([one for one in by_chip if by_chip[one]]))
+                self.put(piece, by_chip[chip].pop())
             return
         for piece in sorted(pieces, key=lambda piece: -self._clocks[piece]):
             name = self._names[piece]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dovetail.guests.mesh.cuts import Cut
 from dovetail.guests.mesh.layers import MeshLayer
-from dovetail.guests.mesh.mapping_file import ElementRef, LayerWish, PieceWish, WishPlace
+from dovetail.guests.mesh.mapping_file import LayerWish, PieceWish, WishPlace
 from dovetail.guests.mesh.partition import boxes_of
 from dovetail.ir.types import Box
 from dovetail.target.mesh import Mesh
@@ -28,7 +28,7 @@ class LayerBoxes:
     """As `MeshStage.boxes`."""
     free: bool
     """As `MeshStage.free`."""
-    on: tuple[ElementRef | None, ...]
+    on: tuple[int | None, ...]
     """The element of each; None where it is chosen."""
     at: tuple[WishPlace, ...]
     """Place of each in the file; that of the layer for pieces the file leaves out."""

@@ -18,7 +18,7 @@ import numpy as np
 from dovetail.errors import ModelError, PlanError
 from dovetail.guests.mesh.layers import MeshLayer
 from dovetail.guests.mesh.mapping import MeshMapping
-from dovetail.guests.mesh.mapping_file import LayerWish, MappingWishes, PieceWish, Position, unread
+from dovetail.guests.mesh.mapping_file import PartWishes, Position, WishPlace, unread
 from dovetail.guests.mesh.partition import MeshStage
 from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
 from dovetail.guests.mesh.topology import Topology
@@ -126,35 +126,24 @@ def read_parts(folder: Path, operators: Mapping[str, type[Operator]]) -> dict[st
     return {file.stem: load_graph(file, operators) for file in files}
 
 
-def wishes_of_parts(
-    wishes: MappingWishes, graphs: Mapping[str, Graph], layers: Sequence[MeshLayer], topology: Topology
-) -> MappingWishes:
-    """The wishes of a mapping file, and those of parts: each computes its pieces on an element with its name.
+def wishes_of_parts(graphs: Mapping[str, Graph], layers: Sequence[MeshLayer], topology: Topology) -> PartWishes:
+    """The wishes of parts: each computes its pieces on an element with its name.
 
     Raises:
-        PlanError: a part computes no layer; a layer is in the file and in a part; a box cannot be.
+        PlanError: a part computes no layer, or a box cannot be.
     """
     by_result = {layer.graph.outputs[0]: layer for layer in layers}
-    pieces: dict[str, list[PieceWish]] = {}
-    elements = dict(wishes.elements)
+    pieces: dict[str, list[tuple[Box, str, WishPlace]]] = {}
     for name, graph in graphs.items():
         at = unread(f"{name}.onnx", _HINT)
         own = [(layer, box) for node in graph.nodes for layer, box in _piece_of(node.output, by_result)]
         if not own:
             raise at.wrong("no value in it is the result of a layer of the network")
-        if name not in elements:
-            elements[name] = _place_of(name, topology)
         for layer, box in own:
             if any(not 0 <= a < b <= size for (a, b), size in zip(box, (*layer.image, layer.summed), strict=True)):
                 raise at.wrong(f"{layer.name} has no part {_shown(box)}")
-            pieces.setdefault(layer.name, []).append(PieceWish(box, name, at))
-    wished = dict(wishes.layers)
-    for layer_name, parts in pieces.items():
-        wish = wished.get(layer_name, LayerWish(layer_name, parts[0].at))
-        if wish.cut is not None or wish.pieces:
-            raise wish.at.wrong(f"{layer_name} is cut here and in a part", "leave it to one of them", parts[0].at)
-        wished[layer_name] = replace(wish, pieces=tuple(parts))
-    return replace(wishes, elements=elements, layers=wished)
+            pieces.setdefault(layer.name, []).append((box, name, at))
+    return PartWishes({name: _place_of(name, topology) for name in graphs}, pieces)
 
 
 def _place_of(name: str, topology: Topology) -> Position | None:
