@@ -36,6 +36,8 @@ NEVER = 1 << 40
 MESSAGES, AFTER = 132, 54
 """Clocks of the message loop for an input, beside what it copies, and how many of them come behind the message, as
 `iss` shows them of RV32IMC."""
+STARTING = 64
+"""Clocks of these in which an engine is started and its end is seen, which plans count too."""
 COPYING = 45
 """Clocks in which that loop starts a copy by the DMA, and sees its end, as `iss` shows them of RV32IMC."""
 CORE_COPIES = 2
@@ -100,7 +102,7 @@ class CompiledPieces:
         total = messages(graph, self.target, copied)
         for region in piece.regions:
             if region.engine is not None:
-                total += max(piece.plan.tilings[part.name].estimate.cycles for part in region.parts)
+                total += max(piece.plan.tilings[part.name].estimate.cycles for part in region.parts) - STARTING
             else:
                 total += RegionCosts(piece.graph, self.target).step(region).cycles
         return total
