@@ -24,20 +24,23 @@ ENGINE = "engine"
 """Stands for the name of the one part a recipe describes."""
 
 _ABOUT = {
-    "size": "bytes of the memory",
-    "alignment": "bytes its buffers are aligned to",
-    "bytes_per_cycle": "bytes it moves per cycle",
-    "setup_cycles": "cycles a transfer costs beyond its bytes",
-    "stack": "bytes of stack reserved",
-    "waits": "cycles a core waits for a read",
-    "width": "bytes it reads at once",
-    "prefetch": "reads instructions ahead",
-    "pj_per_byte": "pJ of a byte read or written",
-    "pj_per_mac": "pJ of a multiply-accumulate",
-    "pj_per_cycle": "pJ of a busy cycle",
-    "size of cache": "bytes of the cache before it",
-    "ways of cache": "places of a line in it; 0 for all",
+    "size": ("bytes of the memory", 1),
+    "alignment": ("bytes its buffers are aligned to", 1),
+    "waits": ("cycles a core waits for a read", 0),
+    "width": ("bytes it reads at once", 1),
+    "prefetch": ("reads instructions ahead", 0),
+    "pj_per_byte": ("pJ of a byte read or written", 0),
+    "cache.size": ("bytes of the cache before it", 1),
+    "cache.ways": ("places of a line in it; 0 for all", 0),
+    "bytes_per_cycle": ("bytes it moves per cycle", 1),
+    "setup_cycles": ("cycles a transfer costs beyond its bytes", 0),
+    "pj_per_mac": ("pJ of a multiply-accumulate", 0),
+    "pj_per_cycle": ("pJ of a busy cycle", 0),
+    "stack": ("bytes of stack reserved", 1),
 }
+"""Meaning and least value, by the end of a field's name."""
+_OF_MEMORIES = ("size", "alignment", "waits", "width", "prefetch", "pj_per_byte")
+_OF_DMA, _OF_ENGINES = ("bytes_per_cycle", "setup_cycles"), ("pj_per_mac", "pj_per_cycle")
 _MULTIPLES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -61,27 +64,20 @@ def fields_of(target: Target) -> dict[str, Field]:
     """Everything that may be set, by name, in the order it is to be set in."""
     found = _recipe_fields(target.recipe) if target.recipe is not None else []
     for number, memory in enumerate(target.memories):
-        for name in ("size", "alignment", "waits", "width", "prefetch", "pj_per_byte"):
-            found.append(_field(f"{memory.name}.{name}", getattr(memory, name), partial(_set_memory, number, name)))
+        own = ("memories", number)
+        found += [_field(f"{memory.name}.{name}", target, (*own, name)) for name in _OF_MEMORIES]
         for place, cache in enumerate(memory.caches):
-            own = "cache" if len(cache.holds) > 1 else f"{cache.holds[0]}_cache"
-            for name in ("size", "ways"):
-                apply = partial(_set_cache, number, place, name)
-                found.append(
-                    _field(f"{memory.name}.{own}.{name}", getattr(cache, name), apply, _ABOUT[f"{name} of cache"])
-                )
+            prefix = f"{memory.name}.{'' if len(cache.holds) > 1 else f'{cache.holds[0]}_'}cache"
+            found += [_field(f"{prefix}.{name}", target, (*own, "caches", place, name)) for name in ("size", "ways")]
     if target.dma is not None:
-        for name in ("bytes_per_cycle", "setup_cycles"):
-            found.append(_field(f"{target.dma.name}.{name}", getattr(target.dma, name), partial(_set_dma, name)))
+        found += [_field(f"{target.dma.name}.{name}", target, ("dma", name)) for name in _OF_DMA]
     for number, engine in enumerate(target.engines):
-        for name in ("pj_per_mac", "pj_per_cycle"):
-            found.append(_field(f"{engine.name}.{name}", getattr(engine, name), partial(_set_engine, number, name)))
-    found.append(_field("core.stack", target.core.stack, _set_stack))
-    found.append(_field("core.pj_per_cycle", target.core.pj_per_cycle, _set_energy))
+        found += [_field(f"{engine.name}.{name}", target, ("engines", number, name)) for name in _OF_ENGINES]
+    found += [_field(f"core.{name}", target, ("core", name)) for name in ("stack", "pj_per_cycle")]
     for name, cycles in _costs(target).items():
-        found.append(_field(f"core.{name}", cycles, partial(_set_cost, name), "cycles of such an instruction"))
+        found.append(Field(f"core.{name}", cycles, "cycles of such an instruction", partial(_set_cost, name)))
     about = "cores like its own that share every layer"
-    found.append(_field("cores", len(target.cores), lambda own, value: with_cores(own, int(value)), about))
+    found.append(Field("cores", len(target.cores), about, lambda own, value: with_cores(own, int(value))))
     return {field.name: field for field in found}
 
 
@@ -108,48 +104,31 @@ def settings_of(target: Target, texts: Sequence[str]) -> dict[str, Value]:
     return {axis.field.name: axis.values[0] for axis in axes}
 
 
-def _field(name: str, present: Value, apply: Callable[[Target, Value], Target], about: str = "") -> Field:
-    return Field(name, present, about or _ABOUT.get(name.rpartition(".")[2], ""), apply)
+def _field(name: str, target: Target, path: tuple[str | int, ...]) -> Field:
+    """The number at the end of a path of fields and places."""
+    present: Any = target
+    for step in path:
+        present = present[step] if isinstance(step, int) else getattr(present, step)
+    about, least = _ABOUT.get(name.rpartition("cache.")[1] + name.rpartition(".")[2], ("", 1))
+    return Field(name, present, about, partial(_set, path, least, name))
 
 
-def _set_memory(number: int, name: str, target: Target, value: Value) -> Target:
-    memories = list(target.memories)
-    given: dict[str, Any] = {name: value}
-    if name in ("size", "alignment"):
-        _positive(value, f"{memories[number].name}.{name}")
-    memories[number] = replace(memories[number], **given)
-    return replace(target, memories=tuple(memories))
+def _set(path: tuple[str | int, ...], least: int, name: str, target: Target, value: Value) -> Target:
+    if value < least:
+        hint = f"give a number from {least} on, such as 64 or 32K"
+        raise TargetError(f"must be at least {least}, is {value}", where=name, hint=hint)
+    changed_target: Target = _replaced(target, path, value)
+    return changed_target
 
 
-def _set_cache(number: int, place: int, name: str, target: Target, value: Value) -> Target:
-    memories = list(target.memories)
-    caches = list(memories[number].caches)
-    given: dict[str, Any] = {name: value}
-    caches[place] = replace(caches[place], **given)
-    memories[number] = replace(memories[number], caches=tuple(caches))
-    return replace(target, memories=tuple(memories))
-
-
-def _set_dma(name: str, target: Target, value: Value) -> Target:
-    assert target.dma is not None, "only offered where there is one"
-    free = name == "setup_cycles" and value == 0
-    given: dict[str, Any] = {name: value if free else _positive(value, f"{target.dma.name}.{name}")}
-    return replace(target, dma=replace(target.dma, **given))
-
-
-def _set_engine(number: int, name: str, target: Target, value: Value) -> Target:
-    engines = list(target.engines)
-    given: dict[str, Any] = {name: value}
-    engines[number] = replace(engines[number], **given)
-    return replace(target, engines=tuple(engines))
-
-
-def _set_energy(target: Target, value: Value) -> Target:
-    return replace(target, core=replace(target.core, pj_per_cycle=value))
-
-
-def _set_stack(target: Target, value: Value) -> Target:
-    return replace(target, core=replace(target.core, stack=int(_positive(value, "core.stack"))))
+def _replaced(owner: Any, path: tuple[str | int, ...], value: Value) -> Any:
+    """The owner with another value at the end of a path."""
+    step, *rest = path
+    if not path[1:]:
+        return replace(owner, **{str(step): value})
+    if isinstance(step, int):
+        return tuple(_replaced(one, tuple(rest), value) if n == step else one for n, one in enumerate(owner))
+    return replace(owner, **{step: _replaced(getattr(owner, step), tuple(rest), value)})
 
 
 def _set_cost(name: str, target: Target, value: Value) -> Target:
@@ -161,14 +140,6 @@ def _set_cost(name: str, target: Target, value: Value) -> Target:
 def _set_derived(name: str, target: Target, value: Value) -> Target:
     assert target.recipe is not None, "only offered where there is one"
     return target.recipe.make(target.recipe.derived[name].apply(target.recipe.config, int(value)))
-
-
-def _positive(value: Value, name: str) -> Value:
-    if value <= 0:
-        raise TargetError(
-            f"must be at least 1, is {value}", where=name, hint="give a number above 0, such as 64 or 32K"
-        )
-    return value
 
 
 def _costs(target: Target) -> dict[str, int]:
@@ -192,7 +163,7 @@ def _recipe_fields(recipe: Recipe) -> list[Field]:
             found.append(Field(f"{recipe.name}.{field.name}", present, "", config=field.name))
     for name, derived in recipe.derived.items():
         about, present = "sets " + " and ".join(derived.sets), derived.present(recipe.config)
-        found.append(_field(f"{recipe.name}.{name}", present, partial(_set_derived, name), about))
+        found.append(Field(f"{recipe.name}.{name}", present, about, partial(_set_derived, name)))
     return found
 
 

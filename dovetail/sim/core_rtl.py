@@ -46,7 +46,7 @@ class CoreRtl:
     counts_late: bool = False
     """Whether a load or store is counted after it has asked for its data."""
 
-    def design(self, traced: bool = False) -> Design:
+    def design(self) -> Design:
         """The sources with our module; raises MissingExtraError where the package is not installed."""
         found = importlib.util.find_spec(self.package)
         if found is None or found.origin is None:
@@ -61,7 +61,6 @@ class CoreRtl:
             defines={"SYNTHESIS": 1},
             parameters=self.parameters,
             options=("--no-assert",),
-            traced=traced,
         )
 
 

@@ -257,8 +257,17 @@ class RegisterAccess:
 
 def watched(spec: DeviceSpec, file: Path) -> DeviceSpec:
     """The same device, its accesses noted in a file; what is read again with the same value is noted once."""
+    return _around(spec, Watched, file=str(file))
+
+
+def hurried(spec: DeviceSpec) -> DeviceSpec:
+    """The same device in no time: what it is given is done at once, so that nobody can wait too little."""
+    return _around(spec, Hurried)
+
+
+def _around(spec: DeviceSpec, kind: type[_Around], **more: str) -> DeviceSpec:
     inner = {"factory": spec.factory, "base": spec.base, "size": spec.size, "arguments": dict(spec.arguments)}
-    return replace(spec, factory="dovetail.sim.device:watch", arguments={"inner": inner, "file": str(file)})
+    return replace(spec, factory=f"{__name__}:{kind.__name__}", arguments={"inner": inner, **more})
 
 
 def accesses(file: Path) -> list[RegisterAccess]:
@@ -271,31 +280,19 @@ def accesses(file: Path) -> list[RegisterAccess]:
     ]
 
 
-def watch(bus: Bus, inner: dict[str, Any], file: str) -> Watched:
-    """The factory the simulator calls."""
-    return Watched(make_device(DeviceSpec(**inner), bus), file)
+class _Around:
+    """A device that passes everything on to another one."""
 
-
-def hurried(spec: DeviceSpec) -> DeviceSpec:
-    """The same device in no time: what it is given is done at once, so that nobody can wait too little."""
-    inner = {"factory": spec.factory, "base": spec.base, "size": spec.size, "arguments": dict(spec.arguments)}
-    return replace(spec, factory="dovetail.sim.device:hurry", arguments={"inner": inner})
-
-
-def hurry(bus: Bus, inner: dict[str, Any]) -> Hurried:
-    """The factory the simulator calls."""
-    return Hurried(make_device(DeviceSpec(**inner), bus))
-
-
-class Hurried:
-    """A device that passes everything on to another one, and lets it end all it has to do after every write."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, bus: Bus, inner: dict[str, Any]) -> None:
+        self._device = make_device(DeviceSpec(**inner), bus)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else the device has."""
         return getattr(self._device, name)
+
+
+class Hurried(_Around):
+    """A device that ends all it has to do after every write."""
 
     def write(self, offset: int, value: int, now: int) -> None:
         """See `Device.write`."""
@@ -304,17 +301,13 @@ class Hurried:
             self._device.advance(event)
 
 
-class Watched:
-    """A device that passes everything on to another one, and notes reads and writes."""
+class Watched(_Around):
+    """A device whose reads and writes are noted in a file."""
 
-    def __init__(self, device: Device, file: str) -> None:
-        self._device = device
+    def __init__(self, bus: Bus, inner: dict[str, Any], file: str) -> None:
+        super().__init__(bus, inner)
         self._file = os.open(file, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
         self._count, self._last = 0, (-1, -1, False)
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else the device has."""
-        return getattr(self._device, name)
 
     def read(self, offset: int, now: int) -> int:
         """See `Device.read`."""
