@@ -13,7 +13,7 @@ from dovetail.codegen.build.toolchain import firmware_stack
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import manifest
-from dovetail.codegen.emit.plan_file import plan_text
+from dovetail.codegen.emit.plan_file import model_work, plan_text
 from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, with_stack_said, write_project
 from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed
 from dovetail.codegen.emit.weights import Weights
@@ -115,6 +115,8 @@ class _IntegerModel:
     """Operators left out: computed twice, and idle."""
     steps: Mapping[str, Steps]
     """Scale and zero point of the integers of inputs and outputs."""
+    work: Mapping[str, int]
+    """As `model_work` has it, dead parts left out in any case."""
 
 
 def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> _IntegerModel:
@@ -131,16 +133,17 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     graph, scales = integer_inputs(graph) if options.integer_inputs else (graph, {})
     graph, others = integer_outputs(graph) if options.integer_outputs else (graph, {})
     stages.before = None if scales or others else stages.before  # other ends than those of the stage before
-    dead = 0
+    dead, kept = 0, graph
     slimmer = DeduplicatedGraph(graph, 0, 0) if options.keep_dead else without_redundant(graph)
     if not options.keep_dead:
         alive = without_dead(slimmer.graph)
         if alive is not graph:
             stages.add("alive", alive, lsb=0)
         dead, graph = total_macs(graph) - total_macs(alive), alive
+    work = model_work(without_dead(without_redundant(kept).graph) if options.keep_dead else graph)
     progress(f"adapting to {target.name}")
     graph = adapt(graph, policy_of(target, options), stages.add)
-    return _IntegerModel(graph, dead, (slimmer.twice, slimmer.idle), {**steps, **scales, **others})
+    return _IntegerModel(graph, dead, (slimmer.twice, slimmer.idle), {**steps, **scales, **others}, work)
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -161,7 +164,8 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         policy = policy_of(target, options).name
         of = identity(graph.name, model.read_bytes(), target.name, policy, rounding_of(model, target, options).value)
         choices = choices_for(options.tuning, of, initial_partition(graph, target), target)
-    made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=prepared.steps)
+    least, steps = prepared.work, prepared.steps
+    made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=steps, work=least)
     progress("looking at the stack it needs")
     return replace(_with_stack(made), dead_macs=prepared.dead_macs, redundant=prepared.redundant)
 
@@ -177,6 +181,7 @@ def compile_graph(
     near: Collection[str] = (),
     interpret: bool = True,
     steps: Mapping[str, Steps] | None = None,
+    work: Mapping[str, int] | None = None,
 ) -> Compiled:
     """From the integer graph a target computes to the project.
 
@@ -189,6 +194,7 @@ def compile_graph(
         near: inputs and outputs that shall lie in the engines' memory, as the engines have them.
         interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
         steps: what the integers of inputs and outputs stand for, where that is known.
+        work: the least work of the model, where that is known.
 
     Raises:
         DovetailError: as `compile_model`.
@@ -216,7 +222,7 @@ def compile_graph(
         steps=steps or {},
         shared_arena=_shared_arena(unit, options.arena),
     )
-    settings = _manifest_options(target, options, rounding)
+    settings = _manifest_options(target, options, rounding) | ({"model_work": dict(work)} if work else {})
     described = manifest(model, target, settings, made.assignment, laid, planned, options.pins, striped, pipeline)
     project = replace(emit_project(unit, described), graph=meant)
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))

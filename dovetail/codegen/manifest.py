@@ -158,6 +158,8 @@ class BuildManifest(msgspec.Struct, frozen=True, kw_only=True):
     stretches: tuple[Stretch, ...] = ()
     estimated: Count | None = None
     """Cycles of an inference by the clock; None where nobody counts them."""
+    model_work: dict[str, Count] = {}
+    """The least work of the model (`codegen.emit.plan_file.model_work`)."""
 
     def __post_init__(self) -> None:
         if len(self.work) != len(self.layers):

@@ -13,6 +13,7 @@ from itertools import pairwise
 from dovetail.codegen.emit.manifest import engine_moves
 from dovetail.codegen.plan_file import SCHEMA, PlanBuffer, PlanGraph, PlanLayer, PlanMemory, PlanMove
 from dovetail.ir.graph import Graph, Node
+from dovetail.ir.types import Array
 from dovetail.program.ir import (
     CORE,
     Begin,
@@ -162,6 +163,24 @@ def least_work(graph: Graph) -> tuple[int, int]:
                     read[value] = read[value] * len(set(inside)) // size
         products += macs
     return products, sum(read.values())
+
+
+def model_work(graph: Graph) -> dict[str, int]:
+    """The least work of a model whose dead parts are left out: products, bytes of its weights in as many bits as their
+    values need, each array once, and bytes of what it reads and gives."""
+    products, read = least_work(graph)
+    weights = {name for node in graph.nodes for name in node.inputs[1:2] if _weighs(graph, node, name)}
+    arrays = {array.tobytes(): array for name, array in graph.constants.items() if name in weights and array.size}
+    nbytes = sum(array.size * _bits(array) // 8 for array in arrays.values())
+    written = sum(graph.types[name].nbytes for name in graph.results)
+    return {"products": products, "weights": nbytes, "read": read, "written": written}
+
+
+def _bits(array: Array) -> int:
+    """Bits that the largest of some integers needs, without a sign; of floats those they have."""
+    if array.dtype.kind == "f":
+        return 8 * array.itemsize
+    return max(int(array.max()).bit_length(), int(array.min()).bit_length())
 
 
 def _memories(program: Program, planned: Plan, target: Target) -> dict[str, PlanMemory]:

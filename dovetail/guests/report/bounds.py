@@ -72,6 +72,32 @@ def _product(core: Core) -> float:
     return float(min([basic, *(1 / width for width in widths)]))
 
 
+def model_bound(work: Mapping[str, int], target: Target) -> LayerBound:
+    """The least cycles of a model on hardware, whatever the schedule.
+
+    Its products at the peak of all engines and cores together, or its weights and ends by all ways together: DMAs,
+    engines' own ports, loads and stores of cores. What an engine reads where it lies through a port of unknown width
+    is left out. Cores alone do all of it one after the other.
+
+    Args:
+        work: of the model without dead parts, as `codegen.emit.plan_file.model_work` has it; nothing is known if empty.
+        target: the hardware.
+    """
+    if not work or target.core.is_host:
+        return LayerBound(0, "")
+    product, word = core_product(target.cores), core_word(target.cores)
+    moved = sum(work[name] for name in ("weights", "read", "written"))
+    if not target.engines:
+        return LayerBound(work["products"] * product + moved / 4 * word, "products and words of the cores")
+    peak = sum(engine.ideal_macs_per_cycle for engine in target.engines) + 1 / product
+    limits = [LayerBound(work["products"] / peak, "its products at the peak of engines and cores")]
+    ports = [engine.bytes_per_cycle for engine in target.engines if target.reads_constants(engine)]
+    if None not in ports:
+        doors = sum(dma.bytes_per_cycle for dma in target.dmas) + sum(port or 0 for port in ports) + 4 / word
+        limits.append(LayerBound(moved / doors, "its weights, inputs and outputs by DMAs, ports and cores"))
+    return max(limits, key=lambda limit: limit.cycles)
+
+
 def bound(layer: Mapping[str, Any], plan: Mapping[str, Any], target: Target, cores: Sequence[Core]) -> LayerBound:
     """The bound of one layer, as the run's JSON and the build's plan have it; `cores` have a part of it, if any do."""
     if plan["idle"]:

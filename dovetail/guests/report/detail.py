@@ -15,6 +15,7 @@ from dovetail.guests.report.bounds import (
     core_product,
     core_word,
     exposed,
+    model_bound,
     reason,
     spent,
     transfers_of,
@@ -39,6 +40,8 @@ def detail(result: RunResult) -> Json:
     data["layers"] = _layers(data, plan, first, target)
     options = {"rounding": manifest.rounding, "optimize": manifest.optimize, "memory_budget": manifest.memory_budget}
     data["options"] = options
+    least = model_bound(manifest.model_work, target)
+    data["bound"], data["bound_by"] = round(least.cycles, 1), least.by
     data["devices"] = _devices(report, target, first)
     data["graph"] = plan["graph"]
     data["memories"] = {name: {**memory, "live": _live(memory)} for name, memory in plan["memories"].items()}

@@ -24,7 +24,10 @@ def whole(data: Mapping[str, Any]) -> str:
     """All cycles over those of whoever is busy longest, as a sentence."""
     total = data["cycles"]["total"]
     name, most = max(((n, c) for n, c in data["cycles"].items() if n != "total" and c), key=lambda pair: pair[1])
-    return f"{total:,} cycles, {total / most:.3f} times the {most:,} of {name}, which is busy longest"
+    busiest = f"{total:,} cycles, {total / most:.3f} times the {most:,} of {name}, which is busy longest"
+    if not data["bound"]:
+        return busiest
+    return f"{busiest}, and {total / data['bound']:.2f} times the {data['bound']:,.0f} of {data['bound_by']}"
 
 
 def beside(data: Mapping[str, Any]) -> Iterator[str]:
