@@ -14,6 +14,7 @@ import msgspec
 from dovetail.codegen.manifest import Count
 from dovetail.documents import read_document
 from dovetail.errors import BuildError
+from dovetail.kernels.c import Lines
 
 PLAN = "dovetail-plan.json"
 """Name of the file in a build."""
@@ -33,15 +34,15 @@ class PlanValue(TypedDict):
 class PlanEdge(TypedDict):
     """Values a layer reads and makes."""
 
-    reads: list[str]
+    reads: Lines
     makes: str
 
 
 class PlanGraph(TypedDict):
     """The network as the target computes it."""
 
-    inputs: list[str]
-    outputs: list[str]
+    inputs: Lines
+    outputs: Lines
     states: list[tuple[str, str]]
     """Values read and written of each state."""
     values: dict[str, PlanValue]
@@ -64,7 +65,7 @@ class PlanConstant(TypedDict):
 class PlanLayer(TypedDict):
     """A layer."""
 
-    kinds: list[str]
+    kinds: Lines
     offload: str
     reason: str
     """Why no engine computes it."""

@@ -42,10 +42,10 @@ def indent(lines: Iterable[str]) -> Lines:
 def code(template: str, **parts: Iterable[str]) -> Lines:
     """The lines of C text, less the indentation they have in common and empty lines at both ends. A line `@name` stands
     for the lines of that part, as deep as it."""
-    lines = list[str]()
+    lines = Lines()
     for line in dedent(template).strip("\n ").split("\n"):
         margin, at, name = line.partition("@")
-        lines += [margin + inner for inner in parts[name]] if at else [line]
+        lines += [line] if margin.strip() or not at else [margin + inner if inner else "" for inner in parts[name]]
     return lines
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import BuildError
+from dovetail.kernels.c import Lines
 from dovetail.target.chip import Memory
 
 STACK_ALIGNMENT = 16
@@ -101,7 +102,7 @@ def linker_script(
     )
 
 
-def _regions(memories: Sequence[Memory], text: str, fixed: int | None) -> list[str]:
+def _regions(memories: Sequence[Memory], text: str, fixed: int | None) -> Lines:
     """The memories, the last part of that of the code as one of its own from address `fixed` on."""
     ends = {m.name: m.base + m.size if fixed is None or m.name != text else fixed for m in memories}
     regions = [f"    {m.name} (rwx) : ORIGIN = {m.base:#x}, LENGTH = {ends[m.name] - m.base:#x}" for m in memories]
@@ -111,18 +112,18 @@ def _regions(memories: Sequence[Memory], text: str, fixed: int | None) -> list[s
     return regions
 
 
-def _between(name: str, sections: str) -> list[str]:
+def _between(name: str, sections: str) -> Lines:
     """Sections, with symbols at their ends."""
     return [f"__{name}_start = .;", sections, ". = ALIGN(4);", f"__{name}_end = .;"]
 
 
-def _tops(worker_stacks: Sequence[int]) -> list[str]:
+def _tops(worker_stacks: Sequence[int]) -> Lines:
     """The table of the tops of the workers' stacks."""
     words = [f"LONG(__stack_top_{core});" for core in range(1, len(worker_stacks) + 1)]
     return [". = ALIGN(4);", "__worker_stack_tops = .;", *words] if words else []
 
 
-def _stacks(sizes: Sequence[int]) -> list[str]:
+def _stacks(sizes: Sequence[int]) -> Lines:
     """The stack of each core, with symbols at its ends; those of core 0 have no number."""
     found = []
     for core, nbytes in enumerate(sizes):
@@ -135,7 +136,7 @@ def _stacks(sizes: Sequence[int]) -> list[str]:
     return found
 
 
-def _unloaded(sections: Mapping[str, str]) -> list[str]:
+def _unloaded(sections: Mapping[str, str]) -> Lines:
     return [
         line
         for section, memory in sections.items()
@@ -143,6 +144,6 @@ def _unloaded(sections: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _output(name: str, content: list[str], place: str) -> list[str]:
+def _output(name: str, content: Lines, place: str) -> Lines:
     head = name.replace(" (NOLOAD)", " (NOLOAD) : ALIGN(16)") if "NOLOAD" in name else f"{name} : ALIGN(16)"
     return [f"    {head}", "    {", *(f"        {line}" for line in content), f"    }} {place}"]

@@ -16,7 +16,7 @@ from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
 from dovetail.kernels import CoreKernel
-from dovetail.kernels.c import array_definition, c_type, elements, one_line
+from dovetail.kernels.c import Lines, array_definition, c_type, code, elements, function, one_line
 from dovetail.kernels.movement import field_text, index_text
 from dovetail.program.ir import Copy, LaunchStatement, Role, View, reads
 from dovetail.program.loops import digest
@@ -35,7 +35,7 @@ def host_source(unit: Unit) -> str | None:
         return None
     made, held = _Kernels(unit.target), _Arrays(unit)
     functions, helpers = made.functions, made.helpers
-    table: dict[str, list[str]] = {}
+    table: dict[str, Lines] = {}
     with_blob: dict[str, bool] = {}
     listed = {index for one in unit.lists for index in one.statements}
     for index, commands in unit.commands.items():
@@ -59,10 +59,10 @@ def host_source(unit: Unit) -> str | None:
     head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
     head += [f'#include "{header}"' for header in unit.driver_headers()]
     body = [kernels.helper_source(helpers)]
-    for function, lines in table.items():
+    for start, lines in table.items():
         text = "\n".join(lines)
-        more, unused = (", const uint8_t *constants", "    (void)constants;\n") if with_blob[function] else ("", "")
-        functions.append(f"uint32_t {function}(const uint32_t *task{more})\n{{\n{unused}{text}\n    return 0u;\n}}\n")
+        more, unused = (", const uint8_t *constants", "    (void)constants;\n") if with_blob[start] else ("", "")
+        functions.append(f"uint32_t {start}(const uint32_t *task{more})\n{{\n{unused}{text}\n    return 0u;\n}}\n")
     functions += _host_lists(unit, engines)
     for engine in engines:
         functions.append(f"void {engine.wait}(uint32_t ticket)\n{{\n    (void)ticket;\n}}\n")
@@ -93,23 +93,34 @@ def _host_lists(unit: Unit, engines: Sequence[Engine]) -> Iterator[str]:
         for index in one.statements:
             statement = unit.program.statements[index]
             if isinstance(statement, LaunchStatement):
-                lines.append(f"    run_{unit.commands[index][-1][0]}();")
+                lines.append(f"run_{unit.commands[index][-1][0]}();")
             elif isinstance(statement, Copy):
                 lines += [_host_rows(unit, statement, rows) for rows in dma_rows(statement)]
-        yield "\n".join([f"static void run_{one.name}(void)", "{", *lines, "}", ""])
+        yield _void_function(f"static void run_{one.name}", lines)
     for engine in engines:
         if engine.stream is not None:
             own = [one.name for one in unit.lists if one.engine == engine.name]
-            lines = [f"    if (words == {name}) {{ run_{name}(); }}" for name in own]
-            head = f"uint32_t {engine.stream.start}(const uint32_t *words, uint32_t count)"
-            yield "\n".join([head, "{", "    (void)words;", "    (void)count;", *lines, "    return 0u;", "}", ""])
+            lines = [f"if (words == {name}) {{ run_{name}(); }}" for name in own]
+            text = code(
+                f"""
+                uint32_t {engine.stream.start}(const uint32_t *words, uint32_t count)
+                {{
+                    (void)words;
+                    (void)count;
+                    @lines
+                    return 0u;
+                }}
+                """,
+                lines=lines,
+            )
+            yield "\n".join([*text, ""])
 
 
 def _host_rows(unit: Unit, copy: Copy, rows: Transfer) -> str:
     target = unit.first_byte(replace(copy.destination, offset=rows.destination))
     source = unit.first_byte(replace(copy.source, offset=rows.source))
     strides = f"{rows.destination_row_stride}, {rows.source_row_stride}"
-    return f"    copy_rows({target}, {source}, {rows.row_bytes}, {rows.rows}, {strides});"
+    return f"copy_rows({target}, {source}, {rows.row_bytes}, {rows.rows}, {strides});"
 
 
 _LEAST_SHARED = 64
@@ -133,7 +144,7 @@ class _Arrays:
     """Layer -> a view of each of the constants that are fetched or read for it."""
     known: dict[tuple[str, bytes], str] = field(default_factory=dict)
     """C type and digest -> expression."""
-    definitions: list[str] = field(default_factory=list)
+    definitions: Lines = field(default_factory=list)
     places: dict[tuple[object, ...], tuple[str, StoredWeights] | None] = field(default_factory=dict)
     """Layouts of engines' packed weights, by offload, shapes and choice."""
 
@@ -204,8 +215,8 @@ class _Kernels:
     """The kernels of the launches: functions, each once, and the helpers they call."""
 
     target: Target
-    functions: list[str] = field(default_factory=list)
-    helpers: list[str] = field(default_factory=list)
+    functions: Lines = field(default_factory=list)
+    helpers: Lines = field(default_factory=list)
     by_key: dict[str, CoreKernel] = field(default_factory=dict)
     by_graph: dict[int, list[_Step]] = field(default_factory=dict)
     """Kernels that equal tiles share, by the identity of their graph, which lives as long as its launch."""
@@ -253,21 +264,24 @@ def _host_task(unit: Unit, launch: LaunchStatement, name: str, made: _Kernels, h
         lines = _host_kernel_call(unit, launch, kernel, made.helpers, held)
     else:
         lines = _several_calls(unit, launch, steps, made.helpers, held)
-    return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])
+    return _void_function(f"static void run_{name}", lines)
+
+
+def _void_function(head: str, lines: Sequence[str]) -> str:
+    """C of a function without arguments."""
+    return "\n".join([*function(head, ["void"], lines), ""])
 
 
 _ALIGNED = "__attribute__((aligned(16)))"
 
 
-def _several_calls(
-    unit: Unit, launch: LaunchStatement, steps: Sequence[_Step], helpers: list[str], held: _Arrays
-) -> list[str]:
+def _several_calls(unit: Unit, launch: LaunchStatement, steps: Sequence[_Step], helpers: Lines, held: _Arrays) -> Lines:
     """Operands gathered, one kernel after the other, each value dense in an array of its own, the result scattered."""
-    graph, lines, arrays = launch.graph, list[str](), dict[str, str]()
+    graph, lines, arrays = launch.graph, Lines(), dict[str, str]()
     for number, value in enumerate(graph.inputs):
         view, arrays[value] = launch.operands[value], f"in_{number}"
         element = c_type(view.type.dtype)
-        lines.append(f"    static {element} in_{number}[{view.type.elements}] {_ALIGNED};")
+        lines.append(f"static {element} in_{number}[{view.type.elements}] {_ALIGNED};")
         lines.append(_strided_loop(unit, view, f"in_{number}", element, False, helpers))
     for number, (part, kernel) in enumerate(steps):
         output = part.outputs[0]
@@ -275,23 +289,21 @@ def _several_calls(
             arrays[output] = arrays[part.inputs[0]]
             continue
         kind, arrays[output] = graph.types[output], f"value_{number}"
-        lines.append(f"    static {c_type(kind.dtype)} value_{number}[{kind.elements}] {_ALIGNED};")
+        lines.append(f"static {c_type(kind.dtype)} value_{number}[{kind.elements}] {_ALIGNED};")
         arguments = []
         for parameter in kernel.parameters:
             arguments.append(arrays.get(parameter.value, ""))
             if parameter.is_constant:
                 arguments[-1] = held.expression(launch, parameter.c_type, kernel.constants[parameter.value])
-        lines.append(f"    {kernel.name}({', '.join(arguments)});")
+        lines.append(f"{kernel.name}({', '.join(arguments)});")
     element = c_type(launch.result.type.dtype)
     return [*lines, _strided_loop(unit, launch.result, arrays[graph.outputs[0]], element, True, helpers)]
 
 
-def _host_kernel_call(
-    unit: Unit, launch: LaunchStatement, kernel: CoreKernel, helpers: list[str], held: _Arrays
-) -> list[str]:
-    lines: list[str] = []
-    arguments: list[str] = []
-    after: list[str] = []
+def _host_kernel_call(unit: Unit, launch: LaunchStatement, kernel: CoreKernel, helpers: Lines, held: _Arrays) -> Lines:
+    lines: Lines = []
+    arguments: Lines = []
+    after: Lines = []
     for parameter in kernel.parameters:
         stem = f"{parameter.name}_"
         if parameter.is_constant:
@@ -304,13 +316,13 @@ def _host_kernel_call(
             const = "" if is_result else "const "
             arguments.append(f"({const}{element} *)({const}void *)({unit.first_byte(view)})")
             continue
-        lines.append(f"    static {element} {stem}[{view.type.elements}] {_ALIGNED};")
+        lines.append(f"static {element} {stem}[{view.type.elements}] {_ALIGNED};")
         arguments.append(stem)
         (after if is_result else lines).append(_strided_loop(unit, view, stem, element, is_result, helpers))
-    return [*lines, f"    {kernel.name}({', '.join(arguments)});", *after]
+    return [*lines, f"{kernel.name}({', '.join(arguments)});", *after]
 
 
-def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool, helpers: list[str]) -> str:
+def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool, helpers: Lines) -> str:
     indices = [f"i{axis}" for axis in range(len(view.type.shape))]
     sizes = list(zip(indices, view.type.shape, strict=True))
     loops = "".join(f"for (int32_t {index} = 0; {index} < {size}; {index}++) " for index, size in sizes)
@@ -325,12 +337,12 @@ def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool,
         field = field_text(view.layout, indices)
         call = f"{name}({unit.first_byte(view)} + {offset}, {field}"
         body = f"{call}, {stem}[{dense}]);" if scatter else f"{stem}[{dense}] = ({c_type}){call});"
-        return f"    {loops}{{ {body} }}"
+        return f"{loops}{{ {body} }}"
     body = f"{strided} = {stem}[{dense}];" if scatter else f"{stem}[{dense}] = {strided};"
-    return f"    {loops}{{ {body} }}"
+    return f"{loops}{{ {body} }}"
 
 
-def _steps(view: View, indices: list[str]) -> list[str]:
+def _steps(view: View, indices: Lines) -> Lines:
     """C terms of an element's offset, one per physical dimension but one within a byte."""
     if view.layout is None:
         return [f"{index} * {stride}" for index, stride in zip(indices, view.strides, strict=True)]

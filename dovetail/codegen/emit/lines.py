@@ -9,7 +9,7 @@ from typing import TypeAlias
 from dovetail import kernels
 from dovetail.codegen.emit.lists import CommandList
 from dovetail.codegen.emit.unit import Unit
-from dovetail.kernels.c import integer
+from dovetail.kernels.c import Lines, integer
 from dovetail.program.ir import CORE, Begin, Call, Copy, LaunchStatement, Statement, View, Wait, stream_of
 from dovetail.program.series import ByteAddress, Number, Series
 from dovetail.program.transfers import Transfer, dma_transfers, ends_in_padding, transfers
@@ -141,7 +141,7 @@ def _list_start(unit: Unit, one: CommandList) -> Line:
     return Line((f"{engine.stream.start}({one.name}, {len(one.words)});",), starts=True)
 
 
-def moves(unit: Unit, index: int) -> list[str]:
+def moves(unit: Unit, index: int) -> Lines:
     """Moves to and from an engine's copy of the memory before a statement."""
     found = []
     for move in unit.program.moves.get(index, ()):
@@ -179,7 +179,7 @@ def kernel_call(unit: Unit, index: int, call: Call) -> Parts:
     return (*called(kernel.name, *arguments), ";")
 
 
-def _started(unit: Unit, launch: LaunchStatement, name: str, command: Command | LibraryCall) -> tuple[list[str], Parts]:
+def _started(unit: Unit, launch: LaunchStatement, name: str, command: Command | LibraryCall) -> tuple[Lines, Parts]:
     """Declarations of a command, and the call that gives it to the engine."""
     if isinstance(command, LibraryCall):
         lines, text = library_call(command, name, lambda operand: unit.first_byte(_operand(launch, operand)))
@@ -253,7 +253,7 @@ def _transfer(unit: Unit, copy: Copy, transfer: Transfer, prefix: str, into_bloc
     return called(f"{prefix}copy_1d", *ends, Hole("bytes", transfer.row_bytes))
 
 
-def library_call(call: LibraryCall, name: str, first_byte: Callable[[str], str]) -> tuple[list[str], str]:
+def library_call(call: LibraryCall, name: str, first_byte: Callable[[str], str]) -> tuple[Lines, str]:
     """The declarations of a call's structures, whose names begin with `name`, and the call as an expression;
     `first_byte` gives the C expression of an operand's first byte."""
     declared, arguments = [], []

@@ -12,7 +12,7 @@ from dovetail.codegen.emit.lines import Hole, Line, Ticket, job_name, kernel_cal
 from dovetail.codegen.emit.repeat import Repeat, is_repeat, loop_lines
 from dovetail.codegen.emit.tickets import tickets
 from dovetail.codegen.emit.unit import Unit
-from dovetail.kernels.c import identifier, one_line
+from dovetail.kernels.c import Lines, code, identifier, one_line
 from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, Wait
 from dovetail.program.series import Loop
 from dovetail.schedule.region import Region
@@ -20,41 +20,74 @@ from dovetail.schedule.region import Region
 
 def model_source(unit: Unit) -> str:
     """The network: functions of layers, and the function that runs them."""
-    lines = [f'#include "{unit.model}.h"', "", '#include "dovetail_rt.h"']
-    lines += ['#include "dma.h"'] if unit.target.dma else []
-    lines += ['#include "copy.h"'] if unit.core_copies else []
-    lines += ['#include "cores.h"'] if unit.target.workers else []
-    lines += [f'#include "{header}"' for header in unit.driver_headers()]
-    lines += [f'#include "{unit.model}_constants.h"', f'#include "{unit.model}_kernels.h"', ""]
+    runtime = [("dma", unit.target.dma), ("copy", unit.core_copies), ("cores", unit.target.workers)]
+    headers = [*(f"{name}.h" for name, wanted in runtime if wanted), *unit.driver_headers()]
+    arenas = Lines()
     for memory, size in unit.arenas().items():
-        if unit.arena_name(memory) == unit.shared_arena:
-            continue
-        section = f', section(".{identifier(memory)}")' if unit.is_fixed(memory) else ""
-        lines.append(f"uint8_t {unit.arena_name(memory)}[{size}] __attribute__((aligned(16){section}));")
-    lines.append("")
+        if (name := unit.arena_name(memory)) != unit.shared_arena:
+            section = f', section(".{identifier(memory)}")' if unit.is_fixed(memory) else ""
+            arenas.append(f"uint8_t {name}[{size}] __attribute__((aligned(16){section}));")
     functions = list(_functions(unit))
-    lines += [line for _, text in functions for line in text]
-    lines += _reset_function(unit) if unit.program.states else []
-    lines += [f"void {unit.model}_run(void)", "{"]
-    lines += ["    if (has_states == 0u) {", f"        {unit.model}_reset();", "    }"] if unit.program.states else []
     used = {one.engine for one in unit.program.statements if isinstance(one, LaunchStatement)}
-    lines += [f"    {one.prepare}();" for one in unit.target.engines if one.prepare and one.name in used]
-    lines += [f"    {name}();" for name, _ in functions]
-    lines += [f"    {move}" for move in moves(unit, len(unit.program.statements))]
-    lines += ["    DOVETAIL_MARK_END();", "}", ""]
-    return "\n".join(lines)
+    first = [f"if (has_states == 0u) {{\n        {unit.model}_reset();\n    }}"] if unit.program.states else []
+    lines = code(
+        f"""
+        #include "{unit.model}.h"
+
+        #include "dovetail_rt.h"
+        @headers
+        #include "{unit.model}_constants.h"
+        #include "{unit.model}_kernels.h"
+
+        @arenas
+
+        @functions
+        @reset
+        void {unit.model}_run(void)
+        {{
+            @first
+            @prepared
+            @layers
+            @moves
+            DOVETAIL_MARK_END();
+        }}
+        """,
+        headers=[f'#include "{header}"' for header in headers],
+        arenas=arenas,
+        functions=[line for _, text in functions for line in text],
+        reset=_reset_function(unit) if unit.program.states else [],
+        first=first,
+        prepared=[f"{one.prepare}();" for one in unit.target.engines if one.prepare and one.name in used],
+        layers=[f"{name}();" for name, _ in functions],
+        moves=moves(unit, len(unit.program.statements)),
+    )
+    return "\n".join([*lines, ""])
 
 
-def _reset_function(unit: Unit) -> list[str]:
+def _reset_function(unit: Unit) -> Lines:
     """The function that gives every state its first contents: one byte repeated, or what a constant holds."""
-    lines = ["static uint8_t has_states; /* 0 until what is kept between inferences has been set */", ""]
-    lines += [f"void {unit.model}_reset(void)", "{"]
+    states = Lines()
     for index, kept in enumerate(unit.program.states):
         content = kept.first.reshape(-1).view(np.uint8)
         value = f"{unit.model}_state_{index}_first[i]" if len(set(content.tolist())) > 1 else f"{content[0]}u"
-        head = f"    for (uint32_t i = 0; i < {content.size}u; ++i) {{"
-        lines += [head, f"        ({unit.first_byte(kept.view)})[i] = {value};", "    }"]
-    return [*lines, "    has_states = 1u;", "}", ""]
+        states += code(f"""
+            for (uint32_t i = 0; i < {content.size}u; ++i) {{
+                ({unit.first_byte(kept.view)})[i] = {value};
+            }}
+        """)
+    lines = code(
+        f"""
+        static uint8_t has_states; /* 0 until what is kept between inferences has been set */
+
+        void {unit.model}_reset(void)
+        {{
+            @states
+            has_states = 1u;
+        }}
+        """,
+        states=states,
+    )
+    return [*lines, ""]
 
 
 @dataclass(frozen=True)
@@ -91,7 +124,7 @@ class _FunctionWriter:
         }
 
 
-def _functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
+def _functions(unit: Unit) -> Iterator[tuple[str, Lines]]:
     """The static functions of the layers that do something, in order, by name."""
     inside = {index for one in unit.lists for index in one.statements[1:]}  # the engine goes on by itself
     statements = unit.program.statements

@@ -11,8 +11,10 @@ from dovetail.codegen.emit.weights import BinaryArray, weights_files
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array
 from dovetail.kernels.c import (
+    Lines,
     array_definition,
     c_type,
+    code,
     elements,
     function,
     guard,
@@ -33,19 +35,19 @@ _ROUNDED = {
 def header_source(unit: Unit, version: str) -> str:
     """The header a user includes: entry points, inputs and outputs with their sizes and types."""
     program = unit.program
-    lines = [
-        f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}, made for "
-        f"{unit.optimize.value}. */",
-        *([f"/* The model's own requantisations round {_ROUNDED[unit.rounding]}. */"] if unit.rounding else []),
-        "#include <stdint.h>",
-        "",
-        "#ifdef __cplusplus",
-        'extern "C" {',
-        "#endif",
-        "",
-        f'#define {unit.model.upper()}_DOVETAIL_VERSION "{version}"',
-        "",
-    ]
+    rounded = [f"/* The model's own requantisations round {_ROUNDED[unit.rounding]}. */"] if unit.rounding else []
+    target, aim = one_line(unit.target.name), unit.optimize.value
+    lines = [f"/* {one_line(program.name)}: inference with static memory, for {target}, made for {aim}. */", *rounded]
+    lines += code(f"""
+        #include <stdint.h>
+
+        #ifdef __cplusplus
+        extern "C" {{
+        #endif
+
+        #define {unit.model.upper()}_DOVETAIL_VERSION "{version}"
+    """)
+    lines.append("")
     for memory, size in unit.arenas().items():
         lines += _arena_declaration(unit, memory, size)
     for kind, views in (("input", program.inputs), ("output", program.outputs)):
@@ -53,20 +55,16 @@ def header_source(unit: Unit, version: str) -> str:
             lines += ["", *_port(unit, kind, index, name, view)]
     if unit.stack is not None:
         lines += ["", *_stack(unit, unit.stack)]
-    lines += [
-        "",
-        "/* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */",
-        f"void {unit.model}_run(void);",
-        "",
-    ]
+    lines += ["", "/* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */"]
+    lines += [f"void {unit.model}_run(void);", ""]
     if unit.delay:
+        after = "after the start"
         calls, first = ("call", "") if unit.delay == 1 else (f"{unit.delay} calls", f" {unit.delay}")
-        lines += [
-            f"/* A pipeline: the outputs are those of the inputs of the {calls} before. Those of the first{first}, "
-            "after the start",
-            "   or a reset, mean nothing. */",
-            f"#define {unit.model.upper()}_DELAY {unit.delay}u",
-        ]
+        lines += code(f"""
+            /* A pipeline: the outputs are those of the inputs of the {calls} before. Those of the first{first}, {after}
+               or a reset, mean nothing. */
+            #define {unit.model.upper()}_DELAY {unit.delay}u
+        """)
     elif program.states:
         nbytes = sum(kept.first.nbytes for kept in program.states)
         lines.append(f"/* Forgets what is kept between inferences ({nbytes} bytes), for the start of a new sequence.")
@@ -76,30 +74,30 @@ def header_source(unit: Unit, version: str) -> str:
     return guard(f"{unit.model.upper()}_H", "\n".join(lines))
 
 
-def _stack(unit: Unit, need: StackNeed) -> list[str]:
+def _stack(unit: Unit, need: StackNeed) -> Lines:
     """The header's lines about the stack."""
-    return [
-        f"/* Bytes of stack {unit.model}_run needs at most, interrupts apart: by the frames of",
-        f"   {one_line(need.compiler)} for code made for {unit.optimize.value}; other compilers have others. */",
-        f"#define {unit.model.upper()}_STACK_BYTES {need.nbytes}u",
-    ]
+    return code(f"""
+        /* Bytes of stack {unit.model}_run needs at most, interrupts apart: by the frames of
+           {one_line(need.compiler)} for code made for {unit.optimize.value}; other compilers have others. */
+        #define {unit.model.upper()}_STACK_BYTES {need.nbytes}u
+    """)
 
 
-def _arena_declaration(unit: Unit, memory: str, size: int) -> list[str]:
+def _arena_declaration(unit: Unit, memory: str, size: int) -> Lines:
     """The array of a memory's buffers, and its bytes where the user has to bring it."""
     name = unit.arena_name(memory)
     if name != unit.shared_arena:
         return [f"extern uint8_t {name}[{size}]; /* buffers in {one_line(memory)} */"]
     bytes_of = f"{unit.model.upper()}_ARENA_BYTES"
-    return [
-        f"#define {bytes_of} {size}u",
-        f"/* Yours: uint8_t {name}[at least {bytes_of}], aligned to 16 bytes. Networks that share it may run in turns;",
-        "   each has its inputs, outputs and all between in it, so take outputs before the next one runs. */",
-        f"extern uint8_t {name}[];",
-    ]
+    return code(f"""
+        #define {bytes_of} {size}u
+        /* Yours: uint8_t {name}[at least {bytes_of}], aligned to 16 bytes. Networks that share it may run in turns;
+           each has its inputs, outputs and all between in it, so take outputs before the next one runs. */
+        extern uint8_t {name}[];
+    """)
 
 
-def _port(unit: Unit, kind: str, index: int, name: str, view: View) -> list[str]:
+def _port(unit: Unit, kind: str, index: int, name: str, view: View) -> Lines:
     """The header's lines about an input or output, and the function between its integers and real numbers."""
     stem, element, steps = f"{unit.model.upper()}_{kind.upper()}_{index}", c_type(view.type.dtype), unit.steps.get(name)
     shared = view.layout is not None and view.layout.packed
@@ -121,13 +119,13 @@ def _port(unit: Unit, kind: str, index: int, name: str, view: View) -> list[str]
         body = [f"return (float)((int32_t)integer - {stem}_ZERO_POINT) * {stem}_SCALE;"]
         return [*lines, *function(head, [f"{element} integer"], body)]
     head = f"static inline {element} {unit.model}_quantize_input_{index}"
-    body = [
-        f"float steps = number / {stem}_SCALE;",
-        f"steps = steps > {real(low)} ? steps : {real(low)}; /* what is no number is the lowest too */",
-        f"steps = steps < {real(high)} ? steps : {real(high)};",
-        "steps = (steps + 12582912.0f) - 12582912.0f; /* to the nearest integer, ties to even; not with -ffast-math */",
-        f"return ({element})((int32_t)steps + {stem}_ZERO_POINT);",
-    ]
+    body = code(f"""
+        float steps = number / {stem}_SCALE;
+        steps = steps > {real(low)} ? steps : {real(low)}; /* what is no number is the lowest too */
+        steps = steps < {real(high)} ? steps : {real(high)};
+        steps = (steps + 12582912.0f) - 12582912.0f; /* to the nearest integer, ties to even; not with -ffast-math */
+        return ({element})((int32_t)steps + {stem}_ZERO_POINT);
+    """)
     return [*lines, *function(head, ["float number"], body)]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.ir.operators.linear import Linear
 from dovetail.ir.types import Array
+from dovetail.kernels.c import code
 from dovetail.kernels.sums import blocked
 from dovetail.target.pattern import Match
 
@@ -189,8 +190,6 @@ def reading(name: str, place: str, c_type: str, order: WeightOrder, stored: Stor
         f"(from[(at + {bit * stored.step}) >> 3] >> ((at + {bit * stored.step}) & 7) & 1) << {bit}"
         for bit in range(stored.width)
     )
-    loops = (("block", outputs // lanes), ("tap", taps), ("channel", channels), ("lane", lanes))
-    heads = [f"{'    ' * (n + 1)}for (int32_t {v} = 0; {v} < {size}; {v}++) {{" for n, (v, size) in enumerate(loops)]
     far = (
         _far(stored.outputs, f"(block * {lanes} + lane)", outputs),
         _far(stored.taps, "tap", taps),
@@ -198,26 +197,27 @@ def reading(name: str, place: str, c_type: str, order: WeightOrder, stored: Stor
     )
     at = " + ".join([part for part in (str(stored.first), *far) if part != "0"]) or "0"
     number = f"(({bits}) ^ {stored.half}) - {stored.half}" if stored.signed else f"({bits}) - {stored.half}"
-    inner = [
-        f"const int32_t at = {at};",
-        f"held[to++] = ({c_type})({number});",
-    ]
-    return "\n".join(
-        [
-            f"static const {c_type} *{name}(void)",
-            "{",
-            f"    static {c_type} held[{stored.shape[0] * taps * channels}];",
-            "    static int32_t to;",
-            f"    const uint8_t *from = {place};",
-            "    if (to > 0) { return held; }",
-            *heads,
-            *(f"{'    ' * 5}{line}" for line in inner),
-            *(f"{'    ' * n}}}" for n in range(4, 0, -1)),
-            "    return held;",
-            "}",
-            "",
-        ]
-    )
+    lines = code(f"""
+        static const {c_type} *{name}(void)
+        {{
+            static {c_type} held[{outputs * taps * channels}];
+            static int32_t to;
+            const uint8_t *from = {place};
+            if (to > 0) {{ return held; }}
+            for (int32_t block = 0; block < {outputs // lanes}; block++) {{
+                for (int32_t tap = 0; tap < {taps}; tap++) {{
+                    for (int32_t channel = 0; channel < {channels}; channel++) {{
+                        for (int32_t lane = 0; lane < {lanes}; lane++) {{
+                            const int32_t at = {at};
+                            held[to++] = ({c_type})({number});
+                        }}
+                    }}
+                }}
+            }}
+            return held;
+        }}
+    """)
+    return "\n".join([*lines, ""])
 
 
 def _far(along: BitRun, index: str, count: int) -> str:

@@ -23,7 +23,7 @@ from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedSoftmax16
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Array, TensorType
 from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter, core_traits
-from dovetail.kernels.c import identifier
+from dovetail.kernels.c import Lines, identifier
 from dovetail.kernels.scheduled.knobs import same_kind
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
 from dovetail.program.ir import (
@@ -251,7 +251,7 @@ class Unit:
             offset += buffer.address - self.target.memory(buffer.memory).base
         return ByteAddress(base, offset)
 
-    def driver_headers(self) -> list[str]:
+    def driver_headers(self) -> Lines:
         """The headers of the engines' drivers, by bare name."""
         files = [resource.rpartition(":")[2] for engine in self.target.engines for resource in engine.driver]
         names = [file.rpartition("/")[2] for file in files]
@@ -457,9 +457,9 @@ def _common_lanes(
     return found
 
 
-def _numbered(stems: Sequence[str]) -> list[str]:
+def _numbered(stems: Sequence[str]) -> Lines:
     """The stems, a number behind those that came before."""
-    counts, found = Counter[str](), list[str]()
+    counts, found = Counter[str](), Lines()
     for stem in stems:
         counts[stem] += 1
         found.append(f"{stem}_{counts[stem]}" if counts[stem] > 1 else stem)

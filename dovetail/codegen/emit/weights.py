@@ -14,6 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from dovetail.ir.types import Array
+from dovetail.kernels.c import Lines, code
 
 
 class Weights(StrEnum):
@@ -65,23 +66,26 @@ def _is_plain(kind: str, array: Array) -> bool:
 
 def weights_files(model: str, held: Mapping[str, BinaryArray]) -> tuple[str, list[Array]]:
     """The assembler file that makes arrays of a file of bytes, and the arrays that file consists of."""
-    content, state, lines, offset = list[Array](), hashlib.sha256(), list[str](), 0
+    content, state, lines, offset = list[Array](), hashlib.sha256(), Lines(), 0
     for name, one in held.items():
         array = _flat(one.array)
         filler = np.zeros(-array.nbytes % _STEP, np.uint8)
         for part in (array, filler) if filler.size else (array,):
             content.append(part)
             state.update(part.data)
-        lines += [
-            "",
-            f'    .section {one.section}, "a"',
-            f"    .balign {one.alignment}",
-            f"    .globl {name}",
-            f"    .type {name}, STT_OBJECT",
-            f"    .size {name}, {array.nbytes}",
-            f"{name}:",
-            f'    .incbin "{model}_weights.bin", {offset}, {array.nbytes}',
-        ]
+        lines += code(
+            f"""
+            @blank
+                .section {one.section}, "a"
+                .balign {one.alignment}
+                .globl {name}
+                .type {name}, STT_OBJECT
+                .size {name}, {array.nbytes}
+            {name}:
+                .incbin "{model}_weights.bin", {offset}, {array.nbytes}
+        """,
+            blank=[""],
+        )
         offset += array.nbytes + filler.nbytes
     head = _HEAD.format(model=model, nbytes=offset, digest=state.hexdigest())
     return "\n".join([head, *lines, "", _TAIL]), content
