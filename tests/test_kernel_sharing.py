@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from core_kernel_cases import FAMILIES, Case, Maker
-from dovetail.ir.graph import GraphBuilder, evaluate
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.kernels import BLOCK, CoreKernel, CoreTraits, Parameter, generate, generate_all, helper_source
+from dovetail.kernels import BLOCK, CoreKernel, CoreTraits, Parameter, generate, generate_all, helper_source, scope_of
 from test_core_kernels import WARNINGS, build, c_array, convolution_region, describe, needs_compiler
 
 COMPACT = ("conv2d", "depthwise", "fully_connected", "pooling")
@@ -27,11 +27,20 @@ def pairs(name: str, count: int) -> list[Case]:
     return [FAMILIES[name](Maker(f"{name} {seed}", sizes)) for seed in range(count) for sizes in ("first", "second")]
 
 
+def all_of(
+    graphs: Sequence[Graph],
+    names: Sequence[str],
+    little: Collection[int],
+    core: CoreTraits = CoreTraits(),  # noqa: B008
+) -> list[CoreKernel]:
+    return generate_all([scope_of(graph, name, core) for graph, name in zip(graphs, names, strict=True)], little)
+
+
 def kernels_of(cases: list[Case], little: bool, accumulators: int = 16) -> list[CoreKernel]:
     """The kernels of the cases as layers of one network."""
     names = [f"kernel_{number}" for number in range(len(cases))]
     chosen = range(len(cases) if little else 0)
-    return generate_all([case.graph for case in cases], names, chosen, CoreTraits(accumulators))
+    return all_of([case.graph for case in cases], names, chosen, CoreTraits(accumulators))
 
 
 def kernel_text(kernels: list[CoreKernel]) -> str:
@@ -149,12 +158,12 @@ def test_shared_functions_compile_for_riscv(tmp_path: Path) -> None:
 
 def test_what_is_the_same_in_all_layers_is_no_member() -> None:
     graphs = [convolution_region(outputs, seed, -seed) for seed, outputs in ((1, 8), (2, 8), (3, 16))]
-    first, second, third = generate_all(graphs, ["first", "second", "third"], range(3))
+    first, second, third = all_of(graphs, ["first", "second", "third"], range(3))
     assert first.name == second.name == third.name == "first"
     assert first.source == second.source == third.source and first.block and third.block
     assert first.block.numbers == {"outputs": 8, "pad_value": -1}
     assert third.block.numbers == {"outputs": 16, "pad_value": -3}
-    alone = generate_all(graphs[:1], ["alone"], [0])[0]
+    alone = all_of(graphs[:1], ["alone"], [0])[0]
     assert alone.block and not alone.block.numbers, "one layer alone has its numbers in the text"
     assert len(first.source) < sum(len(generate(graph, "own").source) for graph in graphs) / 3
 
@@ -162,7 +171,7 @@ def test_what_is_the_same_in_all_layers_is_no_member() -> None:
 def test_borders_are_shared() -> None:
     """Layers with loops of their own call one function for the pixels at their borders."""
     graphs = [convolution_region(outputs, seed) for seed, outputs in ((1, 8), (2, 16))]
-    first, second = generate_all(graphs, ["first", "second"], [])
+    first, second = all_of(graphs, ["first", "second"], [])
     assert first.shared == second.shared and first.source != second.source
     assert all("first_pixel(output, input, layer, " in kernel.source for kernel in (first, second))
     assert first.block and second.block
@@ -177,6 +186,6 @@ def test_floats_in_a_block_are_seen() -> None:
     for operator in (Dequantize(), Quantize(DType.INT8)):
         scale, zero_point = builder.constant("s", np.ones(1, np.float32)), builder.constant("z", np.zeros(1, np.int32))
         value = builder.add(operator, [value, scale, zero_point])
-    (kernel,) = generate_all([builder.finish([value])], ["kernel"], [0])
+    (kernel,) = all_of([builder.finish([value])], ["kernel"], [0])
     assert "float" not in [parameter.c_type for parameter in kernel.parameters]
     assert "float" in [parameter.c_type for parameter in kernel.told]

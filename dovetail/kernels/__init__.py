@@ -3,7 +3,16 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from dovetail.kernels.core import generate, may_overwrite, offered, supports, takes_packed, unused_instructions
+from dovetail.kernels.core import (
+    generate,
+    generated,
+    may_overwrite,
+    offered,
+    scope_of,
+    supports,
+    takes_packed,
+    unused_instructions,
+)
 from dovetail.kernels.helpers import HELPERS, helper_source, needed_helpers
 from dovetail.kernels.kernel import (
     BLOCK,
@@ -32,11 +41,13 @@ __all__ = [
     "core_traits",
     "generate",
     "generate_all",
+    "generated",
     "helper_source",
     "is_pointwise",
     "may_overwrite",
     "needed_helpers",
     "offered",
+    "scope_of",
     "supports",
     "takes_packed",
     "turns",

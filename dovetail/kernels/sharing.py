@@ -4,71 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
-from dovetail.ir.graph import Graph
 from dovetail.kernels.c import identifiers
-from dovetail.kernels.core import Layouts, generated, scope_of, source_and_key
+from dovetail.kernels.core import generated, source_and_key
 from dovetail.kernels.helpers import SMALL, needed_helpers
 from dovetail.kernels.kernel import (
     BLOCK,
     ConstantBlock,
     CoreKernel,
-    CoreTraits,
     UnsupportedRegion,
 )
 from dovetail.kernels.registry import family_of
 from dovetail.kernels.scope import KernelScope
-from dovetail.target.pattern import Choice
 
 
-def generate_all(
-    graphs: Sequence[Graph],
-    names: Sequence[str],
-    little: Collection[int],
-    core: CoreTraits = CoreTraits(),  # noqa: B008
-    overwritten: Mapping[int, str] = MappingProxyType({}),
-    lanes: Mapping[int, int] = MappingProxyType({}),
-    layouts: Mapping[int, Layouts] = MappingProxyType({}),
-    choices: Mapping[int, Choice] = MappingProxyType({}),
-) -> list[CoreKernel]:
+def generate_all(requests: Sequence[KernelScope], little: Collection[int]) -> list[CoreKernel]:
     """The kernels of all layers of a network.
 
     Layers whose compact functions differ only in numbers and constants share them: what is the same in all these
     layers stands in the text, the rest in a block for each (`CoreKernel.block`).
 
     Args:
-        graphs: a region each, as `generate` takes them.
-        names: of the C functions; layers that share one take the first's.
-        little: indices of the layers that are to take little code, however long they run. The others share the
-            functions of their borders.
-        core: as `generate`; its own instructions are for those that are not `little`.
-        overwritten: as `generate`, by index, of the layers whose result takes an operand's place.
-        lanes: as `generate`, by index.
-        layouts: as `generate`, by index.
-        choices: as `generate`, by index; nothing may be chosen about those that are `little`.
+        requests: of `scope_of`, a layer each; layers that share a function take the first's name.
+        little: indices of the layers that are to take little code, however long they run: without the core's own
+            instructions, and as nobody has chosen. The others share the functions of their borders.
 
     Raises:
         DovetailError: no core kernel computes a region.
     """
-    requests = [
-        scope_of(
-            *(graph, name, core),
-            overwritten=overwritten.get(index),
-            lanes=lanes.get(index),
-            layouts=layouts.get(index, {}),
-            choice=choices.get(index, {}),
-        )
-        for index, (graph, name) in enumerate(zip(graphs, names, strict=True))
-    ]
     compact = _shared(requests, little, single=False)
-    borders = _shared(requests, set(range(len(graphs))) - set(little), single=True)
+    borders = _shared(requests, set(range(len(requests))) - set(little), single=True)
     kernels = []
     for index, request in enumerate(requests):
         if shared := compact.get(index):
             kernels.append(_small(shared))
         elif index in little:
-            plain = replace(core, instructions=())
+            plain = replace(request.core, instructions=())
             kernels.append(_small(generated(replace(request, core=plain, lanes=None, choice={}))))
         else:
             kernels.append(_with_border(request, borders.get(index)))

@@ -26,6 +26,7 @@ from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter, core_t
 from dovetail.kernels.c import Lines, identifier
 from dovetail.kernels.scheduled.knobs import same_kind
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
+from dovetail.kernels.scope import KernelScope
 from dovetail.program.ir import (
     CORE,
     Call,
@@ -45,7 +46,6 @@ from dovetail.schedule.region import LaidRegion
 from dovetail.target.description import Target
 from dovetail.target.engine import Launched
 from dovetail.target.offload import Command, LibraryCall, Offload, Operand
-from dovetail.target.pattern import Choice
 from dovetail.user_file import asking
 
 KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
@@ -416,17 +416,19 @@ def kernel_calls(
     with `model`, and `constants` gains those of the kernels."""
     core = traits_for(regions, target)
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
-    graphs = [as_it_lies(call) for call in calls.values()]
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
-    little = range(len(graphs)) if optimize is Optimize.SIZE else with_little_work(graphs)
-    functions = [f"{stem}_kernel" for stem in stems]
-    written = [(place, overwritten(call, program.buffers)) for place, call in enumerate(calls.values())]
-    over = {place: value for place, value in written if value is not None}
-    computed = [regions[call.layer] for call in calls.values()]
-    choices = {place: region.choice for place, region in enumerate(computed) if region.engine is None}
-    lanes = _common_lanes(graphs, list(calls.values()), core, choices)
-    layouts = {place: _packings(call) for place, call in enumerate(calls.values())}
-    made = kernels.generate_all(graphs, functions, little, core, over, lanes, layouts, choices)
+    requests = []
+    for call, stem in zip(calls.values(), stems, strict=True):
+        region, over = regions[call.layer], overwritten(call, program.buffers)
+        settings = {
+            "overwritten": over,
+            "layouts": _packings(call),
+            "choice": region.choice if region.engine is None else {},
+        }
+        requests.append(kernels.scope_of(as_it_lies(call), f"{stem}_kernel", core, **settings))
+    little = range(len(requests)) if optimize is Optimize.SIZE else with_little_work([one.graph for one in requests])
+    _share_lanes(requests, list(calls.values()))
+    made = kernels.generate_all(requests, little)
     found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
     names = _ConstantNames(constants)
@@ -438,23 +440,18 @@ def kernel_calls(
     return found, tuple(shared.values()), names.blocks
 
 
-def _common_lanes(
-    graphs: Sequence[Graph], calls: Sequence[Call], core: CoreTraits, choices: Mapping[int, Choice]
-) -> dict[int, int]:
-    """Index of a call -> the order in which it must read its weights: calls of the same weights, as stripes of a layer
-    are, share them as the largest of these calls wants them."""
+def _share_lanes(requests: Sequence[KernelScope], calls: Sequence[Call]) -> None:
+    """Have calls of the same weights, as stripes of a layer are, read them in the order that the largest of these calls
+    wants."""
     groups: dict[bytes, list[int]] = {}
-    for index, graph in enumerate(graphs):
-        if graph.constants:
-            largest = max(graph.constants.values(), key=lambda array: array.nbytes)
-            groups.setdefault(digest(largest), []).append(index)
-    found: dict[int, int] = {}
+    for index, request in enumerate(requests):
+        if constants := request.graph.constants.values():
+            groups.setdefault(digest(max(constants, key=lambda array: array.nbytes)), []).append(index)
     for same in (group for group in groups.values() if len(group) > 1):
-        index = max(same, key=lambda index: calls[index].result.type.elements)
-        kernel = kernels.generate(graphs[index], "kernel", core, choice=choices.get(index, {}))
-        if kernel.lanes is not None:
-            found.update(dict.fromkeys(same, kernel.lanes))
-    return found
+        largest = max(same, key=lambda index: calls[index].result.type.elements)
+        lanes = kernels.generated(replace(requests[largest], overwritten=None, layouts={})).lanes
+        for index in same:
+            requests[index].lanes = lanes
 
 
 def _numbered(stems: Sequence[str]) -> Lines:
