@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import Lines, block, c_type, channel_lanes, function, product, total
+from dovetail.kernels.c import Lines, block, c_type, channel_lanes, code, function, product, total
 from dovetail.kernels.ends import EndFunction, Extra, RaisedNest, end_function, raised_end
 from dovetail.kernels.kernel import (
     CHANNELS,
@@ -113,7 +113,7 @@ def offered(window: WindowGeometry, outputs: int, pairs: PairBlocks, room: int) 
     pixels, channels = (dict.fromkeys(sizes) for sizes in zip(*shapes, strict=True))
     best = min(((p, c) for p in pixels for c in channels if (p, c) in shapes), key=cost)
     step = _WORD * (sum(best) + best[0] * best[1])
-    own = unrollings(layout.steps, max(1, pairs.loop // step) if pairs.loop else _MOST_UNROLLED)
+    own = unrollings(layout.words, max(1, pairs.loop // step) if pairs.loop else _MOST_UNROLLED)
     unroll = Knob(UNROLL, own, "pairs of taps of a turn of the innermost loop")
     return block_choices(shapes, unroll, (*best, own[0]), 2)
 
@@ -149,13 +149,8 @@ class Columns:
 
     @property
     def words(self) -> int:
-        """Registers that the columns of one pixel take."""
+        """Registers that the columns of one pixel take: its pairs of taps."""
         return -(-self.taps * self.window.kernel[COLUMN] // 2)
-
-    @property
-    def steps(self) -> int:
-        """Pairs of taps of a pixel."""
-        return self.words
 
     @property
     def distance(self) -> int:
@@ -213,7 +208,7 @@ class Patches(RaisedNest):
 
     def block(self, pixels: int) -> PairBlock:
         """The block of so many pixels."""
-        return PairBlock(pixels, self.channels, self.layout.steps, self.layout.distance, self.unroll)
+        return PairBlock(pixels, self.channels, self.layout.words, self.layout.distance, self.unroll)
 
     def parts(self, count: int) -> list[tuple[int, int]]:
         """Blocks of `count` neighbouring pixels: how many, of how many pixels."""
@@ -246,9 +241,9 @@ class Patches(RaisedNest):
             taps = taps.reshape(*taps.shape[:3], -1, 2, 2).swapaxes(-1, -2)
         taps = taps.reshape(len(taps), columns, -1)
         taps = np.pad(taps, ((0, 0), (0, 0), (0, layout.taps - rows * self.window.channels))).reshape(len(taps), -1)
-        taps = np.pad(taps, ((0, 0), (0, 2 * layout.steps - taps.shape[1])))
+        taps = np.pad(taps, ((0, 0), (0, 2 * layout.words - taps.shape[1])))
         words = taps[:, 0::2] | taps[:, 1::2] << 16
-        blocks = words.reshape(-1, self.channels, layout.steps).transpose(0, 2, 1)
+        blocks = words.reshape(-1, self.channels, layout.words).transpose(0, 2, 1)
         return np.ascontiguousarray(blocks).astype(np.uint32).reshape(-1)
 
     def offered(self) -> KernelChoices:
@@ -268,12 +263,12 @@ class Patches(RaisedNest):
             )
             for blocks, pixels in self.parts(count):
                 number = blocks * rows * times * channels
-                turns_of_block, rest = divmod(layout.steps, self.unroll)
+                turns_of_block, rest = divmod(layout.words, self.unroll)
                 straight = self.written_out(pixels)  # places are numbers then, and no pointer moves
                 own = {
-                    "product": number * layout.steps * pixels * self.channels,
-                    "load": number * layout.steps * (pixels + self.channels),
-                    "step": number * layout.steps,
+                    "product": number * layout.words * pixels * self.channels,
+                    "load": number * layout.words * (pixels + self.channels),
+                    "step": number * layout.words,
                     "turn": number * (turns_of_block if turns_of_block > 1 else 0),
                     "rest": 0 if straight else number * min(rest, 1),
                     f"block_{pixels}x{self.channels}": 0 if straight else number,
@@ -322,10 +317,7 @@ class Patches(RaisedNest):
 
     def _block(self, finish: str, pixels: int, extras: Sequence[Extra], ends: Mapping[str, str]) -> Lines:
         """All channels of neighbouring pixels; pointers move, as registers for their places are few."""
-        block_of, lanes, outputs, row = self.block(pixels), self.channels, self.outputs, 1 + len(ends)
-        starts = [f"ends[{lane * row}]" for _ in range(pixels) for lane in range(lanes)]
-        lines = [f"int32_t sums[{pixels * lanes}] = {{{', '.join(starts)}}};"]
-        lines += [f"{block_of.name}(sums, from, weights);"]
+        lanes, outputs, row = self.channels, self.outputs, 1 + len(ends)
         order = {name: number for number, name in enumerate(ends, 1)}
 
         def read(extra: Extra, lane: int, pixel: int) -> str:
@@ -336,34 +328,60 @@ class Patches(RaisedNest):
             places = {"channel": total("channel", lane), "position": str(pixel * outputs + lane), "one": "0"}
             return f"{extra.name}[{places[extra.kind]}]"
 
+        ended, whole = Lines(), outputs - outputs % lanes
         for lane in range(lanes):
             stores = []
             for pixel in range(pixels):
                 values = [f"sums[{pixel * lanes + lane}]", *(read(extra, lane, pixel) for extra in extras)]
                 stores.append(f"output[{total('channel', pixel * outputs + lane)}] = {finish}({', '.join(values)});")
-            whole = outputs - outputs % lanes
-            lines += block(f"if (channel < {whole})", stores) if whole < outputs <= whole + lane else stores
+            ended += block(f"if (channel < {whole})", stores) if whole < outputs <= whole + lane else stores
+        starts = [f"ends[{lane * row}]" for lane in range(lanes)]
         moved = ["output", *dict.fromkeys(extra.name for extra in extras if extra.kind == "position")]
-        steps = {"weights": lanes * self.layout.steps, "ends": lanes * row, **dict.fromkeys(moved[1:], lanes)}
-        lines += [f"{name} += {step};" for name, step in steps.items()]
-        text = [f"{name} += place;" for name in moved]
-        return [*text, *block(f"for (int32_t channel = 0; channel < {outputs}; channel += {lanes})", lines)]
+        steps = {"weights": lanes * self.layout.words, "ends": lanes * row, **dict.fromkeys(moved[1:], lanes)}
+        return code(
+            f"""
+            @begun
+            for (int32_t channel = 0; channel < {outputs}; channel += {lanes}) {{
+                int32_t sums[{pixels * lanes}] = {{{", ".join(starts * pixels)}}};
+                {self.block(pixels).name}(sums, from, weights);
+                @ended
+                @moved
+            }}
+            """,
+            begun=[f"{name} += place;" for name in moved],
+            ended=ended,
+            moved=[f"{name} += {step};" for name, step in steps.items()],
+        )
 
     def _columns(self) -> Lines:
         """The columns from `left` on, of the rows from `top` on, as pairs."""
-        (height, width), (rows, _) = self.window.size, self.window.kernel
-        layout, depth, words = self.layout, self.window.channels, self.by_words
-        start = "uint32_t *at = to;" if words else "uint8_t *at = (uint8_t *)to;"
-        lines = [f"const int32_t y = {total('top', product('row', self.window.dilation[ROW]))};"]
-        if self.window.padded(ROW):
-            lines += block(f"if (y < 0 || y >= {height})", [*self._padding(depth), "continue;"])
-        lines = block(f"for (int32_t row = 0; row < {rows}; ++row)", [*lines, *self._widened()])
-        lines += [] if layout.taps == rows * depth else ["put_half(at, 0);", "at += 2;"]
-        head = [f"const int32_t x = {total('left', product('column', layout.spread))};"]
-        if self.window.padded(COLUMN):
-            head += block(f"if (x < 0 || x >= {width})", [*self._padding(layout.taps), "continue;"])
-        lines = block("for (int32_t column = 0; column < count; ++column)", [*head, *lines])
-        return [start, *lines, *(["put_half(at, 0);"] if layout.ragged else [])]
+        layout, window, rows = self.layout, self.window, self.window.kernel[ROW]
+        return code(
+            f"""
+            {"uint32_t *at = to;" if self.by_words else "uint8_t *at = (uint8_t *)to;"}
+            for (int32_t column = 0; column < count; ++column) {{
+                const int32_t x = {total("left", product("column", layout.spread))};
+                @beside
+                for (int32_t row = 0; row < {rows}; ++row) {{
+                    const int32_t y = {total("top", product("row", window.dilation[ROW]))};
+                    @above
+                    @widened
+                }}
+                @filler
+            }}
+            @ragged
+            """,
+            beside=self._outside(COLUMN, "x", layout.taps),
+            above=self._outside(ROW, "y", window.channels),
+            widened=self._widened(),
+            filler=[] if layout.taps == rows * window.channels else ["put_half(at, 0);", "at += 2;"],
+            ragged=["put_half(at, 0);"] if layout.ragged else [],
+        )
+
+    def _outside(self, axis: int, place: str, count: int) -> Lines:
+        """Padding in the place of so many elements outside the image along an axis."""
+        outside = f"if ({place} < 0 || {place} >= {self.window.size[axis]})"
+        return block(outside, [*self._padding(count), "continue;"]) if self.window.padded(axis) else []
 
     def _widened(self) -> Lines:
         """The channels of a pixel as pairs."""
@@ -386,34 +404,27 @@ class Patches(RaisedNest):
 
     def _rows(self, name: str, arguments: Sequence[str]) -> Lines:
         """All pixels."""
-        window, layout = self.window, self.layout
-        rows = window.outputs[ROW]
-        size = layout.needed(self.filled)
-        lines, column = [], 0
+        window, layout, lines, column = self.window, self.layout, Lines(), 0
         top = total(product("row", window.stride[ROW]), -window.before[ROW])
         for times, count in self.shares:
             at = f"first + {column}" if column and times > 1 else "first" if times > 1 else str(column)
             left = total(product(f"({at})" if "+" in at else at, window.stride[COLUMN]), -window.before[COLUMN])
             inner = [f"{name}_columns(columns, input, {top}, {left}, {layout.count(count)});"]
             inner += list(self._turns(name, arguments, count, at))
-            lines += (
-                block(f"for (int32_t first = 0; first < {times * count}; first += {count})", inner)
-                if times > 1
-                else inner
-            )
+            head = f"for (int32_t first = 0; first < {times * count}; first += {count})"
+            lines += block(head, inner) if times > 1 else inner
             column += times * count
-        return [f"uint32_t columns[{size}];", *block(f"for (int32_t row = 0; row < {rows}; ++row)", lines)]
+        rows = block(f"for (int32_t row = 0; row < {window.outputs[ROW]}; ++row)", lines)
+        return [f"uint32_t columns[{layout.needed(self.filled)}];", *rows]
 
     def _turns(self, name: str, arguments: Sequence[str], count: int, at: str) -> Iterator[str]:
         """The blocks of neighbouring pixels, whose columns are there."""
-        done, step = 0, self.outputs
+        done = 0
         for number, pixels in self.parts(count):
             pixel = total("pixel", done) if number > 1 else str(done)
-            place = f"(row * {self.window.outputs[COLUMN]} + {at} + {pixel}) * {step}"
+            place = f"(row * {self.window.outputs[COLUMN]} + {at} + {pixel}) * {self.outputs}"
             start = product(f"({pixel})", self.layout.distance)
-            call = f"{name}_{pixels}({', '.join(arguments)}, columns + {start}, {place});"
-            if number > 1:
-                yield from block(f"for (int32_t pixel = 0; pixel < {number * pixels}; pixel += {pixels})", [call])
-            else:
-                yield call
+            call = [f"{name}_{pixels}({', '.join(arguments)}, columns + {start}, {place});"]
+            head = f"for (int32_t pixel = 0; pixel < {number * pixels}; pixel += {pixels})"
+            yield from block(head, call) if number > 1 else call
             done += number * pixels

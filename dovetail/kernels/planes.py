@@ -9,14 +9,14 @@ right of it half of the first and the pair (1, 2).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import Lines, block, c_type, identifiers, loop, product, total
+from dovetail.kernels.c import Lines, block, c_type, code, identifiers, loop, product, total
 from dovetail.kernels.ends import RaisedNest, raised_end
 from dovetail.kernels.epilogue import element
 from dovetail.kernels.kernel import KernelChoices, KernelWriter, Turns, UnsupportedRegion, refuse, turns_of_family
@@ -209,35 +209,37 @@ class Planes(RaisedNest):
         ordered = (arrays[one] for one in identifiers([*self.scope.lines, text]) if one in arrays)
         return _SumEnd(self.scope.lines, text, tuple(ordered), bool(places))
 
-    def _channel(self) -> Lines:
-        """Statements that read once per channel: weights, the start of its sums, and the epilogue's numbers."""
-        taps = self.window.kernel[ROW] * len(self.taps)
+    def _computed(self) -> Lines:
+        """All pixels of a band, of one channel after the other: weights, the start of sums and the epilogue's numbers
+        are read once per channel."""
+        columns, step = self.window.outputs[COLUMN], self.window.stride[COLUMN]
+        taps, plane = self.window.kernel[ROW] * len(self.taps), self.lines(self.band) * self.width
         weights = self.scope.constant("sums", "weights", self.packed().reshape(-1))
         bias = self.scope.constant("sums", "bias", self.begun)
-        arrays = self._end("sum", 0).arrays
+        end = self._end("sum", 0)
         types = {parameter.name: parameter.c_type for parameter in self.scope.parameters()}
-        return [
-            "const int32_t at = channel + lane;",
-            f"const uint32_t *tap = {weights} + at * {taps};",
-            f"const int32_t start = {bias}[at];",
-            *(f"const {types[name]} {name}_at = {name}[at];" for name in arrays),
-        ]
-
-    def _computed(self) -> Lines:
-        """All pixels of a band, of one channel after the other."""
-        columns, step = self.window.outputs[COLUMN], self.window.stride[COLUMN]
-        lines = [*self._channel(), f"const uint32_t *from = planes + lane * {self.lines(self.band) * self.width};"]
-        place = total(product("band", columns * self.outputs), "at")
-        lines.append(f"{c_type(self.scope.graph.types[self.scope.graph.outputs[0]].dtype)} *to = output + {place};")
-        lines += [f"int32_t place = {place};"] if self._end("sum", 0).places else []
-        whole = columns // _PIXELS * _PIXELS
+        place, whole = total(product("band", columns * self.outputs), "at"), columns // _PIXELS * _PIXELS
         moved = _PIXELS * step // 2
         hidden = '__asm__("" : "+r"(tap));'  # else compilers read all weights ahead, and have no registers for them
         row = _turns("column", whole, _PIXELS, [hidden, *self._pixels(_PIXELS), f"from += {moved};"])
-        if whole < columns:
-            row += block("", [hidden, *self._pixels(columns - whole)])
+        row += block("", [hidden, *self._pixels(columns - whole)]) if whole < columns else []
         row.append(f"from += {self.window.stride[ROW] * self.width - whole // _PIXELS * moved};")
-        return loop("lane", _CHANNELS, [*lines, *loop("row", "end", row, start="band")])
+        lines = code(
+            f"""
+            const int32_t at = channel + lane;
+            const uint32_t *tap = {weights} + at * {taps};
+            const int32_t start = {bias}[at];
+            @numbers
+            const uint32_t *from = planes + lane * {plane};
+            {c_type(self.scope.graph.types[self.scope.graph.outputs[0]].dtype)} *to = output + {place};
+            @place
+            @rows
+            """,
+            numbers=[f"const {types[name]} {name}_at = {name}[at];" for name in end.arrays],
+            place=[f"int32_t place = {place};"] if end.places else [],
+            rows=loop("row", "end", row, start="band"),
+        )
+        return loop("lane", _CHANNELS, lines)
 
     def _pair(self, left: str | None, right: str | None) -> Lines:
         """Two columns of some channels, each at its place in memory or padding, into one register of each plane."""
@@ -258,24 +260,37 @@ class Planes(RaisedNest):
         first = min(-(-before // 2), self.width)
         end = max(min((width + before) // 2, self.width), first)
 
-        def edge(pair: int) -> Lines:
-            columns = (2 * pair - before, 2 * pair + 1 - before)
-            return block("", self._pair(*(f"line[{x * channels}]" if 0 <= x < width else None for x in columns)))
+        def edges(*pairs: int) -> Iterator[str]:
+            for pair in pairs:
+                columns = (2 * pair - before, 2 * pair + 1 - before)
+                places = (f"line[{x * channels}]" if 0 <= x < width else None for x in columns)
+                yield from block("", self._pair(*places))
 
-        image = self.scope.input(self.scope.source(), "input")
-        head = [f"const int32_t y = {total(product('band', self.window.stride[ROW]), 'down', -above)};"]
-        head.append(f"uint32_t *to = planes + down * {self.width};")
+        outside, middle, image = Lines(), Lines(), self.scope.input(self.scope.source(), "input")
         if self.window.padded(ROW) or self.window.outputs[ROW] % self.band:
-            outside = [*_turns("pair", self.width, 1, self._pair(None, None)), "continue;"]
-            head += block(f"if (y < 0 || y >= {height})", outside)
-        head.append(f"const int8_t *line = {image} + (y * {width * channels} + channel);")
-        lines = [text for pair in range(first) for text in edge(pair)]
+            padding = [*_turns("pair", self.width, 1, self._pair(None, None)), "continue;"]
+            outside = block(f"if (y < 0 || y >= {height})", padding)
         if end > first:
-            lines.append(f"const int8_t *from = line + {(2 * first - before) * channels};")
-            inner = self._pair("from[0]", f"from[{channels}]")
-            lines += _turns("pair", end - first, 1, [*inner, f"from += {2 * channels};"])
-        lines += [text for pair in range(end, self.width) for text in edge(pair)]
-        return block(f"for (int32_t down = 0; down < {self.lines(self.band)}; ++down)", [*head, *lines])
+            inner = [*self._pair("from[0]", f"from[{channels}]"), f"from += {2 * channels};"]
+            middle = [f"const int8_t *from = line + {(2 * first - before) * channels};"]
+            middle += _turns("pair", end - first, 1, inner)
+        return code(
+            f"""
+            for (int32_t down = 0; down < {self.lines(self.band)}; ++down) {{
+                const int32_t y = {total(product("band", self.window.stride[ROW]), "down", -above)};
+                uint32_t *to = planes + down * {self.width};
+                @outside
+                const int8_t *line = {image} + (y * {width * channels} + channel);
+                @left
+                @middle
+                @right
+            }}
+            """,
+            outside=outside,
+            left=edges(*range(first)),
+            middle=middle,
+            right=edges(*range(end, self.width)),
+        )
 
     def offered(self) -> KernelChoices:
         """No knobs."""
