@@ -12,7 +12,7 @@ from dovetail.codegen.emit.lines import Hole, Line, Ticket, job_name, kernel_cal
 from dovetail.codegen.emit.repeat import Repeat, is_repeat, loop_lines
 from dovetail.codegen.emit.tickets import tickets
 from dovetail.codegen.emit.unit import Unit
-from dovetail.kernels.c import Lines, code, identifier, one_line
+from dovetail.kernels.c import Lines, block, code, identifier, one_line
 from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, Wait
 from dovetail.program.series import Loop
 from dovetail.schedule.region import Region
@@ -70,11 +70,8 @@ def _reset_function(unit: Unit) -> Lines:
     for index, kept in enumerate(unit.program.states):
         content = kept.first.reshape(-1).view(np.uint8)
         value = f"{unit.model}_state_{index}_first[i]" if len(set(content.tolist())) > 1 else f"{content[0]}u"
-        states += code(f"""
-            for (uint32_t i = 0; i < {content.size}u; ++i) {{
-                ({unit.first_byte(kept.view)})[i] = {value};
-            }}
-        """)
+        place = f"({unit.first_byte(kept.view)})[i] = {value};"
+        states += block(f"for (uint32_t i = 0; i < {content.size}u; ++i)", [place])
     lines = code(
         f"""
         static uint8_t has_states; /* 0 until what is kept between inferences has been set */

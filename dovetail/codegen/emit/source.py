@@ -34,9 +34,8 @@ _ROUNDED = {
 
 def header_source(unit: Unit, version: str) -> str:
     """The header a user includes: entry points, inputs and outputs with their sizes and types."""
-    program = unit.program
+    program, target, aim = unit.program, one_line(unit.target.name), unit.optimize.value
     rounded = [f"/* The model's own requantisations round {_ROUNDED[unit.rounding]}. */"] if unit.rounding else []
-    target, aim = one_line(unit.target.name), unit.optimize.value
     lines = [f"/* {one_line(program.name)}: inference with static memory, for {target}, made for {aim}. */", *rounded]
     lines += code(f"""
         #include <stdint.h>
@@ -138,8 +137,7 @@ def arena_source(unit: Unit) -> str:
 
 def constants_source(unit: Unit) -> tuple[str, str]:
     """Header and source of the constants: weights, parameters and the engines' tasks."""
-    declarations, definitions = [], [f'#include "{unit.model}_constants.h"\n']
-    blobs = _blobs(unit)
+    declarations, definitions, blobs = [], [f'#include "{unit.model}_constants.h"\n'], _blobs(unit)
     for name, (element, array) in unit.constants.items():
         declaration = f"const {element} {name}[{array.size}]"
         declarations.append(f"extern {declaration};")
