@@ -138,6 +138,8 @@ def networks() -> Iterator[tuple[Graph, int, float]]:
     yield chain(-128, 8, 16), 1, 100.0
     yield chain(-128, 16, 6), 1, 30.0
     yield chain(-128, 12, 12), 1, 300.0
+    yield chain(-128, 16, 4), 1, 100.0
+    yield chain(-128, 8, 4), 1, 30.0
     yield chain(4, 12, 8), 1, 100.0
     yield chain(4, 6, 16), 1, 100.0
     yield without_lines(chain(-128, 8, 6)), 1, 100.0

@@ -30,7 +30,7 @@ def test_the_core_is_charged_with_what_was_measured() -> None:
     found = {name: clocks for name, clocks in asdict(core).items() if name in shipped}
     assert found == pytest.approx(shipped, abs=0.15)
     ratios = np.concatenate([one.charged(core) / one.executed for one in stages])
-    assert ratios.min() > 0.8 and ratios.max() < 1.2
+    assert ratios.min() > 0.8 and ratios.max() < 1.25
     slower = fitted([replace(one, turns=one.turns * 2) for one in stages if not one.layer.on_array])
     assert slower.read == pytest.approx(2 * core.read, rel=0.1)
 
