@@ -66,6 +66,28 @@ def _instruction(name: str) -> ast.FunctionDef:
     return _function(MEANINGS[name])
 
 
+@cache
+def computation(name: str) -> tuple[tuple[str, ...], Mapping[str, ast.expr], tuple[tuple[ast.expr, ...], ...]]:
+    """The nest of an instruction that computes, lanes left out: operands, the sum first; variables and extents of the
+    loops, the outermost first; and the indices of each operand."""
+    loops, statement = dict[str, ast.expr](), _instruction(name).body[-1]
+    while isinstance(statement, ast.For):
+        assert isinstance(statement.target, ast.Name) and isinstance(statement.iter, ast.Call)
+        loops[statement.target.id] = statement.iter.args[1]
+        statement = statement.body[-1]
+    places = {
+        ast.unparse(place.value): tuple(place.slice.elts[:-2])
+        for place in ast.walk(statement)
+        if isinstance(place, ast.Subscript) and isinstance(place.slice, ast.Tuple)
+    }
+    inside = {loop: extent for loop, extent in loops.items() if loop not in _LANES}
+    return tuple(places), inside, tuple(places.values())
+
+
+_LANES = ("n", "o", "i")
+"""Loops over the lanes of an element."""
+
+
 class _ListingWalker:
     """As that of `dovetail.loops.trace`: values of sizes and loop variables, and the buffers alive."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
+from operator import mul
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
@@ -16,7 +17,7 @@ from dovetail.target import crop
 from dovetail.targets.vta.config import MOST_PAD, VtaConfig
 from dovetail.targets.vta.cost import VtaTiling, capacities, shape, slots_of_use
 from dovetail.targets.vta.isa import AluOpcode, Load, Store, VtaMemory
-from dovetail.targets.vta.listed import listed
+from dovetail.targets.vta.listed import computation, listed, number
 from dovetail.targets.vta.mapping import DIGITS, ZEROS, depth, scheduled
 from dovetail.targets.vta.writer import (
     InstructionStream,
@@ -53,6 +54,7 @@ class _InstructionUse:
 
     def __init__(self, writer: StreamWriter, issue: Issue) -> None:
         self._writer, self._operands, self._opcode = writer, issue.operands, _OPCODES.get(issue.instruction)
+        self._name = issue.instruction
         if issue.instruction == "double_each" and writer.config.shifts_left:
             self._opcode = AluOpcode.SHL
 
@@ -116,90 +118,38 @@ class _InstructionUse:
             self._writer.issue(store, reads=[Span("OUT", entry, entry + rows * width)])
             entry += rows * width
 
-    def _compute(
-        self, make: InstructionTemplate, nest: Sequence[VtaLoop], *operands: str, first: Triple = (0, 0, 0)
-    ) -> None:
-        """GEMM or ALU on the result and so many operands, whose entries a step of `nest` moves in this order, beginning
-        with those at `first`."""
-        windows = [self._window(name) for name in ("total", *operands)]
+    def compute(self) -> None:
+        """GEMM or ALU: the nest of the instruction's meaning over the entries of its operands. Where taps of a window
+        share matrices, each is an instruction of its own."""
+        names, loops, indices = computation(self._name)
+        windows = [self._window(name) for name in names]
+        values = {name: value for name, value in self._operands.items() if isinstance(value, int)}
+        values |= {**dict.fromkeys(loops, 0), **dict(zip(("DOWN", "ACROSS"), self._writer.stride, strict=True))}
+        strides = [row_major(self._writer.buffer(window).shape) for window in windows]
+        nest = {}
+        for loop, extent in loops.items():
+            moved, steps = {**values, loop: 1}, [0, 0, 0]
+            for place, (own, lie) in enumerate(zip(indices, strides, strict=True)):
+                far = (number(index, moved) - number(index, values) for index in own)
+                steps[place] = sum(map(mul, far, lie[len(lie) - len(own) :]))
+            nest[loop] = VtaLoop(number(extent, values), (steps[0], steps[1], steps[2]))
         entries = [*(self._writer.entry(window) for window in windows), 0, 0]
-        spans = [self._writer.buffer(window).span for window in windows]
-        read = [span for span in spans[1:] if span.memory != "ACC"]
+        taps = self._writer.constants.taps if "weights" in names else ()
+        for place, matrix in enumerate(taps):
+            down, across = divmod(place, nest["kw"].extent)
+            first = entries[1] + down * nest["kh"].step[1] + across * nest["kw"].step[1]
+            self._issue([nest["h"], nest["w"]], windows, (entries[0], first, entries[2] + matrix))
+        if not taps:
+            self._issue(list(nest.values()), windows, (entries[0], entries[1], entries[2]))
+
+    def _issue(self, nest: Sequence[VtaLoop], windows: Sequence[Window], begin: Triple) -> None:
+        """The instructions of a nest that begins with these entries of its operands."""
+        scalar = self._operands.get("number")
+        immediate = self._writer.constants.scalars[scalar] if isinstance(scalar, str) else None
+        total, *others = (self._writer.buffer(window).span for window in windows)
         # the entries of OUT change with the accumulators
-        out = Span("OUT", spans[0].start, spans[0].stop)
-        begin = entries[0] + first[0], entries[1] + first[1], entries[2] + first[2]
-        self._writer.compute(make, nest, begin, read, out)
-
-    def on_all(self, reset: bool = False) -> None:
-        """Every entry of the result: zero, or ALU with an immediate operand."""
-        number = None
-        if not reset:
-            name = self._operands["number"]
-            assert isinstance(name, str)
-            number = self._writer.constants.scalars[name]
-        span = self._buffer("total").span
-        self._compute(InstructionTemplate(self._opcode, reset, number), [VtaLoop(span.stop - span.start, (1, 0, 0))])
-
-    def with_parameter(self) -> None:
-        """ALU with one accumulator entry per channel block."""
-        blocks, height, width = self._whole("OCB", "OH", "OW")
-        nest = [VtaLoop(blocks, (height * width, 1, 0)), VtaLoop(height * width, (1, 0, 0))]
-        self._compute(InstructionTemplate(self._opcode), nest, "parameter")
-
-    def add_total(self) -> None:
-        """ALU with as many accumulator entries as the result has."""
-        span = self._buffer("total").span
-        self._compute(InstructionTemplate(self._opcode), [VtaLoop(span.stop - span.start, (1, 1, 0))], "other")
-
-    def product(self, by_block: bool = False) -> None:
-        """GEMM over the taps of a window; `by_block` of one output block."""
-        height, width, tall, wide = self._whole("OH", "OW", "KH", "KW")
-        blocks = 1 if by_block else self._whole("OCB")[0]
-        down, across = _strides(self._window("image"), (tall, wide), (height, width))
-        row = row_major(self._buffer("image").shape)[-2]
-        b, h, w = row_major(self._buffer("total").shape)
-        per_block = row_major(self._buffer("weights").shape)[0] if not by_block else 0
-        nest = [
-            VtaLoop(blocks, (b, 0, per_block)),
-            VtaLoop(tall, (0, row, wide)),
-            VtaLoop(wide, (0, 1, 1)),
-            VtaLoop(height, (h, down * row, 0)),
-            VtaLoop(width, (w, across, 0)),
-        ]
-        for number, matrix in enumerate(self._writer.constants.taps):
-            first = (0, number // wide * row + number % wide, matrix)
-            self._compute(InstructionTemplate(), nest[3:], "image", "weights", first=first)
-        if not self._writer.constants.taps:
-            self._compute(InstructionTemplate(), nest, "image", "weights")
-
-    def widen(self) -> None:
-        """GEMM of every pixel of a block with the matrix that gives it back."""
-        height, width = self._whole("OH", "OW")
-        self._compute(InstructionTemplate(), [VtaLoop(height * width, (1, 1, 0))], "image", "matrix")
-
-    def add_bias(self) -> None:
-        """GEMM of the digits with the vector of ones at every pixel."""
-        blocks, height, width, rows = self._whole("OCB", "OH", "OW", "D")
-        nest = [
-            VtaLoop(rows, (0, 1, 1)),
-            VtaLoop(blocks, (height * width, 0, rows)),
-            VtaLoop(height * width, (1, 0, 0)),
-        ]
-        self._compute(InstructionTemplate(), nest, "ones", "digits")
-
-    def largest(self) -> None:
-        """ALU over the taps of a window."""
-        blocks, height, width, tall, wide = self._whole("OCB", "OH", "OW", "KH", "KW")
-        down, across = _strides(self._window("wide"), (tall, wide), (height, width))
-        plane, row, _ = row_major(self._buffer("wide").shape)
-        nest = [
-            VtaLoop(tall, (0, row, 0)),
-            VtaLoop(wide, (0, 1, 0)),
-            VtaLoop(blocks, (height * width, plane, 0)),
-            VtaLoop(height, (width, down * row, 0)),
-            VtaLoop(width, (1, across, 0)),
-        ]
-        self._compute(InstructionTemplate(self._opcode), nest, "wide")
+        read, out = [span for span in others if span.memory != "ACC"], Span("OUT", total.start, total.stop)
+        self._writer.compute(InstructionTemplate(self._opcode, self._name == "zero", immediate), nest, begin, read, out)
 
 
 _WRITE: Mapping[str, Callable[[_InstructionUse], None]] = {
@@ -209,24 +159,8 @@ _WRITE: Mapping[str, Callable[[_InstructionUse], None]] = {
     "load_weights": lambda use: use.load("weights"),
     "load_matrices": lambda use: use.load("weights"),
     "load_matrix": lambda use: use.load("matrix"),
-    "zero": lambda use: use.on_all(reset=True),
-    "product": _InstructionUse.product,
-    "product_of_block": lambda use: use.product(by_block=True),
-    "widen": _InstructionUse.widen,
-    "add_bias": _InstructionUse.add_bias,
-    "largest": _InstructionUse.largest,
-    "add_total": _InstructionUse.add_total,
-    **dict.fromkeys(("multiply_by", "add_number", "shift_by", "at_least", "at_most"), _InstructionUse.on_all),
-    **dict.fromkeys(("add_each", "multiply_each", "shift_each", "double_each"), _InstructionUse.with_parameter),
     "store": _InstructionUse.store,
 }
-
-
-def _strides(window: Window, kernel: Sequence[int], out: Sequence[int]) -> tuple[int, int]:
-    """Steps of a window of `(out - 1) * step + kernel` rows and columns; irrelevant along one of them."""
-    spans = [high - low for low, high in window.box[-4:-2]]
-    down, across = ((s - k) // (o - 1) if o > 1 else 1 for s, k, o in zip(spans, kernel, out, strict=True))
-    return down, across
 
 
 @dataclass(frozen=True)
@@ -262,7 +196,7 @@ def lower(placed: VtaRegion, tiling: VtaTiling, config: VtaConfig) -> Instructio
     """
     tiles = list(_tiles(placed.graph, tiling, config, placed.constants.taps))
     room = capacities(shape(placed.graph, config), config)
-    writer = StreamWriter(placed, config, _pools(tiles, tiling, room))
+    writer = StreamWriter(placed, config, _pools(tiles, tiling, room), stride(placed.graph))
     for tile in tiles:
         _write(writer, tile)
     return writer.finish()
@@ -277,7 +211,7 @@ def _write(writer: StreamWriter, tile: _TileEvents) -> None:
         if isinstance(event, Allocation) and event.buffer not in early:
             writer.allocate(event, contents.get(event.buffer))
         elif isinstance(event, Issue) and event.instruction != "load_parameter":
-            _WRITE[event.instruction](_InstructionUse(writer, event))
+            _WRITE.get(event.instruction, _InstructionUse.compute)(_InstructionUse(writer, event))
 
 
 _PARAMETERS = "parameters"

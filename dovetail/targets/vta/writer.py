@@ -190,8 +190,10 @@ class _InstructionStep:
 class StreamWriter:
     """Collects the instructions of one tile after the other, remembering what lies where."""
 
-    def __init__(self, placed: VtaRegion, config: VtaConfig, slots: Mapping[str, Mapping[str, Pool]]) -> None:
-        self.config = config
+    def __init__(
+        self, placed: VtaRegion, config: VtaConfig, slots: Mapping[str, Mapping[str, Pool]], stride: tuple[int, int]
+    ) -> None:
+        self.config, self.stride = config, stride
         self.constants = placed.constants
         self.origins: Mapping[str, tuple[int, ...]] = {}
         """First index of each argument's leading dimensions in the tile being written."""
