@@ -20,6 +20,7 @@ In reading order:
     outputs, picture    the files of an order; its picture
     lowered             an order as a program
     coded, programming, execute   the programming image: as records and bytes, from a program, executed
+    stretched           transposed convolutions without zeros
     checked, schedule   an order of one's own; what `dovetail schedule` does
     ruled               the target's rules on the compiled chip
     task, device        launches of the chip, of one layer or of several side by side; the engine in the simulator

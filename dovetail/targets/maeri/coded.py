@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
@@ -369,7 +369,8 @@ def _check(image: ProgrammingImage) -> None:
     for number, step in enumerate(image.steps):
         for place in (*operands(step), step.result):
             _check_place(image, place, f"step {number}")
-        _check_step(image, step, f"step {number}")
+        if isinstance(step, LayerStep) and step.layer.macs > MOST_PRODUCTS:
+            raise _wrong(f"{step.layer.macs:,} products of a layer, {MOST_PRODUCTS:,} are the most", f"step {number}")
     for place in (*image.inputs, *image.outputs):
         _check_place(image, place, "inputs and outputs")
     if len(image.infos) != len(image.layers):
@@ -381,48 +382,12 @@ def _check(image: ProgrammingImage) -> None:
         _check_item(image, item, f"item {number}")
 
 
-def _check_step(image: ProgrammingImage, step: Step, where: str) -> None:
-    """A layer fits its places, and what a step says of constants is there."""
-    if isinstance(step, LayerStep):
-        _check_layer(image, step, where)
-    elif isinstance(step, AdditionStep):
-        _check_constants(image, step.scales, 24, 4, where)
-    elif isinstance(step, PoolStep) and step.kind == PoolKind.SUM:
-        _check_constants(image, step.scales, 8, 4, where)
-    elif isinstance(step, JoinStep) and not step.parts:
-        raise _wrong("no parts cannot be joined", where)
-
-
 def _check_place(image: ProgrammingImage, place: FeatureMap, where: str) -> None:
     inside = len(image.constants) <= place.address and image.bytes_of(place).stop <= image.memory
     if not inside or place.address % image.form.element:
         raise _wrong(f"a feature of {place.shape[1:]} at {place.address:#x} is not in the memory of features", where)
     if image.form == INT8 and place.zero_point:
         raise _wrong(f"features of INT8 are stored with their zero point, here {place.zero_point} is taken off", where)
-
-
-def _check_layer(image: ProgrammingImage, step: LayerStep, where: str) -> None:
-    channels, groups, source = step.result.channels, step.groups, step.source
-    layer = step.layer
-    if source.channels % groups or channels % groups or min(layer.out_rows, layer.out_columns) < 1:
-        raise _wrong(f"{groups} groups of windows {(step.rows, step.columns)} do not divide what it reads", where)
-    steps = (*step.strides, *step.dilations)
-    sizes = (source.rows, source.columns, step.rows, step.columns, *steps, groups, *astuple(step.around))
-    fits = {TaskKind.DEPTHWISE: groups == source.channels, TaskKind.TURNED: sizes == (1,) * 9 + (0,) * 4}
-    if not fits.get(step.kind, True) or layer.macs > MOST_PRODUCTS:
-        raise _wrong(f"{groups} groups of {source.channels} channels are no {step.kind.name}", where)
-    result = (1, 1) if step.kind == TaskKind.TURNED else (layer.out_rows, layer.out_columns)
-    if result != (step.result.rows, step.result.columns):
-        raise _wrong(f"its result is {result}, its place is for {(step.result.rows, step.result.columns)}", where)
-    weights = image.form.element * int(np.prod(step.kind.weight_shape(layer)))
-    _check_constants(image, step.weights, weights, image.form.element, where)
-    _check_constants(image, step.bias, 4 * channels, 4, where)
-    _check_constants(image, step.scales, 8 * channels, 4, where)
-
-
-def _check_constants(image: ProgrammingImage, start: int, size: int, unit: int, where: str) -> None:
-    if start % unit or not 0 <= start <= start + size <= len(image.constants):
-        raise _wrong(f"{size} bytes at {start:#x} are not all constants, or not at a multiple of {unit}", where)
 
 
 def _check_item(image: ProgrammingImage, item: Item, where: str) -> None:

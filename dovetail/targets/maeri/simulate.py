@@ -1,4 +1,4 @@
-"""Executes an order on real tensors, cycle by cycle, and checks it: what the hardware can do, and the user's rules.
+"""Checks an order: what the hardware can do, and the user's rules.
 
 The cycle of every product is what the hardware makes of the items (`machine.py`). Checked are: multipliers and ports
 are used by one item at a time, until its last sum has left; the tree can be configured for every set of virtual neurons
@@ -10,25 +10,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations, pairwise, product
 
 import numpy as np
-import numpy.typing as npt
 
 from dovetail.errors import SimulationError
-from dovetail.ir.types import Array, DType, TensorType
+from dovetail.ir.graph import evaluate
+from dovetail.ir.types import Array
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.item import Item, Numbers, channels_of, sweep
 from dovetail.targets.maeri.machine import ItemTimeline, play, waits
-from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, TaskKind, Times, exists_from
+from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, Times, exists_from
 from dovetail.targets.maeri.order import NetworkOrder, results, shortage
 from dovetail.targets.maeri.rules import FAMILIES, Rules, channel_range, whole_layers
 from dovetail.targets.maeri.tile import grid
 from dovetail.targets.maeri.tree import Range, configure
-
-Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class _ItemRun:
 
 
 def simulate(order: NetworkOrder, inputs: Mapping[str, Array]) -> Simulation:
-    """Execute an order.
+    """Check an order and compute its results: every product of every sum is added once, so they are the operators'.
 
     Args:
         order: the order.
@@ -96,29 +94,33 @@ def simulate(order: NetworkOrder, inputs: Mapping[str, Array]) -> Simulation:
     Raises:
         SimulationError: the engine cannot do what the order says; names the item, its place and the cycle.
     """
-    layers, cycles = _layers(order), 0
-    values: dict[str, Array] = {**order.network.graph.constants, **inputs}
-    works = {work.node.output: work for work in order.network.works}
-    for node in order.network.graph.nodes:
-        operands, work = [values[name] for name in node.inputs], works.get(node.output)
-        if work is None:
-            values[node.output] = node.operator.evaluate(operands)
-        else:
-            runs, times = next(layers)
-            values[node.output] = _sums(work, runs, operands)
-            cycles = max(cycles, int(times.max()))
-    outputs = {name: values[name] for name in order.network.graph.outputs}
-    return Simulation(outputs, cycles, sum(work.layer.macs for work in order.network.works))
+    cycles, graph = check(order), order.network.graph
+    constants = {name: inputs.get(name, array) for name, array in graph.constants.items()}
+    products = sum(work.layer.macs for work in order.network.works)
+    return Simulation(evaluate(replace(graph, constants=constants), inputs), cycles, products)
 
 
 def check(order: NetworkOrder) -> int:
-    """Cycles until the last result of an order exists; everything but its numbers is checked as by `simulate`.
+    """Cycles until the last result of an order exists.
 
     Raises:
         SimulationError: as `simulate`.
         TargetError: the engine cannot compute an item.
     """
-    return max(int(times.max()) for _, times in _layers(order))
+    runs, network = _runs(order), order.network
+    _check_places(order.config, runs)
+    short = shortage(network, order.config, [(run.item, run.item.start, run.played.until) for run in runs])
+    if short is not None:
+        error = short.error(())
+        raise SimulationError(error.what, where=error.where, hint=error.hint)
+    _check_phases(order.config, runs)
+    exists: dict[str, Times] = {}
+    for number, work in enumerate(network.works):
+        own = _of_layer(runs, number)
+        _check_sums(work, own)
+        _check_inputs(work, exists_from(network.graph, work.node.inputs[0], exists), own)
+        exists[work.node.output] = results(work, [run.item for run in own], [run.exists for run in own])
+    return max(int(times.max()) for times in exists.values())
 
 
 def layer_spans(order: NetworkOrder) -> list[tuple[int, int]]:
@@ -135,25 +137,6 @@ def layer_spans(order: NetworkOrder) -> list[tuple[int, int]]:
 
 def _of_layer(runs: Sequence[_ItemRun], number: int) -> list[_ItemRun]:
     return [run for run in runs if run.item.work == number]
-
-
-def _layers(order: NetworkOrder) -> Iterator[tuple[list[_ItemRun], Times]]:
-    """The items of each layer and the times of its results, in the network's order; checked one after the other."""
-    runs = _runs(order)
-    _check_places(order.config, runs)
-    short = shortage(order.network, order.config, [(run.item, run.item.start, run.played.until) for run in runs])
-    if short is not None:
-        error = short.error(())
-        raise SimulationError(error.what, where=error.where, hint=error.hint)
-    _check_phases(order.config, runs)
-    exists: dict[str, Times] = {}
-    for number, work in enumerate(order.network.works):
-        own = _of_layer(runs, number)
-        _check_sums(work, own)
-        if own:
-            _check_inputs(work, exists_from(order.network.graph, work.node.inputs[0], exists), own)
-        exists[work.node.output] = results(work, [run.item for run in own], [run.exists for run in own])
-        yield own, exists[work.node.output]
 
 
 def _runs(order: NetworkOrder) -> list[_ItemRun]:
@@ -282,10 +265,7 @@ def _check_sums(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> None:
     if [taps[0] for taps in parts] != ends[:-1] or ends[-1] != layer.taps:
         raise _wrong(f"the parts {parts} of a sum do not make up its {layer.taps} products", work.name)
     for taps in parts:
-        elements = [each for run in runs if run.item.taps == taps for each in _elements(run)]
-        places = np.concatenate(
-            [(rows * layer.out_columns + columns) * work.outputs + each for each, rows, columns, _ in elements]
-        )
+        places = np.concatenate([each for run in runs if run.item.taps == taps for each in _places(run)])
         count = np.bincount(places, minlength=work.positions * work.outputs).reshape(work.positions, work.outputs)
         wrong = np.argwhere(count != 1)
         if wrong.size:
@@ -294,16 +274,8 @@ def _check_sums(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> None:
             raise _wrong(f"{what} are added {count[position, channel]} times", work.name)
 
 
-def _sums(work: MultiplierLayer, runs: Sequence[_ItemRun], operands: Sequence[Array]) -> Array:
-    """The sums of a layer, part for part."""
-    parts = sorted({run.item.taps for run in runs})
-    total = np.asarray(sum(_products(work, operands, taps) for taps in parts), np.float64)
-    return _accumulated(work, operands, total)
-
-
-def _elements(run: _ItemRun) -> Iterator[tuple[Numbers, Numbers, Numbers, npt.NDArray[np.bool_]]]:
-    """Channels, rows and columns of the result that each virtual neuron of an item computes, and which of the item's
-    positions lie inside of the image for it."""
+def _places(run: _ItemRun) -> Iterator[Numbers]:
+    """The results [position, channel] that each virtual neuron of an item computes, as one number."""
     tile, layer = run.item.tile, run.work.layer
     groups, filters = np.divmod(run.channels, layer.filters)
     rows, columns = np.divmod(run.positions, grid(layer, tile)[1])
@@ -311,49 +283,8 @@ def _elements(run: _ItemRun) -> Iterator[tuple[Numbers, Numbers, Numbers, npt.ND
         row, column = rows * tile.out_rows + x, columns * tile.out_columns + y
         inside = (groups + g < layer.groups) & (filters + k < layer.filters)
         inside &= (row < layer.out_rows) & (column < layer.out_columns)
-        yield (run.channels + g * layer.filters + k)[inside], row[inside], column[inside], inside
-
-
-def _products(work: MultiplierLayer, operands: Sequence[Array], taps: tuple[int, int]) -> Reals:
-    """Sums of the products [first, end) of every sum of a layer, by [position, output channel].
-
-    Integers stay exact: float64 holds them up to 2^53.
-    """
-    layer = work.layer
-    x, w = (array.astype(np.float64) - zero for array, zero in zip(operands[:2], work.zero_points, strict=True))
-    if work.turned:
-        windows, weights = w.reshape(1, -1, layer.channels), x.reshape(1, 1, layer.channels)
-    elif not work.is_image:
-        windows, weights = x.reshape(1, -1, layer.channels), w.reshape(1, layer.filters, layer.channels)
-    else:
-        windows = _windows(x[0], work)
-        depthwise = work.kind is TaskKind.DEPTHWISE  # [1, R, S, C * M], else [O, R, S, C]
-        kernels = np.moveaxis(w[0], -1, 0)[:, None] if depthwise else np.moveaxis(w, -1, 1)
-        weights = kernels.reshape(layer.groups, layer.filters, layer.taps)
-    part = slice(*taps)
-    sums = windows[..., part] @ weights[..., part].transpose(0, 2, 1)
-    return np.ascontiguousarray(sums.transpose(1, 0, 2)).reshape(work.positions, work.outputs)
-
-
-def _windows(image: Reals, work: MultiplierLayer) -> Reals:
-    """[group, position, channel x row x column of the kernel]."""
-    layer = work.layer
-    (down, across), (lower, further) = layer.strides, layer.dilations
-    view = np.lib.stride_tricks.sliding_window_view(image, layer.span, axis=(0, 1))
-    view = view[::down, ::across, :, ::lower, ::further]
-    shape = (layer.out_rows, layer.out_columns, layer.groups, layer.channels, layer.rows, layer.columns)
-    return view.reshape(shape).transpose(2, 0, 1, 3, 4, 5).reshape(layer.groups, work.positions, layer.taps)
-
-
-def _accumulated(work: MultiplierLayer, operands: Sequence[Array], total: Reals) -> Array:
-    """Sums as the layer gives them: with the bias, in the type and shape of its result."""
-    kind = work.node.operator.infer([TensorType(array.shape, DType.of(array.dtype)) for array in operands])
-    exact = (total.reshape(-1, total.shape[0]) if work.turned else total).astype(np.float64)
-    if len(operands) > 2:
-        exact += operands[2]
-    if kind.dtype.is_integer:
-        exact = np.rint(exact).astype(np.int64)
-    return exact.astype(kind.dtype.numpy).reshape(kind.shape)
+        places = (row * layer.out_columns + column) * run.work.outputs + run.channels + g * layer.filters + k
+        yield places[inside]
 
 
 @dataclass(frozen=True)
