@@ -230,17 +230,17 @@ def _lay_shares(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom], weight
 def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None) -> Sequence[Item]:
     """The items of a unit that end first."""
     taps, free = floor.network.works[unit.work].layer.taps, int(floor.free.max())
-    ways = _spread(floor, unit, room, size)
+    rooms = dict.fromkeys((room, replace(room, earliest=max(room.earliest, free))))
+    ways = chain(*(_spread(floor, unit, each, size) for each in rooms))
     if floor.config.shared_ports:
-        rooms = dict.fromkeys((room, replace(room, earliest=max(room.earliest, free))))
         ways = chain(*(way(floor, unit, each) for each in rooms for way in (in_one_gang, side_by_side)))
     narrow = room.within.size < floor.config.multipliers or (room.whole and unit.end - unit.first < _FEW)
     ways = chain(ways, ((item,) for item in single_neurons(floor, unit, room, 2))) if narrow else ways
     best = _first_to_end(floor, ways)
-    if best is None and room.earliest < free:
-        return _lay(floor, unit, replace(room, earliest=free), size)
     if best is None:
-        best = _first_to_end(floor, ((item,) for item in islice(single_neurons(floor, unit, room), MOST_WAYS)))
+        best = _first_to_end(
+            floor, ((i,) for each in rooms for i in islice(single_neurons(floor, unit, each), MOST_WAYS))
+        )
     if best is None:
         raise unfit(floor.config, taps, room.region.size, floor.network.works[unit.work].name)
     return best

@@ -22,7 +22,7 @@ _PLAIN = apply(Conv2d, _IMAGE, _WEIGHTS, _BIAS)
 
 
 @dataclass(frozen=True)
-class _Phase:
+class _AxisPhase:
     """The results t = stride * u + phase along an axis: taps and rows of the image that they read."""
 
     taps: tuple[int, ...]
@@ -37,17 +37,17 @@ class _Phase:
         return -self.first, reach - size
 
 
-def _phases(stride: int, taps: int, dilation: int, lead: int, results: int) -> list[_Phase]:
+def _phases(stride: int, taps: int, dilation: int, lead: int, results: int) -> list[_AxisPhase]:
     """The phases of an axis whose image has stride - 1 zeros between rows and `lead` rows of padding."""
     phases, common = [], gcd(stride, dilation)
     for phase in range(stride):
         own = tuple(tap for tap in range(taps) if (phase + tap * dilation - lead) % stride == 0)
         first = (phase + own[0] * dilation - lead) // stride if own else 0
-        phases.append(_Phase(own, dilation // common, first, -(-(results - phase) // stride)))
+        phases.append(_AxisPhase(own, dilation // common, first, -(-(results - phase) // stride)))
     return phases
 
 
-def _axes(at: RuleMatch) -> list[list[_Phase]]:
+def _axes(at: RuleMatch) -> list[list[_AxisPhase]]:
     """The phases of rows and columns; none where the zeros are no stretched image's."""
     before, after = at[_ZEROS].before, at[_ZEROS].after
     stretches = (after[2] + 1, after[4] + 1) if len(after) == 6 else (1, 1)
