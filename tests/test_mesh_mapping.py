@@ -96,7 +96,6 @@ def check_limits(found: MeshMapping) -> None:
         assert set(placed.element.tolist()) <= set(found.topology.elements.tolist())
         assert check_covered(section, placed.traffic) > 0 or len(section.stages) == 1
         assert tables.largest() <= mesh.route_entries
-        assert len(tables.chip) <= tables.before
         assert not cyclic(dependencies(placed))
         dead = {(found.topology.places.index(place), number) for place, number in mesh.faults.elements}
         assert dead.isdisjoint(divmod(element, per) for element in placed.element.tolist())

@@ -115,7 +115,8 @@ def run(graph: Graph, found: MeshMapping, inputs: int = 2) -> tuple[MeshProject,
 def test_sections_are_executed_exactly(name: str) -> None:
     found = quick(tiny(name), FOUR)
     project, done = run(tiny(name), found)
-    assert max(done.memory) <= MESH.usable and project.early > 0
+    early = [struct.unpack_from("<I", one.data, 8 + 24 * n + 12)[0] for one in project.elements for n in range(3)]
+    assert max(done.memory) <= MESH.usable and any(early)
     executed = measure(found, 1, clocks=done.clocks).latency
     assert abs(executed - measure(found, 1).latency) <= 0.06 * executed
 

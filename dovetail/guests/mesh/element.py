@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -26,6 +26,7 @@ _FIELDS = (
     *("target_row", "target_column", "slots", "slot_bytes"),
 )
 """Fields of `mesh_transfer_t`."""
+_ENDS = ("source", "target")
 _DRIVER = "look at the element's driver: "
 _TABLES = "report this: the tables of sender and receiver disagree"
 _LOADING = 0xA5
@@ -64,14 +65,19 @@ class StoredPart:
 
     def put(self, tensor: bytearray) -> None:
         """Put it into the tensor; raises SimulationError where it has no room there."""
-        transfer, size = self.transfer, self.transfer["bytes"]
-        for place, (row, column) in enumerate(product(range(transfer["rows"]), range(transfer["columns"]))):
-            start = transfer["source"] + row * transfer["source_row"] + column * transfer["source_column"]
+        size = self.transfer["bytes"]
+        for place, (start, _) in enumerate(_stretches(self.transfer)):
             if start + size > len(tensor):
-                raise SimulationError(
-                    f"tensor {transfer['key']} has no byte {start + size}", where="mesh", hint=_TABLES
-                )
+                what = f"tensor {self.transfer['key']} has no byte {start + size}"
+                raise SimulationError(what, where="mesh", hint=_TABLES)
             tensor[start : start + size] = self.content[place * size : (place + 1) * size]
+
+
+def _stretches(transfer: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    """First bytes of a transfer's columns: in the message or tensor, and from its target."""
+    for row, column in product(range(transfer["rows"]), range(transfer["columns"])):
+        source, target = (row * transfer[f"{end}_row"] + column * transfer[f"{end}_column"] for end in _ENDS)
+        yield transfer["source"] + source, target
 
 
 @dataclass
@@ -317,13 +323,11 @@ class ElementDevice:
     def _copy(self, transfer: Mapping[str, int], content: bytes, number: int) -> None:
         source = np.frombuffer(content, np.uint8)
         to = transfer["target"] + number % transfer["slots"] * transfer["slot_bytes"]
-        for row, column in product(range(transfer["rows"]), range(transfer["columns"])):
-            start = transfer["source"] + row * transfer["source_row"] + column * transfer["source_column"]
+        for start, place in _stretches(transfer):
             part = source[start : start + transfer["bytes"]]
             if len(part) != transfer["bytes"]:
                 raise self._wrong(f"a message of {len(content)} bytes is too short", _TABLES)
-            place = to + row * transfer["target_row"] + column * transfer["target_column"]
-            self._bus.view(place, transfer["bytes"])[:] = part
+            self._bus.view(to + place, transfer["bytes"])[:] = part
 
     def _clocks(self, job: Mapping[str, int]) -> int:
         assert self._array is not None, "no job is started without"

@@ -63,8 +63,6 @@ class MeshProject:
     """By relative path: programs, run-time, an image per chip."""
     tensors: Mapping[str, int]
     """Values that lie in DRAM, in the order of their numbers, and the bytes of one input."""
-    early: int = 0
-    """Loads of elements that take place while the section before computes."""
 
     @property
     def programs(self) -> list[str]:
@@ -86,12 +84,12 @@ def emit_mesh(mapped: MeshMapping, target: Target) -> MeshProject:
     keys, tensors = _apart(mapped), _tensors(mapped)
     pieces = [list(_pieces(one, each, target, list(tensors))) for one, each in zip(mapped.placed, keys, strict=True)]
     if len(pieces) == 1:
-        elements, sources, dram, early = _one_section(mapped.placed[0], pieces[0], target)
+        elements, sources, dram = _one_section(mapped.placed[0], pieces[0], target)
     else:
-        elements, sources, dram, early = _several_sections(mapped, pieces)
+        elements, sources, dram = _several_sections(mapped, pieces)
     files = dict(build_files(sources, target, sections=len(pieces) > 1))
     files |= dict(chip_images(mapped.placed, keys, elements, dram))
-    return MeshProject(elements, keys, files, tensors, early)
+    return MeshProject(elements, keys, files, tensors)
 
 
 def _apart(mapped: MeshMapping) -> tuple[Tables, ...]:
@@ -125,8 +123,8 @@ def _pieces(
         yield program, piece_bytes(placed, number, program, tables, senders, tensors)
 
 
-_Layout = tuple[tuple[Element, ...], Mapping[str, Mapping[str, str]], bytes, int]
-"""Elements, the files of their programs, the image of the DRAM, and how many loads are early."""
+_Layout = tuple[tuple[Element, ...], Mapping[str, Mapping[str, str]], bytes]
+"""Elements, the files of their programs, and the image of the DRAM."""
 
 
 def _one_section(placed: SectionPlacement, pieces: _Pieces, target: Target) -> _Layout:
@@ -151,7 +149,7 @@ def _one_section(placed: SectionPlacement, pieces: _Pieces, target: Target) -> _
         places = tuple((0, at, at + _transfers_place(data)) for at, data in begins)
         data = joined_data(own, sizes[kinds[element]])
         elements.append(Element(element, kinds[element], data, tenants, places))
-    return tuple(elements), {name: program_files(codes, sizes[name]) for codes, name in names.items()}, b"", 0
+    return tuple(elements), {name: program_files(codes, sizes[name]) for codes, name in names.items()}, b""
 
 
 def _transfers_place(data: bytes) -> int:
@@ -292,10 +290,10 @@ def _several_sections(mapped: MeshMapping, pieces: Sequence[_Pieces]) -> _Layout
             tuple(first[section] + piece for section, piece in home[element]),
             tuple((section, *rows[element][section].places) for section, _ in home[element]),
         )
-        for element, (content, _) in tables.items()
+        for element, content in tables.items()
     )
     program_texts = section_files(list(numbers), room, max(len(one.data) for one in elements))
-    return elements, {SECTIONS: program_texts}, bytes(dram.content), sum(early for _, early in tables.values())
+    return elements, {SECTIONS: program_texts}, bytes(dram.content)
 
 
 def _turns(
@@ -313,10 +311,10 @@ def _early_bytes(row: Sequence[_SectionTurn]) -> int:
     return max(turn.data + turn.buffers + row[(n + 1) % len(row)].data for n, turn in enumerate(row))
 
 
-def _section_table(row: Sequence[_SectionTurn], room: int) -> tuple[bytes, int]:
-    """An element's data, and how many of its sections are loaded early."""
+def _section_table(row: Sequence[_SectionTurn], room: int) -> bytes:
+    """An element's data."""
     loads: list[tuple[int, int, int]] = []
-    entries, count = b"", 0
+    entries = b""
     for number, turn in enumerate(row):
         before = row[number - 1]
         is_opposite = number > 0 or len(row) % 2 == 0  # it lies at the other end than the section before
@@ -324,6 +322,5 @@ def _section_table(row: Sequence[_SectionTurn], room: int) -> tuple[bytes, int]:
         low, high = (0, turn.data) if number % 2 == 0 else (room - turn.data, room - turn.data - turn.buffers)
         entries += _SECTION.pack(turn.part, low, high, int(early), len(turn.loads), len(loads))
         loads += turn.loads
-        count += early and bool(turn.loads)
     header = _SECTION_HEADER.pack(len(row), _SECTION_HEADER.size + len(entries))
-    return header + entries + b"".join(_LOAD.pack(*load) for load in loads), count
+    return header + entries + b"".join(_LOAD.pack(*load) for load in loads)

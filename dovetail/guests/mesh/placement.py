@@ -178,8 +178,6 @@ class Tables:
     """[entries] bit d is set if the message goes on in direction d of the mesh."""
     local: Ints
     """[entries] the set whose members on this chip are given the message, -1 for none."""
-    before: int
-    """Entries before compression."""
 
     def largest(self) -> int:
         """Entries of the chip that has most."""
@@ -209,7 +207,7 @@ def tables_of(placed: SectionPlacement) -> Tables:
     key[rank] = np.arange(len(flow)) - (np.cumsum(count) - count)[flow[rank]] + base[flow[rank]]
     which, where, ways, local = _visits(placed)
     entries = _merged(where, base[which], room[which], ways, local)
-    tables = Tables(key, *entries, len(which))
+    tables = Tables(key, *entries)
     if tables.largest() > topology.mesh.route_entries:
         chip = int(np.bincount(tables.chip).argmax())
         what = f"chip {topology.places[chip]} needs {tables.largest()} routing entries of {topology.mesh.route_entries}"

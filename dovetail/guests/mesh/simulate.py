@@ -50,8 +50,6 @@ class StreamTiming:
     finish: Floats
     busy: Floats
     """[links] clocks each link, then each DRAM, was held for one input."""
-    messages: int
-    """For one input."""
     ready: Floats
     """[inputs, pieces] when all messages of each piece were there."""
     held: Floats
@@ -298,9 +296,7 @@ class _Model:
         bound, name = max(limits)
         held = np.array(self.held or (), float).reshape(-1, 3)
         times = (tuple(self.done), self.start, self.finish, busy)
-        return StreamTiming(
-            self.done[0], max(interval, bound), bound, name, *times, len(self.sizes), np.array(self.arrived), held
-        )
+        return StreamTiming(self.done[0], max(interval, bound), bound, name, *times, np.array(self.arrived), held)
 
     def _stages_of(self, element: int) -> str:
         stages = self.placed.section.stages
