@@ -5,6 +5,7 @@ from pkgutil import iter_modules
 
 from dovetail.kernels.core import (
     generate,
+    generate_all,
     generated,
     may_overwrite,
     offered,
@@ -24,7 +25,6 @@ from dovetail.kernels.kernel import (
     core_traits,
 )
 from dovetail.kernels.registry import is_pointwise
-from dovetail.kernels.sharing import generate_all
 from dovetail.kernels.turns import turns
 
 for _module in iter_modules(__path__):

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.ir.operators.linear import DepthwiseConv2d
-from dovetail.kernels.blocks import blocked_turns
 from dovetail.kernels.c import Lines, atom, block, channel_lanes, loop, product, times, total
-from dovetail.kernels.convolution import write_sums
+from dovetail.kernels.convolution import blocked_turns, write_sums
 from dovetail.kernels.kernel import KernelWriter, Turns, UnsupportedRegion, refuse, summed_turns, turns_of_family
 from dovetail.kernels.planes import planes_of
 from dovetail.kernels.registry import TURNS, InstructedWay, kernel

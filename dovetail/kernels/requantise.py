@@ -72,26 +72,25 @@ def _fixed_point_call(
     )
     refuse(multiplier.min() < 0 and wide, f"a multiplier of {int(multiplier.min())} is negative.")
     doubled = (multiplier.astype(np.int64) * 2).astype(np.uint32)
-    if wide:
-        reduced = np.where(multiplier < 0x7FFF0000, (multiplier.astype(np.int64) + (1 << 15)) >> 16, 0x7FFF)
-        narrow, right = reduced.astype(np.int16), (15 - shift).astype(np.int8)
-        return "requantize_wide", [("multiplier", narrow), ("shift", right)]
-    normal = multiplier.min() >= 1 << 30
-    if near and shift.max() < 0 and normal and not any_shift:
-        return "requantize_near", [("multiplier", doubled), ("shift", (-shift).astype(np.int8))]
-    if not shift.any() and normal and not any_shift:
-        return "multiply_upper", [("multiplier", doubled)]
+    normal, right = multiplier.min() >= 1 << 30, shift.max() < 0 and not any_shift
+    upper = normal and not shift.any() and not any_shift and not wide
     name = f"requantize_{operator.rounding.value}"
-    if operator.rounding is Rounding.DOWN:
-        return name, [("multiplier", multiplier), ("shift", (31 - shift).astype(np.int8))]
-    if operator.rounding is Rounding.FLOAT32:
+    if operator.rounding is Rounding.FLOAT32 and not upper:
         return name, [("scale", float_scale(multiplier, shift))]
     exact = normal or (operator.rounding is Rounding.SINGLE and multiplier.min() >= 0)
-    if shift.max() < 0 and exact and not any_shift:
-        return name, [("multiplier", doubled), ("shift", (-1 - shift).astype(np.int8))]
-    if normal and operator.rounding is Rounding.DOUBLE:
-        return f"{name}_any_shift", [("multiplier", doubled), ("shift", shift.astype(np.int8))]
-    return f"{name}_any", [("multiplier", multiplier), ("shift", shift.astype(np.int8))]
+    reduced = np.where(multiplier < 0x7FFF0000, (multiplier.astype(np.int64) + (1 << 15)) >> 16, 0x7FFF)
+    forms = (
+        (wide, name, reduced.astype(np.int16), 15 - shift),
+        (near and right and normal, "requantize_near", doubled, -shift),
+        (upper, "multiply_upper", doubled, None),
+        (operator.rounding is Rounding.DOWN, name, multiplier, 31 - shift),
+        (right and exact, name, doubled, -1 - shift),
+        (normal and operator.rounding is Rounding.DOUBLE, f"{name}_any_shift", doubled, shift),
+        (True, f"{name}_any", multiplier, shift),
+    )
+    name, factor, places = next(form[1:] for form in forms if form[0])
+    shifts = [] if places is None else [("shift", places.astype(np.int8))]
+    return name, [("multiplier", factor), *shifts]
 
 
 def _without_zeros(multiplier: Array, shift: Array) -> tuple[Array, Array]:
