@@ -3,7 +3,8 @@
     python scripts/tuning_model.py [--targets ne16,vta] [--models FILE...] [--quantise] [--trials N] [--layers]
 
 Of every distinct layer of the networks with something to choose, on an engine or on the core, the default and N choices
-drawn at random are estimated and measured, each layer as a network of its own. With --quantise the models are quantised
+drawn at random are estimated and measured, each layer as a network of its own. What the tuner says of the default must
+be what its build says ("estimated" in its description): else this ends with 1. With --quantise the models are quantised
 for the target before, as `diana` wants them. A row of the table is a target: how far the estimates of the defaults
 and of all choices are from what is measured, Spearman's correlation of the choices within a layer (over those layers
 whose slowest choice takes at least 2 % more than the fastest), and how many choices a second of CPU the model looks at.
@@ -23,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from bound_tables import shifts
 
-from dovetail.compile import Options, prepare, reserved
+from dovetail.compile import Options, compile_graph, prepare, reserved
 from dovetail.errors import DovetailError
 from dovetail.guests.tune.layers import LayerKind, distinct_layers, region_alone
 from dovetail.guests.tune.measure import measured
@@ -31,6 +32,7 @@ from dovetail.guests.tune.search import candidates
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
+from dovetail.schedule.plan.timed import timed
 from dovetail.target import Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import BUILT_IN, load_target
@@ -98,6 +100,10 @@ def compared(
     random = np.random.default_rng(seed)
     others = 1 + random.permutation(len(found.choices) - 1)[:trials]
     name, rows = region_alone(layer.graph, target).name, list[tuple[Choice, int, int]]()
+    compiled = compile_graph(layer.graph, target, Options(), near=layer.near, interpret=False)
+    said = timed(compiled.plan.program, compiled.regions, target)[0]
+    if said != found.estimates[0]:
+        sys.exit(f"{target.name} {network} {layer.names[0]}: the tuner says {found.estimates[0]:,}, its build {said:,}")
     for index in (0, *(int(one) for one in others)):
         choice = found.choices[index]
         try:

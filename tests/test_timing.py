@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from conftest import shared_dir
-from dovetail.compile import Options, compile_model, prepare
+from dovetail.compile import Options, compile_graph, compile_model, prepare
 from dovetail.guests.report.bounds import model_bound
-from dovetail.guests.tune.layers import tunable_layers
+from dovetail.guests.tune.layers import LayerModel, tunable_layers
 from dovetail.guests.tune.measure import make_task, measure, measured
 from dovetail.guests.tune.search import candidates
 from dovetail.schedule.plan.timed import timed
+from dovetail.target import JobRegisters
 from dovetail.target.description import with_cores
 from dovetail.targets import load_target
 from dovetail.timing import program
@@ -44,6 +46,24 @@ def ratio(model: Path, name: str) -> float:
 def test_a_network_takes_what_the_clock_says(name: str, target: str) -> None:
     require_chip()
     assert abs(ratio(network(name), target) - 1) < 0.01
+
+
+@pytest.mark.parametrize("name", ["ne16", "macarray", "kestrel", "vta", "maeri", "cortex_m4"])
+def test_planner_tuner_and_report_say_the_same_of_a_layer(name: str) -> None:
+    """The planner leaves out the beginning and the end of a network."""
+    target, compared = load_target(name), 0
+    for layer in tunable_layers(prepare(network("kws_dscnn"), target, Options()), target)[1]:
+        model = LayerModel.of(layer, target)
+        compiled = compile_graph(layer.graph, target, Options(), near=layer.near, interpret=False)
+        assert model.planned is not None
+        said = json.loads(compiled.project.files["dovetail.json"])["estimated"]
+        assert said == timed(compiled.plan.program, compiled.regions, target)[0]
+        assert model.planned.cycles == said, layer.names
+        tilings = list(compiled.plan.tilings.values())
+        if len(compiled.regions) == len(tilings) == 1:  # no relayout beside it
+            assert tilings[0].estimate.cycles + target.core.statements.around == said, layer.names
+            compared += 1
+    assert compared or not target.engines
 
 
 def test_a_clock_without_waits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +112,10 @@ def test_dead_parts_do_not_change_the_bound() -> None:
         for keep in (False, True)
     )
     assert least == kept and least["products"] < 4_000_000
+
+
+def test_an_engine_that_says_nothing_of_its_driver_has_the_places_of_its_registers() -> None:
+    registers = JobRegisters(tuple("abcdefgh"))
+    engine = replace(load_target("macarray").engines[0], queue=0, launching=0, device=registers.device("e", "m", 0))
+    assert (engine.queue, engine.launching) == (1, 104)
+    assert replace(engine, queue=0, device=registers.device("e", "m", 0, places=3)).queue == 3

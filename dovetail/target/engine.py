@@ -179,10 +179,12 @@ class Engine:
     """Energy of a multiply-accumulate in pJ; 0 where that is not said."""
     pj_per_cycle: float = 0.0
     """Energy of a busy cycle beside its multiply-accumulates, in pJ; 0 where that is not said."""
-    queue: int = 2
-    """Launches it holds, the one it computes included; for estimates. Its driver waits before one more."""
-    launching: int = 70
-    """Core cycles from the call that starts it to its start, where nothing is waited for; for estimates."""
+    queue: int = 0
+    """Launches it holds, the one it computes included; for estimates. Its driver waits before one more. 0 for what its
+    `JobRegisters` have places for, 2 without them."""
+    launching: int = 0
+    """Core cycles from the call that starts it to its start, where nothing is waited for; for estimates. 0 for what a
+    driver takes on RV32IMC that writes each of its `JobRegisters` in a loop, 70 without them."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
     success: int | None = None
@@ -209,6 +211,14 @@ class Engine:
     """How it computes several launches side by side; None where it does one after the other."""
     rtl: DeviceModel | None = None
     """The engine in Verilog, for the simulator `rtl` (`dovetail.target.Rtl` makes it); None where there is none."""
+
+    def __post_init__(self) -> None:
+        says = self.device.arguments if self.device else {}
+        if not self.queue:
+            object.__setattr__(self, "queue", int(says.get("places", 2)))
+        if not self.launching:
+            words = len(says.get("registers", ()))
+            object.__setattr__(self, "launching", 56 + 6 * words if words else 70)
 
     @property
     def constants_memory(self) -> str:

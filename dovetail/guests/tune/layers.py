@@ -107,7 +107,7 @@ def resolved_default(region: Region, target: Target, near: Collection[str]) -> d
     own = {PLACEMENT: region.engine.name, **offload_choice(part, part.match)}
     if target.works_in_place(region.engine):
         return own
-    tiling = plan(choose_layouts(region.graph, [region], target), target, {}, near).tilings[region.name]
+    tiling = planned(region.graph, [region], target, near).tilings[region.name]
     sizes = tiling.shape[1:] if len(tiling.shape) == 4 else tiling.shape[-1:]
     names = TILE if len(tiling.shape) == 4 else TILE[2:]
     buffers = tiling.buffers if len(tiling.tiles) > 1 else 2
