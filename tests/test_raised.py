@@ -17,10 +17,9 @@ from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.requantisation.raised import RaisedSum
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.kernels.ends import raised_end
 from dovetail.kernels.helpers import HELPERS
 from dovetail.kernels.scope import split
-from dovetail.kernels.sums import SumConstants, products_of, sums_of
+from dovetail.kernels.sums import SumConstants, products_of, raised_end, sums_of
 from dovetail.targets.cortex_m import M4
 from firmware import require_chip
 

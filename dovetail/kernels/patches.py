@@ -16,7 +16,6 @@ import numpy as np
 
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, block, c_type, channel_lanes, code, function, product, total
-from dovetail.kernels.ends import EndFunction, Extra, RaisedNest, end_function, raised_end
 from dovetail.kernels.kernel import (
     CHANNELS,
     PIXELS,
@@ -33,7 +32,7 @@ from dovetail.kernels.kernel import (
 )
 from dovetail.kernels.planes import Pairs, pairs_of
 from dovetail.kernels.scope import KernelScope
-from dovetail.kernels.sums import padded, products_of, sums_of
+from dovetail.kernels.sums import EndFunction, Extra, RaisedNest, end_function, padded, products_of, raised_end, sums_of
 from dovetail.kernels.window import COLUMN, ROW, WindowGeometry
 from dovetail.target.chip import PairBlock, PairBlocks
 from dovetail.target.pattern import Knob

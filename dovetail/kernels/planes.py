@@ -17,12 +17,11 @@ import numpy as np
 
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, block, c_type, code, identifiers, loop, product, total
-from dovetail.kernels.ends import RaisedNest, raised_end
 from dovetail.kernels.epilogue import element
 from dovetail.kernels.kernel import KernelChoices, KernelWriter, Turns, UnsupportedRegion, refuse, turns_of_family
 from dovetail.kernels.scheduled.knobs import extents, is_product, operands, staging_of
 from dovetail.kernels.scope import KernelScope
-from dovetail.kernels.sums import products_of, sums_of
+from dovetail.kernels.sums import RaisedNest, products_of, raised_end, sums_of
 from dovetail.kernels.window import COLUMN, ROW, anchored
 from dovetail.target.chip import CoreInstruction
 

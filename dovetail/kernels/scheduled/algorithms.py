@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from dovetail.kernels.c import Lines, code, indent
-from dovetail.kernels.ends import Extra
+from dovetail.kernels.sums import Extra
 from dovetail.kernels.window import WindowGeometry
 from dovetail.target.chip import RegisterMemory
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, function
-from dovetail.kernels.ends import EndFunction, Extra, end_function
 from dovetail.kernels.kernel import KernelChoices, KernelWriter, Turns, UnsupportedRegion
 from dovetail.kernels.scheduled.algorithms import ENTRY, Knobs, Packing, ScheduledLayer, conv2d, fully_connected
 from dovetail.kernels.scheduled.knobs import blocks, is_product, turns_of
@@ -19,7 +18,16 @@ from dovetail.kernels.scheduled.printed import c_functions, lines_of, moving_poi
 from dovetail.kernels.scheduled.store import NOT_SHIPPED, CFunction, Loops, kept_loops
 from dovetail.kernels.scheduled.streams import with_streams
 from dovetail.kernels.scope import KernelScope
-from dovetail.kernels.sums import MULTIPLY_ADD, SumConstants, padded, products_of, sums_of
+from dovetail.kernels.sums import (
+    MULTIPLY_ADD,
+    EndFunction,
+    Extra,
+    SumConstants,
+    end_function,
+    padded,
+    products_of,
+    sums_of,
+)
 from dovetail.kernels.window import COLUMN, ROW
 from dovetail.target.chip import CoreInstruction
 
