@@ -4,26 +4,7 @@ The tree is the published one; that it hangs on a bus of 32 bits and reads opera
 and so is the stage behind the collection bus that makes int8 of sums. Without it (`MaeriConfig.requantise`) the core
 does that. `dovetail schedule` orders a whole network on it; compiled, each layer is one launch with its own order.
 
-In reading order:
-
-    words               records as words
-    config, network     sizes of the engine; layers of a graph, and the cycles from which their inputs exist
-    tree, tile          the reduction tree; virtual neurons, the values that ports send them, and sums that go round
-    item, machine       items as records; the hardware, event by event: all times
-    timing              the search for good tiles
-    order               orders as data, and the memories they need
-    rules               the user's rules, and their contradictions
-    bound               lower bounds
-    floor, listing      the list scheduler
-    solve               the best order that is found in a time
-    simulate            an order executed, and checked
-    outputs, picture    the files of an order; its picture
-    lowered             an order as a program
-    coded, programming, execute   the programming image: as records and bytes, from a program, executed
-    stretched           transposed convolutions without zeros
-    checked, schedule   an order of one's own; what `dovetail schedule` does
-    ruled               the target's rules on the compiled chip
-    task, device        launches of the chip, of one layer or of several side by side; the engine in the simulator
+docs/maeri.md lists the modules in reading order.
 """
 
 from __future__ import annotations
@@ -42,8 +23,9 @@ from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
+from dovetail.targets.maeri.item import Item
 from dovetail.targets.maeri.network import OrderLayer, TaskKind, network
-from dovetail.targets.maeri.order import Item, NetworkOrder
+from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.ruled import chip_rules, in_ruled_order
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.task import (

@@ -142,7 +142,7 @@ def _one_filter(layer: OrderLayer, config: MaeriConfig) -> int:
     if layer.taps > config.multipliers:
         return 0
     tile = MultiplierTile(layer.rows, layer.columns, layer.channels)
-    starts = range(min(config.port_width, config.multipliers - layer.taps + 1))
+    starts = range(0, config.multipliers - layer.taps + 1, config.port_width if config.ports else 1)
     whole = (ChannelSegment(0, 0, layer.out_rows * layer.out_columns),)
     return min(clock(config, layer, tile, layer.taps, at).end(whole) for at in starts)
 

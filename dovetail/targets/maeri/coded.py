@@ -25,8 +25,8 @@ import numpy as np
 from dovetail.errors import ModelError
 from dovetail.ir.types import Array, DType
 from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.item import Item
 from dovetail.targets.maeri.network import OrderLayer, TaskKind
-from dovetail.targets.maeri.order import Item
 from dovetail.targets.maeri.outputs import tree_size
 from dovetail.targets.maeri.tile import grid
 from dovetail.targets.maeri.words import Byte, Natural, Sides, Size, StageLimits, WordReader, words_of

@@ -28,8 +28,9 @@ from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import ControlledDevice, Launch
 from dovetail.target.layers import RAISED_BITS
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig
+from dovetail.targets.maeri.item import in_order
 from dovetail.targets.maeri.network import TaskKind
-from dovetail.targets.maeri.order import NetworkOrder, in_order
+from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.simulate import layer_spans, simulate
 from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, decode, layers_of
 from dovetail.targets.maeri.timing import addition_cycles

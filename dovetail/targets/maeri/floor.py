@@ -16,9 +16,10 @@ import numpy as np
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.item import ChannelSegment, Item
 from dovetail.targets.maeri.machine import NeuronClock, clock, clock_of
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times, exists_from
-from dovetail.targets.maeri.order import ChannelSegment, Item, LayerItems, laid_out
+from dovetail.targets.maeri.order import LayerItems, laid_out
 from dovetail.targets.maeri.rules import ChannelRange, UnitRules, allowed, channels_read, region
 from dovetail.targets.maeri.tile import MultiplierTile, grid, tile_of
 from dovetail.targets.maeri.timing import by_ports, fastest

@@ -29,15 +29,10 @@ from dovetail.targets.maeri.floor import (
     side_by_side,
     single_neurons,
 )
+from dovetail.targets.maeri.item import ChannelSegment, Item, in_order
 from dovetail.targets.maeri.machine import NeuronClock, unfit
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times
-from dovetail.targets.maeri.order import (
-    ChannelSegment,
-    Item,
-    NetworkOrder,
-    in_order,
-    shortage,
-)
+from dovetail.targets.maeri.order import NetworkOrder, shortage
 from dovetail.targets.maeri.rules import ChannelRange, Grain, Rules, consistent_rules, shares
 from dovetail.targets.maeri.tile import MultiplierTile, tile_of
 from dovetail.targets.maeri.tree import Range, leaving, sums_by_cycle

@@ -318,13 +318,11 @@ def exists_from(graph: Graph, value: str, results: Mapping[str, Times]) -> Times
 
     def times_of(name: str) -> Times:
         if name not in times:
-            kind = graph.types[name]
             if name in producers:
                 node = producers[name]
-                operands = [times_of(each) for each in node.inputs]
-                times[name] = _passed_on(node, [graph.types[each] for each in node.inputs], kind, operands)
+                times[name] = _passed_on(graph, node, [times_of(each) for each in node.inputs])
             else:
-                times[name] = np.zeros(_extent(kind), np.int64)
+                times[name] = np.zeros(_extent(graph.types[name]), np.int64)
         return times[name]
 
     return times_of(value)
@@ -335,26 +333,42 @@ def _extent(kind: TensorType) -> tuple[int, int]:
     return (kind.shape[-1] if kind.shape else 1, kind.shape[1] if len(kind.shape) == 4 else 1)
 
 
-def _passed_on(node: Node, kinds: Sequence[TensorType], result: TensorType, operands: Sequence[Times]) -> Times:
+def _passed_on(graph: Graph, node: Node, operands: Sequence[Times]) -> Times:
     """Times of the result of an operator between layers: it exists with the last element it is made from."""
-    channels, rows = _extent(result)
+    kinds, result = [graph.types[name] for name in node.inputs], graph.types[node.output]
+    extent = _extent(result)
     if node.operator.is_elementwise(kinds):
-        moving = [times for times in operands if times.shape == (channels, rows)]
-        return np.asarray(np.stack(moving).max(axis=0), np.int64)
+        return np.asarray(np.max([times for times in operands if times.shape == extent], axis=0), np.int64)
+    latest = np.zeros(extent, np.int64)
+    for times, spans in zip(operands, _spans(node, kinds, result), strict=True):
+        if spans is None:  # not computed in parts
+            np.maximum(latest, times.max(initial=0), out=latest)
+        else:
+            np.maximum(latest, _latest(_latest(times, spans[1], 1), spans[0], 0), out=latest)
+    return latest
+
+
+_Spans = tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]
+"""The channels [first, end) of an operand that each channel of the result is made from, and its rows."""
+
+
+def _spans(node: Node, kinds: Sequence[TensorType], result: TensorType) -> list[_Spans | None]:
+    """Channels and rows of each operand that are read; None where an operator is not computed in parts."""
+    channels, rows = _extent(result)
+    spans = list[_Spans | None]()
     try:
         by_row = [_reads(node, kinds, result, row, 1) for row in range(rows)]
         by_channel = [_reads(node, kinds, result, channel, -1) for channel in _different(node, kinds, result, channels)]
-    except ValueError:  # not computed in parts
-        return np.full((channels, rows), max(int(each.max(initial=0)) for each in operands), np.int64)
-    latest = np.zeros((channels, rows), np.int64)
-    for number, (kind, times) in enumerate(zip(kinds, operands, strict=True)):
+    except ValueError:
+        return [None] * len(kinds)
+    for number, kind in enumerate(kinds):
         images = len(kind.shape) == len(result.shape) == 4
-        row_spans = [boxes[number][1] if images else (0, times.shape[1]) for boxes in by_row]
+        row_spans = [boxes[number][1] if images else (0, _extent(kind)[1]) for boxes in by_row]
         channel_spans = [boxes[number][-1] if boxes[number] else (0, 1) for boxes in by_channel]
         if len(channel_spans) < channels:  # each channel reads its own
             channel_spans = [(channel, channel + 1) if kind.shape else (0, 1) for channel in range(channels)]
-        np.maximum(latest, _latest(_latest(times, row_spans, 1), channel_spans, 0), out=latest)
-    return latest
+        spans.append((channel_spans, row_spans))
+    return spans
 
 
 def _latest(times: Times, spans: Sequence[tuple[int, int]], axis: int) -> Times:

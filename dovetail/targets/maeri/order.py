@@ -22,9 +22,7 @@ from dovetail.ir.types import TensorType
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.item import ChannelSegment as ChannelSegment
 from dovetail.targets.maeri.item import Item as Item
-from dovetail.targets.maeri.item import channels_of as channels_of
-from dovetail.targets.maeri.item import in_order as in_order
-from dovetail.targets.maeri.item import sweep as sweep
+from dovetail.targets.maeri.item import sweep
 from dovetail.targets.maeri.machine import Cycles, NeuronClock, clock_of, play, waits
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times
 from dovetail.targets.maeri.tile import grid

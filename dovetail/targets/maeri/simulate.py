@@ -65,16 +65,6 @@ class _ItemRun:
         return self.played.exists + self.late
 
     @cached_property
-    def channels(self) -> Numbers:
-        """The (first) output channel of each position."""
-        return self.item.channels
-
-    @cached_property
-    def positions(self) -> Numbers:
-        """Numbers of the positions, in tiles, rows first."""
-        return self.item.positions
-
-    @cached_property
     def period(self) -> float:
         """Cycles between positions: in the long run at least one for each sum of its fullest line, though sums of the
         first few positions may overtake each other."""
@@ -233,14 +223,14 @@ def _check_inputs(work: MultiplierLayer, times: Times, runs: Sequence[_ItemRun])
         key = run.item.taps, run.item.tile.out_rows
         if key not in needs:
             needs[key] = _needed(layer, times, *key)
-        groups, rows = run.channels // layer.filters, run.positions // grid(layer, run.item.tile)[1]
+        groups, rows = run.item.channels // layer.filters, run.item.positions // grid(layer, run.item.tile)[1]
         wanted = needs[key][groups, rows]
         for further in range(1, run.item.tile.groups):
             wanted = np.maximum(wanted, needs[key][np.minimum(groups + further, layer.groups - 1), rows])
         early = np.flatnonzero(run.played.begins < wanted)
         if early.size:
             at = int(early[0])
-            what = f"position {run.positions[at]} of channel {run.channels[at]} is begun in cycle"
+            what = f"position {run.item.positions[at]} of channel {run.item.channels[at]} is begun in cycle"
             what += f" {run.played.begins[at]}; its inputs exist from cycle {wanted[at]}"
             raise _wrong(what, run)
 
@@ -277,102 +267,89 @@ def _check_sums(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> None:
 def _places(run: _ItemRun) -> Iterator[Numbers]:
     """The results [position, channel] that each virtual neuron of an item computes, as one number."""
     tile, layer = run.item.tile, run.work.layer
-    groups, filters = np.divmod(run.channels, layer.filters)
-    rows, columns = np.divmod(run.positions, grid(layer, tile)[1])
+    groups, filters = np.divmod(run.item.channels, layer.filters)
+    rows, columns = np.divmod(run.item.positions, grid(layer, tile)[1])
     for g, k, x, y in product(*map(range, (tile.groups, tile.filters, tile.out_rows, tile.out_columns))):
         row, column = rows * tile.out_rows + x, columns * tile.out_columns + y
         inside = (groups + g < layer.groups) & (filters + k < layer.filters)
         inside &= (row < layer.out_rows) & (column < layer.out_columns)
-        places = (row * layer.out_columns + column) * run.work.outputs + run.channels + g * layer.filters + k
+        places = (row * layer.out_columns + column) * run.work.outputs + run.item.channels + g * layer.filters + k
         yield places[inside]
-
-
-@dataclass(frozen=True)
-class _ItemSpan:
-    """An item in time: cycles [begin, end) from its first weight until its last sum has left."""
-
-    item: Item
-    work: MultiplierLayer
-    channels: frozenset[int]
-    """Channels of the layer's result."""
-    begin: int
-    end: int
-    places: tuple[Range, ...]
-
-
-def _span(order: NetworkOrder, item: Item) -> _ItemSpan:
-    work, height = order.work(item), item.tile.out_rows
-    channels = {channel for part in item.segments for channel in channels_of(work, item.tile, part.channel)}
-    if work.turned:
-        rows = (range(part.first * height, (part.first + part.count) * height) for part in item.segments)
-        channels = {row for own in rows for row in own if row < work.channels}
-    return _ItemSpan(item, work, frozenset(channels), item.start, order.end(item), order.clock(item).group.places)
 
 
 def broken(order: NetworkOrder, rules: Rules) -> list[str]:
     """The rules that an order breaks."""
-    spans = [_span(order, item) for item in order.items]
-    return [*_broken_sequences(order, spans, rules), *_broken_places(order, spans, rules)]
+    return [*_broken_sequences(order, rules), *_broken_pins(order, rules), *_broken_limits(order, rules)]
 
 
-def _of(order: NetworkOrder, spans: Sequence[_ItemSpan], what: str) -> list[_ItemSpan]:
+def _channels(work: MultiplierLayer, item: Item) -> set[int]:
+    """The channels of a layer's result that an item computes."""
+    if not work.turned:
+        return {channel for part in item.segments for channel in channels_of(work, item.tile, part.channel)}
+    height = item.tile.out_rows
+    rows = (range(part.first * height, (part.first + part.count) * height) for part in item.segments)
+    return {row for own in rows for row in own if row < work.channels}
+
+
+def _of(order: NetworkOrder, what: str) -> list[Item]:
     """The items of a layer, or of some of its channels."""
-    part = channel_range(what, order.network)
-    channels = range(part.first, part.end)
-    return [span for span in spans if span.item.work == part.work and not span.channels.isdisjoint(channels)]
+    part, work = channel_range(what, order.network), order.network.works[channel_range(what, order.network).work]
+    own, channels = order.of(part.work), range(part.first, part.end)
+    return own if len(channels) == work.channels else [i for i in own if not _channels(work, i).isdisjoint(channels)]
 
 
-def _broken_sequences(order: NetworkOrder, spans: Sequence[_ItemSpan], rules: Rules) -> Iterator[str]:
-    def begin(what: str) -> int:
-        return min(span.begin for span in _of(order, spans, what))
-
+def _broken_sequences(order: NetworkOrder, rules: Rules) -> Iterator[str]:
+    names = {what for group in (*rules.before, *rules.apart, *rules.together, *rules.priority) for what in group}
+    items = {what: _of(order, what) for what in names}
+    begin = {what: min(item.start for item in own) for what, own in items.items()}
     for x, y in (pair for chain in rules.before for pair in pairwise(chain)):
-        end = max(span.end for span in _of(order, spans, x))
-        if begin(y) < end:
-            yield f"before: {y} begins in cycle {begin(y)}, {x} exists from {end}"
+        end = max(map(order.end, items[x]))
+        if begin[y] < end:
+            yield f"before: {y} begins in cycle {begin[y]}, {x} exists from {end}"
     for x, y in (pair for group in rules.apart for pair in combinations(group, 2)):
-        pairs = product(_of(order, spans, x), _of(order, spans, y))
-        if any(one.begin < other.end and other.begin < one.end for one, other in pairs):
+        pairs = product(items[x], items[y])
+        if any(one.start < order.end(other) and other.start < order.end(one) for one, other in pairs):
             yield f"apart: {x} and {y} work at the same time"
     for group in rules.together:
-        begins = {what: begin(what) for what in group}
-        if len(set(begins.values())) > 1:
-            yield f"together: {begins}"
+        if len({begin[what] for what in group}) > 1:
+            yield f"together: { ({what: begin[what] for what in group}) }"
     for x, y in (pair for chain in rules.priority for pair in combinations(chain, 2)):
         first, second = (channel_range(what, order.network).work for what in (x, y))
-        if begin(x) > begin(y) and second not in order.network.ancestors[first]:
+        if begin[x] > begin[y] and second not in order.network.ancestors[first]:
             yield f"priority: {y} begins before {x}"
 
 
-def _broken_places(order: NetworkOrder, spans: Sequence[_ItemSpan], rules: Rules) -> Iterator[str]:
+def _broken_pins(order: NetworkOrder, rules: Rules) -> Iterator[str]:
     for pin in rules.pin:
         low, high = pin.multipliers or (0, order.config.multipliers)
-        for span in _of(order, spans, pin.what):
-            late = pin.end is not None and span.end > pin.end
-            if span.places[0].start < low or span.places[-1].end > high or span.begin < pin.begin or late:
-                yield f"{pin}, works on {span.item.place} from cycle {span.begin} to {span.end}"
-    limits = [("the network", rules.at_most, list(spans))] if rules.at_most else []
+        for item in _of(order, pin.what):
+            places, end = order.clock(item).group.places, order.end(item)
+            late = pin.end is not None and end > pin.end
+            if places[0].start < low or places[-1].end > high or item.start < pin.begin or late:
+                yield f"{pin}, works on {item.place} from cycle {item.start} to {end}"
+
+
+def _broken_limits(order: NetworkOrder, rules: Rules) -> Iterator[str]:
+    limits = [("the network", rules.at_most, list(order.items))] if rules.at_most else []
     names = {work.name for work in order.network.works}
     for what, most in rules.at_most_of:
         is_family = what in FAMILIES and what not in names
-        counted = [span for span in spans if span.work.family == what] if is_family else _of(order, spans, what)
-        limits.append((what, most, counted))
+        family = [item for item in order.items if order.work(item).family == what]
+        limits.append((what, most, family if is_family else _of(order, what)))
     for what, most, counted in limits:
-        for cycle, numbers in sweep((span.begin, span.end) for span in counted):
-            working = sum(len(counted[number].places) for number in numbers)
+        for cycle, numbers in sweep((item.start, order.end(item)) for item in counted):
+            working = sum(counted[number].tile.neurons for number in numbers)
             if working > most:
                 yield f"at_most: {working} virtual neurons of {what} work in cycle {cycle}"
                 break
-    for work in sorted(whole_layers(rules, order.network)):
-        places = set[tuple[int, Range]]()
-        for span in (span for span in spans if span.item.work == work):
-            tile = span.item.tile
-            if span.item.taps != (0, span.work.layer.taps) or (
-                not span.work.turned and tile.out_rows * tile.out_columns > 1
-            ):
-                yield f"whole_filters: {span.work.name} has sums in parts, or on several virtual neurons"
-            neurons = span.places[: tile.filters * tile.groups]  # in the order of the channels they compute
-            for part in () if span.work.turned else span.item.segments:
-                places |= set(zip(channels_of(span.work, tile, part.channel), neurons, strict=False))
+    for number in sorted(whole_layers(rules, order.network)):
+        work, places = order.network.works[number], set[tuple[int, Range]]()
+        for item in order.of(number):
+            tile = item.tile
+            if item.products != work.layer.taps or (not work.turned and tile.out_rows * tile.out_columns > 1):
+                yield f"whole_filters: {work.name} has sums in parts, or on several virtual neurons"
+            neurons = order.clock(item).group.places[: tile.filters * tile.groups]  # in the order of their channels
+            for part in () if work.turned else item.segments:
+                places |= set(zip(channels_of(work, tile, part.channel), neurons, strict=False))
         if len(places) > len({channel for channel, _ in places}):
-            yield f"whole_filters: an output channel of {order.network.works[work].name} is on several virtual neurons"
+            yield f"whole_filters: an output channel of {work.name} is on several virtual neurons"

@@ -21,9 +21,10 @@ from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target import Match, layers
 from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.item import Item, in_order
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderLayer, OrderNetwork, TaskKind, network
-from dovetail.targets.maeri.order import Item, NetworkOrder, in_order
+from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.rules import Pin, Rules, grain
 from dovetail.targets.maeri.simulate import check
 from dovetail.targets.maeri.words import Address, Sides, StageLimits, WordReader, words_of
