@@ -21,7 +21,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import blocked
 from dovetail.program.ir import Begin, Wait
 from dovetail.schedule.assign import assign, placement_reasons
-from dovetail.schedule.assign.costs import Candidate, CandidateStep, LayerOptions, QueueUse, Schedule, border
+from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, QueueUse, Schedule, border
 from dovetail.schedule.assign.exact import improve
 from dovetail.schedule.assign.pins import parse_pins, read_pins
 from dovetail.schedule.assign.timetable import _merit, heuristic, in_order, lower_bound, settled
@@ -309,17 +309,23 @@ def test_schedules_against_all_there_are(seed: int, graph: Graph) -> None:
     assert improve(layers, fast, bound, "dma", 5.0) == (exact, proven)
 
 
-def test_constants_of_one_step_wait(graph: Graph) -> None:
-    """Those of the last step are fetched when the second has begun: by the quick schedule and by the exact one."""
+@pytest.mark.parametrize(
+    ("filled", "finish"), [(400, 15), (ALL_ROOM // 2, 15), (ALL_ROOM // 2 + 1, 21), (ALL_ROOM, 21)]
+)
+def test_constants_wait_where_there_is_room(filled: int, finish: int, graph: Graph) -> None:
+    """Those of the last step are fetched while the first computes if they fit beside those of the second, else when
+    has begun: by the quick schedule and by the exact one."""
     region = initial_partition(graph, TWINS)[0]
     layers = []
     for index, (cycles, fetch) in enumerate(((10, 0), (2, 1), (3, 8))):
-        own = CandidateStep(region, cycles, (QueueUse("a", 0, cycles),), fetch, taken=cycles, engines=("a",))
+        own = CandidateStep(
+            region, cycles, (QueueUse("a", 0, cycles),), fetch, taken=cycles, engines=("a",), filled=(filled,)
+        )
         after = (index - 1,) if index else ()
         layers.append(LayerOptions(region, (Candidate("a", (own,)),), {}, after, {}))
     fast = heuristic(layers, "dma")
     exact, _ = improve(layers, fast, lower_bound(layers, "dma"), "dma", 5.0)
-    assert fast.finish == exact.finish == 21
+    assert fast.finish == exact.finish == finish
 
 
 def test_constants_and_a_relayout_take_turns(graph: Graph) -> None:
@@ -327,7 +333,7 @@ def test_constants_and_a_relayout_take_turns(graph: Graph) -> None:
     region = initial_partition(graph, TWINS)[0]
     made = CandidateStep(region, 1, (QueueUse("core", 0, 1),))
     uses = (QueueUse("a", 0, 10), QueueUse("dma", -4, 4))
-    own = CandidateStep(region, 10, uses, 8, taken=10, engines=("a",))
+    own = CandidateStep(region, 10, uses, 8, taken=10, engines=("a",), filled=(ALL_ROOM,))
     layers = [
         LayerOptions(region, (Candidate("core", (made,)),), {}, (), {}),
         LayerOptions(region, (Candidate("a", (own,)),), {}, (0,), {(0, 0, 0): 4}),

@@ -21,7 +21,9 @@ from dovetail.schedule.assign.candidates import layers
 from dovetail.schedule.assign.candidates import pinned_core as pinned_core
 from dovetail.schedule.assign.cheaper import cheaper
 from dovetail.schedule.assign.costs import (
+    ALL_ROOM,
     Candidate,
+    CandidateStep,
     LayerOptions,
     PlacementReason,
     RegionCosts,
@@ -157,11 +159,24 @@ def _costs(layer: LayerOptions) -> list[object]:
 
 
 def _solve(layers: tuple[LayerOptions, ...], dma: Queue) -> tuple[Schedule, int]:
+    engines = {name for layer in layers for one in layer.candidates for step in one.steps for name in step.engines}
+    layers = tuple(map(_one_ahead, layers)) if len(engines) > 1 else layers
     schedule, bound = heuristic(layers, dma), lower_bound(layers, dma)
     if schedule.finish > bound and sum(len(layer.candidates) for layer in layers) <= _EXACT_CANDIDATES:
         schedule, bound = improve(layers, schedule, bound, dma, _EXACT_SECONDS)
         schedule = settled(layers, schedule, dma)
     return in_order(layers, schedule, dma), bound
+
+
+def _one_ahead(layer: LayerOptions) -> LayerOptions:
+    """The layer with constants that take all the room there is for those that wait: with several engines a schedule
+    with as many waiting as fit is hardly ever proven to be the best, and is a worse one."""
+
+    def filled(step: CandidateStep) -> CandidateStep:
+        return replace(step, filled=tuple(ALL_ROOM for _ in step.engines))
+
+    candidates = (replace(one, steps=tuple(map(filled, one.steps))) for one in layer.candidates)
+    return replace(layer, candidates=tuple(candidates))
 
 
 def one_by_one(assignment: Assignment) -> Assignment:

@@ -34,6 +34,10 @@ class QueueUse:
     length: int
 
 
+ALL_ROOM = 1000
+"""An engine's room for constants that wait, in thousandths."""
+
+
 @dataclass(frozen=True, slots=True)
 class CandidateStep:
     """One region as a candidate computes it."""
@@ -52,6 +56,8 @@ class CandidateStep:
     """Cycles after its beginning in which an engine takes the next: at its end where that holds nothing that waits."""
     engines: tuple[str, ...] = ()
     """The engines it is started on that work on by themselves."""
+    filled: tuple[int, ...] = ()
+    """Thousandths of each engine's room for constants that wait, which the step's own take until it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,7 @@ class RegionCosts:
         tilings = [self._tiling(part, parts, cache) for part in parts]
         uses: list[QueueUse] = []
         engines: list[str] = []
+        filled: list[int] = []
         held = launches = 0
         for part, tiling in zip(parts, tilings, strict=True):
             if not part.engine.wait:
@@ -175,6 +182,7 @@ class RegionCosts:
                 continue
             engines.append(part.engine.name)
             tiles = prod(tile_counts(part.extent, tiling.shape))
+            filled.append(self._filled(part, tiling, tiles))
             uses.append(
                 QueueUse(Queue(part.engine.name), held // tiles, max(tiling.ready_cycles, tiling.estimate.starting))
             )
@@ -200,6 +208,7 @@ class RegionCosts:
             issuing,
             taken,
             tuple(engines),
+            tuple(filled),
         )
 
     def _tiling(self, part: EnginePart, parts: Sequence[EnginePart], cache: TileCache | None) -> Tiling:
@@ -209,6 +218,16 @@ class RegionCosts:
         homes = {name: self.target.values if name in ends else parts[0].engine.memory for name in values}
         budget = self.target.memory(part.engine.memory).size // len(parts)
         return choose_tiling(part, self.target, homes, budget, cache)
+
+    def _filled(self, part: EnginePart, tiling: Tiling, tiles: int) -> int:
+        """Thousandths of the room for constants that wait which a part's take: half of the engine's memory for them.
+        All of it where more are fetched while it computes, or values lie there too."""
+        if not tiling.estimate.fetching:
+            return 0
+        if not part.engine.constants or tiles > 1:
+            return ALL_ROOM
+        nbytes = sum(map(len, first_constants(part, tiling)))
+        return min(-(-2 * nbytes * ALL_ROOM // self.target.memory(part.engine.constants).size), ALL_ROOM)
 
     def around(self, candidate: Candidate, makers: Mapping[str, Region], readers: Mapping[str, list[Region]]) -> int:
         """Cycles of relayouts between a layer computed so and its neighbours as they are."""

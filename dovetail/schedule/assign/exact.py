@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.program.ir import CORE, Queue
-from dovetail.schedule.assign.costs import CandidateStep, LayerOptions, Schedule
+from dovetail.schedule.assign.costs import ALL_ROOM, CandidateStep, LayerOptions, Schedule
 from dovetail.schedule.assign.timetable import ways
 from dovetail.schedule.solver import new_model, solve
 
@@ -47,8 +47,12 @@ def improve(
         model.add(sum(one.length * one.here for one in held) + around <= finish)  # what follows, and helps the solver
     for engine in sorted(draft.waiting):
         model.add_no_overlap(draft.waiting[engine])
-    for engine in sorted(draft.fetched):
-        model.add_no_overlap(draft.fetched[engine])
+    for engine in sorted(draft.filled):
+        intervals, filled = zip(*draft.filled[engine], strict=True)
+        if min(filled) == ALL_ROOM:
+            model.add_no_overlap(intervals)
+        else:
+            model.add_cumulative(intervals, filled, ALL_ROOM)
     model.minimize(finish)
     if (solver := solve(model, seconds, **_PARAMETERS)) is None:
         return start, bound
@@ -79,7 +83,7 @@ class _TimetableModel:
         self._model, self._dma, self._horizon = model, dma, start.finish
         self.queues: dict[Queue, list[_OptionalInterval]] = {}
         self.waiting: dict[str, list[Any]] = {}
-        self.fetched: dict[str, list[Any]] = {}
+        self.filled: dict[str, list[tuple[Any, int]]] = {}
         self.picks: list[list[Any]] = []
         self.launches: list[list[list[Any]]] = []
         self.begins: list[list[list[Any]]] = []
@@ -140,9 +144,9 @@ class _TimetableModel:
             fetch = self._time()
             model.add(fetch + step.fetch <= begin).only_enforce_if(here)
             self._keep(self._dma, fetch, step.fetch, here, index, is_early=True)
-            for engine in step.engines:
+            for engine, filled in zip(step.engines, step.filled, strict=True):
                 waiting = model.new_optional_interval_var(fetch, self._time(), begin, here, "")
-                self.fetched.setdefault(engine, []).append(waiting)
+                self.filled.setdefault(engine, []).append((waiting, filled))
 
     def _keep(self, queue: Queue, begin: Any, length: int, here: Any, layer: int, is_early: bool = False) -> None:
         if length:

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from random import Random
 
 from dovetail.program.ir import CORE, Queue
-from dovetail.schedule.assign.costs import Candidate, CandidateStep, LayerOptions, QueueUse, Schedule
+from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, QueueUse, Schedule
 from dovetail.schedule.region import Slot
 
 _MOST_TRIES, _MOST_PLACED = 2000, 50_000
@@ -196,15 +196,14 @@ class _QueueTimes:
         self._busy: dict[Queue, list[tuple[int, int]]] = {}
         self._issued: dict[str, int] = {}
         """Engine -> when its queue has taken the last tile so far: it holds one that waits, and works in order."""
-        self._waiting: dict[str, int] = {}
-        """Engine -> until when constants wait for it: it has room for those of one step beside what it computes."""
+        self._filled: dict[str, list[tuple[int, int]]] = {}
+        """Engine -> until when the constants of each step so far wait, and how much of the room they take."""
 
     def times(self, steps: Sequence[CandidateStep], ready: int) -> list[_StepTimes]:
         """The soonest times of some steps, one after the other, none started before `ready`."""
         times: list[_StepTimes] = []
         for step in steps:
-            room = max((self._waiting.get(engine, 0) for engine in step.engines), default=0)
-            fetch = self._first((QueueUse(self._dma, 0, step.fetch),), room if step.fetch else 0)
+            fetch = self._first((QueueUse(self._dma, 0, step.fetch),), self._room(step) if step.fetch else 0)
             taken = max((self._issued.get(engine, 0) for engine in step.engines), default=0)
             launch = self._first((QueueUse(CORE, 0, step.launch),), max(ready, taken))
             # a step may want the queue its constants come by before it begins
@@ -222,7 +221,17 @@ class _QueueTimes:
             self._take((QueueUse(CORE, 0, step.launch),), when.launch)
             self._take(step.uses, when.start)
             self._issued |= dict.fromkeys(step.engines, when.start + step.taken)
-            self._waiting |= dict.fromkeys(step.engines if step.fetch else (), when.start)
+            for engine, filled in zip(step.engines, step.filled, strict=True):
+                self._filled.setdefault(engine, []).append((when.start, filled))
+
+    def _room(self, step: CandidateStep) -> int:
+        """The cycle from which a step's engines have room for its constants."""
+        soonest = 0
+        for engine, own in zip(step.engines, step.filled, strict=True):
+            held = self._filled.get(engine, [])
+            while held and sum(filled for end, filled in held if end > soonest) + own > ALL_ROOM:
+                soonest = min(end for end, _ in held if end > soonest)
+        return soonest
 
     def fetched_by(self, end: int, length: int) -> int:
         """The last time from which the DMA has so many free cycles before an end; 0 where there is none."""
