@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +49,8 @@ def schedule(
         if known.ordering is None:
             hint = advice(lambda one: one.ordering is not None)
             raise TargetError("this target does not order whole networks", where=known.name, hint=hint)
-        graph = prepare(model, known, Options(allow_float=True), show)
+        plain = (replace(one, rewrites=tuple(r for r in one.rewrites if not r.orders)) for one in known.policies)
+        graph = prepare(model, replace(known, policies=tuple(plain)), Options(allow_float=True), show)
 
         def told(text: str) -> None:
             show(text)

@@ -71,6 +71,8 @@ class Rewrite:
     sized: Callable[[Mapping[str, int]], Callable[[Graph], Graph]] | None = None
     """A variant of `apply` for given sizes of memories, bytes by name. A target passes its sizes, so that a
     sweep over them compiles for each size what pays there; it should give equal sizes the same function."""
+    orders: bool = False
+    """Whether it only puts nodes in order: `dovetail schedule`, which finds an order itself, goes without."""
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         launching=10,
         joint=_joint(config, own) if config.joint > 1 and not is_ordered else None,
     )
-    ruled = (dt.Rewrite("rules of the target", in_ruled_order(own, config), 0),) if own != Rules() else ()
+    ruled = (dt.Rewrite("rules of the target", in_ruled_order(own, config), 0, orders=True),) if own != Rules() else ()
     who, rounding = ("engine", dt.Rounding.DOUBLE) if config.requantise else ("core", None)
     return dt.Target(
         name=name,
