@@ -12,14 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core_kernel_cases import Case, drawn, random_array
+from core_kernel_cases import Case, Maker, drawn, random_array
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import GraphBuilder, Node, evaluate
 from dovetail.ir.layout import FIELDS, Layout, blocked, from_bytes, from_notation, packed, to_bytes
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset
+from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Pad, Relayout, Slice
 from dovetail.ir.types import DType, TensorType
-from dovetail.kernels import generate, supports, takes_packed
+from dovetail.kernels import core_traits, generate, supports, takes_packed
+from dovetail.targets import load_target
 from test_core_kernels import build, library_text, needs_compiler, run
 
 NARROW = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
@@ -164,3 +166,16 @@ def test_sums_of_any_two_widths_byte_by_byte(tmp_path: Path) -> None:
         if "z" in layouts:
             got = from_bytes(got, layouts["z"], case.graph.types["z"])
         assert np.array_equal(got, evaluate(case.graph, case.inputs)["z"]), kernel.source
+
+
+def test_instructions_of_a_core_leave_shared_bytes_to_the_plain_kernel() -> None:
+    """They give every element a byte of its own, and a result of 4 bits has room for two in each."""
+    maker = Maker("shared result")
+    weights = maker.constant((8, 1, 1, 8), DType.INT8)
+    sums = maker.add(Conv2d((1, 1), (1, 1), 0, 0), maker.input((1, 6, 6, 8), DType.INT8), weights)
+    graph = maker.case(maker.add(Clip(-8, 7, DType.INT4), maker.requantize(sums))).graph
+    core, layouts = core_traits(load_target("cortex_m4").core), {graph.outputs[0]: packed(None, 4, 4)}
+    assert generate(graph, "kernel", core).instructions
+    kernel = generate(graph, "kernel", core, layouts=layouts)
+    assert kernel.instructions == () and "put_4(" in kernel.source and "share bytes" in kernel.notes[0]
+    assert kernel.source == generate(graph, "kernel", replace(core, instructions=()), layouts=layouts).source

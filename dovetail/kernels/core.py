@@ -56,8 +56,10 @@ def generated(scope: KernelScope) -> CoreKernel:
 
 def _generated(scope: KernelScope) -> CoreKernel:
     """The kernel of instructions of the core where one is found in its loops, else written out."""
-    notes = tuple[str, ...]()
-    for way in instructed_ways(scope):
+    ways, notes = list(instructed_ways(scope)), tuple[str, ...]()
+    if ways and scope.shares(scope.graph.outputs[0]):  # they give every element a byte of its own
+        ways, notes = [], tuple(f"{one.name}: elements of the result share bytes." for one in scope.core.instructions)
+    for way in ways:
         bare = without_borders(scope)
         try:
             writer = way.plan(bare).writer()
