@@ -1,11 +1,10 @@
 """Tunes ten single layers that no heuristic was made with, and prints default and tuned cycles.
 
-    python scripts/tuning_benchmark.py [--target ne16|vta] [--trials N] [--jobs N] [--seed N] [--formula]
+    python scripts/tuning_benchmark.py [--target ne16|vta] [--trials N] [--jobs N] [--seed N]
 
 Every layer is a network of its own with random weights and the engine's requantisation; on ne16 its input and output
 lie in L2, on vta in DRAM in the engine's layout. Cycles are those of the `iss` simulator, outputs compared with the
-integer graph. "floor" is what no choice can beat (`dovetail.guests.tune.search.Floor`). With --formula the default goes
-by the planner's formula alone, without the tilings that come with the package; it takes one job.
+integer graph. "floor" is what no choice can beat (`dovetail.guests.tune.search.Floor`).
 """
 
 from __future__ import annotations
