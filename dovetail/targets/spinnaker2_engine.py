@@ -25,8 +25,10 @@ REGISTERS = dt.JobRegisters(JOB)
 """Registers of the array: a job of one row."""
 TASK = dt.JobRegisters((*JOB, "rows", "result", "parameters", "zero", "low", "high", "once"))
 """The job of a layer, for the driver."""
-START, ELEMENT = 110, 47
-"""Clocks of the core for a row, and for each result of it, as `iss` shows them."""
+START, NEXT, COLUMN = 86, 105, 24
+"""Clocks of the core for a row, to start the next one, and for each column, as `iss` shows them."""
+ELEMENT = {dt.Rounding.DOUBLE: 47, dt.Rounding.SINGLE: 58}
+"""Clocks of the core for each result."""
 
 
 def kind_of(match: dt.Match) -> str:
@@ -84,8 +86,9 @@ def scratch(match: dt.Match) -> int:
 def cycles(match: dt.Match) -> int:
     """Clocks of a layer: a row of the array, then the slower of array and core for each."""
     rows, columns, outputs = layers.sizes_of(match.result.shape)
-    row, core = int(ARRAY.clocks(work_of(match))), START + ELEMENT * columns * outputs
-    return row + core + (rows - 1) * max(row, core)
+    element = ELEMENT[match.operator("requantize", Requantize).rounding]
+    row, core = int(ARRAY.clocks(work_of(match))), START + columns * (COLUMN + element * outputs)
+    return row + core + (rows - 1) * (NEXT + max(row, core))
 
 
 ROUNDINGS = dt.one_of(
