@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.read.keras.hdf5 import Contents, checked
+from dovetail.read.keras.hdf5 import Contents
 
 h5py = pytest.importorskip("h5py", reason="Keras files are read with h5py")
 Array = np.ndarray[Any, Any]
@@ -22,7 +22,7 @@ def read_here(name: str, data: bytes) -> Contents:
     """What the worker does, in this process: a third of a second less."""
     from dovetail.read.keras.hdf5 import Hdf5Reader
 
-    return checked(Hdf5Reader(data).read(name))
+    return Contents(name, Hdf5Reader(data).read())
 
 
 def layer(kind: str, name: str, inbound: list[Any] | None = None, **config: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dovetail.errors import DovetailError, ModelError
 from dovetail.guests.check.suite import check
 from dovetail.kernels import Optimize
 from dovetail.operators import installed_operators, load_operators
-from dovetail.read.tflite.flexbuffers import read_map
+from dovetail.read.tflite.file import read_map
 from dovetail.run import run_build
 from dovetail.targets import load_target
 from porting import order

@@ -8,11 +8,11 @@ from math import ceil, prod
 
 import numpy as np
 
-from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.base import Padding2d, SlidingWindow
 from dovetail.ir.operators.linear import Conv2d
-from dovetail.ir.operators.movement import Pad, Pick, Reshape, Slice, Transpose
+from dovetail.ir.operators.movement import Pad, Pick, Reshape
 from dovetail.ir.types import Array, Shape
-from dovetail.read.values import Values
+from dovetail.read.values import Value, Values, slice_of
 
 Pair = tuple[int, int]
 """Two numbers: for rows and columns, or before and after."""
@@ -25,9 +25,10 @@ def same_border(size: int, span: int, stride: int) -> Pair:
     return total // 2, total - total // 2
 
 
-def spans(taps: Shape, dilation: Shape) -> Pair:
-    """Rows and columns a window covers."""
-    return (taps[0] - 1) * dilation[0] + 1, (taps[1] - 1) * dilation[1] + 1
+def same_padding(window: SlidingWindow, sizes: Shape) -> Padding2d:
+    """That border around the rows and the columns of an image of these sizes."""
+    rows, columns = map(same_border, sizes, window.span, window.stride)
+    return rows, columns
 
 
 # Transposed convolution as a convolution that gives every phase of the stride as channels of its own.
@@ -70,28 +71,33 @@ class TransposedAxis:
         return self.taps - 1 - self.first, self.first + self.blocks - self.size
 
 
-def transposed_convolution(
-    v: Values, operands: Sequence[str], axes: tuple[TransposedAxis, TransposedAxis], groups: int
-) -> str:
+def transposed_convolution(v: Values, operands: Sequence[Value], axes: Sequence[TransposedAxis], groups: int) -> Value:
     """A transposed convolution of x NHWC, constant weights OHWI (I = channels / groups), and a bias or none: one that
-    gives all phases, and the movement of these."""
+    gives all phases, the movement that puts these in their places, and a cut of what the result loses."""
     x, w, *bias = operands
-    outputs, count = v.shape(w)[0], axes[0].stride * axes[1].stride
-    image = v.bordered(x, (axes[0].border, axes[1].border), suffix="bordered")
+    (batch, *_), (outputs, *_), (rows, columns) = x.shape, w.shape, axes
+    strides, share = (rows.stride, columns.stride), outputs // groups
+    image = v.bordered(x, (rows.border, columns.border), suffix="bordered")
     weights = _phase_weights(v, w, axes, groups)
-    if count > 1:  # the bias of each group, for each phase
-        share = outputs // groups
-        places = [g * share + o for g in range(groups) for _ in range(count) for o in range(share)]
+    if prod(strides) > 1:  # the bias of each group, for each phase
+        places = [g * share + o for g in range(groups) for _ in range(prod(strides)) for o in range(share)]
         bias = [v.pick(name, [places], "bias") for name in bias]
     result = v.add(Conv2d(), [image, weights, *bias], "phases_of_result")
-    for move in _phases(axes, v.shape(x)[0], outputs, groups):
-        result = v.add(move, [result], "placed")
-    return result
+    whole = [axis.blocks * axis.stride for axis in axes]
+    if prod(strides) > 1:
+        apart = v.reshape(result, (batch, rows.blocks, columns.blocks, groups, *strides, share), "placed")
+        moved = v.transpose(apart, (0, 1, 4, 2, 5, 3, 6), "placed")
+        result = v.reshape(moved, (batch, *whole, outputs), "placed")
+    if whole == [axis.result for axis in axes]:
+        return result
+    starts = [axis.lead - axis.first * axis.stride for axis in axes]
+    kept = [range(start, start + axis.result) for start, axis in zip(starts, axes, strict=True)]
+    return v.add(slice_of([range(batch), *kept, range(outputs)]), [result], "placed")
 
 
-def _phase_weights(v: Values, w: str, axes: Sequence[TransposedAxis], groups: int) -> str:
+def _phase_weights(v: Values, w: Value, axes: Sequence[TransposedAxis], groups: int) -> Value:
     """Weights OHWI as those of the phases: output channels (group, row phase, column phase, output)."""
-    outputs, rows, columns, depth = v.shape(w)
+    outputs, rows, columns, depth = w.shape
     strides, taps = [axis.stride for axis in axes], [axis.taps for axis in axes]
     extra = [tap * stride - size for tap, stride, size in zip(taps, strides, (rows, columns), strict=True)]
     if any(extra):
@@ -99,23 +105,8 @@ def _phase_weights(v: Values, w: str, axes: Sequence[TransposedAxis], groups: in
     order = [[(t - 1 - j) * s + r for j in range(t) for r in range(s)] for t, s in zip(taps, strides, strict=True)]
     turned = v.pick(w, [range(outputs), *order, range(depth)], "turned")
     apart = (groups, outputs // groups, taps[0], strides[0], taps[1], strides[1], depth)
-    parts = v.add(Reshape(apart), [turned], "phases")
-    moved = v.add(Transpose((0, 3, 5, 1, 2, 4, 6)), [parts], "moved")
-    return v.add(Reshape((outputs * prod(strides), taps[0], taps[1], depth)), [moved], "ohwi")
-
-
-def _phases(axes: Sequence[TransposedAxis], batch: int, outputs: int, groups: int) -> list[Operator]:
-    """The movement that puts the phases' results in their places, and cuts what the result loses."""
-    rows, columns = axes
-    strides = (rows.stride, columns.stride)
-    whole = (batch, rows.blocks * rows.stride, columns.blocks * columns.stride, outputs)
-    start = tuple(axis.lead - axis.first * axis.stride for axis in axes)
-    cut = Slice((0, *start, 0), (batch, start[0] + rows.result, start[1] + columns.result, outputs), (1,) * 4)
-    moves: list[Operator] = []
-    if prod(strides) > 1:
-        apart = Reshape((batch, rows.blocks, columns.blocks, groups, *strides, outputs // groups))
-        moves = [apart, Transpose((0, 1, 4, 2, 5, 3, 6)), Reshape(whole)]
-    return [*moves, cut] if whole[1:3] != (rows.result, columns.result) else moves
+    moved = v.transpose(v.reshape(turned, apart, "phases"), (0, 3, 5, 1, 2, 4, 6), "moved")
+    return v.reshape(moved, (outputs * prod(strides), *taps, depth), "ohwi")
 
 
 # Places that elements are taken from, along one axis or all

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dovetail.ir.onnx_file import USER_DOMAIN
-from dovetail.ir.operators.movement import Reshape, Slice
 from dovetail.ir.operators.user import Said, UserOperator
-from dovetail.ir.types import DType, TensorType
-from dovetail.read.values import Values
+from dovetail.read.values import Value, Values
 
 ADVICE = "say in a Python file what it computes, and give that with --operators (docs/own_operators.md)"
 """Advice about an unknown operator."""
@@ -29,7 +27,7 @@ def by_onnx_name(operators: Iterable[Kind]) -> Mapping[tuple[str, str], Kind]:
     return {**own, **{(USER_DOMAIN, kind.__name__): kind for kind in kinds}}
 
 
-def add_user(v: Values, kind: Kind, said: Said, operands: Sequence[str], names: Sequence[str]) -> list[str]:
+def add_user(v: Values, kind: Kind, said: Said, operands: Sequence[Value], names: Sequence[str]) -> list[Value]:
     """Put an operator into the graph: a node for each element type of its results, and slices where there are several.
 
     Args:
@@ -45,39 +43,24 @@ def add_user(v: Values, kind: Kind, said: Said, operands: Sequence[str], names: 
         ValueError: the operator refuses its attributes or its operands, or has another number of results.
     """
     operator = kind.read(said)
-    kinds = [v.type_of(x) for x in operands]
-    states = [v.builder.state(f"{names[0]}_state", array) for array in operator.states(kinds)]
-    operands, kinds = [*operands, *states], [*kinds, *(v.type_of(state) for state in states)]
-    results = operator.results(kinds)
-    if len(results) != len(names) + len(states):
-        raise ValueError(f"gives {len(results) - len(states)} results, the model has {len(names)}")
+    kinds = [x.type for x in operands]
+    states = [v.state(f"{names[0]}_state", array) for array in operator.states(kinds)]
+    operands, kinds = [*operands, *states], [*kinds, *(state.type for state in states)]
+    results, count = operator.results(kinds), len(names)
+    if len(results) != count + len(states):
+        raise ValueError(f"gives {len(results) - len(states)} results, the model has {count}")
     names = [*names, *(f"{state}_next" for state in states)]
-    found: dict[int, str] = {}
+    found: dict[int, Value] = {}
     for dtype in dict.fromkeys(result.dtype for result in results):
-        found |= _of_type(v, operator, operands, names, results, dtype)
-    for place, state in enumerate(states, len(results) - len(states)):
-        v.builder.replace_state(state, found[place])
-    return [found[place] for place in range(len(results) - len(states))]
-
-
-def _of_type(
-    v: Values,
-    operator: UserOperator,
-    operands: Sequence[str],
-    names: Sequence[str],
-    results: Sequence[TensorType],
-    dtype: DType,
-) -> dict[int, str]:
-    """The values of the results of one element type, by their places."""
-    places = [place for place, result in enumerate(results) if result.dtype is dtype]
-    given = dtype if len(places) < len(results) else None
-    own = replace(operator, given=given)
-    if len(places) == 1:
-        return {places[0]: v.add(own, operands, name=names[places[0]])}
-    vector = v.add(own, operands, name=f"{names[places[0]]}_all")
-    found = {}
-    for place, start in operator.starts(results, places).items():
-        stop = start + results[place].elements
-        part = v.add(Slice((start,), (stop,), (1,)), [vector], name=f"{names[place]}_flat")
-        found[place] = v.add(Reshape(results[place].shape), [part], name=names[place])
-    return found
+        places = [place for place, result in enumerate(results) if result.dtype is dtype]
+        own = replace(operator, given=dtype if len(places) < len(results) else None)
+        if len(places) == 1:
+            found[places[0]] = v.add(own, operands, name=names[places[0]])
+            continue
+        vector = v.add(own, operands, name=f"{names[places[0]]}_all")
+        for place, start in operator.starts(results, places).items():
+            part = v.part(vector, 0, start, start + results[place].elements, name=f"{names[place]}_flat")
+            found[place] = v.reshape(part, results[place].shape, name=names[place])
+    for place, state in enumerate(states, count):
+        v.replace_state(state, found[place])
+    return [found[place] for place in range(count)]

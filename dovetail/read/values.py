@@ -8,22 +8,26 @@ node, which without one is called as the operator being read; nodes on the way h
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
+from functools import partialmethod
 from math import inf, prod
-from typing import Self
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
-from dovetail.ir.operators.arithmetic import Add
+from dovetail.ir.operators.arithmetic import Add, Dequantize
 from dovetail.ir.operators.base import Operator, Padding2d
-from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind
+from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert
 from dovetail.ir.operators.linear import FullyConnected, MatrixProduct
-from dovetail.ir.operators.movement import Concat, Pad, Pick, Reshape, Slice, Transpose
+from dovetail.ir.operators.movement import Concat, Pad, Pick, Resample, Reshape, Slice, Transpose
 from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import Normalise, Reduce, ReduceKind
 from dovetail.ir.types import Array, DType, Shape, TensorType
@@ -39,7 +43,90 @@ GATE_ORDER = {RecurrentKind.LSTM: (0, 3, 1, 2), RecurrentKind.GRU: (0, 1, 2), Re
 output of an LSTM, and update, reset, candidate of a GRU."""
 
 
-class Values(ABC):
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text: names, as tables list them."""
+    return tuple(text.split())
+
+
+class Advice(enum.StrEnum):
+    """What a user can do about a refusal; each reader has a sentence for each, in `Values.advice`."""
+
+    OTHERWISE = "say it otherwise"
+    AGAIN = "write the file again"
+    FOLD = "make it a constant"
+    ALIKE = "quantise alike"
+    SMALLER = "make the network smaller"
+
+
+OTHERWISE, AGAIN, FOLD, ALIKE, SMALLER = Advice
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the graph being built."""
+
+    name: str
+    type: TensorType
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def dtype(self) -> DType:
+        """Its element type."""
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of its axes."""
+        return self.type.shape
+
+    @property
+    def rank(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return self.type.elements
+
+
+T = TypeVar("T")
+
+
+class Refusing(ABC):
+    """Something that a model file says, and the errors about it."""
+
+    advice: ClassVar[Mapping[str, str]] = {}
+    """The sentence for each `Advice` about files of this format."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """File and operator, as messages name them."""
+
+    def refuse(self, what: str, hint: str = OTHERWISE) -> ModelError:
+        """The error for something that cannot be honoured; `hint` is an `Advice`, or a sentence."""
+        return ModelError(what, where=self.where, hint=self.advice.get(hint, hint))
+
+    def refuse_if(self, fault: object, what: str, hint: str = OTHERWISE) -> None:
+        """Raise that error where there is a fault."""
+        if fault:
+            raise self.refuse(what, hint)
+
+    def wrong_if(self, fault: object, what: str) -> None:
+        """Raise the error for a file that contradicts itself, where there is a fault."""
+        self.refuse_if(fault, what, AGAIN)
+
+    def entry(self, name: object, table: Mapping[str, T], what: str) -> T:
+        """A table's entry; raises the error `what` it is, and what is supported, where there is none."""
+        if not isinstance(name, str) or name not in table:
+            raise self.refuse(what, f"supported are {', '.join(sorted(table))}")
+        return table[name]
+
+
+class Values(Refusing):
     """The graph being built, as one operator of the model sees it."""
 
     builder: GraphBuilder
@@ -54,15 +141,36 @@ class Values(ABC):
     def origin(self) -> str:
         """The operator being read, as `Node.origin` names it."""
 
-    @abstractmethod
-    def refuse(self, what: str) -> ModelError:
-        """The error for something about the operator being read that cannot be honoured."""
-
     def again(self, **changed: object) -> Self:
         """The same import with some of its attributes (mostly the operator being read) changed."""
         other = copy(self)
         vars(other).update(changed)
         return other
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Within it, a ValueError (mostly of an operator's type rule) is the fault of the operator being read."""
+        try:
+            yield
+        except ValueError as error:
+            raise self.refuse(str(error)) from error
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from either end as one counted from the front."""
+        self.wrong_if(not -rank <= axis < rank, f"axis {axis} is outside the {rank} axes")
+        return axis % rank
+
+    def axes(self, listed: Iterable[int], rank: int) -> tuple[int, ...]:
+        """Axes counted from either end, each once, in rising order from the front."""
+        return tuple(sorted({self.axis(axis, rank) for axis in listed}))
+
+    def full_shape(self, wanted: Sequence[object], elements: int) -> Shape:
+        """A shape with at most one -1, which takes what is left of so many elements."""
+        sizes = [n for n in wanted if type(n) is int and -1 <= n < MAX_ELEMENTS]
+        rest = prod(size for size in sizes if size != -1)
+        odd = len(sizes) != len(wanted) or sizes.count(-1) > 1 or 0 in sizes or (-1 in sizes and elements % rest)
+        self.wrong_if(odd, f"{elements} elements have not the shape {list(wanted)!s:.80}")
+        return tuple(elements // rest if size == -1 else size for size in sizes)
 
     # The graph
 
@@ -70,95 +178,113 @@ class Values(ABC):
         """The name of the operator being read with a suffix, if any."""
         return f"{self.stem}_{suffix}" if suffix else self.stem
 
-    def add(self, operator: Operator, operands: Sequence[str], suffix: str = "", name: str = "") -> str:
+    def of_name(self, name: str) -> Value:
+        """The value of a name in the graph."""
+        return Value(name, self.builder.type_of(name))
+
+    def add(self, operator: Operator, operands: Sequence[Value], suffix: str = "", name: str = "") -> Value:
         """Add a node, called after the operator being read or by a `name` of its own.
 
         Raises:
             ValueError: the operator does not accept operands of these types.
         """
-        return self.builder.add(operator, operands, name or self.named(suffix), self.origin)
+        names = [x.name for x in operands]
+        return self.of_name(self.builder.add(operator, names, name or self.named(suffix), self.origin))
 
-    def constant(self, array: Array, suffix: str) -> str:
-        """A constant."""
-        return self.builder.constant(self.named(suffix), array)
+    def graph_input(self, name: str, kind: TensorType) -> Value:
+        """An input of the network."""
+        return self.of_name(self.builder.input(name, kind))
 
-    def number(self, value: float, suffix: str = "constant") -> str:
+    def state(self, stem: str, first: Array, dtype: DType | None = None) -> Value:
+        """What is kept from one inference to the next, with its first contents."""
+        return self.of_name(self.builder.state(stem, first, dtype))
+
+    def replace_state(self, state: Value, value: Value) -> None:
+        """Let a state be another value from the next inference on."""
+        self.builder.replace_state(state.name, value.name)
+
+    def finished(self, outputs: Iterable[Value]) -> Graph:
+        """The graph of all that some values need."""
+        return self.builder.finish([value.name for value in outputs])
+
+    def placed(self, stem: str, array: Array, dtype: DType | None = None) -> Value:
+        """A constant with a name of its own; `dtype` says so where it is narrower than the numpy type that holds it."""
+        return self.of_name(self.builder.constant(stem, array, dtype))
+
+    def constant(self, array: Array, suffix: str) -> Value:
+        """A constant, called after the operator being read."""
+        return self.placed(self.named(suffix), array)
+
+    def number(self, value: float, suffix: str = "constant") -> Value:
         """A float constant of one element."""
         return self.constant(np.array(value, np.float32), suffix)
 
-    def known(self, x: str) -> Array | None:
+    def known(self, x: Value) -> Array | None:
         """The elements of a constant, None for a value computed at run time."""
-        return self.builder.constant_of(x)
+        return self.builder.constant_of(x.name)
 
-    def fixed(self, x: str) -> bool:
+    def fixed(self, x: Value) -> bool:
         """True for a value that follows from constants alone."""
         return self.known(x) is not None
 
-    def type_of(self, x: str) -> TensorType:
-        """Type of a value."""
-        return self.builder.type_of(x)
-
-    def shape(self, x: str) -> Shape:
-        """Shape of a value."""
-        return self.builder.type_of(x).shape
-
     # Arithmetic with broadcasting
 
-    def binary(self, kind: BinaryKind, a: str, b: str, suffix: str = "") -> str:
+    def binary(self, kind: BinaryKind, a: Value, b: Value, suffix: str = "") -> Value:
         """A function of two values; the addition that the quantize stage knows where it may be one."""
-        plain = kind is BinaryKind.ADD and self.type_of(a).dtype in (DType.FLOAT32, DType.INT32)
+        plain = kind is BinaryKind.ADD and a.dtype in (DType.FLOAT32, DType.INT32)
         return self.add(Add() if plain else Binary(kind), [a, b], suffix)
 
-    def plus(self, a: str, b: str, suffix: str = "") -> str:
-        """a + b"""
-        return self.binary(BinaryKind.ADD, a, b, suffix)
+    plus = partialmethod(binary, BinaryKind.ADD)
+    """a + b"""
+    minus = partialmethod(binary, BinaryKind.SUBTRACT)
+    """a - b"""
+    times = partialmethod(binary, BinaryKind.MULTIPLY)
+    """a * b"""
+    over = partialmethod(binary, BinaryKind.DIVIDE)
+    """a / b"""
 
-    def minus(self, a: str, b: str, suffix: str = "") -> str:
-        """a - b"""
-        return self.binary(BinaryKind.SUBTRACT, a, b, suffix)
-
-    def times(self, a: str, b: str, suffix: str = "") -> str:
-        """a * b"""
-        return self.binary(BinaryKind.MULTIPLY, a, b, suffix)
-
-    def over(self, a: str, b: str, suffix: str = "") -> str:
-        """a / b"""
-        return self.binary(BinaryKind.DIVIDE, a, b, suffix)
-
-    def scaled(self, x: str, factor: float, suffix: str = "scaled", number: str = "factor") -> str:
+    def scaled(self, x: Value, factor: float, suffix: str = "scaled", number: str = "factor") -> Value:
         """x * factor; x itself where that is 1."""
         return x if factor == 1.0 else self.times(x, self.number(factor, number), suffix)
 
-    def folded(self, kind: BinaryKind, values: Sequence[str], mean: bool, suffix: str) -> str:
+    def folded(self, kind: BinaryKind, values: Sequence[Value], mean: bool, suffix: str) -> Value:
         """A function of several values, taken from the left; `mean` divides by their number."""
         first, *others = values
         for other in others:
             first = self.binary(kind, first, other, suffix)
         return self.times(first, self.number(1.0 / len(values), "share"), "mean") if mean else first
 
-    def equal(self, a: str, b: str, suffix: str = "") -> str:
+    def equal(self, a: Value, b: Value, suffix: str = "") -> Value:
         """a == b, bool"""
         return self.add(Compare(CompareKind.EQUAL), [a, b], suffix)
 
-    def negation(self, x: str, suffix: str = "") -> str:
+    def negation(self, x: Value, suffix: str = "") -> Value:
         """not x"""
         return self.equal(x, self.constant(np.zeros((), np.bool_), "false"), suffix)
 
+    def convert(self, x: Value, dtype: DType, suffix: str = "") -> Value:
+        """The numbers of x in another type."""
+        return self.add(Convert(dtype), [x], suffix)
+
+    def as_number(self, x: Value, suffix: str = "") -> Value:
+        """Integers as the float numbers they are."""
+        unit, zero = self.constant(np.ones(1, np.float32), "unit"), self.constant(np.zeros(1, np.int32), "zero")
+        return self.add(Dequantize(), [x, unit, zero], suffix)
+
     # Functions of one float
 
-    def unary(self, kind: UnaryKind, x: str, suffix: str = "", alpha: float = 0.0) -> str:
+    def unary(self, kind: UnaryKind, x: Value, suffix: str = "", alpha: float = 0.0) -> Value:
         """A function of each element."""
         return self.add(Unary(kind, alpha), [x], suffix)
 
-    def clamp(self, x: str, low: float, high: float, suffix: str = "") -> str:
+    def clamp(self, x: Value, low: float, high: float, suffix: str = "") -> Value:
         """x limited to [low, high]."""
         return self.add(Clamp(low, high), [x], suffix)
 
-    def square(self, x: str, suffix: str = "") -> str:
-        """x * x, one operator for every reader."""
-        return self.unary(UnaryKind.SQUARE, x, suffix)
+    square = partialmethod(unary, UnaryKind.SQUARE)
+    """x * x, one operator for every reader."""
 
-    def relu(self, x: str, slope: float = 0.0, high: float = inf, threshold: float = 0.0, suffix: str = "") -> str:
+    def relu(self, x: Value, slope: float = 0.0, high: float = inf, threshold: float = 0.0, suffix: str = "") -> Value:
         """keras.activations.relu in its general form: 0, or a slope, below a threshold, and limited above."""
         if threshold == 0.0 and slope == 0.0:
             return self.clamp(x, 0.0, max(high, 0.0), suffix or "limited")
@@ -168,179 +294,204 @@ class Values(ABC):
         bent = self.unary(kind, x, "kept" if threshold else "bent", alpha)
         return bent if high == inf else self.clamp(bent, -inf, high, suffix or "limited")
 
-    def gelu(self, x: str, by_tanh: bool, suffix: str = "") -> str:
+    def gelu(self, x: Value, by_tanh: bool, suffix: str = "") -> Value:
         """Gelu, exact or by tanh."""
         return self.unary(UnaryKind.GELU_TANH if by_tanh else UnaryKind.GELU, x, suffix)
 
-    def selu(self, x: str, alpha: float, gamma: float, suffix: str = "") -> str:
+    def selu(self, x: Value, alpha: float, gamma: float, suffix: str = "") -> Value:
         """gamma * Elu(x)"""
         return self.scaled(self.unary(UnaryKind.ELU, x, "elu", alpha), gamma, suffix)
 
-    def hard_sigmoid(self, x: str, slope: float, offset: float, suffix: str = "") -> str:
+    def hard_sigmoid(self, x: Value, slope: float, offset: float, suffix: str = "") -> Value:
         """slope * x + offset, limited to 0 and 1; one operator with the slope 1/6 and the offset 1/2."""
         if np.isclose(slope, 1 / 6, rtol=1e-6) and offset == 0.5:
             return self.unary(UnaryKind.HARD_SIGMOID, x, suffix)
         raised = self.plus(self.times(x, self.number(slope, "slope"), "sloped"), self.number(offset, "half"), "raised")
         return self.clamp(raised, 0.0, 1.0, suffix)
 
-    def swish(self, x: str, alpha: float = 1.0, suffix: str = "") -> str:
+    def swish(self, x: Value, alpha: float = 1.0, suffix: str = "") -> Value:
         """x * Sigmoid(alpha * x)"""
         return self.times(x, self.unary(UnaryKind.SIGMOID, self.scaled(x, alpha), "gate"), suffix)
 
-    def mish(self, x: str, suffix: str = "") -> str:
+    def mish(self, x: Value, suffix: str = "") -> Value:
         """x * Tanh(Softplus(x))"""
         return self.times(x, self.unary(UnaryKind.TANH, self.unary(UnaryKind.SOFTPLUS, x, "soft"), "gate"), suffix)
 
     # Movement
 
-    def chain(
-        self, x: str, operators: Sequence[Operator], suffix: str | None = "", inner: Sequence[str] = ("moved",)
-    ) -> str:
-        """Operators of one operand, one behind the other; those that would change nothing are left out.
-
-        The last node has `suffix`, or is called as on the way where that is None; the nodes on the way have those of
-        `inner`, by the places of their operators, and the last one of these for all further.
-        """
-        needed, kind = [], self.type_of(x)
-        for place, operator in enumerate(operators):
-            after = operator.infer([kind])
-            still = isinstance(operator, Transpose) and operator.permutation == tuple(range(len(kind.shape)))
-            if not still and not (isinstance(operator, Reshape) and after == kind):
-                needed.append((operator, inner[min(place, len(inner) - 1)]))
-            kind = after
-        for place, (operator, on_the_way) in enumerate(needed):
-            x = self.add(operator, [x], on_the_way if suffix is None or place < len(needed) - 1 else suffix)
+    def chain(self, x: Value, steps: Mapping[str, Operator], suffix: str | None = None) -> Value:
+        """Operators of one operand, one behind the other, by the suffixes of their nodes; those that would change
+        nothing are left out. The last node has `suffix` where one is given."""
+        needed, kind = [], x.type
+        for name, operator in steps.items():
+            if not operator.is_noop([kind]):
+                needed.append((name, operator))
+            kind = operator.infer([kind])
+        for left, (name, operator) in zip(range(len(needed))[::-1], needed, strict=True):
+            x = self.add(operator, [x], name if left or suffix is None else suffix)
         return x
 
-    def reshape(self, x: str, shape: Sequence[int], suffix: str = "") -> str:
+    def reshape(self, x: Value, shape: Sequence[int], suffix: str = "", name: str = "") -> Value:
+        """x under another shape, by a node of its own."""
+        return self.add(Reshape(tuple(shape)), [x], suffix, name)
+
+    def shaped(self, x: Value, shape: Sequence[int], suffix: str = "") -> Value:
         """x under another shape; itself where it has that shape."""
-        return x if self.shape(x) == tuple(shape) else self.add(Reshape(tuple(shape)), [x], suffix)
+        return x if x.shape == tuple(shape) else self.reshape(x, shape, suffix)
 
-    def transpose(self, x: str, order: Sequence[int], suffix: str = "") -> str:
+    def transpose(self, x: Value, order: Sequence[int], suffix: str = "", name: str = "") -> Value:
+        """x with its axes in another order, by a node of its own."""
+        return self.add(Transpose(tuple(order)), [x], suffix, name)
+
+    def ordered(self, x: Value, order: Sequence[int], suffix: str = "") -> Value:
         """x with its axes in another order; itself where they are in it."""
-        order = tuple(order)
-        return x if order == tuple(range(len(order))) else self.add(Transpose(order), [x], suffix)
+        return x if tuple(order) == tuple(range(len(order))) else self.transpose(x, order, suffix)
 
-    def channels_last(self, x: str, suffix: str = "last") -> str:
+    def channels_last(self, x: Value, suffix: str = "last") -> Value:
         """NCHW as NHWC, with any number of image axes."""
-        return self.transpose(x, (0, *range(2, len(self.shape(x))), 1), suffix)
+        return self.ordered(x, (0, *range(2, x.rank), 1), suffix)
 
-    def channels_first(self, x: str, suffix: str = "first") -> str:
+    def channels_first(self, x: Value, suffix: str = "first") -> Value:
         """NHWC as NCHW, with any number of image axes."""
-        rank = len(self.shape(x))
-        return self.transpose(x, (0, rank - 1, *range(1, rank - 1)), suffix)
+        rank = x.rank
+        return self.ordered(x, (0, rank - 1, *range(1, rank - 1)), suffix)
 
-    def concat(self, values: Sequence[str], axis: int, suffix: str = "") -> str:
+    def matrix_turned(self, x: Value, suffix: str = "turned") -> Value:
+        """x with its last two axes exchanged."""
+        rank = x.rank
+        return self.ordered(x, (*range(rank - 2), rank - 1, rank - 2), suffix)
+
+    def concat(self, values: Sequence[Value], axis: int, suffix: str = "", name: str = "") -> Value:
         """Values one behind the other; one alone is itself."""
-        return self.add(Concat(axis), values, suffix) if len(values) > 1 else values[0]
+        return self.add(Concat(axis), values, suffix, name) if len(values) > 1 else values[0]
 
-    def part(self, x: str, axis: int, start: int, stop: int, suffix: str = "", name: str = "") -> str:
+    def part(self, x: Value, axis: int, start: int, stop: int, suffix: str = "", name: str = "") -> Value:
         """The elements from `start` to `stop` of one axis."""
-        shape = self.shape(x)
-        begin, end = [0] * len(shape), list(shape)
-        begin[axis], end[axis] = start, stop
-        return self.add(Slice(tuple(begin), tuple(end), (1,) * len(shape)), [x], suffix, name)
+        places = [*map(range, x.shape)]
+        places[axis] = range(start, stop)
+        return self.add(slice_of(places), [x], suffix, name)
 
-    def pick(self, x: str, places: Sequence[Sequence[int]], suffix: str = "") -> str:
+    def check_places(self, count: int) -> None:
+        """Refuse to pick more places along one axis than may be."""
+        self.refuse_if(count > MAX_PLACES, f"picks {count} places along one axis; the limit is {MAX_PLACES}", SMALLER)
+
+    def pick(self, x: Value, places: Sequence[Sequence[int]], suffix: str = "") -> Value:
         """Elements by their places along each axis."""
+        self.check_places(max(map(len, places), default=0))
         return self.add(Pick(tuple(tuple(int(place) for place in chosen) for chosen in places)), [x], suffix)
 
-    def bordered(self, image: str, border: Padding2d, filler: float = 0.0, suffix: str = "padded") -> str:
-        """An NHWC image with elements `filler` around it, cut where a border is negative."""
-        shape = self.shape(image)
-        cut = [(max(-lead, 0), max(-trail, 0)) for lead, trail in border]
-        if any(any(sides) for sides in cut):
-            start = (0, cut[0][0], cut[1][0], 0)
-            stop = (shape[0], shape[1] - cut[0][1], shape[2] - cut[1][1], shape[3])
-            image = self.add(Slice(start, stop, (1,) * 4), [image], "cut")
-        (top, bottom), (left, right) = ((max(lead, 0), max(trail, 0)) for lead, trail in border)
-        if not any((top, bottom, left, right)):
-            return image
-        return self.add(Pad((0, top, left, 0), (0, bottom, right, 0), filler), [image], suffix)
+    def resampled(self, x: Value, taps: Mapping[int, tuple[Array, Array]], suffix: str = "") -> Value:
+        """x with some axes resized, by the places and the weights that each element of the axis is a sum of."""
+        constants = [
+            self.constant(array, what)
+            for pair in taps.values()
+            for array, what in zip(pair, ("places", "weights"), strict=True)
+        ]
+        return self.add(Resample(tuple(taps)), [x, *constants], suffix) if taps else x
 
-    def stretched(self, image: str, stride: tuple[int, int]) -> str:
+    def bordered(self, image: Value, border: Padding2d, filler: float = 0.0, suffix: str = "padded") -> Value:
+        """An NHWC image with elements `filler` around it, cut where a border is negative."""
+        sides = ((0, 0), *border, (0, 0))
+        start, end, before, after = (
+            tuple(max(pair[k] * sign, 0) for pair in sides) for sign in (-1, 1) for k in (0, 1)
+        )
+        if any(start + end):
+            stop = tuple(size - cut for size, cut in zip(image.shape, end, strict=True))
+            image = self.add(Slice(start, stop, (1,) * 4), [image], "cut")
+        return self.add(Pad(before, after, filler), [image], suffix) if any(before + after) else image
+
+    def stretched(self, image: Value, stride: tuple[int, int]) -> Value:
         """Rows and columns (axes 1 and 2 of 4) with stride - 1 zeros between neighbours."""
         if stride == (1, 1):
             return image
-        count, height, width, depth = self.shape(image)
-        zeros = Pad((0,) * 6, (0, 0, stride[0] - 1, 0, stride[1] - 1, 0), 0.0)
-        stop = (count, (height - 1) * stride[0] + 1, (width - 1) * stride[1] + 1, depth)
-        apart, wide = (count, height, 1, width, 1, depth), (count, height * stride[0], width * stride[1], depth)
-        cut = Slice((0,) * 4, stop, (1,) * 4)
-        return self.chain(image, (Reshape(apart), zeros, Reshape(wide), cut), "stretched", ("apart", "zeros", "wide"))
+        (count, height, width, depth), (down, right) = image.shape, stride
+        steps = {
+            "apart": Reshape((count, height, 1, width, 1, depth)),
+            "zeros": Pad((0,) * 6, (0, 0, down - 1, 0, right - 1, 0), 0.0),
+            "wide": Reshape((count, height * down, width * right, depth)),
+            "stretched": Slice((0,) * 4, (count, (height - 1) * down + 1, (width - 1) * right + 1, depth), (1,) * 4),
+        }
+        return self.chain(image, steps, "stretched")
 
     # Sums and what is made of them
 
-    def reduce(self, kind: ReduceKind, x: str, axes: tuple[int, ...], keep: bool, suffix: str = "shaped") -> str:
+    def product(self, a: Value, b: Value, suffix: str = "") -> Value:
+        """The product of matrices, or of batches of them."""
+        return self.add(MatrixProduct(), [a, b], suffix)
+
+    def dense(self, x: Value, weights: Value, *bias: Value, suffix: str = "") -> Value:
+        """A dense layer; weights are [N, K]."""
+        return self.add(FullyConnected(), [x, weights, *bias], suffix)
+
+    def reduce(self, kind: ReduceKind, x: Value, axes: tuple[int, ...], keep: bool, suffix: str = "shaped") -> Value:
         """A reduction over some axes, which stay with size 1 where `keep` says so."""
-        return self.reshape(self.add(Reduce(kind, axes), [x], "reduced"), kept_shape(self.shape(x), axes, keep), suffix)
+        return self.shaped(self.add(Reduce(kind, axes), [x], "reduced"), kept_shape(x.shape, axes, keep), suffix)
 
     def along(
-        self, x: str, axes: Sequence[int], operator: Operator, suffix: str | None = "", flat: bool = False
-    ) -> str:
+        self, x: Value, axes: Sequence[int], operator: Operator, suffix: str | None = "", flat: bool = False
+    ) -> Value:
         """An operator over the last axis, applied to some axes together; `flat` makes one axis of all others."""
-        shape = self.shape(x)
+        shape = x.shape
         order = (*(place for place in range(len(shape)) if place not in axes), *axes)
         moved, count = tuple(shape[place] for place in order), prod(shape[place] for place in axes)
         outer = moved[: len(shape) - len(axes)]
-        rows = (*((prod(outer),) if flat else outer), count)
-        back = Transpose(tuple(order.index(place) for place in range(len(shape))))
-        steps = (Transpose(order), Reshape(rows), operator, Reshape(moved), back)
-        return self.chain(x, steps, suffix, ("last", "rows", "normalised", "whole", "restored"))
+        steps = {
+            "last": Transpose(order),
+            "rows": Reshape((*((prod(outer),) if flat else outer), count)),
+            "normalised": operator,
+            "whole": Reshape(moved),
+            "restored": Transpose(tuple(order.index(place) for place in range(len(shape)))),
+        }
+        return self.chain(x, steps, suffix)
 
-    def softmax(self, x: str, axes: Sequence[int], suffix: str = "", logarithm: bool = False) -> str:
+    def softmax(self, x: Value, axes: Sequence[int], suffix: str = "", logarithm: bool = False) -> Value:
         """Softmax over some axes together, or its logarithm."""
         return self.along(x, axes, LogSoftmax() if logarithm else Softmax(), suffix)
 
-    def normalise(self, x: str, axes: Sequence[int], operator: Normalise) -> str:
+    def normalise(self, x: Value, axes: Sequence[int], operator: Normalise) -> Value:
         """x with mean 0 and deviation 1 (as the operator says) over some axes together."""
         return self.along(x, axes, operator, None, flat=True)
 
-    def matrix_turned(self, x: str, suffix: str = "turned") -> str:
-        """x with its last two axes exchanged."""
-        rank = len(self.shape(x))
-        return self.transpose(x, (*range(rank - 2), rank - 1, rank - 2), suffix)
-
-    def einsum(self, equation: str, operands: Sequence[str], suffix: str = "ordered") -> str:
+    def einsum(self, equation: str, operands: Sequence[Value], suffix: str = "ordered") -> Value:
         """numpy.einsum of floats: two operands after the other, a dense layer where one is constant, else a product of
         matrices, between transposes.
 
         Raises:
             ValueError: the equation does not fit the operands.
         """
-        terms, wanted = _einsum_terms(equation, [len(self.shape(x)) for x in operands])
+        terms, wanted = _einsum_terms(equation, [x.rank for x in operands])
         pairs = [self._without_repeats(x, term) for x, term in zip(operands, terms, strict=True)]
         x, labels = pairs[0]
-        for place, (other, term) in enumerate(pairs[1:], 2):
-            x, labels = self._contracted((x, labels), (other, term), {*wanted, *"".join(terms[place:])})
+        for place, pair in enumerate(pairs[1:], 2):
+            x, labels = self._contracted((x, labels), pair, {*wanted, *"".join(terms[place:])})
         x, labels = self._summed(x, labels, set(wanted))
-        return self.transpose(x, [labels.index(label) for label in wanted], suffix)
+        return self.ordered(x, [labels.index(label) for label in wanted], suffix)
 
-    def _without_repeats(self, x: str, labels: str) -> tuple[str, str]:
+    def _without_repeats(self, x: Value, labels: str) -> tuple[Value, str]:
         """An operand of an einsum with the diagonal of axes that have the same label."""
         for label in sorted(set(labels)):
             while labels.count(label) > 1:
                 one, two = labels.index(label), labels.rindex(label)
                 rest = [axis for axis in range(len(labels)) if axis not in (one, two)]
-                shape = self.shape(x)
-                kept, size = [shape[axis] for axis in rest], shape[one]
-                rows = self.reshape(self.transpose(x, [*rest, one, two], "moved"), [*kept, size * shape[two]], "rows")
-                x = self.pick(rows, [*map(range, kept), range(0, size * shape[two], size + 1)], "diagonal")
+                kept, size = [x.shape[axis] for axis in rest], x.shape[one]
+                count = size * x.shape[two]
+                rows = self.shaped(self.ordered(x, [*rest, one, two], "moved"), [*kept, count], "rows")
+                x = self.pick(rows, [*map(range, kept), range(0, count, size + 1)], "diagonal")
                 labels = "".join(labels[axis] for axis in rest) + label
         return x, labels
 
-    def _summed(self, x: str, labels: str, wanted: set[str]) -> tuple[str, str]:
+    def _summed(self, x: Value, labels: str, wanted: set[str]) -> tuple[Value, str]:
         """An operand of an einsum, summed over what nothing else wants."""
         axes = tuple(axis for axis, label in enumerate(labels) if label not in wanted)
         x = self.reduce(ReduceKind.SUM, x, axes, keep=False) if axes else x
         return x, "".join(label for label in labels if label in wanted)
 
-    def _contracted(self, left: tuple[str, str], right: tuple[str, str], later: set[str]) -> tuple[str, str]:
+    def _contracted(self, left: tuple[Value, str], right: tuple[Value, str], later: set[str]) -> tuple[Value, str]:
         """The einsum of two operands, given with their labels, whose result keeps the labels in `later`."""
         x, one = self._summed(*left, {*later, *right[1]})
         y, two = self._summed(*right, {*later, *left[1]})
-        sizes = dict(zip(one, self.shape(x), strict=True))
-        for label, size in zip(two, self.shape(y), strict=True):
+        sizes = dict(zip(one, x.shape, strict=True))
+        for label, size in zip(two, y.shape, strict=True):
             if size not in (1, sizes.get(label, size)) and sizes[label] != 1:
                 raise ValueError(f"the label {label} of the equation stands for {sizes[label]} and {size} elements")
             sizes[label] = max(size, sizes.get(label, size))
@@ -348,43 +499,36 @@ class Values(ABC):
         y, two = self._without_ones(y, two, one, sizes)
         if self.fixed(x) and not self.fixed(y):
             x, one, y, two = y, two, x, one
-        summed = [label for label in one if label in two and label not in later]
-        batch = [label for label in one if label in two and label in later]
-        kept, made = [label for label in one if label not in two], [label for label in two if label not in one]
+        shared = [label for label in one if label in two]
+        batch, summed = [a for a in shared if a in later], "".join(a for a in shared if a not in later)
+        kept, made = ("".join(a for a in each if a not in shared) for each in (one, two))
 
-        def laid(value: str, labels: str, order: list[str], shape: Sequence[int], suffix: str) -> str:
-            """A value with its axes in an order, under a shape."""
-            moved = self.transpose(value, [labels.index(label) for label in order], "moved")
-            return self.reshape(moved, shape, suffix)
+        def laid(value: Value, labels: str, suffix: str, *axes: str) -> Value:
+            """A value whose axes are those of some labels each, in this order."""
+            moved = self.ordered(value, [labels.index(label) for label in "".join(axes)], "moved")
+            return self.shaped(moved, [prod(sizes[label] for label in axis) for axis in axes], suffix)
 
-        def of(labels: list[str]) -> list[int]:
-            return [sizes[label] for label in labels]
-
-        order = [*batch, *kept, *made]
-        depth, count = prod(of(summed)), prod(of(made))
         if not summed:
-            rows = laid(x, one, [*batch, *kept], [*of(batch), *of(kept), *(1 for _ in made)], "rows")
-            columns = laid(y, two, [*batch, *made], [*of(batch), *(1 for _ in kept), *of(made)], "columns")
-            return self.times(rows, columns, "product"), "".join(order)
-        if self.fixed(y) and not batch:
-            rows = laid(x, one, [*kept, *summed], [*(of(kept) or [1]), depth], "rows")
-            array, turned = self.known(y), [two.index(label) for label in (*made, *summed)]
-            if array is not None:
-                matrix = self.constant(array.transpose(turned).reshape(count, depth), "matrix")
+            rows = laid(x, one, "rows", *batch, *kept, *([""] * len(made)))
+            product = self.times(rows, laid(y, two, "columns", *batch, *([""] * len(kept)), *made), "product")
+        elif self.fixed(y) and not batch:
+            rows, array = laid(x, one, "rows", *(kept or [""]), summed), self.known(y)
+            if array is None:
+                matrix = laid(y, two, "matrix", made, summed)
             else:
-                matrix = laid(y, two, [*made, *summed], (count, depth), "matrix")
-            result = self.add(FullyConnected(), [rows, matrix], "product")
+                turned = array.transpose([two.index(label) for label in made + summed])
+                matrix = self.constant(turned.reshape(-1, prod(sizes[label] for label in summed)), "matrix")
+            product = self.dense(rows, matrix, suffix="product")
         else:
-            rows = laid(x, one, [*batch, *kept, *summed], [*of(batch), prod(of(kept)), depth], "rows")
-            columns = laid(y, two, [*batch, *summed, *made], [*of(batch), depth, count], "columns")
-            result = self.add(MatrixProduct(), [rows, columns], "product")
-        return self.reshape(result, of(order), "whole"), "".join(order)
+            rows = laid(x, one, "rows", *batch, kept, summed)
+            product = self.product(rows, laid(y, two, "columns", *batch, summed, made), "product")
+        labels = "".join(batch) + kept + made
+        return self.shaped(product, [sizes[label] for label in labels], "whole"), labels
 
-    def _without_ones(self, x: str, labels: str, others: str, sizes: Mapping[str, int]) -> tuple[str, str]:
+    def _without_ones(self, x: Value, labels: str, others: str, sizes: Mapping[str, int]) -> tuple[Value, str]:
         """An operand of an einsum without the axes of size 1 that broadcast to the other operand's."""
-        spread = {a for a, size in zip(labels, self.shape(x), strict=True) if a in others and size < sizes[a]}
-        shape = [size for a, size in zip(labels, self.shape(x), strict=True) if a not in spread]
-        return self.reshape(x, shape, "spread"), "".join(a for a in labels if a not in spread)
+        pairs = [(a, n) for a, n in zip(labels, x.shape, strict=True) if a not in others or n == sizes[a]]
+        return self.shaped(x, [size for _, size in pairs], "spread"), "".join(label for label, _ in pairs)
 
 
 def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
@@ -412,11 +556,16 @@ def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     return terms, result
 
 
+def slice_of(places: Sequence[range]) -> Slice:
+    """The part of a value at these places of each axis, all of them rising."""
+    return Slice(tuple(r.start for r in places), tuple(r.stop for r in places), tuple(r.step for r in places))
+
+
 def kept_shape(shape: Shape, axes: Sequence[int], keep: bool) -> Shape:
     """The shape after a reduction over `axes`, which stay with size 1 where `keep` says so."""
     return tuple(1 if axis in axes else size for axis, size in enumerate(shape) if keep or axis not in axes)
 
 
-def unary(kind: UnaryKind, suffix: str = "") -> Callable[[Values, str], str]:
+def unary(kind: UnaryKind, suffix: str = "") -> Callable[[Values, Value], Value]:
     """The word for a function of each element, as a table of functions holds it."""
     return lambda v, x: v.unary(kind, x, suffix)

@@ -9,7 +9,8 @@ from typing import Any
 
 from dovetail.errors import ModelError
 from dovetail.read.keras.archive import KerasFile
-from dovetail.read.keras.layer import AGAIN, SMALLER, KerasCall, KerasLayer, KerasNetwork, Reference
+from dovetail.read.keras.layer import KerasCall, KerasLayer, KerasNetwork, Reference
+from dovetail.read.values import AGAIN, SMALLER, words
 
 MODELS = ("Sequential", "Functional")
 """Kinds of layers that are networks."""
@@ -26,12 +27,10 @@ RENAMED = {
 }
 """Older names of classes, and today's."""
 
-QUANTISED = "the model's weights are already quantised by Keras, which is not supported"
-
-FLOATS = ("float32", "float16", "bfloat16", "float64", "mixed_float16", "mixed_bfloat16")
+FLOATS = words("float32 float16 bfloat16 float64 mixed_float16 mixed_bfloat16")
 """Types and policies of layers that are read as float32."""
 
-INTEGER_LAYERS = ("InputLayer", "Embedding", "Cast", "Reshape", "Flatten", "RepeatVector", "Permute", "Concatenate")
+INTEGER_LAYERS = words("InputLayer Embedding Cast Reshape Flatten RepeatVector Permute Concatenate")
 
 
 def parse(file: KerasFile) -> KerasLayer:
@@ -41,38 +40,35 @@ def parse(file: KerasFile) -> KerasLayer:
         ModelError: the configuration contradicts itself, or holds code or a class of the user's own.
     """
     model = _layer(file, file.config, "config", 0)
-    if model.network is None:
-        raise model.refuse("the file holds a layer of this class, not a Sequential or Functional model", AGAIN)
+    model.wrong_if(model.network is None, "the file holds a layer of this class, not a Sequential or Functional model")
     return model
-
-
-def _refuse(file: KerasFile, place: str, what: str) -> ModelError:
-    hint = "save the whole model again with model.save('model.keras')"
-    return ModelError(f"the configuration is damaged: {what}", where=f"{file.name}, {place}", hint=hint)
 
 
 def _layer(file: KerasFile, entry: Any, place: str, depth: int) -> KerasLayer:
     """One serialised layer."""
+
+    def damaged(what: str) -> ModelError:
+        hint = "save the whole model again with model.save('model.keras')"
+        return ModelError(f"the configuration is damaged: {what}", where=f"{file.name}, {place}", hint=hint)
+
     if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
-        raise _refuse(file, place, "expected a layer with a class_name")
+        raise damaged("expected a layer with a class_name")
     kind = str(RENAMED.get(entry["class_name"], entry["class_name"]))
     config = entry.get("config", {})
     if isinstance(config, list) and kind == "Sequential":  # as Keras wrote it before 2.2.3
         config = {"layers": config}
     if not isinstance(config, Mapping):
-        raise _refuse(file, place, f"the config of {kind[:80]} is no object")
-    name = config.get("name", entry.get("name", kind.lower()))
-    module = entry.get("module")
-    if not isinstance(name, str) or not (module is None or isinstance(module, str)):
-        raise _refuse(file, place, f"the name or module of {kind[:80]} is no text")
+        raise damaged(f"the config of {kind:.80} is no object")
+    name, module = config.get("name", entry.get("name", kind.lower())), entry.get("module")
+    if not isinstance(name, str) or not isinstance(module, str | None):
+        raise damaged(f"the name or module of {kind:.80} is no text")
     bare = module is None and file.version >= 3 and "trainable" not in config and kind not in (*MODELS, "InputLayer")
     operation = (module or "").startswith("keras.src.ops") or bare
     shared = str(entry.get("shared_object_id", ""))
     layer = KerasLayer(file.name, kind[:200], name, place, file.version, config, operation, shared)
     _refuse_code(layer, module)
     _check_type(layer)
-    if depth > MAX_NESTED:
-        raise layer.refuse(f"more than {MAX_NESTED} models and wrappers lie inside one another", SMALLER)
+    layer.refuse_if(depth > MAX_NESTED, f"more than {MAX_NESTED} models and wrappers lie inside one another", SMALLER)
     if kind in MODELS:
         return replace(layer, network=_network(file, layer, depth + 1))
     held = [] if operation else [key for key in ("layer", "backward_layer", "cell") if _is_layer(config.get(key))]
@@ -86,27 +82,23 @@ def _is_layer(entry: Any) -> bool:
 def _refuse_code(layer: KerasLayer, module: str | None) -> None:
     """Nothing that is code, or needs code of the user's, is accepted."""
     hint = "say it with standard layers, and save again"
-    if layer.kind == "Lambda":
-        raise layer.refuse("a Lambda layer holds Python code, which is never executed", hint)
-    if module is not None and module.split(".")[0] not in ("keras", "builtins"):
-        what = f"the class {layer.kind} of the module {module[:80]} is not one of Keras's own"
-        raise layer.refuse(f"{what}, and no code is executed", hint)
+    code = layer.kind == "Lambda"
+    layer.refuse_if(code, "a Lambda layer holds Python code, which is never executed", hint)
+    own = (module or "keras").split(".")[0] not in ("keras", "builtins") or module == ""
+    what = f"the class {layer.kind} of the module {(module or '')[:80]} is not one of Keras's own"
+    layer.refuse_if(own, f"{what}, and no code is executed", hint)
 
 
 def _check_type(layer: KerasLayer) -> None:
     """Refuse layers quantised by Keras; all floats are read as float32."""
-    if layer.config.get("quantization_config") is not None or layer.config.get("quantization_mode") is not None:
-        raise layer.refuse(QUANTISED, "save the float model")
-    policy = layer.config.get("dtype")
-    if isinstance(policy, Mapping):
-        inner = policy.get("config")
-        policy = inner.get("name") if isinstance(inner, Mapping) else policy.get("class_name")
-        if isinstance(inner, Mapping) and inner.get("mode") is not None:
-            raise layer.refuse(QUANTISED, "save the float model")
-    if isinstance(policy, str) and "_from_" in policy:
-        raise layer.refuse(QUANTISED, "save the float model")
-    if policy is not None and policy not in FLOATS and layer.kind not in INTEGER_LAYERS and not layer.is_operation:
-        raise layer.refuse(f"computes in {str(policy)[:80]}; only floats are supported")
+    policy, mode = map(layer.policy.get, ("name", "mode"))
+    marks = (layer.config.get("quantization_config"), layer.config.get("quantization_mode"), mode)
+    odd = any(mark is not None for mark in marks) or (isinstance(policy, str) and "_from_" in policy)
+    layer.refuse_if(
+        odd, "the model's weights are already quantised by Keras, which is not supported", "save the float model"
+    )
+    is_float = policy in (None, *FLOATS) or layer.kind in INTEGER_LAYERS or layer.is_operation
+    layer.refuse_if(not is_float, f"computes in {policy!s:.80}; only floats are supported")
 
 
 def _network(file: KerasFile, model: KerasLayer, depth: int) -> KerasNetwork:
@@ -118,33 +110,31 @@ def _network(file: KerasFile, model: KerasLayer, depth: int) -> KerasNetwork:
     layers = [_layer(file, entry, f"{place}[{index}]", depth) for index, entry in enumerate(entries)]
     if model.kind == "Sequential":
         return _chain(model, layers)
-    renamed = []
-    for layer, entry in zip(layers, entries, strict=True):  # they go by the name beside the configuration
-        name = entry.get("name", layer.name)
-        if not isinstance(name, str):
-            raise layer.refuse("its name is no text", AGAIN)
-        renamed.append(replace(layer, name=name))
-    _check_names(renamed)
+    for index, entry in enumerate(entries):  # they go by the name beside the configuration
+        name = entry.get("name", layers[index].name)
+        layers[index].wrong_if(not isinstance(name, str), "its name is no text")
+        layers[index] = replace(layers[index], name=name)
+    _check_names(layers)
     calls = {
         layer.name: tuple(_call(layer, node) for node in _nodes(layer, entry))
-        for layer, entry in zip(renamed, entries, strict=True)
+        for layer, entry in zip(layers, entries, strict=True)
     }
-    first = _first_calls(renamed, calls)
+    first = _first_calls(layers, calls)
     counted = {
         name: tuple(replaced(call, lambda ref: _shifted(ref, first.get(ref.layer, 0))) for call in listed)
         for name, listed in calls.items()
     }
-    ends = [tuple(_ends(model, key)) for key in ("input_layers", "output_layers")]
-    kinds = {layer.name: layer for layer in renamed}
-    outputs = tuple(_shifted(ref, _end_shift(kinds.get(ref.layer), calls, ends[1], first)) for ref in ends[1])
-    return KerasNetwork(tuple(renamed), counted, ends[0], outputs)
+    inputs, outputs = (tuple(_ends(model, key)) for key in ("input_layers", "output_layers"))
+    shifts = {layer.name: _end_shift(layer, len(calls[layer.name]), outputs, first) for layer in layers}
+    return KerasNetwork(
+        tuple(layers), counted, inputs, tuple(_shifted(ref, shifts.get(ref.layer, 0)) for ref in outputs)
+    )
 
 
 def _check_names(layers: Sequence[KerasLayer]) -> None:
     seen = set()
     for layer in layers:
-        if layer.name in seen:
-            raise layer.refuse("two layers of the model have this name", AGAIN)
+        layer.wrong_if(layer.name in seen, "two layers of the model have this name")
         seen.add(layer.name)
 
 
@@ -166,23 +156,23 @@ def _nodes(layer: KerasLayer, entry: Mapping[str, Any]) -> list[Any]:
     nodes = entry.get("inbound_nodes", [])
     if not isinstance(nodes, list) or len(nodes) > MAX_LAYERS:
         raise layer.refuse(f"inbound_nodes must be a list of at most {MAX_LAYERS}", SMALLER)
-    return nodes
+    return list(nodes)
 
 
 def _call(layer: KerasLayer, node: Any) -> KerasCall:
     """One call of a layer. Keras 3: {"args", "kwargs"}; before: a list of [layer, call, result, arguments]."""
     if isinstance(node, Mapping) and "args" in node:
         arguments, named = _plain(layer, node["args"]), _plain(layer, node.get("kwargs", {}))
-        if not isinstance(arguments, list) or not isinstance(named, Mapping):
-            raise layer.refuse("a call's args and kwargs must be a list and an object", AGAIN)
+        odd = not isinstance(arguments, list) or not isinstance(named, Mapping)
+        layer.wrong_if(odd, "a call's args and kwargs must be a list and an object")
         return KerasCall(tuple(arguments), named)
     found, named = list[Any](), dict[str, Any]()
     if isinstance(node, Mapping):
         node = list(node.values())
     listed: list[Any] = [node] if _is_old_reference(node) else node if isinstance(node, list) else [None]
     for entry in listed:
-        if not _is_old_reference(entry):
-            raise layer.refuse(f"a call's argument {str(entry)[:80]} is not [layer, call, result]", AGAIN)
+        what = f"a call's argument {entry!s:.80} is not [layer, call, result]"
+        layer.wrong_if(not _is_old_reference(entry), what)
         found.append(entry[2] if entry[0] == "_CONSTANT_VALUE" else Reference(*entry[:3]))
         if len(entry) > 3 and isinstance(entry[3], Mapping):
             named |= {key: _old_plain(value) for key, value in entry[3].items()}
@@ -197,7 +187,7 @@ def _is_old_reference(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_LAYERS
+    return type(value) is int and 0 <= value <= MAX_LAYERS
 
 
 def _old_plain(value: Any) -> Any:
@@ -235,7 +225,7 @@ def _plain(layer: KerasLayer, value: Any) -> Any:
         return Ellipsis
     if kind in ("__numpy__", "__tensor__") and isinstance(config, Mapping):
         return config.get("value")
-    raise layer.refuse(f"a call's argument of the kind {str(kind)[:80]} is not supported")
+    raise layer.refuse(f"a call's argument of the kind {kind!s:.80} is not supported")
 
 
 def replaced(call: KerasCall, change: Callable[[Reference], Any]) -> KerasCall:
@@ -260,7 +250,7 @@ def _first_calls(layers: Sequence[KerasLayer], calls: Mapping[str, tuple[KerasCa
     """How the calls of models are counted in arguments: from 0 (Keras 3), or from 1 (before), since a model once
     counted its own definition as its first call."""
     used: dict[str, set[int]] = {}
-    for ref in (ref for listed in calls.values() for call in listed for ref in call.references()):
+    for ref in (ref for listed in calls.values() for call in listed for ref in call.all(Reference)):
         used.setdefault(ref.layer, set()).add(ref.call)
     modern = any(layer.version >= 3 for layer in layers)
     found = {}
@@ -271,22 +261,13 @@ def _first_calls(layers: Sequence[KerasLayer], calls: Mapping[str, tuple[KerasCa
     return found
 
 
-def _end_shift(
-    layer: KerasLayer | None,
-    calls: Mapping[str, tuple[KerasCall, ...]],
-    ends: Sequence[Reference],
-    first: Mapping[str, int],
-) -> int:
+def _end_shift(layer: KerasLayer, calls: int, ends: Sequence[Reference], first: Mapping[str, int]) -> int:
     """How the calls of a layer are counted among a model's outputs: those of functional models from 1 even by
     Keras 3."""
-    if layer is None or layer.network is None:
-        return 0
     counts = {ref.call for ref in ends if ref.layer == layer.name}
-    if 0 in counts:
+    if layer.network is None or 0 in counts or not counts:
         return 0
-    if max(counts) == len(calls[layer.name]) or layer.kind == "Functional":
-        return 1
-    return first[layer.name]
+    return 1 if max(counts) == calls or layer.kind == "Functional" else first[layer.name]
 
 
 def _ends(model: KerasLayer, key: str) -> list[Reference]:
@@ -299,10 +280,9 @@ def _ends(model: KerasLayer, key: str) -> list[Reference]:
         if isinstance(value, Mapping):
             value = [value[name] for name in sorted(value)]
         if not isinstance(value, list):
-            raise model.refuse(f"{key} must name results of layers, not {str(value)[:80]}", AGAIN)
+            raise model.refuse(f"{key} must name results of layers, not {value!s:.80}", AGAIN)
         return [ref for part in value for ref in flat(part)]
 
     found = flat(model.config.get(key))
-    if not found:
-        raise model.refuse(f"{key} is empty", AGAIN)
+    model.wrong_if(not found, f"{key} is empty")
     return found

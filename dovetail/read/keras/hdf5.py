@@ -7,21 +7,23 @@ sends back plain arrays and texts; one that dies or takes too long is a damaged 
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import accumulate, count
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from dovetail.errors import MissingExtraError, ModelError
-from dovetail.ir.types import Array
+from dovetail.ir.types import Array, Shape
 
 SECONDS = 20.0
 """Longest time the worker may take for a small file."""
@@ -32,27 +34,49 @@ BYTES_PER_SECOND = 8 * 2**20
 SPOILT = "copy or save the model again"
 
 
+class RefusedPart(msgspec.Struct, frozen=True, tag=True):
+    """A part of a file that could not be read: the fault, and what to do."""
+
+    what: str
+    hint: str = SPOILT
+
+
+class StoredWeights(msgspec.Struct, frozen=True, tag=True):
+    """A dataset: float32, row by row."""
+
+    shape: Shape
+    data: bytes
+
+
+Part = RefusedPart | StoredWeights | list[str]
+"""What stands at a path: names inside a group and texts of an attribute are lists."""
+
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class Contents:
-    """Contents of an HDF5 model file. Paths have no slash at their ends; the root is empty."""
+    """Contents of an HDF5 model file; raises ModelError if its root could not be read."""
 
     name: str
     """The file, for messages."""
-    members: Mapping[str, tuple[str, ...]]
-    """Names inside each group."""
-    texts: Mapping[str, tuple[str, ...]]
-    """Attributes that are texts, at `path@name`."""
-    arrays: Mapping[str, Array]
-    """Datasets, float32."""
-    refused: Mapping[str, tuple[str, str]]
-    """Parts that could not be read: the fault, and what to do."""
+    parts: Mapping[str, Part]
+    """By their paths, which have no slash at their ends; the root is empty. An attribute is at `path@name`."""
 
-    def has(self, path: str) -> bool:
-        """True when there is a group at `path`; raises ModelError where the way there could not be read."""
-        parts = path.split("/")
-        for count in range(1, len(parts) + 1):
-            self._check("/".join(parts[:count]))
-        return path in self.members
+    def __post_init__(self) -> None:
+        root = self.parts.get("")
+        if isinstance(root, RefusedPart):
+            raise ModelError(root.what, where=self.name, hint=root.hint)
+
+    def members(self, path: str) -> list[str] | None:
+        """Names inside the group at `path`, None where there is none.
+
+        Raises:
+            ModelError: it could not be read, or the way there.
+        """
+        for prefix in accumulate(path.split("/"), "{}/{}".format):
+            found = self._at(prefix, list)
+        return found
 
     def array(self, path: str) -> Array:
         """A dataset.
@@ -60,23 +84,21 @@ class Contents:
         Raises:
             ModelError: there is none, it could not be read, or holds NaN or infinite numbers.
         """
-        self.has(path)
-        if path not in self.arrays:
+        self.members(path)
+        found = self._at(path, StoredWeights)
+        if found is None:
             raise self._refuse(path, "the file holds no such weights")
-        if not np.isfinite(self.arrays[path]).all():
+        array = np.frombuffer(found.data, np.float32).reshape(found.shape)
+        if not np.isfinite(array).all():
             raise self._refuse(path, "the weights hold NaN or infinite numbers", "train or save the model again")
-        return self.arrays[path]
+        return array
 
     def names(self, path: str, name: str) -> list[str]:
         """The names an attribute lists; Keras splits a long list into attributes name0, name1, ..."""
-        first, parts = f"{path}@{name}", list[Sequence[str]]()
-        self._check(first)
-        if first in self.texts:
-            return [*self.texts[first]]
-        while f"{first}{len(parts)}" in self.texts or f"{first}{len(parts)}" in self.refused:
-            self._check(f"{first}{len(parts)}")
-            parts.append(self.texts[f"{first}{len(parts)}"])
-        return [name for part in parts for name in part]
+        self.members(path)
+        first = self._at(f"{path}@{name}", list)
+        later = (self._at(f"{path}@{name}{number}", list) for number in count())
+        return first or [text for part in iter(later.__next__, None) for text in part]
 
     def text(self, path: str, name: str) -> str | None:
         """The one text of an attribute, None where there is none."""
@@ -85,9 +107,12 @@ class Contents:
             raise self._refuse(f"{path}@{name}", f"the attribute has {len(found)} values, expected 1")
         return found[0] if found else None
 
-    def _check(self, path: str) -> None:
-        if path in self.refused:
-            raise self._refuse(path, *self.refused[path])
+    def _at(self, path: str, kind: type[T]) -> T | None:
+        """What stands at a path, if it is of this kind."""
+        found = self.parts.get(path)
+        if isinstance(found, RefusedPart):
+            raise self._refuse(path, found.what, found.hint)
+        return found if isinstance(found, kind) else None
 
     def _refuse(self, path: str, what: str, hint: str = SPOILT) -> ModelError:
         return ModelError(what, where=f"{self.name}, /{path}", hint=hint)
@@ -117,30 +142,7 @@ def read_hdf5(name: str, data: bytes) -> Contents:
         raise ModelError(what, where=name, hint=SPOILT)
     if done.returncode:
         raise RuntimeError(f"in the worker that reads HDF5:\n{done.stderr.decode(errors='replace')}")
-    # The length of the head, the head, the elements of all arrays.
-    size = 8 + int.from_bytes(done.stdout[:8], "little")
-    members, texts, shapes, refused = json.loads(done.stdout[8:size])
-    arrays, place = {}, size
-    for path, shape in shapes.items():
-        arrays[path] = np.frombuffer(done.stdout, np.float32, prod(shape), place).reshape(shape)
-        place += 4 * prod(shape)
-    return checked(Contents(name, members, texts, arrays, refused))
-
-
-def encoded(contents: Contents) -> bytes:
-    """Contents as bytes: the length of the head, the head, the elements of all arrays."""
-    shapes = {path: array.shape for path, array in contents.arrays.items()}
-    head = [contents.members, contents.texts, shapes, contents.refused]
-    text = json.dumps(head).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, *(array.tobytes() for array in contents.arrays.values())])
-
-
-def checked(contents: Contents) -> Contents:
-    """The contents, unless the root could not be read."""
-    if "" in contents.refused:
-        what, hint = contents.refused[""]
-        raise ModelError(what, where=contents.name, hint=hint)
-    return contents
+    return Contents(name, msgspec.msgpack.decode(done.stdout, type=dict[str, Part]))
 
 
 # In the worker
@@ -177,52 +179,52 @@ class Hdf5Reader:
         self._data, self._objects = data, 0
         self._left = len(data)
         """Bytes of weights not read yet: no file holds more of them than its size."""
-        self.members: dict[str, tuple[str, ...]] = {}
-        self.texts: dict[str, tuple[str, ...]] = {}
-        self.arrays: dict[str, Array] = {}
-        self.refused: dict[str, tuple[str, str]] = {}
+        self._parts: dict[str, Part] = {}
 
-    def read(self, name: str) -> Contents:
+    def read(self) -> Mapping[str, Part]:
         """Everything there is; what cannot be read is noted, not raised."""
         import h5py
 
+        with self._noting(""), h5py.File(io.BytesIO(self._data), "r") as file:
+            self._attributes(file, "")
+            for root in ROOTS:
+                self._visit(file, root, root)
+        return self._parts
+
+    @contextmanager
+    def _noting(self, path: str, what: str = "the file") -> Iterator[None]:
+        """Within it, what cannot be read is noted at a path."""
         try:
-            with h5py.File(io.BytesIO(self._data), "r") as file:
-                self._attributes(file, "")
-                for root in ROOTS:
-                    self._visit(file, root, root)
+            yield
+        except _Refusal as refusal:
+            self._parts[path] = RefusedPart(*refusal.args)
         except BROKEN as error:
-            self.refused[""] = (f"the file is damaged: {_brief(error)}", SPOILT)
-        return Contents(name, self.members, self.texts, self.arrays, self.refused)
+            brief = (_unicode(error).splitlines() or [type(error).__name__])[0]
+            self._parts[path] = RefusedPart(f"{what} is damaged: {brief:.200}")
 
     def _visit(self, parent: Any, name: str, path: str) -> None:
         """A member of a group, and all inside it, if a hard link leads there."""
         import h5py
 
-        try:
+        with self._noting(path):
             link = parent.get(name, getlink=True)
             if link is None:
                 return
             if not isinstance(link, h5py.HardLink):
-                raise _Refusal(f"this is a {type(link).__name__}, which is not followed", SPOILT)
+                raise _Refusal(f"this is a {type(link).__name__}, which is not followed")
             self._objects += 1
             if self._objects > MAX_OBJECTS or path.count("/") >= MAX_DEPTH:
-                limits = f"{MAX_OBJECTS} objects, or {MAX_DEPTH} inside one another"
-                raise _Refusal(f"the file has more than {limits}", SPOILT)
+                raise _Refusal(f"the file has more than {MAX_OBJECTS} objects, or {MAX_DEPTH} inside one another")
             found = parent[name]
             if isinstance(found, h5py.Dataset):
-                self.arrays[path] = self._array(found)
+                self._parts[path] = self._array(found)
                 return
-            self.members[path] = tuple(str(key) for key in found)
+            self._parts[path] = members = [*map(_unicode, found)]
             self._attributes(found, path)
-            for key in self.members[path]:
+            for key in members:
                 self._visit(found, key, f"{path}/{key}")
-        except _Refusal as refusal:
-            self.refused[path] = (refusal.args[0], refusal.args[1])
-        except BROKEN as error:
-            self.refused[path] = (f"the file is damaged: {_brief(error)}", SPOILT)
 
-    def _array(self, dataset: Any) -> Array:
+    def _array(self, dataset: Any) -> StoredWeights:
         """A dataset's elements, if they are plain numbers lying in this file."""
         plist, kind = dataset.id.get_create_plist(), dataset.dtype
         if dataset.is_virtual or plist.get_external_count():
@@ -236,36 +238,32 @@ class Hdf5Reader:
         stored, most = dataset.id.get_storage_size(), max(size, chunk)
         if most > self._left or stored < size:
             what = f"the weights {list(dataset.shape)} have {most} bytes"
-            raise _Refusal(f"{what}; the file holds {stored} of them", SPOILT)
+            raise _Refusal(f"{what}; the file holds {stored} of them")
         self._left -= size
-        return np.ascontiguousarray(dataset[()], dtype=np.float32).reshape(dataset.shape)
+        return StoredWeights(dataset.shape, dataset[()].astype(np.float32).tobytes())
 
     def _attributes(self, group: Any, path: str) -> None:
         """The attributes that say what a model is made of."""
         for name in group.attrs:
-            if not name.startswith(("model_config", "keras_version", "weight_names")):
-                continue
-            try:
-                self.texts[f"{path}@{name}"] = self._texts(group, name)
-            except _Refusal as refusal:
-                self.refused[f"{path}@{name}"] = (refusal.args[0], refusal.args[1])
-            except BROKEN as error:
-                self.refused[f"{path}@{name}"] = (f"the attribute is damaged: {_brief(error)}", SPOILT)
-
-    def _texts(self, group: Any, name: str) -> tuple[str, ...]:
-        """One attribute's texts."""
-        shape = group.attrs.get_id(name).shape
-        count = int(np.prod(shape, dtype=object)) if shape is not None else 0
-        if count > MAX_NAMES:
-            raise _Refusal(f"the attribute lists {count} names; the limit is {MAX_NAMES}", SPOILT)
-        values = np.asarray(group.attrs[name], dtype=object).reshape(-1).tolist() if count else []
-        raw = [value if isinstance(value, bytes) else str(value).encode() for value in values]
-        return tuple(value.decode() for value in raw)
+            if name.startswith(("model_config", "keras_version", "weight_names")):
+                place = f"{path}@{_unicode(name)}"
+                with self._noting(place, "the attribute"):
+                    self._parts[place] = _texts(group, name)
 
 
-def _brief(error: Exception) -> str:
-    """The first line of another library's message."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _unicode(text: object) -> str:
+    """A text that other processes understand: h5py gives halves of surrogates for what is no UTF-8."""
+    return str(text).encode(errors="replace").decode()
+
+
+def _texts(group: Any, name: str) -> list[str]:
+    """One attribute's texts."""
+    shape = group.attrs.get_id(name).shape
+    count = prod(shape) if shape is not None else 0
+    if count > MAX_NAMES:
+        raise _Refusal(f"the attribute lists {count} names; the limit is {MAX_NAMES}")
+    values = np.asarray(group.attrs[name], dtype=object).reshape(-1).tolist() if count else []
+    return [(value if isinstance(value, bytes) else str(value).encode()).decode() for value in values]
 
 
 def _limit_memory(size: int) -> None:
@@ -279,7 +277,7 @@ def _limit_memory(size: int) -> None:
 
 
 def main() -> None:
-    """The worker: reads a file on standard input, writes its `Contents` to standard output."""
+    """The worker: reads a file on standard input, writes the parts of its `Contents` to standard output."""
     data = sys.stdin.buffer.read()
     _limit_memory(len(data))
-    sys.stdout.buffer.write(encoded(Hdf5Reader(data).read("")))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(Hdf5Reader(data).read()))

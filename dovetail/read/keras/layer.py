@@ -11,32 +11,38 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from dovetail.errors import ModelError
-from dovetail.ir.types import Array
+from dovetail.ir.types import Array, Shape
 from dovetail.read.keras.archive import KerasFile
+from dovetail.read.values import AGAIN, FOLD, OTHERWISE, SMALLER, Refusing, words
 
-# What to do about what a reader refuses; each sentence fits many messages.
-OTHERWISE = "say it with standard layers and settings, and save the model again"
-AGAIN = "save the whole model again with model.save('model.keras'): what this file says contradicts itself"
-FOLD = "make it a constant, and save the model again"
-SMALLER = "make the network smaller there, and save it again"
+ADVICE: Mapping[str, str] = {
+    OTHERWISE: "say it with standard layers and settings, and save the model again",
+    AGAIN: "save the whole model again with model.save('model.keras'): what this file says contradicts itself",
+    FOLD: "make it a constant, and save the model again",
+    SMALLER: "make the network smaller there, and save it again",
+}
+"""What to do about what is refused."""
 
 MAX_NUMBER = 1 << 31
 """Integers in a configuration are smaller."""
 
-TRAINING_ONLY = {
-    *("name", "trainable", "dtype", "batch_input_shape", "batch_shape", "build_input_shape", "autocast"),
-    *("seed", "rate", "use_cudnn", "noise_shape", "stddev", "l1", "l2", "momentum", "dropout", "recurrent_dropout"),
-    *("renorm_momentum", "synchronized", "fused", "unit_forget_bias", "implementation", "unroll", "input_dtype"),
-    *("input_length", "input_dim", "force_generator", "seed_generator", "supports_masking", "symbolic_call"),
-}
+TRAINING_ONLY = words(
+    "name trainable dtype batch_input_shape batch_shape build_input_shape autocast seed rate use_cudnn noise_shape "
+    "stddev l1 l2 momentum dropout recurrent_dropout renorm_momentum synchronized fused unit_forget_bias "
+    "implementation unroll input_dtype input_length input_dim force_generator seed_generator supports_masking "
+    "symbolic_call"
+)
 """Settings without a meaning for a computed result; those of initialisers and the like are told by their names."""
 
-_TRAINING_ENDINGS = ("_initializer", "_regularizer", "_constraint", "_quantizer")
+_TRAINING_ENDINGS = words("_initializer _regularizer _constraint _quantizer")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,26 +56,20 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class KerasTensor:
-    """A value of the graph among the arguments of a call."""
-
-    name: str
-
-
-@dataclass(frozen=True)
 class KerasCall:
-    """Arguments of a layer's call: constants, lists, slices, and `Reference`s or, once computed, `KerasTensor`s."""
+    """Arguments of a layer's call: constants, lists, slices, and `Reference`s or, once computed, `Value`s."""
 
     arguments: tuple[Any, ...]
     named: Mapping[str, Any] = field(default_factory=dict)
 
-    def references(self) -> list[Reference]:
-        """Every result the call needs."""
-        return [leaf for leaf in leaves((self.arguments, self.named)) if isinstance(leaf, Reference)]
+    def all(self, kind: type[T]) -> list[T]:
+        """Everything of a kind among the arguments, in order."""
+        return [leaf for leaf in leaves((self.arguments, self.named)) if isinstance(leaf, kind)]
 
-    def tensors(self) -> list[str]:
-        """Names of the graph's values among the arguments, in order."""
-        return [leaf.name for leaf in leaves((self.arguments, self.named)) if isinstance(leaf, KerasTensor)]
+
+def listed(value: Any, count: int = 1) -> list[Any]:
+    """A list's or tuple's members; any other value so many times."""
+    return [*value] if isinstance(value, list | tuple) else [value] * count
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -95,9 +95,10 @@ class KerasNetwork:
 
 
 @dataclass(frozen=True)
-class KerasLayer:
+class KerasLayer(Refusing):
     """One layer, or one operation of `keras.ops`."""
 
+    advice: ClassVar[Mapping[str, str]] = ADVICE
     file: str
     """For messages."""
     kind: str
@@ -123,9 +124,9 @@ class KerasLayer:
         """The layer as `Node.origin` names it."""
         return f"{self.kind} ({self.name})"
 
-    def refuse(self, what: str, hint: str = OTHERWISE) -> ModelError:
-        """The error for something about this layer that cannot be honoured."""
-        return ModelError(what, where=f"{self.file}, {self.kind} '{self.name}' ({self.place})", hint=hint)
+    @property
+    def where(self) -> str:
+        return f"{self.file}, {self.kind} '{self.name}' ({self.place})"
 
     def get(self, key: str, default: Any = None) -> Any:
         """A setting, now honoured; `default` where it is absent or null."""
@@ -133,80 +134,81 @@ class KerasLayer:
         found = self.config.get(key)
         return default if found is None else found
 
-    def whole(self, key: str, default: int | None = None, low: int = 0) -> int:
+    def ignore(self, *keys: str) -> None:
+        """Settings that follow from others, or mean nothing here."""
+        self.read.update(keys)
+
+    def unfit(self, fault: object, key: str, value: object, wanted: str) -> None:
+        """Refuse a setting's value, where it is at fault: it "must be ..."."""
+        self.wrong_if(fault, f"the setting {key} = {value!s:.80} {wanted}")
+
+    def whole(self, key: str, default: int | None = None, low: int = 1) -> int:
         """An integer setting of at least `low`."""
         return self._whole(key, self.get(key, default), low)
 
     def _whole(self, key: str, value: Any, low: int) -> int:
-        real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not real or value != int(value) or not low <= value < MAX_NUMBER:
-            raise self.refuse(f"the setting {key} = {str(value)[:80]} must be an integer of at least {low}", AGAIN)
+        odd = type(value) not in (int, float) or value != value // 1 or not low <= value < MAX_NUMBER
+        self.unfit(odd, key, value, f"must be an integer of at least {low}")
         return int(value)
 
-    def wholes(self, key: str, count: int, default: Any = None, low: int = 0) -> tuple[int, ...]:
+    def wholes(self, key: str, count: int, default: Any = None, low: int = 1) -> Shape:
         """`count` integers of at least `low`; one alone stands for all."""
-        found = self.get(key, default)
-        values = list(found) if isinstance(found, list | tuple) else [found] * count
-        if len(values) != count:
-            raise self.refuse(f"the setting {key} = {str(found)[:80]} must be {count} integers", AGAIN)
+        values = listed(found := self.get(key, default), count)
+        self.unfit(len(values) != count, key, found, f"must be {count} integers")
         return tuple(self._whole(key, value, low) for value in values)
 
-    def axes(self, key: str, rank: int, default: Any) -> tuple[int, ...]:
+    def axes(self, key: str, rank: int, default: Any = -1) -> Shape:
         """One axis or several, counted from the front, in rising order."""
-        found = self.get(key, default)
-        values = list(found) if isinstance(found, list | tuple) else [found]
+        values = listed(found := self.get(key, default))
         numbers = [self._whole(key, value, -rank) for value in values[: rank + 1]]
-        axes = tuple(sorted({number % rank for number in numbers if number < rank} if rank else ()))
-        if not values or len(axes) != len(values):
-            raise self.refuse(f"the setting {key} = {str(found)[:80]} must name different axes of {rank}", AGAIN)
-        return axes
+        axes = sorted({number % rank for number in numbers if number < rank} if rank else ())
+        self.unfit(not values or len(axes) != len(values), key, found, f"must name different axes of {rank}")
+        return tuple(axes)
 
     def number(self, key: str, default: float) -> float:
         """A real setting."""
         found = self.get(key, default)
         if isinstance(found, Mapping):  # Keras 2 wrote numpy numbers as {"type": "ndarray", "value": ...}
             found = found.get("value")
-        if isinstance(found, bool) or not isinstance(found, int | float) or math.isnan(found):
-            raise self.refuse(f"the setting {key} = {str(found)[:80]} must be a number", AGAIN)
+        self.unfit(type(found) not in (int, float) or math.isnan(found), key, found, "must be a number")
         return float(found)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool = False) -> bool:
         """A setting that is true or false."""
         found = self.get(key, default)
-        if not isinstance(found, bool):
-            raise self.refuse(f"the setting {key} = {str(found)[:80]} must be true or false", AGAIN)
-        return found
+        self.unfit(type(found) is not bool, key, found, "must be true or false")
+        return bool(found)
 
-    def choice(self, key: str, default: str, known: Sequence[str]) -> str:
+    def choice(self, key: str, default: str, *known: str) -> str:
         """A setting that is one of some words."""
         found = self.get(key, default)
         if found not in known:
-            raise self.refuse(f"the setting {key} = {str(found)[:80]} is not supported, only {', '.join(known)}")
+            raise self.refuse(f"the setting {key} = {found!s:.80} is not supported, only {', '.join(known)}")
         return str(found)
 
-    def first_channels(self) -> bool:
+    @property
+    def channels_first(self) -> bool:
         """True where images are NCHW."""
-        return self.choice("data_format", "channels_last", ("channels_last", "channels_first")) == "channels_first"
+        return self.choice("data_format", "channels_last", "channels_last", "channels_first") == "channels_first"
 
-    def full_shape(self, wanted: Sequence[object], elements: int) -> tuple[int, ...]:
-        """A shape with at most one -1, which takes what is left of so many elements."""
-        sizes = [
-            size for size in wanted if isinstance(size, int) and not isinstance(size, bool) and -1 <= size < MAX_NUMBER
-        ]
-        rest = math.prod(size for size in sizes if size != -1)
-        if len(sizes) != len(wanted) or sizes.count(-1) > 1 or 0 in sizes or (-1 in sizes and elements % rest):
-            raise self.refuse(f"{elements} elements have not the shape {str(list(wanted))[:80]}", AGAIN)
-        return tuple(elements // rest if size == -1 else size for size in sizes)
+    @property
+    def policy(self) -> Mapping[str, Any]:
+        """The type it computes in, as Keras serialises that: its "name", and a "mode" where it is quantised."""
+        found = self.get("dtype")
+        if not isinstance(found, Mapping):
+            return {"name": found}
+        inner = found.get("config")
+        return inner if isinstance(inner, Mapping) else {"name": found.get("class_name")}
 
     def check_settings(self) -> None:
         """Refuse a setting that no one has honoured and that is set to something."""
         for key, value in self.config.items():
-            known = key in self.read or key in TRAINING_ONLY or key.endswith(_TRAINING_ENDINGS)
-            if not known and value not in (None, False, 0, "", [], {}):
-                raise self.refuse(f"the setting {key} = {str(value)[:80]} is not supported")
+            ignored = key in self.read or key in TRAINING_ONLY or key.endswith(_TRAINING_ENDINGS)
+            if not ignored and value not in (None, False, 0, "", [], {}):
+                raise self.refuse(f"the setting {key} = {value!s:.80} is not supported")
 
 
-FIXED = ("moving_mean", "moving_variance", "mean", "variance", "count")
+FIXED = words("moving_mean moving_variance mean variance count")
 """Weights that are never trained."""
 
 RANDOM = ("StateVar", "seed_generator_state")
@@ -233,10 +235,10 @@ def _attention(layer: KerasLayer) -> Names:
 
 
 VARIABLES: Mapping[str, Callable[[KerasLayer], Names]] = {
-    **dict.fromkeys(("Dense", "Conv1D", "Conv2D", "Conv1DTranspose", "Conv2DTranspose"), _biased("kernel")),
-    **dict.fromkeys(("DepthwiseConv1D", "DepthwiseConv2D", "Projection"), _biased("kernel")),
-    **dict.fromkeys(("SeparableConv1D", "SeparableConv2D"), _biased("depthwise_kernel", "pointwise_kernel")),
-    **dict.fromkeys(("LayerNormalization", "GroupNormalization"), _scaled),
+    **dict.fromkeys(words("Dense Conv1D Conv2D Conv1DTranspose Conv2DTranspose"), _biased("kernel")),
+    **dict.fromkeys(words("DepthwiseConv1D DepthwiseConv2D Projection"), _biased("kernel")),
+    **dict.fromkeys(words("SeparableConv1D SeparableConv2D"), _biased("depthwise_kernel", "pointwise_kernel")),
+    **dict.fromkeys(words("LayerNormalization GroupNormalization"), _scaled),
     "BatchNormalization": lambda layer: (*_scaled(layer), "moving_mean", "moving_variance"),
     "RMSNormalization": lambda layer: ("scale",),
     "PReLU": lambda layer: ("alpha",),
@@ -244,11 +246,11 @@ VARIABLES: Mapping[str, Callable[[KerasLayer], Names]] = {
     "EinsumDense": lambda layer: ("kernel", *(("bias",) if layer.get("bias_axes") else ())),
     "Normalization": lambda layer: () if layer.get("mean") is not None else ("mean", "variance", "count"),
     "Attention": _attention,
-    **dict.fromkeys(("LSTMCell", "GRUCell", "SimpleRNNCell"), _biased("kernel", "recurrent_kernel")),
+    **dict.fromkeys(words("LSTMCell GRUCell SimpleRNNCell"), _biased("kernel", "recurrent_kernel")),
 }
 """Names of a class's own weights, in Keras's order. Classes without an entry have none."""
 
-PROJECTIONS = ("query_dense", "key_dense", "value_dense", "output_dense")
+PROJECTIONS = words("query_dense key_dense value_dense output_dense")
 """Layers within a MultiHeadAttention."""
 
 
@@ -295,91 +297,83 @@ class KerasWeights:
     def __init__(self, file: KerasFile, model: KerasLayer) -> None:
         """Find them, unread; raises ModelError where an `.h5` file lists other weights than its layers have."""
         self._file = file
-        self._stored: dict[str, tuple[str, ...]] = {}
-        """Paths of each layer's weights, by the layer's place."""
+        self._stored: dict[str, dict[str, str]] = {}
+        """Paths of each layer's weights by their names, by the layer's place."""
         self._shared: dict[str, str] = {}
         """Paths of shared layers' weights in a `.keras` file: the place of the first of them."""
         if file.by_path:
-            old = not file.weights.has("layers")
+            old = not file.weights.members("layers")
             self._walk(model, "", "_layer_checkpoint_dependencies" if old else "layers")
         else:
             self._lists(model)
 
     def of(self, layer: KerasLayer) -> dict[str, Array]:
         """The layer's own weights, float32, by name; raises ModelError where they are missing or not finite."""
-        names, stored = _names(layer), self._stored.get(layer.place, ())
-        if len(names) != len(stored):
-            listed = ", ".join(names)
-            raise layer.refuse(f"the layer has the weights {listed}; the file holds {len(stored)} for it", AGAIN)
-        pairs = zip(names, stored, strict=True)
+        names, stored = _names(layer), self._stored.get(layer.place, {})
+        what = f"the layer has the weights {', '.join(names)}; the file holds {len(stored)} for it"
+        layer.wrong_if(len(names) != len(stored), what)
         # The count of a Normalization is how many samples it has seen.
-        return {name: self._file.weights.array(path) for name, path in pairs if name != "count"}
+        return {name: self._file.weights.array(path) for name, path in stored.items() if name != "count"}
 
     def _walk(self, layer: KerasLayer, path: str, layers: str) -> None:
         """Note the groups of a layer and of all inside it."""
         path = self._shared.setdefault(layer.shared, path) if layer.shared else path
-        names = _names(layer)
-        held = f"{path}/vars"
-        if names and self._file.weights.has(held):
-            count = len(self._file.weights.members[held])
-            self._stored[layer.place] = tuple(f"{held}/{index}" for index in range(count))
+        weights, held, names = self._file.weights, f"{path}/vars", _names(layer)
+        if names:
+            members = weights.members(held) or []
+            keys = [*names, *members][: len(members)]  # what is too many counts, under any name
+            self._stored[layer.place] = {key: f"{held}/{index}" for index, key in enumerate(keys)}
         for attribute, inner in children(layer):
-            steps = attribute.replace("layers/", f"{layers}/", 1) if attribute.startswith("layers/") else attribute
-            below = f"{path}/{steps}".lstrip("/")
-            if not self._file.weights.has(below) and "/" not in attribute:
+            below = f"{path}/{attribute}"
+            if attribute.startswith("layers/"):
+                below = f"{path}/{layers}/{attribute.removeprefix('layers/')}"
+            elif not weights.members(below.lstrip("/")):
                 below = f"{path}/_{attribute}"  # Keras 2 kept some parts in private attributes
-            self._walk(inner, below, layers)
+            self._walk(inner, below.lstrip("/"), layers)
 
     def _lists(self, model: KerasLayer) -> None:
         """Deal out the lists of an `.h5` file."""
         assert model.network is not None
-        if self._file.weights.names("model_weights/top_level_model_weights", "weight_names"):
-            raise model.refuse("the model has weights outside its layers", AGAIN)
+        weights = self._file.weights
+        others = weights.names("model_weights/top_level_model_weights", "weight_names")
+        model.wrong_if(others, "the model has weights outside its layers")
         for layer in model.network.layers:
-            places, group = [*_trained(layer), *_untrained(layer)], f"model_weights/{layer.name}"
-            listed = self._file.weights.names(group, "weight_names") if self._file.weights.has(group) else []
-            listed = [path for path in listed if path.split("/")[-1].split(":")[0] not in RANDOM]
-            if len(listed) != len(places):
-                wanted = ", ".join(name for _, name in places) or "none"
-                raise layer.refuse(f"the layer has the weights {wanted}; the file holds {len(listed)} for it", AGAIN)
-            found: dict[str, dict[str, str]] = {}
-            for (inner, name), path in zip(places, listed, strict=True):
+            places, group = _in_order(layer), f"model_weights/{layer.name}"
+            paths = [path for path in weights.names(group, "weight_names") if _last(path) not in RANDOM]
+            wanted = ", ".join(name for *_, name in places) or "none"
+            what = f"the layer has the weights {wanted}; the file holds {len(paths)} for it"
+            layer.wrong_if(len(paths) != len(places), what)
+            for (_, inner, name), path in zip(places, paths, strict=True):
                 _check_name(inner, name, path)
-                found.setdefault(inner.place, {})[name] = "/".join(filter(None, f"{group}/{path}".split("/")))
-            for inner in {inner.place: inner for inner, _ in places}.values():
-                self._stored[inner.place] = tuple(found[inner.place][name] for name in _names(inner))
+                path = "/".join(filter(None, f"{group}/{path}".split("/")))
+                self._stored.setdefault(inner.place, {})[name] = path
+
+
+def _last(path: str) -> str:
+    """The name of a weight at the end of its path, without its count."""
+    return path.split("/")[-1].split(":")[0]
 
 
 def _names(layer: KerasLayer) -> Names:
     return VARIABLES[layer.kind](layer) if layer.kind in VARIABLES and not layer.is_operation else ()
 
 
-def _trainable(layer: KerasLayer) -> bool:
-    return layer.config.get("trainable", True) is not False
+def _in_order(layer: KerasLayer) -> list[tuple[bool, KerasLayer, str]]:
+    """Weights of a layer and all inside it, as (never trained, layer, name): those that are trained first. Nothing of a
+    frozen layer is."""
+    frozen = layer.config.get("trainable", True) is False
+    own = [(frozen or name in FIXED, layer, name) for name in _names(layer)]
+    weights = (weight for _, part in children(layer) for weight in _in_order(part))
+    inner = [(frozen or fixed, part, name) for fixed, part, name in weights]
+    return sorted([*own, *inner], key=lambda weight: weight[0])
 
 
-def _trained(layer: KerasLayer) -> Iterator[tuple[KerasLayer, str]]:
-    """Weights of a layer and all inside it that are trained, as (layer, name)."""
-    if _trainable(layer):
-        yield from ((layer, name) for name in _names(layer) if name not in FIXED)
-        for _, inner in children(layer):
-            yield from _trained(inner)
-
-
-def _untrained(layer: KerasLayer) -> Iterator[tuple[KerasLayer, str]]:
-    """The others; of a frozen layer all."""
-    frozen = not _trainable(layer)
-    yield from ((layer, name) for name in _names(layer) if frozen or name in FIXED)
-    for _, inner in children(layer):
-        if frozen:
-            yield from _trained(inner)
-        yield from _untrained(inner)
+_ROLES = words("kernel bias gamma beta moving_mean moving_variance recurrent_kernel alpha")
 
 
 def _check_name(layer: KerasLayer, name: str, path: str) -> None:
     """Refuse a list whose order is not understood: where a stored name is a role's, it must be this one's."""
-    last = path.split("/")[-1].split(":")[0]
-    roles = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance", "recurrent_kernel", "alpha")
-    if last in roles and not (name == last or name.endswith(f"_{last}")):
+    last = _last(path)
+    if last in _ROLES and not (name == last or name.endswith(f"_{last}")):
         what = f"the weights {path[:200]!r} stand where the {name} of {layer.kind} '{layer.name}' should"
         raise ModelError(what, where=layer.file, hint="save the model again with a current Keras, as .keras")

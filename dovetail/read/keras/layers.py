@@ -2,58 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from dovetail.ir.operators.activation import UnaryKind
-from dovetail.ir.operators.base import Operator, Padding2d
+from dovetail.ir.operators.base import Padding2d, SlidingWindow
 from dovetail.ir.operators.elementwise import BinaryKind
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Gather, Resample
-from dovetail.ir.operators.reduction import Normalise, Reduce, ReduceKind
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.movement import Gather
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Normalise, Reduce, ReduceKind
 from dovetail.ir.types import Array, DType, Shape
-from dovetail.read.geometry import Pair, ResizeAxis, same_border, spans
-from dovetail.read.keras.layer import AGAIN, SMALLER, KerasLayer
+from dovetail.read.geometry import Pair, ResizeAxis
+from dovetail.read.keras.layer import KerasLayer, listed
 from dovetail.read.keras.operations import activated
 from dovetail.read.keras.values import Importer, KerasValues
-from dovetail.read.values import MAX_PLACES
+from dovetail.read.values import MAX_PLACES, Value, words
 
 EPSILON = 1e-12
 """Smallest length UnitNormalization divides by."""
 
 
-def _pair(layer: KerasLayer, key: str, rank: int, default: int = 1) -> Pair:
-    """A setting of one positive number per image axis, as rows and columns."""
-    found = layer.wholes(key, rank, default, low=1)
-    return (1, found[0]) if rank == 1 else (found[0], found[1])
-
-
-def _padding(layer: KerasLayer, sizes: Shape, span: Shape, stride: Shape, causal: bool = False) -> Padding2d:
-    """The border that the setting `padding` adds around rows and columns `sizes`."""
-    mode = layer.choice("padding", "valid", ("valid", "same", "causal") if causal else ("valid", "same"))
-    if mode == "valid":
-        return (0, 0), (0, 0)
-    if mode == "causal":
-        return (0, 0), (span[1] - 1, 0)
-    rows, columns = map(same_border, sizes, span, stride)
-    return rows, columns
-
-
-def _bias(v: KerasValues, channels: int) -> list[str]:
-    bias = v.optional("bias", [channels])
-    return [] if bias is None else [v.constant(bias, "bias")]
-
-
-def dense(v: KerasValues) -> str:
+def dense(v: KerasValues) -> Value:
     """Dense: over the last axis."""
-    x, units = v.one(), v.layer.whole("units", low=1)
-    if v.layer.get("lora_rank") is not None:
-        raise v.refuse("LoRA weights are not supported", "merge them, and save again")
-    kernel = v.weight("kernel", [v.shape(x)[-1], units])
-    operands = [x, v.constant(kernel.T, "kernel"), *_bias(v, units)]
-    return activated(v, v.add(FullyConnected(), operands, "product"))
+    x, units = v.one(), v.layer.whole("units")
+    lora = v.layer.get("lora_rank") is not None
+    v.refuse_if(lora, "LoRA weights are not supported", "merge them, and save again")
+    kernel = v.weight("kernel", [x.shape[-1], units])
+    return activated(v, v.dense(x, v.constant(kernel.T, "kernel"), *v.bias(units), suffix="product"))
 
 
 def _ohwi(kernel: Array) -> Array:
@@ -61,303 +39,245 @@ def _ohwi(kernel: Array) -> Array:
     return (kernel[None] if kernel.ndim == 3 else kernel).transpose(3, 0, 1, 2)
 
 
-def _rank(layer: KerasLayer) -> int:
-    """How many image axes a layer works on, as its name says."""
-    return 1 if "1D" in layer.kind else 2
+def _window(v: KerasValues) -> SlidingWindow:
+    return SlidingWindow(v.pair("kernel_size"), v.pair("strides"), v.pair("dilation_rate"))
 
 
-def _windows(layer: KerasLayer, rank: int) -> list[Pair]:
-    """Taps, stride and dilation."""
-    return [_pair(layer, key, rank) for key in ("kernel_size", "strides", "dilation_rate")]
+Convolution = type[Conv2d] | type[DepthwiseConv2d]
 
 
-def _convolved(v: KerasValues, operator: Operator, operands: list[str], rank: int) -> str:
+def _convolved(v: KerasValues, kind: Convolution, image: Value, window: SlidingWindow, *constants: Value) -> Value:
     """The convolution in the layer's own order, activated."""
-    return activated(v, v.restored(v.add(operator, operands, "sum"), rank))
+    operands = [v.bordered(image, window.padding), *constants]
+    return activated(v, v.restored(v.add(kind(window.stride, window.dilation), operands, "sum")))
 
 
-def convolution(v: KerasValues) -> str:
+def convolution(v: KerasValues) -> Value:
     """Conv1D, Conv2D; as many groups as channels make it depthwise."""
-    layer, rank = v.layer, _rank(v.layer)
-    image = v.image(rank)
-    channels, filters, groups = v.shape(image)[3], layer.whole("filters", low=1), layer.whole("groups", 1, low=1)
-    if channels % groups or filters % groups:
-        raise v.refuse(f"{groups} groups do not divide {channels} channels and {filters} filters", AGAIN)
-    taps, stride, dilation = _windows(layer, rank)
-    kernel = v.weight("kernel", [*taps[2 - rank :], channels // groups, filters])
-    border = _padding(layer, v.shape(image)[1:3], spans(taps, dilation), stride, causal=rank == 1)
-    operator: Operator = Conv2d(stride, dilation)
-    weights = _ohwi(kernel)
-    if groups == channels > 1:
-        operator, weights = DepthwiseConv2d(stride, dilation), kernel.reshape(1, *taps, filters)
-    operands = [v.bordered(image, border), v.constant(weights, "kernel"), *_bias(v, filters)]
-    return _convolved(v, operator, operands, rank)
+    image, filters, groups = v.image(), v.layer.whole("filters"), v.layer.whole("groups", 1)
+    channels = image.shape[3]
+    odd = channels % groups or filters % groups
+    v.wrong_if(odd, f"{groups} groups do not divide {channels} channels and {filters} filters")
+    window = _window(v)
+    kernel = v.weight("kernel", [*window.kernel[2 - v.image_axes :], channels // groups, filters])
+    window, depthwise = v.padded(window, image, v.image_axes == 1), groups == channels > 1
+    weights = v.constant(kernel.reshape(1, *window.kernel, filters) if depthwise else _ohwi(kernel), "kernel")
+    return _convolved(v, DepthwiseConv2d if depthwise else Conv2d, image, window, weights, *v.bias(filters))
 
 
-def _depthwise(v: KerasValues, image: str, name: str, rank: int) -> tuple[Operator, list[str]]:
-    """A depthwise convolution and its operands without bias."""
-    channels, multiplier = v.shape(image)[3], v.layer.whole("depth_multiplier", 1, low=1)
-    taps, stride, dilation = _windows(v.layer, rank)
-    kernel = v.weight(name, [*taps[2 - rank :], channels, multiplier])
-    border = _padding(v.layer, v.shape(image)[1:3], spans(taps, dilation), stride, causal=rank == 1)
-    weights = kernel.reshape(1, *taps, channels * multiplier)
-    return DepthwiseConv2d(stride, dilation), [v.bordered(image, border), v.constant(weights, name)]
+def _depthwise(v: KerasValues, image: Value, name: str) -> tuple[SlidingWindow, Value]:
+    """The window of a depthwise convolution, and its weights."""
+    channels, multiplier, window = image.shape[3], v.layer.whole("depth_multiplier", 1), _window(v)
+    kernel = v.weight(name, [*window.kernel[2 - v.image_axes :], channels, multiplier])
+    weights = kernel.reshape(1, *window.kernel, channels * multiplier)
+    return v.padded(window, image, v.image_axes == 1), v.constant(weights, name)
 
 
-def depthwise(v: KerasValues) -> str:
+def depthwise(v: KerasValues) -> Value:
     """DepthwiseConv1D, DepthwiseConv2D."""
-    rank = _rank(v.layer)
-    image = v.image(rank)
-    v.layer.read.update(("groups", "filters"))  # follow from the channels
-    operator, operands = _depthwise(v, image, "kernel", rank)
-    return _convolved(v, operator, [*operands, *_bias(v, v.shape(operands[1])[3])], rank)
+    image = v.image()
+    v.layer.ignore("groups", "filters")  # follow from the channels
+    window, weights = _depthwise(v, image, "kernel")
+    return _convolved(v, DepthwiseConv2d, image, window, weights, *v.bias(weights.shape[3]))
 
 
-def separable(v: KerasValues) -> str:
+def separable(v: KerasValues) -> Value:
     """SeparableConv1D, SeparableConv2D: depthwise, then 1x1."""
-    rank = _rank(v.layer)
-    image = v.image(rank)
-    v.layer.read.add("groups")
-    filters = v.layer.whole("filters", low=1)
-    operator, operands = _depthwise(v, image, "depthwise_kernel", rank)
-    deep = v.add(operator, operands, "depthwise")
-    kernel = v.weight("pointwise_kernel", [*(1,) * rank, v.shape(deep)[3], filters])
-    weights = [v.constant(_ohwi(kernel), "pointwise_kernel"), *_bias(v, filters)]
-    return _convolved(v, Conv2d(), [deep, *weights], rank)
+    image, filters = v.image(), v.layer.whole("filters")
+    v.layer.ignore("groups")
+    window, weights = _depthwise(v, image, "depthwise_kernel")
+    operator = DepthwiseConv2d(window.stride, window.dilation)
+    deep = v.add(operator, [v.bordered(image, window.padding), weights], "depthwise")
+    kernel = v.weight("pointwise_kernel", [*(1,) * v.image_axes, deep.shape[3], filters])
+    pointwise = v.constant(_ohwi(kernel), "pointwise_kernel")
+    return _convolved(v, Conv2d, deep, SlidingWindow((1, 1)), pointwise, *v.bias(filters))
 
 
 def _transposed_border(layer: KerasLayer, span: int, stride: int, extra: int | None) -> Pair:
     """Zeros before and after a stretched axis, so that a window of `span` gives the transposed convolution
     (keras/src/backend/common/backend_utils.py)."""
-    if layer.choice("padding", "valid", ("valid", "same")) == "valid":
+    if layer.choice("padding", "valid", "valid", "same") == "valid":
         return span - 1, span - 1 + (max(span, stride) - span if extra is None else extra)
     total = stride + span - 2 if extra is None else span + span % 2 - 2 + extra
     lead = min(total // 2 + total % 2, span - 1)
     return lead, total - lead
 
 
-def transposed(v: KerasValues) -> str:
+def transposed(v: KerasValues) -> Value:
     """Conv1DTranspose, Conv2DTranspose: a convolution of the image with zeros between its elements. Unlike one that
     gives all phases of the stride, it stays one layer that a normalisation behind it is folded into."""
-    layer, rank = v.layer, _rank(v.layer)
-    image = v.image(rank)
-    (batch, height, width, channels), filters = v.shape(image), layer.whole("filters", low=1)
-    taps, stride, dilation = _windows(layer, rank)
-    kernel = v.weight("kernel", [*taps[2 - rank :], filters, channels])
-    given = layer.get("output_padding")
-    extra = [None, None] if given is None else [None] * (2 - rank) + list(layer.wholes("output_padding", rank))
-    top, left = (_transposed_border(layer, *sides) for sides in zip(spans(taps, dilation), stride, extra, strict=True))
-    v.check_shape((batch, height * stride[0], width * stride[1], channels))
-    padded = v.bordered(v.stretched(image, stride), ((0, 0), left) if rank == 1 else (top, left))
-    turned = (kernel[None] if rank == 1 else kernel)[::-1, ::-1].transpose(2, 0, 1, 3)
-    operands = [padded, v.constant(turned, "kernel"), *_bias(v, filters)]
-    return _convolved(v, Conv2d((1, 1), dilation), operands, rank)
+    layer, rank, image = v.layer, v.image_axes, v.image()
+    filters, window = layer.whole("filters"), _window(v)
+    kernel = v.weight("kernel", [*window.kernel[2 - rank :], filters, image.shape[3]])
+    extra: list[int | None] = [None, None]
+    if layer.get("output_padding") is not None:
+        extra[2 - rank :] = layer.wholes("output_padding", rank, low=0)
+    sides = zip(window.span, window.stride, extra, strict=True)
+    top, left = (_transposed_border(layer, *side) for side in sides)
+    stretched = v.stretched(image, window.stride)
+    turned = _ohwi(kernel)[:, ::-1, ::-1].transpose(3, 1, 2, 0)
+    window = SlidingWindow(window.kernel, dilation=window.dilation, padding=((0, 0) if rank == 1 else top, left))
+    return _convolved(v, Conv2d, stretched, window, v.constant(turned, "kernel"), *v.bias(filters))
 
 
-Pool = Callable[..., Operator]
+Pool = type[AveragePool2d] | type[MaxPool2d]
 
 
-def pool(kind: Pool, rank: int) -> Importer:
-    """The importer of a pool over windows; border elements of padding "same" take no part, as in Keras."""
-
-    def build(v: KerasValues) -> str:
-        image = v.image(rank)
-        kernel = _pair(v.layer, "pool_size", rank, 2)
-        stride = _pair(v.layer, "strides", rank) if v.layer.get("strides") is not None else kernel
-        border = _padding(v.layer, v.shape(image)[1:3], kernel, stride)
-        return v.restored(v.add(kind(kernel, stride, border), [image], "pool"), rank)
-
-    return build
+def pool(v: KerasValues, kind: Pool) -> Value:
+    """Pools over windows; border elements of padding "same" take no part, as in Keras."""
+    image, kernel = v.image(), v.pair("pool_size", 2)
+    stride = v.pair("strides") if v.layer.get("strides") is not None else kernel
+    window = v.padded(SlidingWindow(kernel, stride), image)
+    return v.restored(v.add(kind(kernel, stride, window.padding), [image], "pool"))
 
 
-def whole_pool(kind: Pool, rank: int) -> Importer:
-    """The importer of a pool over everything; keepdims leaves the image axes with size 1."""
-
-    def build(v: KerasValues) -> str:
-        image = v.image(rank)
-        batch, height, width, channels = v.shape(image)
-        pooled = v.add(kind((height, width), (height, width)), [image], "pool")
-        keep = v.layer.flag("keepdims", False)
-        return v.restored(pooled, rank) if keep else v.reshape(pooled, (batch, channels), "row")
-
-    return build
+def whole_pool(v: KerasValues, kind: Pool) -> Value:
+    """Pools over everything; keepdims leaves the image axes with size 1."""
+    image = v.image()
+    batch, height, width, channels = image.shape
+    pooled = v.add(kind((height, width), (height, width)), [image], "pool")
+    return v.restored(pooled) if v.layer.flag("keepdims") else v.shaped(pooled, (batch, channels), "row")
 
 
-def merge(kind: BinaryKind, mean: bool = False) -> Importer:
-    """The importer of a function of several values, taken from the left; `mean` divides by their number. They broadcast
-    as in numpy, but axes of size 1 come behind the batch where one has fewer."""
-
-    def build(v: KerasValues) -> str:
-        v.check_named()
-        values = v.call.tensors()
-        if not values or (kind is BinaryKind.SUBTRACT and len(values) != 2):
-            raise v.refuse(f"is called with {len(values)} values", AGAIN)
-        values = [v.real(value) for value in values]
-        shapes = [v.shape(value) for value in values]
-        rank = max(map(len, shapes))
-        whole = [(*shape[:1], *(1,) * (rank - len(shape)), *shape[1:]) for shape in shapes]
-        aligned = [v.reshape(value, shape, "aligned") for value, shape in zip(values, whole, strict=True)]
-        return v.folded(kind, aligned, mean, "merged")
-
-    return build
-
-
-def concatenate(v: KerasValues) -> str:
-    """Concatenate."""
-    values = v.call.tensors()
+def merge(v: KerasValues, kind: BinaryKind, mean: bool = False) -> Value:
+    """A function of several values, taken from the left; `mean` divides by their number. They broadcast as in numpy,
+    but axes of size 1 come behind the batch where one has fewer."""
     v.check_named()
-    if not values:
-        raise v.refuse("is called without values", AGAIN)
-    if len({v.type_of(value).dtype for value in values}) > 1:
-        values = [v.real(value) for value in values]
-    (axis,) = v.layer.axes("axis", len(v.shape(values[0])), -1)
-    return v.joined(values, axis)
+    values = v.call.all(Value)
+    v.wrong_if(not values or (kind is BinaryKind.SUBTRACT and len(values) != 2), f"is called with {len(values)} values")
+    values = [*map(v.real, values)]
+    rank = max(value.rank for value in values)
+    wide = [(*value.shape[:1], *(1,) * (rank - value.rank), *value.shape[1:]) for value in values]
+    aligned = [v.shaped(value, shape, "aligned") for value, shape in zip(values, wide, strict=True)]
+    return v.folded(kind, aligned, mean, "merged")
 
 
-def embedding(v: KerasValues) -> str:
+def concatenate(v: KerasValues) -> Value:
+    """Concatenate."""
+    v.check_named()
+    values = v.several(real=False)
+    (axis,) = v.layer.axes("axis", values[0].rank)
+    return v.concat(values, axis, "joined")
+
+
+def embedding(v: KerasValues) -> Value:
     """Embedding: rows of a table by integers."""
     x = v.one(real=False)
-    if v.layer.flag("mask_zero", False):
-        raise v.refuse("mask_zero is set: masks are not supported", "make the model without a mask")
-    if v.type_of(x).dtype not in (DType.INT32, DType.INT64):
-        raise v.refuse(f"looks up {v.type_of(x)}", "give the model an Input of dtype='int32'")
-    table = v.weight("embeddings", [v.layer.get("input_dim"), v.layer.whole("output_dim", low=1)])
+    v.refuse_if(v.layer.flag("mask_zero"), "mask_zero is set: masks are not supported", "make the model without a mask")
+    if x.dtype not in (DType.INT32, DType.INT64):
+        raise v.refuse(f"looks up {x.type}", "give the model an Input of dtype='int32'")
+    table = v.weight("embeddings", [v.layer.get("input_dim"), v.layer.whole("output_dim")])
     return v.add(Gather(0), [v.constant(table, "embeddings"), x], "rows")
 
 
-def identity(v: KerasValues) -> str:
+def identity(v: KerasValues) -> Value:
     """Layers that do nothing at inference, whatever their settings: dropout, noise, augmentation, regularisation."""
-    v.layer.read.update(key for key in v.layer.config if v.layer.kind.startswith("Random") or key == "data_format")
+    v.layer.ignore(*(key for key in v.layer.config if v.layer.kind.startswith("Random") or key == "data_format"))
     return v.one(real=False)
 
 
-def flatten(v: KerasValues) -> str:
+def flatten(v: KerasValues) -> Value:
     """Flatten; channels_first puts the channels last before."""
     x = v.one(real=False)
-    if v.layer.first_channels() and len(v.shape(x)) > 2:
+    if v.layer.channels_first and x.rank > 2:
         x = v.channels_last(x)
-    shape = v.shape(x)
-    return v.reshape(x, (shape[0], prod(shape[1:])), "flat")
+    batch, *sizes = x.shape
+    return v.shaped(x, (batch, prod(sizes)), "flat")
 
 
-def reshape(v: KerasValues) -> str:
+def reshape(v: KerasValues) -> Value:
     """Reshape of everything but the batch."""
     x = v.one(real=False)
-    wanted, (batch, *sizes) = v.layer.get("target_shape", ()), v.shape(x)
-    if not isinstance(wanted, list | tuple):
-        raise v.refuse("target_shape is no list", AGAIN)
-    return v.reshape(x, (batch, *v.layer.full_shape(wanted, prod(sizes))), "shaped")
+    wanted, (batch, *sizes) = v.layer.get("target_shape", ()), x.shape
+    v.wrong_if(not isinstance(wanted, list | tuple), "target_shape is no list")
+    return v.shaped(x, (batch, *v.full_shape(wanted, prod(sizes))), "shaped")
 
 
-def permute(v: KerasValues) -> str:
+def permute(v: KerasValues) -> Value:
     """Permute: axes counted from 1, the batch stays."""
     x = v.one(real=False)
-    return v.transpose(x, (0, *v.layer.wholes("dims", len(v.shape(x)) - 1, low=1)), "permuted")
+    return v.ordered(x, (0, *v.layer.wholes("dims", x.rank - 1)), "permuted")
 
 
-def repeat_vector(v: KerasValues) -> str:
+def repeat_vector(v: KerasValues) -> Value:
     """RepeatVector: [N, C] to [N, n, C]."""
-    x, count = v.one(real=False), v.layer.whole("n", low=1)
-    shape = v.shape(x)
-    if len(shape) != 2:
-        raise v.refuse(f"repeats vectors, its operand is {v.type_of(x)}")
-    v.check_shape((*shape, count))
-    row = v.reshape(x, (shape[0], 1, shape[1]), "row")
-    return v.pick(row, [range(shape[0]), [0] * min(count, MAX_PLACES + 1), range(shape[1])], "repeated")
+    x, times = v.one(real=False), v.layer.whole("n")
+    v.refuse_if(x.rank != 2, f"repeats vectors, its operand is {x.type}")
+    batch, channels = x.shape
+    row = v.shaped(x, (batch, 1, channels), "row")
+    return v.pick(row, [range(batch), [0] * min(times, MAX_PLACES + 1), range(channels)], "repeated")
 
 
 def _sides(layer: KerasLayer, key: str, rank: int) -> Padding2d:
     """A border: one number, one for each axis, or two for each axis."""
     found = layer.get(key, 1)
-    listed = list(found) if isinstance(found, list | tuple) else [found] * rank
-    if rank == 1:
-        listed = [listed if isinstance(found, list | tuple) else [found, found]]
-    sides = [list(entry) if isinstance(entry, list | tuple) else [entry, entry] for entry in listed]
-    if len(sides) != rank or any(len(entry) != 2 for entry in sides):
-        raise layer.refuse(f"the setting {key} = {str(found)[:80]} is no border", AGAIN)
-    if any(type(size) is not int or not 0 <= size < 1 << 20 for entry in sides for size in entry):
-        raise layer.refuse(f"the setting {key} = {str(found)[:80]} must be integers of at least 0", AGAIN)
+    sides = [listed(entry, 2) for entry in (listed(found, 2) if rank == 2 else [found])]
+    layer.unfit(len(sides) != rank or any(len(entry) != 2 for entry in sides), key, found, "is no border")
+    odd = any(type(size) is not int or not 0 <= size < 1 << 20 for entry in sides for size in entry)
+    layer.unfit(odd, key, found, "must be integers of at least 0")
     (top, bottom), (left, right) = sides if rank == 2 else ([0, 0], sides[0])
     return (top, bottom), (left, right)
 
 
-def zero_padding(v: KerasValues) -> str:
+def zero_padding(v: KerasValues) -> Value:
     """ZeroPadding1D, ZeroPadding2D."""
-    rank = _rank(v.layer)
-    return v.restored(v.bordered(v.image(rank), _sides(v.layer, "padding", rank)), rank)
+    return v.restored(v.bordered(v.image(), _sides(v.layer, "padding", v.image_axes)))
 
 
-def cropping(v: KerasValues) -> str:
+def cropping(v: KerasValues) -> Value:
     """Cropping1D, Cropping2D."""
-    rank = _rank(v.layer)
-    image = v.image(rank)
-    (top, bottom), (left, right) = _sides(v.layer, "cropping", rank)
-    if top + bottom >= v.shape(image)[1] or left + right >= v.shape(image)[2]:
-        raise v.refuse(f"crops everything of {v.type_of(image)}", AGAIN)
-    return v.restored(v.bordered(image, ((-top, -bottom), (-left, -right))), rank)
+    image, ((top, bottom), (left, right)) = v.image(), _sides(v.layer, "cropping", v.image_axes)
+    return v.restored(v.bordered(image, ((-top, -bottom), (-left, -right))))
 
 
-def up_sampling(v: KerasValues) -> str:
+def up_sampling(v: KerasValues) -> Value:
     """UpSampling1D, UpSampling2D: elements repeated, or weighted sums of neighbours."""
-    rank, layer = _rank(v.layer), v.layer
-    image = v.image(rank)
-    factors = (1, layer.whole("size", 2, low=1)) if rank == 1 else layer.wholes("size", 2, 2, low=1)
-    mode = layer.choice("interpolation", "nearest", ("nearest", "bilinear"))
-    (_, height, width, _) = v.shape(image)
-    return v.restored(_resized(v, image, (height * factors[0], width * factors[1]), mode), rank)
+    image, layer = v.image(), v.layer
+    down, right = (1, layer.whole("size", 2)) if v.image_axes == 1 else layer.wholes("size", 2, 2)
+    _, height, width, _ = image.shape
+    return _resized(v, image, (height * down, width * right), "nearest")
 
 
-def resizing(v: KerasValues) -> str:
+def resizing(v: KerasValues) -> Value:
     """Resizing to a fixed size."""
-    image = v.image(2)
+    image = v.image()
     for key in ("crop_to_aspect_ratio", "pad_to_aspect_ratio", "antialias"):
-        if v.layer.flag(key, False):
-            raise v.refuse(f"the setting {key} is not supported")
-    v.layer.read.update(("fill_mode", "fill_value"))  # concern pad_to_aspect_ratio only
-    mode = v.layer.choice("interpolation", "bilinear", ("nearest", "bilinear"))
-    return v.restored(_resized(v, image, (v.layer.whole("height", low=1), v.layer.whole("width", low=1)), mode), 2)
+        v.refuse_if(v.layer.flag(key), f"the setting {key} is not supported")
+    v.layer.ignore("fill_mode", "fill_value")  # concern pad_to_aspect_ratio only
+    return _resized(v, image, None, "bilinear")
 
 
-def _resized(v: KerasValues, image: str, sizes: Pair, mode: str) -> str:
-    """An NHWC image of another size; pixels are taken at their centres."""
-    batch, height, width, channels = v.shape(image)
-    if max(sizes) > MAX_PLACES:
-        raise v.refuse(f"gives {max(sizes)} rows or columns; the limit is {MAX_PLACES}", SMALLER)
-    v.check_shape((batch, *sizes, channels))
-    axes = [
-        ResizeAxis(have, want, want / have, "half_pixel") for have, want in zip((height, width), sizes, strict=True)
-    ]
+def _resized(v: KerasValues, image: Value, sizes: Pair | None, default: str) -> Value:
+    """An image of another size, by default what the layer says; pixels are taken at their centres."""
+    mode = v.layer.choice("interpolation", default, "nearest", "bilinear")
+    sizes = sizes or (v.layer.whole("height"), v.layer.whole("width"))
+    batch, height, width, channels = image.shape
+    v.check_places(max(sizes))
+    pairs = zip((height, width), sizes, strict=True)
+    axes = [ResizeAxis(have, want, want / have, "half_pixel") for have, want in pairs]
     if mode == "nearest":
-        rows, columns = (axis.nearest("round_prefer_ceil") for axis in axes)
-        return v.pick(image, [range(batch), rows, columns, range(channels)], "resized")
+        places = [axis.nearest("round_prefer_ceil") for axis in axes]
+        return v.restored(v.pick(image, [range(batch), *places, range(channels)], "resized"))
     changed = {number: axis for number, axis in enumerate(axes, 1) if axis.result != axis.size}
-    operands = [image]
-    for axis in changed.values():
-        places, weights = axis.taps(False, 0.0, False, False)
-        operands += [v.constant(places, "places"), v.constant(weights, "weights")]
-    return v.add(Resample(tuple(changed)), operands, "resized") if changed else image
+    taps = {number: axis.taps(False, 0.0, False, False) for number, axis in changed.items()}
+    return v.restored(v.resampled(image, taps, "resized"))
 
 
-def center_crop(v: KerasValues) -> str:
+def center_crop(v: KerasValues) -> Value:
     """CenterCrop of an image that is large enough."""
-    image = v.image(2)
-    sizes = v.layer.whole("height", low=1), v.layer.whole("width", low=1)
+    image, sizes = v.image(), [v.layer.whole("height"), v.layer.whole("width")]
     border = []
-    for have, want in zip(v.shape(image)[1:3], sizes, strict=True):
-        if have < want:
-            raise v.refuse(f"crops {v.type_of(image)} to {list(sizes)}, which is larger", AGAIN)
+    for have, want in zip(image.shape[1:3], sizes, strict=True):
+        v.wrong_if(have < want, f"crops {image.type} to {sizes}, which is larger")
         lead = (have - want) // 2
         border.append((-lead, want + lead - have))
-    return v.restored(v.bordered(image, (border[0], border[1])), 2)
+    return v.restored(v.bordered(image, (border[0], border[1])))
 
 
-def rescaling(v: KerasValues) -> str:
+def rescaling(v: KerasValues) -> Value:
     """Rescaling: x * scale + offset, of integers too; each one number or one for each channel."""
     x = v.one()
-    scale, offset = (_vector(v, key, default) for key, default in (("scale", 1.0), ("offset", 0.0)))
-    for array in (scale, offset):
-        if array.ndim and array.shape != (1,) * array.ndim and array.shape[-1] != v.shape(x)[-1]:
-            raise v.refuse(f"{list(array.shape)} numbers do not fit {v.type_of(x)}", AGAIN)
+    scale, offset = _vector(v, "scale", 1.0), _vector(v, "offset", 0.0)
     if (scale != 1.0).any():
         x = v.times(x, v.constant(scale, "scale"), "scaled")
     return v.plus(x, v.constant(offset, "offset"), "moved") if (offset != 0.0).any() else x
@@ -368,46 +288,43 @@ def _vector(v: KerasValues, key: str, default: float) -> Array:
     if isinstance(found, dict):
         found = found.get("value")
     array = v.numbers(found)
-    if array.ndim > 1:
-        raise v.refuse(f"the setting {key} = {str(found)[:80]} must be one number, or one for each channel", AGAIN)
+    v.layer.unfit(array.ndim > 1, key, found, "must be one number, or one for each channel")
     return array
 
 
-def _one_axis(v: KerasValues, x: str) -> int:
+def _one_axis(v: KerasValues, x: Value) -> int:
     """The one axis of the channels."""
-    axes = v.layer.axes("axis", len(v.shape(x)), -1)
-    if len(axes) != 1 or axes[0] == 0:
-        raise v.refuse(f"the axis must be one, and not that of the batch, got {list(axes)}", AGAIN)
+    axes = v.layer.axes("axis", x.rank)
+    v.wrong_if(len(axes) != 1 or axes[0] == 0, f"the axis must be one, and not that of the batch, got {list(axes)}")
     return axes[0]
 
 
-def batch_normalization(v: KerasValues) -> str:
+def batch_normalization(v: KerasValues) -> Value:
     """BatchNormalization at inference: a 1x1 depthwise convolution with constant scale and offset."""
     x = v.one()
     axis = _one_axis(v, x)
-    channels = v.shape(x)[axis]
+    channels = x.shape[axis]
     gamma, beta = (v.optional(name, [channels]) for name in ("gamma", "beta"))
     mean, variance = (v.weight(name, [channels]) for name in ("moving_mean", "moving_variance"))
-    v.layer.read.update(("scale", "center"))
+    v.layer.ignore("scale", "center")
     epsilon = v.layer.number("epsilon", 1e-3)
-    if not (variance + epsilon > 0).all():
-        raise v.refuse("the moving_variance holds negative numbers", AGAIN)
+    v.wrong_if(not (variance + epsilon > 0).all(), "the moving_variance holds negative numbers")
     factor = (1.0 if gamma is None else gamma.astype(np.float64)) / np.sqrt(variance.astype(np.float64) + epsilon)
-    offset = (0.0 if beta is None else beta) - mean * factor
-    order = [*(place for place in range(len(v.shape(x))) if place != axis), axis]
-    last = v.transpose(x, order, "last")
-    shape = v.shape(last)
-    image = last if len(shape) == 4 else v.reshape(last, (shape[0], 1, prod(shape[1:-1]), channels), "image")
+    offset = np.asarray((0.0 if beta is None else beta) - mean * factor, np.float32)
+    order = [*(place for place in range(x.rank) if place != axis), axis]
+    last = v.ordered(x, order, "last")
+    batch, *sizes, _ = shape = last.shape
+    image = last if len(sizes) == 2 else v.shaped(last, (batch, 1, prod(sizes), channels), "image")
     weights = v.constant(factor.astype(np.float32).reshape(1, 1, 1, channels), "factor")
-    operands = [image, weights, v.constant(np.asarray(offset, np.float32), "offset")]
-    result = v.reshape(v.add(DepthwiseConv2d(), operands, "normalised"), shape, "shaped")
-    return v.transpose(result, [order.index(place) for place in range(len(order))], "restored")
+    operands = [image, weights, v.constant(offset, "offset")]
+    result = v.shaped(v.add(DepthwiseConv2d(), operands, "normalised"), shape, "shaped")
+    return v.ordered(result, [order.index(place) for place in range(len(order))], "restored")
 
 
-def _scaled(v: KerasValues, x: str, axes: Sequence[int], gamma: str = "gamma") -> str:
+def _scaled(v: KerasValues, x: Value, axes: Sequence[int], gamma: str = "gamma") -> Value:
     """x * gamma + beta along some axes, either of which may be missing."""
-    shape = v.shape(x)
-    v.layer.read.update(("scale", "center"))
+    shape = x.shape
+    v.layer.ignore("scale", "center")
     for name, kind in ((gamma, BinaryKind.MULTIPLY), ("beta", BinaryKind.ADD)):
         array = v.optional(name, [shape[place] for place in axes])
         if array is not None:
@@ -420,59 +337,104 @@ def _along(shape: Sequence[int], axes: Sequence[int], array: Array) -> Array:
     return array.reshape([size if place in axes else 1 for place, size in enumerate(shape)])
 
 
-def layer_normalization(v: KerasValues) -> str:
+def layer_normalization(v: KerasValues) -> Value:
     """LayerNormalization, RMSNormalization."""
     x, centred = v.one(), v.layer.kind == "LayerNormalization"
-    axes = v.layer.axes("axis", len(v.shape(x)), -1)
-    if v.layer.flag("rms_scaling", False):
-        raise v.refuse("rms_scaling is not supported", "use RMSNormalization")
+    axes = v.layer.axes("axis", x.rank)
+    v.refuse_if(v.layer.flag("rms_scaling"), "rms_scaling is not supported", "use RMSNormalization")
     result = v.normalise(x, axes, Normalise(v.layer.number("epsilon", 1e-3 if centred else 1e-6), centred))
     return _scaled(v, result, axes, "gamma" if centred else "scale")
 
 
-def group_normalization(v: KerasValues) -> str:
+def group_normalization(v: KerasValues) -> Value:
     """GroupNormalization: over everything of a group of channels."""
     x = v.one()
-    shape, axis = v.shape(x), _one_axis(v, x)
+    shape, axis = x.shape, _one_axis(v, x)
     channels, groups = shape[axis], v.layer.whole("groups", 32, low=-1)
     groups = channels if groups == -1 else groups
-    if groups < 1 or channels % groups:
-        raise v.refuse(f"{groups} groups do not divide {channels} channels", AGAIN)
+    v.wrong_if(groups < 1 or channels % groups, f"{groups} groups do not divide {channels} channels")
     apart = (*shape[:axis], groups, channels // groups, *shape[axis + 1 :])
     inner = [place for place in range(1, len(apart)) if place != axis]
-    operator = Normalise(v.layer.number("epsilon", 1e-3))
-    done = v.normalise(v.reshape(x, apart, "groups"), inner, operator)
-    return _scaled(v, v.reshape(done, shape, "joined"), (axis,))
+    done = v.normalise(v.shaped(x, apart, "groups"), inner, Normalise(v.layer.number("epsilon", 1e-3)))
+    return _scaled(v, v.shaped(done, shape, "joined"), (axis,))
 
 
-def unit_length(v: KerasValues, x: str, axes: tuple[int, ...]) -> str:
+def unit_length(v: KerasValues, x: Value, axes: Shape) -> Value:
     """x divided by its length along some axes, which is at least EPSILON."""
     total = v.add(Reduce(ReduceKind.SUM, axes), [v.square(x, "squares")], "sum")
     length = v.unary(UnaryKind.SQUARE_ROOT, total, "length")
     return v.over(x, v.binary(BinaryKind.MAXIMUM, length, v.number(EPSILON, "floor"), "limited"), "unit")
 
 
-def unit_normalization(v: KerasValues) -> str:
+def unit_normalization(v: KerasValues) -> Value:
     """UnitNormalization."""
     x = v.one()
-    return unit_length(v, x, v.layer.axes("axis", len(v.shape(x)), -1))
+    return unit_length(v, x, v.layer.axes("axis", x.rank))
 
 
-def normalization(v: KerasValues) -> str:
+def normalization(v: KerasValues) -> Value:
     """Normalization: (x - mean) / deviation, given or learnt from data."""
     x = v.one()
-    shape = v.shape(x)
-    axes = v.layer.axes("axis", len(shape), -1) if v.layer.get("axis", -1) is not None else ()
+    shape = x.shape
+    axes = v.layer.axes("axis", len(shape)) if v.layer.get("axis", -1) is not None else ()
     sizes = [shape[place] for place in axes]
-    if v.layer.flag("invert", False):
-        raise v.refuse("invert is not supported")
+    v.refuse_if(v.layer.flag("invert"), "invert is not supported")
     found = {}
     for name in ("mean", "variance"):
         given = v.layer.get(name)
         array = v.weight(name, sizes) if given is None else v.numbers(given)
-        if array.size not in (1, prod(sizes)) or (name == "variance" and (array < 0).any()):
-            raise v.refuse(f"the {name} {list(array.shape)} does not fit {v.type_of(x)}", AGAIN)
+        odd = array.size not in (1, prod(sizes)) or (name == "variance" and (array < 0).any())
+        v.wrong_if(odd, f"the {name} {list(array.shape)} does not fit {x.type}")
         found[name] = array if array.size == 1 else _along(shape, axes, array)
     deviation = np.asarray(np.maximum(np.sqrt(found["variance"]), 1e-7), np.float32)
     centred = v.minus(x, v.constant(found["mean"], "mean"), "centred")
     return v.over(centred, v.constant(deviation, "deviation"), "normalised")
+
+
+def _of_dimensions(stem: str, build: Importer) -> dict[str, Importer]:
+    """A layer of one and of two image axes."""
+    return {stem.format(rank): build for rank in (1, 2)}
+
+
+LAYERS: Mapping[str, Importer] = {
+    **dict.fromkeys(
+        words(
+            "ActivityRegularization AlphaDropout Dropout GaussianDropout GaussianNoise Identity SpatialDropout1D "
+            "SpatialDropout2D RandomBrightness RandomContrast RandomFlip RandomRotation RandomTranslation RandomZoom"
+        ),
+        identity,
+    ),
+    **_of_dimensions("AveragePooling{}D", partial(pool, kind=AveragePool2d)),
+    **_of_dimensions("Conv{}D", convolution),
+    **_of_dimensions("Conv{}DTranspose", transposed),
+    **_of_dimensions("Cropping{}D", cropping),
+    **_of_dimensions("DepthwiseConv{}D", depthwise),
+    **_of_dimensions("GlobalAveragePooling{}D", partial(whole_pool, kind=AveragePool2d)),
+    **_of_dimensions("GlobalMaxPooling{}D", partial(whole_pool, kind=MaxPool2d)),
+    **_of_dimensions("MaxPooling{}D", partial(pool, kind=MaxPool2d)),
+    **_of_dimensions("SeparableConv{}D", separable),
+    **_of_dimensions("UpSampling{}D", up_sampling),
+    **_of_dimensions("ZeroPadding{}D", zero_padding),
+    **{kind.name.capitalize(): partial(merge, kind=kind) for kind in (BinaryKind.MAXIMUM, BinaryKind.MINIMUM)},
+    "Add": partial(merge, kind=BinaryKind.ADD),
+    "Average": partial(merge, kind=BinaryKind.ADD, mean=True),
+    "BatchNormalization": batch_normalization,
+    "CenterCrop": center_crop,
+    "Concatenate": concatenate,
+    "Dense": dense,
+    "Embedding": embedding,
+    "Flatten": flatten,
+    "GroupNormalization": group_normalization,
+    "LayerNormalization": layer_normalization,
+    "Multiply": partial(merge, kind=BinaryKind.MULTIPLY),
+    "Normalization": normalization,
+    "Permute": permute,
+    "RMSNormalization": layer_normalization,
+    "RepeatVector": repeat_vector,
+    "Rescaling": rescaling,
+    "Reshape": reshape,
+    "Resizing": resizing,
+    "Subtract": partial(merge, kind=BinaryKind.SUBTRACT),
+    "UnitNormalization": unit_normalization,
+}
+"""Importers of these layers."""

@@ -5,31 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, GraphBuilder, Node
-from dovetail.ir.operators.arithmetic import Dequantize
-from dovetail.ir.operators.base import Operator, Padding2d
+from dovetail.ir.operators.base import Operator, SlidingWindow
 from dovetail.ir.rewrite import drop_identity, merge_reshapes
 from dovetail.ir.rules import Draft, run
 from dovetail.ir.scaling import folding
 from dovetail.ir.types import Array, DType, Shape
-from dovetail.read.keras.layer import (
-    AGAIN,
-    OTHERWISE,
-    SMALLER,
-    KerasCall,
-    KerasLayer,
-    KerasTensor,
-    KerasWeights,
-    leaves,
-)
-from dovetail.read.values import MAX_ELEMENTS, MAX_PLACES, Values
+from dovetail.read.geometry import Pair, same_padding
+from dovetail.read.keras.layer import ADVICE, KerasCall, KerasLayer, KerasWeights, leaves
+from dovetail.read.values import AGAIN, MAX_ELEMENTS, Value, Values
 
 MAX_CALLS = 10_000
 """Most calls of layers in a model, those of models called again counted each time."""
@@ -38,6 +28,7 @@ MAX_CALLS = 10_000
 class KerasValues(Values):
     """The import in progress, as one call of a layer sees it. Values keep Keras's own axis order, mostly NHWC."""
 
+    advice = ADVICE
     layer: KerasLayer
     """The layer being read."""
     call: KerasCall
@@ -46,8 +37,9 @@ class KerasValues(Values):
     def __init__(self, name: str, weights: KerasWeights) -> None:
         self.builder = GraphBuilder(name)
         self.weights = weights
-        self._calls = count(1)
-        self._constants: dict[tuple[str, str, Shape, bytes], str] = {}
+        self.calls = count(1)
+        """Counts the calls of layers."""
+        self._constants: dict[tuple[str, str, Shape, bytes], Value] = {}
         """Graph constants by layer, name, shape and content: a shared layer places its weights once."""
         self._names: Counter[str] = Counter()
         """How often each name of a node has been wanted."""
@@ -60,30 +52,25 @@ class KerasValues(Values):
     def origin(self) -> str:
         return self.layer.origin
 
-    def refuse(self, what: str, hint: str = OTHERWISE) -> ModelError:
-        return self.layer.refuse(what, hint)
-
-    def count_call(self) -> None:
-        """Count a call; refuses models that grow without end."""
-        if next(self._calls) > MAX_CALLS:
-            raise self.refuse(f"the model has more than {MAX_CALLS} calls of layers", SMALLER)
+    @property
+    def where(self) -> str:
+        return self.layer.where
 
     # The graph
 
-    def add(self, operator: Operator, operands: Sequence[str], suffix: str = "", name: str = "") -> str:
+    def add(self, operator: Operator, operands: Sequence[Value], suffix: str = "", name: str = "") -> Value:
         """Add a node; what its type rule rejects is the model's fault."""
         name = name or self.named(suffix)
         number = self._names[name]
         self._names[name] += 1
-        try:
+        with self.refusing():
             value = super().add(operator, operands, name=f"{name}_{number}" if number else name)
-        except ValueError as error:
-            raise self.refuse(str(error)) from error
-        if not 0 < self.type_of(value).elements < MAX_ELEMENTS:
-            raise self.refuse(f"computes {self.type_of(value)}; it must have 1 to {MAX_ELEMENTS} elements", AGAIN)
+        kind = value.type
+        odd = not 0 < kind.elements < MAX_ELEMENTS
+        self.wrong_if(odd, f"computes {kind}; it must have 1 to {MAX_ELEMENTS} elements")
         return value
 
-    def constant(self, array: Array, suffix: str) -> str:
+    def constant(self, array: Array, suffix: str) -> Value:
         """A constant of the layer, once for all its calls."""
         digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
         key = (self.layer.place, suffix, tuple(array.shape), digest)
@@ -91,55 +78,32 @@ class KerasValues(Values):
             self._constants[key] = super().constant(array, suffix)
         return self._constants[key]
 
-    def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse a result of this shape before anything of its size is made."""
-        if not 0 < prod(shape) < MAX_ELEMENTS:
-            raise self.refuse(f"the result {list(shape)} has no elements, or more than {MAX_ELEMENTS}", SMALLER)
-
-    def pick(self, x: str, places: Sequence[Sequence[int]], suffix: str = "picked") -> str:
-        longest = max((len(chosen) for chosen in places), default=0)
-        if longest > MAX_PLACES:
-            raise self.refuse(f"gives {longest} elements along one axis; the limit is {MAX_PLACES}", SMALLER)
-        self.check_shape([len(chosen) for chosen in places])
-        return super().pick(x, places, suffix)
-
-    def bordered(self, image: str, border: Padding2d, filler: float = 0.0, suffix: str = "padded") -> str:
-        if any(size > 0 for sides in border for size in sides):
-            batch, *sizes, channels = self.shape(image)
-            rows, columns = (size + sum(sides) for size, sides in zip(sizes, border, strict=True))
-            self.check_shape((batch, rows, columns, channels))
-        return super().bordered(image, border, filler, suffix)
-
-    def joined(self, values: Sequence[str], axis: int) -> str:
-        """Values one behind the other along an axis counted from the front."""
-        if len({len(self.shape(value)) for value in values}) != 1:
-            listed = ", ".join(str(self.type_of(value)) for value in values)
-            raise self.refuse(f"joins values of different ranks: {listed}", AGAIN)
-        return self.concat(values, axis, "joined")
-
     # What the layer is called with
 
-    def real(self, value: str) -> str:
+    def real(self, value: Value) -> Value:
         """The value as float32: integers are taken as the numbers they are."""
-        if self.type_of(value).dtype is DType.FLOAT32:
-            return value
-        unit, zero = self.constant(np.ones(1, np.float32), "unit"), self.constant(np.zeros(1, np.int32), "zero")
-        return self.add(Dequantize(-1), [value, unit, zero], "real")
+        return value if value.dtype is DType.FLOAT32 else self.as_number(value, "real")
 
-    def one(self, real: bool = True) -> str:
+    def one(self, real: bool = True) -> Value:
         """The one value the layer is called with, float unless said otherwise."""
-        values = self.call.tensors()
-        if len(values) != 1:
-            raise self.refuse(f"is called with {len(values)} values, expected 1", AGAIN)
+        values = self.call.all(Value)
+        self.wrong_if(len(values) != 1, f"is called with {len(values)} values, expected 1")
         self.check_named()
         return self.real(values[0]) if real else values[0]
 
-    def check_named(self, known: Sequence[str] = ()) -> None:
+    def several(self, real: bool = True) -> list[Value]:
+        """The values the layer is called with, one at least; float where they are of several types, or unless said
+        otherwise."""
+        values = self.call.all(Value)
+        self.wrong_if(not values, "is called without values")
+        alike = len({value.dtype for value in values}) == 1
+        return values if alike and not real else [*map(self.real, values)]
+
+    def check_named(self, *known: str) -> None:
         """Refuse arguments by name that mean something."""
         for key, value in self.call.named.items():
-            ignored = key in ("training", "name", *known)
-            set_ = any(isinstance(leaf, KerasTensor) or leaf not in (None, False) for leaf in leaves(value))
-            if set_ and not ignored:
+            is_set = any(isinstance(leaf, Value) or leaf not in (None, False) for leaf in leaves(value))
+            if is_set and key not in ("training", "name", *known):
                 raise self.refuse(f"is called with {key}, which is not supported")
 
     def numbers(self, value: object) -> Array:
@@ -147,54 +111,75 @@ class KerasValues(Values):
         try:
             array = np.asarray(value, dtype=np.float32)
         except (TypeError, ValueError):
-            raise self.refuse(f"the argument {str(value)[:80]} is no number", AGAIN) from None
-        if not np.isfinite(array).all():
-            raise self.refuse("an argument is NaN or infinite", AGAIN)
+            raise self.refuse(f"the argument {value!s:.80} is no number", AGAIN) from None
+        self.wrong_if(not np.isfinite(array).all(), "an argument is NaN or infinite")
         return array
 
     # What it has
 
-    def weight(self, name: str, shape: Sequence[int | None]) -> Array:
-        """A weight of the layer, checked to have `shape` (None for any size)."""
-        array = self.weights.of(self.layer)[name]
-        if len(array.shape) != len(shape) or any(
-            n not in (None, size) for size, n in zip(array.shape, shape, strict=False)
-        ):
-            text = ", ".join("any" if size is None else str(size) for size in shape)
-            raise self.refuse(f"the {name} has the shape {list(array.shape)}, expected [{text}]", AGAIN)
+    def weight(self, name: str, shape: Sequence[int | None] | None = None) -> Array:
+        """A weight of the layer, checked to have `shape` (None for any, or for any size)."""
+        array = self.weights.of(self.layer).get(name)
+        if array is None:
+            raise self.refuse(f"has no weight {name}", AGAIN)
+        wanted = array.shape if shape is None else shape
+        fits = all(n in (None, size) for size, n in zip(array.shape, wanted, strict=False))
+        text = ", ".join("any" if size is None else str(size) for size in wanted)
+        what = f"the {name} has the shape {list(array.shape)}, expected [{text}]"
+        self.wrong_if(len(array.shape) != len(wanted) or not fits, what)
         return array
 
-    def optional(self, name: str, shape: Sequence[int | None]) -> Array | None:
+    def optional(self, name: str, shape: Sequence[int | None] | None = None) -> Array | None:
         """A weight the layer may do without."""
         return self.weight(name, shape) if name in self.weights.of(self.layer) else None
 
+    def bias(self, channels: int) -> list[Value]:
+        """The layer's bias, if it has one, as operands."""
+        bias = self.optional("bias", [channels])
+        return [] if bias is None else [self.constant(bias, "bias")]
+
     # Images
 
-    def image(self, rank: int) -> str:
-        """The value the layer is called with, of `rank` image axes (1 or 2), as NHWC.
+    @property
+    def image_axes(self) -> int:
+        """How many image axes the layer works on, as its name says."""
+        return 1 if "1D" in self.layer.kind else 2
+
+    def image(self) -> Value:
+        """The value the layer is called with as NHWC.
 
         The layer's data_format says the order; one axis becomes columns, in images one row high.
         """
-        x = self.one()
-        if len(self.shape(x)) != rank + 2:
-            raise self.refuse(f"works on {rank + 2} axes, its operand is {self.type_of(x)}")
-        if self.layer.first_channels():
+        x, rank = self.one(), self.image_axes
+        self.refuse_if(x.rank != rank + 2, f"works on {rank + 2} axes, its operand is {x.type}")
+        if self.layer.channels_first:
             x = self.channels_last(x)
-        batch, *sizes, channels = self.shape(x)
-        return x if rank == 2 else self.reshape(x, (batch, 1, sizes[0], channels), "image")
+        batch, *sizes, channels = x.shape
+        return x if rank == 2 else self.shaped(x, (batch, 1, sizes[0], channels), "image")
 
-    def restored(self, image: str, rank: int) -> str:
-        """The NHWC result of the layer in the order its data_format says, with `rank` image axes."""
-        batch, _, columns, channels = self.shape(image)
-        if rank == 1:
-            image = self.reshape(image, (batch, columns, channels), "row")
-        return self.channels_first(image) if self.layer.first_channels() else image
+    def restored(self, image: Value) -> Value:
+        """The NHWC result of the layer in the order its data_format says."""
+        batch, _, columns, channels = image.shape
+        if self.image_axes == 1:
+            image = self.shaped(image, (batch, columns, channels), "row")
+        return self.channels_first(image) if self.layer.channels_first else image
+
+    def pair(self, key: str, default: int = 1) -> Pair:
+        """A setting of one positive number per image axis, as rows and columns."""
+        found = self.layer.wholes(key, self.image_axes, default)
+        return (1, found[0]) if len(found) == 1 else (found[0], found[1])
+
+    def padded(self, window: SlidingWindow, image: Value, causal: bool = False) -> SlidingWindow:
+        """The window with what the setting `padding` adds around an image."""
+        mode = self.layer.choice("padding", "valid", "valid", "same", *(["causal"] if causal else []))
+        if mode == "same":
+            return replace(window, padding=same_padding(window, image.shape[1:3]))
+        return replace(window, padding=((0, 0), (window.span[1] - 1, 0))) if mode == "causal" else window
 
 
 Importer = Callable[[KerasValues], Any]
 """Adds a layer's nodes and gives the name of its value, or a tuple of them; raises ModelError for what it cannot
 honour."""
-
 
 _FOLDED = folding()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -13,15 +14,16 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.onnx_file import USER_DOMAIN, from_written
 from dovetail.ir.operators.activation import UnaryKind
 from dovetail.ir.operators.arithmetic import Clip
-from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
+from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Select
 from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import CumSum, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.read.onnx import linear, movement, quantised, windows
-from dovetail.read.onnx.file import Constant, OnnxNode, Tell, element_type, read_onnx, wrap
-from dovetail.read.onnx.values import AGAIN, Importer, OnnxValues, fold
+from dovetail.read.onnx.file import Constant, Tell, element_type, read_onnx, wrap
+from dovetail.read.onnx.values import Importer, OnnxValues, fold
 from dovetail.read.user import ADVICE, add_user, by_onnx_name
+from dovetail.read.values import Value
 
 
 def load_onnx(
@@ -49,78 +51,66 @@ def load_onnx(
         hint = "export the model again, with its inputs and outputs"
         raise ModelError("the model has no inputs or no outputs", where=file_name, hint=hint)
     for entry, kind in v.file.inputs:
-        v.values[entry] = v.builder.input(entry, kind)
+        v.values[entry] = v.graph_input(entry, kind)
     own = by_onnx_name(operators)
     for op in v.file.nodes:
         found = v.again(op=op, read=set(), called=set())
-        if (op.domain, op.op_type) in own:
-            _import_user(found, own[op.domain, op.op_type])
-        else:
-            _import(found, op)
-    return v.builder.finish([_output(v, position, tell) for position in range(len(v.file.outputs))])
+        with found.refusing():
+            if (op.domain, op.op_type) in own:
+                _import_user(found, own[op.domain, op.op_type])
+            else:
+                _import(found)
+    return v.finished([_output(v, position, tell) for position in range(len(v.file.outputs))])
 
 
-def _output(v: OnnxValues, position: int, tell: Tell) -> str:
+def _output(v: OnnxValues, position: int, tell: Tell) -> Value:
     """The graph value of an output, checked against its declaration."""
     name, declared = v.file.outputs[position]
     value = v.values.get(name)
     if value is None or v.fixed(value):
         hint = "take this output out of the model, or export it again"
         raise ModelError(f"output {name!r} is a constant or never computed", where=v.file.name, hint=hint)
-    found = v.type_of(value)
+    found = value.type
     if declared is not None and declared.shape == found.shape and declared.dtype is not found.dtype:
         tell(f"{v.file.name}: output {name!r} is {found}, the model declares {declared.dtype.text}")
     elif declared is not None and declared != found:
-        what = f"output {name!r} is {v.type_of(value)}, the model declares {declared}"
+        what = f"output {name!r} is {value.type}, the model declares {declared}"
         hint = "correct the declared type, for instance with onnx.shape_inference, or export the model again"
         raise ModelError(what, where=v.file.name, hint=hint)
     return value
 
 
-def _import(v: OnnxValues, op: OnnxNode) -> None:
-    """Import one operator; what its type rule rejects is the model's fault."""
-    if not any(op.outputs) or (not op.outputs[0] and op.op_type not in LATER_RESULTS):
-        raise v.refuse("has no first result", AGAIN)
+def _import(v: OnnxValues) -> None:
+    """Import one operator."""
+    op = v.op
+    v.wrong_if(not any(op.outputs) or (not op.outputs[0] and op.op_type not in LATER_RESULTS), "has no first result")
     if fold(v):
         return
     importer = IMPORTERS.get((op.domain, op.op_type))
     if importer is None:
         known = ", ".join(sorted(name for domain, name in IMPORTERS if domain == op.domain)) or "none"
-        domain = op.domain or "ai.onnx"
-        what = f"the operator {op.op_type} of the domain {domain} is not supported"
+        what = f"the operator {op.op_type} of the domain {op.domain or 'ai.onnx'} is not supported"
         raise v.refuse(f"{what}; supported there are {known}", ADVICE)
-    try:
-        value = importer(v)
-        if value is not None:
-            v.bind(value)
-    except ValueError as error:
-        raise v.refuse(str(error)) from error
-    ignored = sorted(set(op.attributes) - v.read)
-    if ignored:
-        raise v.refuse(f"the attribute {ignored[0]} = {op.attributes[ignored[0]]} is not supported")
+    value = importer(v)
+    if value is not None:
+        v.bind(value)
+    for name in sorted(set(op.attributes) - v.read):
+        raise v.refuse(f"the attribute {name} = {op.attributes[name]} is not supported")
 
 
 def _import_user(v: OnnxValues, kind: type[UserOperator]) -> None:
     """Import an operator of the user's own, or a bundled one."""
     op = v.op
-    if not op.outputs or not all(op.outputs):
-        raise v.refuse("leaves out one of its results", AGAIN)
+    v.wrong_if(not op.outputs or not all(op.outputs), "leaves out one of its results")
     if op.domain == USER_DOMAIN:
-        try:
-            v.values[op.outputs[0]] = v.add(from_written(kind, op.attributes), v.operands)
-        except ValueError as error:
-            raise v.refuse(str(error)) from error
+        v.values[op.outputs[0]] = v.add(from_written(kind, op.attributes), v.operands)
         return
     count = len(op.inputs) if kind.taken is None else kind.taken
-    attributes = {name: v.attribute(name, None) for name in op.attributes}
-    attributes = {name: value.array if isinstance(value, Constant) else value for name, value in attributes.items()}
-    try:
-        operands = [v.value(position) for position in range(count)]
-        facts = [_said(v, position) for position in range(len(op.inputs))]
-        said = Said(attributes, tuple(facts), tuple(SaidOperand(None) for _ in op.outputs))
-        v.values.update(zip(op.outputs, add_user(v, kind, said, operands, op.outputs), strict=True))
-    except ValueError as error:
-        raise v.refuse(str(error)) from error
+    attributes = {name: value.array if isinstance(value, Constant) else value for name, value in op.attributes.items()}
+    operands = [v.value(position) for position in range(count)]
+    facts = tuple(_said(v, position) for position in range(len(op.inputs)))
+    said = Said(attributes, facts, (SaidOperand(None),) * len(op.outputs))
+    v.values.update(zip(op.outputs, add_user(v, kind, said, operands, op.outputs), strict=True))
 
 
 def _said(v: OnnxValues, position: int) -> SaidOperand | None:
@@ -129,30 +119,29 @@ def _said(v: OnnxValues, position: int) -> SaidOperand | None:
     if not name:
         return None
     if (held := v.constants.get(name)) is not None:
-        dtype = held.dtype
-        return SaidOperand(TensorType(tuple(held.array.shape), dtype) if dtype else None, array=held.array)
-    return SaidOperand(v.type_of(v.value(position)))
+        kind = TensorType(tuple(held.array.shape), held.dtype) if held.dtype else None
+        return SaidOperand(kind, array=held.array)
+    return SaidOperand(v.value(position).type)
 
 
-def unary(kind: UnaryKind, alpha: float | None = None) -> Importer:
-    """The importer of a float function; `alpha` is the default of its attribute, None where it has none."""
-    return lambda v: v.unary(kind, v.real(), alpha=0.0 if alpha is None else float(v.attribute("alpha", alpha)))
+def unary(kind: UnaryKind, alpha: float = 0.0) -> Importer:
+    """The importer of a float function; `alpha` is the default of its attribute, 0 where it has none."""
+    return lambda v: v.unary(kind, v.real(), alpha=v.attribute("alpha", alpha) if alpha else 0.0)
+
+
+def gelu(v: OnnxValues) -> Value:
+    """Gelu, exact or by tanh."""
+    return v.gelu(v.real(), v.choice("approximate", "none", "none", "tanh") == "tanh")
 
 
 def whole_already(kind: UnaryKind) -> Importer:
     """The importer of a function that leaves whole numbers as they are; some exporters apply it to integers."""
-    return lambda v: v.value(0) if v.type_of(v.value(0)).dtype.is_integer else v.unary(kind, v.real())
+    return lambda v: v.x if v.x.dtype.is_integer else v.unary(kind, v.real())
 
 
 def binary(kind: BinaryKind) -> Importer:
     """The importer of an operator of two values."""
-
-    def build(v: OnnxValues) -> str:
-        if len(v.op.inputs) != 2:
-            raise v.refuse(f"has {len(v.op.inputs)} operands, expected 2", AGAIN)
-        return v.binary(kind, v.value(0), v.value(1))
-
-    return build
+    return lambda v: v.binary(kind, v.x, v.value(1))
 
 
 def several(kind: BinaryKind, mean: bool = False) -> Importer:
@@ -160,118 +149,116 @@ def several(kind: BinaryKind, mean: bool = False) -> Importer:
     return lambda v: v.folded(kind, v.operands, mean, "part")
 
 
-def power(v: OnnxValues) -> str:
+def biased(v: OnnxValues, kind: UnaryKind) -> Value:
+    """A function of a sum whose second term may be absent."""
+    return v.unary(kind, v.plus(v.real(), v.real(1), "biased") if v.has(1) else v.real())
+
+
+def power(v: OnnxValues) -> Value:
     """Pow; the exponent may be of another type, in which a float one computes. A square is one product."""
-    x, exponent = v.value(0), v.value(1)
-    result, other, known = v.type_of(x).dtype, v.type_of(exponent).dtype, v.known(exponent)
+    x, exponent = v.x, v.value(1)
+    result, other, known = x.dtype, exponent.dtype, v.known(exponent)
     if result is DType.FLOAT32 and known is not None and known.size == 1 and float(known.reshape(-1)[0]) == 2.0:
         return v.square(x)
     held = DType.FLOAT32 if DType.FLOAT32 in (result, other) else result
-    x = x if held is result else v.add(Convert(held), [x], "base")
-    exponent = exponent if held is other else v.add(Convert(held), [exponent], "exponent")
-    raised = v.binary(BinaryKind.POWER, x, exponent, "" if held is result else "raised")
-    return raised if held is result else v.add(Convert(result), [raised])
+    exponent = exponent if held is other else v.convert(exponent, held, "exponent")
+    if held is result:
+        return v.binary(BinaryKind.POWER, x, exponent)
+    return v.convert(v.binary(BinaryKind.POWER, v.convert(x, held, "base"), exponent, "raised"), result)
 
 
-def clip(v: OnnxValues) -> str:
+def clip(v: OnnxValues) -> Value:
     """Clip: attributes before opset 11, operands since; of integers too. The upper limit wins where they cross."""
-    old = v.op.attributes
-    low = float(v.attribute("min", -inf)) if "min" in old else v.one_number(1, -inf, "lower limit")
-    high = float(v.attribute("max", inf)) if "max" in old else v.one_number(2, inf, "upper limit")
-    x = v.value(0)
-    kind = v.type_of(x).dtype
-    low = min(low, high)
+    low = v.attribute("min", v.one_number(1, -inf, "lower limit"))
+    high = v.attribute("max", v.one_number(2, inf, "upper limit"))
+    x, low = v.x, min(low, high)
+    kind = x.dtype
     if kind is DType.FLOAT32:
         return v.clamp(x, low, high)
     return v.add(Clip(int(max(low, kind.low)), int(min(high, kind.high)), kind), [x])
 
 
-def celu(v: OnnxValues) -> str:
+def celu(v: OnnxValues) -> Value:
     """Celu: alpha * Elu(x / alpha)."""
-    alpha = v.number(float(v.attribute("alpha", 1.0)))
-    inner = v.over(v.real(), alpha, "scaled")
-    return v.times(v.unary(UnaryKind.ELU, inner, "elu", 1.0), alpha)
+    alpha = v.number(v.attribute("alpha", 1.0))
+    return v.times(v.unary(UnaryKind.ELU, v.over(v.real(), alpha, "scaled"), "elu", 1.0), alpha)
 
 
-def shrink(v: OnnxValues) -> str:
+def shrink(v: OnnxValues) -> Value:
     """Shrink: 0 between -lambd and lambd, else nearer to 0 by the bias."""
-    bias = float(v.attribute("bias", 0.0))
-    kept = v.unary(UnaryKind.HARD_SHRINK, v.real(), "kept" if bias else "", float(v.attribute("lambd", 0.5)))
+    bias = v.attribute("bias", 0.0)
+    kept = v.unary(UnaryKind.HARD_SHRINK, v.real(), "kept" if bias else "", v.attribute("lambd", 0.5))
     return v.minus(kept, v.scaled(v.unary(UnaryKind.SIGN, kept, "sign"), bias)) if bias else kept
 
 
 def relation(kind: CompareKind, exchanged: bool = False, negative: bool = False) -> Importer:
     """The importer of a comparison: of the operands in turn or exchanged, or its opposite."""
 
-    def build(v: OnnxValues) -> str:
-        operands = [v.value(place) for place in ((1, 0) if exchanged else (0, 1))]
+    def build(v: OnnxValues) -> Value:
+        operands = v.operands[::-1] if exchanged else v.operands
         held = v.add(Compare(kind), operands, "holds" if negative else "")
         return v.negation(held) if negative else held
 
     return build
 
 
-def is_nan(v: OnnxValues) -> str:
-    """IsNaN: not equal to itself."""
-    return v.negation(v.equal(v.real(), v.real(), "same"))
-
-
-def is_inf(v: OnnxValues) -> str:
+def is_inf(v: OnnxValues) -> Value:
     """IsInf, of either sign or of both."""
     x = v.real()
-    signs = [sign for sign in (1, -1) if v.attribute("detect_positive" if sign > 0 else "detect_negative", 1)]
-    if not signs:
-        raise v.refuse("finds infinities of neither sign")
-    return v.folded(BinaryKind.MAXIMUM, [v.equal(x, v.number(sign * inf), "one") for sign in signs], False, "any")
+    signs = {inf: "detect_positive", -inf: "detect_negative"}
+    found = [v.equal(x, v.number(sign), "one") for sign, name in signs.items() if v.attribute(name, 1)]
+    v.refuse_if(not found, "finds infinities of neither sign")
+    return v.folded(BinaryKind.MAXIMUM, found, False, "any")
 
 
-def cast(v: OnnxValues) -> str:
+def cast(v: OnnxValues) -> Value:
     """Cast: of an integer to float32 its value with the scale 1, else a conversion."""
-    v.attribute("saturate", 1)  # concerns float8 only
-    v.attribute("round_mode", "up")  # concerns float8 only
-    x = v.value(0)
-    source, target = v.type_of(x).dtype, element_type(int(v.attribute("to", 0)))
+    v.given("saturate")  # concerns float8 only
+    v.given("round_mode")  # concerns float8 only
+    x = v.x
+    source, target = x.dtype, element_type(v.attribute("to", 0))
     if target is source:
         return x
     if target is None or min(target.bits, source.bits) < 8:
         raise v.refuse(f"from {source.text} to {target.text if target else 'that type'} is not supported")
     if target is not DType.FLOAT32 or not source.is_integer:
-        return v.add(Convert(target), [x])
+        return v.convert(x, target)
     unit = v.scaling_of(v.stem, np.ones(1, np.float32), np.zeros(1, np.int32), -1, source)
     return v.dequantized(x, unit, v.stem)
 
 
-def running_sums(v: OnnxValues) -> str:
+def running_sums(v: OnnxValues) -> Value:
     """CumSum along an axis that is constant."""
-    (axis,), options = v.integers(1, "axis"), [bool(v.attribute(name, 0)) for name in ("exclusive", "reverse")]
-    return v.add(CumSum(v.axis(axis, len(v.shape(v.value(0)))), *options), [v.value(0)])
+    x, axis = v.x, int(v.one_number(1, 0.0, "axis"))
+    operator = CumSum(v.axis(axis, x.rank), v.attribute("exclusive", False), v.attribute("reverse", False))
+    return v.add(operator, [x])
 
 
-def modulo(v: OnnxValues) -> str:
+def modulo(v: OnnxValues) -> Value:
     """Mod with the sign of the divisor, or (`fmod`) with that of the dividend."""
-    a, b = v.value(0), v.value(1)
-    if not v.attribute("fmod", 0):
+    a, b = v.x, v.value(1)
+    if not v.attribute("fmod", False):
         return v.add(Binary(BinaryKind.MODULO), [a, b])
-    if v.type_of(a).dtype is DType.FLOAT32:  # of the sizes, and the sign put back
+    if a.dtype is DType.FLOAT32:  # of the sizes, and the sign put back
         size, divisor = (v.unary(UnaryKind.ABSOLUTE, value, "size") for value in (a, b))
         rest = v.binary(BinaryKind.MODULO, size, divisor, "rest")
         return v.times(rest, v.unary(UnaryKind.SIGN, a, "sign"))
     return v.minus(a, v.times(v.over(a, b, "quotient"), b, "whole"))
 
 
-def dropout(v: OnnxValues) -> str:
+def dropout(v: OnnxValues) -> Value:
     """Dropout at inference: nothing."""
-    v.attribute("ratio", 0.5)  # no meaning at inference
-    v.attribute("seed", 0)
-    if v.has(2) and v.constant_operand(2, "training mode").array.any():
-        raise v.refuse("training_mode is set", "export the model for inference")
+    v.given("ratio")  # no meaning at inference
+    v.given("seed")
+    training = v.has(2) and v.array(2, "training mode").any()
+    v.refuse_if(training, "training_mode is set", "export the model for inference")
     v.one_result("the result with the mask is not supported")
-    return v.value(0)
+    return v.x
 
 
 def shape(v: OnnxValues) -> None:
     """Shape: known, since every size is fixed."""
-    part = v.shape(v.value(0))[int(v.attribute("start", 0)) : v.attribute("end", None)]
+    part = v.x.shape[v.attribute("start", 0) : v.given("end")]
     v.constants[v.op.outputs[0]] = wrap(np.array(part, np.int64), DType.INT64)
 
 
@@ -283,10 +270,10 @@ STANDARD: Mapping[str, Importer] = {
     **{kind.value: binary(kind) for kind in _ARITHMETIC},
     **{kind.value: relation(kind) for kind in CompareKind},
     **{kind.value: windows.reduction(kind) for kind in ReduceKind},
-    **{kind.name: linear.recurrent(kind) for kind in RecurrentKind},
-    "And": lambda v: v.binary(BinaryKind.MINIMUM, v.value(0), v.value(1)),
-    "ArgMax": windows.arg_extreme(largest=True),
-    "ArgMin": windows.arg_extreme(largest=False),
+    **{kind.name: partial(linear.recurrent, kind=kind) for kind in RecurrentKind},
+    "And": binary(BinaryKind.MINIMUM),
+    "ArgMax": partial(windows.arg_extreme, largest=True),
+    "ArgMin": partial(windows.arg_extreme, largest=False),
     "AveragePool": windows.average_pool,
     "BatchNormalization": windows.batch_normalization,
     "Cast": cast,
@@ -297,31 +284,29 @@ STANDARD: Mapping[str, Importer] = {
     "ConvInteger": linear.conv_integer,
     "ConvTranspose": linear.conv_transpose,
     "CumSum": running_sums,
-    "DepthToSpace": movement.depth_to_space,
+    "DepthToSpace": partial(movement.in_blocks, apart=False),
     "DequantizeLinear": quantised.dequantize_linear,
     "Dropout": dropout,
     "DynamicQuantizeLinear": quantised.dynamic_quantize,
-    "Einsum": lambda v: v.einsum(str(v.attribute("equation", "")), [v.real(at) for at in range(len(v.op.inputs))]),
+    "Einsum": lambda v: v.einsum(v.attribute("equation", ""), [v.real(at) for at in range(len(v.op.inputs))]),
     **{name: whole_already(UnaryKind(name)) for name in ("Ceil", "Floor", "Round")},
     "Elu": unary(UnaryKind.ELU, alpha=1.0),
     "Expand": movement.expand,
     "Flatten": movement.flatten,
     "Gather": movement.gather,
-    "Gelu": quantised.MICROSOFT["Gelu"],
+    "Gelu": gelu,
     "Gemm": linear.gemm,
-    "GlobalAveragePool": windows.global_average_pool,
-    "GlobalMaxPool": windows.global_pool(ReduceKind.MAXIMUM),
+    "GlobalAveragePool": partial(windows.global_pool, kind=ReduceKind.MEAN),
+    "GlobalMaxPool": partial(windows.global_pool, kind=ReduceKind.MAXIMUM),
     "Greater": relation(CompareKind.LESS, exchanged=True),
     "GreaterOrEqual": relation(CompareKind.LESS_OR_EQUAL, exchanged=True),
     "GroupNormalization": windows.group_normalisation,
-    "HardSigmoid": lambda v: v.hard_sigmoid(
-        v.real(), float(v.attribute("alpha", 0.2)), float(v.attribute("beta", 0.5))
-    ),
-    "Identity": lambda v: v.value(0),
+    "HardSigmoid": lambda v: v.hard_sigmoid(v.real(), v.attribute("alpha", 0.2), v.attribute("beta", 0.5)),
+    "Identity": lambda v: v.x,
     "InstanceNormalization": windows.instance_normalisation,
     "IsInf": is_inf,
-    "IsNaN": is_nan,
-    "LayerNormalization": windows.layer_normalisation(centred=True),
+    "IsNaN": lambda v: v.negation(v.equal(v.real(), v.real(), "same")),
+    "LayerNormalization": partial(windows.layer_normalisation, centred=True),
     "LeakyRelu": unary(UnaryKind.LEAKY_RELU, alpha=0.01),
     "LogSoftmax": lambda v: windows.softmax_of(v, v.real(), v.opset, logarithm=True),
     "MatMul": linear.matmul,
@@ -332,15 +317,15 @@ STANDARD: Mapping[str, Importer] = {
     "Min": several(BinaryKind.MINIMUM),
     "Mish": lambda v: v.mish(v.real()),
     "Mod": modulo,
-    "Not": lambda v: v.negation(v.value(0)),
-    "Or": lambda v: v.binary(BinaryKind.MAXIMUM, v.value(0), v.value(1)),
+    "Not": lambda v: v.negation(v.x),
+    "Or": binary(BinaryKind.MAXIMUM),
     "PRelu": lambda v: v.binary(BinaryKind.PRELU, v.real(0), v.real(1)),
     "Pad": movement.pad,
     "Pow": power,
     "QLinearConv": quantised.qlinear_conv,
     "QLinearMatMul": quantised.qlinear_matmul,
     "QuantizeLinear": quantised.quantize_linear,
-    "RMSNormalization": windows.layer_normalisation(centred=False),
+    "RMSNormalization": partial(windows.layer_normalisation, centred=False),
     "ReduceL1": windows.reduction(ReduceKind.SUM, before=UnaryKind.ABSOLUTE),
     "ReduceL2": windows.reduction(ReduceKind.SUM, UnaryKind.SQUARE, UnaryKind.SQUARE_ROOT),
     "ReduceLogSum": windows.reduction(ReduceKind.SUM, after=UnaryKind.LOGARITHM),
@@ -351,17 +336,17 @@ STANDARD: Mapping[str, Importer] = {
     "Reshape": movement.reshape,
     "Resize": movement.resize,
     "Selu": lambda v: v.selu(
-        v.real(), float(v.attribute("alpha", 1.6732631921768188)), float(v.attribute("gamma", 1.0507010221481323))
+        v.real(), v.attribute("alpha", 1.6732631921768188), v.attribute("gamma", 1.0507010221481323)
     ),
     "Shape": shape,
     "Shrink": shrink,
     "Slice": movement.slice_,
     "Softmax": lambda v: windows.softmax_of(v, v.real(), v.opset),
-    "SpaceToDepth": movement.space_to_depth,
+    "SpaceToDepth": partial(movement.in_blocks, apart=True),
     "Split": movement.split,
     "Squeeze": movement.squeeze,
     "Sum": several(BinaryKind.ADD),
-    "Swish": lambda v: v.swish(v.real(), float(v.attribute("alpha", 1.0))),
+    "Swish": lambda v: v.swish(v.real(), v.attribute("alpha", 1.0)),
     "ThresholdedRelu": unary(UnaryKind.THRESHOLDED_RELU, alpha=1.0),
     "Tile": movement.tile,
     "Transpose": movement.transpose,
@@ -371,12 +356,43 @@ STANDARD: Mapping[str, Importer] = {
 }
 """Operators of the domain ai.onnx."""
 
+MICROSOFT: Mapping[str, Importer] = {
+    "BiasGelu": partial(biased, kind=UnaryKind.GELU),
+    "DequantizeLinear": quantised.dequantize_linear,
+    "FastGelu": partial(biased, kind=UnaryKind.GELU_TANH),
+    "FusedMatMul": linear.fused_matmul,
+    "Gelu": gelu,
+    "MatMulNBits": quantised.few_bits,
+    "QGemm": quantised.qgemm,
+    "QLinearAdd": quantised.qlinear_two(BinaryKind.ADD, "sum"),
+    "QLinearAveragePool": quantised.qlinear_pool(windows.average),
+    "QLinearConcat": quantised.qlinear_concat,
+    "QLinearGlobalAveragePool": quantised.qlinear_pool(lambda v, image: windows.whole(v, image, "mean")),
+    "QLinearMul": quantised.qlinear_two(BinaryKind.MULTIPLY, "product"),
+    "QLinearLeakyRelu": quantised.qlinear_one(
+        lambda v, x: v.unary(UnaryKind.LEAKY_RELU, x, "real", v.attribute("alpha", 0.01))
+    ),
+    "QLinearSigmoid": quantised.qlinear_one(lambda v, x: v.unary(UnaryKind.SIGMOID, x, "real")),
+    "QLinearSoftmax": quantised.qlinear_one(quantised.qlinear_softmax),
+    "QuantizeLinear": quantised.quantize_linear,
+    "QuickGelu": lambda v: v.swish(v.real(), v.attribute("alpha", 1.702)),
+    "SkipLayerNormalization": partial(windows.skip_normalisation, centred=True),
+    "SkipSimplifiedLayerNormalization": partial(windows.skip_normalisation, centred=False),
+}
+"""ONNX Runtime's own operators (domain com.microsoft)."""
+
+QONNX: Mapping[str, Importer] = {
+    **dict.fromkeys(("Quant", "IntQuant"), quantised.quant),
+    "BipolarQuant": quantised.bipolar_quant,
+}
+"""QONNX's own operators."""
+
 LATER_RESULTS = ("GRU", "LSTM", "RNN")
 """Operators whose first result may be left out."""
 
 IMPORTERS: Mapping[tuple[str, str], Importer] = {
     **{("", name): build for name, build in STANDARD.items()},
-    **{("com.microsoft", name): build for name, build in quantised.MICROSOFT.items()},
-    **{(domain, name): build for domain in quantised.DOMAINS for name, build in quantised.QONNX.items()},
+    **{("com.microsoft", name): build for name, build in MICROSOFT.items()},
+    **{(domain, name): build for domain in quantised.DOMAINS for name, build in QONNX.items()},
 }
 """Every ONNX operator Dovetail reads."""

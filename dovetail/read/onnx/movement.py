@@ -7,291 +7,226 @@ from math import floor, prod
 
 import numpy as np
 
+from dovetail.ir.operators.base import broadcast_shape
 from dovetail.ir.operators.elementwise import Select
-from dovetail.ir.operators.movement import Concat, Gather, Pad, Pick, Resample, Reshape, Slice, Transpose
-from dovetail.ir.types import Array, Shape
+from dovetail.ir.operators.movement import Concat, Gather, Pad, Pick
+from dovetail.ir.types import Array, Shape, TensorType
 from dovetail.read.geometry import ResizeAxis, broadcast, mirrored, repeated
-from dovetail.read.onnx.values import AGAIN, SMALLER, OnnxValues
+from dovetail.read.onnx.values import OnnxValues
+from dovetail.read.values import SMALLER, Value, kept_shape, slice_of
 
-_HALF_PIXEL = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
-_COORDINATES = (*_HALF_PIXEL, "align_corners", "asymmetric", "tf_crop_and_resize")
+_COORDINATES = (
+    *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"),
+    "tf_crop_and_resize",
+)
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
-def flatten(v: OnnxValues) -> str:
+def flatten(v: OnnxValues) -> Value:
     """Flatten to two axes."""
-    x, axis = v.value(0), int(v.attribute("axis", 1))
-    shape = v.shape(x)
+    x, axis = v.x, v.attribute("axis", 1)
+    shape = x.shape
     place = axis if axis == len(shape) else v.axis(axis, len(shape))
-    return v.add(Reshape((prod(shape[:place]), prod(shape[place:]))), [x])
+    return v.reshape(x, (prod(shape[:place]), prod(shape[place:])))
 
 
-def reshape(v: OnnxValues) -> str:
+def reshape(v: OnnxValues) -> Value:
     """Reshape: 0 keeps an axis (unless allowzero), one -1 takes what is left."""
-    x = v.value(0)
-    kind = v.type_of(x)
-    wanted = list(v.integers(1, "new shape"))
-    if not v.attribute("allowzero", 0):
-        if any(size == 0 and axis >= len(kind.shape) for axis, size in enumerate(wanted)):
-            raise v.refuse(f"the new shape {wanted} keeps an axis that {kind} does not have", AGAIN)
-        wanted = [kind.shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
-    if wanted.count(-1) > 1 or any(size < -1 or size == 0 for size in wanted):
-        raise v.refuse(f"the new shape {wanted} is not a shape", AGAIN)
-    if -1 in wanted:
-        rest = prod(size for size in wanted if size != -1)
-        wanted[wanted.index(-1)] = kind.elements // rest
-    return v.add(Reshape(tuple(wanted)), [x])
+    x = v.x
+    shape, wanted = x.shape, list(v.integers(1, "new shape"))
+    if not v.attribute("allowzero", False):
+        v.wrong_if(0 in wanted[len(shape) :], f"the new shape {wanted} keeps an axis that {x.type} does not have")
+        wanted = [shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
+    return v.reshape(x, v.full_shape(wanted, x.elements))
 
 
-def _axes(v: OnnxValues, rank: int) -> tuple[int, ...] | None:
-    """The axes of Squeeze and Unsqueeze; None when absent."""
-    listed = v.listed("axes", 1, "axes")
-    return None if listed is None else tuple(v.axis(axis, rank) for axis in listed)
-
-
-def squeeze(v: OnnxValues) -> str:
+def squeeze(v: OnnxValues) -> Value:
     """Squeeze the listed axes, or all of size 1."""
-    x = v.value(0)
-    shape = v.shape(x)
-    listed = _axes(v, len(shape))
-    axes = tuple(axis for axis, size in enumerate(shape) if size == 1) if listed is None else listed
-    if any(shape[axis] != 1 for axis in axes):
-        raise v.refuse(f"the axes {list(axes)} of {v.type_of(x)} are not all of size 1", AGAIN)
-    return v.add(Reshape(tuple(size for axis, size in enumerate(shape) if axis not in axes)), [x])
+    x = v.x
+    shape = x.shape
+    ones = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    axes = [v.axis(axis, len(shape)) for axis in v.integers(1, "axes", ones, "axes")]
+    return v.reshape(x, kept_shape(shape, axes, False))
 
 
-def unsqueeze(v: OnnxValues) -> str:
+def unsqueeze(v: OnnxValues) -> Value:
     """New axes of size 1."""
-    x = v.value(0)
-    shape = v.shape(x)
-    count = len(_axes(v, 1 << 20) or ())
-    if count > 8:
-        raise v.refuse(f"adds {count} axes; at most 8 are supported")
-    axes = set(_axes(v, len(shape) + count) or ())
-    if len(axes) != count:
-        raise v.refuse("names an axis twice", AGAIN)
-    sizes = iter(shape)
-    return v.add(Reshape(tuple(1 if axis in axes else next(sizes) for axis in range(len(shape) + count))), [x])
+    x, listed = v.x, v.integers(1, "axes", (), "axes")
+    v.refuse_if(len(listed) > 8, f"adds {len(listed)} axes; at most 8 are supported")
+    rank = x.rank + len(listed)
+    axes = v.axes(listed, rank)
+    v.wrong_if(len(axes) != len(listed), "names an axis twice")
+    sizes = iter(x.shape)
+    return v.reshape(x, [1 if axis in axes else next(sizes) for axis in range(rank)])
 
 
-def transpose(v: OnnxValues) -> str:
+def transpose(v: OnnxValues) -> Value:
     """Transpose; without perm the axes are reversed."""
-    x = v.value(0)
-    return v.add(Transpose(tuple(v.attribute("perm", tuple(reversed(range(len(v.shape(x)))))))), [x])
+    x = v.x
+    return v.transpose(x, v.attribute("perm", tuple(range(x.rank))[::-1]))
 
 
-def concat(v: OnnxValues) -> str:
+def concat(v: OnnxValues) -> Value:
     """Concat."""
     return v.add(Concat(v.axis_of(v.operands[0], 1)), v.operands)
 
 
-def pad(v: OnnxValues) -> str:
+def pad(v: OnnxValues) -> Value:
     """Pad with a constant or with elements of the value itself; attributes before opset 11, operands since."""
-    mode = v.attribute("mode", "constant")
-    if mode not in ("constant", "edge", "reflect", "wrap"):
-        raise v.refuse(f"the attribute mode = {mode} is not supported")
-    x = v.value(0)
-    kind, old = v.type_of(x), v.attribute("pads", None) is not None
-    rank = len(kind.shape)
-    pads = v.op.attributes["pads"] if old else v.integers(1, "pads")
-    filler = float(v.attribute("value", 0.0)) if old else v.one_number(2, 0.0, "border value")
-    axes = v.integers(3, "axes") if v.has(3) else tuple(range(rank))
-    if len(pads) != 2 * len(axes) or (mode == "constant" and any(size < 0 for size in pads)):
-        raise v.refuse(f"the pads {list(pads)} must be two numbers of at least 0 for each of {len(axes)} axes", AGAIN)
-    before, after = [0] * rank, [0] * rank
-    for place, axis in enumerate(axes):
-        target = v.axis(axis, rank)
-        before[target], after[target] = pads[place], pads[place + len(axes)]
+    mode, x = v.attribute("mode", "constant"), v.x
+    v.refuse_if(mode not in ("constant", "edge", "reflect", "wrap"), f"the attribute mode = {mode} is not supported")
+    kind, rank = x.dtype, x.rank
+    pads, axes = v.integers(1, "pads", old="pads"), v.integers(3, "axes", tuple(range(rank)))
+    filler = v.one_number(2, v.attribute("value", 0.0), "border value")
+    odd = len(pads) != 2 * len(axes) or (mode == "constant" and min(pads, default=0) < 0)
+    v.wrong_if(odd, f"the pads {list(pads)} must be two numbers of at least 0 for each of {len(axes)} axes")
+    places = [v.axis(axis, rank) for axis in axes]
+    ends = (dict(zip(places, half, strict=True)) for half in (pads[: len(axes)], pads[len(axes) :]))
+    before, after = (tuple(sizes.get(axis, 0) for axis in range(rank)) for sizes in ends)
     if mode != "constant":
-        return v.pick(x, [mirrored(*sides, mode) for sides in zip(kind.shape, before, after, strict=True)])
-    if kind.dtype.is_integer and not kind.dtype.low <= filler <= kind.dtype.high:
-        raise v.refuse(f"the border value {filler} is outside {kind.dtype.text}", AGAIN)
-    return v.add(Pad(tuple(before), tuple(after), int(filler) if kind.dtype.is_integer else filler), [x])
+        return v.pick(x, [mirrored(*sides, mode) for sides in zip(x.shape, before, after, strict=True)])
+    outside = kind.is_integer and not kind.low <= filler <= kind.high
+    v.wrong_if(outside, f"the border value {filler} is outside {kind.text}")
+    return v.add(Pad(before, after, int(filler) if kind.is_integer else filler), [x])
 
 
-def slice_(v: OnnxValues) -> str:
+def slice_(v: OnnxValues) -> Value:
     """Slice with constant bounds; attributes before opset 10, operands since."""
-    x = v.value(0)
-    shape = v.shape(x)
-    starts, stops, axes, steps = _slice_bounds(v)
-    if not len(starts) == len(stops) == len(axes) == len(steps) or 0 in steps:
-        raise v.refuse(f"starts, ends, axes and steps must agree in number; the steps are {list(steps)}, not 0", AGAIN)
-    bounds = zip(starts, stops, steps, strict=True)
+    x = v.x
+    starts, stops = v.integers(1, "starts", old="starts"), v.integers(2, "ends", old="ends")
+    axes = v.integers(3, "axes", tuple(range(len(starts))), "axes")
+    steps = v.integers(4, "steps", (1,) * len(starts))
+    odd = not len(starts) == len(stops) == len(axes) == len(steps) or 0 in steps
+    v.wrong_if(odd, f"starts, ends, axes and steps must agree in number; the steps are {list(steps)}, not 0")
+    places = [*map(range, x.shape)]
+    for axis, *bounds in zip(axes, starts, stops, steps, strict=True):
+        place = v.axis(axis, len(places))
+        places[place] = range(x.shape[place])[slice(*bounds)]
     if min(steps, default=1) < 0:
-        return _reversed_slice(v, x, {v.axis(a, len(shape)): b for a, b in zip(axes, bounds, strict=True)})
-    begin, end, stride = [0] * len(shape), list(shape), [1] * len(shape)
-    for axis, (start, stop, step) in zip(axes, bounds, strict=True):
-        place = v.axis(axis, len(shape))
-        size = shape[place]
-        begin[place] = min(max(start + size if start < 0 else start, 0), size)
-        end[place] = min(max(stop + size if stop < 0 else stop, 0), size)
-        stride[place] = step
-    if any(a >= b for a, b in zip(begin, end, strict=True)):
-        raise v.refuse(f"the slice {begin} to {end} of {v.type_of(x)} is empty", AGAIN)
-    return v.add(Slice(tuple(begin), tuple(end), tuple(stride)), [x])
+        v.wrong_if(not all(places), f"the slice of {x.type} is empty")
+        return v.pick(x, places)
+    part = slice_of(places)
+    v.wrong_if(not all(places), f"the slice {list(part.start)} to {list(part.stop)} of {x.type} is empty")
+    return v.add(part, [x])
 
 
-def _slice_bounds(v: OnnxValues) -> tuple[Shape, Shape, Shape, Shape]:
-    """starts, ends, axes and steps as the model gives them."""
-    listed = v.attribute("starts", None)
-    if listed is not None:
-        starts, stops = tuple(listed), tuple(v.attribute("ends", ()))
-        return starts, stops, tuple(v.attribute("axes", tuple(range(len(starts))))), (1,) * len(starts)
-    starts, stops = v.integers(1, "starts"), v.integers(2, "ends")
-    axes = v.integers(3, "axes") if v.has(3) else tuple(range(len(starts)))
-    return starts, stops, axes, v.integers(4, "steps") if v.has(4) else (1,) * len(starts)
-
-
-def _reversed_slice(v: OnnxValues, x: str, ranges: dict[int, tuple[int, int, int]]) -> str:
-    """Slice where some axis runs backwards: numpy's meaning of (start, stop, step) per axis."""
-    shape = v.shape(x)
-    places = [range(size) for size in shape]
-    for axis, (start, stop, step) in ranges.items():
-        whole = step < 0 and stop < -shape[axis]
-        places[axis] = places[axis][slice(start, None if whole else stop, step)]
-    if not all(places):
-        raise v.refuse(f"the slice of {v.type_of(x)} is empty", AGAIN)
-    return v.pick(x, places)
-
-
-def expand(v: OnnxValues) -> str:
+def expand(v: OnnxValues) -> Value:
     """Expand: broadcasting to a constant shape."""
-    x = v.value(0)
-    wanted = v.integers(1, "shape")
-    try:
-        result = tuple(int(size) for size in np.broadcast_shapes(v.shape(x), wanted))
-    except ValueError:
-        raise v.refuse(f"{v.type_of(x)} cannot be expanded to {list(wanted)}", AGAIN) from None
+    x = v.x
+    result = broadcast_shape([x.type, TensorType(v.integers(1, "shape"), x.dtype)])
     v.check_places(max(result, default=0))
-    whole, places = broadcast(v.shape(x), result)
-    return v.pick(v.reshape(x, whole.shape, "whole"), places.places)
+    whole, places = broadcast(x.shape, result)
+    return v.pick(v.shaped(x, whole.shape, "whole"), places.places)
 
 
-def tile(v: OnnxValues) -> str:
+def tile(v: OnnxValues) -> Value:
     """Tile by constant repeats."""
-    x, repeats = v.value(0), v.integers(1, "repeats")
-    if len(repeats) != len(v.shape(x)) or min(repeats, default=1) < 1:
-        raise v.refuse(f"the repeats {list(repeats)} must be a positive number for each axis of {v.type_of(x)}", AGAIN)
-    return v.pick(x, repeated(v.shape(x), repeats))
+    x, repeats = v.x, v.integers(1, "repeats")
+    odd = len(repeats) != x.rank or min(repeats, default=1) < 1
+    v.wrong_if(odd, f"the repeats {list(repeats)} must be a positive number for each axis of {x.type}")
+    return v.pick(x, repeated(x.shape, repeats))
 
 
-def gather(v: OnnxValues) -> str:
+def gather(v: OnnxValues) -> Value:
     """Gather by constant or computed indices."""
-    x, name = v.value(0), v.name_of(1)
-    shape, axis = v.shape(x), v.axis_of(x, 0)
+    x, name = v.x, v.name_of(1)
+    shape, axis = x.shape, v.axis_of(x, 0)
     if name not in v.constants:
         return v.add(Gather(axis), [x, v.value(1)])
-    indices = v.constants[name].array
+    indices, size = v.constants[name].array, shape[axis]
     flat = [int(index) for index in indices.reshape(-1)]
-    size = shape[axis]
-    if any(not -size <= index < size for index in flat):
-        raise v.refuse(f"an index is outside the {size} elements of axis {axis}", AGAIN)
-    places: list[Sequence[int]] = [range(length) for length in shape]
+    odd = any(not -size <= index < size for index in flat)
+    v.wrong_if(odd, f"an index is outside the {size} elements of axis {axis}")
+    places: list[Sequence[int]] = [*map(range, shape)]
     places[axis] = [index % size for index in flat]
     taken = v.add(Pick(tuple(map(tuple, places))), [x], "taken")
-    return v.add(Reshape((*shape[:axis], *indices.shape, *shape[axis + 1 :])), [taken])
+    return v.reshape(taken, (*shape[:axis], *indices.shape, *shape[axis + 1 :]))
 
 
 def split(v: OnnxValues) -> None:
     """Split into parts of given or of equal sizes; the last equal part may be smaller."""
-    x = v.value(0)
+    x = v.x
     axis = v.axis_of(x, 0)
-    size, count = v.shape(x)[axis], int(v.attribute("num_outputs", len(v.op.outputs)))
-    listed = v.listed("split", 1, "sizes of the parts")
-    if listed is None:
-        each = -(-size // count)
-        listed = tuple(min(each, size - part * each) for part in range(count))
-    if len(listed) != len(v.op.outputs) or sum(listed) != size or min(listed) < 1:
-        raise v.refuse(f"the parts {list(listed)} do not make up the {size} elements of axis {axis}", AGAIN)
+    size, count = x.shape[axis], v.attribute("num_outputs", len(v.op.outputs))
+    each = -(-size // max(count, 1))
+    equal = tuple(min(each, size - part * each) for part in range(min(count, size + 1)))
+    sizes = v.integers(1, "sizes of the parts", equal, "split")
+    odd = len(sizes) != len(v.op.outputs) or sum(sizes) != size or min(sizes) < 1
+    v.wrong_if(odd, f"the parts {list(sizes)} do not make up the {size} elements of axis {axis}")
     start = 0
-    for length, result in zip(listed, v.op.outputs, strict=True):
+    for length, result in zip(sizes, v.op.outputs, strict=True):
         if result:
             v.values[result] = v.part(x, axis, start, start + length, name=result)
         start += length
 
 
-def _blocks(v: OnnxValues) -> tuple[str, Shape, int, bool]:
-    """Operand, its NCHW shape, the block size of DepthToSpace and SpaceToDepth, and whether the place in the block is
-    the outer part of the channel."""
-    x, size = v.value(0), int(v.attribute("blocksize", 0))
-    if len(v.shape(x)) != 4 or size < 1:
-        raise v.refuse(f"works on 4 axes and a positive block size, got {v.type_of(x)} and {size}")
-    return x, v.shape(x), size, v.choice("mode", "DCR", "DCR", "CRD") == "DCR"
-
-
-def depth_to_space(v: OnnxValues) -> str:
-    """DepthToSpace in both modes."""
-    x, (batch, channels, height, width), size, outer = _blocks(v)
-    depth = channels // size**2
-    parts = (size, size, depth) if outer else (depth, size, size)
-    order = (0, 3, 4, 1, 5, 2) if outer else (0, 1, 4, 2, 5, 3)
-    moved = v.add(Transpose(order), [v.add(Reshape((batch, *parts, height, width)), [x], "parts")], "moved")
-    return v.add(Reshape((batch, depth, height * size, width * size)), [moved])
-
-
-def space_to_depth(v: OnnxValues) -> str:
-    """SpaceToDepth in both modes."""
-    x, (batch, channels, height, width), size, outer = _blocks(v)
-    rows, columns = height // size, width // size
-    order = (0, 3, 5, 1, 2, 4) if outer else (0, 1, 3, 5, 2, 4)
-    apart = v.add(Reshape((batch, channels, rows, size, columns, size)), [x], "parts")
-    return v.add(Reshape((batch, channels * size**2, rows, columns)), [v.add(Transpose(order), [apart], "moved")])
+def in_blocks(v: OnnxValues, apart: bool) -> Value:
+    """SpaceToDepth (`apart`) and DepthToSpace in both modes: the place in the block is the outer part of the channel,
+    or the inner one."""
+    x, size = v.x, v.attribute("blocksize", 0)
+    v.refuse_if(x.rank != 4 or size < 1, f"works on 4 axes and a positive block size, got {x.type} and {size}")
+    (batch, channels, height, width), outer = x.shape, v.choice("mode", "DCR", "DCR", "CRD") == "DCR"
+    if apart:
+        rows, columns = height // size, width // size
+        parts = (batch, channels, rows, size, columns, size)
+        order = (0, 3, 5, 1, 2, 4) if outer else (0, 1, 3, 5, 2, 4)
+        result = (batch, channels * size**2, rows, columns)
+    else:
+        depth = channels // size**2
+        parts = (batch, *((size, size, depth) if outer else (depth, size, size)), height, width)
+        order = (0, 3, 4, 1, 5, 2) if outer else (0, 1, 4, 2, 5, 3)
+        result = (batch, depth, height * size, width * size)
+    return v.reshape(v.transpose(v.reshape(x, parts, "parts"), order, "moved"), result)
 
 
 def _resized(v: OnnxValues, shape: Shape) -> list[ResizeAxis]:
     """Resize's effect on each axis, from the operands scales or sizes (opset 10: only scales, operand 1)."""
     mode = v.attribute("coordinate_transformation_mode", "half_pixel" if v.opset > 10 else "asymmetric")
     if mode not in _COORDINATES:
-        known = ", ".join(_COORDINATES)
-        raise v.refuse(f"coordinate_transformation_mode = {mode} is not supported, only {known}")
+        raise v.refuse(f"coordinate_transformation_mode = {mode} is not supported, only {', '.join(_COORDINATES)}")
     axes = [v.axis(axis, len(shape)) for axis in v.attribute("axes", tuple(range(len(shape))))]
-    result, scales = list(shape), [1.0] * len(shape)
-    policy = v.attribute("keep_aspect_ratio_policy", "stretch")
-    if v.has(3) and v.constant_operand(3, "sizes").array.size:
-        sizes = list(v.integers(3, "sizes"))
-        ratios = [size / shape[axis] for size, axis in zip(sizes, axes, strict=True)]
-        if policy != "stretch":
-            ratio = min(ratios) if policy == "not_larger" else max(ratios)
-            ratios = [ratio] * len(axes)
-            sizes = [floor(ratio * shape[axis] + 0.5) for axis in axes]
-        for size, ratio, axis in zip(sizes, ratios, axes, strict=True):
-            result[axis], scales[axis] = size, ratio
-    else:
-        array = v.constant_operand(1 if v.opset == 10 else 2, "scales").array.reshape(-1)
-        for scale, axis in zip(array.astype(np.float64), axes, strict=True):
-            result[axis], scales[axis] = floor(shape[axis] * scale), float(scale)
-    if min(result, default=1) < 1 or prod(result) >= 1 << 31:
-        raise v.refuse(f"the result {result} has no elements, or too many", SMALLER)
-    regions = [(0.0, 1.0)] * len(shape)
+    policy, regions = v.attribute("keep_aspect_ratio_policy", "stretch"), [(0.0, 1.0)] * len(axes)
+    fixed = v.has(3) and v.array(3, "sizes").size > 0
+    numbers = v.integers(3, "sizes") if fixed else v.array(1 if v.opset == 10 else 2, "scales").reshape(-1)
+    v.wrong_if(len(numbers) != len(axes), f"{len(numbers)} scales or sizes do not fit {len(axes)} axes")
+    pairs = [(float(number), shape[axis]) for number, axis in zip(numbers, axes, strict=True)]
+    scales = [number / size if fixed else number for number, size in pairs]
+    if fixed and policy != "stretch":
+        scales = [min(scales) if policy == "not_larger" else max(scales)] * len(axes)
+    results = [floor(scale * size + 0.5 * fixed) for scale, (_, size) in zip(scales, pairs, strict=True)]
     if mode == "tf_crop_and_resize":
-        region = v.constant_operand(1, "region").array.astype(np.float64)
-        if region.size != 2 * len(axes) or not np.isfinite(region).all():
-            what = f"the region has {region.size} numbers"
-            raise v.refuse(f"{what}; it must have a start and an end for each axis", AGAIN)
-        for axis, start, end in zip(axes, *region.reshape(2, -1).tolist(), strict=True):
-            regions[axis] = (start, end)
-    return [ResizeAxis(n, r, s, mode, span) for n, r, s, span in zip(shape, result, scales, regions, strict=True)]
+        region = v.array(1, "region").astype(np.float64)
+        odd = region.size != 2 * len(axes) or not np.isfinite(region).all()
+        v.wrong_if(odd, f"the region has {region.size} numbers; it must have a start and an end for each axis")
+        regions = [(start, end) for start, end in zip(*region.reshape(2, -1).tolist(), strict=True)]
+    changed = zip(axes, results, scales, regions, strict=True)
+    found = {axis: ResizeAxis(shape[axis], size, scale, mode, region) for axis, size, scale, region in changed}
+    every = [found.get(axis, ResizeAxis(size, size, 1.0, mode)) for axis, size in enumerate(shape)]
+    whole = [axis.result for axis in every]
+    if min(whole, default=1) < 1 or prod(whole) >= 1 << 31:
+        raise v.refuse(f"the result {whole} has no elements, or too many", SMALLER)
+    return every
 
 
-def resize(v: OnnxValues) -> str:
+def resize(v: OnnxValues) -> Value:
     """Resize: nearest elements, or weighted sums along one axis after the other; roi is read by tf_crop_and_resize."""
-    x = v.value(0)
-    axes = _resized(v, v.shape(x))
+    x = v.x
+    axes = _resized(v, x.shape)
     mode = v.attribute("mode", "nearest")
     rounding = v.attribute("nearest_mode", "round_prefer_floor" if v.opset > 10 else "floor")
-    coefficient = float(v.attribute("cubic_coeff_a", -0.75))
-    exclude, antialias = bool(v.attribute("exclude_outside", 0)), bool(v.attribute("antialias", 0))
-    beyond = float(v.attribute("extrapolation_value", 0.0))
+    coefficient, beyond = v.attribute("cubic_coeff_a", -0.75), v.attribute("extrapolation_value", 0.0)
+    exclude, antialias = v.attribute("exclude_outside", False), v.attribute("antialias", False)
     outside = _outside(axes)
     if mode == "nearest" and outside is None and rounding in _NEAREST and not antialias:
         return v.pick(x, [axis.nearest(rounding) for axis in axes])
     if mode not in ("linear", "cubic"):
         raise v.refuse(f"mode = {mode}, nearest_mode = {rounding}, antialias = {int(antialias)} is not supported")
-    moving, operands = [n for n, axis in enumerate(axes) if not axis.still], [x]
-    for place in moving:
-        places, weights = axes[place].taps(mode == "cubic", coefficient, exclude, antialias)
-        operands += [v.constant(places, "places"), v.constant(weights, "weights")]
-    value = v.add(Resample(tuple(moving)), operands, "resampled") if moving else x
+    moving = {
+        place: axis.taps(mode == "cubic", coefficient, exclude, antialias)
+        for place, axis in enumerate(axes)
+        if not axis.still
+    }
+    value = v.resampled(x, moving, "resampled")
     if outside is None:
         return value
     return v.add(Select(), [v.constant(outside, "outside"), v.number(beyond), value], "bordered")

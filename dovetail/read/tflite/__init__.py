@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -12,25 +13,24 @@ import numpy as np
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
-from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
+from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
-from dovetail.ir.operators.movement import Reshape
-from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, CumSum, Normalise, Reduce, ReduceKind
+from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Select
+from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, CumSum, MaxPool2d, Normalise, Reduce, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
-from dovetail.ir.types import DType, TensorType
-from dovetail.read.tflite import control, linear, movement, recurrent
-from dovetail.read.tflite.file import AGAIN, ALIKE, OperatorEntry, TfliteFile, TfliteTensor, read_tflite
-from dovetail.read.tflite.flexbuffers import read_map
+from dovetail.ir.types import DType
+from dovetail.read.tflite import linear, movement, recurrent
+from dovetail.read.tflite.file import TfliteFile, TfliteTensor, read_map, read_tflite
 from dovetail.read.tflite.values import ACTIVATION_TYPES, SHAPE_TYPES, TfliteValues, same_quantisation
 from dovetail.read.user import ADVICE, add_user, by_custom_code
+from dovetail.read.values import Value, words
 
 UNSIGNED = (DType.UINT16, DType.UINT32)
 """Element types only operators of one's own and bundled ones compute with."""
 
 COMPARES = "compares elements, but the quantisation of"
 
-Build = Callable[[TfliteValues], str | None]
+Build = Callable[[TfliteValues], Value | None]
 """Adds an operator's nodes and gives its result, None where it binds its results itself; raises ModelError for what it
 cannot honour."""
 
@@ -66,19 +66,21 @@ def load_tflite(
     for index in file.inputs:
         v.add_input(index)
     _walk(v)
-    return v.builder.finish([v.value(file.tensors[index], where=file.name) for index in file.outputs])
+    return v.finished([v.value(file.tensors[index], where=file.name) for index in file.outputs])
 
 
 def _walk(v: TfliteValues) -> None:
     """Import all operators of a subgraph."""
     for op in v.file.operators:
+        found = v.again(op=op)
         v.steps.append(op)
-        if len(v.steps) > control.MOST_STEPS:
-            raise v.again(op=op).refuse(f"makes more than {control.MOST_STEPS} operators of the loops", control.UNKNOWN)
-        if op.opcode == "CUSTOM":
-            _import_custom(v.again(op=op))
-        else:
-            _import(v.again(op=op), op)
+        if len(v.steps) > recurrent.MOST_STEPS:
+            raise found.refuse(f"makes more than {recurrent.MOST_STEPS} operators of the loops", recurrent.UNKNOWN)
+        with found.refusing():
+            if op.opcode == "CUSTOM":
+                _import_custom(found)
+            else:
+                _import(found)
 
 
 def _check_ends(file: TfliteFile) -> None:
@@ -95,20 +97,15 @@ def _check_ends(file: TfliteFile) -> None:
                 raise ModelError(f"{tensor} cannot be one of the model's {what}", where=file.name, hint=hint)
 
 
-def _import(v: TfliteValues, op: OperatorEntry) -> None:
-    """Import one operator; what its type rule rejects is the model's fault."""
-    importer = IMPORTERS.get(op.opcode)
-    if importer is None:
-        raise v.refuse("this operator is not supported", f"supported are {', '.join(sorted(IMPORTERS))}")
-    if op.version > importer.version:
-        what = f"version {op.version} of this operator is not supported, only up to {importer.version}"
-        raise v.refuse(what, "convert the model with an older converter, or without the newer feature")
-    try:
-        value = importer.build(v)
-        if value is not None:
-            v.bind(value)
-    except ValueError as error:
-        raise v.refuse(str(error)) from error
+def _import(v: TfliteValues) -> None:
+    """Import one operator."""
+    importer = v.entry(v.op.opcode, IMPORTERS, "this operator is not supported")
+    what = f"version {v.op.version} of this operator is not supported, only up to {importer.version}"
+    hint = "convert the model with an older converter, or without the newer feature"
+    v.refuse_if(v.op.version > importer.version, what, hint)
+    value = importer.build(v)
+    if value is not None:
+        v.bind(value)
 
 
 def _import_custom(v: TfliteValues) -> None:
@@ -119,21 +116,19 @@ def _import_custom(v: TfliteValues) -> None:
         raise v.refuse(what, ADVICE)
     results = v.results(len(op.outputs))
     count = len(op.inputs) if kind.taken is None else kind.taken
-    attributes: Mapping[str, Any] = {}
-    fault = ""
+    attributes, fault = dict[str, Any](), ""
     try:
-        attributes = read_map(op.custom_options) if op.custom_options else {}
+        attributes |= read_map(op.custom_options) if op.custom_options else {}
     except ValueError as error:
         fault = str(error)
     operands = tuple(_said(v, v.optional(position)) for position in range(len(op.inputs)))
-    said = Said(attributes, operands, tuple(_stated(tensor) for tensor in results), op.custom_options, fault)
-    try:
-        given = [v.real(x) if kind.real and x.quantisation else v.value(x) for x in map(v.input, range(count))]
-        values = add_user(v, kind, said, given, [tensor.name for tensor in results])
-        for value, tensor in zip(values, results, strict=True):
-            v.bind_open(value, tensor)
-    except ValueError as error:
-        raise v.refuse(str(error)) from error
+    said = Said(attributes, operands, tuple(map(_stated, results)), op.custom_options, fault)
+    given = [v.real(x) if kind.real and x.quantisation else v.value(x) for x in map(v.input, range(count))]
+    values = add_user(v, kind, said, given, [tensor.name for tensor in results])
+    for value, tensor in zip(values, results, strict=True):
+        # The model may leave a shape open: without axes, or with sizes of 0.
+        free = tensor.dtype is value.dtype and (not tensor.shape or tensor.is_empty)
+        v.bind(value, replace(tensor, shape=value.shape) if free else tensor)
 
 
 def _said(v: TfliteValues, tensor: TfliteTensor | None) -> SaidOperand | None:
@@ -145,16 +140,15 @@ def _stated(tensor: TfliteTensor) -> SaidOperand:
     """A tensor's type and quantisation."""
     held = tensor.quantisation
     parameters = (tuple(held.scale.tolist()), tuple(held.zero_point.tolist())) if held is not None else ((), ())
-    return SaidOperand(TensorType(tensor.shape, tensor.dtype), *parameters)
+    return SaidOperand(tensor.type, *parameters)
 
 
 def pointwise(operator: Operator) -> Build:
     """The importer of a function of each element."""
 
-    def build(v: TfliteValues) -> str:
-        x = v.input(0)
-        v.same_type(x, v.output)
-        return v.finish(operator, [v.real(x)])
+    def build(v: TfliteValues) -> Value:
+        v.same_type(v.x, v.output)
+        return v.finish(operator, [v.real(v.x)])
 
     return build
 
@@ -164,162 +158,128 @@ def unary(kind: UnaryKind, alpha: float = 0.0) -> Build:
     return pointwise(Unary(kind, alpha))
 
 
-def arithmetic(kind: BinaryKind, options: str = "") -> Build:
+def arithmetic(kind: BinaryKind) -> Build:
     """The importer of an operator with broadcasting, and a fused activation if it has options; of integers without
     quantisation on these, of known ones now."""
 
-    def build(v: TfliteValues) -> str | None:
-        activation = int(v.options(options)["FusedActivationFunction"]) if options else 0
-        a, b = v.input(0), v.input(1)
-        if a.dtype in SHAPE_TYPES and a.quantisation is None and activation == 0:
-            known = [array for array in map(v.known_of, (a, b)) if array is not None]
-            if len(known) < 2:
+    def build(v: TfliteValues) -> Value | None:
+        a, b = v.x, v.input(1)
+        if a.dtype in SHAPE_TYPES and a.quantisation is None and v.activation == 0:
+            known = v.all_known(a, b)
+            if known is None:
                 return v.add(Binary(kind), [v.value(a), v.value(b)])
             v.bind_known(Binary(kind).evaluate(known))
             return None
         mixed = kind is BinaryKind.PRELU and a.dtype is DType.INT16  # TFLite's slopes have 8 bits then
         v.same_type(a, v.output, *([] if mixed else [b]))
-        operator: Operator = Add() if kind is BinaryKind.ADD else Binary(kind)
-        return v.finish(operator, [v.real(a), v.real(b)], activation)
+        return v.finish(Add() if kind is BinaryKind.ADD else Binary(kind), [v.real(a), v.real(b)])
 
     return build
 
 
-def add_n(v: TfliteValues) -> str:
+def add_n(v: TfliteValues) -> Value:
     """ADD_N: a sum of sums, which is rounded once."""
     v.same_type(v.output, *v.inputs)
-    *terms, last = (v.real(tensor) for tensor in v.inputs)
-    if not terms:
-        raise v.refuse("has one operand, expected several", AGAIN)
+    *terms, last = map(v.real, v.inputs)
+    v.wrong_if(not terms, "has one operand, expected several")
     return v.finish(Add(), [v.folded(BinaryKind.ADD, terms, False, "partial"), last])
 
 
-def floor_divide(v: TfliteValues) -> str | None:
+def floor_divide(v: TfliteValues) -> Value | None:
     """FLOOR_DIV of floats, and of integers without quantisation: what is left of the remainder, divided."""
-    a, b = v.input(0), v.input(1)
+    a, b = v.x, v.input(1)
     if a.dtype in SHAPE_TYPES and a.quantisation is None and a.dtype is b.dtype:
-        known = [array for array in map(v.known_of, (a, b)) if array is not None]
-        if len(known) == 2 and (known[1] != 0).all():
+        known = v.all_known(a, b)
+        if known is not None and known[1].all():
             v.bind_known(known[0] // known[1])
             return None
         left, right = v.value(a), v.value(b)
-        whole = v.minus(left, v.binary(BinaryKind.MODULO, left, right, "rest"), "whole")
-        return v.binary(BinaryKind.DIVIDE, whole, right)
+        return v.over(v.minus(left, v.binary(BinaryKind.MODULO, left, right, "rest"), "whole"), right)
     v.same_type(a, b, v.output)
     return v.finish(Unary(UnaryKind.FLOOR), [v.over(v.real(a), v.real(b), "quotient")])
 
 
-def extreme(kind: BinaryKind) -> Build:
-    """The importer of MAXIMUM or MINIMUM, which compare stored integers and so must keep the quantisation."""
-
-    def build(v: TfliteValues) -> str:
-        a, b = v.input(0), v.input(1)
-        v.same_type(a, b, v.output)
-        v.keeps(a, b, v.output, what=COMPARES)
-        return v.add(Binary(kind), [v.value(a), v.value(b)])
-
-    return build
+def extreme(v: TfliteValues, kind: BinaryKind) -> Value:
+    """MAXIMUM and MINIMUM, which compare stored integers and so must keep the quantisation."""
+    a, b = v.x, v.input(1)
+    v.same_type(a, b, v.output)
+    v.keeps(a, b, v.output, what=COMPARES)
+    return v.add(Binary(kind), [v.value(a), v.value(b)])
 
 
-def arg_extreme(largest: bool) -> Build:
-    """The importer of ARG_MAX or ARG_MIN: of equal elements the first."""
-
-    def build(v: TfliteValues) -> str:
-        x, result = v.input(0), v.output
-        v.same_type(x)
-        axes, rank = v.integers(1, "axis"), len(x.shape)
-        if len(axes) != 1 or not -rank <= axes[0] < rank or result.dtype not in SHAPE_TYPES:
-            raise v.refuse(f"finds the place along {list(axes)} of {x} as {result}, which is not supported")
-        places = v.add(ArgExtreme(axes[0] % rank, largest, dtype=result.dtype), [v.value(x)], "places")
-        return v.add(Reshape(result.shape), [places])
-
-    return build
+def arg_extreme(v: TfliteValues, largest: bool) -> Value:
+    """ARG_MAX and ARG_MIN: of equal elements the first."""
+    x, result = v.x, v.output
+    v.same_type(x)
+    axis = v.axis(v.integers(1, "axis", 1)[0], x.rank)
+    places = v.add(ArgExtreme(axis, largest, dtype=result.dtype), [v.value(x)], "places")
+    return v.reshape(places, result.shape)
 
 
-def softmax(v: TfliteValues) -> str | None:
+def softmax(v: TfliteValues) -> Value:
     """SOFTMAX over the last axis; of int8 values also as int16."""
-    beta = float(v.options("SoftmaxOptions")["Beta"])
-    if not 0.0 < beta < inf:
-        raise v.refuse(f"beta is {beta}; it must be positive", AGAIN)
-    x = v.input(0)
+    beta, x = v.option("Beta"), v.x
+    v.wrong_if(not 0.0 < beta < inf, f"beta is {beta}; it must be positive")
     if (x.dtype, v.output.dtype) != (DType.INT8, DType.INT16):
         v.same_type(x, v.output)
     return v.finish(Softmax(beta), [v.real(x)])
 
 
-def quantize(v: TfliteValues) -> str:
+def quantize(v: TfliteValues) -> Value:
     """QUANTIZE: float to integer, or from one quantisation to another."""
-    result = v.output
-    if not result.dtype.is_integer:
-        raise v.refuse(f"the result {result} must be an integer", AGAIN)
-    if result.quantisation is not None and len(result.quantisation.scale) > 1:
-        raise v.refuse(f"the result {result} is quantised per channel, which is not supported", ALIKE)
-    return v.add(Quantize(result.dtype), [v.real(v.input(0)), *v.parameters(result)])
+    v.wrong_if(not v.output.dtype.is_integer, f"the result {v.output} must be an integer")
+    return v.finish(None, [v.real(v.x)])
 
 
-def dequantize(v: TfliteValues) -> str:
-    """DEQUANTIZE: the float meaning of an integer tensor."""
-    x = v.input(0)
-    if not x.dtype.is_integer or v.output.dtype is not DType.FLOAT32:
-        raise v.refuse(f"from {x} to {v.output} is not supported")
-    return v.real(x)
-
-
-def cast(v: TfliteValues) -> str:
+def cast(v: TfliteValues) -> Value:
     """CAST: the stored number in another type, whatever it stands for."""
-    x, result = v.input(0), v.output
+    x, result = v.x, v.output
     if x.dtype.is_integer and result.dtype is DType.FLOAT32:
-        unit, zero = v.constant(np.ones(1, np.float32), "unit"), v.constant(np.zeros(1, np.int32), "zero")
-        return v.add(Dequantize(), [v.value(x), unit, zero])
-    return v.add(Reshape(x.shape) if x.dtype is result.dtype else Convert(result.dtype), [v.value(x)])
+        return v.as_number(v.value(x))
+    value = v.value(x)
+    return v.reshape(value, x.shape) if x.dtype is result.dtype else v.convert(value, result.dtype)
 
 
 def comparison(kind: CompareKind, exchanged: bool = False, negative: bool = False) -> Build:
     """The importer of a relation: of the operands in turn or exchanged, or its opposite; quantised ones are the floats
     they stand for."""
 
-    def build(v: TfliteValues) -> str:
-        operands = [v.value(x) if x.quantisation is None else v.real(x) for x in (v.input(0), v.input(1))]
+    def build(v: TfliteValues) -> Value:
+        operands = [v.value(x) if x.quantisation is None else v.real(x) for x in (v.x, v.input(1))]
         value = v.add(Compare(kind), operands[::-1] if exchanged else operands, "holds")
         return v.negation(value, "negated") if negative else value
 
     return build
 
 
-def logical(kind: BinaryKind) -> Build:
-    """The importer of LOGICAL_AND (the smaller) or LOGICAL_OR (the larger)."""
-    return lambda v: v.binary(kind, v.value(v.input(0)), v.value(v.input(1)))
+def logical(v: TfliteValues, kind: BinaryKind) -> Value:
+    """LOGICAL_AND (the smaller) and LOGICAL_OR (the larger)."""
+    return v.binary(kind, v.value(v.x), v.value(v.input(1)))
 
 
-def select(v: TfliteValues) -> str:
+def select(v: TfliteValues) -> Value:
     """SELECT and SELECT_V2; the first form's condition may choose whole rows."""
-    condition, a, b = (v.input(position) for position in range(3))
+    condition, a, b = map(v.input, range(3))
     chosen = v.value(condition)
-    if v.op.opcode == "SELECT" and len(condition.shape) == 1 < len(a.shape):
-        chosen = v.add(Reshape((*condition.shape, *(1,) * (len(a.shape) - 1))), [chosen], "rows")
+    if v.op.opcode == "SELECT" and condition.rank == 1 < a.rank:
+        chosen = v.reshape(chosen, (*condition.shape, *(1,) * (a.rank - 1)), "rows")
     if same_quantisation(a, v.output) and same_quantisation(b, v.output):
         return v.add(Select(), [chosen, v.value(a), v.value(b)])
     return v.finish(Select(), [chosen, v.real(a), v.real(b)])
 
 
-def _axes(v: TfliteValues) -> tuple[int, ...]:
-    rank = len(v.input(0).shape)
-    return tuple(sorted({v.axis(axis, rank) for axis in v.integers(1, "axes")}))
-
-
 def reduction(kind: ReduceKind) -> Build:
     """The importer of SUM, MEAN or REDUCE_PROD: in float, whose integer form is the quantize stage's."""
 
-    def build(v: TfliteValues) -> str:
-        v.options("ReducerOptions")
-        x = v.input(0)
+    def build(v: TfliteValues) -> Value:
+        x = v.x
         v.same_type(x, v.output)
-        axes = _axes(v)
+        axes = v.axes(v.integers(1, "axes"), x.rank)
         operator: Operator = Reduce(kind, axes)
-        if kind is ReduceKind.MEAN and len(x.shape) == 4 and axes == (1, 2):
+        if kind is ReduceKind.MEAN and x.rank == 4 and axes == (1, 2):
             size = (x.shape[1], x.shape[2])
             operator = AveragePool2d(size, size, scaled_sum=True)
-        return v.add(Reshape(v.output.shape), [v.finish(operator, [v.real(x)], suffix="image")])
+        return v.reshape(v.finish(operator, [v.real(x)], "image"), v.output.shape)
 
     return build
 
@@ -327,135 +287,147 @@ def reduction(kind: ReduceKind) -> Build:
 def extreme_of(kind: ReduceKind) -> Build:
     """The importer of REDUCE_MAX and REDUCE_MIN, and of REDUCE_ANY and REDUCE_ALL, on stored elements."""
 
-    def build(v: TfliteValues) -> str:
-        x = v.input(0)
+    def build(v: TfliteValues) -> Value:
+        x = v.x
         v.keeps(x, v.output, what=COMPARES)
-        return v.add(Reshape(v.output.shape), [v.add(Reduce(kind, _axes(v)), [v.value(x)], "kept")])
+        axes = v.axes(v.integers(1, "axes"), x.rank)
+        return v.reshape(v.add(Reduce(kind, axes), [v.value(x)], "kept"), v.output.shape)
 
     return build
 
 
-def running_sums(v: TfliteValues) -> str:
+def running_sums(v: TfliteValues) -> Value:
     """CUMSUM: in float, whose integer form is the quantize stage's, or of integers without quantisation."""
-    x, options = v.input(0), v.options("CumsumOptions")
+    x, (axis,) = v.x, v.integers(1, "axis", 1)
+    operator = CumSum(v.axis(axis, x.rank), v.option("Exclusive"), v.option("Reverse"))
+    if x.dtype in SHAPE_TYPES and x.quantisation is None:
+        return v.add(operator, [v.value(x)])
     v.same_type(x, v.output)
-    (axis,) = v.integers(1, "axis")
-    operator = CumSum(v.axis(axis, len(x.shape)), bool(options["Exclusive"]), bool(options["Reverse"]))
-    whole = x.dtype in SHAPE_TYPES and x.quantisation is None
     if x.quantisation is not None and any(x.quantisation.zero_point):
         what = "TensorFlow Lite Micro takes the zero point off these sums once too often; Dovetail does not"
-        v.tell(f"{v.file.name}, {v.origin}: {what}")
-    return v.add(operator, [v.value(x)]) if whole else v.finish(operator, [v.real(x)])
+        v.tell(f"{v.where}: {what}")
+    return v.finish(operator, [v.real(x)])
 
 
-def l2_normalization(v: TfliteValues) -> str:
-    """L2_NORMALIZATION over the last axis."""
-    v.options("L2NormOptions")
-    v.same_type(v.input(0), v.output)
-    return v.finish(Normalise(1e-12, centred=False, summed=True), [v.real(v.input(0))], v.activation)
-
-
-PLAIN = ("CEIL", "COS", "EXP", "FLOOR", "LOG", "NEG", "ROUND", "SIGN", "SIN", "SQRT", "SQUARE")
+PLAIN = words("CEIL COS EXP FLOOR LOG NEG ROUND SIGN SIN SQRT SQUARE")
 """Functions of one float, called as our kinds."""
 
-IMPORTERS: Mapping[str, Importer] = {
-    **{name: Importer(unary(UnaryKind(name.capitalize())), 2) for name in PLAIN},
-    "ABS": Importer(unary(UnaryKind.ABSOLUTE), 5),
-    "ADD": Importer(arithmetic(BinaryKind.ADD, "AddOptions"), 5),
-    "ADD_N": Importer(add_n, 1),
-    "ARG_MAX": Importer(arg_extreme(largest=True), 2),
-    "ARG_MIN": Importer(arg_extreme(largest=False), 2),
-    "ASSIGN_VARIABLE": Importer(recurrent.assign_variable, 1),
-    "AVERAGE_POOL_2D": Importer(linear.average_pool, 3),
-    "BATCH_MATMUL": Importer(linear.batch_matmul, 4),
-    "BATCH_TO_SPACE_ND": Importer(movement.batch_to_space, 4),
-    "BROADCAST_TO": Importer(movement.broadcast_to, 3),
-    "CALL_ONCE": Importer(recurrent.call_once, 1),
-    "CAST": Importer(cast, 7),
-    "CONCATENATION": Importer(movement.concatenation, 3),
-    "CONV_2D": Importer(linear.convolution, 8),
-    "CUMSUM": Importer(running_sums, 1),
-    "DEPTHWISE_CONV_2D": Importer(linear.depthwise, 7),
-    "DEPTH_TO_SPACE": Importer(movement.depth_to_space, 2),
-    "DEQUANTIZE": Importer(dequantize, 6),
-    "DIV": Importer(arithmetic(BinaryKind.DIVIDE, "DivOptions"), 3),
-    "ELU": Importer(unary(UnaryKind.ELU, 1.0), 1),
-    "EMBEDDING_LOOKUP": Importer(movement.embedding_lookup, 4),
-    "EQUAL": Importer(comparison(CompareKind.EQUAL), 4),
-    "EXPAND_DIMS": Importer(movement.expand_dims, 1),
-    "FILL": Importer(movement.broadcast_to, 4),
-    "FLOOR_DIV": Importer(floor_divide, 3),
-    "FLOOR_MOD": Importer(arithmetic(BinaryKind.MODULO), 2),
-    "FULLY_CONNECTED": Importer(linear.fully_connected, 12),
-    "GATHER": Importer(movement.gather, 7),
-    "GATHER_ND": Importer(movement.gather_nd, 5),
-    "GELU": Importer(
-        lambda v: unary(UnaryKind.GELU_TANH if v.options("GeluOptions")["Approximate"] else UnaryKind.GELU)(v), 2
-    ),
-    "GREATER": Importer(comparison(CompareKind.LESS, exchanged=True), 3),
-    "GREATER_EQUAL": Importer(comparison(CompareKind.LESS_OR_EQUAL, exchanged=True), 3),
-    "HARD_SWISH": Importer(unary(UnaryKind.HARD_SWISH), 2),
-    "IF": Importer(lambda v: control.branch(v, _walk), 1),
-    "L2_NORMALIZATION": Importer(l2_normalization, 2),
-    "L2_POOL_2D": Importer(linear.l2_pool, 1),
-    "LEAKY_RELU": Importer(lambda v: unary(UnaryKind.LEAKY_RELU, float(v.options("LeakyReluOptions")["Alpha"]))(v), 2),
-    "LESS": Importer(comparison(CompareKind.LESS), 3),
-    "LESS_EQUAL": Importer(comparison(CompareKind.LESS_OR_EQUAL), 3),
-    "LOGICAL_AND": Importer(logical(BinaryKind.MINIMUM), 1),
-    "LOGICAL_NOT": Importer(lambda v: v.negation(v.value(v.input(0)), "negated"), 1),
-    "LOGICAL_OR": Importer(logical(BinaryKind.MAXIMUM), 1),
-    "LOGISTIC": Importer(unary(UnaryKind.SIGMOID), 3),
-    "LOG_SOFTMAX": Importer(pointwise(LogSoftmax()), 2),
-    "MAXIMUM": Importer(extreme(BinaryKind.MAXIMUM), 4),
-    "MAX_POOL_2D": Importer(linear.max_pool, 3),
-    "MEAN": Importer(reduction(ReduceKind.MEAN), 3),
-    "MINIMUM": Importer(extreme(BinaryKind.MINIMUM), 4),
-    "MIRROR_PAD": Importer(movement.mirror_pad, 3),
-    "MUL": Importer(arithmetic(BinaryKind.MULTIPLY, "MulOptions"), 7),
-    "NOT_EQUAL": Importer(comparison(CompareKind.EQUAL, negative=True), 4),
-    "PACK": Importer(movement.pack, 4),
-    "PAD": Importer(movement.pad, 4),
-    "PADV2": Importer(movement.pad, 4),
-    "POW": Importer(arithmetic(BinaryKind.POWER), 1),
-    "PRELU": Importer(arithmetic(BinaryKind.PRELU), 2),
-    "QUANTIZE": Importer(quantize, 4),
-    "READ_VARIABLE": Importer(recurrent.read_variable, 1),
-    "REDUCE_ALL": Importer(extreme_of(ReduceKind.MINIMUM), 1),
-    "REDUCE_ANY": Importer(extreme_of(ReduceKind.MAXIMUM), 2),
-    "REDUCE_MAX": Importer(extreme_of(ReduceKind.MAXIMUM), 3),
-    "REDUCE_MIN": Importer(extreme_of(ReduceKind.MINIMUM), 3),
-    "REDUCE_PROD": Importer(reduction(ReduceKind.PRODUCT), 2),
-    "RELU": Importer(pointwise(Clamp(0.0, inf)), 3),
-    "RELU6": Importer(pointwise(Clamp(0.0, 6.0)), 3),
-    "RELU_N1_TO_1": Importer(pointwise(Clamp(-1.0, 1.0)), 1),
-    "RESHAPE": Importer(movement.reshape, 1),
-    "RESIZE_BILINEAR": Importer(linear.resize_bilinear, 4),
-    "RESIZE_NEAREST_NEIGHBOR": Importer(movement.nearest, 4),
-    "REVERSE_V2": Importer(movement.reverse, 3),
-    "RSQRT": Importer(unary(UnaryKind.RECIPROCAL_ROOT), 3),
-    "SELECT": Importer(select, 5),
-    "SELECT_V2": Importer(select, 2),
-    "SHAPE": Importer(lambda v: v.bind_known(np.array(v.input(0).shape, np.int64)), 1),
-    "SLICE": Importer(movement.slice_, 5),
-    "SOFTMAX": Importer(softmax, 3),
-    "SPACE_TO_BATCH_ND": Importer(movement.space_to_batch, 4),
-    "SPACE_TO_DEPTH": Importer(movement.space_to_depth, 2),
-    "SPLIT": Importer(movement.split, 4),
-    "SPLIT_V": Importer(movement.split_v, 2),
-    "SQUARED_DIFFERENCE": Importer(arithmetic(BinaryKind.SQUARED_DIFFERENCE), 2),
-    "SQUEEZE": Importer(movement.squeeze, 1),
-    "STRIDED_SLICE": Importer(movement.strided_slice, 4),
-    "SUB": Importer(arithmetic(BinaryKind.SUBTRACT, "SubOptions"), 5),
-    "SUM": Importer(reduction(ReduceKind.SUM), 2),
-    "SVDF": Importer(recurrent.svdf, 4),
-    "TANH": Importer(unary(UnaryKind.TANH), 3),
-    "TILE": Importer(movement.tile, 3),
-    "TRANSPOSE": Importer(movement.transpose, 6),
-    "TRANSPOSE_CONV": Importer(linear.transpose_conv, 5),
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": Importer(recurrent.lstm, 4),
-    "UNPACK": Importer(movement.unpack, 4),
-    "VAR_HANDLE": Importer(recurrent.var_handle, 1),
-    "WHILE": Importer(lambda v: control.loop(v, _walk), 1),
-    "ZEROS_LIKE": Importer(movement.zeros_like, 1),
+_BY_VERSION: Mapping[int, Mapping[str, Build]] = {
+    1: {
+        "ADD_N": add_n,
+        "ASSIGN_VARIABLE": recurrent.assign_variable,
+        "CALL_ONCE": recurrent.call_once,
+        "CUMSUM": running_sums,
+        "ELU": unary(UnaryKind.ELU, 1.0),
+        "EXPAND_DIMS": movement.expand_dims,
+        "IF": partial(recurrent.branch, walk=_walk),
+        "L2_POOL_2D": linear.l2_pool,
+        "LOGICAL_AND": partial(logical, kind=BinaryKind.MINIMUM),
+        "LOGICAL_NOT": lambda v: v.negation(v.value(v.x), "negated"),
+        "LOGICAL_OR": partial(logical, kind=BinaryKind.MAXIMUM),
+        "POW": arithmetic(BinaryKind.POWER),
+        "READ_VARIABLE": recurrent.read_variable,
+        "REDUCE_ALL": extreme_of(ReduceKind.MINIMUM),
+        "RELU_N1_TO_1": pointwise(Clamp(-1.0, 1.0)),
+        "RESHAPE": movement.reshape,
+        "SHAPE": lambda v: v.bind_known(np.array(v.x.shape, np.int64)),
+        "SQUEEZE": movement.squeeze,
+        "VAR_HANDLE": recurrent.var_handle,
+        "WHILE": partial(recurrent.loop, walk=_walk),
+        "ZEROS_LIKE": movement.zeros_like,
+    },
+    2: {
+        **{name: unary(UnaryKind(name.capitalize())) for name in PLAIN},
+        "ARG_MAX": partial(arg_extreme, largest=True),
+        "ARG_MIN": partial(arg_extreme, largest=False),
+        "DEPTH_TO_SPACE": partial(movement.in_blocks, apart=False),
+        "FLOOR_MOD": arithmetic(BinaryKind.MODULO),
+        "GELU": lambda v: unary(UnaryKind.GELU_TANH if v.option("Approximate") else UnaryKind.GELU)(v),
+        "HARD_SWISH": unary(UnaryKind.HARD_SWISH),
+        "L2_NORMALIZATION": pointwise(Normalise(1e-12, centred=False, summed=True)),
+        "LEAKY_RELU": lambda v: unary(UnaryKind.LEAKY_RELU, v.option("Alpha"))(v),
+        "LOG_SOFTMAX": pointwise(LogSoftmax()),
+        "PRELU": arithmetic(BinaryKind.PRELU),
+        "REDUCE_ANY": extreme_of(ReduceKind.MAXIMUM),
+        "REDUCE_PROD": reduction(ReduceKind.PRODUCT),
+        "SELECT_V2": select,
+        "SPACE_TO_DEPTH": partial(movement.in_blocks, apart=True),
+        "SPLIT_V": movement.split_v,
+        "SQUARED_DIFFERENCE": arithmetic(BinaryKind.SQUARED_DIFFERENCE),
+        "SUM": reduction(ReduceKind.SUM),
+    },
+    3: {
+        "AVERAGE_POOL_2D": partial(linear.pool, kind=AveragePool2d),
+        "BROADCAST_TO": movement.broadcast_to,
+        "CONCATENATION": movement.concatenation,
+        "DIV": arithmetic(BinaryKind.DIVIDE),
+        "FLOOR_DIV": floor_divide,
+        "GREATER": comparison(CompareKind.LESS, exchanged=True),
+        "GREATER_EQUAL": comparison(CompareKind.LESS_OR_EQUAL, exchanged=True),
+        "LESS": comparison(CompareKind.LESS),
+        "LESS_EQUAL": comparison(CompareKind.LESS_OR_EQUAL),
+        "LOGISTIC": unary(UnaryKind.SIGMOID),
+        "MAX_POOL_2D": partial(linear.pool, kind=MaxPool2d),
+        "MEAN": reduction(ReduceKind.MEAN),
+        "MIRROR_PAD": movement.mirror_pad,
+        "REDUCE_MAX": extreme_of(ReduceKind.MAXIMUM),
+        "REDUCE_MIN": extreme_of(ReduceKind.MINIMUM),
+        "RELU": pointwise(Clamp(0.0, inf)),
+        "RELU6": pointwise(Clamp(0.0, 6.0)),
+        "REVERSE_V2": movement.reverse,
+        "RSQRT": unary(UnaryKind.RECIPROCAL_ROOT),
+        "SOFTMAX": softmax,
+        "TANH": unary(UnaryKind.TANH),
+        "TILE": movement.tile,
+    },
+    4: {
+        "BATCH_MATMUL": linear.batch_matmul,
+        "BATCH_TO_SPACE_ND": movement.batch_to_space,
+        "EMBEDDING_LOOKUP": movement.embedding_lookup,
+        "EQUAL": comparison(CompareKind.EQUAL),
+        "FILL": partial(movement.broadcast_to, place=1),
+        "MAXIMUM": partial(extreme, kind=BinaryKind.MAXIMUM),
+        "MINIMUM": partial(extreme, kind=BinaryKind.MINIMUM),
+        "NOT_EQUAL": comparison(CompareKind.EQUAL, negative=True),
+        "PACK": movement.pack,
+        "PAD": movement.pad,
+        "PADV2": movement.pad,
+        "QUANTIZE": quantize,
+        "RESIZE_BILINEAR": linear.resize_bilinear,
+        "RESIZE_NEAREST_NEIGHBOR": movement.nearest,
+        "SPACE_TO_BATCH_ND": movement.space_to_batch,
+        "SPLIT": movement.split,
+        "STRIDED_SLICE": movement.strided_slice,
+        "SVDF": recurrent.svdf,
+        "UNIDIRECTIONAL_SEQUENCE_LSTM": recurrent.lstm,
+        "UNPACK": movement.unpack,
+    },
+    5: {
+        "ABS": unary(UnaryKind.ABSOLUTE),
+        "ADD": arithmetic(BinaryKind.ADD),
+        "GATHER_ND": movement.gather_nd,
+        "SELECT": select,
+        "SLICE": movement.slice_,
+        "SUB": arithmetic(BinaryKind.SUBTRACT),
+        "TRANSPOSE_CONV": linear.transpose_conv,
+    },
+    6: {
+        "DEQUANTIZE": lambda v: v.real(v.x),
+        "TRANSPOSE": movement.transpose,
+    },
+    7: {
+        "CAST": cast,
+        "DEPTHWISE_CONV_2D": linear.depthwise,
+        "GATHER": movement.gather,
+        "MUL": arithmetic(BinaryKind.MULTIPLY),
+    },
+    8: {
+        "CONV_2D": linear.convolution,
+    },
+    12: {
+        "FULLY_CONNECTED": linear.fully_connected,
+    },
 }
+
+IMPORTERS = {name: Importer(build, newest) for newest, table in _BY_VERSION.items() for name, build in table.items()}
 """Every TFLite operator Dovetail reads."""

@@ -7,32 +7,23 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Self
 
-import numpy as np
-
 from dovetail.errors import ModelError
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.user import UserOperator
-from dovetail.ir.types import Array, DType, TensorType
-from dovetail.read.tflite.file import (
-    AGAIN,
-    ALIKE,
-    FOLD,
-    OTHERWISE,
-    OperatorEntry,
-    TfliteFile,
-    TfliteTensor,
-    default_options,
-)
-from dovetail.read.values import Values
+from dovetail.ir.types import Array, DType
+from dovetail.read.tflite.file import ADVICE, OperatorEntry, TfliteFile, TfliteQuantisation, TfliteTensor
+from dovetail.read.values import AGAIN, ALIKE, FOLD, Value, Values, words
 
-ACTIVATIONS: Mapping[int, tuple[float, float] | None] = {0: None, 1: (0.0, inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
-"""Fused activation by its number in the TFLite schema (NONE, RELU, RELU_N1_TO_1, RELU6) as a range."""
+ACTIVATIONS = words("NONE RELU RELU_N1_TO_1 RELU6 TANH SIGN_BIT")
+"""Fused activations by their numbers in the TFLite schema."""
 
-ACTIVATION_NAMES = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6", "TANH", "SIGN_BIT")
-"""The schema's names, for messages."""
+LIMITS: Mapping[str, tuple[float, float] | None] = {
+    **{"NONE": None, "RELU": (0.0, inf), "RELU_N1_TO_1": (-1.0, 1.0), "RELU6": (0.0, 6.0)}
+}
+"""The ranges of those that limit."""
 
 ACTIVATION_TYPES = (DType.INT8, DType.UINT8, DType.INT16, DType.FLOAT32)
 """Element types a computed value may have."""
@@ -52,9 +43,9 @@ class Variables:
     """The variable each resource tensor stands for."""
     first: dict[Key, Array] = field(default_factory=dict)
     """Contents before the first inference, where CALL_ONCE sets them."""
-    current: dict[Key, str] = field(default_factory=dict)
+    current: dict[Key, Value] = field(default_factory=dict)
     """The graph value of each variable read or written so far, as of the operator being imported."""
-    states: dict[Key, str] = field(default_factory=dict)
+    states: dict[Key, Value] = field(default_factory=dict)
     """The graph's state of each variable that is read before it is written."""
     taken: set[int] = field(default_factory=set)
     """Variable tensors an operator keeps already."""
@@ -63,6 +54,7 @@ class Variables:
 class TfliteValues(Values):
     """The import in progress, as one operator of the file sees it. Values are as stored, or `real`: their floats."""
 
+    advice = ADVICE
     op: OperatorEntry
     """The operator being read."""
 
@@ -74,9 +66,9 @@ class TfliteValues(Values):
         """How many subgraphs this one is called through."""
         self.steps: list[OperatorEntry] = []
         """Every operator imported so far, those of subgraphs each time."""
-        self._values: dict[int, str] = {}
+        self._values: dict[int, Value] = {}
         self._known: dict[int, Array] = {}
-        self._parameters: dict[int, tuple[str, str]] = {}
+        self._parameters: dict[int, tuple[Value, Value]] = {}
 
     def inside(self, file: TfliteFile) -> Self:
         """The import of a subgraph, for one call of it; its tensors have no values yet."""
@@ -84,7 +76,7 @@ class TfliteValues(Values):
         own: dict[str, object] = {"_values": {}, "_known": {}, "_parameters": {}}
         return self.again(file=file, depth=self.depth + 1, variables=variables, **own)
 
-    def give(self, tensor: TfliteTensor, value: str, known: Array | None) -> None:
+    def give(self, tensor: TfliteTensor, value: Value, known: Array | None) -> None:
         """Let a tensor have a value, and elements where they are known."""
         self._values[tensor.index] = value
         if known is not None:
@@ -100,22 +92,20 @@ class TfliteValues(Values):
         name = self.file.tensors[op.outputs[0]].name if op.outputs and op.outputs[0] >= 0 else "no result"
         return f"{op.custom_code or op.opcode} {op.index} ({name})"
 
-    def refuse(self, what: str, hint: str = OTHERWISE) -> ModelError:
-        return ModelError(what, where=f"{self.file.name}, {self.origin}", hint=hint)
+    @property
+    def where(self) -> str:
+        return f"{self.file.name}, {self.origin}"
 
     # What the operator says
 
-    def options(self, kind: str) -> Mapping[str, Any]:
-        """The operator's options of the schema's class `kind`; its defaults where the file has none or those of another
-        class, as the runtimes do (core/api/flatbuffer_conversions.cc)."""
-        if self.op.options_class != kind:
-            self.op = replace(self.op, options_class=kind, options=default_options(kind))
-        return self.op.options
+    def option(self, name: str) -> Any:
+        """One of the operator's options, by its name in the schema."""
+        return self.op.options[name]
 
     @property
     def activation(self) -> int:
-        """The number of the activation that the operator's options fuse with it."""
-        return int(self.op.options["FusedActivationFunction"])
+        """The number of the activation that the operator's options fuse with it; 0 for none."""
+        return int(self.op.options.get("FusedActivationFunction", 0))
 
     def optional(self, position: int) -> TfliteTensor | None:
         """An operand that may be absent, or without elements, which means the same."""
@@ -130,6 +120,11 @@ class TfliteValues(Values):
     def has(self, position: int) -> bool:
         """True when the file has an operand, be it one without elements."""
         return self._given(position) is not None
+
+    @property
+    def x(self) -> TfliteTensor:
+        """The first operand."""
+        return self.input(0)
 
     def input(self, position: int) -> TfliteTensor:
         """An operand that must be there."""
@@ -150,16 +145,14 @@ class TfliteValues(Values):
 
     def results(self, count: int) -> list[TfliteTensor]:
         """The operator's results."""
-        if len(self.op.outputs) != count or any(index < 0 for index in self.op.outputs):
-            raise self.refuse(f"has {len(self.op.outputs)} results, expected {count}", AGAIN)
-        return [self.file.tensors[index] for index in self.op.outputs]
+        found = self.op.outputs
+        self.wrong_if(len(found) != count or min(found, default=0) < 0, f"has {len(found)} results, expected {count}")
+        return [self.file.tensors[index] for index in found]
 
     def image(self) -> TfliteTensor:
         """The first operand, which must be an NHWC image."""
-        x = self.input(0)
-        if len(x.shape) != 4:
-            raise self.refuse(f"needs an NHWC image, got {x}", AGAIN)
-        return x
+        self.wrong_if(self.x.rank != 4, f"needs an NHWC image, got {self.x}")
+        return self.x
 
     def integers(self, position: int, what: str, count: int = -1) -> tuple[int, ...]:
         """The elements of a constant int32 or int64 operand, row by row; `count` of them unless that is negative."""
@@ -167,38 +160,29 @@ class TfliteValues(Values):
         array = self.known_of(tensor)
         if array is None or tensor.dtype not in SHAPE_TYPES:
             raise self.refuse(f"the operand {tensor} ({what}) must be a constant of int32 or int64", FOLD)
-        if count >= 0 and array.size != count:
-            raise self.refuse(f"the {what} has {array.size} entries, expected {count}", AGAIN)
-        return tuple(int(value) for value in array.reshape(-1))
-
-    def axis(self, axis: int, rank: int) -> int:
-        """An axis counted from either end as one counted from the front."""
-        if not -rank <= axis < rank:
-            raise self.refuse(f"axis {axis} is outside the {rank} axes", AGAIN)
-        return axis % rank
+        self.wrong_if(count >= 0 and array.size != count, f"the {what} has {array.size} entries, expected {count}")
+        return tuple(array.reshape(-1).tolist())
 
     def array(self, tensor: TfliteTensor, what: str) -> Array:
         """The elements of an operand that must be constant."""
-        if not tensor.is_constant:
-            raise self.refuse(f"the {what} {tensor} must be constant", FOLD)
+        self.refuse_if(not tensor.is_constant, f"the {what} {tensor} must be constant", FOLD)
         return tensor.array()
 
     def expect_shape(self, shape: Sequence[int]) -> None:
         """Refuse a result of another shape than the model declares, before anything of its size is made."""
-        if tuple(shape) != self.output.shape:
-            raise self.refuse(f"gives the shape {list(shape)}, the model declares {self.output}", AGAIN)
+        odd = tuple(shape) != self.output.shape
+        self.wrong_if(odd, f"gives the shape {list(shape)}, the model declares {self.output}")
 
     def same_type(self, *tensors: TfliteTensor) -> None:
         """Refuse unless all tensors are activations of one element type."""
-        for tensor in tensors:
-            if tensor.dtype is not tensors[0].dtype or tensor.dtype not in ACTIVATION_TYPES:
-                raise self.refuse(f"mixes or has unsupported element types: {', '.join(map(str, tensors))}")
+        if any(one.dtype is not tensors[0].dtype or one.dtype not in ACTIVATION_TYPES for one in tensors):
+            raise self.refuse(f"mixes or has unsupported element types: {', '.join(map(str, tensors))}")
 
     def keeps(self, *tensors: TfliteTensor, what: str) -> None:
         """Refuse unless elements of all tensors can be copied to the last one; `what` begins the message."""
-        if not all(same_quantisation(tensor, tensors[-1]) for tensor in tensors):
-            listed = ", ".join(map(str, tensors[:-1]))
-            raise self.refuse(f"{what} {listed} and {tensors[-1]} differ", ALIKE)
+        *others, last = tensors
+        if not all(same_quantisation(tensor, last) for tensor in tensors):
+            raise self.refuse(f"{what} {', '.join(map(str, others))} and {last} differ", ALIKE)
 
     # Known and computed tensors
 
@@ -206,29 +190,25 @@ class TfliteValues(Values):
         """The elements of a constant, or of a tensor computed from shapes alone; None for any other."""
         return tensor.array() if tensor.is_constant else self._known.get(tensor.index)
 
+    def all_known(self, *tensors: TfliteTensor) -> list[Array] | None:
+        """The elements of integers that are all known; None where one is not."""
+        known = [array for array in map(self.known_of, tensors) if array is not None]
+        return known if len(known) == len(tensors) and all(one.dtype in SHAPE_TYPES for one in tensors[:1]) else None
+
     def bind_known(self, array: Array) -> None:
         """Make `array`, known now, the operator's result; it must have the type the model declares."""
         tensor = self.output
-        if tensor.shape != array.shape or tensor.dtype not in SHAPE_TYPES or tensor.is_constant:
-            raise self.refuse(f"computes {list(array.shape)} integers, the model declares {tensor}", AGAIN)
+        odd = tensor.shape != array.shape or tensor.dtype not in SHAPE_TYPES or tensor.is_constant
+        self.wrong_if(odd, f"computes {list(array.shape)} integers, the model declares {tensor}")
         self._known[tensor.index] = array.astype(tensor.dtype.numpy)
 
-    def bind(self, value: str, result: TfliteTensor | None = None) -> None:
+    def bind(self, value: Value, result: TfliteTensor | None = None) -> None:
         """Make `value` the operator's result (one of several); it must have the type the model declares."""
         tensor = result or self.output
-        if tensor.index in self._values or tensor.is_constant or tensor.is_variable:
-            raise self.refuse(f"tensor {tensor} is written twice or is a constant", AGAIN)
-        found = self.type_of(value)
-        if found != TensorType(tensor.shape, tensor.dtype):
-            raise self.refuse(f"computes {found}, the model declares {tensor}", AGAIN)
+        odd = tensor.index in self._values or tensor.is_constant or tensor.is_variable
+        self.wrong_if(odd, f"tensor {tensor} is written twice or is a constant")
+        self.wrong_if(value.type != tensor.type, f"computes {value.type}, the model declares {tensor}")
         self._values[tensor.index] = value
-
-    def bind_open(self, value: str, tensor: TfliteTensor) -> None:
-        """As `bind`, for a result whose shape the model may leave open: without axes, or with sizes of 0."""
-        found = self.type_of(value)
-        if tensor.dtype is found.dtype and (not tensor.shape or tensor.is_empty):
-            tensor = replace(tensor, shape=found.shape)
-        self.bind(value, tensor)
 
     def add_input(self, index: int) -> None:
         """Declare an input of the network."""
@@ -237,86 +217,76 @@ class TfliteValues(Values):
             what = f"input {tensor} is a constant, a variable or listed twice"
             raise ModelError(what, where=self.file.name, hint="convert the model again")
         name = self.builder.fresh(tensor.name)
-        self._values[index] = self.builder.input(name, TensorType(tensor.shape, tensor.dtype))
+        self._values[index] = self.graph_input(name, tensor.type)
 
-    def value(self, tensor: TfliteTensor, where: str = "") -> str:
+    def value(self, tensor: TfliteTensor, where: str = "") -> Value:
         """The value of a tensor as stored: an integer for a quantised one."""
         if tensor.index not in self._values:
-            where = where or f"{self.file.name}, {self.origin}"
+            what, hint = (
+                "is read before it is computed",
+                "convert the model again: its operators stand in the wrong order",
+            )
             if tensor.is_variable:
+                what = "is a variable, which this operator cannot keep"
                 hint = "keep states in a recurrent layer, or give them as an input and an output"
-                raise ModelError(
-                    f"tensor {tensor} is a variable, which this operator cannot keep", where=where, hint=hint
-                )
-            if not tensor.is_constant:
-                hint = "convert the model again: its operators stand in the wrong order"
-                raise ModelError(f"tensor {tensor} is read before it is computed", where=where, hint=hint)
-            self._values[tensor.index] = self.builder.constant(tensor.name, tensor.array(), tensor.dtype)
+            if tensor.is_variable or not tensor.is_constant:
+                raise ModelError(f"tensor {tensor} {what}", where=where or self.where, hint=hint)
+            self._values[tensor.index] = self.placed(tensor.name, tensor.array(), tensor.dtype)
         return self._values[tensor.index]
 
-    def real(self, tensor: TfliteTensor) -> str:
+    def real(self, tensor: TfliteTensor) -> Value:
         """The float meaning of a tensor: itself, or a Dequantize of it."""
-        value = self.value(tensor)
+        value, held = self.value(tensor), tensor.quantisation
         if tensor.dtype is DType.FLOAT32:
             return value
-        scale, zero_point = self.parameters(tensor)
-        axis = tensor.quantisation.axis if tensor.quantisation and len(tensor.quantisation.scale) > 1 else -1
-        return self.dequantize(value, scale, zero_point, axis)
+        axis = held.axis if held and len(held.scale) > 1 else -1
+        return self.dequantized(value, *self.parameters(tensor), axis)
 
-    def dequantize(self, value: str, scale: str, zero_point: str, axis: int = -1) -> str:
+    def dequantized(self, value: Value, scale: Value, zero_point: Value, axis: int = -1) -> Value:
         """A Dequantize node."""
         return self.add(Dequantize(axis), [value, scale, zero_point], name=f"{value}_real")
 
-    def parameters(self, tensor: TfliteTensor) -> tuple[str, str]:
-        """The scale and zero-point constants of a quantised tensor."""
+    def quantisation(self, tensor: TfliteTensor) -> TfliteQuantisation:
+        """The quantisation of a tensor that must have one."""
         if tensor.quantisation is None:
             raise self.refuse(f"tensor {tensor} has no quantisation", "quantise the whole model")
+        return tensor.quantisation
+
+    def parameters(self, tensor: TfliteTensor) -> tuple[Value, Value]:
+        """The scale and zero-point constants of a quantised tensor."""
+        held = self.quantisation(tensor)
         if tensor.index not in self._parameters:
-            scale = self.builder.constant(f"{tensor.name}_scale", tensor.quantisation.scale)
-            zero_point = self.builder.constant(f"{tensor.name}_zero_point", tensor.quantisation.zero_point)
-            self._parameters[tensor.index] = (scale, zero_point)
+            scale = self.placed(f"{tensor.name}_scale", held.scale)
+            self._parameters[tensor.index] = scale, self.placed(f"{tensor.name}_zero_point", held.zero_point)
         return self._parameters[tensor.index]
 
     # Results
 
-    def finish(self, operator: Operator, operands: Sequence[str], activation: int = 0, suffix: str = "") -> str:
-        """operator -> Clamp -> Quantize: the result in float, limited by a fused activation, quantised if its tensor
-        is; the last one there is has the name."""
-        return self._chained([operator, *self._ending(activation)], operands, suffix)
-
-    def finish_real(self, value: str, activation: int = 0) -> str:
-        """A float value, limited by a fused activation, and quantised."""
-        return self._chained(self._ending(activation), [value], "")
-
-    def _ending(self, activation: int) -> list[Operator]:
-        """Clamp and Quantize, each where there is one."""
-        tensor = self.output
-        if activation not in ACTIVATIONS:
-            named = dict(enumerate(ACTIVATION_NAMES)).get(activation, activation)
-            raise self.refuse(f"the fused activation {named} is not supported")
-        limits = ACTIVATIONS[activation]
-        steps: list[Operator] = [Clamp(*limits)] if limits else []
-        if tensor.dtype.is_integer:
-            if tensor.quantisation and len(tensor.quantisation.scale) != 1:
-                raise self.refuse(f"the result {tensor} is quantised per channel, which is not supported", ALIKE)
-            steps.append(Quantize(tensor.dtype))
-        return steps
-
-    def _chained(self, steps: Sequence[Operator], operands: Sequence[str], suffix: str) -> str:
-        for step in steps:
-            parameters = self.parameters(self.output) if isinstance(step, Quantize) else ()
-            on_the_way = "" if step is steps[-1] else "_clamped" if isinstance(step, Clamp) else "_sum"
-            operands = [self.add(step, [*operands, *parameters], name=f"{self.named(suffix)}{on_the_way}")]
+    def finish(self, operator: Operator | None, operands: Sequence[Value], suffix: str = "") -> Value:
+        """operator, if any, -> Clamp -> Quantize: the result in float, limited by a fused activation, quantised if its
+        tensor is; the last one there is has the name."""
+        result, named = self.output, dict(enumerate(ACTIVATIONS)).get(self.activation, str(self.activation))
+        self.refuse_if(named not in LIMITS, f"the fused activation {named} is not supported")
+        limits = LIMITS[named]
+        steps: list[Operator] = [*([operator] if operator else []), *([Clamp(*limits)] if limits else [])]
+        if result.dtype.is_integer:
+            if result.quantisation and len(result.quantisation.scale) != 1:
+                raise self.refuse(f"the result {result} is quantised per channel, which is not supported", ALIKE)
+            steps.append(Quantize(result.dtype))
+        for left, step in zip(range(len(steps))[::-1], steps, strict=True):
+            parameters = self.parameters(result) if step.quantises else ()
+            ending = ("_clamped" if isinstance(step, Clamp) else "_sum") if left else ""
+            operands = [self.add(step, [*operands, *parameters], name=self.named(suffix) + ending)]
         return operands[0]
 
-    def moved(self, *operators: Operator, position: int = 0) -> str | None:
+    def moved(self, *operators: Operator, position: int = 0) -> Value | None:
         """Operators, one behind the other, that copy elements of an operand as stored; of a known one now (None)."""
         x = self.input(position)
-        known = self.known_of(x)
-        if known is not None and x.dtype in SHAPE_TYPES:
+        known = self.all_known(x)
+        if known is not None:
             for operator in operators:
-                known = operator.evaluate([known])
-            self.bind_known(known)
+                known = [operator.evaluate(known)]
+            self.bind_known(known[0])
             return None
         self.keeps(x, self.output, what="copies elements, but the type or quantisation of")
         value = self.value(x)
@@ -327,13 +297,6 @@ class TfliteValues(Values):
 
 def same_quantisation(a: TfliteTensor, b: TfliteTensor) -> bool:
     """True when elements of `a` can be copied to `b`."""
-    if a.quantisation is None or b.quantisation is None:
-        return a.dtype is b.dtype and a.quantisation is b.quantisation
-    return a.dtype is b.dtype and a.quantisation.same_as(b.quantisation)
-
-
-def bias_scale(x: TfliteTensor, w: TfliteTensor) -> Array:
-    """Scale of a product of two quantised tensors, float32 [1 or C]: the unit TFLite's kernels count a bias in."""
-    if x.quantisation is None or w.quantisation is None:
-        raise ValueError("a product of values without quantisation has no scale")
-    return np.asarray(x.quantisation.scale * w.quantisation.scale, np.float32)
+    one, other = a.quantisation, b.quantisation
+    alike = one.same_as(other) if one is not None and other is not None else one is other
+    return a.dtype is b.dtype and alike
