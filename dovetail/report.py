@@ -20,15 +20,19 @@ On the host there is no time: every figure that needs it is None (`null`), and t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from dovetail.claims import Claim, claims
+from dovetail.claims import notes as device_notes
 from dovetail.codegen.manifest import BuildManifest, LayerWork, MemoryUse
 from dovetail.energy import energy
 from dovetail.names import names
 from dovetail.schedule.layout import Conversion
+from dovetail.sim.stretches import busy as busy
 from dovetail.sim.stretches import jobs_of
+from dovetail.sim.stretches import union as union
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -187,6 +191,8 @@ class Report:
     """Cycles of an inference as the clock has them at compile time."""
     notes: tuple[str, ...] = ()
     """Sentences on what the figures leave out."""
+    claims: tuple[Claim, ...] = ()
+    """Cycles declared and taken, by layer of the model and unit."""
     energy: Mapping[str, float] = field(default_factory=dict)
     """uJ of the first inference by core, engine and memory; empty where the target says nothing."""
 
@@ -222,9 +228,20 @@ def make_report(result: RunResult) -> Report:
         delay=manifest.delay,
         conversions=manifest.conversions,
         estimated=manifest.estimated,
-        notes=_notes(manifest, first),
+        notes=device_notes(result),
+        claims=claims(result, _awake(layers, cores)),
         energy=energy(result, {**each[0].cycles, **{core.name: core.cycles for core in cores}}, macs),
     )
+
+
+def _awake(layers: Sequence[ReportLayer], cores: Sequence[CoreUse]) -> list[int | None]:
+    """By layer, the cycles of the core that works longest for it."""
+    return [
+        None
+        if own.core_cycles is None
+        else max([own.core_cycles, *(core.layers.get(own.name, 0) for core in cores[1:])])
+        for own in layers
+    ]
 
 
 def _macs(layers: Sequence[ReportLayer], works: Sequence[LayerWork], target: Target) -> dict[str, int]:
@@ -296,16 +313,6 @@ def _engine_cycles(manifest: BuildManifest, first: InferenceResult) -> list[int 
     return [busy(some) if is_known else None for some, is_known in zip(own, known, strict=True)]
 
 
-def _notes(manifest: BuildManifest, first: InferenceResult) -> tuple[str, ...]:
-    """A sentence for each device that does not account for its work."""
-    unknown = jobs_of(manifest.stretches, first)[1] if first.total_cycles is not None else {}
-    return tuple(
-        f"{name} shows {len(first.activities.get(name, ()))} jobs and was given {count}: its busy cycles are not known "
-        "by layer (let its device give one Activity for each command, or say Command.jobs)"
-        for name, count in unknown.items()
-    )
-
-
 def windows(inference: InferenceResult) -> list[tuple[int, int, int]]:
     """Layer, first and one past the last cycle of every window; together they are the inference."""
     if inference.total_cycles is None or not inference.markers:
@@ -313,22 +320,6 @@ def windows(inference: InferenceResult) -> list[tuple[int, int, int]]:
     ends = [*(marker.start_cycle for marker in inference.markers[1:]), inference.total_cycles]
     starts = [0, *ends[:-1]]
     return [(m.layer, start, end) for m, start, end in zip(inference.markers, starts, ends, strict=True)]
-
-
-def union(spans: Sequence[Span]) -> list[Span]:
-    """The same stretches without overlaps, in order."""
-    joined: list[Span] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def busy(jobs: Iterable[DeviceActivity]) -> int:
-    """Cycles in which at least one of these jobs is going on."""
-    return sum(end - start for start, end in union([(job.start, job.end) for job in jobs]))
 
 
 def _timeline(inference: InferenceResult, layers: Sequence[ReportLayer]) -> dict[str, tuple[ReportActivity, ...]]:
@@ -380,6 +371,7 @@ def totals(report: Report) -> list[str]:
         bound = f"lower bound {_number(use.lower_bound)}"
         lines.append(f"{name:13} {_number(use.peak)} of {_number(use.size)} bytes at the peak ({bound})")
     lines += [f"{'note':13} {note}" for note in report.notes]
+    lines += [f"{'claim':13} {claim.sentence}" for claim in report.claims if claim.is_off]
     lines += _core_lines(report) if len(report.cores) > 1 else []
     if report.sizes:
         sizes = ", ".join(f"{name} {_number(size)}" for name, size in report.sizes.items())

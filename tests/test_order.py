@@ -48,7 +48,7 @@ CORE = (
         "sim",
         "fields",
     ),
-    *("options", "compile", "run", "energy", "report", "arrays", "prove", "explain", "api", "cli", "__main__"),
+    *("options", "compile", "run", "energy", "claims", "report", "arrays", "prove", "explain", "api", "cli", "__main__"),
 )
 """The compiler of a described target: everything but the guests."""
 GUESTS = ("targets", "guests")

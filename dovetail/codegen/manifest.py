@@ -89,6 +89,10 @@ class LayerWork(msgspec.Struct, frozen=True):
     """MACs by engine."""
     cores: tuple[Count, ...] | None = None
     """Numbers of the cores that compute it, on a target of several cores."""
+    declared: dict[str, Count] = {}
+    """Cycles by engine, DMA and core, as the planner has them."""
+    instead: Count = 0
+    """Cycles of the core for a layer on an engine, by estimate."""
 
 
 @dataclass(frozen=True, slots=True)

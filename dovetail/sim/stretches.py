@@ -8,7 +8,7 @@ and how many commands each queue was given for it (`commands`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -55,3 +55,19 @@ def with_lists(stretches: Sequence[Stretch], inference: InferenceResult) -> Infe
         found.append(Marker(own.layer, reached, end, begun, count, max(end - reached - awake, 0)))
         reached = end
     return replace(inference, markers=tuple(found))
+
+
+def union(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same stretches without overlaps, in order."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def busy(jobs: Iterable[Activity]) -> int:
+    """Cycles in which at least one of these jobs is going on."""
+    return sum(end - start for start, end in union([(job.start, job.end) for job in jobs]))

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dovetail.codegen.emit.declared import declared_fields
 from dovetail.codegen.emit.unit import Unit
 from dovetail.codegen.manifest import SCHEMA
 from dovetail.program.ir import (
@@ -174,7 +175,7 @@ def _work(unit: Unit) -> list[dict[str, Any]]:
     calls = [statement for statement in unit.program.statements if isinstance(statement, Call)]
     for layer, own in enumerate(found if unit.target.workers else ()):
         own["cores"] = sorted({call.core for call in calls if call.layer == layer})
-    return found
+    return [own | declared for own, declared in zip(found, declared_fields(unit), strict=True)]
 
 
 def _stretches(unit: Unit) -> list[dict[str, Any]]:

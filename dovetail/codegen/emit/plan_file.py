@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+from dovetail.codegen.emit.declared import launch_cycles
 from dovetail.codegen.emit.manifest import engine_moves
 from dovetail.codegen.plan_file import SCHEMA, PlanBuffer, PlanGraph, PlanLayer, PlanMemory, PlanMove
 from dovetail.ir.graph import Graph, Node
@@ -104,15 +105,9 @@ def _layer(region: Region, own: Sequence[Statement]) -> PlanLayer:
             for name in constants
         ],
         "launches": sum(isinstance(s, LaunchStatement) for s in own),
-        "modelled": sum(_modelled(region, s) for s in own if isinstance(s, LaunchStatement)),
+        "modelled": sum(launch_cycles(region, s) for s in own if isinstance(s, LaunchStatement)),
         "calls": sum(isinstance(s, Call) for s in own),
     }
-
-
-def _modelled(region: Region, launch: LaunchStatement) -> int:
-    """Cycles of a launch as the offload's cost model has them."""
-    mine = region.offload is not None and region.engine is not None and region.engine.name == launch.engine
-    return region.offload.cycles(launch.match) if mine and region.offload is not None else 0
 
 
 def _weighs(graph: Graph, node: Node, name: str) -> bool:

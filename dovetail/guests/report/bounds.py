@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dovetail.claims import transfers_of
 from dovetail.report import Span, union, windows
 
 if TYPE_CHECKING:
-    from dovetail.sim.device import Activity
     from dovetail.sim.protocol import InferenceResult
     from dovetail.target.chip import Core, Dma
     from dovetail.target.description import Target
@@ -126,11 +126,6 @@ def _dma_for(layer: Mapping[str, Any], target: Target) -> Dma | StreamDma | None
     names = layer["engine"].split("+")
     own = [engine.dma for engine in target.engines if engine.name in names and engine.dma]
     return own[0] if own else next((dma for dma in target.dmas if dma.name in names), target.dma)
-
-
-def transfers_of(inference: InferenceResult, target: Target) -> list[Activity]:
-    """The transfers of all DMAs, one DMA after the other."""
-    return [job for dma in target.dmas for job in inference.activities.get(dma.name, ())]
 
 
 def exposed(

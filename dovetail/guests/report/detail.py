@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from dovetail.claims import transfer_owners, transfers_of
 from dovetail.codegen.plan_file import PlanFile, PlanLayer, PlanMemory, read_plan
 from dovetail.guests.report.bounds import (
     KINDS,
@@ -18,7 +19,6 @@ from dovetail.guests.report.bounds import (
     model_bound,
     reason,
     spent,
-    transfers_of,
 )
 from dovetail.report import Report, busy, make_report, union, windows
 
@@ -55,7 +55,7 @@ def detail(result: RunResult) -> Json:
 
 
 def _layers(run: Json, plan: PlanFile, first: InferenceResult, target: Target) -> list[Json]:
-    owners = _owners(plan, first, target)
+    owners = transfer_owners(plan, first, target)
     parts = exposed(first, len(run["layers"]), target, owners)
     moving = Counter[int]()
     for job, owner in zip(transfers_of(first, target), owners or (), strict=False):
@@ -92,16 +92,6 @@ def _layers(run: Json, plan: PlanFile, first: InferenceResult, target: Target) -
         }
         layers.append(whole | {"gap": reason(whole, target, cores)})
     return layers
-
-
-def _owners(plan: PlanFile, first: InferenceResult, target: Target) -> list[int] | None:
-    """The layer of each DMA transfer; None without time, or where transfers and the program's copies do not match."""
-    if not target.dmas or first.total_cycles is None:
-        return None
-    default = target.dma.name if target.dma else ""
-    copies = [(copy.queue or default, [copy.layer] * copy.count) for copy in plan["transfers"]]
-    owners = [layer for dma in target.dmas for name, layers in copies if name == dma.name for layer in layers]
-    return owners if len(owners) == len(transfers_of(first, target)) else None
 
 
 def _devices(report: Report, target: Target, first: InferenceResult) -> list[Json]:
