@@ -40,6 +40,12 @@ class Claim:
         return f"{text}; the core takes {_short(self.instead)}" if 0 < self.instead < self.taken else text
 
 
+def is_off(declared: int, taken: int, network: int) -> bool:
+    """Whether a claim is off, in a network of so many cycles."""
+    off = abs(declared - taken)
+    return off > OF_LAYER * taken and off > OF_NETWORK * network
+
+
 def _short(cycles: int) -> str:
     """A number with two significant digits at least, such as 27.9 M."""
     if cycles >= 1_000_000:
@@ -71,11 +77,13 @@ def claims(result: RunResult, awake: Sequence[int | None]) -> tuple[Claim, ...]:
     for (_, unit), numbers in groups.items():
         declared = sum(manifest.work[number].declared[unit] for number in numbers)
         took = sum(taken[number][unit] for number in numbers)
-        off = abs(declared - took)
-        is_off = off > OF_LAYER * took and off > OF_NETWORK * first.total_cycles
         largest = max(numbers, key=lambda number: manifest.work[number].declared[unit])
         instead = sum(manifest.work[number].instead for number in numbers)
-        found.append(Claim(manifest.layers[largest].name, unit, declared, took, instead, is_off))
+        found.append(
+            Claim(
+                manifest.layers[largest].name, unit, declared, took, instead, is_off(declared, took, first.total_cycles)
+            )
+        )
     return tuple(found)
 
 

@@ -50,6 +50,7 @@ from dovetail.schedule.plan import Plan, check_reserved, plan
 from dovetail.schedule.region import LaidRegion, Region
 from dovetail.schedule.stripe import StripedNetwork, Striping, within
 from dovetail.schedule.tuning import choices_for, identity
+from dovetail.target.calibration import calibrated
 from dovetail.target.description import Policy, Target, check_cores, with_cores
 from dovetail.target.pattern import Choice
 
@@ -85,11 +86,12 @@ def machine(target: Target, options: Options) -> tuple[Target, Options]:
     Raises:
         DovetailError: the target has no such number, or cannot have it; a file of pins is not one.
     """
+    target = calibrated(target, options.calibration) if options.calibration else target
     target = with_cores(target, options.cores)
     settings = settings_of(target, [f"{name}={value}" for name, value in options.settings.items()])
     pins = {**(read_pins(options.pins_file) if options.pins_file else {}), **options.pins}
     target = changed(target, settings) if settings else target
-    return target, replace(options, settings=settings, pins=pins, pins_file=None)
+    return target, replace(options, settings=settings, pins=pins, pins_file=None, calibration=None)
 
 
 def rounding_of(model: Path | None, target: Target, options: Options) -> Rounding:

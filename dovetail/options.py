@@ -182,6 +182,11 @@ class Options:
         kind=Literal["auto", "text", "binary"],
     )
     tuning: Path | None = flag(None, "A tuning file made by dovetail tune for this model.", kind=Path | None)
+    calibration: Path | None = flag(
+        None,
+        "Cycles of library calls and instructions, a file made by dovetail calibrate for this target.",
+        kind=Path | None,
+    )
     memory_budget: int | None = flag(
         None,
         "Most bytes of activations and stack on a core alone: layers are computed in stripes where that saves memory.",

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dovetail"
 PUBLIC = PACKAGE.parent / "docs" / "reference" / "modules.md"
 LEANS = {
     ("dovetail.guests.agent", "dovetail.guests.mesh"),
+    ("dovetail.guests.calibrate", "dovetail.guests.check"),
     ("dovetail.guests.ptq", "dovetail.guests.report"),
     ("dovetail.guests.sweep", "dovetail.guests.report"),
     ("dovetail.guests.tune", "dovetail.guests.report"),
@@ -48,7 +49,20 @@ CORE = (
         "sim",
         "fields",
     ),
-    *("options", "compile", "run", "energy", "claims", "report", "arrays", "prove", "explain", "api", "cli", "__main__"),
+    *(
+        "options",
+        "compile",
+        "run",
+        "energy",
+        "claims",
+        "report",
+        "arrays",
+        "prove",
+        "explain",
+        "api",
+        "cli",
+        "__main__",
+    ),
 )
 """The compiler of a described target: everything but the guests."""
 GUESTS = ("targets", "guests")

@@ -4,6 +4,7 @@ from dovetail.ir.crop import Tile, crop
 from dovetail.ir.layout import Layout, blocked, from_notation, packed
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.target import costs
+from dovetail.target.calibration import calibrated
 from dovetail.target.chip import (
     Cache,
     Core,
@@ -76,7 +77,7 @@ __all__ = [
     "Rates", "Raw", "Recipe",
     "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma",
     "Streams",
-    "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation",
+    "Struct", "Target", "Tile", "Work", "apply", "blocked", "calibrated", "constant", "costs", "crop", "from_notation",
     "maybe",
     "one_of", "operand", "pack_weights", "packed", "results_of", "together",
 ]  # fmt: skip

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from math import prod
 from pathlib import Path
 
 import dovetail.target as dt
@@ -25,6 +24,7 @@ from dovetail.errors import TargetError
 from dovetail.ir.layout import Layout
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array
+from dovetail.target.calibration import work_of
 from dovetail.target.pattern import leaves
 
 Argument = dt.CValue | Callable[[dt.Match], dt.CValue]
@@ -287,14 +287,8 @@ def measured(mac: float = 0, element: float = 0, window: float = 0) -> Callable[
     """
 
     def cycles(match: dt.Match) -> int:
-        types, found = match.graph.types, element * match.result.elements
-        for node in match.graph.nodes:
-            kinds, outputs = [types[name] for name in node.inputs], types[node.output]
-            macs = node.operator.macs(kinds)
-            taps = (
-                prod(getattr(node.operator, "kernel", ())) * outputs.elements if hasattr(node.operator, "kernel") else 0
-            )
-            found += mac * macs + window * (taps or macs / max(outputs.shape[-1], 1))
+        work = work_of(match)
+        found = mac * work["mac"] + element * work["element"] + window * work["window"]
         return max(round(found), 1)
 
     return cycles

@@ -17,6 +17,7 @@ from types import FrameType
 import numpy as np
 
 from dovetail.arrays import built
+from dovetail.claims import Claim
 from dovetail.compile import Compiled, Options, compile_graph
 from dovetail.errors import DovetailError, PlaceError, PlanError, ProgramError, SimulationError
 from dovetail.guests.check.cases import Case, PointCheck, ask, raised
@@ -26,6 +27,7 @@ from dovetail.ir.layout import Layout
 from dovetail.ir.types import Array, TensorType
 from dovetail.program.interpret import ProgramInterpreter
 from dovetail.program.ir import LaunchStatement, View, byte_places, dense_view, load, store
+from dovetail.report import make_report
 from dovetail.run import Watchdog, run_build
 from dovetail.schedule.partition import initial_partition
 from dovetail.sim.device import Device, MemoryBus, MemoryRegion, accesses, hurried, make_device, spec_of
@@ -242,6 +244,10 @@ class Outcome:
     """Why nothing was computed."""
     skipped: str = ""
     """Why it was not tried: no tile of it fits the memories, the core has no kernel for a part of it, or an error."""
+    declared: int = 0
+    """Cycles of the engine as the offload declares them, on a simulated chip."""
+    taken: int = 0
+    """Cycles the engine took there; 0 where that is not known."""
 
     @property
     def hangs(self) -> bool:
@@ -374,16 +380,20 @@ def compiled_cases(
 
 def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float) -> list[Outcome]:
     compiled, inputs, layers = compiled_cases(target, cases)
+    claimed: Mapping[str, Claim] = {}
     if simulator == "model":
         outputs: Mapping[str, Array] = on_model(compiled, inputs, seconds)
     else:
         most = _START + sum(_PER_CASE + _PER_PRODUCT * layer.work for layer in layers)
-        outputs = _on_simulator(compiled, inputs, simulator, min(most, INSTRUCTIONS), seconds)
+        outputs, found = _on_simulator(compiled, inputs, simulator, min(most, INSTRUCTIONS), seconds)
+        claimed = {claim.layer: claim for claim in found if claim.unit == cases[0].engine}
     outcomes = []
     for index, (case, layer) in enumerate(zip(cases, layers, strict=True)):
         regions = [region for region in compiled.regions if f"c{index}_" in region.origins]
         if any(region.engine is not None for region in regions):
-            outcomes.append(Outcome(case, outputs[layer.root], layer.expected))
+            one = next((claimed[region.name] for region in regions if region.name in claimed), None)
+            cycles = (one.declared, one.taken) if one else (0, 0)
+            outcomes.append(Outcome(case, outputs[layer.root], layer.expected, "", "", *cycles))
         else:
             reason = next((region.reason for region in regions if region.reason), "")
             outcomes.append(Outcome(case, error=f"every limit takes it, and no engine did: {reason}"))
@@ -400,12 +410,14 @@ def _alone(target: Target, case: Case) -> Target:
 
 def _on_simulator(
     compiled: Compiled, inputs: Mapping[str, Array], simulator: str, instructions: int, seconds: float
-) -> Mapping[str, Array]:
+) -> tuple[Mapping[str, Array], tuple[Claim, ...]]:
+    """Outputs, and the claims of the layers."""
     with built(compiled, compiled.unit.target) as build:
         folder = build.folder.parent
         with _last_accesses(folder) if simulator != "host" else nullcontext():
             watchdog = Watchdog(instructions, seconds, folder)
-            return run_build(build, simulator, [inputs], watchdog=watchdog).outputs[0]
+            result = run_build(build, simulator, [inputs], watchdog=watchdog)
+            return result.outputs[0], make_report(result).claims
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
+from dovetail.claims import OF_LAYER, is_off
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import TargetError
 from dovetail.farm import LostResult, farm
@@ -20,6 +21,7 @@ from dovetail.guests.check.cases import (
     lint_cost,
     lint_target,
     nearest_failure,
+    taken,
 )
 from dovetail.guests.check.findings import Checked, Finding, Tested
 from dovetail.guests.check.layers import NoLayerError, left_out
@@ -34,6 +36,8 @@ from dovetail.target.registry import load_target
 
 _MANY, _FEW = 9, 2
 """Rounds in which a failing case is made simpler, and where a usual mistake explains it on a chip."""
+_TIMED = 6
+"""Cases of software whose cycles are compared with those it declares."""
 _TILED = 3
 """Cases of each offload that are computed in tiles too."""
 
@@ -126,6 +130,8 @@ class _OffloadOutcome:
     """Why there are no cases; empty if there are some."""
     runs: tuple[_SimulatorRun, ...] = ()
     """Runs up to the first simulator with a failure: a case that fails on the model fails everywhere."""
+    timed: tuple[Outcome, ...] = ()
+    """Cases whose cycles on a simulated chip are known."""
 
 
 def _in_order(ended: Iterator[tuple[int, _OffloadOutcome | LostResult]]) -> Iterator[_OffloadOutcome]:
@@ -203,7 +209,23 @@ class _Checker:
             runs.append(_SimulatorRun(simulator, tuple(outcomes), time.monotonic() - began))
             if any(outcome.failed for outcome in outcomes):
                 break
-        return _OffloadOutcome(lints, remark, tuple(runs))
+        return _OffloadOutcome(lints, remark, tuple(runs), tuple(self._timed(engine, offload, cases, runs)))
+
+    def _timed(
+        self, engine: Engine, offload: Offload, cases: Sequence[Case], runs: Sequence[_SimulatorRun]
+    ) -> list[Outcome]:
+        """The cases whose cycles are known; of software that ran on this computer the largest, on the simulated
+        chip."""
+        known = [one for run in runs for one in run.outcomes if one.taken and not one.failed]
+        failed = any(one.failed for run in runs for one in run.outcomes)
+        if known or failed or not runs or engine.device is not None or self.target.core.is_host:
+            return known
+        self.progress(f"{engine.name} {offload.name}: cycles on iss")
+        sized = [
+            (checked.nbytes, number) for number, case in enumerate(cases) if (checked := taken(offload, case.point))
+        ]
+        largest = [cases[number] for _, number in sorted(sized, reverse=True)[:_TIMED]]
+        return [one for one in self._run(largest, "iss") if one.taken]
 
     def judge(self, place: tuple[str, str], tried: _OffloadOutcome, checked: Checked) -> None:
         """Add the findings of an offload, and the count of its cases."""
@@ -211,6 +233,7 @@ class _Checker:
         checked.findings += tried.lints
         if tried.remark:
             checked.tested.append(Tested(*place, remark=tried.remark))
+        checked.findings += [_of_declarations(sentence) for sentence in _claims(where, tried.timed)]
         for number, one in enumerate(tried.runs):
             simulator, outcomes = one.simulator, one.outcomes
             right = [before.simulator for before in tried.runs[:number]]
@@ -328,6 +351,18 @@ def _tiled(target: Target, engine: Engine, offload: Offload, cases: Sequence[Cas
     largest = sorted(sized, reverse=True)[:_TILED]
     room = max(512, max(constants + images // 2 for images, constants, _ in largest) // 64 * 64)
     return [replace(cases[number], why=f"{cases[number].why}, in tiles", room=room) for *_, number in largest]
+
+
+def _claims(where: str, timed: Sequence[Outcome]) -> Iterator[str]:
+    """A sentence where the cycles an offload declares are not those its cases take."""
+    total = sum(one.taken for one in timed)
+    off = [one for one in timed if is_off(one.declared, one.taken, total)]
+    if sum(one.taken for one in off) > OF_LAYER * total:
+        worst = max(off, key=lambda one: abs(one.declared - one.taken))
+        yield (
+            f"{where}: cycles of {len(off)} of {len(timed)} cases are not those declared: {worst.declared:,} declared, "
+            f"{worst.taken:,} taken, e.g. {worst.case.why} (correct Offload.cycles; dovetail calibrate measures calls)"
+        )
 
 
 def _size(offload: Offload, outcome: Outcome) -> int:

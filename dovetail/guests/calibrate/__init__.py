@@ -1,0 +1,1 @@
+"""`dovetail calibrate`: cycles of library calls and of a core's own instructions, measured on the simulated chip."""
