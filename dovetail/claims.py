@@ -53,18 +53,19 @@ def _short(cycles: int) -> str:
     return f"{cycles / 1000:,.1f} k" if cycles >= 10_000 else f"{cycles:,}"
 
 
-def claims(result: RunResult, awake: Sequence[int | None]) -> tuple[Claim, ...]:
+def claims(result: RunResult, awake: Sequence[int | None], lasted: Sequence[int | None]) -> tuple[Claim, ...]:
     """What was declared and taken, by layer of the model and unit; nothing of devices that do not account for their
     work, and nothing without time or where another core runs than the target's.
 
     Args:
         result: a run of at least one inference.
         awake: by layer of the build, the cycles of the core that works longest for it.
+        lasted: by layer, the cycles from its beginning on the core to the next layer's.
     """
     manifest, first = result.build.manifest, result.simulation.inferences[0]
     if first.total_cycles is None or not any(work.declared for work in manifest.work):
         return ()
-    taken = _taken(result, awake)
+    taken = _taken(result, awake, lasted)
     groups: dict[tuple[tuple[str, ...], str], list[int]] = {}
     last: tuple[str, ...] = ()
     for number, (layer, work) in enumerate(zip(manifest.layers, manifest.work, strict=True)):
@@ -87,12 +88,10 @@ def claims(result: RunResult, awake: Sequence[int | None]) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def _taken(result: RunResult, awake: Sequence[int | None]) -> list[dict[str, int]]:
+def _taken(result: RunResult, awake: Sequence[int | None], lasted: Sequence[int | None]) -> list[dict[str, int]]:
     """By layer, the cycles of each unit that are known."""
     build, first = result.build, result.simulation.inferences[0]
     manifest, target = build.manifest, build.target
-    software = {engine.name for engine in target.engines if engine.device is None} | {CORE}
-    is_own_core = ", core" not in result.simulator
     jobs, _ = jobs_of(manifest.stretches, first)
     own: list[dict[str, list[Activity]]] = [{} for _ in manifest.layers]
     for stretch, some in zip(manifest.stretches, jobs, strict=True):
@@ -102,13 +101,18 @@ def _taken(result: RunResult, awake: Sequence[int | None]) -> list[dict[str, int
     if target.dma is not None:
         for job, owner in zip(first.activities.get(target.dma.name, ()), owners or (), strict=False):
             own[owner].setdefault(target.dma.name, []).append(job)
-    found: list[dict[str, int]] = []
-    for number, (units, cycles) in enumerate(zip(own, awake, strict=True)):
-        known = {unit: busy(some) for unit, some in units.items()}
-        if cycles is not None and is_own_core:
-            known |= dict.fromkeys(software & manifest.work[number].declared.keys(), cycles)
-        found.append(known)
+    found = [{unit: busy(some) for unit, some in units.items()} for units in own]
+    for number, work in enumerate(manifest.work if ", core" not in result.simulator else ()):
+        calls = dict.fromkeys(_waited_for(target), lasted[number]) | {CORE: awake[number]}
+        found[number] |= {
+            unit: cycles for unit, cycles in calls.items() if unit in work.declared and cycles is not None
+        }
     return found
+
+
+def _waited_for(target: Target) -> list[str]:
+    """Engines whose calls take the core's time: software, and those that have finished when the call returns."""
+    return [engine.name for engine in target.engines if engine.device is None or not engine.wait]
 
 
 def _owners(result: RunResult) -> list[int] | None:
@@ -140,10 +144,11 @@ def notes(result: RunResult) -> tuple[str, ...]:
     first, manifest = result.simulation.inferences[0], result.build.manifest
     if first.total_cycles is None:
         return ()
+    waited = _waited_for(result.build.target)
     found = [
         f"{name} shows {len(first.activities.get(name, ()))} jobs and was given {count}: its busy cycles are not known "
-        "by layer, nor compared with those declared (let its device give one Activity for each command, or say "
-        "Command.jobs)"
+        f"by layer{'' if name in waited else ', nor compared with those declared'} (let its device give one Activity "
+        "for each command, or say Command.jobs)"
         for name, count in jobs_of(manifest.stretches, first)[1].items()
     ]
     if _owners(result) is None:

@@ -229,7 +229,7 @@ def make_report(result: RunResult) -> Report:
         conversions=manifest.conversions,
         estimated=manifest.estimated,
         notes=device_notes(result),
-        claims=claims(result, _awake(layers, cores)),
+        claims=claims(result, _awake(layers, cores), [layer.cycles for layer in layers]),
         energy=energy(result, {**each[0].cycles, **{core.name: core.cycles for core in cores}}, macs),
     )
 

@@ -10,18 +10,12 @@ from typing import Any
 from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import DovetailError
 from dovetail.kernels import Optimize
-from dovetail.program.ir import CORE, Call, Copy, LaunchStatement, Program, queue_of, side_by_side
+from dovetail.program.ir import CORE, Call, Copy, LaunchStatement, queue_of, side_by_side
+from dovetail.schedule.plan.timed import launch_cycles
 from dovetail.schedule.region import Region
 from dovetail.target.description import Target
-from dovetail.target.engine import Launched
 from dovetail.timing.kernels import Parts, core_cycles, shared_cycles
 from dovetail.timing.transfers import copy_cost
-
-
-def launch_cycles(region: Region, launch: LaunchStatement) -> int:
-    """Engine cycles of a launch by its offload's cost model."""
-    own = next((share.offload for share in region.shares if share.engine.name == launch.engine), None)
-    return own.cycles(launch.match) if own is not None else 0
 
 
 def declared_fields(unit: Unit) -> list[dict[str, Any]]:
@@ -34,12 +28,14 @@ def declared_fields(unit: Unit) -> list[dict[str, Any]]:
     found = [Counter[str]() for _ in unit.regions]
     calls: list[Parts] = [() for _ in unit.regions]
     dmas = {dma.name: dma for dma in target.dmas}
-    joint = _joint(program, unit, target)
+    turns = side_by_side(program.statements)
     for index, statement in enumerate(program.statements):
         own, region = found[statement.layer], unit.regions[statement.layer]
         if isinstance(statement, LaunchStatement):
-            cycles = joint.get(index)
-            own[statement.engine] += launch_cycles(region, statement) if cycles is None else cycles
+            turn = turns.get(index, (index,))
+            launches = [one for at in turn if isinstance(one := program.statements[at], LaunchStatement)]
+            starts = index == turn[-1]  # all of them
+            own[statement.engine] += launch_cycles(launches, program, unit.regions, target)[0] if starts else 0
         elif isinstance(statement, Copy):
             dma = dmas.get(queue_of(statement, program.dma))
             if dma is not None or region.place == CORE:
@@ -53,21 +49,6 @@ def declared_fields(unit: Unit) -> list[dict[str, Any]]:
         {"declared": dict(own), **({"instead": _instead(region, target)} if region.shares else {})} if own else {}
         for region, own in zip(unit.regions, found, strict=True)
     ]
-
-
-def _joint(program: Program, unit: Unit, target: Target) -> dict[int, int]:
-    """Cycles of the launches that begin together, all at the last of them, by the index of each."""
-    cycles: dict[int, int] = {}
-    for turn in set(side_by_side(program.statements).values()):
-        launches = [one for index in turn if isinstance(one := program.statements[index], LaunchStatement)]
-        offloads = (unit.regions[one.layer].offload for one in launches)
-        pairs = zip(offloads, launches, strict=True)
-        launched = [Launched(offload.name, one.match) for offload, one in pairs if offload is not None]
-        joint = target.engine(launches[0].engine).joint
-        both = joint.cycles(launched) if joint is not None else None
-        if both is not None:
-            cycles |= {**dict.fromkeys(turn, 0), turn[-1]: both}
-    return cycles
 
 
 def _instead(region: Region, target: Target) -> int:

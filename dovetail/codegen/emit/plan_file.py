@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dovetail.codegen.emit.declared import launch_cycles
 from dovetail.codegen.emit.manifest import engine_moves
 from dovetail.codegen.plan_file import SCHEMA, PlanBuffer, PlanGraph, PlanLayer, PlanMemory, PlanMove
 from dovetail.ir.graph import Graph, Node
@@ -31,6 +30,7 @@ from dovetail.program.ir import (
 from dovetail.program.transfers import transfer_count, transfers
 from dovetail.schedule.plan import Plan
 from dovetail.schedule.plan.lifetimes import StatementOrder, pieces, touches
+from dovetail.schedule.plan.timed import launch_cycles
 from dovetail.schedule.region import Region
 from dovetail.target.description import Target
 
@@ -47,7 +47,7 @@ def plan_text(graph: Graph, regions: Sequence[Region], planned: Plan, target: Ta
         "statements": len(program.statements),
         "begins": _begins(program),
         "graph": _graph(graph, regions),
-        "layers": list(map(_layer, regions, own)),
+        "layers": [_layer(region, mine, planned, regions, target) for region, mine in zip(regions, own, strict=True)],
         "memories": _memories(program, planned, target),
         "moves": _moves(program),
         "transfers": [
@@ -81,7 +81,9 @@ def _graph(graph: Graph, regions: Sequence[Region]) -> PlanGraph:
     }
 
 
-def _layer(region: Region, own: Sequence[Statement]) -> PlanLayer:
+def _layer(
+    region: Region, own: Sequence[Statement], planned: Plan, regions: Sequence[Region], target: Target
+) -> PlanLayer:
     types, constants, nodes = region.graph.types, region.graph.constants, region.graph.nodes
     products, read = least_work(region.graph)
     return {
@@ -105,7 +107,9 @@ def _layer(region: Region, own: Sequence[Statement]) -> PlanLayer:
             for name in constants
         ],
         "launches": sum(isinstance(s, LaunchStatement) for s in own),
-        "modelled": sum(launch_cycles(region, s) for s in own if isinstance(s, LaunchStatement)),
+        "modelled": sum(
+            launch_cycles([s], planned.program, regions, target)[0] for s in own if isinstance(s, LaunchStatement)
+        ),
         "calls": sum(isinstance(s, Call) for s in own),
     }
 

@@ -130,12 +130,16 @@ def _cycles(compiled: Compiled, inputs: Mapping[str, Array]) -> dict[str, int]:
     return {layer.name: layer.core_cycles or 0 for layer in report.layers}
 
 
-_SHAPES = (
-    *({"rows": 12, "columns": 12, "channels": c, "outputs": o, "kernel_rows": k, "kernel_columns": k} for c, o, k in
-      ((3, 8, 3), (8, 16, 1), (16, 16, 3), (32, 24, 1), (24, 32, 3), (64, 64, 1), (5, 7, 3))),
-    *({"rows": r, "columns": r, "channels": 16, "outputs": 16, "stride_rows": s, "stride_columns": s} for r, s in
-      ((8, 1), (17, 2), (20, 1), (5, 1), (9, 2))),
+_SHAPES = tuple(
+    {"rows": rows, "columns": rows, "channels": channels, "outputs": outputs, "kernel_rows": kernel,
+     "kernel_columns": kernel, "stride_rows": stride, "stride_columns": stride}
+    for rows, channels, outputs, kernel, stride in (
+        (12, 3, 8, 3, 1), (12, 8, 16, 1, 1), (12, 16, 16, 3, 1), (12, 32, 24, 1, 1), (9, 24, 32, 3, 1),
+        (11, 64, 64, 1, 1), (12, 5, 7, 3, 1), (8, 16, 16, 3, 1), (17, 16, 16, 3, 2), (20, 16, 16, 3, 1),
+        (5, 16, 16, 3, 1), (9, 16, 16, 3, 2), (10, 128, 64, 1, 1), (7, 64, 48, 3, 1), (20, 32, 64, 1, 1),
+        (8, 256, 16, 1, 1), (24, 1, 8, 5, 1))
 )  # fmt: skip
+"""Rows, channels, results, kernel and stride of the layers a core's instructions are measured on."""
 
 
 def _on_core(target: Target) -> Iterator[tuple[Work, int, int]]:

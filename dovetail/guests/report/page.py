@@ -182,6 +182,19 @@ def _more(sheet: Sheet, layer: Sheet) -> str:
     return element("dl", *(f"<div><dt>{text}</dt><dd>{value}</dd></div>" for text, value in items))
 
 
+def claims_section(sheet: Sheet) -> str:
+    """Cycles declared and taken, by layer and unit; nothing where nothing was compared."""
+    shown = "text:layer text:unit count:declared count:taken count:instead"
+    claims = sheet.parts("claims")
+    rows = [(*claim.figures(shown), element("b", "off") if claim.at("is_off") else "") for claim in claims]
+    intro = (
+        "Cycles by the cost models that the planner went by, beside those that were taken; the core's estimate for "
+        "layers on an engine. A claim is off by more than 10 % of its layer and 1 % of the network."
+    )
+    listing = table(("layer", "unit", "declared", "taken", "on the core", ""), rows, (2, 3, 4))
+    return section("claims", "Declared and taken", intro, listing) if rows else ""
+
+
 def timeline_section(sheet: Sheet) -> str:
     """A line per core, engine and DMA, whose bars the script draws; nothing on the host."""
     if not sheet.at("timeline"):
@@ -281,6 +294,7 @@ def rest_section(sheet: Sheet) -> str:
 
 SECTIONS = {
     "time": ("Time", layers_section),
+    "claims": ("Declared", claims_section),
     "timeline": ("Timeline", timeline_section),
     "memory": ("Memory", memory_section),
     "network": ("Network", network_section),

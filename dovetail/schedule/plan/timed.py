@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dovetail.ir.types import Shape
 from dovetail.program.ir import Call, LaunchStatement, Program
-from dovetail.schedule.region import AssignedRegion
+from dovetail.schedule.region import AssignedRegion, Region
 from dovetail.target.description import Target
 from dovetail.target.engine import Launched
 from dovetail.target.offload import Offload
@@ -19,24 +19,32 @@ from dovetail.user_file import asking
 def timed(program: Program, regions: Sequence[AssignedRegion], target: Target) -> tuple[int, list[int]]:
     """Cycles of an inference by the clock, and of each layer as `timing.program.replay` has them."""
 
-    def offload(launch: LaunchStatement) -> Offload:
-        return next(one.offload for one in regions[launch.layer].shares if one.engine.name == launch.engine)
-
     def launches(together: Sequence[LaunchStatement]) -> tuple[int, int]:
-        joint = target.engine(together[0].engine).joint
-        if len(together) > 1 and joint is not None:
-            cycles = joint.cycles([Launched(offload(one).name, one.match) for one in together])
-            return cycles or 0, 0
-        (launch,) = together
-        within = _within(launch, program)
-        match = replace(launch.match, within=within) if within else launch.match
-        with asking(f"the cycles of {offload(launch).name} for {regions[launch.layer].name}"):
-            return offload(launch).cycles(match), offload(launch).starting(match)
+        return launch_cycles(together, program, regions, target)
 
     def call(one: Call) -> float:
         return core_cycles(one.graph, target, regions[one.layer].choice) / target.cores[one.core].speed
 
     return replay(program, target, launches, call)
+
+
+def launch_cycles(
+    together: Sequence[LaunchStatement], program: Program, regions: Sequence[Region], target: Target
+) -> tuple[int, int]:
+    """Cycles of launches that begin together, as a rule one: of the engine, and of the core that goes along with it."""
+
+    def offload(launch: LaunchStatement) -> Offload:
+        return next(one.offload for one in regions[launch.layer].shares if one.engine.name == launch.engine)
+
+    joint = target.engine(together[0].engine).joint
+    if len(together) > 1 and joint is not None:
+        cycles = joint.cycles([Launched(offload(one).name, one.match) for one in together])
+        return cycles or 0, 0
+    (launch,) = together
+    within = _within(launch, program)
+    match = replace(launch.match, within=within) if within else launch.match
+    with asking(f"the cycles of {offload(launch).name} for {regions[launch.layer].name}"):
+        return offload(launch).cycles(match), offload(launch).starting(match)
 
 
 def _within(launch: LaunchStatement, program: Program) -> Mapping[str, Shape]:
