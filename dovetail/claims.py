@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dovetail.codegen.plan_file import PlanFile, read_plan
+from dovetail.codegen.plan_file import PLAN, PlanFile, read_plan
 from dovetail.program.ir import CORE
 from dovetail.sim.stretches import busy, jobs_of
 
@@ -54,7 +54,7 @@ def _short(cycles: int) -> str:
 
 
 def claims(result: RunResult, awake: Sequence[int | None], lasted: Sequence[int | None]) -> tuple[Claim, ...]:
-    """What was declared and taken, by layer of the model and unit; nothing of devices that do not account for their
+    """Cycles declared and taken, by layer of the model and unit; nothing of devices that do not account for their
     work, and nothing without time or where another core runs than the target's.
 
     Args:
@@ -116,11 +116,13 @@ def _waited_for(target: Target) -> list[str]:
 
 
 def _owners(result: RunResult) -> list[int] | None:
-    """As `transfer_owners`; nothing where the target's DMA moves nothing."""
+    """As `transfer_owners`, None too where the build's plan is gone; nothing where the target's DMA moves nothing."""
     build, first = result.build, result.simulation.inferences[0]
     dma = build.target.dma
     if dma is None or not any(dma.name in work.declared for work in build.manifest.work):
         return []
+    if not (build.folder / PLAN).is_file():
+        return None
     return transfer_owners(read_plan(build.folder, len(build.manifest.layers)), first, build.target)
 
 
@@ -153,6 +155,6 @@ def notes(result: RunResult) -> tuple[str, ...]:
     ]
     if _owners(result) is None:
         found.append(
-            "DMAs show other transfers than the program has: their cycles are not compared with those declared"
+            "DMAs show other transfers than the build's plan has: their cycles are not compared with those declared"
         )
     return tuple(found)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+import dovetail.target as dt
+from dovetail import kernels
 from dovetail.arrays import built
 from dovetail.claims import OF_LAYER
 from dovetail.compile import Compiled, Options, compile_graph
@@ -19,16 +21,15 @@ from dovetail.guests.check.run import compiled_cases
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array
-from dovetail.kernels import core_traits, turns
 from dovetail.report import make_report
 from dovetail.run import run_build
-from dovetail.target import Target, costs, layers
+from dovetail.target import Target, layers
 from dovetail.target.calibration import Calibration, CallRates, work_of
 from dovetail.target.pattern import Pattern
 from dovetail.timing.kernels import core_cycles
 
 LIMITS = Limits(1_000_000, 60_000)
-"""Of the cases of a library's functions."""
+"""Limits of the cases of a library's functions."""
 _BATCH = 8
 _PRIOR = 0.05
 """Weight of what is known of a rate, beside the weight 1 of a measured layer."""
@@ -51,11 +52,11 @@ class Fitted:
     """The median relative error of what the target declares."""
     after: float
     worst: float
-    """Of the measured layers, with these rates."""
+    """The largest relative error with these rates."""
 
     @property
     def sentence(self) -> str:
-        """What was found, for people."""
+        """The outcome, for people."""
         more = f", {self.left_out} cases did not run" if self.left_out else ""
         doubt = "; its calls depend on more than their sizes" if self.after > OF_LAYER else ""
         return (
@@ -98,13 +99,13 @@ def calibrate(target: Target, only: Sequence[str], show: Callable[[str], None]) 
             raise TargetError(f"no case of {where} ran", where=target.name, hint="dovetail check says why")
         found.append(_fitted(where, measured, {}, lost))
         calls.append(CallRates(engine.name, offload.name, found[-1].rates))
-    kernels: dict[str, float] = {}
+    rates: dict[str, float] = {}
     if of_core:
         show("core: kernels with its own instructions on iss")
-        prior = target.core.kernels or costs.kernel_cycles(target.core.isa)
+        prior = target.core.kernels or dt.costs.kernel_cycles(target.core.isa)
         found.append(_fitted("core", list(_on_core(target)), prior, 0))
-        kernels = {**prior, **found[-1].rates}
-    return Calibration(target.name, tuple(calls), kernels), found
+        rates = {**prior, **found[-1].rates}
+    return Calibration(target.name, tuple(calls), rates), found
 
 
 def _halves(target: Target, cases: Sequence[Case]) -> Iterator[list[tuple[Work, int, int]]]:
@@ -144,7 +145,7 @@ _SHAPES = tuple(
 
 def _on_core(target: Target) -> Iterator[tuple[Work, int, int]]:
     """Layers of all kinds that the core's instructions may be for, on the core alone."""
-    alone, traits = replace(target, engines=()), core_traits(target.core)
+    alone, traits = replace(target, engines=()), kernels.core_traits(target.core)
     for name, operator in (("convolution", Conv2d), ("depthwise", DepthwiseConv2d), ("dense", FullyConnected)):
         pattern: Pattern = layers.requantised(name, operator)[name]
         builder, inputs, roots = GraphBuilder("calibrate"), dict[str, Array](), list[str]()
@@ -156,7 +157,11 @@ def _on_core(target: Target) -> Iterator[tuple[Work, int, int]]:
         taken = _cycles(compiled, inputs)
         for region in compiled.regions:
             if region.is_kernel and taken[region.name]:
-                yield turns(region.graph, traits, region.choice), core_cycles(region.graph, target), taken[region.name]
+                yield (
+                    kernels.turns(region.graph, traits, region.choice),
+                    core_cycles(region.graph, target),
+                    taken[region.name],
+                )
 
 
 def _fitted(name: str, measured: Sequence[tuple[Work, int, int]], prior: Mapping[str, float], lost: int) -> Fitted:

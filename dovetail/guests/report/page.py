@@ -189,7 +189,7 @@ def claims_section(sheet: Sheet) -> str:
     rows = [(*claim.figures(shown), element("b", "off") if claim.at("is_off") else "") for claim in claims]
     intro = (
         "Cycles by the cost models that the planner went by, beside those that were taken; the core's estimate for "
-        "layers on an engine. A claim is off by more than 10 % of its layer and 1 % of the network."
+        "layers on an engine. A claim is off where it differs much from what its layer and the network take."
     )
     listing = table(("layer", "unit", "declared", "taken", "on the core", ""), rows, (2, 3, 4))
     return section("claims", "Declared and taken", intro, listing) if rows else ""

@@ -120,11 +120,12 @@ def _report(task: SweepTask, settings: Mapping[str, Value]) -> Report:
     with built(compiled, target) as build:
         inputs = seeded_inputs(build.manifest.inputs)
         result = run_build(build, "iss", [inputs])
+        report = make_report(result)
     if wrong := difference(compiled.graph, [inputs], result.outputs):
         fault = "the driver, the device model or the target file is wrong for this setting"
         hint = f"{fault}: dovetail check finds where"
         raise SimulationError(f"the outputs are not those of the integer graph: {wrong}", where="iss", hint=hint)
-    return make_report(result)
+    return report
 
 
 def _outcome(report: Report) -> SweepOutcome:
