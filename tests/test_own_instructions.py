@@ -1,15 +1,17 @@
-"""Instructions of a core that the simulator does not know: a target's C file executes them."""
+"""Instructions of a core that the simulator does not know: a target's C file or Python function executes them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from struct import unpack
 
 import numpy as np
 import pytest
 
 from dovetail.errors import SimulationError
 from dovetail.sim.protocol import SimulationResult
+from dovetail.sim.riscv import Registers
 from dovetail.sim.worker import simulate
 from dovetail.targets import load_target
 from firmware import build, chip, require_chip
@@ -29,6 +31,19 @@ OWN, XPULP = "0x0b, 0, 0,", "0x7b, 1, 0x54,"
 C, CORE_V = (load_target(name).core.extension for name in ("riscv_dot4", "riscv_xpulp"))
 
 
+def dot4(word: int, registers: Registers) -> bool:
+    """The same in Python."""
+    if (word & 0x7F, word >> 12 & 7, word >> 25) != (0x0B, 0, 0):
+        return False
+    left, right = (unpack("<4b", registers.read(word >> at & 31).to_bytes(4, "little")) for at in (15, 20))
+    total = registers.read(word >> 7 & 31) + sum(a * b for a, b in zip(left, right, strict=True))
+    registers.write(word >> 7 & 31, total)
+    return True
+
+
+PYTHON = f"{Path(__file__).resolve()}:dot4"
+
+
 def executed(folder: Path, opcode: str, extension: str = C) -> SimulationResult:
     """Run ten instructions of an opcode."""
     require_chip()
@@ -37,7 +52,9 @@ def executed(folder: Path, opcode: str, extension: str = C) -> SimulationResult:
     return simulate(replace(setup, extension=extension), [], {})
 
 
-@pytest.mark.parametrize(("opcode", "extension"), [(OWN, C), (XPULP, CORE_V)], ids=["dot4", "XPULP"])
+@pytest.mark.parametrize(
+    ("opcode", "extension"), [(OWN, C), (XPULP, CORE_V), (OWN, PYTHON)], ids=["C", "XPULP", "Python"]
+)
 def test_it_counts_as_one_instruction(tmp_path: Path, opcode: str, extension: str) -> None:
     """As many as with a multiplication in its place, from both block hooks, and the sum the meaning has."""
     plain = executed(tmp_path / "plain", "0x33, 0, 1,").executed_instructions
@@ -47,9 +64,10 @@ def test_it_counts_as_one_instruction(tmp_path: Path, opcode: str, extension: st
     assert result.executed_instructions == plain
 
 
-def test_an_instruction_nobody_knows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extension", [C, PYTHON], ids=["C", "Python"])
+def test_an_instruction_nobody_knows(tmp_path: Path, extension: str) -> None:
     with pytest.raises(SimulationError, match="does not know the instruction 0x00a6158b") as caught:
-        executed(tmp_path / "other", "0x0b, 1, 0,")
+        executed(tmp_path / "other", "0x0b, 1, 0,", extension)
     assert "main" in caught.value.where
 
 

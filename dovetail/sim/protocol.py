@@ -49,7 +49,7 @@ class SimulationSetup:
         devices: their address ranges may share a page, not overlap.
         isa: instruction set of the core. costs: cycles per class of instruction where they differ from the stated
             default of that instruction set (`riscv.py`, `arm.py`).
-        extension: C file that executes the core's own instructions; empty for none.
+        extension: C file, or "module:function", that executes the core's own instructions; empty for none.
         workers: the same as `costs` for each further core, from number 1 on. mailbox: address of the registers by
             which core 0 starts them.
         core_rtl: the core in Verilog that takes the place of core 0 (`core_rtl.py`); empty for none. core_library:

@@ -1,6 +1,7 @@
 """RISC-V in the simulator: registers, traps, waiting, and instructions of the core's own.
 
-C of the target's (`Core.extension`), built for this computer, executes what compilers and the emulator do not know.
+What compilers and the emulator do not know is executed by the target (`Core.extension`): by C, built for this computer,
+or by Python, which takes some fifty times as long: "module:function" or "file.py:function", an `Execute`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dovetail.codegen.build.elf import code_ranges
 from dovetail.codegen.build.instruction_sets import instruction_set
@@ -26,11 +27,12 @@ from dovetail.sim.core import (
     add_native_hook,
     emulator_calls,
 )
-from dovetail.sim.device import read_number
+from dovetail.sim.device import Bus, find, read_number
 from dovetail.sim.riscv_costs import BlockCounter, CoreCosts, division_bits, divisions
 
 _WFI = 0x10500073
 _EXTERNAL_INTERRUPT = 11  # RISC-V Privileged ISA manual, table of mcause values
+_ILLEGAL = 2  # ibid.
 _MSTATUS_MIE, _MSTATUS_MPIE, _MSTATUS_MPP = 1 << 3, 1 << 7, 3 << 11  # ibid., mstatus
 
 
@@ -49,15 +51,17 @@ class RiscvCore(EmulatedCore):
         self._code = code_ranges(setup.elf) if data_counts else []
         mode = unicorn.UC_MODE_RISCV64 if self._bits == 64 else unicorn.UC_MODE_RISCV32
         self.emulator: Any = unicorn.Uc(unicorn.UC_ARCH_RISCV, mode)
-        self._own: _OwnInstructions | None = None
+        self._own: _NativeInstructions | _PythonInstructions | None = None
         known = (self.emulator, int(self._registers.UC_RISCV_REG_X0), int(self._registers.UC_RISCV_REG_PC))
         if setup.extension and self._bits == 64:
             what = f"a core of {setup.isa} takes no instructions of its own"
             hint = "leave Core.extension out: only 32-bit RISC-V cores have them here"
             raise SimulationError(what, where=setup.extension, hint=hint)
-        if setup.extension:
-            self._own = _OwnInstructions(*known, Path(setup.extension), self._counter.turn)
+        if setup.extension.endswith(".c"):
+            self._own = _NativeInstructions(*known, Path(setup.extension), self._counter.turn)
             self._counter.kind = self._own.kind
+        elif setup.extension:
+            self._own = _PythonInstructions(*known, find(setup.extension, "extension"), setup.bus)
 
     def start(self, entry: int) -> None:
         """See `Core.start`. Divisions are looked for here, where the firmware is in memory."""
@@ -67,7 +71,7 @@ class RiscvCore(EmulatedCore):
 
     def count_into(self, state: HookState, reads: int) -> None:
         """See `Core.count_into`."""
-        if self._own is not None:
+        if isinstance(self._own, _NativeInstructions):
             self._own.count_into(state, reads)
 
     def pc(self) -> int:
@@ -113,6 +117,20 @@ class RiscvCore(EmulatedCore):
         return more
 
 
+class Registers(Protocol):
+    """The integer registers of the core, by number."""
+
+    def read(self, number: int) -> int:
+        """Value as 32 bits without sign; x0 is 0."""
+
+    def write(self, number: int, value: int) -> None:
+        """Set one to the low 32 bits of a value; x0 stays 0."""
+
+
+Execute = Callable[[int, Registers], bool]
+"""Executes the instruction of a word; False when it is none of the core's own."""
+
+
 class _RiscvState(ctypes.Structure):
     """Mirrors `struct dovetail_core` of riscv_own.c."""
 
@@ -140,7 +158,7 @@ _FAULTS = (
 """By `failed`, of `word`."""
 
 
-class _OwnInstructions:
+class _NativeInstructions:
     """`dovetail_execute` of a C file of the target's (riscv_own.h says what it is given)."""
 
     def __init__(self, emulator: Any, x0: int, pc: int, source: Path, cost: Callable[[int, int], BlockCost]) -> None:
@@ -180,6 +198,51 @@ class _OwnInstructions:
         """Called from C for the body of a loop: its instructions, and its cycles in the lower half."""
         cost = self._cost(address, size)
         return cost.instructions << 32 | cost.cycles
+
+
+class _PythonInstructions:
+    """An `Execute` of the target's, and the `Registers` it is given."""
+
+    def __init__(self, emulator: Any, x0: int, pc: int, execute: Execute, bus: Bus) -> None:
+        unicorn: Any = importlib.import_module("unicorn")
+        self._read, self._write = emulator_calls().uc_reg_read, emulator_calls().uc_reg_write
+        self._zero, self._pc = x0, pc
+        self._value = ctypes.c_uint32()
+        self._pointer = ctypes.byref(self._value)
+        self._emulator, self._execute, self._bus = emulator, execute, bus
+        self._words: dict[int, int] = {}  # by address; code does not change while it runs
+        self._fault = ""
+        self._failure: BaseException | None = None
+        emulator.hook_add(unicorn.UC_HOOK_INTR, self._exception)
+
+    def read(self, number: int) -> int:
+        self._read(self._emulator._uch, self._zero + number, self._pointer)
+        return self._value.value
+
+    def write(self, number: int, value: int) -> None:
+        if number:
+            self._value.value = value & 0xFFFFFFFF
+            self._write(self._emulator._uch, self._zero + number, self._pointer)
+
+    def fault(self) -> str:
+        """The fault that stopped the core; empty for none. Raises the exception of the target's function."""
+        if self._failure is not None:
+            raise self._failure
+        return self._fault
+
+    def _exception(self, core: Any, number: int, data: object) -> None:
+        """Execute one; the program counter is past it (hardware/cores.md). No error can cross the emulator."""
+        try:
+            before = self.read(self._pc - self._zero) - 4
+            word = self._words.get(before)
+            if word is None:
+                word = self._words[before] = read_number(self._bus, before, 4)
+            if number == _ILLEGAL and self._execute(word, self):
+                return
+            self._fault = f"it does not know the instruction {word:#010x}"
+        except BaseException as error:
+            self._failure = error
+        self._emulator.emu_stop()
 
 
 RISCV = Architecture(

@@ -225,7 +225,8 @@ class Core:
     """Own instructions beyond `isa`, the preferred first."""
     extension: str = ""
     """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.h`
-    says what it is given); empty for none."""
+    says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
+    registers (see `dovetail.sim.riscv`); empty for none."""
     streams: Streams | None = None
     """Instructions for inner loops of instructions with `assembly`; None for loads and branches of `isa`."""
     pairs: PairBlocks | None = None
