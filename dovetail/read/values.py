@@ -49,7 +49,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 class Advice(enum.StrEnum):
-    """What a user can do about a refusal; each reader has a sentence for each, in `Values.advice`."""
+    """Kinds of advice about a refusal; each reader has a sentence for each, in `Values.advice`."""
 
     OTHERWISE = "say it otherwise"
     AGAIN = "write the file again"
@@ -196,7 +196,7 @@ class Values(Refusing):
         return self.of_name(self.builder.input(name, kind))
 
     def state(self, stem: str, first: Array, dtype: DType | None = None) -> Value:
-        """What is kept from one inference to the next, with its first contents."""
+        """Values kept from one inference to the next, with its first contents."""
         return self.of_name(self.builder.state(stem, first, dtype))
 
     def replace_state(self, state: Value, value: Value) -> None:

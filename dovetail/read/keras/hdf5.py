@@ -41,15 +41,15 @@ class RefusedPart(msgspec.Struct, frozen=True, tag=True):
     hint: str = SPOILT
 
 
-class StoredWeights(msgspec.Struct, frozen=True, tag=True):
+class Dataset(msgspec.Struct, frozen=True, tag=True):
     """A dataset: float32, row by row."""
 
     shape: Shape
     data: bytes
 
 
-Part = RefusedPart | StoredWeights | list[str]
-"""What stands at a path: names inside a group and texts of an attribute are lists."""
+Part = RefusedPart | Dataset | list[str]
+"""The contents of a path: names inside a group and texts of an attribute are lists."""
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class Contents:
             ModelError: there is none, it could not be read, or holds NaN or infinite numbers.
         """
         self.members(path)
-        found = self._at(path, StoredWeights)
+        found = self._at(path, Dataset)
         if found is None:
             raise self._refuse(path, "the file holds no such weights")
         array = np.frombuffer(found.data, np.float32).reshape(found.shape)
@@ -108,7 +108,7 @@ class Contents:
         return found[0] if found else None
 
     def _at(self, path: str, kind: type[T]) -> T | None:
-        """What stands at a path, if it is of this kind."""
+        """The contents of a path, if it is of this kind."""
         found = self.parts.get(path)
         if isinstance(found, RefusedPart):
             raise self._refuse(path, found.what, found.hint)
@@ -224,7 +224,7 @@ class Hdf5Reader:
             for key in members:
                 self._visit(found, key, f"{path}/{key}")
 
-    def _array(self, dataset: Any) -> StoredWeights:
+    def _array(self, dataset: Any) -> Dataset:
         """A dataset's elements, if they are plain numbers lying in this file."""
         plist, kind = dataset.id.get_create_plist(), dataset.dtype
         if dataset.is_virtual or plist.get_external_count():
@@ -240,7 +240,7 @@ class Hdf5Reader:
             what = f"the weights {list(dataset.shape)} have {most} bytes"
             raise _Refusal(f"{what}; the file holds {stored} of them")
         self._left -= size
-        return StoredWeights(dataset.shape, dataset[()].astype(np.float32).tobytes())
+        return Dataset(dataset.shape, dataset[()].astype(np.float32).tobytes())
 
     def _attributes(self, group: Any, path: str) -> None:
         """The attributes that say what a model is made of."""

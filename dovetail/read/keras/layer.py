@@ -26,7 +26,7 @@ ADVICE: Mapping[str, str] = {
     FOLD: "make it a constant, and save the model again",
     SMALLER: "make the network smaller there, and save it again",
 }
-"""What to do about what is refused."""
+"""Advice for each kind of refusal."""
 
 MAX_NUMBER = 1 << 31
 """Integers in a configuration are smaller."""

@@ -27,7 +27,7 @@ ADVICE: Mapping[str, str] = {
     "type",
     SMALLER: "make the network smaller there, and export it again",
 }
-"""What to do about what is refused."""
+"""Advice for each kind of refusal."""
 
 UNPADDED: Padding2d = ((0, 0), (0, 0))
 """No border."""

@@ -22,7 +22,7 @@ ADVICE: Mapping[str, str] = {
     ALIKE: "quantise these tensors alike, with positive scales: convert the model again with a current converter",
     SMALLER: "make the network smaller there, and convert it again",
 }
-"""What to do about what is refused."""
+"""Advice for each kind of refusal."""
 
 SCHEMA_VERSION = 3
 """The only schema version TensorFlow Lite ever shipped with the identifier TFL3."""
@@ -175,10 +175,10 @@ _OPTIONS = {
     **dict.fromkeys(words("MEAN SUM REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD"), "REDUCER"),
     "L2_NORMALIZATION": "L2_NORM",
 }
-"""What the classes of options are called after, for operators whose name is not it."""
+"""Stems of the names of option classes, for operators whose own name is another."""
 
 _DAMAGE = (ValueError, LookupError, TypeError, AssertionError, OverflowError, struct.error)
-"""What the accessors of the flatbuffers library raise where an offset in the bytes points nowhere."""
+"""Errors that the accessors of the flatbuffers library raise where an offset in the bytes points nowhere."""
 
 _EMPTY_TABLE = bytes((8, 0, 0, 0, 4, 0, 4, 0, 4, 0, 0, 0))
 """A flatbuffer of a table without fields: where it begins (8); its vtable, of two sizes; the distance to that."""

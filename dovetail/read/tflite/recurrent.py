@@ -1,4 +1,4 @@
-"""What a TFLite model keeps from one inference to the next, and what it turns: variables, recurrent operators, loops.
+"""State and repetition in TFLite models: variables, recurrent operators, loops.
 
 Recurrent operators on integers are read as the fixed-point arithmetic of TensorFlow Lite Micro.
 Facts from tflite-micro's micro/kernels/{svdf_common,lstm_eval_common,unidirectional_sequence_lstm}.cc: all factors are
