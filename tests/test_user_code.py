@@ -66,6 +66,6 @@ def test_a_bug_of_ours_is_not_blamed_on_the_port(tmp_path: Path, monkeypatch: py
     """Where no function of the port is running, the stack is shown."""
     model = tmp_path / "digits.onnx"
     model.write_bytes(zoo.build("digits"))
-    monkeypatch.setattr("dovetail.schedule.tiles.tiling.packed_bytes", None)
+    monkeypatch.setattr("dovetail.schedule.tiles.clock.packed_bytes", None)
     with pytest.raises(TypeError):
         main(["compile", str(model), "--target", str(port_file(tmp_path)), "-o", str(tmp_path / "build")])
