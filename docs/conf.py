@@ -40,7 +40,7 @@ autodoc_default_options = {"members": True}
 # The types of others, and what is said in words on a page of its own.
 nitpick_ignore_regex = [
     ("py:.*", r"(np|numpy|npt|collections|pathlib|typing|types|onnx|msgspec|importlib)\b.*"),
-    ("py:.*", r"Path|Any|Callable|Mapping|Sequence|Iterator|Iterable|Literal|Protocol|Enum|enum\.IntEnum"),
+    ("py:.*", r"Path|Any|Cut|Names|Types|Callable|Mapping|Sequence|Iterator|Iterable|Literal|Protocol|Enum|enum\.IntEnum"),
     (
         "py:.*",
         r"Console|tempfile\.TemporaryDirectory|dovetail\.run\..*|OnnxBody|tuple\[.*|.*\.OperatorT|.*\.base\.T|.*\._(Kind|Record)|.*\.Work",

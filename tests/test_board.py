@@ -208,15 +208,16 @@ def test_an_inference_is_never_run_twice(builds: dict[str, Path], program: Path)
 
 @contextmanager
 def peer(answers: list[bytes]) -> Iterator[str]:
-    """A board that answers every packet by the next of these, then by the last again; none for silence."""
+    """A board that answers every packet by the next of these, then by the last again; none for silence. Zeros alone,
+    which end a half request, are none."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         """One connection."""
         with server.accept()[0] as line, suppress(ConnectionError):
             position = 0
-            while line.recv(4096):
-                if answers:
+            while packet := line.recv(4096):
+                if answers and packet.strip(b"\0"):
                     line.sendall(answers[min(position, len(answers) - 1)])
                     position += 1
 

@@ -126,15 +126,14 @@ def test_a_pipeline_of_a_big_and_a_small_core_is_within_a_tenth_of_the_balance_b
 
 
 @pytest.mark.parametrize(
-    ("target", "options"),
+    ("target", "count", "options"),
     [
-        ("cortex_m4", Options(optimize=Optimize.SIZE)),
-        ("ne16", Options()),
-        ("riscv", Options(optimize=Optimize.SIZE, pipeline=True)),
+        ("cortex_m4", 3, Options(optimize=Optimize.SIZE)),
+        ("ne16", 2, Options()),  # no part of its layers is worth the start of a third
+        ("riscv", 2, Options(optimize=Optimize.SIZE, pipeline=True)),
     ],
 )
-def test_other_cores_engines_beside_cores_and_little_code_are_exact(target: str, options: Options) -> None:
-    count = 2 if options.pipeline else 3
+def test_other_cores_engines_beside_cores_and_little_code_are_exact(target: str, count: int, options: Options) -> None:
     _, result = run_exactly("ad_autoencoder", with_cores(load_target(target), count), options)
     busy = [core.cycles for core in make_report(result).cores]
     assert len(busy) == count and all(busy)

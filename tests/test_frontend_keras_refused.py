@@ -81,7 +81,7 @@ LAYERS = {
     "mask": (layer("Masking", "m", mask_value=0.0), "the layer Masking is not supported"),
     "setting": (layer("Dropout", "d", rate=0.5, temperature=3), "the setting temperature = 3 is not supported"),
     "size": (layer("Reshape", "r", target_shape=[2, -1]), r"3 elements have not the shape \[2, -1\]"),
-    "repeat": (layer("RepeatVector", "r", n=1 << 30), "result .* has no elements, or more than"),
+    "repeat": (layer("RepeatVector", "r", n=1 << 30), "picks 1073741824 places along one axis; the limit is 65536"),
     "padding size": (layer("ZeroPadding1D", "p", padding=[1 << 19, 1]), "works on 3 axes"),
     "axis": (layer("Softmax", "s", axis=5), "the setting axis = 5 must name different axes of 2"),
     "negative": (layer("Dense", "d", units=-3), "units = -3 must be an integer of at least 1"),

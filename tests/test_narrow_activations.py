@@ -119,8 +119,8 @@ def test_4_bits_take_half_the_memory(resnet8: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("how", ["4", "mixed"])
 def test_tiles_are_copied_packed(how: str, resnet8: Callable[[str], Path]) -> None:
-    """An L1 of 12 KiB holds no whole layer: tiles of packed values come and go, of half the bytes."""
-    target = rbe(12 << 10)
+    """An L1 of 11 KiB holds no whole layer: tiles of packed values come and go, of half the bytes."""
+    target = rbe(11 << 10)
     compiled = compile_model(resnet8(how), target, Options())
     buffers = compiled.plan.program.buffers
     tiles = [s for s in compiled.plan.program.statements if isinstance(s, Copy) and s.source.layout is not None]

@@ -38,7 +38,7 @@ def _small(target: Target, kibibytes: int) -> Target:
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return _small(load_target("ne16"), 40)
+    return _small(load_target("ne16"), 32)
 
 
 def _compiled(name: str, target: Target, folder: Path) -> Compiled:

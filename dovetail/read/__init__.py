@@ -47,7 +47,7 @@ def load_model(
         from dovetail.read.keras import load_keras
 
         return load_keras(path.name, data, path.stem)
-    raise ModelError("this file is of no known model format", where=str(path), hint=f"known are {KNOWN_FORMATS}")
+    raise _refused(path, "this file is of no known model format", f"known are {KNOWN_FORMATS}")
 
 
 def own_rounding(path: Path) -> Rounding:
@@ -55,21 +55,24 @@ def own_rounding(path: Path) -> Rounding:
     return Rounding.SINGLE if path.suffix.lower() == ".onnx" else Rounding.DOUBLE
 
 
+def _refused(path: Path, what: str, hint: str) -> ModelError:
+    return ModelError(what, where=str(path), hint=hint)
+
+
 def _read(path: Path) -> bytes:
     """The file's bytes, after checking that it is a file of a sensible size."""
     if not path.exists():
-        raise ModelError("there is no such file", where=str(path), hint="check the spelling and the directory")
+        raise _refused(path, "there is no such file", "check the spelling and the directory")
     if path.is_dir():
-        raise ModelError("this is a directory, not a model file", where=str(path), hint=f"known are {KNOWN_FORMATS}")
+        raise _refused(path, "this is a directory, not a model file", f"known are {KNOWN_FORMATS}")
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
             what = f"the file has {size} bytes; the limit is {MAX_BYTES}"
-            raise ModelError(what, where=str(path), hint="give the file of a smaller network")
+            raise _refused(path, what, "give the file of a smaller network")
         data = path.read_bytes() if path.is_file() else b""
     except OSError as error:
-        what = f"the file cannot be read: {error.strerror}"
-        raise ModelError(what, where=str(path), hint="check the permission to read it") from error
+        raise _refused(path, f"the file cannot be read: {error.strerror}", "check the permission to read it") from error
     if not data:
-        raise ModelError("the file is empty", where=str(path), hint="copy or convert the model again")
+        raise _refused(path, "the file is empty", "copy or convert the model again")
     return data

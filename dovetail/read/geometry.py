@@ -19,8 +19,7 @@ Pair = tuple[int, int]
 
 
 def same_border(size: int, span: int, stride: int) -> Pair:
-    """Elements before and after an axis so that ceil(size / stride) windows of `span` fit (TensorFlow's SAME: the odd
-    one behind)."""
+    """Border of an axis of ceil(size / stride) windows of `span` (TensorFlow's SAME, the odd one behind)."""
     total = max((-(-size // stride) - 1) * stride + span - size, 0)
     return total // 2, total - total // 2
 
@@ -86,8 +85,7 @@ def transposed_convolution(v: Values, operands: Sequence[Value], axes: Sequence[
     whole = [axis.blocks * axis.stride for axis in axes]
     if prod(strides) > 1:
         apart = v.reshape(result, (batch, rows.blocks, columns.blocks, groups, *strides, share), "placed")
-        moved = v.transpose(apart, (0, 1, 4, 2, 5, 3, 6), "placed")
-        result = v.reshape(moved, (batch, *whole, outputs), "placed")
+        result = v.reshape(v.transpose(apart, (0, 1, 4, 2, 5, 3, 6), "placed"), (batch, *whole, outputs), "placed")
     if whole == [axis.result for axis in axes]:
         return result
     starts = [axis.lead - axis.first * axis.stride for axis in axes]

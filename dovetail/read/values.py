@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partialmethod
 from math import inf, prod
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -171,6 +171,21 @@ class Values(Refusing):
         odd = len(sizes) != len(wanted) or sizes.count(-1) > 1 or 0 in sizes or (-1 in sizes and elements % rest)
         self.wrong_if(odd, f"{elements} elements have not the shape {list(wanted)!s:.80}")
         return tuple(elements // rest if size == -1 else size for size in sizes)
+
+    def indexed(self, shape: Shape, key: Sequence[Any]) -> tuple[list[range], list[int]]:
+        """The places of each axis that numpy's index (of slices, integers, None and ...) takes, and the shape of the
+        result: without the axes of integers, with an axis for each None."""
+        taken = sum(part is not None and part is not ... for part in key)
+        odd = taken > len(shape) or key.count(...) > 1
+        self.wrong_if(odd, f"{len(key)} indices do not fit the axes of {list(shape)}")
+        place, sizes = key.index(...) if ... in key else len(key), iter(shape)
+        places, result = list[range](), list[int]()
+        for part in (*key[:place], *[slice(None)] * (len(shape) - taken), *key[place + 1 :]):
+            if part is not None:
+                cut = slice(part, part + 1 or None) if isinstance(part, int) else part
+                places.append(range(next(sizes))[cut])
+            result += [] if isinstance(part, int) else [1 if part is None else len(places[-1])]
+        return places, result
 
     # The graph
 
@@ -559,6 +574,12 @@ def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 def slice_of(places: Sequence[range]) -> Slice:
     """The part of a value at these places of each axis, all of them rising."""
     return Slice(tuple(r.start for r in places), tuple(r.stop for r in places), tuple(r.step for r in places))
+
+
+def unpacked(stored: Array, bits: int) -> Array:
+    """Unsigned numbers of a few bits, the lowest bits of each byte first: uint8 [..., bytes] as [..., numbers]."""
+    parts = stored[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)
+    return parts.reshape(*stored.shape[:-1], -1)
 
 
 def kept_shape(shape: Shape, axes: Sequence[int], keep: bool) -> Shape:

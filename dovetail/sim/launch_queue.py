@@ -16,6 +16,8 @@ from dovetail.target.devices import JOB, JobRegisters
 Work = TypeVar("Work")
 MASK32 = 0xFFFFFFFF
 """All bits of a register."""
+START, FINISHED, ROOM = 0x00, 0x04, 0x08
+"""Byte offsets of the registers of most engines with a queue (`QueueDevice`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class QueueDevice(Device, Generic[Work]):
         places: launches it holds, the running one included.
     """
 
-    START, FINISHED, ROOM = 0x00, 0x04, 0x08
+    START, FINISHED, ROOM = START, FINISHED, ROOM
 
     def __init__(self, bus: Bus, name: str, registers: Collection[int], places: int) -> None:
         self.name, self.bus = name, bus

@@ -103,10 +103,8 @@ def _input_type(layer: KerasLayer) -> TensorType:
 
 
 def _run_network(v: KerasValues, arguments: Sequence[Value]) -> list[Value]:
-    """Import a network (the layer being read) called with some values; returns its outputs.
-
-    Each call waits until all it needs is there, so that layers may stand in any order.
-    """
+    """The outputs of a network (the layer being read) called with some values. Its layers may stand in any order: each
+    call waits until all it needs is there."""
     network = v.layer.network
     assert network is not None
     what = f"has {len(network.inputs)} inputs and is called with {len(arguments)} values"

@@ -75,10 +75,8 @@ def _read_zip(name: str, data: bytes) -> KerasFile:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = _members(name, archive)
-            config, notes = (
-                _parsed(f"{name}, {one}", _member(name, archive, members, one, MAX_CONFIG))
-                for one in ("config.json", "metadata.json")
-            )
+            texts = {one: _member(name, archive, members, one, MAX_CONFIG) for one in ("config.json", "metadata.json")}
+            config, notes = (_parsed(f"{name}, {one}", text) for one, text in texts.items())
             weights = _member(name, archive, members, "model.weights.h5", MAX_WEIGHTS)
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         raise _refused(name, f"the archive is damaged: {error!s:.200}", SPOILT) from error

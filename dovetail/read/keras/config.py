@@ -82,8 +82,7 @@ def _is_layer(entry: Any) -> bool:
 def _refuse_code(layer: KerasLayer, module: str | None) -> None:
     """Nothing that is code, or needs code of the user's, is accepted."""
     hint = "say it with standard layers, and save again"
-    code = layer.kind == "Lambda"
-    layer.refuse_if(code, "a Lambda layer holds Python code, which is never executed", hint)
+    layer.refuse_if(layer.kind == "Lambda", "a Lambda layer holds Python code, which is never executed", hint)
     own = (module or "keras").split(".")[0] not in ("keras", "builtins") or module == ""
     what = f"the class {layer.kind} of the module {(module or '')[:80]} is not one of Keras's own"
     layer.refuse_if(own, f"{what}, and no code is executed", hint)
@@ -171,8 +170,7 @@ def _call(layer: KerasLayer, node: Any) -> KerasCall:
         node = list(node.values())
     listed: list[Any] = [node] if _is_old_reference(node) else node if isinstance(node, list) else [None]
     for entry in listed:
-        what = f"a call's argument {entry!s:.80} is not [layer, call, result]"
-        layer.wrong_if(not _is_old_reference(entry), what)
+        layer.wrong_if(not _is_old_reference(entry), f"a call's argument {entry!s:.80} is not [layer, call, result]")
         found.append(entry[2] if entry[0] == "_CONSTANT_VALUE" else Reference(*entry[:3]))
         if len(entry) > 3 and isinstance(entry[3], Mapping):
             named |= {key: _old_plain(value) for key, value in entry[3].items()}
@@ -262,8 +260,7 @@ def _first_calls(layers: Sequence[KerasLayer], calls: Mapping[str, tuple[KerasCa
 
 
 def _end_shift(layer: KerasLayer, calls: int, ends: Sequence[Reference], first: Mapping[str, int]) -> int:
-    """How the calls of a layer are counted among a model's outputs: those of functional models from 1 even by
-    Keras 3."""
+    """How a layer's calls are counted among a model's outputs: those of functional models from 1 even by Keras 3."""
     counts = {ref.call for ref in ends if ref.layer == layer.name}
     if layer.network is None or 0 in counts or not counts:
         return 0

@@ -19,7 +19,7 @@ from dovetail.read.geometry import Pair, ResizeAxis
 from dovetail.read.keras.layer import KerasLayer, listed
 from dovetail.read.keras.operations import activated
 from dovetail.read.keras.values import Importer, KerasValues
-from dovetail.read.values import MAX_PLACES, Value, words
+from dovetail.read.values import Value, words
 
 EPSILON = 1e-12
 """Smallest length UnitNormalization divides by."""
@@ -28,8 +28,7 @@ EPSILON = 1e-12
 def dense(v: KerasValues) -> Value:
     """Dense: over the last axis."""
     x, units = v.one(), v.layer.whole("units")
-    lora = v.layer.get("lora_rank") is not None
-    v.refuse_if(lora, "LoRA weights are not supported", "merge them, and save again")
+    v.refuse_if(v.layer.get("lora_rank") is not None, "LoRA weights are not supported", "merge them, and save again")
     kernel = v.weight("kernel", [x.shape[-1], units])
     return activated(v, v.dense(x, v.constant(kernel.T, "kernel"), *v.bias(units), suffix="product"))
 
@@ -112,8 +111,7 @@ def transposed(v: KerasValues) -> Value:
     extra: list[int | None] = [None, None]
     if layer.get("output_padding") is not None:
         extra[2 - rank :] = layer.wholes("output_padding", rank, low=0)
-    sides = zip(window.span, window.stride, extra, strict=True)
-    top, left = (_transposed_border(layer, *side) for side in sides)
+    top, left = (_transposed_border(layer, *side) for side in zip(window.span, window.stride, extra, strict=True))
     stretched = v.stretched(image, window.stride)
     turned = _ohwi(kernel)[:, ::-1, ::-1].transpose(3, 1, 2, 0)
     window = SlidingWindow(window.kernel, dilation=window.dilation, padding=((0, 0) if rank == 1 else top, left))
@@ -203,9 +201,10 @@ def repeat_vector(v: KerasValues) -> Value:
     """RepeatVector: [N, C] to [N, n, C]."""
     x, times = v.one(real=False), v.layer.whole("n")
     v.refuse_if(x.rank != 2, f"repeats vectors, its operand is {x.type}")
+    v.check_places(times)
     batch, channels = x.shape
     row = v.shaped(x, (batch, 1, channels), "row")
-    return v.pick(row, [range(batch), [0] * min(times, MAX_PLACES + 1), range(channels)], "repeated")
+    return v.pick(row, [range(batch), [0] * times, range(channels)], "repeated")
 
 
 def _sides(layer: KerasLayer, key: str, rank: int) -> Padding2d:
@@ -219,15 +218,10 @@ def _sides(layer: KerasLayer, key: str, rank: int) -> Padding2d:
     return (top, bottom), (left, right)
 
 
-def zero_padding(v: KerasValues) -> Value:
-    """ZeroPadding1D, ZeroPadding2D."""
-    return v.restored(v.bordered(v.image(), _sides(v.layer, "padding", v.image_axes)))
-
-
-def cropping(v: KerasValues) -> Value:
-    """Cropping1D, Cropping2D."""
-    image, ((top, bottom), (left, right)) = v.image(), _sides(v.layer, "cropping", v.image_axes)
-    return v.restored(v.bordered(image, ((-top, -bottom), (-left, -right))))
+def bordered(v: KerasValues, key: str, sign: int) -> Value:
+    """ZeroPadding and Cropping: a border, which is added or cut."""
+    image, ((top, bottom), (left, right)) = v.image(), _sides(v.layer, key, v.image_axes)
+    return v.restored(v.bordered(image, ((sign * top, sign * bottom), (sign * left, sign * right))))
 
 
 def up_sampling(v: KerasValues) -> Value:
@@ -407,14 +401,14 @@ LAYERS: Mapping[str, Importer] = {
     **_of_dimensions("AveragePooling{}D", partial(pool, kind=AveragePool2d)),
     **_of_dimensions("Conv{}D", convolution),
     **_of_dimensions("Conv{}DTranspose", transposed),
-    **_of_dimensions("Cropping{}D", cropping),
+    **_of_dimensions("Cropping{}D", partial(bordered, key="cropping", sign=-1)),
     **_of_dimensions("DepthwiseConv{}D", depthwise),
     **_of_dimensions("GlobalAveragePooling{}D", partial(whole_pool, kind=AveragePool2d)),
     **_of_dimensions("GlobalMaxPooling{}D", partial(whole_pool, kind=MaxPool2d)),
     **_of_dimensions("MaxPooling{}D", partial(pool, kind=MaxPool2d)),
     **_of_dimensions("SeparableConv{}D", separable),
     **_of_dimensions("UpSampling{}D", up_sampling),
-    **_of_dimensions("ZeroPadding{}D", zero_padding),
+    **_of_dimensions("ZeroPadding{}D", partial(bordered, key="padding", sign=1)),
     **{kind.name.capitalize(): partial(merge, kind=kind) for kind in (BinaryKind.MAXIMUM, BinaryKind.MINIMUM)},
     "Add": partial(merge, kind=BinaryKind.ADD),
     "Average": partial(merge, kind=BinaryKind.ADD, mean=True),

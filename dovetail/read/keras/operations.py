@@ -254,20 +254,10 @@ def _matmul(v: KerasValues) -> Value:
 def _get_item(v: KerasValues) -> Value:
     """x[a:b, ..., c]: slices with positive steps, and single elements."""
     x, key = _operand(v), _argument(v, 1, "key", "slice_spec", default=[])
-    shape, parts = x.shape, listed(key)
-    lacking = [slice(None)] * (len(shape) - len(parts) + parts.count(...))
-    place = parts.index(...) if ... in parts else len(parts)
-    parts[place : place + 1] = lacking
-    places, kept = list[range](), list[int]()
-    for size, part in zip(shape, parts, strict=False):
-        is_single = type(part) is int and -size <= part < size
-        found = slice(part % size, part % size + 1) if is_single else part
-        if not isinstance(found, slice) or (found.step or 1) < 1:
-            raise v.refuse(f"the index {found!s:.80} is not supported")
-        start, stop, step = found.indices(size)
-        places.append(range(start, max(start, stop), step))
-        kept += [] if is_single else [len(places[-1])]
-    v.wrong_if(len(parts) != len(shape), f"{len(parts)} indices do not fit {x.type}")
+    for part in listed(key):
+        proper = part is ... or type(part) is int or (isinstance(part, slice) and (part.step or 1) > 0)
+        v.refuse_if(not proper, f"the index {part!s:.80} is not supported")
+    places, kept = v.indexed(x.shape, listed(key))
     return v.shaped(v.add(slice_of(places), [x], "cut"), kept, "item")
 
 

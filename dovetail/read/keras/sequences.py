@@ -79,10 +79,8 @@ def multi_head_attention(v: KerasValues) -> Value:
         if name == "query":
             factor = np.float32(1.0 / sqrt(size))
             kernel, bias = kernel * factor, None if bias is None else bias * factor
-        projected = _product(part, x, "abc,cde->abde", kernel, bias)
-        sides[name] = v.ordered(projected, (0, 2, 1, 3), f"{name}_heads")
-    causal = v.call.named.get("use_causal_mask") is True
-    found = v.ordered(_attended(v, **sides, causal=causal), (0, 2, 1, 3), "joined")
+        sides[name] = v.ordered(_product(part, x, "abc,cde->abde", kernel, bias), (0, 2, 1, 3), f"{name}_heads")
+    found = v.ordered(_attended(v, **sides, causal=v.call.named.get("use_causal_mask") is True), (0, 2, 1, 3), "joined")
     part = parts["output_dense"]
     kernel = part.weight("kernel", [heads, depth, None])
     return _product(part, found, "abcd,cde->abe", kernel, part.optional("bias", [kernel.shape[2]]))
@@ -95,8 +93,7 @@ def attention(v: KerasValues) -> Value:
     scale = v.optional("scale", [])
     if scale is not None:
         given["query"] = v.times(given["query"], v.constant(scale, "scale"), "scaled")
-    causal = v.call.named.get("use_causal_mask") is True or v.layer.flag("causal")
-    return _attended(v, **given, causal=causal)
+    return _attended(v, **given, causal=v.call.named.get("use_causal_mask") is True or v.layer.flag("causal"))
 
 
 def dot(v: KerasValues) -> Value:
@@ -114,8 +111,7 @@ def dot(v: KerasValues) -> Value:
         place = axis % (len(sizes) + 1)
         if v.layer.flag("normalize"):
             value = unit_length(v, value, (place,))
-        others = [other for other in range(1, len(sizes) + 1) if other != place]
-        moved = v.ordered(value, [0, *others, place], "last")
+        moved = v.ordered(value, [0, *[other for other in range(1, len(sizes) + 1) if other != place], place], "last")
         outer = moved.shape[1:-1]
         rows.append(v.shaped(moved, (batch, prod(outer), sizes[place - 1]), "rows"))
         kept += outer
@@ -136,8 +132,7 @@ def _curves(cell: KerasLayer, kind: RecurrentKind) -> tuple[Curve, ...]:
 
 
 def _weights(v: KerasValues, kind: RecurrentKind, inputs: int) -> tuple[list[Value], bool]:
-    """A cell's weights [G*H, I], recurrent weights [G*H, H] and both biases [2*G*H]; whether a GRU resets after
-    products."""
+    """A cell's weights [G*H, I], recurrent ones [G*H, H] and both biases [2*G*H]; whether a GRU resets after."""
     cell, size = v.layer, v.layer.whole("units")
     rows = kind.gates * size
     after = kind is RecurrentKind.GRU and cell.flag("reset_after", cell.version >= 3)
@@ -191,16 +186,14 @@ def _run(v: KerasValues, x: Value, states: list[Value]) -> tuple[Value, tuple[Va
     spans = [(0, 1) if reverse else (count - 1, count), (count, count + 1)][: kind.kept]
     last = [v.part(found, 0, *span, "part") for span in spans]
     steps = v.part(found, 0, 0, count, "part") if kind is RecurrentKind.LSTM else found
-    rows = tuple(v.shaped(value, (batch, size), "last") for value in last)
-    return v.ordered(steps, (1, 0, 2), "steps"), rows
+    return v.ordered(steps, (1, 0, 2), "steps"), tuple(v.shaped(value, (batch, size), "last") for value in last)
 
 
 def _arguments(v: KerasValues) -> tuple[Value, list[Value]]:
     """The sequence and the states a layer is called with."""
     v.check_named("initial_state", "sequences", "inputs")
-    values = v.call.all(Value)
-    v.wrong_if(not values, "is called without a sequence")
-    return v.real(values[0]), values[1:]
+    first, *states = v.several(real=False)
+    return v.real(first), states
 
 
 def recurrent(v: KerasValues) -> tuple[Value, ...]:

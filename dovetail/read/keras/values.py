@@ -92,12 +92,10 @@ class KerasValues(Values):
         return self.real(values[0]) if real else values[0]
 
     def several(self, real: bool = True) -> list[Value]:
-        """The values the layer is called with, one at least; float where they are of several types, or unless said
-        otherwise."""
+        """The values the layer is called with, one at least; float where of several types, or unless said otherwise."""
         values = self.call.all(Value)
         self.wrong_if(not values, "is called without values")
-        alike = len({value.dtype for value in values}) == 1
-        return values if alike and not real else [*map(self.real, values)]
+        return values if len({value.dtype for value in values}) == 1 and not real else [*map(self.real, values)]
 
     def check_named(self, *known: str) -> None:
         """Refuse arguments by name that mean something."""
@@ -146,10 +144,7 @@ class KerasValues(Values):
         return 1 if "1D" in self.layer.kind else 2
 
     def image(self) -> Value:
-        """The value the layer is called with as NHWC.
-
-        The layer's data_format says the order; one axis becomes columns, in images one row high.
-        """
+        """The value the layer is called with, ordered as data_format says, as NHWC; one axis is one row's columns."""
         x, rank = self.one(), self.image_axes
         self.refuse_if(x.rank != rank + 2, f"works on {rank + 2} axes, its operand is {x.type}")
         if self.layer.channels_first:
@@ -178,8 +173,7 @@ class KerasValues(Values):
 
 
 Importer = Callable[[KerasValues], Any]
-"""Adds a layer's nodes and gives the name of its value, or a tuple of them; raises ModelError for what it cannot
-honour."""
+"""Adds a layer's nodes and gives its value, or a tuple of them; raises ModelError for what it cannot honour."""
 
 _FOLDED = folding()
 

@@ -15,6 +15,7 @@ from dovetail.ir.onnx_file import USER_DOMAIN, from_written
 from dovetail.ir.operators.activation import UnaryKind
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Select
+from dovetail.ir.operators.movement import Concat
 from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import CumSum, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
@@ -119,8 +120,7 @@ def _said(v: OnnxValues, position: int) -> SaidOperand | None:
     if not name:
         return None
     if (held := v.constants.get(name)) is not None:
-        kind = TensorType(tuple(held.array.shape), held.dtype) if held.dtype else None
-        return SaidOperand(kind, array=held.array)
+        return SaidOperand(TensorType(tuple(held.array.shape), held.dtype) if held.dtype else None, array=held.array)
     return SaidOperand(v.value(position).type)
 
 
@@ -134,9 +134,9 @@ def gelu(v: OnnxValues) -> Value:
     return v.gelu(v.real(), v.choice("approximate", "none", "none", "tanh") == "tanh")
 
 
-def whole_already(kind: UnaryKind) -> Importer:
-    """The importer of a function that leaves whole numbers as they are; some exporters apply it to integers."""
-    return lambda v: v.x if v.x.dtype.is_integer else v.unary(kind, v.real())
+def whole_already(v: OnnxValues, kind: UnaryKind) -> Value:
+    """A function that leaves whole numbers as they are; some exporters apply it to integers."""
+    return v.x if v.x.dtype.is_integer else v.unary(kind, v.real())
 
 
 def binary(kind: BinaryKind) -> Importer:
@@ -195,8 +195,7 @@ def relation(kind: CompareKind, exchanged: bool = False, negative: bool = False)
     """The importer of a comparison: of the operands in turn or exchanged, or its opposite."""
 
     def build(v: OnnxValues) -> Value:
-        operands = v.operands[::-1] if exchanged else v.operands
-        held = v.add(Compare(kind), operands, "holds" if negative else "")
+        held = v.add(Compare(kind), v.operands[::-1] if exchanged else v.operands, "holds" if negative else "")
         return v.negation(held) if negative else held
 
     return build
@@ -223,15 +222,13 @@ def cast(v: OnnxValues) -> Value:
         raise v.refuse(f"from {source.text} to {target.text if target else 'that type'} is not supported")
     if target is not DType.FLOAT32 or not source.is_integer:
         return v.convert(x, target)
-    unit = v.scaling_of(v.stem, np.ones(1, np.float32), np.zeros(1, np.int32), -1, source)
-    return v.dequantized(x, unit, v.stem)
+    return v.dequantized(x, v.scaling_of(v.stem, np.ones(1, np.float32), np.zeros(1, np.int32), -1, source), v.stem)
 
 
 def running_sums(v: OnnxValues) -> Value:
     """CumSum along an axis that is constant."""
     x, axis = v.x, int(v.one_number(1, 0.0, "axis"))
-    operator = CumSum(v.axis(axis, x.rank), v.attribute("exclusive", False), v.attribute("reverse", False))
-    return v.add(operator, [x])
+    return v.add(CumSum(v.axis(axis, x.rank), v.attribute("exclusive", False), v.attribute("reverse", False)), [x])
 
 
 def modulo(v: OnnxValues) -> Value:
@@ -241,8 +238,7 @@ def modulo(v: OnnxValues) -> Value:
         return v.add(Binary(BinaryKind.MODULO), [a, b])
     if a.dtype is DType.FLOAT32:  # of the sizes, and the sign put back
         size, divisor = (v.unary(UnaryKind.ABSOLUTE, value, "size") for value in (a, b))
-        rest = v.binary(BinaryKind.MODULO, size, divisor, "rest")
-        return v.times(rest, v.unary(UnaryKind.SIGN, a, "sign"))
+        return v.times(v.binary(BinaryKind.MODULO, size, divisor, "rest"), v.unary(UnaryKind.SIGN, a, "sign"))
     return v.minus(a, v.times(v.over(a, b, "quotient"), b, "whole"))
 
 
@@ -274,12 +270,12 @@ STANDARD: Mapping[str, Importer] = {
     "And": binary(BinaryKind.MINIMUM),
     "ArgMax": partial(windows.arg_extreme, largest=True),
     "ArgMin": partial(windows.arg_extreme, largest=False),
-    "AveragePool": windows.average_pool,
+    "AveragePool": lambda v: windows.pooled(v, windows.average),
     "BatchNormalization": windows.batch_normalization,
     "Cast": cast,
     "Celu": celu,
     "Clip": clip,
-    "Concat": movement.concat,
+    "Concat": lambda v: v.add(Concat(v.axis_of(v.operands[0], 1)), v.operands),
     "Conv": linear.conv,
     "ConvInteger": linear.conv_integer,
     "ConvTranspose": linear.conv_transpose,
@@ -289,7 +285,7 @@ STANDARD: Mapping[str, Importer] = {
     "Dropout": dropout,
     "DynamicQuantizeLinear": quantised.dynamic_quantize,
     "Einsum": lambda v: v.einsum(v.attribute("equation", ""), [v.real(at) for at in range(len(v.op.inputs))]),
-    **{name: whole_already(UnaryKind(name)) for name in ("Ceil", "Floor", "Round")},
+    **{name: partial(whole_already, kind=UnaryKind(name)) for name in ("Ceil", "Floor", "Round")},
     "Elu": unary(UnaryKind.ELU, alpha=1.0),
     "Expand": movement.expand,
     "Flatten": movement.flatten,
@@ -349,7 +345,7 @@ STANDARD: Mapping[str, Importer] = {
     "Swish": lambda v: v.swish(v.real(), v.attribute("alpha", 1.0)),
     "ThresholdedRelu": unary(UnaryKind.THRESHOLDED_RELU, alpha=1.0),
     "Tile": movement.tile,
-    "Transpose": movement.transpose,
+    "Transpose": lambda v: v.transpose(v.x, v.attribute("perm", tuple(range(v.x.rank))[::-1])),
     "Unsqueeze": movement.unsqueeze,
     "Where": lambda v: v.add(Select(), v.operands),
     "Xor": relation(CompareKind.EQUAL, negative=True),
@@ -373,7 +369,7 @@ MICROSOFT: Mapping[str, Importer] = {
         lambda v, x: v.unary(UnaryKind.LEAKY_RELU, x, "real", v.attribute("alpha", 0.01))
     ),
     "QLinearSigmoid": quantised.qlinear_one(lambda v, x: v.unary(UnaryKind.SIGMOID, x, "real")),
-    "QLinearSoftmax": quantised.qlinear_one(quantised.qlinear_softmax),
+    "QLinearSoftmax": quantised.qlinear_one(lambda v, x: windows.softmax_of(v, x, v.attribute("opset", 13), "real")),
     "QuantizeLinear": quantised.quantize_linear,
     "QuickGelu": lambda v: v.swish(v.real(), v.attribute("alpha", 1.702)),
     "SkipLayerNormalization": partial(windows.skip_normalisation, centred=True),

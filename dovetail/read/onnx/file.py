@@ -1,7 +1,5 @@
-"""Reads an ONNX file into plain, checked data: no access to the protobuf is trusted after this module.
-
-Versions, external data and model-local functions come first, then ONNX's own checker, then decoding.
-"""
+"""Reads an ONNX file into plain, checked data: versions, external data and model-local functions come first, then
+ONNX's own checker, then decoding. No access to the protobuf is trusted after this module."""
 
 from __future__ import annotations
 
@@ -129,8 +127,7 @@ class _OnnxReader(Refusing):
         for what, count in (("operators", len(model.graph.node)), ("initialisers", len(model.graph.initializer))):
             hint = "split the model, or simplify it first"
             self.refuse_if(count > MAX_NODES, f"the model has {count} {what}; the limit is {MAX_NODES}", hint)
-        sparse = model.graph.sparse_initializer
-        self.refuse_if(sparse, "the model has sparse initialisers", "store the weights dense")
+        self.refuse_if(model.graph.sparse_initializer, "the model has sparse initialisers", "store the weights dense")
         if model.functions:
             self.check_functions(model)
             model = inliner.inline_local_functions(model)
@@ -227,8 +224,7 @@ class _OnnxReader(Refusing):
         entries = [entry.type.tensor_type for entry in (*graph.input, *graph.output, *graph.value_info)]
         declared = [entry for entry in entries if entry.elem_type in narrow]
         for tensor in tensors:
-            wide = numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
         for entry in declared:
             entry.elem_type = TensorProto.FLOAT
         for attribute in (attribute for node in graph.node for attribute in node.attribute):
@@ -250,7 +246,7 @@ class _OnnxReader(Refusing):
                 hint = f"its inputs are {', '.join(f'{other}{_sizes(inputs[other])}' for other in inputs)}"
                 raise ModelError(f"the model {what}", where=place, hint=hint)
             for given, size in zip(sizes, shape, strict=True):
-                if named.get(str(given), size) != size or (isinstance(given, int) and given != size):
+                if (given if isinstance(given, int) else named.get(given, size)) != size:
                     what = f"{given} of the shape {sizes} of the input {wanted!r} cannot be {size}"
                     raise ModelError(what, where=place, hint="give another shape")
                 named |= {given: size} if isinstance(given, str) and given != "?" else {}
@@ -286,10 +282,8 @@ class _OnnxReader(Refusing):
         stem, found = f"input {entry.name!r}", _declared(entry)
         hint = "export the model again with a tensor of fixed shape there"
         self.refuse_if(not _is_tensor(entry), f"{stem} is not a tensor with a known rank", hint)
-        odd, hint = (
-            element_type(entry.type.tensor_type.elem_type) is None,
-            "use float32, int8, uint8, int16, int32, int64 or bool",
-        )
+        odd = element_type(entry.type.tensor_type.elem_type) is None
+        hint = "use float32, int8, uint8, int16, int32, int64 or bool"
         self.refuse_if(odd, f"{stem} has an element type that is not supported", hint)
         if found is None:
             sizes = _sizes(entry)

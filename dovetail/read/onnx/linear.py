@@ -30,8 +30,7 @@ def _row_bias(v: OnnxValues, bias: Value, channels: int) -> Value:
 
 
 def convolved(v: OnnxValues, source: Value, weights: Value, bias: Sequence[Value], *zero_points: int) -> Value:
-    """The NHWC result of a convolution of an NCHW value with constant weights OIHW, of floats or of integers with the
-    zero points of both."""
+    """The NHWC result of an NCHW value's convolution with constant weights OIHW; integers have zero points of both."""
     x, w = source.shape, weights.shape
     axes = f"the operands have {len(x)} and {len(w)} axes"
     v.refuse_if((len(x), len(w)) != (4, 4), f"only 2-D convolutions are supported, {axes}")
@@ -73,10 +72,8 @@ def _zero_point(v: OnnxValues, position: int, shape: Shape) -> tuple[int, Value 
 
 
 def conv_integer(v: OnnxValues) -> Value:
-    """ConvInteger: padding is the input's zero point, the result int32.
-
-    A computed zero point comes off the sums: times what the weights under the image sum up to at each place.
-    """
+    """ConvInteger: padding is the input's zero point, the result int32. A computed zero point comes off the sums, times
+    what the weights under the image sum up to at each place."""
     x, w = v.x, v.value(1)
     (number, offset), (weight_number, weight_offset) = _zero_point(v, 2, ()), _zero_point(v, 3, (w.shape[0],))
     what = "the weights' zero point is computed, or has several different elements: not supported"
@@ -173,10 +170,8 @@ def matmul(v: OnnxValues) -> Value:
 
 
 def matmul_integer(v: OnnxValues) -> Value:
-    """MatMulInteger. Zero points that are no constant number come off the sums:
-
-    sum (a - p) * (b - q) = sum a * b - p * sum b - q * sum a + depth * p * q.
-    """
+    """MatMulInteger. Zero points that are no constant number come off the sums: sum (a - p) * (b - q) = sum a * b
+    - p * sum b - q * sum a + depth * p * q."""
     a, b = with_rows(v, v.x), v.value(1)
     (p, left), (q, right) = _zero_point(v, 2, (a.shape[-2], 1)), _zero_point(v, 3, (1, b.shape[-1]))
     if v.fixed(b) and b.rank == 2:
@@ -188,8 +183,7 @@ def matmul_integer(v: OnnxValues) -> Value:
             total = v.add(Reduce(ReduceKind.SUM, (axis + value.rank,), number), [value], "total")
             sums = v.minus(sums, v.times(point, total, "share"), "less")
     if left and right:
-        depth = v.constant(np.array(a.shape[-1], np.int32), "depth")
-        both = v.times(v.times(left, right, "points"), depth, "both")
+        both = v.times(v.times(left, right, "points"), v.constant(np.array(a.shape[-1], np.int32), "depth"), "both")
         sums = v.plus(sums, both, "whole")
     return sums
 
@@ -200,19 +194,16 @@ def gemm(v: OnnxValues) -> Value:
     x, turned = with_rows(v, v.x), v.attribute("transB", False)
     if v.attribute("transA", False):
         x = v.transpose(x, (1, 0), name=f"{x}_columns")
-    b = v.value(1)
+    b, bias = v.value(1), v.optional(2)
     if not v.fixed(b) or (alpha, beta) != (1.0, 1.0):
         b = v.transpose(b, (1, 0), name=f"{b}_columns") if turned else b
         product = v.scaled(v.product(x, b, "product"), alpha)
-        return v.plus(product, v.scaled(v.value(2), beta), "sum") if v.has(2) else product
+        return v.plus(product, v.scaled(bias[0], beta), "sum") if bias else product
     weights = matrix(v, b, rows_first=not turned)
     channels = weights.shape[0]
-    if not v.has(2):
-        return v.dense(x, weights)
-    bias = v.value(2)
-    if v.fixed(bias) and bias.elements == channels and bias.shape[-1:] == (channels,):
-        return v.dense(x, weights, _row_bias(v, bias, channels))
-    return v.plus(v.dense(x, weights, suffix="sum"), bias)
+    if all(v.fixed(one) and one.elements == channels and one.shape[-1:] == (channels,) for one in bias):
+        return v.dense(x, weights, *(_row_bias(v, one, channels) for one in bias))
+    return v.plus(v.dense(x, weights, suffix="sum"), *bias)
 
 
 def fused_matmul(v: OnnxValues) -> Value:

@@ -9,17 +9,14 @@ import numpy as np
 
 from dovetail.ir.operators.base import broadcast_shape
 from dovetail.ir.operators.elementwise import Select
-from dovetail.ir.operators.movement import Concat, Gather, Pad, Pick
+from dovetail.ir.operators.movement import Gather, Pad, Pick
 from dovetail.ir.types import Array, Shape, TensorType
 from dovetail.read.geometry import ResizeAxis, broadcast, mirrored, repeated
 from dovetail.read.onnx.values import OnnxValues
-from dovetail.read.values import SMALLER, Value, kept_shape, slice_of
+from dovetail.read.values import SMALLER, Value, kept_shape, slice_of, words
 
-_COORDINATES = (
-    *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"),
-    "tf_crop_and_resize",
-)
-_NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_COORDINATES = words("half_pixel half_pixel_symmetric pytorch_half_pixel align_corners asymmetric tf_crop_and_resize")
+_NEAREST = words("round_prefer_floor round_prefer_ceil floor ceil")
 
 
 def flatten(v: OnnxValues) -> Value:
@@ -60,17 +57,6 @@ def unsqueeze(v: OnnxValues) -> Value:
     return v.reshape(x, [1 if axis in axes else next(sizes) for axis in range(rank)])
 
 
-def transpose(v: OnnxValues) -> Value:
-    """Transpose; without perm the axes are reversed."""
-    x = v.x
-    return v.transpose(x, v.attribute("perm", tuple(range(x.rank))[::-1]))
-
-
-def concat(v: OnnxValues) -> Value:
-    """Concat."""
-    return v.add(Concat(v.axis_of(v.operands[0], 1)), v.operands)
-
-
 def pad(v: OnnxValues) -> Value:
     """Pad with a constant or with elements of the value itself; attributes before opset 11, operands since."""
     mode, x = v.attribute("mode", "constant"), v.x
@@ -102,12 +88,8 @@ def slice_(v: OnnxValues) -> Value:
     for axis, *bounds in zip(axes, starts, stops, steps, strict=True):
         place = v.axis(axis, len(places))
         places[place] = range(x.shape[place])[slice(*bounds)]
-    if min(steps, default=1) < 0:
-        v.wrong_if(not all(places), f"the slice of {x.type} is empty")
-        return v.pick(x, places)
-    part = slice_of(places)
-    v.wrong_if(not all(places), f"the slice {list(part.start)} to {list(part.stop)} of {x.type} is empty")
-    return v.add(part, [x])
+    v.wrong_if(not all(places), f"the slice {list(starts)} to {list(stops)} of {x.type} is empty")
+    return v.pick(x, places) if min(steps, default=1) < 0 else v.add(slice_of(places), [x])
 
 
 def expand(v: OnnxValues) -> Value:
@@ -161,8 +143,7 @@ def split(v: OnnxValues) -> None:
 
 
 def in_blocks(v: OnnxValues, apart: bool) -> Value:
-    """SpaceToDepth (`apart`) and DepthToSpace in both modes: the place in the block is the outer part of the channel,
-    or the inner one."""
+    """SpaceToDepth (`apart`) and DepthToSpace: a place in the block is the channel's outer part, or (CRD) the inner."""
     x, size = v.x, v.attribute("blocksize", 0)
     v.refuse_if(x.rank != 4 or size < 1, f"works on 4 axes and a positive block size, got {x.type} and {size}")
     (batch, channels, height, width), outer = x.shape, v.choice("mode", "DCR", "DCR", "CRD") == "DCR"
@@ -195,13 +176,13 @@ def _resized(v: OnnxValues, shape: Shape) -> list[ResizeAxis]:
         scales = [min(scales) if policy == "not_larger" else max(scales)] * len(axes)
     results = [floor(scale * size + 0.5 * fixed) for scale, (_, size) in zip(scales, pairs, strict=True)]
     if mode == "tf_crop_and_resize":
-        region = v.array(1, "region").astype(np.float64)
-        odd = region.size != 2 * len(axes) or not np.isfinite(region).all()
-        v.wrong_if(odd, f"the region has {region.size} numbers; it must have a start and an end for each axis")
-        regions = [(start, end) for start, end in zip(*region.reshape(2, -1).tolist(), strict=True)]
-    changed = zip(axes, results, scales, regions, strict=True)
-    found = {axis: ResizeAxis(shape[axis], size, scale, mode, region) for axis, size, scale, region in changed}
-    every = [found.get(axis, ResizeAxis(size, size, 1.0, mode)) for axis, size in enumerate(shape)]
+        given = v.array(1, "region").astype(np.float64)
+        odd = given.size != 2 * len(axes) or not np.isfinite(given).all()
+        v.wrong_if(odd, f"the region has {given.size} numbers; it must have a start and an end for each axis")
+        regions = [(start, end) for start, end in given.reshape(2, -1).T.tolist()]
+    every = [ResizeAxis(size, size, 1.0, mode) for size in shape]
+    for axis, size, scale, region in zip(axes, results, scales, regions, strict=True):
+        every[axis] = ResizeAxis(shape[axis], size, scale, mode, region)
     whole = [axis.result for axis in every]
     if min(whole, default=1) < 1 or prod(whole) >= 1 << 31:
         raise v.refuse(f"the result {whole} has no elements, or too many", SMALLER)
@@ -221,11 +202,8 @@ def resize(v: OnnxValues) -> Value:
         return v.pick(x, [axis.nearest(rounding) for axis in axes])
     if mode not in ("linear", "cubic"):
         raise v.refuse(f"mode = {mode}, nearest_mode = {rounding}, antialias = {int(antialias)} is not supported")
-    moving = {
-        place: axis.taps(mode == "cubic", coefficient, exclude, antialias)
-        for place, axis in enumerate(axes)
-        if not axis.still
-    }
+    changed = {place: axis for place, axis in enumerate(axes) if not axis.still}
+    moving = {at: axis.taps(mode == "cubic", coefficient, exclude, antialias) for at, axis in changed.items()}
     value = v.resampled(x, moving, "resampled")
     if outside is None:
         return value

@@ -23,8 +23,7 @@ from dovetail.ir.types import Array, DType
 from dovetail.read.onnx.file import Constant, element_type
 from dovetail.read.onnx.linear import convolved, matrix, with_rows
 from dovetail.read.onnx.values import Importer, OnnxQuantisation, OnnxValues
-from dovetail.read.onnx.windows import softmax_of
-from dovetail.read.values import ALIKE, Value
+from dovetail.read.values import ALIKE, Value, unpacked
 
 QUANTISED_TYPES = (DType.INT4, DType.UINT4, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 """Integers QuantizeLinear may give."""
@@ -92,19 +91,12 @@ def few_bits(v: OnnxValues) -> Value:
     if v.has(3):
         given = v.array(3, "zero point")
         if given.dtype == np.uint8:
-            given = _unpacked(given.reshape(count, -1), bits)[:, :blocks]
+            given = unpacked(given.reshape(count, -1), bits)[:, :blocks]
         v.wrong_if(given.size != zeros.size, f"{given.size} zero points do not fit {zeros.size} blocks")
         zeros = given.reshape(count, blocks).astype(np.float32)
-    integers = _unpacked(packed.reshape(count, -1), bits)[:, :size]
+    integers = unpacked(packed.reshape(count, -1).astype(np.uint8), bits)[:, :size]
     weights = v.constant(_out_of_blocks(integers, scale.reshape(count, blocks), zeros, 1, block), "weights")
     return v.dense(with_rows(v, v.real()), weights, *([v.real(5)] if v.has(5) else []))
-
-
-def _unpacked(rows: Array, bits: int) -> Array:
-    """Unsigned numbers of a few bits, the lowest bits of each byte first: [N, bytes] as [N, numbers]."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    parts = (rows.astype(np.uint8)[:, :, None] >> shifts) & ((1 << bits) - 1)
-    return parts.reshape(rows.shape[0], -1)
 
 
 def dynamic_quantize(v: OnnxValues) -> Value:
@@ -112,8 +104,7 @@ def dynamic_quantize(v: OnnxValues) -> Value:
     x = v.real()
     axes, zero, steps, ends = tuple(range(x.rank)), v.number(0.0), v.number(255.0), []
     for kind, limit in ((ReduceKind.MINIMUM, BinaryKind.MINIMUM), (ReduceKind.MAXIMUM, BinaryKind.MAXIMUM)):
-        end = v.reshape(v.add(Reduce(kind, axes), [x], "end"), (), "end")
-        ends.append(v.binary(limit, end, zero, "limit"))
+        ends.append(v.binary(limit, v.reshape(v.add(Reduce(kind, axes), [x], "end"), (), "end"), zero, "limit"))
     scale = v.over(v.minus(ends[1], ends[0], "span"), steps, "scale")
     place = v.over(v.minus(zero, ends[0], "below"), scale, "place")
     offset = v.clamp(v.unary(UnaryKind.ROUND, place, "rounded"), 0.0, 255.0, "offset")
@@ -125,8 +116,7 @@ def dynamic_quantize(v: OnnxValues) -> Value:
 def _stepped(v: OnnxValues, x: Value, scale: Value, offset: Value, dtype: DType) -> Value:
     """round(x / scale) + offset, limited to the type; all of them computed floats."""
     rounded = v.unary(UnaryKind.ROUND, v.over(x, scale, "counted"), "rounded")
-    limited = v.clamp(v.plus(rounded, offset, "raised"), float(dtype.low), float(dtype.high), "limited")
-    return v.convert(limited, dtype)
+    return v.convert(v.clamp(v.plus(rounded, offset, "raised"), float(dtype.low), float(dtype.high), "limited"), dtype)
 
 
 def _quantised_at_run_time(v: OnnxValues, default: DType) -> Value:
@@ -155,8 +145,7 @@ def qlinear_conv(v: OnnxValues) -> Value:
     """QLinearConv."""
     source, kernel, result = v.scaling(1, 2), v.scaling(4, 5, 0, rank=4), v.scaling(6, 7)
     x, w = v.dequantized(v.x, source), v.dequantized(v.value(3), kernel)
-    image = convolved(v, x, w, _integer_bias(v, 8, source, kernel))
-    return v.of_image(v.quantized(image, result, "nhwc"))
+    return v.of_image(v.quantized(convolved(v, x, w, _integer_bias(v, 8, source, kernel)), result, "nhwc"))
 
 
 def qlinear_matmul(v: OnnxValues) -> Value:
@@ -164,8 +153,7 @@ def qlinear_matmul(v: OnnxValues) -> Value:
     rank = v.value(3).rank
     left, right = v.scaling(1, 2), v.scaling(4, 5, rank - 1, rank=rank)
     x, b = v.dequantized(with_rows(v, v.x), left), v.dequantized(v.value(3), right)
-    product = v.dense(x, matrix(v, b), suffix="sum") if rank == 2 else v.product(x, b, "sum")
-    return v.quantized(product, v.scaling(6, 7))
+    return v.quantized(v.dense(x, matrix(v, b), suffix="sum") if rank == 2 else v.product(x, b, "sum"), v.scaling(6, 7))
 
 
 def qgemm(v: OnnxValues) -> Value:
@@ -195,11 +183,6 @@ def qlinear_concat(v: OnnxValues) -> Value:
 def qlinear_one(function: Callable[[OnnxValues, Value], Value]) -> Importer:
     """The importer of a quantised function of com.microsoft, given on the float operand."""
     return lambda v: v.quantized(function(v, v.real_operand(0)), v.scaling(3, 4))
-
-
-def qlinear_softmax(v: OnnxValues, x: Value) -> Value:
-    """The function of com.microsoft QLinearSoftmax; its attribute `opset` says which meaning of `axis` holds."""
-    return softmax_of(v, x, v.attribute("opset", 13), "real")
 
 
 def qlinear_pool(pool: Callable[[OnnxValues, Value], Value]) -> Importer:
@@ -249,8 +232,7 @@ def quant(v: OnnxValues) -> Value:
     if held is not None:
         shape = [scale.size if index == axis % max(rank, 1) else 1 for index in range(rank)]
         counted = held.array.astype(np.float32) / scale.astype(np.float32).reshape(shape) + zeros.reshape(shape)
-        integers = np.clip(rounded(counted), low, high)
-        return _constant(v, integers, _narrowest(low, high), scale, zeros, axis)
+        return _constant(v, np.clip(rounded(counted), low, high), _narrowest(low, high), scale, zeros, axis)
     exact = rounding in ("ROUND", "HALF_EVEN")
     v.refuse_if(not exact, f"rounding_mode = {rounding} of computed values is not supported", "use ROUND")
     if scale.size != 1:

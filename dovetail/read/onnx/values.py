@@ -249,9 +249,7 @@ class OnnxValues(Values):
         self, scale: int, zero_point: int, axis: int = -1, default: DType = DType.UINT8, rank: int = -1
     ) -> OnnxQuantisation:
         """Scale and zero point from constant operands at these positions; without the second, 0 of the type `default`.
-
-        Parameters of more than one element run along `axis` of the quantised operand's `rank` axes (-1: not checked).
-        """
+        Several run along `axis` of the quantised operand's `rank` axes (-1: not checked)."""
         given, stem = self.constant_operand(scale, "scale"), self.op.inputs[scale]
         steps = given.array.reshape(-1)
         if given.dtype is not DType.FLOAT32 or given.array.ndim > 1 or not (np.isfinite(steps) & (steps > 0)).all():
@@ -293,11 +291,8 @@ class OnnxValues(Values):
     # Windows
 
     def over_axes(self, axes: Sequence[int | None]) -> OnnxValues:
-        """The operator, over any number of image axes, with its attributes as they are for a two-dimensional one.
-
-        `axes` are the rows and the columns among them; None stands for an axis of size 1 that is not there. Attributes
-        too short for the operand stay as they are, for their reader to refuse.
-        """
+        """The operator, over any number of image axes, as a two-dimensional one: `axes` are rows and columns among
+        them, None one of size 1 that is not there. Attributes that are too short stay, for their reader to refuse."""
         attributes = dict(self.op.attributes)
         for name, default in (("kernel_shape", 1), ("strides", 1), ("dilations", 1), ("pads", 0)):
             given = attributes.get(name, ())
@@ -316,25 +311,20 @@ class OnnxValues(Values):
         return int(values[0]), int(values[1])
 
     def window(self, sizes: Shape, kernel: Shape = ()) -> SlidingWindow:
-        """The window that the operator's attributes say, over rows and columns `sizes`; `kernel` is the default of
-        kernel_shape."""
+        """The window that attributes say, over rows and columns `sizes`; `kernel` is the default of kernel_shape."""
         window = SlidingWindow(self.pair("kernel_shape", kernel), self.pair("strides"), self.pair("dilations"))
         mode, pads = self.attribute("auto_pad", "NOTSET"), self.attribute("pads", (0, 0, 0, 0))
         if mode == "NOTSET":
             self.wrong_if(len(pads) != 4 or min(pads) < 0, f"the pads {list(pads)} must be four numbers of at least 0")
             return replace(window, padding=((pads[0], pads[2]), (pads[1], pads[3])))
-        known = ("VALID", "SAME_UPPER", "SAME_LOWER")
-        self.refuse_if(mode not in known, f"auto_pad = {mode} is not supported")
         rows, columns = same_padding(window, sizes)
-        return replace(
-            window,
-            padding={"SAME_UPPER": (rows, columns), "SAME_LOWER": (rows[::-1], columns[::-1])}.get(mode, UNPADDED),
-        )
+        known = {"VALID": UNPADDED, "SAME_UPPER": (rows, columns), "SAME_LOWER": (rows[::-1], columns[::-1])}
+        self.refuse_if(mode not in known, f"auto_pad = {mode} is not supported")
+        return replace(window, padding=known[mode])
 
 
 Importer = Callable[[OnnxValues], Value | None]
-"""Adds an operator's nodes and gives its first result, None where it notes its results itself; raises ModelError for
-what it cannot honour."""
+"""Adds an operator's nodes and gives its first result, None where it notes them itself; raises ModelError."""
 
 # What a model derives from constants alone (shapes, quantised weights) is computed at once
 

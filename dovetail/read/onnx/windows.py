@@ -58,8 +58,7 @@ def _largest(v: OnnxValues, image: Value) -> Value:
     dtype, (window, _) = image.dtype, _windows(v, image)
     if window.dilation == (1, 1):
         return v.add(MaxPool2d(window.kernel, window.stride, window.padding), [image], "nhwc")
-    taps = _taps(v, image, window, dtype.low if dtype.is_integer else -inf)
-    return v.folded(BinaryKind.MAXIMUM, taps, False, "nhwc")
+    return v.folded(BinaryKind.MAXIMUM, _taps(v, image, window, dtype.low if dtype.is_integer else -inf), False, "nhwc")
 
 
 def average(v: OnnxValues, image: Value) -> Value:
@@ -80,18 +79,16 @@ def average(v: OnnxValues, image: Value) -> Value:
     return v.over(total, v.constant(window.view(counted).sum(axis=(4, 5)), "counts"), "nhwc")
 
 
-def _pooled(v: OnnxValues, pool: Callable[[OnnxValues, Value], Value]) -> Value:
+def pooled(v: OnnxValues, pool: Callable[[OnnxValues, Value], Value]) -> Value:
     """A pool of an NHWC image as the operator's result, over one, two or three axes; over three it is two pools, one
     behind the other: of rows and columns, then along the first axis."""
     x = v.x
     shape = x.shape
     if len(shape) == 3:
-        image = v.reshape(x, (shape[0] * shape[1], 1, shape[2], 1), "image")
-        result = pool(v.over_axes((None, 0)), image)
+        result = pool(v.over_axes((None, 0)), v.reshape(x, (shape[0] * shape[1], 1, shape[2], 1), "image"))
         return v.reshape(result, (*shape[:2], result.shape[2]))
     if len(shape) == 5:
-        planes = v.reshape(x, (prod(shape[:3]), *shape[3:], 1), "planes")
-        flat = pool(v.over_axes((1, 2)), planes)
+        flat = pool(v.over_axes((1, 2)), v.reshape(x, (prod(shape[:3]), *shape[3:], 1), "planes"))
         height, width = flat.shape[1:3]
         deep = v.reshape(flat, (shape[0] * shape[1], shape[2], height * width, 1), "deep")
         result = pool(v.over_axes((0, None)), deep)
@@ -103,12 +100,7 @@ def max_pool(v: OnnxValues) -> Value:
     """MaxPool, of floats or of the integers themselves."""
     v.one_result("the result with indices is not supported")
     v.given("storage_order")  # concerns the indices only
-    return _pooled(v, _largest)
-
-
-def average_pool(v: OnnxValues) -> Value:
-    """AveragePool."""
-    return _pooled(v, average)
+    return pooled(v, _largest)
 
 
 def whole(v: OnnxValues, image: Value, suffix: str) -> Value:
@@ -128,8 +120,7 @@ def global_pool(v: OnnxValues, kind: ReduceKind) -> Value:
 
 
 def _reduced_axes(v: OnnxValues, x: Value) -> Shape | None:
-    """The axes a reduction of x names, in rising order; all where it names none; None where it shall then do
-    nothing."""
+    """The axes a reduction of x names, in rising order; all where it names none, or None if it then does nothing."""
     listed, noop = v.integers(1, "axes", (), "axes"), v.attribute("noop_with_empty_axes", False)
     return None if noop and not listed else v.axes(listed or range(x.rank), x.rank)
 
@@ -140,10 +131,7 @@ def _kept(v: OnnxValues, reduced: Value, x: Value, axes: Shape) -> Value:
 
 
 def reduction(kind: ReduceKind, before: UnaryKind | None = None, after: UnaryKind | None = None) -> Importer:
-    """The importer of a reduction of floats, of function `before` of them; `after` is applied to the result.
-
-    Without either, integers have a maximum and a minimum too.
-    """
+    """The importer of a reduction of floats, between two functions; without these, of integers' extremes too."""
 
     def build(v: OnnxValues) -> Value:
         x = v.x if before is not UnaryKind.SQUARE else v.real()
@@ -220,8 +208,7 @@ def _affine(v: OnnxValues, x: Value, factor: Value, offset: Value) -> Value:
 def _over_rows(v: OnnxValues, x: Value, rows: Shape, centred: bool = True) -> Value:
     """A float value normalised over the last axis of `rows`, in its own shape again."""
     operator = Normalise(v.attribute("epsilon", 1e-5), centred)
-    flat = v.add(operator, [v.reshape(x, rows, "rows")], "normalised")
-    return v.reshape(flat, x.shape, "shaped")
+    return v.reshape(v.add(operator, [v.reshape(x, rows, "rows")], "normalised"), x.shape, "shaped")
 
 
 def _moments(v: OnnxValues, x: Value, rows: Shape, kept: Shape) -> None:
@@ -230,11 +217,9 @@ def _moments(v: OnnxValues, x: Value, rows: Shape, kept: Shape) -> None:
     mean = v.add(Reduce(ReduceKind.MEAN, (1,)), [flat], "mean")
     found = [mean]
     if any(v.op.outputs[2:]):
-        squares = v.square(v.minus(flat, mean, "centred"), "squares")
-        spread = v.add(Reduce(ReduceKind.MEAN, (1,)), [squares], "variance")
+        spread = v.add(Reduce(ReduceKind.MEAN, (1,)), [v.square(v.minus(flat, mean, "centred"), "squares")], "variance")
         raised = v.plus(spread, v.number(v.attribute("epsilon", 1e-5)), "raised")
-        root = v.unary(UnaryKind.SQUARE_ROOT, raised, "deviation")
-        found.append(v.unary(UnaryKind.RECIPROCAL, root, "inverse"))
+        found.append(v.unary(UnaryKind.RECIPROCAL, v.unary(UnaryKind.SQUARE_ROOT, raised, "deviation"), "inverse"))
     v.bind_further(found, kept)
 
 

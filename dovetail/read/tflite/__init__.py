@@ -31,8 +31,7 @@ UNSIGNED = (DType.UINT16, DType.UINT32)
 COMPARES = "compares elements, but the quantisation of"
 
 Build = Callable[[TfliteValues], Value | None]
-"""Adds an operator's nodes and gives its result, None where it binds its results itself; raises ModelError for what it
-cannot honour."""
+"""Adds an operator's nodes and gives its result, None where it binds its results itself; raises ModelError."""
 
 
 class Importer(NamedTuple):
@@ -124,8 +123,7 @@ def _import_custom(v: TfliteValues) -> None:
     operands = tuple(_said(v, v.optional(position)) for position in range(len(op.inputs)))
     said = Said(attributes, operands, tuple(map(_stated, results)), op.custom_options, fault)
     given = [v.real(x) if kind.real and x.quantisation else v.value(x) for x in map(v.input, range(count))]
-    values = add_user(v, kind, said, given, [tensor.name for tensor in results])
-    for value, tensor in zip(values, results, strict=True):
+    for value, tensor in zip(add_user(v, kind, said, given, [tensor.name for tensor in results]), results, strict=True):
         # The model may leave a shape open: without axes, or with sizes of 0.
         free = tensor.dtype is value.dtype and (not tensor.shape or tensor.is_empty)
         v.bind(value, replace(tensor, shape=value.shape) if free else tensor)
@@ -212,8 +210,7 @@ def arg_extreme(v: TfliteValues, largest: bool) -> Value:
     x, result = v.x, v.output
     v.same_type(x)
     axis = v.axis(v.integers(1, "axis", 1)[0], x.rank)
-    places = v.add(ArgExtreme(axis, largest, dtype=result.dtype), [v.value(x)], "places")
-    return v.reshape(places, result.shape)
+    return v.reshape(v.add(ArgExtreme(axis, largest, dtype=result.dtype), [v.value(x)], "places"), result.shape)
 
 
 def softmax(v: TfliteValues) -> Value:
@@ -233,16 +230,14 @@ def quantize(v: TfliteValues) -> Value:
 
 def cast(v: TfliteValues) -> Value:
     """CAST: the stored number in another type, whatever it stands for."""
-    x, result = v.x, v.output
-    if x.dtype.is_integer and result.dtype is DType.FLOAT32:
-        return v.as_number(v.value(x))
-    value = v.value(x)
-    return v.reshape(value, x.shape) if x.dtype is result.dtype else v.convert(value, result.dtype)
+    value, dtype = v.value(v.x), v.output.dtype
+    if value.dtype.is_integer and dtype is DType.FLOAT32:
+        return v.as_number(value)
+    return v.reshape(value, value.shape) if value.dtype is dtype else v.convert(value, dtype)
 
 
 def comparison(kind: CompareKind, exchanged: bool = False, negative: bool = False) -> Build:
-    """The importer of a relation: of the operands in turn or exchanged, or its opposite; quantised ones are the floats
-    they stand for."""
+    """The importer of a relation, of operands exchanged, or its opposite; quantised ones are the floats they mean."""
 
     def build(v: TfliteValues) -> Value:
         operands = [v.value(x) if x.quantisation is None else v.real(x) for x in (v.x, v.input(1))]
@@ -252,9 +247,9 @@ def comparison(kind: CompareKind, exchanged: bool = False, negative: bool = Fals
     return build
 
 
-def logical(v: TfliteValues, kind: BinaryKind) -> Value:
-    """LOGICAL_AND (the smaller) and LOGICAL_OR (the larger)."""
-    return v.binary(kind, v.value(v.x), v.value(v.input(1)))
+def stored(kind: BinaryKind) -> Build:
+    """The importer of a function of two stored elements: AND is the smaller, OR the larger."""
+    return lambda v: v.binary(kind, v.value(v.x), v.value(v.input(1)))
 
 
 def select(v: TfliteValues) -> Value:
@@ -322,9 +317,9 @@ _BY_VERSION: Mapping[int, Mapping[str, Build]] = {
         "EXPAND_DIMS": movement.expand_dims,
         "IF": partial(recurrent.branch, walk=_walk),
         "L2_POOL_2D": linear.l2_pool,
-        "LOGICAL_AND": partial(logical, kind=BinaryKind.MINIMUM),
+        "LOGICAL_AND": stored(BinaryKind.MINIMUM),
         "LOGICAL_NOT": lambda v: v.negation(v.value(v.x), "negated"),
-        "LOGICAL_OR": partial(logical, kind=BinaryKind.MAXIMUM),
+        "LOGICAL_OR": stored(BinaryKind.MAXIMUM),
         "POW": arithmetic(BinaryKind.POWER),
         "READ_VARIABLE": recurrent.read_variable,
         "REDUCE_ALL": extreme_of(ReduceKind.MINIMUM),

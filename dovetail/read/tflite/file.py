@@ -13,7 +13,7 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.ir.types import Array, DType, Shape, TensorType
-from dovetail.read.values import AGAIN, ALIKE, FOLD, MAX_ELEMENTS, OTHERWISE, SMALLER, Refusing, words
+from dovetail.read.values import AGAIN, ALIKE, FOLD, MAX_ELEMENTS, OTHERWISE, SMALLER, Refusing, unpacked, words
 
 ADVICE: Mapping[str, str] = {
     OTHERWISE: "say it with other operators or options in the network, and convert it again",
@@ -56,12 +56,12 @@ class TfliteQuantisation:
     zero_point: Array
     """int32, of the scale's shape."""
     axis: int
-    """The axis the parameters run along; 0 and without meaning for [1]."""
+    """The axis the parameters run along; -1 for [1]."""
 
     def same_as(self, other: TfliteQuantisation) -> bool:
         """True when both give every integer the same real value."""
         equal = np.array_equal(self.scale, other.scale) and np.array_equal(self.zero_point, other.zero_point)
-        return equal and (len(self.scale) == 1 or self.axis == other.axis)
+        return equal and self.axis == other.axis
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class TfliteTensor:
         if self.data is None:
             raise ValueError(f"{self.name} is not a constant")
         if self.dtype is DType.INT4:
-            return unpack_int4(self.data, self.shape)
+            nibbles = unpacked(self.data, 4)[: prod(self.shape)].astype(np.int8)
+            return ((nibbles ^ 8) - 8).reshape(self.shape)
         return self.data.view(self.dtype.numpy.newbyteorder("<")).astype(self.dtype.numpy).reshape(self.shape)
 
     def __str__(self) -> str:
@@ -149,12 +150,6 @@ class TfliteFile:
     """Subgraphs 1 and up that the first runs (CALL_ONCE, WHILE, IF), also by way of others; None for others."""
     left_out: tuple[str, ...] = ()
     """The names of those others: further signatures."""
-
-
-def unpack_int4(data: Array, shape: Shape) -> Array:
-    """Signed 4-bit elements, two to a byte, the low nibble first, as int8."""
-    nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)[: prod(shape)].astype(np.int8)
-    return np.where(nibbles > 7, nibbles - 16, nibbles).astype(np.int8).reshape(shape)
 
 
 def read_tflite(name: str, data: bytes) -> TfliteFile:
@@ -256,8 +251,7 @@ class _TfliteReader(Refusing):
         name = encoded.decode("utf-8", "replace").replace("\x00", "?") or f"tensor_{index}"
         type_name, what = self.type_names.get(raw.Type(), f"number {raw.Type()}"), f"tensor {index} ({name})"
         self.refuse_if(type_name not in DTYPES, f"{what} has the element type {type_name}, which is not supported")
-        sparse = raw.Sparsity() is not None
-        self.refuse_if(sparse, f"{what} is stored sparse", "convert the model with dense weights")
+        self.refuse_if(raw.Sparsity() is not None, f"{what} is stored sparse", "convert the model with dense weights")
         shape, dtype = self.shape(raw, what), DTYPES[type_name]
         data = self.content(raw.Buffer(), shape, dtype, what)
         quantisation = self.quantisation(raw.Quantization(), shape, dtype, what)
@@ -303,8 +297,7 @@ class _TfliteReader(Refusing):
         """Scales and zero points that fit the type and the shape; None where there are none."""
         if raw is None or raw.ScaleLength() == 0:
             return None
-        custom = raw.DetailsType() != 0
-        self.refuse_if(custom, f"{what} has a custom quantisation, which is not supported", ALIKE)
+        self.refuse_if(raw.DetailsType() != 0, f"{what} has a custom quantisation, which is not supported", ALIKE)
         count, zeros = raw.ScaleLength(), raw.ZeroPointLength()
         self.refuse_if(zeros not in (0, count), f"{what} has {count} scales and {zeros} zero points", ALIKE)
         # Converters leave the axis of the weights at a tensor that has only one.
@@ -320,7 +313,7 @@ class _TfliteReader(Refusing):
         low, high = (dtype.low, dtype.high) if dtype.bits <= 32 and dtype.is_integer else (0, 0)
         fault = f"{what} has zero points from {wide.min()} to {wide.max()}, outside {low} to {high}"
         self.refuse_if(wide.min() < low or wide.max() > high, fault, ALIKE)
-        return TfliteQuantisation(scale, wide.astype(np.int32), axis if count != 1 else 0)
+        return TfliteQuantisation(scale, wide.astype(np.int32), axis if count != 1 else -1)
 
     def operator(self, raw: Any, index: int, tensors: int) -> OperatorEntry:
         """One operator."""

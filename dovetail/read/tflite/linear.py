@@ -53,8 +53,8 @@ def _weights(v: TfliteValues, x: TfliteTensor, rank: int, axis: int) -> TfliteTe
     w = v.input(1)
     v.refuse_if(not w.is_constant or w.rank != rank, f"the weights {w} must be a constant with {rank} axes", FOLD)
     v.refuse_if(w.dtype not in WEIGHT_TYPES.get(x.dtype, ()), f"weights {w} at activations {x} are not supported")
-    found = w.quantisation.axis if w.quantisation and len(w.quantisation.scale) > 1 else axis
-    v.refuse_if(found != axis, f"the weights {w} are quantised along axis {found}, expected {axis}", ALIKE)
+    found = w.quantisation.axis if w.quantisation else -1
+    v.refuse_if(found not in (-1, axis), f"the weights {w} are quantised along axis {found}, expected {axis}", ALIKE)
     return w
 
 
@@ -74,8 +74,7 @@ def _bias(v: TfliteValues, x: TfliteTensor, w: TfliteTensor, position: int = 2) 
         raise v.refuse(f"the scale of the bias {bias} is not input scale * weight scale", "quantise it again")
     v.refuse_if(declared and declared.zero_point.any(), f"the bias {bias} has a zero point, which must be 0", ALIKE)
     steps = v.placed(f"{bias.name}_scale", scale)
-    zeros = v.placed(f"{bias.name}_zero_point", np.zeros(len(scale), np.int32))
-    return [v.dequantized(v.value(bias), steps, zeros)]
+    return [v.dequantized(v.value(bias), steps, v.placed(f"{bias.name}_zero_point", np.zeros(len(scale), np.int32)))]
 
 
 def _check_bias_type(v: TfliteValues) -> None:
@@ -123,8 +122,7 @@ def transpose_conv(v: TfliteValues) -> Value:
         size, span = result.shape[place], w.shape[place]
         lead = same_border(size, span, stride)[0] if padding == SAME else 0
         axes.append(TransposedAxis(x.shape[place], span, stride, lead, size))
-    operands = [v.real(x), v.real(w), *_bias(v, x, w, position=3)]
-    return v.finish(None, [transposed_convolution(v, operands, axes, 1)])
+    return v.finish(None, [transposed_convolution(v, [v.real(x), v.real(w), *_bias(v, x, w, position=3)], axes, 1)])
 
 
 def fully_connected(v: TfliteValues) -> Value:

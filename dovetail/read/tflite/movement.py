@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from types import EllipsisType
+from typing import Any
 
 import numpy as np
 
@@ -46,8 +46,7 @@ def reshape(v: TfliteValues) -> Value | None:
 def squeeze(v: TfliteValues) -> Value | None:
     """SQUEEZE: drops the listed axes of size 1, or all of them."""
     x = v.x
-    ones = [axis for axis, size in enumerate(x.shape) if size == 1]
-    dropped = v.axes(v.option("SqueezeDims") or ones, x.rank)
+    dropped = v.axes(v.option("SqueezeDims") or [axis for axis, size in enumerate(x.shape) if size == 1], x.rank)
     return v.moved(Reshape(kept_shape(x.shape, dropped, False)))
 
 
@@ -113,7 +112,7 @@ def strided_slice(v: TfliteValues) -> Value | None:
     def chosen(name: str, at: int) -> bool:
         return bool(v.option(f"{name}Mask") >> at & 1)
 
-    key: list[slice | int | EllipsisType | None] = []
+    key = list[Any]()
     for at, stride in enumerate(step):
         start, stop = (None if chosen(name, at) else ends[at] for name, ends in (("Begin", begin), ("End", end)))
         if chosen("Ellipsis", at):
@@ -122,36 +121,12 @@ def strided_slice(v: TfliteValues) -> Value | None:
             key.append(None)
         else:
             key.append((start or 0) if chosen("ShrinkAxis", at) else slice(start, stop, stride))
-    several = v.option("EllipsisMask") & (v.option("EllipsisMask") - 1)
-    odd = several or sum(part is not None and part is not ... for part in key) > x.rank
-    v.wrong_if(odd, f"{len(begin)} parts do not fit the axes of {x}")
-    places, shape = _indexed(x.shape, key)
+    places, shape = v.indexed(x.shape, key)
     v.wrong_if(not all(places), f"the slice of {x} has no elements")
     operator: Slice | Pick = Pick(tuple(map(tuple, places)))
     if all(one.step > 0 for one in places):
         operator = slice_of([range(one[0], one[-1] + 1, one.step if len(one) > 1 else 1) for one in places])
     return v.moved(operator, *([Reshape(tuple(shape))] if shape != [*map(len, places)] else []))
-
-
-def _indexed(shape: Shape, key: Sequence[slice | int | EllipsisType | None]) -> tuple[list[range], list[int]]:
-    """The places of each axis that numpy's index takes, and the shape of the result: without the axes of integers, with
-    an axis for each None."""
-    places: list[range] = []
-    result: list[int] = []
-    skipped = len(shape) - sum(part is not None and part is not ... for part in key)
-    for part in key if ... in key else (*key, ...):
-        if part is None:
-            result.append(1)
-        elif isinstance(part, EllipsisType):
-            whole = shape[len(places) : len(places) + skipped]
-            places += map(range, whole)
-            result += whole
-        elif isinstance(part, int):
-            places.append(range(shape[len(places)])[part : part + 1 or None])
-        else:
-            places.append(range(shape[len(places)])[part])
-            result.append(len(places[-1]))
-    return places, result
 
 
 def _cut(v: TfliteValues, x: TfliteTensor, axis: int, sizes: Sequence[int], drop: bool = False) -> None:
@@ -227,8 +202,7 @@ def gather_nd(v: TfliteValues) -> Value | None:
     rest, strides = x.shape[depth:], [prod(x.shape[axis + 1 : depth]) for axis in range(depth)]
     flat = places.reshape(-1, depth).astype(np.int64) @ np.array(strides, np.int64)
     whole = (prod(x.shape[:depth]), prod(rest))
-    rows = Pick((tuple(flat.tolist()), tuple(range(whole[1]))))
-    return v.moved(Reshape(whole), rows, Reshape((*outer, *rest)))
+    return v.moved(Reshape(whole), Pick((tuple(flat.tolist()), tuple(range(whole[1])))), Reshape((*outer, *rest)))
 
 
 def _picked(v: TfliteValues, places: Sequence[Sequence[int]]) -> Value | None:
@@ -259,8 +233,7 @@ def broadcast_to(v: TfliteValues, place: int = 0) -> Value | None:
     """BROADCAST_TO, and FILL, whose value comes second and has no axes."""
     x, shape = v.input(place), v.integers(1 - place, "shape")
     v.expect_shape(shape)
-    odd = broadcast_shape([x.type, v.output.type]) != shape
-    v.wrong_if(odd, f"{x} cannot be broadcast to {list(shape)}")
+    v.wrong_if(broadcast_shape([x.type, v.output.type]) != shape, f"{x} cannot be broadcast to {list(shape)}")
     known = v.known_of(x)
     if known is not None and x.dtype not in SHAPE_TYPES:
         return v.placed(v.stem, np.ascontiguousarray(np.broadcast_to(known, shape)), x.dtype)
@@ -311,8 +284,7 @@ def space_to_batch(v: TfliteValues) -> Value | None:
     apart = [part for size, block in pairs for part in (size // block, block)]
     rest = sizes[len(blocks) :]
     order = (*inner[2::2], 0, *inner[1::2], *range(len(inner), len(inner) + len(rest)))
-    whole = (batch * prod(blocks), *apart[::2], *rest)
-    moves = Reshape((batch, *apart, *rest)), Transpose(order), Reshape(whole)
+    moves = Reshape((batch, *apart, *rest)), Transpose(order), Reshape((batch * prod(blocks), *apart[::2], *rest))
     return v.moved(Pad(before, after, _border(v, x)), *moves)
 
 

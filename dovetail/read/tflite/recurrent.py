@@ -91,8 +91,7 @@ def call_once(v: TfliteValues) -> None:
         if len(arguments) != 2 or arguments[0] not in handles or arguments[1] < 0:
             raise v.refuse(f"runs {step.opcode} in subgraph {number}; only constants may be assigned there")
         tensor, key = graph.tensors[arguments[1]], handles[arguments[0]]
-        used = key in v.variables.current
-        v.wrong_if(used, f"sets a variable of subgraph {number} after it was used")
+        v.wrong_if(key in v.variables.current, f"sets a variable of subgraph {number} after it was used")
         v.refuse_if(not tensor.is_constant, f"assigns {tensor}, which is no constant, in subgraph {number}", FOLD)
         v.variables.first[key] = tensor.array()
 
@@ -154,10 +153,8 @@ def svdf(v: TfliteValues) -> Value:
 
 
 def lstm(v: TfliteValues) -> Value:
-    """UNIDIRECTIONAL_SEQUENCE_LSTM of int8 values with cells of int16, or of floats.
-
-    Its weights are those of the input gate, the forget gate, the candidate and the output gate.
-    """
+    """UNIDIRECTIONAL_SEQUENCE_LSTM of int8 values with cells of int16, or of floats; its weights are those of the input
+    gate, the forget gate, the candidate and the output gate."""
     x, clip = v.x, v.option("CellClip")
     real, kinds = x.dtype is DType.FLOAT32, {DType.INT8: DType.INT16, DType.FLOAT32: DType.FLOAT32}
     if x.dtype not in kinds or x.rank != 3 or v.activation != 4:
@@ -178,8 +175,7 @@ def lstm(v: TfliteValues) -> Value:
     cell = _own_variable(v, 19, TensorType((batch, hidden), kinds[x.dtype]))
     what = f"the result {v.output} must be quantised as the variable {shown}"
     v.refuse_if(not same_quantisation(shown, v.output), what, ALIKE)
-    known = [v.known(_bias(v, 12 + gate, hidden, x.dtype)) for gate in range(4)]
-    biases = [bias for bias in known if bias is not None]
+    biases = [bias for bias in [v.known(_bias(v, 12 + gate, hidden, x.dtype)) for gate in range(4)] if bias is not None]
     operator: Operator = Recurrent(RecurrentKind.LSTM)
     if real:
         gates = GATE_ORDER[RecurrentKind.LSTM]
@@ -213,8 +209,7 @@ def _fixed_lstm(v: TfliteValues, sides: tuple[Side, Side], cell: TfliteTensor) -
         tuple(quantize_multiplier(_step(v, tensor) * _step(v, w) / _GATE_STEP) for w in four) for tensor, four in sides
     )
     (x, _), (shown, _) = sides
-    factors = (_UNIT, _UNIT * _UNIT / step, _UNIT * _UNIT / _step(v, shown))
-    gates, cells, results = map(quantize_multiplier, factors)
+    gates, cells, results = map(quantize_multiplier, (_UNIT, _UNIT * _UNIT / step, _UNIT * _UNIT / _step(v, shown)))
     clip = int(min(limit / step, 32767.0)) if limit > 0 else 1 << 15
     return FixedLstm(x.zero, shown.zero, own, recurrent, gates, cells, results, 1 - exponent, clip)
 
@@ -295,8 +290,7 @@ def branch(v: TfliteValues, walk: Walk) -> None:
         return
     before = dict(v.variables.current)
     both = [_called(v, way, operands, walk) for way in ways]
-    changed = v.variables.current != before
-    v.refuse_if(changed, "changes what is kept between inferences on a condition of run time")
+    v.refuse_if(v.variables.current != before, "changes what is kept between inferences on a condition of run time")
     found = []
     for one, other in zip(*both, strict=True):
         odd = one.tensor.shape != other.tensor.shape or not same_quantisation(one.tensor, other.tensor)
@@ -353,8 +347,7 @@ def _holds(v: TfliteValues, file: TfliteFile, given: Sequence[SubgraphPort], wal
 
 def _bind(v: TfliteValues, found: Sequence[SubgraphPort]) -> None:
     """Make what a subgraph gave the operator's results."""
-    results = v.results(len(found))
-    for one, result in zip(found, results, strict=True):
+    for one, result in zip(found, v.results(len(found)), strict=True):
         v.bind(one.value, result)
         if one.known is not None and result.dtype in (*SHAPE_TYPES, DType.BOOL):
             v.give(result, one.value, one.known)

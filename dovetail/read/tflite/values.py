@@ -216,16 +216,13 @@ class TfliteValues(Values):
         if tensor.is_constant or tensor.is_variable or index in self._values:
             what = f"input {tensor} is a constant, a variable or listed twice"
             raise ModelError(what, where=self.file.name, hint="convert the model again")
-        name = self.builder.fresh(tensor.name)
-        self._values[index] = self.graph_input(name, tensor.type)
+        self._values[index] = self.graph_input(self.builder.fresh(tensor.name), tensor.type)
 
     def value(self, tensor: TfliteTensor, where: str = "") -> Value:
         """The value of a tensor as stored: an integer for a quantised one."""
         if tensor.index not in self._values:
-            what, hint = (
-                "is read before it is computed",
-                "convert the model again: its operators stand in the wrong order",
-            )
+            what = "is read before it is computed"
+            hint = "convert the model again: its operators stand in the wrong order"
             if tensor.is_variable:
                 what = "is a variable, which this operator cannot keep"
                 hint = "keep states in a recurrent layer, or give them as an input and an output"
@@ -236,11 +233,10 @@ class TfliteValues(Values):
 
     def real(self, tensor: TfliteTensor) -> Value:
         """The float meaning of a tensor: itself, or a Dequantize of it."""
-        value, held = self.value(tensor), tensor.quantisation
+        value = self.value(tensor)
         if tensor.dtype is DType.FLOAT32:
             return value
-        axis = held.axis if held and len(held.scale) > 1 else -1
-        return self.dequantized(value, *self.parameters(tensor), axis)
+        return self.dequantized(value, *self.parameters(tensor), self.quantisation(tensor).axis)
 
     def dequantized(self, value: Value, scale: Value, zero_point: Value, axis: int = -1) -> Value:
         """A Dequantize node."""
@@ -298,5 +294,4 @@ class TfliteValues(Values):
 def same_quantisation(a: TfliteTensor, b: TfliteTensor) -> bool:
     """True when elements of `a` can be copied to `b`."""
     one, other = a.quantisation, b.quantisation
-    alike = one.same_as(other) if one is not None and other is not None else one is other
-    return a.dtype is b.dtype and alike
+    return a.dtype is b.dtype and (one.same_as(other) if one is not None and other is not None else one is other)
