@@ -9,18 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from command_line import dovetail
 from conftest import shared_dir
 from dovetail.compile import Options, compile_graph, compile_model, prepare
 from dovetail.guests.report.bounds import model_bound
 from dovetail.guests.tune.layers import LayerModel, tunable_layers
 from dovetail.guests.tune.measure import make_task, measure, measured
 from dovetail.guests.tune.search import candidates
+from dovetail.program.ir import LaunchStatement
 from dovetail.schedule.plan.timed import timed
 from dovetail.target import JobRegisters
 from dovetail.target.description import with_cores
 from dovetail.targets import load_target
 from dovetail.timing import program
 from firmware import require_chip
+from networks import image_net
 from tuning_cases import digits_file
 
 NETWORKS = ("ad_autoencoder", "kws_dscnn")
@@ -117,5 +120,26 @@ def test_dead_parts_do_not_change_the_bound() -> None:
 def test_an_engine_that_says_nothing_of_its_driver_has_the_places_of_its_registers() -> None:
     registers = JobRegisters(tuple("abcdefgh"))
     engine = replace(load_target("macarray").engines[0], queue=0, launching=0, device=registers.device("e", "m", 0))
-    assert (engine.queue, engine.launching) == (1, 104)
+    assert (engine.queue, engine.launching) == (1, 51)
     assert replace(engine, queue=0, device=registers.device("e", "m", 0, places=3)).queue == 3
+
+
+@pytest.mark.parametrize("more", [0, 9])
+def test_a_driver_of_job_registers_takes_what_is_estimated(more: int, tmp_path: Path) -> None:
+    """Its loop over the registers is unrolled, or not: 23 are, 32 are not."""
+    require_chip()
+    assert dovetail("new-target", "mine", "-o", tmp_path) == 0
+    names, driver = [f"more_{each}" for each in range(more)], tmp_path / "mine.c"
+    text = (tmp_path / "mine.py").read_text()
+    text = text.replace('"parameters",\n))', f'"parameters", *{names}\n))')
+    text = text.replace('"parameters"].address)', f'"parameters"].address, **dict.fromkeys({names}, 0))')
+    (tmp_path / "mine.py").write_text(text)
+    driver.write_text(driver.read_text().replace("WORDS = 23", f"WORDS = {23 + more}"))
+    target = load_target(str(tmp_path / "mine.py"))
+    small = replace(target, memories=(target.memory("L2"), replace(target.memory("L1"), size=1536)))
+    net = image_net("tiles", 8, 16)
+    graph = net.finish(net.convolution(net.x, 16))
+    compiled = compile_graph(graph, small, Options(), interpret=False)
+    assert sum(isinstance(one, LaunchStatement) for one in compiled.plan.program.statements) >= 8
+    said = timed(compiled.plan.program, compiled.regions, small)[0]
+    assert said == pytest.approx(measured(graph, small, None, {}), rel=0.01)

@@ -12,6 +12,8 @@ from dovetail.target.pattern import Match
 
 IN_PLACE_ALIGNMENT = 64
 """Bytes packed constants are aligned to that an engine reads where they lie."""
+_UNROLLED = 24
+"""Turns of a loop that copies words, up to which the compiler of firmware writes them one after the other."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +185,9 @@ class Engine:
     """Launches it holds, the one it computes included; for estimates. Its driver waits before one more. 0 for what its
     `JobRegisters` have places for, 2 without them."""
     launching: int = 0
-    """Core cycles from the call that starts it to its start, where nothing is waited for; for estimates. 0 for what a
-    driver takes on RV32IMC that writes each of its `JobRegisters` in a loop, 70 without them."""
+    """Core cycles from the call that starts it to its start, where nothing is waited for; for estimates. 0 for those of
+    a driver on RV32IMC that writes its `JobRegisters` in a loop, as `iss` shows them: 27, and 3 for each, or 8 where
+    there are more than 24 and the compiler leaves the loop a loop. 70 without `JobRegisters`."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
     success: int | None = None
@@ -218,7 +221,7 @@ class Engine:
             object.__setattr__(self, "queue", int(says.get("places", 2)))
         if not self.launching:
             words = len(says.get("registers", ()))
-            object.__setattr__(self, "launching", 56 + 6 * words if words else 70)
+            object.__setattr__(self, "launching", 27 + (3 if words <= _UNROLLED else 8) * words if words else 70)
 
     @property
     def constants_memory(self) -> str:
