@@ -39,7 +39,7 @@ COMPLETE = {
     "StreamError": "is about the instruction stream",
 }
 """Errors that need no `where`, and why."""
-DOORS = ("refuse", "_refuse", "fail")
+DOORS = ("refuse", "refuse_if", "wrong_if", "unfit", "entry", "_refuse", "_refused", "fail")
 """What readers of models make their errors by; the place is the reader's, the hint has a default."""
 NAMES = ("Ctrl", "Dovetail", "Verilator", "Keras")
 """Capital letters a message may begin with; so may words like ONNX, TFLite or NE16."""
