@@ -31,6 +31,8 @@ class _Replay:
         statements = self.target.core.statements
         self.core = Issuer(statements, statements.begin)
         self.lists = {engine.name: Issuer.of_list() for engine in self.target.engines if engine.stream}
+        self.listed = dict.fromkeys(self.lists, 0)
+        """Engine -> when the last command of its lists so far ends."""
         self.engines = {engine.name: EngineQueue.of(engine) for engine in self.target.engines}
         self.dmas = {Queue(dma.name): (dma, CopyQueue()) for dma in self.target.dmas}
         self.cores = dict.fromkeys(range(len(self.target.cores)), 0)
@@ -44,7 +46,7 @@ class _Replay:
         issuer = self.lists[stream] if stream else self.core
         if stream and stream != self.before:  # a list begins when the one before has ended
             self.core.now += self.target.engine(stream).launching
-            issuer.now = max(issuer.now, self.core.now, *(end for end in self._of(stream)))
+            issuer.now = max(issuer.now, self.core.now, self.listed[stream])
         self.before = stream
         if isinstance(statement, Copy):
             self.ends[index] = self._copy(issuer, statement)
@@ -54,10 +56,8 @@ class _Replay:
             self.ends[index] = self._call(statement)
         elif isinstance(statement, Wait):
             self._wait(issuer, statement)
-
-    def _of(self, stream: str) -> list[int]:
-        """Ends of all commands of an engine's lists so far."""
-        return [end for at, end in self.ends.items() if stream_of(self.program.statements[at]) == stream]
+        if stream and index in self.ends:
+            self.listed[stream] = max(self.listed[stream], self.ends[index])
 
     def _copy(self, issuer: Issuer, copy: Copy) -> int:
         queue = queue_of(copy, self.program.dma)
@@ -88,7 +88,7 @@ class _Replay:
 
     def _wait(self, issuer: Issuer, wait: Wait) -> None:
         stream = "" if wait.stream else stream_of(self.program.statements[wait.statement])
-        end = max(self._of(stream)) if stream else self.ends[wait.statement]
+        end = self.listed[stream] if stream else self.ends[wait.statement]
         if wait.queue in self.dmas:
             issuer.wait_copy(end)
         elif wait.queue != CORE:
