@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dovetail.codegen.plan_file import PLAN, PlanFile, read_plan
+from dovetail.kernels import Optimize
 from dovetail.program.ir import CORE
 from dovetail.sim.stretches import busy, jobs_of
 
@@ -102,12 +103,17 @@ def _taken(result: RunResult, awake: Sequence[int | None], lasted: Sequence[int 
         for job, owner in zip(first.activities.get(target.dma.name, ()), owners or (), strict=False):
             own[owner].setdefault(target.dma.name, []).append(job)
     found = [{unit: busy(some) for unit, some in units.items()} for units in own]
-    for number, work in enumerate(manifest.work if ", core" not in result.simulator else ()):
+    for number, work in enumerate(manifest.work if not _other_core(result) else ()):
         calls = dict.fromkeys(_waited_for(target), lasted[number]) | {CORE: awake[number]}
         found[number] |= {
             unit: cycles for unit, cycles in calls.items() if unit in work.declared and cycles is not None
         }
     return found
+
+
+def _other_core(result: RunResult) -> bool:
+    """Whether another core runs than the target's (`run --core`)."""
+    return ", core" in result.simulator
 
 
 def _waited_for(target: Target) -> list[str]:
@@ -142,7 +148,7 @@ def transfer_owners(plan: PlanFile, first: InferenceResult, target: Target) -> l
 
 
 def notes(result: RunResult) -> tuple[str, ...]:
-    """A sentence for each device that does not account for its work: nothing of it is compared."""
+    """A sentence for each device that does not account for its work, and for each kind of work that is not compared."""
     first, manifest = result.simulation.inferences[0], result.build.manifest
     if first.total_cycles is None:
         return ()
@@ -153,6 +159,8 @@ def notes(result: RunResult) -> tuple[str, ...]:
         "for each command, or say Command.jobs)"
         for name, count in jobs_of(manifest.stretches, first)[1].items()
     ]
+    if manifest.optimize is not Optimize.SPEED or _other_core(result):
+        found.append("kernels are not compared with the cycles declared: these are of fast ones on the target's core")
     if _owners(result) is None:
         found.append(
             "DMAs show other transfers than the build's plan has: their cycles are not compared with those declared"

@@ -113,10 +113,9 @@ def _halves(target: Target, cases: Sequence[Case]) -> Iterator[list[tuple[Work, 
     try:
         compiled, inputs, _ = compiled_cases(target, cases)
         taken = _cycles(compiled, inputs)
-        regions = [one for one in compiled.regions if one.offload is not None and one.match is not None]
         yield [
             (work_of(one.match), one.offload.cycles(one.match), taken[one.name])
-            for one in regions
+            for one in compiled.regions
             if one.offload is not None and one.match is not None
         ]
     except DovetailError:
