@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,13 +49,11 @@ from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, check_reserved, plan
 from dovetail.schedule.region import LaidRegion, Region
 from dovetail.schedule.stripe import StripedNetwork, Striping, within
+from dovetail.schedule.tiles.tiling import Progress as Progress
 from dovetail.schedule.tuning import choices_for, identity
 from dovetail.target.calibration import calibrated
 from dovetail.target.description import Policy, Target, check_cores, with_cores
 from dovetail.target.pattern import Choice
-
-Progress = Callable[[str], None]
-"""Told what is being done now."""
 
 
 @dataclass(frozen=True)

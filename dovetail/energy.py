@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dovetail.codegen.plan_file import read_plan
+from dovetail.program.ir import core_queue
 
 if TYPE_CHECKING:
     from dovetail.run import ProjectBuild, RunResult
@@ -27,8 +28,8 @@ def energy(result: RunResult, cycles: Mapping[str, int | None], macs: Mapping[st
         macs: multiply-accumulates of engines, by name.
     """
     target = result.build.target
-    cores = {f"core{number}" if number else "core": core for number, core in enumerate(target.cores)}
-    found = {name: (cycles.get(name) or 0) * core.pj_per_cycle for name, core in cores.items()}
+    cores = ((core_queue(number), core) for number, core in enumerate(target.cores))
+    found: dict[str, float] = {name: (cycles.get(name) or 0) * core.pj_per_cycle for name, core in cores}
     for engine in target.engines:
         found[engine.name] = macs.get(engine.name, 0) * engine.pj_per_mac
         found[engine.name] += (cycles.get(engine.name) or 0) * engine.pj_per_cycle
@@ -42,7 +43,7 @@ def energy(result: RunResult, cycles: Mapping[str, int | None], macs: Mapping[st
 
 def said(target: Target) -> list[str]:
     """The cores, engines and memories of which a target says what energy they take."""
-    cores = [f"core{number}" if number else "core" for number, core in enumerate(target.cores) if core.pj_per_cycle]
+    cores = [core_queue(number) for number, core in enumerate(target.cores) if core.pj_per_cycle]
     engines = [engine.name for engine in target.engines if engine.pj_per_mac or engine.pj_per_cycle]
     return [*cores, *engines, *(memory.name for memory in target.memories if memory.pj_per_byte)]
 

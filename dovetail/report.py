@@ -29,6 +29,7 @@ from dovetail.claims import notes as device_notes
 from dovetail.codegen.manifest import BuildManifest, LayerWork, MemoryUse
 from dovetail.energy import energy
 from dovetail.names import names
+from dovetail.program.ir import core_queue
 from dovetail.schedule.layout import Conversion
 from dovetail.sim.stretches import busy as busy
 from dovetail.sim.stretches import jobs_of
@@ -72,7 +73,7 @@ def core_uses(result: RunResult, first: InferenceResult) -> tuple[CoreUse, ...]:
     stacks = (result.simulation.stack_bytes, *result.simulation.worker_stack_bytes)
     uses = []
     for number, core in enumerate(result.build.target.cores):
-        name = f"core{number}" if number else "core"
+        name = core_queue(number)
         own = {
             layer.name
             for layer, work in zip(layers, works, strict=True)

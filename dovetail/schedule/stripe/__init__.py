@@ -24,6 +24,7 @@ from dovetail.ir.types import Array, Box, TensorType, full_box
 from dovetail.schedule.partition import partition
 from dovetail.schedule.region import Region
 from dovetail.schedule.stripe.segments import RowBuffer, Rows, Segment, SegmentCosts, StripeStep, cuts, rows_box
+from dovetail.schedule.tiles.tiling import Progress
 from dovetail.target.description import Target
 
 
@@ -199,7 +200,6 @@ class StripeSearch:
 
 
 T = TypeVar("T")
-Progress = Callable[[str], None]
 _CLOSE = 4
 """Plans tried with a little less each, before less by half of what is missing."""
 

@@ -26,7 +26,7 @@ from dovetail.target.pattern import Value
 from dovetail.timing.clock import start_cycles
 
 Progress = Callable[[str], None]
-"""Told what is looked at."""
+"""Told what is being done now."""
 MOST_ASKED = 2000
 """Tile shapes of a part the target's functions are asked about; then the best one so far is taken."""
 
