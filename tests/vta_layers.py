@@ -185,8 +185,8 @@ def case_of(graph: Graph, tiling: VtaTiling, config: VtaConfig, seed: int = 0) -
         end = -(-(end + size + GAP) // GAP) * GAP
     placed = VtaRegion(
         graph,
-        (Operand(places["x"], strides(x_type.shape, config)),),
-        Operand(places["result"], strides(y_type.shape, config)),
+        (Operand(places["x"], choice.strides(x_type.shape, config)),),
+        Operand(places["result"], choice.strides(y_type.shape, config)),
         known,
     )
     made = lower(placed, tiling, config)
@@ -236,15 +236,6 @@ def unblocked(flat: Array, shape: tuple[int, ...], config: VtaConfig) -> Array:
 def blocked_size(shape: tuple[int, ...], config: VtaConfig) -> int:
     """Bytes of a `blocked` int8 value."""
     return prod(_whole(shape, config))
-
-
-def strides(shape: tuple[int, ...], config: VtaConfig) -> tuple[int, ...]:
-    """Byte strides as the compiler gives them: batch block, channel block, rows, columns, image lane if any, lane."""
-    full = _whole(shape, config)
-    extents = (full[0] // config.batch, full[-1] // config.block, *full[1:-1])
-    lanes = (config.batch, config.block) if config.batch > 1 else (config.block,)
-    every = (*extents, *lanes)
-    return tuple(prod(every[axis + 1 :]) for axis in range(len(every)))
 
 
 def _whole(shape: tuple[int, ...], config: VtaConfig) -> tuple[int, ...]:

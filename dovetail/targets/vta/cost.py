@@ -7,7 +7,7 @@ after the last. The figures are checked against the device model in tests/test_v
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 
@@ -42,6 +42,8 @@ class VtaTiling:
 class RegionShape:
     """Sizes that a region's cost depends on."""
 
+    graph: Graph = field(compare=False, repr=False)
+    """The region, or another of the same sizes."""
     rows: int
     columns: int
     out_blocks: int
@@ -80,9 +82,9 @@ class RegionShape:
         return self.differ or self.taps
 
 
-def shape(graph: Graph, config: VtaConfig) -> RegionShape:
+def shape(region: Graph, config: VtaConfig) -> RegionShape:
     """The sizes of a region that its cost depends on."""
-    graph = joined(graph)
+    graph = joined(region)
     x, y = graph.types[graph.inputs[0]].shape, graph.types[graph.outputs[0]].shape
     rows, columns = (y[1], y[2]) if len(y) == 4 else (1, 1)
     blocks, image = -(-y[-1] // config.block), -(-x[-1] // config.block)
@@ -118,7 +120,7 @@ def shape(graph: Graph, config: VtaConfig) -> RegionShape:
     in_blocks = 1 if by_block else image
     sizes = (rows, columns, blocks, in_blocks, image, kernel, stride)
     size = (x[1], x[2]) if len(x) == 4 else (kernel[0], 1)
-    return RegionShape(*sizes, digits, alu, parameters, by_block, pool, parts, size, before, differ)
+    return RegionShape(region, *sizes, digits, alu, parameters, by_block, pool, parts, size, before, differ)
 
 
 def cycles(s: RegionShape, t: VtaTiling, config: VtaConfig) -> int:
