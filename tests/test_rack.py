@@ -219,7 +219,9 @@ def test_lines_that_are_cut_and_agents_that_end(secret: Path, tmp_path: Path, mo
         while True:
             thread = threading.Thread(target=server.serve)
             thread.start()
-            ended.wait(0.6 + 0.8 * generator.random())
+            last = proxy.carried + generator.randrange(30_000)
+            while proxy.carried < last and not ended.wait(0.002):
+                pass
             server.close()
             thread.join(10)
             if ended.is_set():
@@ -231,16 +233,17 @@ def test_lines_that_are_cut_and_agents_that_end(secret: Path, tmp_path: Path, mo
                     break
                 time.sleep(0.02)
 
+    proxy = Proxy(port, 5, 6000)
     agents = threading.Thread(target=live_and_die)
     agents.start()
-    proxy = Proxy(port, 5, 6000)
     given = [{"x": np.random.default_rng(n).integers(0, 256, 24).astype(np.uint8)} for n in range(INPUTS)]
     board = Board(f"agent:127.0.0.1:{proxy.port}/rack", secret=secret)
     try:
         for _ in range(20):  # no agent may be there at first, which is an error: nothing has begun
             with suppress(BoardError):
-                session = RackSession(small(tmp_path), IMAGES, opener(board), 2, UNTOLD.append)
+                session = RackSession(small(tmp_path), IMAGES, opener(board), 20, UNTOLD.append)
                 break
+            time.sleep(0.1)
         with session:
             found = session.run(given)
     finally:

@@ -153,7 +153,8 @@ class Agent:
             threading.Thread(target=self._answer, args=(line, peer[0]), daemon=True).start()
 
     def close(self) -> None:
-        """Stop, and cut all connections."""
+        """Stop, cut all connections, and close the boards' lines; a board that is in use at the end of 5 s, or is given
+        to a connection that was accepted just before, is closed by the connection that has it."""
         self._closed = True
         cut(self._server)
         self._server.close()
@@ -233,6 +234,8 @@ class Agent:
                 if place.job != job:
                     place.job, place.ends = job, time.monotonic() + place.bench.seconds
                 place.client = line
+            if self._closed:
+                raise ConnectionError("the agent has ended")
             if time.monotonic() >= place.ends:
                 raise RequestRefusal(
                     f"the job has had its {place.bench.seconds:g} s", "ask for fewer inferences at once"
@@ -241,6 +244,8 @@ class Agent:
         finally:
             with place.guard:
                 place.client = None
+            if self._closed:
+                place.close()
             place.turn.release()
 
     def _image(self, line: socket.socket, request: agent.AgentRequest) -> bytes:
