@@ -155,10 +155,9 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     target, options = machine(target, options)
     prepared = _prepared(model, target, options, progress)
     graph = prepared.graph
-    idle = set(graph.outputs) - {node.output for node in graph.nodes}
-    if idle:
-        what = f"the output '{next(name for name in graph.outputs if name in idle)}' is not computed from the inputs"
-        raise ModelError(what, where=model.name, hint="take this output out of the model, or export it again")
+    if empty := [node for node in graph.nodes if not graph.types[node.output].elements]:
+        hint = "take it out of the model, or export it again with sizes of at least 1"
+        raise ModelError(f"the value {empty[0].output} has no elements", where=empty[0].origin or model.name, hint=hint)
     choices: Mapping[str, Choice] = {}
     if options.tuning is not None:
         policy = policy_of(target, options).name
@@ -166,6 +165,8 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         choices = choices_for(options.tuning, of, initial_partition(graph, target), target)
     least, steps = prepared.work, prepared.steps
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=steps, work=least)
+    if (name := made.unit.model).startswith("m_") and not graph.name.startswith("m_"):
+        options.tell(f"C names begin with {name}: '{name[2:]}' is no name of C's, or one that is in use already")
     progress("looking at the stack it needs")
     return replace(_with_stack(made), dead_macs=prepared.dead_macs, redundant=prepared.redundant)
 

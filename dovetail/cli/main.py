@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated
@@ -73,11 +74,19 @@ def main(arguments: list[str] | None = None) -> None:
         app = command_line({name: command} if command else all_commands(note))
         app(arguments, prog_name="dovetail")
     except Exception as error:
-        message = error if isinstance(error, DovetailError) else blamed(error)
+        message = error if isinstance(error, DovetailError) else _of_system(error) or blamed(error)
         if message is None:
             raise
         show_error(message)
         sys.exit(1)
+
+
+def _of_system(error: Exception) -> DovetailError | None:
+    """The message of an error of a file or folder; None for other errors."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    hint = "see that the name is right, that there is room, and that you may read and write there"
+    return DovetailError(str(error.strerror).lower(), where=f"{os.fsdecode(error.filename)!s:.200}", hint=hint)
 
 
 if __name__ == "__main__":

@@ -183,18 +183,20 @@ class GraphBuilder:
         return name
 
     def finish(self, outputs: Iterable[str], states: tuple[Array, ...] = ()) -> Graph:
-        """The graph of everything added that the outputs and states need (all inputs and states are kept).
+        """The graph of everything added that the outputs and states need (all inputs and states are kept). An output
+        that is an input or a constant is a copy of it.
 
         Args:
             outputs: names of values.
             states: where another graph is rebuilt, its states: the last inputs and the last of `outputs`.
         """
-        ends = list(outputs)
-        for state in self._states:
-            value = self._next.get(state, state)
-            if value in ends or all(node.output != value for node in self._nodes):
-                value = self.add(Reshape(self._types[value].shape), [value], f"{state}_next")
-            ends.append(value)
+        computed, ends = {node.output for node in self._nodes}, list[str]()
+        for value, name in (
+            *((value, f"{value}_out") for value in outputs),
+            *((self._next.get(state, state), f"{state}_next") for state in self._states),
+        ):
+            is_own = value in computed and value not in ends
+            ends.append(value if is_own else self.add(Reshape(self._types[value].shape), [value], name))
         inputs, states = (*self._inputs, *self._states), (*states, *self._states.values())
         return prune(Graph(self.name, inputs, tuple(ends), tuple(self._nodes), self._types, self._constants, states))
 

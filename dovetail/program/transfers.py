@@ -306,7 +306,8 @@ def _padded(copy: Copy, border: bool) -> Iterator[Transfer]:
     column = (source.layout or row_major(4)).dims.index((2, 1))
     if source.layout != destination.layout or not destination.is_dense:
         raise ValueError("a padded copy needs one layout and a dense destination")
-    if source.strides[column:] != destination.strides[column:]:
+    inner = zip(source.physical[column:], source.strides[column:], destination.strides[column:], strict=True)
+    if any(size > 1 and own != other for size, own, other in inner):
         raise ValueError("a padded copy needs whole pixels side by side")
     pixel, outer = destination.strides[column], _axes(source, destination)
     row = _CopyAxis(prod(source.physical[column:]) * source.type.dtype.numpy.itemsize, 1, 1)

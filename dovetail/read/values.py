@@ -377,8 +377,9 @@ class Values(Refusing):
         return self.ordered(x, (*range(rank - 2), rank - 1, rank - 2), suffix)
 
     def concat(self, values: Sequence[Value], axis: int, suffix: str = "", name: str = "") -> Value:
-        """Values one behind the other; one alone is itself."""
-        return self.add(Concat(axis), values, suffix, name) if len(values) > 1 else values[0]
+        """Values one behind the other, those with elements; one alone is itself."""
+        parts = [value for value in values if value.type.elements] or values[:1]
+        return self.add(Concat(axis), parts, suffix, name) if len(parts) > 1 else parts[0]
 
     def part(self, x: Value, axis: int, start: int, stop: int, suffix: str = "", name: str = "") -> Value:
         """The elements from `start` to `stop` of one axis."""

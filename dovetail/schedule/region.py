@@ -105,8 +105,8 @@ class Region:
 
     @property
     def is_view(self) -> bool:
-        """True when the result is its operand under another shape."""
-        return all(node.operator.is_view for node in self.graph.nodes)
+        """True when the result is its operand under another shape; a constant is copied."""
+        return bool(self.graph.inputs) and all(node.operator.is_view for node in self.graph.nodes)
 
     @property
     def is_idle(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import BuildError
-from dovetail.kernels.c import Lines
+from dovetail.kernels.c import Lines, identifier
 from dovetail.target.chip import Memory
+from dovetail.target.engine import Engine
 
 STACK_ALIGNMENT = 16
 """Bytes: what stacks are rounded up to."""
@@ -38,6 +39,22 @@ def runtime_path(name: str) -> Path:
     if not path.is_file():
         raise FileNotFoundError(path)
     return path
+
+
+_STANDARD = frozenset(
+    """assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdarg stdbool stddef
+    stdint stdio stdlib string tgmath time wchar wctype""".split()  # noqa: SIM905
+)
+"""Headers of C99, which compilers and drivers include."""
+
+
+def model_name(text: str, engines: Iterable[Engine]) -> str:
+    """The C name of a network called so, which its files have too: that of no header of C and of no other file."""
+    listed = [resource for engine in engines for resource in (*engine.driver, *engine.files, *engine.headers)]
+    taken = {Path(resource.rpartition(":")[2]).stem for resource in listed} | {*_STANDARD, "dovetail", "board_network"}
+    taken |= {path.name.partition(".")[0] for path in Path(__file__).with_name("runtime").iterdir()}
+    name = identifier(text)
+    return f"m_{name}" if name in taken else name
 
 
 def linker_script(

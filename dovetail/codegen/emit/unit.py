@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 
 from dovetail import kernels
+from dovetail.codegen.emit.firmware import model_name
 from dovetail.codegen.emit.lists import CommandList, command_list
 from dovetail.codegen.emit.weights import Weights, as_bytes
 from dovetail.errors import ProgramError
@@ -263,7 +264,7 @@ def make_unit(
     program: Program, regions: Sequence[LaidRegion], target: Target, optimize: Optimize = Optimize.SPEED, delay: int = 0
 ) -> Unit:
     """Choose kernels, constants and names for a program."""
-    model = identifier(program.name)
+    model = model_name(program.name, target.engines)
     by_linker = (name for name in sorted(program.constants) if program.buffers[name].address is None)
     constants = {f"{model}_{name}": ("uint8_t", program.constants[name]) for name in by_linker}
     for index, kept in enumerate(program.states):

@@ -15,7 +15,6 @@ from dovetail.ir.onnx_file import USER_DOMAIN, from_written
 from dovetail.ir.operators.activation import UnaryKind
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Select
-from dovetail.ir.operators.movement import Concat
 from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import CumSum, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
@@ -67,10 +66,9 @@ def load_onnx(
 def _output(v: OnnxValues, position: int, tell: Tell) -> Value:
     """The graph value of an output, checked against its declaration."""
     name, declared = v.file.outputs[position]
-    value = v.values.get(name)
-    if value is None or v.fixed(value):
+    if (value := v.values.get(name)) is None:
         hint = "take this output out of the model, or export it again"
-        raise ModelError(f"output {name!r} is a constant or never computed", where=v.file.name, hint=hint)
+        raise ModelError(f"output {name!r} is a number of shapes, or never computed", where=v.file.name, hint=hint)
     found = value.type
     if declared is not None and declared.shape == found.shape and declared.dtype is not found.dtype:
         tell(f"{v.file.name}: output {name!r} is {found}, the model declares {declared.dtype.text}")
@@ -275,7 +273,7 @@ STANDARD: Mapping[str, Importer] = {
     "Cast": cast,
     "Celu": celu,
     "Clip": clip,
-    "Concat": lambda v: v.add(Concat(v.axis_of(v.operands[0], 1)), v.operands),
+    "Concat": lambda v: v.concat(v.operands, v.axis_of(v.operands[0], 1)),
     "Conv": linear.conv,
     "ConvInteger": linear.conv_integer,
     "ConvTranspose": linear.conv_transpose,

@@ -203,6 +203,8 @@ def _by_engine(context: LoweredNetwork, copy: Copy) -> list[Copy]:
     if copy.before:
         plain = replace(moves[0], before=(), fill=0)
         moves = [replace(plain, destination=copy.destination.part(copy.inner))] if not copy.fills_border else []
+        if context.buffers[copy.destination.buffer].memory != engine.memory:  # constants lie outside it, too
+            return [*moves, replace(copy, source=copy.destination.part(copy.inner))]
         moves += [replace(plain, source=_fill(context, one, copy.fill), destination=one) for one in copy.border]
     return moves
 
