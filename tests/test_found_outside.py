@@ -31,6 +31,7 @@ def network(folder: Path, name: str, text: str) -> Path:
         ("zdim2.onnx", ("-t", "riscv", "--float")),
         ("diana_analog_crash.tflite", ("-t", "diana", "--requant", "analog")),
         ("kestrel_report_this_0_2.onnx", ("-t", "kestrel")),
+        ("m4_size_link.tflite", ("-t", "kestrel", "--optimize", "size")),
     ],
 )
 def test_it_compiles_and_runs(file: str, options: tuple[str, ...], tmp_path: Path) -> None:

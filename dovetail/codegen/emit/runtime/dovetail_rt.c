@@ -149,6 +149,13 @@ uint64_t __lshrdi3(uint64_t value, int shift);
 int64_t __ashrdi3(int64_t value, int shift);
 uint64_t __muldi3(uint64_t a, uint64_t b);
 
+#if defined(__ARM_EABI__)
+uint64_t __aeabi_llsl(uint64_t value, int shift) ALSO("__ashldi3");
+uint64_t __aeabi_llsr(uint64_t value, int shift) ALSO("__lshrdi3");
+int64_t __aeabi_lasr(int64_t value, int shift) ALSO("__ashrdi3");
+uint64_t __aeabi_lmul(uint64_t a, uint64_t b) ALSO("__muldi3");
+#endif
+
 static uint64_t join(uint32_t high, uint32_t low)
 {
     return (uint64_t)high << 32 | low;
