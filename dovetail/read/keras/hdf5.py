@@ -10,7 +10,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -150,6 +150,9 @@ def read_hdf5(name: str, data: bytes) -> Contents:
 ROOTS = ("model_weights", "layers", "_layer_checkpoint_dependencies", "vars")
 """Groups that hold a model's weights; an optimizer's are left alone."""
 
+SEPARATOR = "\\"
+"""Between the folders of a path on Windows."""
+
 MAX_NAMES = 1 << 16
 """Most names in one attribute."""
 
@@ -187,8 +190,7 @@ class Hdf5Reader:
 
         with self._noting(""), h5py.File(io.BytesIO(self._data), "r") as file:
             self._attributes(file, "")
-            for root in ROOTS:
-                self._visit(file, root, root)
+            self._visit_all(file, [name for name in file if _unicode(name).partition(SEPARATOR)[0] in ROOTS], "")
         return self._parts
 
     @contextmanager
@@ -201,6 +203,15 @@ class Hdf5Reader:
         except BROKEN as error:
             brief = (_unicode(error).splitlines() or [type(error).__name__])[0]
             self._parts[path] = RefusedPart(f"{what} is damaged: {brief:.200}")
+
+    def _visit_all(self, group: Any, names: Iterable[str], path: str) -> None:
+        """Some members of a group. Keras on Windows wrote `layers\\dense` as the name of one."""
+        for name in names:
+            place = f"{path}/{name.replace(SEPARATOR, '/')}".lstrip("/")
+            folder, _, member = place.rpartition("/")
+            if SEPARATOR in name and isinstance(held := self._parts.setdefault(folder, []), list):
+                held.append(member)
+            self._visit(group, name, place)
 
     def _visit(self, parent: Any, name: str, path: str) -> None:
         """A member of a group, and all inside it, if a hard link leads there."""
@@ -221,8 +232,7 @@ class Hdf5Reader:
                 return
             self._parts[path] = members = [*map(_unicode, found)]
             self._attributes(found, path)
-            for key in members:
-                self._visit(found, key, f"{path}/{key}")
+            self._visit_all(found, members, path)
 
     def _array(self, dataset: Any) -> Dataset:
         """A dataset's elements, if they are plain numbers lying in this file."""

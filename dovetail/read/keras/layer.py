@@ -174,9 +174,9 @@ class KerasLayer(Refusing):
         return float(found)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A setting that is true or false."""
+        """A setting that is true or false; 1 and 0 mean the same to Keras."""
         found = self.get(key, default)
-        self.unfit(type(found) is not bool, key, found, "must be true or false")
+        self.unfit(found not in (True, False), key, found, "must be true or false")
         return bool(found)
 
     def choice(self, key: str, default: str, *known: str) -> str:

@@ -120,7 +120,6 @@ class _OnnxReader(Refusing):
 
     def read(self, model: Any, shapes: Mapping[str, Shape]) -> OnnxFile:
         """The model as plain data, once it has passed ONNX's checker."""
-        import onnx
         from onnx import inliner
 
         self.check_versions(model)
@@ -136,14 +135,33 @@ class _OnnxReader(Refusing):
             if min(tensor.dims, default=1) < 0 or prod(tensor.dims) >= MAX_ELEMENTS:
                 raise self.refuse(what, "export the model again; its tensors are too large or damaged")
         self.read_external(model)
-        known = {entry.domain or "ai.onnx" for entry in model.opset_import}
-        used = dict.fromkeys(node.domain for node in model.graph.node)
-        lacking = [domain for domain in used if domain not in (*known, "", "ai.onnx")]  # Brevitas leaves out its own
-        model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in lacking)
-        onnx.checker.check_model(model)
+        self.check(model)
         self.widen(model)
         self.fix_shapes(model, shapes)
         return self.decode(model)
+
+    def check(self, model: Any) -> None:
+        """Hold the model to ONNX's checker, but for what runtimes take: an operator of the standard domain that is not
+        standard, an output whose shape is not said, a domain without a version, as Brevitas leaves out its own."""
+        import onnx
+
+        other, standard = "dovetail.unknown", ("", "ai.onnx")
+        unknown = [n for n in model.graph.node if n.domain in standard and not onnx.defs.has(n.op_type)]
+        bare = [out.type.tensor_type for out in model.graph.output if out.type.HasField("tensor_type")]
+        bare = [kind for kind in bare if not kind.HasField("shape")]
+        for node in unknown:
+            node.domain = other
+        for kind in bare:
+            kind.shape.SetInParent()
+        known = {entry.domain or "ai.onnx" for entry in model.opset_import}
+        used = dict.fromkeys(node.domain for node in model.graph.node)
+        lacking = [domain for domain in used if domain not in (*known, *standard)]
+        model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in lacking)
+        onnx.checker.check_model(model)
+        for node in unknown:
+            node.domain = ""
+        for kind in bare:
+            kind.ClearField("shape")
 
     def check_versions(self, model: Any) -> None:
         """File format and operator versions are in the ranges read."""

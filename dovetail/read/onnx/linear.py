@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -46,15 +46,24 @@ def convolved(v: OnnxValues, source: Value, weights: Value, bias: Sequence[Value
     return v.add(kind(window.stride, window.dilation, *zero_points), operands, "nhwc")
 
 
-def conv(v: OnnxValues) -> Value:
-    """Conv over one or two image axes."""
-    x, w, bias = v.x, v.value(1), v.optional(2)
+Convolution = Callable[[OnnxValues, Value, Value], Value]
+"""The NHWC result of a convolution of a value NCHW and weights OIHW."""
+
+
+def over_images(v: OnnxValues, x: Value, w: Value, build: Convolution) -> Value:
+    """A convolution over two image axes, or over one, whose values are images of one row."""
     if (x.rank, w.rank) != (3, 3):
-        return v.of_image(convolved(v, x, w, bias))
+        return v.of_image(build(v, x, w))
     x, w = (v.reshape(s, (*s.shape[:2], 1, s.shape[2]), name=f"{s}_image") for s in (x, w))
-    row = convolved(v.over_axes((None, 0)), x, w, bias)
+    row = build(v.over_axes((None, 0)), x, w)
     batch, _, width, channels = row.shape
     return v.transpose(v.reshape(row, (batch, width, channels), "row"), (0, 2, 1))
+
+
+def conv(v: OnnxValues) -> Value:
+    """Conv over one or two image axes."""
+    bias = v.optional(2)
+    return over_images(v, v.x, v.value(1), lambda v, x, w: convolved(v, x, w, bias))
 
 
 def _zero_point(v: OnnxValues, position: int, shape: Shape) -> tuple[int, Value | None]:
@@ -74,15 +83,18 @@ def _zero_point(v: OnnxValues, position: int, shape: Shape) -> tuple[int, Value 
 def conv_integer(v: OnnxValues) -> Value:
     """ConvInteger: padding is the input's zero point, the result int32. A computed zero point comes off the sums, times
     what the weights under the image sum up to at each place."""
-    x, w = v.x, v.value(1)
-    (number, offset), (weight_number, weight_offset) = _zero_point(v, 2, ()), _zero_point(v, 3, (w.shape[0],))
+    (number, offset), (weight_number, weight_offset) = _zero_point(v, 2, ()), _zero_point(v, 3, v.value(1).shape[:1])
     what = "the weights' zero point is computed, or has several different elements: not supported"
     v.refuse_if(weight_offset, what, FOLD)
-    sums = convolved(v, x, w, (), number, weight_number)
-    if offset:
+
+    def build(v: OnnxValues, x: Value, w: Value) -> Value:
+        sums = convolved(v, x, w, (), number, weight_number)
+        if not offset:
+            return sums
         ones = v.constant(np.ones(x.shape, x.dtype.numpy), "ones")
-        sums = v.minus(sums, v.times(offset, convolved(v, ones, w, (), 0, weight_number), "share"), "sums")
-    return v.of_image(sums)
+        return v.minus(sums, v.times(offset, convolved(v, ones, w, (), 0, weight_number), "share"), "sums")
+
+    return over_images(v, v.x, v.value(1), build)
 
 
 def _numbers(v: OnnxValues, name: str, rank: int, default: int) -> Pair:

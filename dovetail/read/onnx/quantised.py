@@ -21,7 +21,7 @@ from dovetail.ir.operators.movement import Concat
 from dovetail.ir.operators.reduction import Reduce, ReduceKind
 from dovetail.ir.types import Array, DType
 from dovetail.read.onnx.file import Constant, element_type
-from dovetail.read.onnx.linear import convolved, matrix, with_rows
+from dovetail.read.onnx.linear import convolved, matrix, over_images, with_rows
 from dovetail.read.onnx.values import Importer, OnnxQuantisation, OnnxValues
 from dovetail.read.values import ALIKE, Value, unpacked
 
@@ -143,9 +143,13 @@ def _integer_bias(v: OnnxValues, position: int, source: OnnxQuantisation, kernel
 
 def qlinear_conv(v: OnnxValues) -> Value:
     """QLinearConv."""
-    source, kernel, result = v.scaling(1, 2), v.scaling(4, 5, 0, rank=4), v.scaling(6, 7)
-    x, w = v.dequantized(v.x, source), v.dequantized(v.value(3), kernel)
-    return v.of_image(v.quantized(convolved(v, x, w, _integer_bias(v, 8, source, kernel)), result, "nhwc"))
+    source, kernel, result = v.scaling(1, 2), v.scaling(4, 5, 0, rank=v.value(3).rank), v.scaling(6, 7)
+
+    def build(v: OnnxValues, x: Value, w: Value) -> Value:
+        x, w = v.dequantized(x, source), v.dequantized(w, kernel)
+        return v.quantized(convolved(v, x, w, _integer_bias(v, 8, source, kernel)), result, "nhwc")
+
+    return over_images(v, v.x, v.value(3), build)
 
 
 def qlinear_matmul(v: OnnxValues) -> Value:
@@ -270,7 +274,7 @@ def _row(v: OnnxValues, position: int, rank: int) -> tuple[Array, int]:
     """A constant parameter as a row of elements, and the axis of the operand they run along (-1 for one element)."""
     array = v.array(position, "quantisation parameter")
     wide = [index for index, size in enumerate(array.shape) if size > 1]
-    odd = len(wide) > 1 or array.ndim > rank or array.dtype.kind != "f" or not np.isfinite(array).all()
+    odd = len(wide) > 1 or array.ndim > rank or array.dtype.kind not in "fiu" or not np.isfinite(array).all()
     v.wrong_if(odd, f"the parameter {v.op.inputs[position]!r} must be finite and run along one axis at most")
     return array.reshape(-1).astype(np.float64), wide[0] + rank - array.ndim if wide else -1
 

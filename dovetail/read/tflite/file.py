@@ -225,6 +225,7 @@ class _TfliteReader(Refusing):
         tensors = tuple(self.tensor(graph.Tensors(index), index) for index in range(count))
         steps = range(self.count(graph.OperatorsLength(), "operators"))
         operators = tuple(self.operator(graph.Operators(index), index, count) for index in steps)
+        tensors, operators = _without_halves(tensors, operators)
         inputs = self.indices(graph.InputsAsNumpy(), count, "the model's inputs")
         outputs = self.indices(graph.OutputsAsNumpy(), count, "the model's outputs")
         return TfliteFile(self.name, tensors, operators, inputs, outputs)
@@ -250,10 +251,15 @@ class _TfliteReader(Refusing):
             raise self.refuse(f"the name of tensor {index} has {len(encoded)} bytes; the limit is {MAX_NAME}", SMALLER)
         name = encoded.decode("utf-8", "replace").replace("\x00", "?") or f"tensor_{index}"
         type_name, what = self.type_names.get(raw.Type(), f"number {raw.Type()}"), f"tensor {index} ({name})"
-        self.refuse_if(type_name not in DTYPES, f"{what} has the element type {type_name}, which is not supported")
+        halves = type_name == "FLOAT16" and raw.Buffer() > 0  # constants, which runtimes dequantise to float32
+        known = type_name in DTYPES or halves
+        self.refuse_if(not known, f"{what} has the element type {type_name}, which is not supported")
         self.refuse_if(raw.Sparsity() is not None, f"{what} is stored sparse", "convert the model with dense weights")
-        shape, dtype = self.shape(raw, what), DTYPES[type_name]
-        data = self.content(raw.Buffer(), shape, dtype, what)
+        shape, dtype = self.shape(raw, what), DType.FLOAT32 if halves else DTYPES[type_name]
+        data = self.content(raw.Buffer(), shape, DType.INT16 if halves else dtype, what)
+        if halves:
+            self.refuse_if(data is None, f"{what} has the element type FLOAT16, which is not computed with")
+            data = data.view(np.float16).astype(np.float32).view(np.uint8) if data is not None else None
         quantisation = self.quantisation(raw.Quantization(), shape, dtype, what)
         return TfliteTensor(index, name, shape, dtype, data, quantisation, bool(raw.IsVariable()))
 
@@ -365,6 +371,21 @@ def _builtin_code(code: Any) -> int:
 
 def _names(enumeration: object) -> dict[int, str]:
     return {value: name for name, value in vars(enumeration).items() if isinstance(value, int)}
+
+
+def _without_halves(
+    tensors: tuple[TfliteTensor, ...], operators: tuple[OperatorEntry, ...]
+) -> tuple[tuple[TfliteTensor, ...], tuple[OperatorEntry, ...]]:
+    """The file without DEQUANTIZE of constants of 16-bit floats: their results are those constants."""
+    found = list(tensors)
+    kept = []
+    for one in operators:
+        source = found[one.inputs[0]] if one.opcode == "DEQUANTIZE" and len(one.inputs) == 1 else None
+        if source is None or source.dtype is not DType.FLOAT32 or not source.is_constant or len(one.outputs) != 1:
+            kept.append(one)
+        elif found[one.outputs[0]].shape == source.shape:
+            found[one.outputs[0]] = replace(found[one.outputs[0]], data=source.data)
+    return tuple(found), tuple(kept)
 
 
 def _vector(raw: object) -> tuple[int, ...]:

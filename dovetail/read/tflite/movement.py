@@ -80,13 +80,16 @@ def _border(v: TfliteValues, x: TfliteTensor, value: TfliteTensor | None = None)
     return int(array.reshape(-1)[0]) if x.dtype.is_integer else float(array.reshape(-1)[0])
 
 
-def concatenation(v: TfliteValues) -> Value:
-    """CONCATENATION: of the integers where all are quantised alike, else in float."""
+def concatenation(v: TfliteValues) -> Value | None:
+    """CONCATENATION: of the integers where all are quantised alike, else in float; of known integers now."""
     result, parts = v.output, v.inputs
     odd = not parts or any(part.rank != result.rank for part in parts)
     v.wrong_if(odd, f"the operands do not have the axes of the result {result}")
-    v.same_type(result, *parts)
     operator = Concat(v.axis(v.option("Axis"), result.rank))
+    if (known := v.all_known(*parts)) is not None:
+        v.bind_known(operator.evaluate(known))
+        return None
+    v.same_type(result, *parts)
     if v.activation == 0 and all(same_quantisation(part, result) for part in parts):
         return v.add(operator, [*map(v.value, parts)])
     return v.finish(operator, [*map(v.real, parts)])

@@ -1,0 +1,89 @@
+"""Files people have (../shared/models/wild), of kinds that were refused: they compute what their runtime does."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from conftest import shared_dir
+from dovetail.compile import Options, prepare
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.onnx_runtime import runtime_session
+from dovetail.ir.types import Array, DType, Shape
+from dovetail.targets import load_target
+from oracles import run_litert_often
+
+SHAPES: Mapping[str, Mapping[str, Shape]] = {"tract_qtdnn.onnx": {"input": (20, 10)}}
+"""Sizes that a file leaves open."""
+STEPS: Mapping[str, float] = {"tract_qtdnn.onnx": 1 / 32}
+"""A step of integers, where the evaluator rounds in float: few elements may be that far off."""
+
+
+@pytest.mark.oracles
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("output_without_shape.onnx", "tract_qtdnn.onnx", "constant_output.tflite", "fp16_weights.tflite"),
+        *("int32_concat_of_shapes.tflite", "bn_scale_1.keras", "bn_scale_1.h5", "dense_use_bias_1.keras"),
+        "thommas_cnn.keras",
+    ],
+)
+def test_it_computes_what_its_runtime_does(name: str) -> None:
+    path = shared_dir() / "models" / "wild" / name
+    graph = prepare(path, load_target("riscv"), Options(allow_float=True, shapes=SHAPES.get(name, {})))
+    for seed in range(3):
+        fed = _drawn(graph, seed)
+        found = evaluate(graph, fed)
+        for own, wanted in zip(graph.outputs, _by_runtime(path, graph, fed), strict=True):
+            _check(found[own], np.asarray(wanted), STEPS.get(name, 0.0))
+
+
+def _drawn(graph: Graph, seed: int) -> dict[str, Array]:
+    """Random inputs: the whole range of integers, floats of a normal distribution."""
+    random, found = np.random.default_rng(seed), {}
+    for name in graph.inputs:
+        kind = graph.types[name]
+        real = kind.dtype is DType.FLOAT32
+        drawn = random.normal(size=kind.shape) if real else random.integers(kind.dtype.low, kind.dtype.high, kind.shape)
+        found[name] = drawn.astype(kind.dtype.numpy)
+    return found
+
+
+def _by_runtime(path: Path, graph: Graph, fed: Mapping[str, Array]) -> list[Any]:
+    """Outputs by ONNX Runtime, LiteRT's reference kernels or Keras, for inputs in the file's order."""
+    inputs = [fed[name] for name in graph.inputs]
+    if path.suffix == ".onnx":
+        session = runtime_session(path, optimised=False)
+        return list(session.run(None, dict(zip([one.name for one in session.get_inputs()], inputs, strict=True))))
+    if path.suffix == ".tflite":
+        return list(run_litert_often(path.read_bytes(), [inputs], reference=True)[0])
+    from keras_cases import keras
+
+    if path.name != "thommas_cnn.keras":
+        made = keras.saving.load_model(path, compile=False)
+        return [np.asarray(made(inputs if len(inputs) > 1 else inputs[0]))]
+    layers = keras.layers  # Keras 3 does not read what Keras 2 wrote on Windows
+    kinds = (layers.Conv2D(8, 3, activation="relu"), layers.MaxPooling2D(), layers.Flatten(), layers.Dense(10))
+    made = keras.Sequential([keras.Input((8, 8, 1)), *kinds])
+    with zipfile.ZipFile(path) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as weights:
+        made.set_weights(
+            [weights[f"layers\\{name}"][f"vars/{at}"][()] for name in ("conv2d", "dense") for at in (0, 1)]
+        )
+    return [np.asarray(made(inputs[0]))]
+
+
+def _check(found: Array, wanted: Array, step: float) -> None:
+    wanted = wanted.reshape(found.shape)
+    if step:
+        assert np.abs(found - wanted).max() <= step and np.mean(found != wanted) <= 0.05
+    elif found.dtype.kind == "f":
+        assert np.abs(found - wanted).max() <= 1e-4 * max(float(np.abs(wanted).max()), 1e-6)
+    else:
+        assert np.array_equal(found, wanted)
