@@ -68,7 +68,9 @@ def recurrent(maker: Maker) -> Case:
     steps, batch, depth, hidden = (maker.number(1, most) for most in (4, 3, 5, 6))
     curves = tuple(maker.one_of(*Curve) for _ in range({"LSTM": 3, "GRU": 2, "RNN": 1}[kind.value]))
     reset_after = kind is RecurrentKind.GRU and maker.one_of(True, False)
-    operator = Recurrent(kind, maker.one_of(True, False), reset_after, maker.one_of((), curves))
+    lines = tuple((maker.one_of(0.2, 1 / 6, -1.5), maker.one_of(0.5, 0.0)) for _ in curves)
+    limits = maker.one_of((0.0, 0.0), (0.5, 0.0), (0.0, 0.25) if kind is RecurrentKind.LSTM else (2.0, 0.0))
+    operator = Recurrent(kind, maker.one_of(True, False), reset_after, maker.one_of((), curves), lines, *limits)
     shapes = [(kind.gates * hidden, depth), (kind.gates * hidden, hidden), (2 * kind.gates * hidden,)]
     operands = [maker.input((steps, batch, depth), DType.FLOAT32), *(_small(maker, shape) for shape in shapes)]
     operands.append(maker.input((kind.kept, batch, hidden), DType.FLOAT32))

@@ -210,6 +210,10 @@ def test_float_layers_are_those_of_onnx_runtime(kind: str, direction: str) -> No
     count = 2 if direction == "bidirectional" else 1
     other = {"LSTM": ["Sigmoid", "Relu", "Tanh"], "GRU": ["Sigmoid", "Relu"], "RNN": ["Sigmoid"]}[kind]
     variants: list[dict[str, Any]] = [{}, {"activations": other * count}]
+    hard = {"LSTM": ["HardSigmoid", "Softsign", "Affine"], "GRU": ["HardSigmoid", "Affine"], "RNN": ["Affine"]}[kind]
+    lines = sum(name in ("HardSigmoid", "Affine") for name in hard) * count
+    alphas, betas = [0.3, 0.7][:lines] * (lines // 2 or 1), [0.5, 0.1][:lines] * (lines // 2 or 1)
+    variants.append({"activations": hard * count, "activation_alpha": alphas, "activation_beta": betas, "clip": 0.4})
     variants += [{"linear_before_reset": 1}, {"linear_before_reset": 0}] if kind == "GRU" else []
     for attributes in variants * 2:
         model, feeds = onnx_layer(random, kind, direction=direction, **attributes)
@@ -234,9 +238,8 @@ def test_batches_may_come_first() -> None:
 
 
 ONNX_REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "clip": ("LSTM", {"clip": 1.0}, "clip"),
     "coupled gates": ("LSTM", {"input_forget": 1}, "input_forget"),
-    "activation": ("RNN", {"activations": ["Elu"]}, "must be Sigmoid, Tanh or Relu"),
+    "activation": ("RNN", {"activations": ["Elu"]}, "must be one of Sigmoid"),
     "direction": ("GRU", {"direction": "sideways"}, "do not fit"),
 }
 

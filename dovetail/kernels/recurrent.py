@@ -22,7 +22,7 @@ from dovetail.ir.operators.recurrent import (
     Scaling,
 )
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import Lines, c_type, code, loop, total
+from dovetail.kernels.c import Lines, c_type, code, loop, real, total
 from dovetail.kernels.elements import Computed, Places, place_in, write_elements
 from dovetail.kernels.kernel import INT32, Expression, KernelWriter, UnsupportedRegion, refuse
 from dovetail.kernels.registry import kernel
@@ -303,7 +303,14 @@ def _fixed_recurrent(scope: KernelScope, operator: FixedRecurrent) -> KernelWrit
     return scope.writer(body, has_storage=keeps)
 
 
-_CURVES = {Curve.SIGMOID: "logistic({x})", Curve.TANH: "hyperbolic_tangent({x})", Curve.RELU: "larger({x}, 0.0f)"}
+_CURVES = {
+    Curve.SIGMOID: "logistic({x})",
+    Curve.TANH: "hyperbolic_tangent({x})",
+    Curve.RELU: "larger({x}, 0.0f)",
+    Curve.SOFTSIGN: "({x}) / (1.0f + absolute({x}))",
+    Curve.HARD_SIGMOID: "smaller(larger(({x}) * {slope} + {offset}, 0.0f), 1.0f)",
+    Curve.AFFINE: "(({x}) * {slope} + {offset})",
+}
 _OPERANDS = ("input", "weights", "recurrent", "bias", "memory", "peepholes")
 
 
@@ -316,7 +323,9 @@ class _FloatLayer:
     hidden: int
 
     def curve(self, place: int, x: str) -> str:
-        return _CURVES[self.operator.functions[place]].format(x=x)
+        slope, offset = map(real, self.operator.lines[place] if self.operator.lines else (1.0, 0.0))
+        form = _CURVES[self.operator.functions[place]]
+        return form.format(x=_limited(x, self.operator.clip if place < 2 else 0.0), slope=slope, offset=offset)
 
     def sums(self, stem: str, gate: int, source: str = "before") -> Lines:
         """Define `stem` and `stem`_again: the bias and products with x, and with hidden values, of a unit's gate."""
@@ -343,8 +352,9 @@ class _FloatLayer:
         keep = self.curve(0, "keep + keep_again" + self.peephole(2, "cell[unit]"))
         enter = self.curve(0, "in + in_again" + self.peephole(0, "cell[unit]"))
         leave = self.curve(0, "out + out_again" + self.peephole(1, "next"))
+        sum_ = f"{keep} * cell[unit] + {enter} * {self.curve(1, 'candidate + candidate_again')}"
         last = code(f"""
-            const float next = {keep} * cell[unit] + {enter} * {self.curve(1, "candidate + candidate_again")};
+            const float next = {_limited(sum_, self.operator.cell_clip)};
             cell[unit] = next;
             after[unit] = {leave} * {self.curve(2, "next")};
         """)
@@ -365,6 +375,11 @@ class _FloatLayer:
 
     def rnn(self) -> Lines:
         return _units(self.hidden, self.sums("sum", 0), [f"after[unit] = {self.curve(0, 'sum + sum_again')};"])
+
+
+def _limited(x: str, most: float) -> str:
+    """C of a value that is limited to a magnitude; 0 for no limit."""
+    return f"smaller(larger({x}, {real(-most)}), {real(most)})" if most else x
 
 
 @kernel(Recurrent)

@@ -16,7 +16,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Clip, Offset, quantize_multiplier
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Pick
-from dovetail.ir.operators.recurrent import DEFAULT_CURVES, FixedLstm, FixedRecurrent, Recurrent, RecurrentKind, Scaling
+from dovetail.ir.operators.recurrent import FixedLstm, FixedRecurrent, Recurrent, RecurrentKind, Scaling
 from dovetail.ir.pattern import apply
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.context import Operand, QuantisationRequest, QuantisedValue, QuantParameters
@@ -56,8 +56,8 @@ def reads_cells(graph: Graph, node: Node) -> bool:
 def recurrent(ask: QuantisationRequest[Recurrent], x: QuantisedValue) -> str:
     """The hidden values as integers; raises ModelError for layers without an integer form."""
     operator, others = ask.operator, ask.operands[1:]
-    if operator.functions != DEFAULT_CURVES[operator.kind] or len(others) > 4:
-        raise _refused(operator, "has peepholes or activations of its own")
+    if not operator.is_plain or len(others) > 4:
+        raise _refused(operator, "has peepholes, limits or activations of its own")
     wide = x.kind.dtype is DType.INT16 and operator.kind is not RecurrentKind.LSTM and not x.form.zero_point
     if x.kind.dtype not in (DType.INT8, DType.UINT8) and not wide:
         raise _refused(operator, f"reads {x.kind.dtype.text}")

@@ -15,7 +15,7 @@ from dovetail.guests.ptq.settings import Method
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add
-from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Recurrent
+from dovetail.ir.operators.recurrent import Recurrent
 from dovetail.ir.pattern import apply, constant, occurrence, operand
 from dovetail.ir.scaling import scaled_rows
 from dovetail.ir.types import Array, DType
@@ -39,7 +39,7 @@ _INTEGER_RECURRENT = apply(
     Recurrent,
     operand("x"),
     *map(constant, ("weights", "recurrent_weights", "bias", "memory")),
-    having=lambda layer: layer.functions == DEFAULT_CURVES[layer.kind],
+    having=lambda layer: layer.is_plain,
 )
 """Recurrent layers, and those that have an integer form."""
 

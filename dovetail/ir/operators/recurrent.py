@@ -195,12 +195,25 @@ class Curve(enum.Enum):
     SIGMOID = "Sigmoid"
     TANH = "Tanh"
     RELU = "Relu"
+    SOFTSIGN = "Softsign"
+    HARD_SIGMOID = "HardSigmoid"
+    AFFINE = "Affine"
+
+    @property
+    def is_line(self) -> bool:
+        """Whether it has a slope and an offset."""
+        return self in (Curve.HARD_SIGMOID, Curve.AFFINE)
 
 
-CURVES: dict[Curve, Callable[[Array], Array]] = {
-    Curve.SIGMOID: lambda x: np.asarray(0.5 * (1.0 + np.tanh(0.5 * x))),
-    Curve.TANH: lambda x: np.asarray(np.tanh(x)),
-    Curve.RELU: lambda x: np.maximum(x, 0.0),
+Line = tuple[float, float]
+"""The slope and the offset of a curve that has them."""
+CURVES: dict[Curve, Callable[[Array, Line], Array]] = {
+    Curve.SIGMOID: lambda x, _: np.asarray(0.5 * (1.0 + np.tanh(0.5 * x))),
+    Curve.TANH: lambda x, _: np.asarray(np.tanh(x)),
+    Curve.RELU: lambda x, _: np.maximum(x, 0.0),
+    Curve.SOFTSIGN: lambda x, _: x / (1.0 + np.abs(x)),
+    Curve.HARD_SIGMOID: lambda x, line: np.clip(x * line[0] + line[1], 0.0, 1.0),
+    Curve.AFFINE: lambda x, line: x * line[0] + line[1],
 }
 """Each curve on float64 arrays."""
 
@@ -230,11 +243,27 @@ class Recurrent(RecurrentLayer):
     """A GRU's linear_before_reset: the reset gate multiplies products, not hidden values."""
     curves: tuple[Curve, ...] = ()
     """f, g and h; ONNX's defaults when empty."""
+    lines: tuple[Line, ...] = ()
+    """The lines of f, g and h, where one of these has a line."""
+    clip: float = 0.0
+    """The largest magnitude that f and g are given; 0 for no limit. ONNX Runtime gives h the cell as it is."""
+    cell_clip: float = 0.0
+    """The largest magnitude of an LSTM's cell; 0 for no limit."""
 
     @property
     def functions(self) -> tuple[Curve, ...]:
         """f, g and h."""
         return self.curves or DEFAULT_CURVES[self.kind]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its curves are ONNX's defaults and nothing is limited."""
+        return self.functions == DEFAULT_CURVES[self.kind] and not self.clip and not self.cell_clip
+
+    def _function(self, place: int) -> Callable[[Array], Array]:
+        """f, g or h on float64 arrays."""
+        curve, line = CURVES[self.functions[place]], self.lines[place] if self.lines else (1.0, 0.0)
+        return lambda x: curve(_limited(x, self.clip if place < 2 else 0.0), line)
 
     def infer(self, inputs: Types) -> TensorType:
         x, *others = inputs
@@ -245,6 +274,8 @@ class Recurrent(RecurrentLayer):
         _check_types(others, shapes, [DType.FLOAT32] * len(shapes))
         require(x.dtype is DType.FLOAT32, f"expects float32, got {x}")
         require(len(self.functions) == len(DEFAULT_CURVES[self.kind]), f"{len(self.curves)} activations do not fit")
+        require(not self.lines or len(self.lines) == len(self.functions), f"{len(self.lines)} lines do not fit")
+        require(self.clip >= 0 and self.cell_clip >= 0, f"expects limits of at least 0, got {self.clip}")
         require(len(others) < 5 or self.kind is RecurrentKind.LSTM, "only an LSTM has peepholes")
         return TensorType((x.shape[0] + self.kind.kept - 1, x.shape[1], hidden), DType.FLOAT32)
 
@@ -260,15 +291,16 @@ class Recurrent(RecurrentLayer):
         return np.concatenate([found, memory[1:]]).astype(np.float32)
 
     def _lstm(self, given: Array, memory: Array, r: Array, bias: Array, peephole: Array) -> Array:
-        f, g, h = (CURVES[curve] for curve in self.functions)
+        f, g, h = map(self._function, range(3))
         hidden, cell = memory
         i, o, forget, c = np.split(given + hidden @ r.T + bias, 4, axis=-1)
         of_input, of_output, of_forget = np.split(peephole, 3)
         kept = f(forget + of_forget * cell) * cell + f(i + of_input * cell) * g(c)
+        kept = _limited(kept, self.cell_clip)
         return np.stack([f(o + of_output * kept) * h(kept), kept])
 
     def _gru(self, given: Array, memory: Array, r: Array, bias: Array, _peephole: Array) -> Array:
-        f, g = (CURVES[curve] for curve in self.functions)
+        f, g = map(self._function, range(2))
         (hidden,) = memory
         size = 2 * hidden.shape[-1]
         update, reset = np.split(f(given[:, :size] + hidden @ r[:size].T + bias[:size]), 2, axis=-1)
@@ -279,27 +311,45 @@ class Recurrent(RecurrentLayer):
         return np.stack([(1.0 - update) * g(given[:, size:] + again) + update * hidden])
 
     def _rnn(self, given: Array, memory: Array, r: Array, bias: Array, _peephole: Array) -> Array:
-        return np.stack([CURVES[self.functions[0]](given + memory[0] @ r.T + bias)])
+        return np.stack([self._function(0)(given + memory[0] @ r.T + bias)])
 
     def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         x, w, r, bias, memory, *peepholes = inputs
         axis = body.integers([0])
-        w, r, bias = (body.add("Unsqueeze", [name, axis]) for name in (w, r, bias))
+        w, r, bias, *peepholes = (body.add("Unsqueeze", [name, axis]) for name in (w, r, bias, *peepholes))
         states = [one_step(body, memory, place) for place in range(self.kind.kept)]
-        operands = [x, w, r, bias, "", *states, *(body.add("Unsqueeze", [name, axis]) for name in peepholes)]
-        attributes = {"linear_before_reset": 1} if self.reset_after else {}
-        shown, *others = body.add_several(
+        if not self.cell_clip:
+            shown, states = self._layer(body, [x, w, r, bias, "", *states, *peepholes], types[4].shape[2])
+            return body.add("Concat", [shown, *states[1:]], axis=0) if states[1:] else shown
+        found, steps = {}, range(types[0].shape[0])
+        for step in reversed(steps) if self.reverse else steps:
+            operands = [one_step(body, x, step), w, r, bias, "", *states, *peepholes]
+            found[step], (_, cell) = self._layer(body, operands, types[4].shape[2])
+            limits = (body.scalar(bound, DType.FLOAT32) for bound in (-self.cell_clip, self.cell_clip))
+            states = [found[step], body.add("Clip", [cell, *limits])]
+        return body.add("Concat", [*(found[step] for step in steps), states[1]], axis=0)
+
+    def _layer(self, body: OnnxBody, operands: Sequence[str], hidden: int) -> tuple[str, list[str]]:
+        """ONNX's own operator: the hidden values [T, B, H], and those and cells after the last step, [1, B, H] each."""
+        lines = [line for curve, line in zip(self.functions, self.lines, strict=False) if curve.is_line]
+        attributes: dict[str, Any] = {"linear_before_reset": 1} if self.reset_after else {}
+        attributes |= {"clip": self.clip} if self.clip else {}
+        alphas, betas = ([line[place] for line in lines] for place in (0, 1))
+        attributes |= {"activation_alpha": alphas, "activation_beta": betas} if lines else {}
+        shown, *states = body.add_several(
             self.kind.value,
             operands,
             self.kind.kept + 1,
-            hidden_size=types[4].shape[2],
+            hidden_size=hidden,
             direction="reverse" if self.reverse else "forward",
             activations=[curve.value for curve in self.functions],
             **attributes,
         )
-        hidden = body.add("Squeeze", [shown, body.integers([1])])
-        cells = others[1:] if self.kind is RecurrentKind.LSTM else []
-        return body.add("Concat", [hidden, *cells], axis=0) if cells else hidden
+        return body.add("Squeeze", [shown, body.integers([1])]), states
+
+
+def _limited(x: Array, most: float) -> Array:
+    return np.clip(x, -most, most) if most else x
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.ir.operators.activation import Softmax
 from dovetail.ir.operators.elementwise import BinaryKind
-from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Curve, Recurrent, RecurrentKind
+from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Curve, Line, Recurrent, RecurrentKind
 from dovetail.ir.types import Array
 from dovetail.read.keras.layer import KerasLayer, children, listed
 from dovetail.read.keras.layers import unit_length
@@ -22,7 +22,14 @@ MASKED = -1e9
 
 KINDS = {"LSTMCell": RecurrentKind.LSTM, "GRUCell": RecurrentKind.GRU, "SimpleRNNCell": RecurrentKind.RNN}
 
-CURVES = {"sigmoid": Curve.SIGMOID, "tanh": Curve.TANH, "relu": Curve.RELU}
+CURVES = {
+    "sigmoid": Curve.SIGMOID,
+    "tanh": Curve.TANH,
+    "relu": Curve.RELU,
+    "softsign": Curve.SOFTSIGN,
+    "hard_sigmoid": Curve.HARD_SIGMOID,
+    "linear": Curve.AFFINE,
+}
 """Activations inside a cell, by their Keras names."""
 
 
@@ -119,16 +126,18 @@ def dot(v: KerasValues) -> Value:
     return v.shaped(found, (found.shape[0], *(kept or (1,))), "shaped")
 
 
-def _curves(cell: KerasLayer, kind: RecurrentKind) -> tuple[Curve, ...]:
-    """The activations of a cell; () for ONNX's defaults."""
+def _curves(cell: KerasLayer, kind: RecurrentKind) -> tuple[tuple[Curve, ...], tuple[Line, ...]]:
+    """The activations of a cell and their lines; () for ONNX's defaults, and where none is a line."""
     outer = cell.get("activation", "tanh")
     inner = cell.get("recurrent_activation", "sigmoid" if cell.version >= 2 else "hard_sigmoid")
     names = (inner, outer, outer) if kind is RecurrentKind.LSTM else (inner, outer)[-len(DEFAULT_CURVES[kind]) :]
     for name in names:
         what = f"the activation {name!s:.80} inside a cell is not supported, only {', '.join(CURVES)}"
         cell.refuse_if(not isinstance(name, str) or name not in CURVES, what)
-    found = tuple(CURVES[name] for name in names)
-    return () if found == DEFAULT_CURVES[kind] else found
+    found, hard = tuple(CURVES[name] for name in names), (1 / 6 if cell.version >= 3 else 0.2, 0.5)
+    lines = tuple(hard if curve is Curve.HARD_SIGMOID else (1.0, 0.0) for curve in found)
+    is_plain, has_lines = found == DEFAULT_CURVES[kind], any(curve.is_line for curve in found)
+    return () if is_plain else found, lines if has_lines else ()
 
 
 def _weights(v: KerasValues, kind: RecurrentKind, inputs: int) -> tuple[list[Value], bool]:
@@ -179,7 +188,7 @@ def _run(v: KerasValues, x: Value, states: list[Value]) -> tuple[Value, tuple[Va
     operands, after = _weights(v.again(layer=cell), kind, inputs)
     memory = _memory(v, states, kind.kept, batch, size)
     first = v.ordered(x, (1, 0, 2), "steps_first")
-    found = v.add(Recurrent(kind, reverse, after, _curves(cell, kind)), [first, *operands, memory], "run")
+    found = v.add(Recurrent(kind, reverse, after, *_curves(cell, kind)), [first, *operands, memory], "run")
     layer.ignore(*cell.read, "cell", "zero_output_for_mask", "reset_after")
     if "cell" in layer.parts:
         cell.check_settings()

@@ -10,7 +10,7 @@ from dovetail.ir.operators.base import SlidingWindow
 from dovetail.ir.operators.elementwise import Convert
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.ir.operators.movement import Reshape, Transpose
-from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Curve, Recurrent, RecurrentKind
+from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Curve, Line, Recurrent, RecurrentKind
 from dovetail.ir.operators.reduction import Reduce, ReduceKind
 from dovetail.ir.types import DType, Shape
 from dovetail.read.geometry import Pair, TransposedAxis, transposed_convolution
@@ -250,7 +250,7 @@ def recurrent(v: OnnxValues, kind: RecurrentKind) -> None:
     steps, batch = shape[layout], shape[1 - layout]
     if set(v.integers(4, "sequence lengths", (steps,))) != {steps}:
         raise v.refuse(f"sequences shorter than the {steps} steps of the input are not supported")
-    curves = _curves(v, kind, count)
+    curves, clip = _curves(v, kind, count), v.attribute("clip", 0.0)
     x = v.transpose(x, (1, 0, 2), name=f"{x}_steps") if layout else x
     memory = _memory(v, kind, (count, batch, hidden), layout)
     found = []
@@ -259,7 +259,7 @@ def recurrent(v: OnnxValues, kind: RecurrentKind) -> None:
         bias = _or_zeros(v, 3, (count, 2 * kind.gates * hidden))
         operands = [x, *rows, _direction(v, bias, place), _direction(v, memory, place)]
         operands += [_direction(v, v.value(7), place)] if v.has(7) else []
-        found.append(v.add(Recurrent(kind, reverse, reset_after, curves[place]), operands, str(place)))
+        found.append(v.add(Recurrent(kind, reverse, reset_after, *curves[place], clip), operands, str(place)))
     last = [0 if reverse else steps - 1 for reverse in directions]
     spans = ([(0, steps)] * count, [(place, place + 1) for place in last], [(steps, steps + 1)] * count)
     for name, parts in zip(v.op.outputs, spans, strict=False):
@@ -267,17 +267,25 @@ def recurrent(v: OnnxValues, kind: RecurrentKind) -> None:
             v.values[name] = _result(v, name, list(zip(found, parts, strict=True)), layout)
 
 
-def _curves(v: OnnxValues, kind: RecurrentKind, directions: int) -> list[tuple[Curve, ...]]:
-    """The activations of each direction; () for ONNX's defaults."""
+def _curves(v: OnnxValues, kind: RecurrentKind, directions: int) -> list[tuple[tuple[Curve, ...], tuple[Line, ...]]]:
+    """The activations of each direction and their lines; () for ONNX's defaults, and where none is a line."""
     default = DEFAULT_CURVES[kind]
     known = {curve.value.lower(): curve for curve in Curve}
     given = v.attribute("activations", tuple(curve.value for curve in default) * directions)
     names = [name.decode() if isinstance(name, bytes) else str(name) for name in given]
     curves = tuple(known[name.lower()] for name in names if name.lower() in known)
     if not len(curves) == len(names) == directions * len(default):
-        raise v.refuse(f"the activations {names} are not supported; each must be Sigmoid, Tanh or Relu")
-    parts = [curves[start : start + len(default)] for start in range(0, len(curves), len(default))]
-    return [() if part == default else part for part in parts]
+        all_known = ", ".join(curve.value for curve in Curve)
+        raise v.refuse(f"the activations {names} are not supported; each must be one of {all_known}")
+    alphas, betas = (iter(v.attribute(f"activation_{name}", ())) for name in ("alpha", "beta"))
+    usual = {Curve.HARD_SIGMOID: (0.2, 0.5)}
+    lines = []
+    for curve in curves:  # the lists hold numbers of those that take some, in order
+        slope, offset = usual.get(curve, (1.0, 0.0))
+        lines.append((next(alphas, slope), next(betas, offset)) if curve.is_line else (1.0, 0.0))
+    parts = [slice(start, start + len(default)) for start in range(0, len(curves), len(default))]
+    own = [(() if curves[part] == default else curves[part], tuple(lines[part])) for part in parts]
+    return [(found, line if any(curve.is_line for curve in found) else ()) for found, line in own]
 
 
 def _memory(v: OnnxValues, kind: RecurrentKind, sizes: tuple[int, int, int], layout: int) -> Value:

@@ -164,7 +164,6 @@ def lstm(v: TfliteValues) -> Value:
         v.refuse_if(v.optional(position), f"{what} (operand {position}) is not supported")
     odd = v.option("ProjClip") or v.option("DiagonalRecurrentTensors")
     v.refuse_if(odd, "a clipped projection or diagonal recurrent weights are not supported")
-    v.refuse_if(clip and real, f"cells limited to {clip} are supported for int8 only")
     order = (0, 1, 2) if v.option("TimeMajor") else (1, 0, 2)
     steps, batch, depth = (x.shape[axis] for axis in order)
     weights, again = ([_weights(v, start + gate, x.dtype) for gate in range(4)] for start in (1, 5))
@@ -176,7 +175,7 @@ def lstm(v: TfliteValues) -> Value:
     what = f"the result {v.output} must be quantised as the variable {shown}"
     v.refuse_if(not same_quantisation(shown, v.output), what, ALIKE)
     biases = [bias for bias in [v.known(_bias(v, 12 + gate, hidden, x.dtype)) for gate in range(4)] if bias is not None]
-    operator: Operator = Recurrent(RecurrentKind.LSTM)
+    operator: Operator = Recurrent(RecurrentKind.LSTM, cell_clip=float(clip))
     if real:
         gates = GATE_ORDER[RecurrentKind.LSTM]
         weights, again = ([four[gate] for gate in gates] for four in (weights, again))
