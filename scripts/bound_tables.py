@@ -34,7 +34,7 @@ def bound_table(models: Mapping[str, Path]) -> list[str]:
         row: list[object] = [name]
         for path in models.values():
             with tempfile.TemporaryDirectory() as folder:
-                row += _measured(shifts(path, target, Path(folder)) if quantised else path, target, Path(folder))
+                row += _measured(shifts(path, target.name, Path(folder)) if quantised else path, target, Path(folder))
         rows.append(row)
     head = [
         "target",
@@ -56,7 +56,7 @@ def _targets() -> Iterator[tuple[str, Target, bool]]:
             yield f"diana after `quantize` with {SAMPLES} samples", target, True
 
 
-def shifts(path: Path, target: Target, folder: Path) -> Path:
+def shifts(path: Path, target: str, folder: Path) -> Path:
     """The model quantised anew, from its stored inputs and what lies between two of them."""
     stored = np.load(path.with_suffix(".many.npz"))
     inputs = np.stack([stored[f"in_{number}"] for number in range(12)])
@@ -64,10 +64,10 @@ def shifts(path: Path, target: Target, folder: Path) -> Path:
     np.savez(folder / "data.npz", x=np.concatenate([inputs, between.astype(np.int8)]))
     made = folder / f"{path.stem}.onnx"
     try:
-        main(["quantize", str(path), "--target", target.name, "--data", str(folder / "data.npz"), "-o", str(made)])
+        main(["quantize", str(path), "--target", target, "--data", str(folder / "data.npz"), "-o", str(made)])
     except SystemExit as ended:
         if ended.code:
-            raise RuntimeError(f"{path.name} was not quantised for {target.name}") from None
+            raise RuntimeError(f"{path.name} was not quantised for {target}") from None
     return made
 
 

@@ -1,13 +1,15 @@
-"""How near the cost model of `dovetail tune` comes to `iss`, and whether it ranks choices alike.
+"""How near the clock comes to `iss`, and whether it ranks choices alike.
 
-    python scripts/tuning_model.py [--targets ne16,vta] [--models FILE...] [--quantise] [--trials N] [--layers]
+    python scripts/tuning_model.py [--targets ne16,vta,FILE.py] [--models FILE...] [--quantise] [--trials N] [--layers]
 
 Of every distinct layer of the networks with something to choose, on an engine or on the core, the default and N choices
-drawn at random are estimated and measured, each layer as a network of its own. What the tuner says of the default must
-be what its build says ("estimated" in its description): else this ends with 1. With --quantise the models are quantised
-for the target before, as `diana` wants them. A row of the table is a target: how far the estimates of the defaults
-and of all choices are from what is measured, Spearman's correlation of the choices within a layer (over those layers
-whose slowest choice takes at least 2 % more than the fastest), and how many choices a second of CPU the model looks at.
+drawn at random are estimated and measured, each layer as a network of its own; and each network as a whole. The
+planner's estimate of a default, the tuner's and that in its build ("estimated" in its description) must be one number.
+With --quantise the models are quantised for the target before, as `diana` wants them. A row of the table is a target:
+how far the estimates of networks, of defaults and of all choices are from what is measured, Spearman's correlation of
+the choices within a layer (over those layers whose slowest choice takes at least 2 % more than the fastest), and how
+many choices a second of CPU the model looks at. Ends with 1 where estimates of a layer differ, or `LIMITS` are not
+kept.
 """
 
 from __future__ import annotations
@@ -18,28 +20,30 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from bound_tables import shifts
 
-from dovetail.compile import Options, compile_graph, prepare, reserved
+from dovetail.compile import Options, compile_graph, compile_model, prepare
 from dovetail.errors import DovetailError
-from dovetail.guests.tune.layers import LayerKind, distinct_layers, region_alone
+from dovetail.guests.tune.layers import LayerKind, LayerModel, tunable_layers
 from dovetail.guests.tune.measure import measured
 from dovetail.guests.tune.search import candidates
-from dovetail.schedule.layout import choose_layouts
-from dovetail.schedule.partition import partition
-from dovetail.schedule.plan import plan
 from dovetail.schedule.plan.timed import timed
 from dovetail.target import Target
-from dovetail.target.pattern import Choice
+from dovetail.target.pattern import Choice, Value
 from dovetail.targets import BUILT_IN, load_target
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = tuple(sorted((ROOT.parent / "shared/models/mlperf_tiny").glob("*_int8.tflite")))
-TARGETS = tuple(name for name in BUILT_IN if not load_target(name).core.is_host)
+PORTS = tuple(
+    str(one) for one in sorted((ROOT.parent / "shared/faults/ports").glob("*/*.py")) if one.stem == one.parent.name
+)
+TARGETS = (*(name for name in BUILT_IN if not load_target(name).core.is_host), *PORTS)
+LIMITS = {"network": 0.03, "median": 0.03, "worst": 0.1}
+"""Largest errors: of a whole network, of the median layer's default and of the worst one's."""
 LEAST_SPREAD = 1.02
 """Slowest over fastest choice of a layer, for its choices to have an order."""
 
@@ -73,55 +77,130 @@ def ranks(values: Sequence[float]) -> list[float]:
     return [float((array < one).sum() + ((array == one).sum() - 1) / 2) for one in array]
 
 
-def layers(target: Target, models: Sequence[Path]) -> Iterator[tuple[str, LayerKind]]:
-    """Every distinct layer with something to choose, and its network."""
-    seen: set[str] = set()
-    for path in models:
-        try:
-            graph = prepare(path, target, Options())
-            regions = partition(graph, target)
-            planned = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
-        except DovetailError as error:
-            print(f"{target.name} {path.name}: {error.what}")
-            continue
-        for layer in distinct_layers(regions, planned, target):
-            if layer.key not in seen:
-                seen.add(layer.key)
-                yield path.stem, layer
+def estimates(layer: LayerKind, model: LayerModel, target: Target) -> dict[str, int]:
+    """Cycles of a layer by itself as its build has them, as the tuner has them, and as the planner chose its tiles by,
+    if nothing is computed beside it."""
+    compiled = compile_graph(layer.graph, target, Options(), near=layer.near, interpret=False)
+    said = {"build": timed(compiled.plan.program, compiled.regions, target)[0]}
+    if model.planned is not None:
+        said["tuner"] = model.planned.cycles
+    tilings = list(compiled.plan.tilings.values())
+    if len(compiled.regions) == len(tilings) == 1:
+        said["planner"] = tilings[0].estimate.cycles + target.core.statements.around
+    return said
 
 
 def compared(
     network: str, layer: LayerKind, target: Target, trials: int, seed: int
 ) -> tuple[Compared, int, float] | None:
-    """One layer, how many choices the model looked at, and the CPU seconds that took; None where none is measured."""
-    begun = time.process_time()
-    found = candidates(layer, target, seed)
+    """One layer, how many choices the model looked at, and the CPU seconds that took; None where none is measured.
+
+    Raises:
+        RuntimeError: the estimates of the default differ.
+    """
+    begun, model = time.process_time(), LayerModel.of(layer, target)
+    said = estimates(layer, model, target)
+    if len(set(said.values())) > 1:
+        raise RuntimeError(f"{target.name} {network} {layer.names[0]}: {said}")
+    choices, thought = [dict[str, Value]()], np.array([said["build"]])
+    if trials:
+        begun, space = time.process_time(), candidates(layer, target, seed)
+        choices, thought = [dict(choice) for choice in space.choices], space.estimates
     seconds = time.process_time() - begun
-    random = np.random.default_rng(seed)
-    others = 1 + random.permutation(len(found.choices) - 1)[:trials]
-    name, rows = region_alone(layer.graph, target).name, list[tuple[Choice, int, int]]()
-    compiled = compile_graph(layer.graph, target, Options(), near=layer.near, interpret=False)
-    said = timed(compiled.plan.program, compiled.regions, target)[0]
-    if said != found.estimates[0]:
-        sys.exit(f"{target.name} {network} {layer.names[0]}: the tuner says {found.estimates[0]:,}, its build {said:,}")
+    others = 1 + np.random.default_rng(seed).permutation(len(choices) - 1)[:trials]
+    rows = list[tuple[Choice, int, int]]()
     for index in (0, *(int(one) for one in others)):
-        choice = found.choices[index]
+        choice = choices[index]
         try:
-            cycles = measured(layer.graph, target, None, {name: choice} if choice else {}, layer.near)
+            cycles = measured(layer.graph, target, None, {model.region.name: choice} if choice else {}, layer.near)
         except DovetailError as error:
-            print(f"{target.name} {network} {layer.names[0]} {dict(choice)}: {error.what}")
+            print(f"{target.name} {network} {layer.names[0]} {choice}: {error.what}", file=sys.stderr)
             continue
-        rows.append((choice, int(found.estimates[index]), cycles))
+        rows.append((choice, int(thought[index]), cycles))
     if not rows:
         return None
-    choices, estimated, real = zip(*rows, strict=True)
-    return Compared(network, layer.names[0], choices, estimated, real), len(found.choices), seconds
+    taken, estimated, real = zip(*rows, strict=True)
+    return Compared(network, layer.names[0], taken, estimated, real), len(choices), seconds
+
+
+def whole(path: Path, target: Target) -> float:
+    """Estimate over cycles of a network."""
+    compiled = compile_model(path, target, Options())
+    total = timed(compiled.plan.program, compiled.regions, target)[0]
+    return total / measured(prepare(path, target, Options()), target, None, {})
 
 
 def distance(ratios: Sequence[float]) -> str:
     """The median and the largest distance from 1."""
+    if not ratios:
+        return ""
     off = abs(np.array(ratios) - 1)
     return f"{np.median(off):.1%}, {off.max():.1%}"
+
+
+@dataclass
+class Row:
+    """What was found of one target."""
+
+    name: str
+    networks: list[float] = field(default_factory=list)
+    """Estimate over cycles of each."""
+    layers: list[Compared] = field(default_factory=list)
+    looked: int = 0
+    seconds: float = 0.0
+
+    @property
+    def defaults(self) -> list[float]:
+        """Estimate over cycles of each layer's default."""
+        return [layer.ratios[0] for layer in self.layers]
+
+    def add(self, network: str, layer: LayerKind, target: Target, given: argparse.Namespace) -> None:
+        """Compare one layer."""
+        if (found := compared(network, layer, target, given.trials, given.seed)) is None:
+            return
+        one, count, seconds = found
+        self.layers, self.looked, self.seconds = [*self.layers, one], self.looked + count, self.seconds + seconds
+        if given.layers:
+            print(f"{network} {layer.key[-4:]} {one.layer}: {one.correlation}, {count} choices in {seconds:.2f} s")
+            for choice, own, real in zip(one.choices, one.estimated, one.cycles, strict=True):
+                print(f"    {own:>9,} {real:>9,} {own / real:.3f} {dict(choice)}", flush=True)
+
+    def line(self) -> str:
+        """The row of the table."""
+        orders = [one.correlation for one in self.layers if one.correlation is not None]
+        order = f"{np.median(orders):.3f}, {min(orders):.3f}" if orders else ""
+        both = distance([ratio for one in self.layers for ratio in one.ratios])
+        parts = (distance(self.networks), str(len(self.layers)), distance(self.defaults), both, order)
+        return f"| `{self.name}` | {' | '.join(parts)} | {self.looked / max(self.seconds, 1e-9):,.0f} |"
+
+    def faults(self) -> Iterator[str]:
+        """The limits that are not kept."""
+        off = {
+            "network": max((abs(one - 1) for one in self.networks), default=0.0),
+            "median": float(np.median([abs(one - 1) for one in self.defaults])) if self.layers else 0.0,
+            "worst": max((abs(one - 1) for one in self.defaults), default=0.0),
+        }
+        yield from (f"{self.name}: {name} {off[name]:.1%}" for name, limit in LIMITS.items() if off[name] > limit)
+
+
+def row_of(name: str, given: argparse.Namespace) -> Row:
+    """A target's networks and distinct layers."""
+    target, row, seen = load_target(name), Row(Path(name).stem), set[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        for model in given.models:
+            try:
+                with redirect_stdout(sys.stderr):
+                    path = shifts(model, name, Path(folder)) if given.quantise else model
+                row.networks.append(whole(path, target))
+                every = tunable_layers(prepare(path, target, Options()), target)[1]
+            except (DovetailError, RuntimeError) as error:
+                print(f"{target.name} {model.name}: {error}", file=sys.stderr)
+                continue
+            for layer in every[:: max(1, -(-len(every) // given.most))]:
+                if layer.key not in seen:
+                    seen.add(layer.key)
+                    row.add(path.stem, layer, target, given)
+    return row
 
 
 def main() -> None:
@@ -131,35 +210,19 @@ def main() -> None:
     parser.add_argument("--models", type=Path, nargs="*", default=TINY)
     parser.add_argument("--quantise", action="store_true", help="quantise the models for the target")
     parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--most", type=int, default=1000, help="layers of a target, evenly spread")
+    parser.add_argument("--most", type=int, default=1000, help="layers of a network, evenly spread")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", action="store_true", help="print every choice")
-    given = parser.parse_args()
-    print("| target | layers | defaults: median, worst | all: median, worst | Spearman: median, least | choices/s |")
-    print("| --- | ---: | --- | --- | --- | ---: |")
+    given, faults = parser.parse_args(), list[str]()
+    of = "median, worst"
+    print(f"| target | networks: {of} | layers | defaults: {of} | all: {of} | Spearman: median, least | choices/s |")
+    print("| --- | --- | ---: | --- | --- | --- | ---: |", flush=True)
     for name in given.targets.split(","):
-        target, rows, looked, seconds = load_target(name), list[Compared](), 0, 0.0
-        with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-            models = [shifts(one, target, Path(folder)) if given.quantise else one for one in given.models]
-            every = list(layers(target, models))
-        for network, layer in every[:: max(1, -(-len(every) // given.most))]:
-            found = compared(network, layer, target, given.trials, given.seed)
-            if found is None:
-                continue
-            row, count, took = found
-            rows, looked, seconds = [*rows, row], looked + count, seconds + took
-            if given.layers:
-                print(
-                    f"{network} {layer.key[-4:]} {layer.names[0]}: {row.correlation}, {count} choices in {took:.2f} s"
-                )
-                for choice, own, real in zip(row.choices, row.estimated, row.cycles, strict=True):
-                    print(f"    {own:>9,} {real:>9,} {own / real:.3f} {dict(choice)}", flush=True)
-        if not rows:
-            continue
-        orders = [row.correlation for row in rows if row.correlation is not None]
-        order = f"{np.median(orders):.3f}, {min(orders):.3f}" if orders else "none"
-        first, both = [row.ratios[0] for row in rows], [ratio for row in rows for ratio in row.ratios]
-        print(f"| `{name}` | {len(rows)} | {distance(first)} | {distance(both)} | {order} | {looked / seconds:,.0f} |")
+        row = row_of(name, given)
+        print(row.line(), flush=True)
+        faults += row.faults()
+    if faults:
+        sys.exit("; ".join(faults))
 
 
 if __name__ == "__main__":

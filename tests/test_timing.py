@@ -8,20 +8,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from command_line import dovetail
 from conftest import shared_dir
-from dovetail.compile import Options, compile_graph, compile_model, prepare
+from dovetail.arrays import built
+from dovetail.compile import Options, compile_graph, compile_model, prepare, sample_inputs
 from dovetail.guests.report.bounds import model_bound
-from dovetail.guests.tune.layers import LayerModel, tunable_layers
+from dovetail.guests.tune.layers import LayerModel, region_alone, tunable_layers
 from dovetail.guests.tune.measure import make_task, measure, measured
 from dovetail.guests.tune.search import candidates
 from dovetail.program.ir import LaunchStatement
+from dovetail.run import run_build
 from dovetail.schedule.plan.timed import timed
 from dovetail.target import JobRegisters
+from dovetail.target.costs import StatementCycles
 from dovetail.target.description import with_cores
 from dovetail.targets import load_target
 from dovetail.timing import program
+from dovetail.timing.clock import EngineQueue, Issuer
 from firmware import require_chip
 from networks import image_net
 from tuning_cases import digits_file
@@ -49,6 +54,33 @@ def ratio(model: Path, name: str) -> float:
 def test_a_network_takes_what_the_clock_says(name: str, target: str) -> None:
     require_chip()
     assert abs(ratio(network(name), target) - 1) < 0.01
+
+
+def port(name: str) -> str:
+    """The file of a target that others wrote."""
+    return str(shared_dir() / "faults" / "ports" / name / f"{name}.py")
+
+
+@pytest.mark.parametrize("name", ["otter", "puffin", "acme"])
+def test_a_network_on_a_target_of_others_takes_what_the_clock_says(name: str) -> None:
+    require_chip()
+    assert abs(ratio(network("ad_autoencoder"), port(name)) - 1) < 0.03
+
+
+def test_the_tuner_ranks_choices_as_the_chip_does(tmp_path: Path) -> None:
+    """On a target of others: what is best by the clock is no slower on the simulated chip than the default."""
+    require_chip()
+    target = load_target(port("otter"))
+    kind = tunable_layers(prepare(digits_file(tmp_path), target, Options()), target)[1][0]
+    region, space = region_alone(kind.graph, target), candidates(kind, target, 0)
+    order = np.argsort(space.estimates, kind="stable")
+    chosen = [int(order[place * (len(order) - 1) // 6]) for place in range(7)]
+    taken = [
+        measured(kind.graph, target, None, {region.name: choice} if choice else {}, kind.near)
+        for choice in [space.choices[index] for index in (*chosen, 0)]
+    ]
+    assert spearmanr(space.estimates[chosen], taken[:-1]).statistic >= 0.95
+    assert taken[0] <= taken[-1]
 
 
 @pytest.mark.parametrize("name", ["ne16", "macarray", "kestrel", "vta", "maeri", "cortex_m4"])
@@ -143,3 +175,23 @@ def test_a_driver_of_job_registers_takes_what_is_estimated(more: int, tmp_path: 
     assert sum(isinstance(one, LaunchStatement) for one in compiled.plan.program.statements) >= 8
     said = timed(compiled.plan.program, compiled.regions, small)[0]
     assert said == pytest.approx(measured(graph, small, None, {}), rel=0.01)
+
+
+def test_the_layers_of_a_list_take_what_the_clock_says() -> None:
+    """The core starts all of them at once, and waits at the end."""
+    require_chip()
+    target, model = load_target("kestrel"), network("ad_autoencoder")
+    compiled = compile_model(model, target, Options())
+    said = timed(compiled.plan.program, compiled.regions, target)[1]
+    with built(compiled, target) as build:
+        first = run_build(build, "iss", [sample_inputs(compiled.graph)]).simulation.inferences[0]
+    taken = [marker.end_cycle - marker.start_cycle for marker in first.markers]
+    assert said == pytest.approx(taken, rel=0.02)
+
+
+def test_a_driver_that_goes_along_with_a_grid_waits_for_the_engine() -> None:
+    queue = EngineQueue(2, 90)
+    core = Issuer(StatementCycles())
+    queue.launch(core, 10_000)
+    queue.launch(core, 8_000, 7_000)
+    assert core.now == 90 + 10_000 + 7_000 + core.costs.room

@@ -150,6 +150,21 @@ def _requantize_ending(graph: Graph, node: Node) -> str:
     return f"{wide}{operator.rounding.value}_{kind}{rectified}"
 
 
+@kernel(ScaleShift, table=ENDINGS)
+def _scale_shift_ending(graph: Graph, node: Node) -> str:
+    """The part that a scale and a shift are, by the width of the product with the largest sum of an anchor."""
+    maker = graph.producer(node.inputs[0])
+    weights = graph.constants.get(maker.inputs[1]) if maker is not None and len(maker.inputs) > 1 else None
+    scale, offset = (graph.constants.get(name) for name in node.inputs[1:3])
+    if maker is None or weights is None or scale is None or offset is None:
+        return "ScaleShift"
+    axis = 0 if weights.shape[0] == graph.types[node.output].shape[-1] else weights.ndim - 1
+    sums = np.abs(weights.astype(np.int64)).sum(tuple(other for other in range(weights.ndim) if other != axis)).max()
+    x = graph.types[maker.inputs[0]].dtype
+    reach = int(sums) * max(-x.low, x.high) * int(np.abs(scale.astype(np.int64)).max())
+    return "ScaleShift_wide" if reach + int(np.abs(offset.astype(np.int64)).max()) > INT32[1] else "ScaleShift"
+
+
 @rule(ScaleShift)
 def _scale_shift(scope: KernelScope, node: Node, operator: ScaleShift, x: Expression) -> Expression:
     _require_integer(node, x)

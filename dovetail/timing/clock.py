@@ -84,8 +84,12 @@ class EngineQueue:
             between = issuer.costs.between if self.places == 1 else 0  # with more places it is part of launching
             issuer.now = max(issuer.now, self.launched + between, self.ends[number] + issuer.costs.room)
         issuer.now = self.launched = issuer.now + self.launching
-        issuer.now += cycles if self.is_core else starting
-        self.ends.append(max(issuer.now, max(self.launched, self.ends[-1] if self.ends else 0) + cycles))
+        begin = max(self.launched, self.ends[-1] if self.ends else 0)
+        if self.is_core:
+            issuer.now += cycles
+        elif starting:
+            issuer.now = begin + starting + issuer.costs.room
+        self.ends.append(max(issuer.now, begin + cycles))
         self.busy += cycles
         return self.ends[-1]
 

@@ -39,6 +39,11 @@ class _Replay:
         self.before = ""
         """Engine whose list the statement before is of."""
 
+    @property
+    def reached(self) -> int:
+        """When the last statement of a list has ended, or the core goes on behind one of its own."""
+        return self.listed[self.before] if self.before else self.core.now
+
     def step(self, index: int) -> None:
         """Carry out a statement."""
         statement = self.program.statements[index]
@@ -98,15 +103,17 @@ class _Replay:
 def replay(
     program: Program, target: Target, launches: Launches, call: Callable[[Call], float]
 ) -> tuple[int, list[int]]:
-    """Cycles of an inference, and of each layer from where the core turns to it to where it turns to the next; `call`
-    gives those of a kernel on its core."""
+    """Cycles of an inference, and of each layer from where the core turns to it (in a list, from where the commands of
+    the layer before have ended) to where it turns to the next; `call` gives those of a kernel on its core."""
     clock, layers = _Replay(program, target, launches, call), [0] * len(program.layers)
     layer = since = 0
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Begin):
-            layers[layer] += clock.core.now - since
-            layer, since = statement.layer, clock.core.now
-        clock.step(index)
+            reached = max(since, clock.reached)
+            layers[layer] += reached - since
+            layer, since = statement.layer, reached
+        else:
+            clock.step(index)
     total = clock.core.now + target.core.statements.end
     layers[layer] += total - since
     return total, layers
