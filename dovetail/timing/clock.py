@@ -24,8 +24,14 @@ class Issuer:
         """An engine, which hands out the commands of its list in no time."""
         return cls(IN_LIST)
 
+    def start_core(self, cycles: int, free: int = 0) -> int:
+        """Let another core work for so long, once it is free; returns its end."""
+        half = self.costs.worker // 2  # the other half is waking up, and the wait
+        self.now += half
+        return max(free, self.now) + cycles + half
+
     def wait_launch(self, end: int) -> None:
-        """Wait for a launch that ends then."""
+        """Wait for a launch, or another core, that ends then."""
         self.now = max(self.now + self.costs.wait_launch, end + self.costs.wake)
 
     def wait_copy(self, end: int) -> None:

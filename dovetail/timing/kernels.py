@@ -14,6 +14,7 @@ from dovetail.kernels.kernel import CHANNELS
 from dovetail.target.costs import kernel_cycles
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
+from dovetail.timing.clock import Issuer
 
 Parts = tuple[tuple[Graph, int], ...]
 """The parts of a region, each with the number of its core."""
@@ -46,12 +47,17 @@ def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType(
 
 
 def shared_cycles(parts: Parts, target: Target, choice: Choice) -> int:
-    """Cycles until the last core ends its part; workers are started one after the other."""
-    cycles = [
-        core_cycles(graph, target, _with_lanes(graph, parts, target, choice)) / target.cores[core].speed
-        for graph, core in parts
-    ]
-    return round(max(cycles)) + target.core.statements.worker * sum(core != 0 for _, core in parts)
+    """Cycles until core 0 knows that the last core has ended its part; workers are started one after the other."""
+    issuer, ends = Issuer(target.core.statements), list[int]()
+    for graph, core in parts:
+        cycles = core_cycles(graph, target, _with_lanes(graph, parts, target, choice)) / target.cores[core].speed
+        if core:
+            ends.append(issuer.start_core(round(cycles)))
+        else:
+            issuer.now += round(cycles)
+    for end in ends:
+        issuer.wait_launch(end)
+    return issuer.now
 
 
 def _with_lanes(graph: Graph, parts: Parts, target: Target, choice: Choice) -> Choice:

@@ -87,8 +87,7 @@ class _Replay:
         if call.core == 0:
             self.core.now += cycles
             return self.core.now
-        self.core.now += self.core.costs.worker // 2  # the other half is waking up, and the wait
-        self.cores[call.core] = max(self.cores[call.core], self.core.now) + cycles + self.core.costs.worker // 2
+        self.cores[call.core] = self.core.start_core(cycles, self.cores[call.core])
         return self.cores[call.core]
 
     def _wait(self, issuer: Issuer, wait: Wait) -> None:
