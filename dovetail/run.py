@@ -124,7 +124,7 @@ def run_build(
         board: what it runs on instead of a simulator; None for none.
         watchdog: of a simulated chip, its seconds also of this computer; None for the usual limits.
         core: with the simulator `rtl`, the core that is RTL too (`sim.core_rtl.CORES`); engines that are not there in
-            Verilog then keep their models. Empty for none.
+            Verilog then keep their models. Empty for the one of `Core.unit`, or none.
 
     Raises:
         DovetailError: the compiler is missing or fails, the simulated chip does something it must not, or the board
@@ -147,7 +147,7 @@ def run_build(
     if board is not None:
         simulation = _run_board(build, board, sets, wanted, cache)
     elif simulator in ("iss", "rtl"):
-        verilog = {}
+        verilog, core = {}, core or _core_of_unit(build.target, simulator)
         if simulator == "rtl" and (not core or waves or _has_verilog(build.target)):
             verilog = verilog_devices(build.target, waves, cache)
         simulation, sizes = _run_iss(build, target_devices(build.target, verilog), sets, wanted, cache, watchdog, core)
@@ -164,10 +164,19 @@ def run_build(
     return RunResult(build, f"{simulator}{_apart(build.target, core)}", outputs, simulation, sizes)
 
 
+def _core_of_unit(target: Target, simulator: str) -> str:
+    """The core that the function unit of the target's core is put beside; empty for none."""
+    return target.core.unit.core if target.core.unit and simulator == "rtl" else ""
+
+
 def _apart(target: Target, core: str) -> str:
     """The core that is RTL, and that its memories answer at once where the target's do not; empty for none."""
-    waits = " without waits" if any(memory.waits for memory in target.memories) else ""
-    return f", core {core}{waits}" if core else ""
+    if not core:
+        return ""
+    from dovetail.sim.core_rtl import core_rtl
+
+    at_once = any(memory.waits for memory in target.memories) and not core_rtl(core).has_caches
+    return f", core {core}{' without waits' if at_once else ''}"
 
 
 def firmware(
@@ -227,7 +236,7 @@ def _run_iss(
         from dovetail.sim.core_rtl import build_core
 
         build = replace(build, target=_with_core(build.target, core))
-        library = build_core(core, cache)
+        library = build_core(core, cache, build.target.core.unit)
     target = build.target
     for each in target.cores:
         core_costs(each.isa, each.costs, target.name)
@@ -264,6 +273,9 @@ def _with_core(target: Target, name: str) -> Target:
     if instruction_set(target.core.isa).family != "riscv" or target.workers:
         what = f"'{name}' is one RISC-V core; the target has {len(target.cores)} of {target.core.isa}"
         raise DovetailError(what, where=target.name, hint="leave out --core")
+    if core.has_caches and (target.engines or target.dmas):
+        what = f"'{name}' has a data cache, which would keep what it reads of the registers of engines and DMA"
+        raise DovetailError(what, where=target.name, hint="use another core, or a target of a core alone")
     return replace(target, core=replace(target.core, isa=core.isa or target.core.isa))
 
 

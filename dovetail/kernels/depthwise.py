@@ -9,6 +9,7 @@ from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.kernels.c import Lines, atom, block, channel_lanes, loop, product, times, total
 from dovetail.kernels.convolution import blocked_turns, write_sums
 from dovetail.kernels.kernel import KernelWriter, Turns, UnsupportedRegion, refuse, summed_turns, turns_of_family
+from dovetail.kernels.lanes import lanes_loops
 from dovetail.kernels.planes import planes_of
 from dovetail.kernels.registry import TURNS, InstructedWay, kernel
 from dovetail.kernels.scope import KernelScope
@@ -246,7 +247,14 @@ def _turns_of_groups(window: WindowGeometry, groups: list[ColumnGroup]) -> Turns
     return {**summed_turns(*per_group), f"{name}.call": 1}
 
 
-@kernel(DepthwiseConv2d, windowed=True, packed=True, compact=True, borders=True, ways=(InstructedWay(planes_of),))
+@kernel(
+    DepthwiseConv2d,
+    windowed=True,
+    packed=True,
+    compact=True,
+    borders=True,
+    ways=(InstructedWay(planes_of), InstructedWay(lanes_loops)),
+)
 def _depthwise(scope: KernelScope, operator: DepthwiseConv2d) -> KernelWriter:
     """The writer of a DepthwiseConv2d kernel; one with a channel multiplier is a grouped convolution."""
     products = products_of(scope, merged=False)

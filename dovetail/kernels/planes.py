@@ -19,7 +19,7 @@ from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, block, c_type, code, identifiers, loop, product, total
 from dovetail.kernels.epilogue import element
 from dovetail.kernels.kernel import KernelChoices, KernelWriter, Turns, UnsupportedRegion, refuse, turns_of_family
-from dovetail.kernels.scheduled.knobs import extents, is_product, operands, staging_of
+from dovetail.kernels.scheduled.knobs import call_of, extents, is_product, staging_of
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import RaisedNest, products_of, raised_end, sums_of
 from dovetail.kernels.window import COLUMN, ROW, anchored
@@ -167,7 +167,7 @@ class Planes(RaisedNest):
         """The statement that adds the products of a register of columns."""
         number = self._register(halves)
         if None not in halves:
-            return _call(self.pairs.product, (sum_name, columns, _weight(number)))
+            return call_of(self.pairs.product, (f"&{sum_name}", f"&{columns}", f"&{_weight(number)}"))
         side = 0 if halves[0] is not None else 1
         half = self.taps[number].index(halves[side])
         return f"{sum_name} = add_{_HALVES[side]}_{_HALVES[half]}({sum_name}, {columns}, {_weight(number)});"
@@ -246,7 +246,7 @@ class Planes(RaisedNest):
         lines = []
         for name, place in (("left", left), ("right", right)):
             lines.append(f"uint32_t {name}[2]{f' = {{{padding}, {padding}}}' if place is None else ''};")
-            lines += [] if place is None else [_call(self.pairs.load, (f"{name}[0]", place))]
+            lines += [] if place is None else [call_of(self.pairs.load, (f"&{name}[0]", f"&{place}"))]
         for lane in range(_CHANNELS):
             half = "upper" if lane >= 2 else "lower"
             lines.append(f"to[{lane * size}] = {half}_halves(left[{lane % 2}], right[{lane % 2}]);")
@@ -332,12 +332,6 @@ class Planes(RaisedNest):
 def _turns(name: str, stop: int, step: int, lines: Lines) -> Lines:
     """A counting loop, with braces also where there is one turn."""
     return block("", lines) if stop == step else loop(name, stop, lines, step=step)
-
-
-def _call(instruction: CoreInstruction, places: Sequence[str]) -> str:
-    """The statement that executes an instruction on operands that begin at these places."""
-    pointers = {name: f"&{place}" for name, place in zip(operands(instruction), places, strict=True)}
-    return instruction.c.format(**pointers).rstrip().rstrip(";") + ";"
 
 
 def _weight(at: int) -> str:

@@ -21,6 +21,7 @@ from dovetail.sim.processor import Answer, DeviceAccess
 from dovetail.sim.riscv_costs import BlockCounter
 from dovetail.sim.rtl import load_calls, memories_of
 from dovetail.sim.verilator import Design, build_design
+from dovetail.target.chip import FunctionUnit
 
 _OURS = Path(__file__).parent
 _PAGE = 4096
@@ -43,11 +44,17 @@ class CoreRtl:
     """That module's file in `cores`, without its ending; empty for the core's name."""
     isa: str = ""
     """Instruction set the firmware is compiled for; empty for the target's."""
+    has_unit: bool = False
+    """Whether it has a bus for a `FunctionUnit`."""
+    has_caches: bool = False
+    """Whether it has caches of its own, as the target's memories have."""
     counts_late: bool = False
     """Whether a load or store is counted after it has asked for its data."""
 
-    def design(self) -> Design:
-        """The sources with our module; raises MissingExtraError where the package is not installed."""
+    def design(self, unit: FunctionUnit | None = None) -> Design:
+        """The sources with our module, and a function unit where the core has a bus for it; raises MissingExtraError
+        where the package is not installed."""
+        unit = unit if self.has_unit else None
         found = importlib.util.find_spec(self.package)
         if found is None or found.origin is None:
             raise MissingExtraError(self.package.replace("_", "-"), "rtl-cores", f"simulating {self.name} as RTL")
@@ -55,10 +62,10 @@ class CoreRtl:
         own = _OURS / "cores" / f"{self.around or self.name}.sv"
         return Design(
             top="dovetail_core",
-            sources=(*(data / source for source in self.sources), own),
+            sources=(*(data / source for source in self.sources), *(unit.sources if unit else ()), own),
             host=_OURS / "core_host.cpp",
             include=tuple(data / folder for folder in self.include),
-            defines={"SYNTHESIS": 1},
+            defines={"SYNTHESIS": 1, **({"DOVETAIL_UNIT": unit.top} if unit else {})},
             parameters=self.parameters,
             options=("--no-assert",),
         )
@@ -105,6 +112,15 @@ CORES = {
         ),
         CoreRtl("picorv32", "pythondata_cpu_picorv32", ("verilog/picorv32.v",)),
         CoreRtl("vexriscv", "pythondata_cpu_vexriscv", ("verilog/VexRiscv_Lite.v",), isa="rv32im", counts_late=True),
+        CoreRtl(
+            "vexriscv_cfu",
+            "pythondata_cpu_vexriscv",
+            ("verilog/VexRiscv_FullCfu.v",),
+            isa="rv32im",
+            has_unit=True,
+            has_caches=True,
+            counts_late=True,
+        ),
     )
 }
 """Cores that are there as RTL, by name."""
@@ -118,14 +134,19 @@ def core_rtl(name: str) -> CoreRtl:
     return CORES[name]
 
 
-def build_core(name: str, cache: Path | None = None) -> Path:
-    """The shared library of a core, from a cache (None: the user's) where it is there.
+def build_core(name: str, cache: Path | None = None, unit: FunctionUnit | None = None) -> Path:
+    """The shared library of a core, from a cache (None: the user's) where it is there; with a function unit if it has a
+    bus for one.
 
     Raises:
         DovetailError: there is no such core, or it does not build.
         MissingExtraError: its package or Verilator is not installed.
     """
-    return build_design(core_rtl(name).design(), cache)
+    core = core_rtl(name)
+    if unit and unit.core == name and not core.has_unit:
+        hint = f"use {' or '.join(each.name for each in CORES.values() if each.has_unit)}"
+        raise DovetailError(f"the core '{name}' has no bus for a function unit", where="FunctionUnit.core", hint=hint)
+    return build_design(core.design(unit), cache)
 
 
 class _CoreRtlState(ctypes.Structure):

@@ -10,6 +10,7 @@ from dovetail.target.chip import (
     Core,
     CoreInstruction,
     Dma,
+    FunctionUnit,
     Memory,
     PairBlock,
     PairBlocks,
@@ -70,8 +71,8 @@ from dovetail.target.pattern import (
 
 __all__ = [
     "CValue", "Cache", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks",
-    "CoreInstruction", "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint",
-    "Knob",
+    "CoreInstruction", "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "FunctionUnit", "Grid",
+    "JobRegisters", "Joint", "Knob",
     "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
     "OrderRequest", "Ordered", "Ordering", "PairBlock", "PairBlocks", "Pattern", "Pointer", "Policy", "Quantisation",
     "Rates", "Raw", "Recipe",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dovetail.errors import TargetError
 from dovetail.target.costs import StatementCycles
@@ -209,6 +210,22 @@ class PairBlocks:
 
 
 @dataclass(frozen=True)
+class FunctionUnit:
+    """Verilog of a core's own instructions, on the function-unit bus of a core that is there as RTL.
+
+    The module's ports have the names that CFU Playground's systems expect of a unit: `clk`, `reset`, and `cmd_` and
+    `rsp_` with `valid`, `ready` and `payload_...` (`docs/port_instruction.md` lists them).
+    """
+
+    top: str
+    """The module."""
+    sources: tuple[Path, ...]
+    """Verilog and SystemVerilog in the order they are read; modules are also found in their folders."""
+    core: str = "vexriscv_cfu"
+    """The core that `--sim rtl` puts it beside: one of `--core` with such a bus."""
+
+
+@dataclass(frozen=True)
 class Core:
     """The processor that runs the program."""
 
@@ -227,6 +244,8 @@ class Core:
     """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.h`
     says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
     registers (see `dovetail.sim.riscv`); empty for none."""
+    unit: FunctionUnit | None = None
+    """The instructions in Verilog, for `--sim rtl`; None where there is none."""
     streams: Streams | None = None
     """Instructions for inner loops of instructions with `assembly`; None for loads and branches of `isa`."""
     pairs: PairBlocks | None = None

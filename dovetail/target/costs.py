@@ -58,6 +58,18 @@ PICORV32: Mapping[str, int] = dict(
 """PicoRV32 with compressed instructions, barrel shifter, a multiplier of one step and a divider, from its RTL
 (pythondata-cpu-picorv32 1.0.post218). At most 0.06 % below on digits and autoencoder."""
 
+VEXRISCV: Mapping[str, int] = dict(
+    load_use=2,
+    multiply_high=1,
+    divide=34,
+    jump=2,
+    jump_register=3,
+    system=3,
+)
+"""VexRiscv as LiteX's "full" and "full+cfu", from its RTL (pythondata-cpu-vexriscv 1.0.1.post407), with the caches of
+the target `vexriscv_cfu`. On the RTL products, shifts and answers of a function unit that are used at once wait, here
+they do not."""
+
 CORTEX_M0PLUS: Mapping[str, int] = dict(
     store_register=2,
     store=2,

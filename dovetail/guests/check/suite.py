@@ -24,6 +24,7 @@ from dovetail.guests.check.cases import (
     taken,
 )
 from dovetail.guests.check.findings import Checked, Finding, Tested
+from dovetail.guests.check.instructions import check_instructions
 from dovetail.guests.check.layers import NoLayerError, left_out
 from dovetail.guests.check.networks import through_policies
 from dovetail.guests.check.run import SECONDS, Outcome, has_model, in_no_time, run
@@ -84,15 +85,19 @@ def check(
     """
     checker = _Checker(through_policies(target), order, progress)
     target = checker.target
-    if not target.engines:
-        raise TargetError("it has no engine to check", where=target.name, hint="give a target with an engine")
+    own = target.core.instructions or target.core.functions
+    if not target.engines and not own:
+        hint = "give a target with an engine, or with instructions of its core's own"
+        raise TargetError("it has no engine to check", where=target.name, hint=hint)
     if "rtl" in order.simulators:
         verilog_devices(target)  # else each batch would say that it does not build
     checked = Checked(target.name, [_of_declarations(sentence) for sentence in lint_target(target)])
     lints = len(checked.findings)
+    if own:
+        check_instructions(target, order.simulators, order.offloads, checked, progress)
     every = [(engine.name, offload.name) for engine in target.engines for offload in engine.offloads]
     wanted = [(engine, offload) for engine, offload in every if not order.offloads or offload in order.offloads]
-    if order.offloads and not wanted:
+    if order.offloads and not wanted and not checked.tested:
         hint = f"there is {', '.join(offload for _, offload in every)}"
         raise TargetError(f"there is no offload {' or '.join(order.offloads)}", where=target.name, hint=hint)
     for engine in target.engines:

@@ -41,13 +41,16 @@ def blocks(layer: ScheduledLayer, core: CoreTraits) -> Iterator[Knobs]:
         Unsupported: the taps of one pixel need more stack.
     """
     for instruction in filter(is_product, core.instructions):
+        if lanes_of(instruction):
+            continue
         (group, vector), fused = extents(instruction), block_of(instruction)
         staging = staging_of(instruction, core.instructions)
         if fused and (fused[0] > layer.window.outputs[1] or fused[1] > layer.outputs):
             continue
         vector, group = staging.vector if staging else vector, 1 if fused else group
         straight = core.streams is not None and bool(instruction.assembly) and not staging
-        gathered = layer.window.channels % vector != 0
+        alone = fused is not None and staging is None and layer.window.kernel != (1, 1)
+        gathered = alone or layer.window.channels % vector != 0
         needed = _bytes(layer, gathered or layer.window.any_padded, staging)
         unroll = 1 if straight else _unroll(layer, vector, gathered, staging)
         most = core.accumulators if straight else _sums(core.accumulators, staging)
@@ -229,6 +232,19 @@ def block_of(product: CoreInstruction) -> tuple[int, int] | None:
 def operands(instruction: CoreInstruction) -> tuple[str, ...]:
     """The names of an instruction's operands, in the order of its meaning."""
     return tuple(_read(instruction).operands)
+
+
+def call_of(instruction: CoreInstruction, values: Sequence[str]) -> str:
+    """The statement that executes an instruction: C text of a size, or of a pointer, for each operand."""
+    named = dict(zip(operands(instruction), values, strict=True))
+    return instruction.c.format(**named).rstrip().rstrip(";") + ";"
+
+
+def lanes_of(instruction: CoreInstruction) -> int:
+    """Neighbouring channels that an instruction multiplies each by itself, over some taps: a meaning with a size, whose
+    sums are [channels]; 0 for others."""
+    (first, _), *others = _read(instruction).operands.values()
+    return others[0][1][0] if first == "size" and others and len(others[0][1]) == 1 else 0
 
 
 def staging_of(product: CoreInstruction, instructions: Sequence[CoreInstruction]) -> Staging | None:

@@ -159,7 +159,7 @@ def block(q: Procedure, layer: ScheduledLayer, knobs: Knobs, inside: bool, selec
     for nest in ([*taps], rest):
         for tap in nest:
             q = reorder_loops(reorder_loops(q, f"lane {tap}"), f"xi {tap}")
-    if staged and knobs.fused:
+    if knobs.fused and taps == ["cb"]:
         whole = select(q)
         if not _has_products(whole):
             return _unroll(whole, "", knobs)

@@ -13,7 +13,7 @@ from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, function
 from dovetail.kernels.kernel import KernelChoices, KernelWriter, Turns, UnsupportedRegion
 from dovetail.kernels.scheduled.algorithms import ENTRY, Knobs, Packing, ScheduledLayer, conv2d, fully_connected
-from dovetail.kernels.scheduled.knobs import blocks, is_product, turns_of
+from dovetail.kernels.scheduled.knobs import blocks, is_product, lanes_of, turns_of
 from dovetail.kernels.scheduled.printed import c_functions, lines_of, moving_pointers, statements
 from dovetail.kernels.scheduled.store import NOT_SHIPPED, CFunction, Loops, kept_loops
 from dovetail.kernels.scheduled.streams import with_streams
@@ -116,7 +116,8 @@ class ScheduledLoops:
         """The loops for the first instruction that applies; for the last one where none does."""
         notes: dict[str, None] = {}
         for knobs in blocks(self.layer, self.scope.core):
-            loops = _loops(self.layer, knobs, self.end.extras, self.scope.core.instructions)
+            others = [one for one in self.scope.core.instructions if not lanes_of(one)]
+            loops = _loops(self.layer, knobs, self.end.extras, others)
             if loops.used:
                 return loops, knobs
             notes.update(dict.fromkeys(loops.notes))
