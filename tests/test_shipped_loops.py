@@ -51,7 +51,7 @@ def compiled(model: Path, target: str) -> Compiled:
 
 @pytest.mark.usefixtures("no_exo")
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("target", ["cortex_m4", "riscv_dot4", "riscv_xpulp"])
+@pytest.mark.parametrize("target", ["cortex_m4", "riscv_dot4", "riscv_xpulp", "vexriscv_cfu"])
 def test_the_layers_of_the_networks_are_shipped(name: str, target: str) -> None:
     unit = compiled(shared_dir() / "models" / "mlperf_tiny" / f"{name}.tflite", target).unit
     kernels = [kernel for kernel, _ in unit.calls.values()]
