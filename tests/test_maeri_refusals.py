@@ -61,16 +61,14 @@ def stages(told: UnitRules) -> Iterator[tuple[int, ...]]:
     for found in product(range(len(place)), repeat=len(place)):
         if set(found) != set(range(max(found) + 1)):
             continue
-        kept = all(found[place[x]] < found[place[y]] for x, y in told.before)
+        kept = all(found[place[x]] < found[place[y]] for x, y in (*told.reads, *told.before))
         kept = kept and all(found[place[x]] <= found[place[y]] for x, y in told.no_later)
         kept = kept and all(x != y and found[place[x]] != found[place[y]] for x, y in told.apart)
         kept = kept and all(len({found[place[unit]] for unit in group}) == 1 for group in told.together)
-        for works, most in told.limits:
+        for units, most in told.limits:
             kept = (
                 kept
-                and max(
-                    Counter(s for s, u in zip(found, told.units, strict=True) if u.work in works).values(), default=0
-                )
+                and max(Counter(s for s, u in zip(found, told.units, strict=True) if u in units).values(), default=0)
                 <= most
             )
         if kept:

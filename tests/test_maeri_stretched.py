@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from dovetail.codegen.emit import write_project
+from dovetail.compile import Options, compile_graph
 from dovetail.ir.crop import total_macs
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
-from dovetail.ir.operators.arithmetic import Clip
+from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Pad, Reshape, Slice
 from dovetail.ir.types import DType, TensorType
+from dovetail.legalize import adapt
 from dovetail.program.interpret import sample_inputs
+from dovetail.run import open_build, run_build
 from dovetail.target import OrderRequest
 from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
@@ -19,6 +25,7 @@ from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.simulate import simulate
 from dovetail.targets.maeri.stretched import without_zeros
+from firmware import require_chip
 
 
 def transposed(size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], lead: tuple[int, int]) -> Graph:
@@ -36,7 +43,15 @@ def transposed(size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int
     weights = builder.constant("w", random.integers(-5, 6, (filters, *kernel, channels)).astype(np.int8))
     bias = builder.constant("b", random.integers(-50, 50, filters).astype(np.int32))
     sums = builder.add(Conv2d(input_zero_point=zero), [value, weights, bias], origin="Conv2DTranspose (up)")
-    return builder.finish([builder.add(Clip(-128, 127, DType.INT8), [sums])])
+    scales = [
+        builder.constant(name, random.integers(low, high, filters).astype(np.int32)) for name, low, high in SCALES
+    ]
+    scaled = builder.add(Requantize(output_zero_point=4, rounding=Rounding.DOUBLE), [sums, *scales])
+    return builder.finish([builder.add(Clip(-128, 127, DType.INT8), [scaled])])
+
+
+SCALES = (("m", 1 << 30, (1 << 31) - 1), ("s", -3, 0))
+"""Multipliers and shifts, one for each channel."""
 
 
 CASES = [
@@ -77,9 +92,23 @@ def test_taps_that_are_zeros_for_some_filters() -> None:
 
 
 def test_schedule_leaves_zeros_out() -> None:
-    graph = transposed(*CASES[0])
-    ordering = load_target("maeri").ordering
-    assert ordering is not None
-    ordered = ordering(graph, OrderRequest(seconds=0.0, inputs=sample_inputs(graph)))
-    assert len(ordered.rows) == 4
+    graph, chip = transposed(*CASES[0]), load_target("maeri")
+    assert chip.ordering is not None
+    ordered = chip.ordering(adapt(graph, chip.policies[0]), OrderRequest(seconds=0.0, inputs=sample_inputs(graph)))
+    assert len(ordered.rows) == 4 and "read back and executed: results equal" in ordered.notes[-1]
     assert sum(int(row[6].replace(",", "")) for row in ordered.rows) < total_macs(graph) / 3
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_firmware_leaves_zeros_out(case: tuple[tuple[int, int], ...], tmp_path: Path) -> None:
+    """The compiled chip computes the phases that `schedule` orders, and puts them together."""
+    require_chip()
+    graph, chip = transposed(*case), load_target("maeri")
+    adapted, inputs = adapt(graph, chip.policies[0]), sample_inputs(graph)
+    compiled = compile_graph(adapted, chip, Options())
+    assert sum(region.macs for region in compiled.regions) == total_macs(without_zeros(graph))
+    assert all(region.engine for region in compiled.regions if region.macs)
+    write_project(compiled.project, tmp_path / "build")
+    result = run_build(open_build(tmp_path / "build", chip), "iss", [inputs])
+    for name, array in evaluate(graph, inputs).items():
+        np.testing.assert_array_equal(result.outputs[0][name], array)

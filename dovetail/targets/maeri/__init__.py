@@ -28,6 +28,7 @@ from dovetail.targets.maeri.network import OrderLayer, TaskKind, network
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.ruled import chip_rules, in_ruled_order
 from dovetail.targets.maeri.rules import Rules
+from dovetail.targets.maeri.stretched import without_zeros
 from dovetail.targets.maeri.task import (
     OutputStage,
     Part,
@@ -228,7 +229,9 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         launching=10,
         joint=_joint(config, own) if config.joint > 1 and not is_ordered else None,
     )
-    ruled = (dt.Rewrite("rules of the target", in_ruled_order(own, config), 0, orders=True),) if own != Rules() else ()
+    rewrites = [dt.Rewrite("no zeros of stretched images", without_zeros, 0)]
+    if own != Rules():
+        rewrites.append(dt.Rewrite("rules of the target", in_ruled_order(own, config), 0, orders=True))
     who, rounding = ("engine", dt.Rounding.DOUBLE) if config.requantise else ("core", None)
     return dt.Target(
         name=name,
@@ -239,7 +242,9 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         code=MEMORY.name,
         values=MEMORY.name,
         engines=(engine,),
-        policies=(dt.Policy("exact", f"the {who} requantises as TensorFlow Lite Micro does", ruled, rounding),),
+        policies=(
+            dt.Policy("exact", f"the {who} requantises as TensorFlow Lite Micro does", tuple(rewrites), rounding),
+        ),
         ordering=order,
     )
 

@@ -88,18 +88,18 @@ class Floorplan:
         """The cycle from which no rule keeps a unit from beginning."""
         earliest = max((pin.begin for other, pin in self.rules.pins if other == unit), default=0)
         for other, laid in self.done.items():
-            if (other, unit) in self.rules.rules_before:
+            if (other, unit) in self.rules.before:
                 earliest = max(earliest, laid.exists)
             if (other, unit) in self.rules.no_later:
                 earliest = max(earliest, min(item.start for item in laid.items))
-            is_limited = any({other.work, unit.work} <= works for works, _ in self.rules.limits)
+            is_limited = any({other, unit} <= units for units, _ in self.rules.limits)
             if (other, unit) in self.rules.apart or is_limited:
                 earliest = max(earliest, laid.finish)
         return earliest
 
     def room(self, unit: ChannelRange) -> UnitRoom:
         """Place and time that a unit may use."""
-        most = self.rules.limit(unit.work) or self.config.multipliers
+        most = self.rules.limit(unit) or self.config.multipliers
         ports, within = region(self.rules, unit, self.config), allowed(self.rules, unit, self.config)
         return UnitRoom(self.ready(unit), self.earliest(unit), ports, within, most, unit.work in self.rules.whole)
 

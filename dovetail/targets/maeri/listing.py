@@ -173,7 +173,8 @@ def _arrange(
 def _next(floor: Floorplan, waiting: set[ChannelRange]) -> tuple[ChannelRange, ...]:
     """The unit that can begin first, or several units that begin together."""
     rules = floor.rules
-    blocked, late = {y for x, y in rules.before if x in waiting}, dict[ChannelRange, set[ChannelRange]]()
+    blocked = {y for x, y in (*rules.reads, *rules.before) if x in waiting}
+    late = dict[ChannelRange, set[ChannelRange]]()
     for x, y in rules.no_later:
         if x in waiting:
             late.setdefault(y, set()).add(x)
@@ -210,8 +211,7 @@ def _lay_shares(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom], weight
     """Lay out units that begin together each on its share of the multipliers; whether that is possible."""
     places = shares({unit: room.region for unit, room in rooms.items()}, weights, floor.config)
     for unit, place in (places or {}).items():
-        limits = [works for works, _ in floor.rules.limits if unit.work in works]
-        sharing = max((sum(other.work in works for other in rooms) for works in limits), default=1)
+        sharing = max((len(units & rooms.keys()) for units, _ in floor.rules.limits if unit in units), default=1)
         room = replace(rooms[unit], region=place, within=place, most=max(rooms[unit].most // sharing, 1))
         try:
             floor.add(unit, _lay(floor, unit, room, None))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -115,6 +115,11 @@ class Rules:
     place: Callable[[ValuePath], str] | None = field(default=None, compare=False, repr=False)
     """FILE:LINE of a rule; None where the rules come from no file."""
 
+    @property
+    def limits(self) -> tuple[tuple[str, int], ...]:
+        """(network, kind of layer or layer, virtual neurons of it that work at the same time)."""
+        return (*((("network", self.at_most),) if self.at_most else ()), *self.at_most_of)
+
     def parts(self) -> tuple[Rules, ...]:
         """Each rule alone."""
         alone: list[dict[str, Any]] = [{name: (rule,)} for name in _LISTS for rule in getattr(self, name)]
@@ -191,77 +196,51 @@ class ChannelRange:
 UnitPair = tuple[ChannelRange, ChannelRange]
 
 
-class UnitRule(NamedTuple):
-    """A rule for units."""
-
-    kind: str
-    """The field of `UnitRules` that it belongs to."""
-    content: Any
-    """A member of that field."""
-    reason: Reason
-
-
 @dataclass(frozen=True)
 class UnitRules:
-    """Rules for the units of one network, and its dependencies."""
+    """Rules for the units of one network, and its dependencies, each with its reason."""
 
     units: tuple[ChannelRange, ...]
     """In the network's order."""
     whole: frozenset[int]
     """Layers whose output channels stay on one virtual neuron."""
-    entries: tuple[UnitRule, ...]
-
-    def _of(self, kind: str) -> tuple[Any, ...]:
-        return tuple(entry.content for entry in self.entries if entry.kind == kind)
-
-    @cached_property
-    def before(self) -> tuple[UnitPair, ...]:
-        """(earlier, later), by a rule or a dependency."""
-        return self._of("before")
-
-    @cached_property
-    def rules_before(self) -> frozenset[UnitPair]:
-        """(earlier, later), by a rule."""
-        return frozenset(self._of("rules_before"))
-
-    @cached_property
-    def apart(self) -> Collection[UnitPair]:
-        """Pairs that never work at the same time, both ways round."""
-        return dict.fromkeys(self._of("apart"))
+    pins: Mapping[tuple[ChannelRange, Pin], Reason]
+    """Units and their pins."""
+    together: Mapping[tuple[ChannelRange, ...], Reason]
+    """Groups of units that begin in the same cycle."""
+    reads: Mapping[UnitPair, Reason]
+    """(earlier, later): the second is computed from the first."""
+    before: Mapping[UnitPair, Reason]
+    """(earlier, later): the second begins when all results of the first exist."""
+    no_later: Mapping[UnitPair, Reason]
+    """(first, second): the first begins no later."""
+    apart: Mapping[UnitPair, Reason]
+    """Pairs that never work at the same time, both ways round."""
+    limits: Mapping[tuple[frozenset[ChannelRange], int], Reason]
+    """(units, virtual neurons of them at the same time)."""
 
     @cached_property
-    def together(self) -> tuple[tuple[ChannelRange, ...], ...]:
-        """Groups of units that begin in the same cycle."""
-        return self._of("together")
-
-    @cached_property
-    def no_later(self) -> Collection[UnitPair]:
-        """(first, second): the first begins no later."""
-        return dict.fromkeys(self._of("no_later"))
-
-    @cached_property
-    def pins(self) -> tuple[tuple[ChannelRange, Pin], ...]:
-        """Units and their pins."""
-        return self._of("pins")
-
-    @cached_property
-    def limits(self) -> tuple[tuple[frozenset[int], int], ...]:
-        """(layers, virtual neurons of them at the same time)."""
-        return self._of("limits")
+    def tables(self) -> Mapping[str, Mapping[Any, Reason]]:
+        """All kinds of rules by the name of their field."""
+        return {name: own for name, own in vars(self).items() if isinstance(own, dict)}
 
     @property
     def reasons(self) -> list[Reason]:
         """All rules and dependencies, once each."""
-        return list(dict.fromkeys(entry.reason for entry in self.entries))
+        return list(dict.fromkeys(reason for own in self.tables.values() for reason in own.values()))
 
     def only(self, reasons: Iterable[Reason]) -> UnitRules:
         """The part of the rules that has some reasons."""
-        kept = set(reasons)
-        return replace(self, entries=tuple(entry for entry in self.entries if entry.reason in kept))
+        kept: Any = set(reasons)
+        parts: dict[str, Any] = {
+            name: {content: reason for content, reason in own.items() if reason in kept}
+            for name, own in self.tables.items()
+        }
+        return replace(self, **parts)
 
-    def limit(self, work: int) -> int | None:
-        """The fewest virtual neurons at the same time a layer may have; None for any number."""
-        return min((most for works, most in self.limits if work in works), default=None)
+    def limit(self, unit: ChannelRange) -> int | None:
+        """The fewest virtual neurons at the same time a unit may have; None for any number."""
+        return min((most for units, most in self.limits if unit in units), default=None)
 
 
 def channel_range(what: str, network: OrderNetwork) -> ChannelRange:
@@ -324,49 +303,48 @@ def unit_rules(rules: Rules, network: OrderNetwork, grain: Grain = Grain.RULES) 
             cuts[number] |= set(range(0, work.channels, -(-work.channels // _PARTS) if work.turned else 1))
         taps = [None] if number in whole else _taps(work, grain)
         units += [ChannelRange(number, *pair, part) for pair in pairwise(sorted(cuts[number])) for part in taps]
-    return UnitRules(tuple(units), whole, tuple(_entries(rules, network, ranges, units)))
 
-
-def _entries(
-    rules: Rules, network: OrderNetwork, ranges: Mapping[str, ChannelRange], units: Sequence[ChannelRange]
-) -> Iterator[UnitRule]:
     def of(what: str) -> list[ChannelRange]:
-        part = ranges[what]
-        return [unit for unit in units if unit.work == part.work and part.first <= unit.first and unit.end <= part.end]
+        """The units of a layer or channels, of a kind of layers, or of the network."""
+        if what in ranges:
+            part = ranges[what]
+            return [u for u in units if u.work == part.work and part.first <= u.first and u.end <= part.end]
+        return [unit for unit in units if what in ("network", network.works[unit.work].family)]
 
-    for number, pin in enumerate(rules.pin):
-        for unit in of(pin.what):
-            yield UnitRule("pins", (unit, pin), Reason(str(pin), ("pin", number)))
-    for number, group in enumerate(rules.together):
-        members = tuple(dict.fromkeys(unit for what in group for unit in of(what)))
-        yield UnitRule("together", members, Reason(f"together: [{', '.join(group)}]", ("together", number)))
-    before, ruled = _dependencies(network, units), list[UnitPair]()
-    for number, chain in enumerate(rules.before):
-        for x, y in pairwise(chain):
-            for pair in product(of(x), of(y)):
-                before.setdefault(pair, Reason(f"{x} before {y}", ("before", number)))
-                ruled.append(pair)
-    yield from (UnitRule("before", pair, reason) for pair, reason in before.items())
-    yield from (UnitRule("rules_before", pair, before[pair]) for pair in ruled)
-    for number, chain in enumerate(rules.priority):
-        for x, y in combinations(chain, 2):
-            for pair in product(of(x), of(y)):
-                if pair[1].work not in network.ancestors[pair[0].work]:
-                    yield UnitRule("no_later", pair, Reason(f"priority: [{x}, {y}]", ("priority", number)))
-    for number, group in enumerate(rules.apart):
-        for x, y in combinations(group, 2):
-            itself = " keeps a layer from itself" if set(of(x)) & set(of(y)) else ""
-            reason = Reason(f"apart: [{x}, {y}]{itself}", ("apart", number))
-            for one, other in product(of(x), of(y)):
-                yield from (UnitRule("apart", pair, reason) for pair in ((one, other), (other, one)))
-    if rules.at_most:
-        works = frozenset(range(len(network.works)))
-        reason = Reason(f"at_most: {rules.at_most}", ("at_most", "network"))
-        yield UnitRule("limits", (works, rules.at_most), reason)
-    for what, most in rules.at_most_of:
-        named = frozenset(number for number, work in enumerate(network.works) if work.name == what)
-        works = named or frozenset(number for number, work in enumerate(network.works) if work.family == what)
-        yield UnitRule("limits", (works, most), Reason(f"at_most: {what}: {most}", ("at_most", what)))
+    def pairs(kind: str, every: Callable[[Sequence[str]], Iterable[tuple[str, str]]]) -> dict[UnitPair, Reason]:
+        """Pairs of units of every two layers of a rule's lists."""
+        table = dict[UnitPair, Reason]()
+        for number, group in enumerate(getattr(rules, kind)):
+            for x, y in every(group):
+                text = f"{x} before {y}" if kind == "before" else f"{kind}: [{x}, {y}]"
+                text += " keeps a layer from itself" if kind == "apart" and set(of(x)) & set(of(y)) else ""
+                table = dict.fromkeys(product(of(x), of(y)), Reason(text, (kind, number))) | table
+        return table
+
+    apart, priority = pairs("apart", _every_two), pairs("priority", _every_two)
+    groups = {number: [unit for what in group for unit in of(what)] for number, group in enumerate(rules.together)}
+    return UnitRules(
+        units=tuple(units),
+        whole=whole,
+        reads=_dependencies(network, units),
+        before=pairs("before", pairwise),
+        no_later={(x, y): why for (x, y), why in priority.items() if y.work not in network.ancestors[x.work]},
+        apart=apart | {(y, x): why for (x, y), why in apart.items()},
+        together={
+            tuple(dict.fromkeys(own)): Reason(f"together: [{', '.join(rules.together[at])}]", ("together", at))
+            for at, own in groups.items()
+        },
+        pins={(unit, pin): Reason(str(pin), ("pin", at)) for at, pin in enumerate(rules.pin) for unit in of(pin.what)},
+        limits={
+            (frozenset(of(what)), most): Reason(f"at_most: {most if what == 'network' else f'{what}: {most}'}", path)
+            for what, most in rules.limits
+            for path in [("at_most", what)]
+        },
+    )
+
+
+def _every_two(group: Sequence[str]) -> Iterable[tuple[str, str]]:
+    return combinations(group, 2)
 
 
 def whole_layers(rules: Rules, network: OrderNetwork) -> frozenset[int]:
@@ -386,14 +364,12 @@ def channels_read(work: MultiplierLayer, unit: ChannelRange) -> slice:
     return slice(first * layer.channels + low // area, last * layer.channels + -(-high // area))
 
 
-def _dependencies(
-    network: OrderNetwork, units: Sequence[ChannelRange]
-) -> dict[tuple[ChannelRange, ChannelRange], Reason]:
+def _dependencies(network: OrderNetwork, units: Sequence[ChannelRange]) -> dict[UnitPair, Reason]:
     """Pairs of units of which the second is computed from the first."""
     of_work: dict[int, list[ChannelRange]] = {}
     for unit in units:
         of_work.setdefault(unit.work, []).append(unit)
-    pairs: dict[tuple[ChannelRange, ChannelRange], Reason] = {}
+    pairs: dict[UnitPair, Reason] = {}
     for number, work in enumerate(network.works):
         for earlier in network.earlier(number):
             reason = Reason(f"{work.name} reads what {network.works[earlier].name} computes")
@@ -436,8 +412,7 @@ def consistent_rules(rules: Rules, network: OrderNetwork, config: MaeriConfig, c
             hint = f"change it; there are {config.multipliers} multipliers{ports}"
             raise ModelError(f"this cannot be kept: {named[0]}", where="rules", hint=hint)
         raise ModelError(f"they contradict each other: {'; '.join(named)}", where="rules", hint="leave one of them out")
-    others = [entry for entry in units.entries if entry.kind != "together"]
-    return replace(units, entries=(*others, *(UnitRule("together", group, Reason("")) for group in _groups(units))))
+    return replace(units, together=dict.fromkeys(_groups(units), Reason("")))
 
 
 def grain(config: MaeriConfig) -> int:
@@ -527,7 +502,7 @@ def _relations(rules: UnitRules) -> tuple[Relation, Relation]:
     """[x, y]: whether y begins when x has ended, by a rule or dependency; whether x begins no later than y."""
     place = {unit: number for number, unit in enumerate(rules.units)}
     strict = np.zeros((len(place), len(place)), bool)
-    for x, y in rules.before:
+    for x, y in (*rules.reads, *rules.before):
         strict[place[x], place[y]] = True
     reach = strict.copy()
     for x, y in rules.no_later:
@@ -565,7 +540,7 @@ def clash(rules: UnitRules, config: MaeriConfig) -> bool:
         if not inside or (pin.end is not None and pin.end <= earliest):
             return True
     for group in _groups(rules):
-        if any(sum(unit.work in works for unit in group) > most for works, most in rules.limits):
+        if any(len(units.intersection(group)) > most for units, most in rules.limits):
             return True
         places = [allowed(rules, unit, config) for unit in group]
         if len(group) * grain(config) > config.multipliers or not _have_ports(places, config):

@@ -23,7 +23,6 @@ from dovetail.targets.maeri.programming import inner, programmed
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.simulate import broken, check
 from dovetail.targets.maeri.solve import best_order
-from dovetail.targets.maeri.stretched import without_zeros
 from dovetail.targets.maeri.timing import best_tile
 
 HEADINGS = ("layer", "start", "end", "virtual neurons", "multipliers each", "steps", "MACs", "used")
@@ -42,7 +41,7 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
     Raises:
         DovetailError: the network has no layer, one does not fit, or rules or sizes are wrong.
     """
-    config, graph = configured(config, request.settings), without_zeros(graph)
+    config = configured(config, request.settings)
     rules = load_rules(request.rules) if request.rules else rules
 
     def report(source: str, makespan: int, least: int) -> None:

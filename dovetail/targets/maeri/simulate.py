@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import combinations, pairwise, product
+from itertools import product
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from dovetail.targets.maeri.item import Item, Numbers, channels_of, sweep
 from dovetail.targets.maeri.machine import ItemTimeline, play, waits
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, Times, exists_from
 from dovetail.targets.maeri.order import NetworkOrder, results, shortage
-from dovetail.targets.maeri.rules import FAMILIES, Rules, channel_range, whole_layers
+from dovetail.targets.maeri.rules import ChannelRange, Pin, Rules, unit_rules
 from dovetail.targets.maeri.tile import grid
 from dovetail.targets.maeri.tree import Range, configure
 
@@ -278,8 +278,31 @@ def _places(run: _ItemRun) -> Iterator[Numbers]:
 
 
 def broken(order: NetworkOrder, rules: Rules) -> list[str]:
-    """The rules that an order breaks."""
-    return [*_broken_sequences(order, rules), *_broken_pins(order, rules), *_broken_limits(order, rules)]
+    """The rules that an order breaks, in words."""
+    told, end = unit_rules(rules, order.network), order.end
+    items = {unit: _items_of(order, unit) for unit in told.units}
+    begins = {unit: min(item.start for item in own) for unit, own in items.items()}
+    ends = {unit: max(map(end, own)) for unit, own in items.items()}
+    wrong = [why for (x, y), why in told.before.items() if begins[y] < ends[x]]
+    wrong += [why for (x, y), why in told.no_later.items() if begins[x] > begins[y]]
+    wrong += [why for group, why in told.together.items() if len({begins[unit] for unit in group}) > 1]
+    for (x, y), why in told.apart.items():
+        pairs = product(items[x], items[y])
+        wrong += [why] * any(one.start < end(other) and other.start < end(one) for one, other in pairs)
+    for (unit, pin), why in told.pins.items():
+        wrong += [why] * any(not _is_within(order, item, pin) for item in items[unit])
+    for (units, most), why in told.limits.items():
+        own = list(dict.fromkeys(item for unit in units for item in items[unit]))
+        working = (numbers for _, numbers in sweep((item.start, end(item)) for item in own))
+        wrong += [why] * any(sum(own[number].tile.neurons for number in numbers) > most for numbers in working)
+    divided = [f"whole_filters: {text}" for number in sorted(told.whole) for text in _divided(order, number)]
+    return [*map(rules.in_words, dict.fromkeys(wrong)), *divided]
+
+
+def _items_of(order: NetworkOrder, unit: ChannelRange) -> list[Item]:
+    """The items that compute channels of a unit."""
+    work, own, channels = order.network.works[unit.work], order.of(unit.work), range(unit.first, unit.end)
+    return own if len(channels) == work.channels else [i for i in own if not _channels(work, i).isdisjoint(channels)]
 
 
 def _channels(work: MultiplierLayer, item: Item) -> set[int]:
@@ -291,65 +314,22 @@ def _channels(work: MultiplierLayer, item: Item) -> set[int]:
     return {row for own in rows for row in own if row < work.channels}
 
 
-def _of(order: NetworkOrder, what: str) -> list[Item]:
-    """The items of a layer, or of some of its channels."""
-    part, work = channel_range(what, order.network), order.network.works[channel_range(what, order.network).work]
-    own, channels = order.of(part.work), range(part.first, part.end)
-    return own if len(channels) == work.channels else [i for i in own if not _channels(work, i).isdisjoint(channels)]
+def _is_within(order: NetworkOrder, item: Item, pin: Pin) -> bool:
+    """Whether an item is at the place and in the time of a pin."""
+    (low, high), places = pin.multipliers or (0, order.config.multipliers), order.clock(item).group.places
+    in_time = pin.begin <= item.start and (pin.end is None or order.end(item) <= pin.end)
+    return in_time and low <= places[0].start and places[-1].end <= high
 
 
-def _broken_sequences(order: NetworkOrder, rules: Rules) -> Iterator[str]:
-    names = {what for group in (*rules.before, *rules.apart, *rules.together, *rules.priority) for what in group}
-    items = {what: _of(order, what) for what in names}
-    begin = {what: min(item.start for item in own) for what, own in items.items()}
-    for x, y in (pair for chain in rules.before for pair in pairwise(chain)):
-        end = max(map(order.end, items[x]))
-        if begin[y] < end:
-            yield f"before: {y} begins in cycle {begin[y]}, {x} exists from {end}"
-    for x, y in (pair for group in rules.apart for pair in combinations(group, 2)):
-        pairs = product(items[x], items[y])
-        if any(one.start < order.end(other) and other.start < order.end(one) for one, other in pairs):
-            yield f"apart: {x} and {y} work at the same time"
-    for group in rules.together:
-        if len({begin[what] for what in group}) > 1:
-            yield f"together: { ({what: begin[what] for what in group}) }"
-    for x, y in (pair for chain in rules.priority for pair in combinations(chain, 2)):
-        first, second = (channel_range(what, order.network).work for what in (x, y))
-        if begin[x] > begin[y] and second not in order.network.ancestors[first]:
-            yield f"priority: {y} begins before {x}"
-
-
-def _broken_pins(order: NetworkOrder, rules: Rules) -> Iterator[str]:
-    for pin in rules.pin:
-        low, high = pin.multipliers or (0, order.config.multipliers)
-        for item in _of(order, pin.what):
-            places, end = order.clock(item).group.places, order.end(item)
-            late = pin.end is not None and end > pin.end
-            if places[0].start < low or places[-1].end > high or item.start < pin.begin or late:
-                yield f"{pin}, works on {item.place} from cycle {item.start} to {end}"
-
-
-def _broken_limits(order: NetworkOrder, rules: Rules) -> Iterator[str]:
-    limits = [("the network", rules.at_most, list(order.items))] if rules.at_most else []
-    names = {work.name for work in order.network.works}
-    for what, most in rules.at_most_of:
-        is_family = what in FAMILIES and what not in names
-        family = [item for item in order.items if order.work(item).family == what]
-        limits.append((what, most, family if is_family else _of(order, what)))
-    for what, most, counted in limits:
-        for cycle, numbers in sweep((item.start, order.end(item)) for item in counted):
-            working = sum(counted[number].tile.neurons for number in numbers)
-            if working > most:
-                yield f"at_most: {working} virtual neurons of {what} work in cycle {cycle}"
-                break
-    for number in sorted(whole_layers(rules, order.network)):
-        work, places = order.network.works[number], set[tuple[int, Range]]()
-        for item in order.of(number):
-            tile = item.tile
-            if item.products != work.layer.taps or (not work.turned and tile.out_rows * tile.out_columns > 1):
-                yield f"whole_filters: {work.name} has sums in parts, or on several virtual neurons"
-            neurons = order.clock(item).group.places[: tile.filters * tile.groups]  # in the order of their channels
-            for part in () if work.turned else item.segments:
-                places |= set(zip(channels_of(work, tile, part.channel), neurons, strict=False))
-        if len(places) > len({channel for channel, _ in places}):
-            yield f"whole_filters: an output channel of {work.name} is on several virtual neurons"
+def _divided(order: NetworkOrder, number: int) -> Iterator[str]:
+    """How an order breaks a layer's `whole_filters`."""
+    work, places = order.network.works[number], set[tuple[int, Range]]()
+    for item in order.of(number):
+        tile = item.tile
+        if item.products != work.layer.taps or (not work.turned and tile.out_rows * tile.out_columns > 1):
+            yield f"{work.name} has sums in parts, or on several virtual neurons"
+        neurons = order.clock(item).group.places[: tile.filters * tile.groups]  # in the order of their channels
+        for part in () if work.turned else item.segments:
+            places |= set(zip(channels_of(work, tile, part.channel), neurons, strict=False))
+    if len(places) > len({channel for channel, _ in places}):
+        yield f"an output channel of {work.name} is on several virtual neurons"

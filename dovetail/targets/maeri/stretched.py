@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
 
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat, Pad, Pick, Reshape, Slice
-from dovetail.ir.pattern import apply, constant, maybe, operand, rest
+from dovetail.ir.pattern import Apply, apply, constant, maybe, operand, rest
 from dovetail.ir.rules import Rule, RuleMatch, rewriting
-from dovetail.ir.types import Array
+from dovetail.ir.types import Array, Shape
 
 _IMAGE, _WEIGHTS, _BIAS = operand("image"), constant("weights"), rest("bias")
 _ZEROS = apply(Pad, apply(Reshape, _IMAGE), name="zeros")
 _CUT = maybe(Slice, apply(Reshape, _ZEROS, name="wide"), name="cut")
 _BORDER = maybe(Pad, _CUT, name="border")
-_STRETCHED = apply(Conv2d, _BORDER, _WEIGHTS, _BIAS, having=lambda layer: layer.stride == (1, 1))
-_PLAIN = apply(Conv2d, _IMAGE, _WEIGHTS, _BIAS)
+_STRETCHED = apply(Conv2d, _BORDER, _WEIGHTS, _BIAS, having=lambda layer: layer.stride == (1, 1), alone=True)
+_PLAIN = apply(Conv2d, _IMAGE, _WEIGHTS, _BIAS, alone=True)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class _AxisPhase:
     first: int
     """Row of the image that result 0 reads first; negative for padding."""
     count: int
+    """Results, the same of every phase; the last may lie beyond the image of results."""
 
     def border(self, size: int) -> tuple[int, int]:
         """Rows of padding before and after the image; negative where it is cut."""
@@ -43,7 +47,7 @@ def _phases(stride: int, taps: int, dilation: int, lead: int, results: int) -> l
     for phase in range(stride):
         own = tuple(tap for tap in range(taps) if (phase + tap * dilation - lead) % stride == 0)
         first = (phase + own[0] * dilation - lead) // stride if own else 0
-        phases.append(_AxisPhase(own, dilation // common, first, -(-(results - phase) // stride)))
+        phases.append(_AxisPhase(own, dilation // common, first, -(-results // stride)))
     return phases
 
 
@@ -63,26 +67,54 @@ def _axes(at: RuleMatch) -> list[list[_AxisPhase]]:
     kernel, results = at.type(_WEIGHTS).shape[1:3], at.type(_STRETCHED).shape[1:3]
     sizes = zip(stretches, kernel, layer.dilation, lead[1:3], results, strict=True)
     axes = [_phases(*each) for each in sizes]
-    return axes if all(phase.taps and phase.count > 0 for axis in axes for phase in axis) else []
+    return axes if all(phase.taps for axis in axes for phase in axis) else []
 
 
 def _by_phases(at: RuleMatch) -> str | None:
-    """A layer of each phase, put together again row by row and column by column."""
-    axes = _axes(at)
+    """A layer of each phase. Their pixels in turn are a row, their rows in turn the result."""
+    axes, layer, rows = _axes(at), at[_STRETCHED], list[str]()
     if not axes:
         return None
-    layer, weights, shape = at[_STRETCHED], at.draft.constants[at[_WEIGHTS]], at.type(_IMAGE).shape
-    rows = []
+    weights, shape = at.draft.constants[at[_WEIGHTS]], at.type(_IMAGE).shape
     for down in axes[0]:
         parts = []
         for across in axes[1]:
             image = _bordered(at, (down.border(shape[1]), across.border(shape[2])), layer.input_zero_point)
             own = weights[:, list(down.taps)][:, :, list(across.taps)]
             kernel = at.constant(np.ascontiguousarray(own), at.type(_WEIGHTS).dtype, _WEIGHTS)
-            operator = replace(layer, dilation=(down.dilation, across.dilation))
-            parts.append(at.add(operator, image, kernel, *at.root.inputs[2:]))
-        rows.append(_interleaved(at, parts, 2))
-    return _interleaved(at, rows, 1)
+            phase = replace(layer, dilation=(down.dilation, across.dilation))
+            parts.append(_finished(at, _STRETCHED, at.add(phase, image, kernel, *at.others(_STRETCHED))))
+        rows.append(_in_turn(at, parts, 2))
+    whole, result = _in_turn(at, rows, 1), at.type(at.root.output).shape
+    return whole if at.type(whole).shape == result else at.add(Slice((0,) * 4, result, (1,) * 4), whole)
+
+
+def _finished(at: RuleMatch, layer: Apply[Conv2d], sums: str, own: Sequence[int] | None = None) -> str:
+    """Sums, with what the pattern has behind its layer; of some filters with their constants."""
+    for node in at.members[at.members.index(at.nodes[layer]) + 1 :]:
+        sums = at.add(node.operator, sums, *_of_filters(at, node.inputs[1:], own), like=node)
+    return sums
+
+
+def _of_filters(at: RuleMatch, names: Sequence[str], own: Sequence[int] | None) -> list[str]:
+    """Constants by filter, of some filters; others are for all."""
+    filters = at.type(_WEIGHTS).shape[0]
+    parts = [name if own is None or at.type(name).shape != (filters,) else "" for name in names]
+    return [
+        part or at.constant(at.draft.constants[name][own], at.type(name).dtype, name)
+        for part, name in zip(parts, names, strict=True)
+    ]
+
+
+def _in_turn(at: RuleMatch, parts: Sequence[str], axis: int) -> str:
+    """Images of one size, their rows or columns in turn: as memory has them where they lie side by side."""
+    if len(parts) == 1:
+        return parts[0]
+    batch, rows, columns, channels = at.type(parts[0]).shape
+    if axis == 2:
+        return at.add(Reshape((batch, rows, columns * len(parts), channels)), at.add(Concat(3), *parts))
+    flat = [at.add(Reshape((batch, rows, 1, columns * channels)), part) for part in parts]
+    return at.add(Reshape((batch, rows * len(parts), columns, channels)), at.add(Concat(3), *flat))
 
 
 def _bordered(at: RuleMatch, border: tuple[tuple[int, int], tuple[int, int]], value: int) -> str:
@@ -95,18 +127,6 @@ def _bordered(at: RuleMatch, border: tuple[tuple[int, int], tuple[int, int]], va
         x = at.add(Slice(start, stop, (1,) * 4), x, stem=x)
     before, after = (0, max(top, 0), max(left, 0), 0), (0, max(bottom, 0), max(right, 0), 0)
     return at.add(Pad(before, after, value), x, stem=x) if any((*before, *after)) else x
-
-
-def _interleaved(at: RuleMatch, parts: list[str], axis: int) -> str:
-    """Values in turn along an axis."""
-    if len(parts) == 1:
-        return parts[0]
-    sizes = [at.draft.types[part].shape[axis] for part in parts]
-    firsts = np.cumsum([0, *sizes])
-    places = [int(firsts[turn % len(parts)]) + turn // len(parts) for turn in range(sum(sizes))]
-    joined = at.add(Concat(axis), *parts)
-    shape = at.draft.types[joined].shape
-    return at.add(Pick(tuple(tuple(places if place == axis else range(n)) for place, n in enumerate(shape))), joined)
 
 
 _LEAST = 0.9
@@ -154,16 +174,30 @@ def _group(at: RuleMatch, box: _Support, own: list[int]) -> str:
     x = at[_IMAGE]
     if any(start) or stop != image:
         x = at.add(Slice(start, stop, (1,) * 4), x, stem=x)
-    values = [(at[_WEIGHTS], at.draft.constants[at[_WEIGHTS]][own, top:bottom, first:right])]
-    values += [(name, at.draft.constants[name][own]) for name in at.root.inputs[2:]]
-    return at.add(layer, x, *(at.constant(array, at.draft.types[name].dtype, name) for name, array in values))
+    kernel = at.draft.constants[at[_WEIGHTS]][own, top:bottom, first:right]
+    weights = at.constant(kernel, at.type(_WEIGHTS).dtype, _WEIGHTS)
+    return _finished(at, _PLAIN, at.add(layer, x, weights, *_of_filters(at, at.others(_PLAIN), own)), own)
 
 
-def _has_constant_bias(at: RuleMatch) -> bool:
-    return all(name in at.draft.constants for name in at.root.inputs[2:])
+def _has_constants(at: RuleMatch) -> bool:
+    return all(name in at.draft.constants for node in at.members for name in node.inputs[1:])
 
 
-without_zeros = rewriting(Rule(_STRETCHED, _by_phases), Rule(_PLAIN, _without_zero_taps, (_has_constant_bias,)))
-"""A rewrite, exact: a convolution of an image that was stretched by zeros becomes one of each phase of the stretch, and
-one whose filters have zeros in different taps one of each group of filters. Moving their results to their places costs
-more than it saves where that is not free."""
+def _passes() -> Iterator[Callable[[Graph], Graph]]:
+    """Rewrites of layers with what follows them first, so that results are put together once they are small."""
+    for layer, rule in ((_STRETCHED, _by_phases), (_PLAIN, _without_zero_taps)):
+        scaled = apply(Requantize, layer, rest("scales"), alone=True)
+        for ends in (apply(Clip, replace(scaled, optional=True)), scaled, layer):
+            yield rewriting(Rule(ends, rule, (_has_constants,)))
+
+
+_PASSES = tuple(_passes())
+
+
+def without_zeros(graph: Graph) -> Graph:
+    """A rewrite, exact: a convolution of an image that was stretched by zeros becomes one of each phase of the stretch,
+    and one whose filters have zeros in different taps one of each group of filters. Requantisation and limits go before
+    the movement that puts results together."""
+    for rewrite in _PASSES:
+        graph = rewrite(graph)
+    return graph
