@@ -23,13 +23,15 @@ from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
 from dovetail.ir.graph import Graph  # noqa: E402
 from dovetail.ir.types import Array  # noqa: E402
 from dovetail.targets import load_target  # noqa: E402
-from dovetail.targets.maeri.bound import bound  # noqa: E402
+from dovetail.targets.maeri.bound import (  # noqa: E402
+    bound,
+    uniform_cycles,
+)
 from dovetail.targets.maeri.config import MaeriConfig  # noqa: E402
+from dovetail.targets.maeri.listing import best_order  # noqa: E402
 from dovetail.targets.maeri.network import network  # noqa: E402
+from dovetail.targets.maeri.order import simulate  # noqa: E402
 from dovetail.targets.maeri.schedule import compare  # noqa: E402
-from dovetail.targets.maeri.simulate import simulate  # noqa: E402
-from dovetail.targets.maeri.solve import best_order  # noqa: E402
-from dovetail.targets.maeri.timing import uniform_cycles  # noqa: E402
 
 KERAS = {"ResNet8": "ic_resnet8.h5", "MobileNetV1 0.25": "vww_96.h5"}
 """Models read from Keras files; the others have published shapes and random weights."""
@@ -73,17 +75,18 @@ def networks_table() -> list[str]:
             seconds = time.process_time() - start
             result = simulate(schedule, inputs)
             assert result.cycles == schedule.makespan
-            found = compare(schedule)
+            (alone, uniform), least = compare(schedule), bound(net, config).cycles
+            used = result.products / (result.cycles * multipliers)
             rows.append(
                 [
                     name,
                     multipliers,
-                    found.makespan,
-                    bound(net, config).cycles,
-                    f"{found.makespan / found.bound:.4f}",
-                    found.one_by_one,
-                    found.uniform,
-                    f"{100 * result.utilisation(config):.1f} %",
+                    schedule.makespan,
+                    least,
+                    f"{schedule.makespan / least:.4f}",
+                    alone,
+                    uniform,
+                    f"{100 * used:.1f} %",
                     f"{seconds:.1f} s",
                 ]
             )

@@ -15,8 +15,8 @@ from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, network
+from dovetail.targets.maeri.order import broken, simulate
 from dovetail.targets.maeri.rules import FAMILIES, Pin, Rules
-from dovetail.targets.maeri.simulate import broken, simulate
 from networks import limited_net
 
 Random = np.random.Generator

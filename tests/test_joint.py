@@ -37,7 +37,7 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderLayer, TaskKind
-from dovetail.targets.maeri.simulate import check
+from dovetail.targets.maeri.order import check
 from dovetail.targets.maeri.task import StridedArray, Task, encode, of_parts
 from dovetail.targets.maeri.task import side_by_side as ordered_together
 from firmware import require_chip

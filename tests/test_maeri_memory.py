@@ -20,8 +20,7 @@ from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig, configured
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderNetwork, network
-from dovetail.targets.maeri.order import ItemSpan, NetworkOrder, Peak, features, prefetched
-from dovetail.targets.maeri.simulate import simulate
+from dovetail.targets.maeri.order import ItemSpan, NetworkOrder, Peak, features, prefetched, simulate
 from networks import limited_net
 from test_maeri_schedule import random_network
 

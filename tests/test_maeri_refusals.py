@@ -17,14 +17,12 @@ import numpy as np
 
 from dovetail.errors import ModelError, SimulationError, TargetError
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.item import in_order
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.machine import clock
 from dovetail.targets.maeri.network import OrderNetwork, network
-from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, broken, check
 from dovetail.targets.maeri.rules import ChannelRange, Rules, UnitRules, unit_rules
-from dovetail.targets.maeri.simulate import broken, check
-from dovetail.targets.maeri.tile import tile_of
+from dovetail.targets.maeri.tile import in_order, tile_of
 from dovetail.targets.maeri.tree import Range
 from maeri_trials import Random, random_rules
 from networks import limited_net

@@ -19,9 +19,9 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
 from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.listing import arrange, best_order
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.order import NetworkOrder, broken, simulate
 from dovetail.targets.maeri.rules import (
     Pin,
     Reason,
@@ -32,8 +32,6 @@ from dovetail.targets.maeri.rules import (
     smallest,
     unit_rules,
 )
-from dovetail.targets.maeri.simulate import broken, simulate
-from dovetail.targets.maeri.solve import best_order
 from maeri_trials import many, random_config, random_net, random_rules
 from networks import limited_net
 

@@ -19,12 +19,10 @@ from dovetail.ir.types import Array
 from dovetail.targets import load_target
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.listing import arrange, best_order
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, broken, simulate
 from dovetail.targets.maeri.rules import Rules, load_rules
-from dovetail.targets.maeri.simulate import broken, simulate
-from dovetail.targets.maeri.solve import best_order
 from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.tree import Range
 from networks import ORDERED, limited_net

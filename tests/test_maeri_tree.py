@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import TargetError
+from dovetail.targets.maeri.bound import best_tile, uniform_cycles
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.machine import PositionSequence, clock, play, simulator
 from dovetail.targets.maeri.network import OrderLayer
@@ -28,7 +29,6 @@ from dovetail.targets.maeri.tile import (
     steps,
     tile_of,
 )
-from dovetail.targets.maeri.timing import best_tile, uniform_cycles
 from dovetail.targets.maeri.tree import Range, configure, leaving, sums_by_cycle
 from maeri_judge import added, line_input, port_values, round_trips, tree_exit
 from maeri_model import formula_cycles

@@ -22,11 +22,10 @@ from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
+from dovetail.targets.maeri.bound import addition_cycles
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
-from dovetail.targets.maeri.item import Item
 from dovetail.targets.maeri.network import OrderLayer, TaskKind, network
 from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.ruled import chip_rules, in_ruled_order
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.stretched import without_zeros
 from dovetail.targets.maeri.task import (
@@ -34,13 +33,14 @@ from dovetail.targets.maeri.task import (
     Part,
     StridedArray,
     Task,
-    alone,
+    chip_rules,
     constants_of,
     encode,
+    in_ruled_order,
     limits_of,
     side_by_side,
 )
-from dovetail.targets.maeri.timing import addition_cycles
+from dovetail.targets.maeri.tile import Item
 from dovetail.targets.maeri.words import Sides
 
 HERE = "dovetail.targets.maeri"
@@ -79,8 +79,36 @@ def _is_plain(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 4 and shape[0] == 1)
 
 
-def _order(match: dt.Match, config: MaeriConfig, rules: Rules) -> NetworkOrder:
-    return alone(_part(match), config, chip_rules([match], rules))
+def _order(matches: Sequence[dt.Match], config: MaeriConfig, rules: Rules) -> NetworkOrder | None:
+    """The order of a launch; None for one with an addition, or where layers do not fit side by side."""
+    if not all(match.has("layer") for match in matches):
+        return None
+    return side_by_side(tuple(map(_part, matches)), config, chip_rules(matches, rules))
+
+
+def _cycles(matches: Sequence[dt.Match], config: MaeriConfig, rules: Rules) -> int | None:
+    """Cycles of a launch; None where layers do not fit side by side."""
+    if len(matches) == 1 and not matches[0].has("layer"):
+        return addition_cycles(config, matches[0].result.elements) + STAGE_CYCLES
+    order, stage = _order(matches, config, rules), any(match.has("clip") for match in matches)
+    return None if order is None else order.makespan + stage * STAGE_CYCLES
+
+
+def _commands(
+    launches: Sequence[tuple[dt.Match, Mapping[str, dt.Operand]]], config: MaeriConfig, rules: Rules
+) -> list[tuple[dt.Command, ...]]:
+    """The driver's calls of a launch: each hands over the words of a task, counted."""
+    order, last, rows = (
+        _order([match for match, _ in launches], config, rules),
+        len(launches) - 1,
+        list[tuple[dt.Command, ...]](),
+    )
+    for number, (match, operands) in enumerate(launches):
+        items = tuple(item for item in order.items if item.work == number) if order else ()
+        words = encode(task(match, operands, items))
+        function = "maeri_start" if number == last else "maeri_hold"
+        rows.append((dt.Command(function, (len(words), *words), constants=True),))
+    return rows
 
 
 def _part(match: dt.Match) -> Part:
@@ -132,28 +160,20 @@ def task(match: dt.Match, operands: Mapping[str, dt.Operand], items: tuple[Item,
     )
 
 
-def _command(function: str, launch: Task) -> tuple[dt.Command, ...]:
-    """One launch, its words counted."""
-    words = encode(launch)
-    return (dt.Command(function, (len(words), *words), constants=True),)
-
-
 def _offloads(config: MaeriConfig, rules: Rules) -> tuple[dt.Offload, ...]:
     def fits(match: dt.Match) -> str:
         """Why there is no order; empty if there is one."""
         try:
-            return "" if _order(match, config, rules).items else "nothing to do"
+            order = _order([match], config, rules)
+            return "" if order and order.items else "nothing to do"
         except TargetError as error:
             return error.what
 
     def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
-        items = _order(match, config, rules).items if match.has("layer") else ()
-        return _command("maeri_start", task(match, operands, items))
+        return _commands([(match, operands)], config, rules)[0]
 
     def cycles(match: dt.Match) -> int:
-        if not match.has("layer"):
-            return addition_cycles(config, match.result.elements) + STAGE_CYCLES
-        return _order(match, config, rules).makespan + (STAGE_CYCLES if match.has("clip") else 0)
+        return _cycles([match], config, rules) or 0
 
     limit = dt.one_of("virtual neurons must fit the multipliers", fits, "")
     rows: list[tuple[str, dt.Pattern, tuple[dt.Constraint, ...]]] = []
@@ -174,28 +194,11 @@ def _offloads(config: MaeriConfig, rules: Rules) -> tuple[dt.Offload, ...]:
 def _joint(config: MaeriConfig, rules: Rules) -> dt.Joint:
     """Layers side by side; additions take all ports and lines."""
 
-    def order(launches: Sequence[dt.Launched]) -> NetworkOrder | None:
-        if not all(launch.match.has("layer") for launch in launches):
-            return None
-        matches = [launch.match for launch in launches]
-        return side_by_side(tuple(map(_part, matches)), config, chip_rules(matches, rules))
-
     def cycles(launches: Sequence[dt.Launched]) -> int | None:
-        stage = STAGE_CYCLES if any(launch.match.has("clip") for launch in launches) else 0
-        if len(launches) == 1 and not launches[0].match.has("layer"):
-            return addition_cycles(config, launches[0].match.result.elements) + STAGE_CYCLES
-        joint = order(launches)
-        return None if joint is None else joint.makespan + stage
+        return _cycles([launch.match for launch in launches], config, rules)
 
     def commands(launches: Sequence[tuple[dt.Launched, Mapping[str, dt.Operand]]]) -> list[tuple[dt.Command, ...]]:
-        joint = order([launch for launch, _ in launches])
-        assert joint is not None, "it was asked for its cycles before"
-        last, rows = len(launches) - 1, list[tuple[dt.Command, ...]]()
-        for number, (launch, operands) in enumerate(launches):
-            items = tuple(item for item in joint.items if item.work == number)
-            function = "maeri_start" if number == last else "maeri_hold"
-            rows.append(_command(function, task(launch.match, operands, items)))
-        return rows
+        return _commands([(launch.match, operands) for launch, operands in launches], config, rules)
 
     return dt.Joint(config.joint, cycles, commands, HANDING_CYCLES)
 

@@ -1,4 +1,4 @@
-"""Lower bounds on the cycles of a layer and of a network, and the resource that binds.
+"""The search for good tiles; lower bounds on the cycles of a layer and of a network, and the resource that binds.
 
 A sum of a layer costs multipliers, sends and a place on a line; how much depends on its tile. Let a weight w go to the
 multipliers and 1 - w to the ports. Then an order takes at least as many cycles as the sum over layers of the cheapest
@@ -12,18 +12,170 @@ of waiting until the last sum of a filter has left; sends are weights, once, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from functools import lru_cache
-from math import ceil
+from itertools import product
+from math import ceil, prod
 
-from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.item import ChannelSegment
-from dovetail.targets.maeri.machine import clock
+from dovetail.targets.maeri.config import TAIL_CYCLES, MaeriConfig
+from dovetail.targets.maeri.machine import clock, unfit
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork
 from dovetail.targets.maeri.rules import Rules
-from dovetail.targets.maeri.tile import MultiplierTile, grid, steps, traffic
-from dovetail.targets.maeri.timing import every_tile
-from dovetail.targets.maeri.tree import Range, leaving
+from dovetail.targets.maeri.tile import ChannelSegment, MultiplierTile, grid, port_traffic, rounds, steps, traffic
+from dovetail.targets.maeri.tree import Range, leaving, sums_by_cycle
+
+_PLAYED = 8
+"""Tiles that the machine plays, of those with the best estimates."""
+
+
+def addition_cycles(config: MaeriConfig, elements: int) -> int:
+    """Cycles to add two images: both operands are sent, and each line's stage scales three numbers per element."""
+    return max(ceil(2 * elements / config.distribution), ceil(3 * elements / config.collection)) + TAIL_CYCLES
+
+
+def uniform_cycles(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> int:
+    """Cycles of a layer that one tile computes, filter after filter.
+
+    Raises:
+        TargetError: the tile does not fit the multipliers, or needs several steps per sum where folding is off.
+    """
+    own = clock(config, layer, tile, layer.taps)
+    return own.end((ChannelSegment(0, 0, own.positions),) * rounds(layer, tile))
+
+
+def best_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[MultiplierTile, int]:
+    """The tile with the fewest cycles, and these cycles.
+
+    Raises:
+        TargetError: no tile fits.
+    """
+    best = fastest(layer, config, config.multipliers, config.multipliers)
+    if best is None:
+        raise unfit(config, layer.taps, config.multipliers, "MAERI")
+    return best
+
+
+@lru_cache(maxsize=4096)
+def fastest(
+    layer: OrderLayer, config: MaeriConfig, neurons: int, room: int, whole: bool = False, divide: int = 0
+) -> tuple[MultiplierTile, int] | None:
+    """The tile with the fewest cycles, and these cycles; None where no tile fits.
+
+    Args:
+        layer: the layer.
+        config: the engine.
+        neurons: virtual neurons at most.
+        room: multipliers at most.
+        whole: whether each sum of a filter comes from the same virtual neuron, as large as the kernel where that fits.
+        divide: a number that the tile's size along the channels (rows, of a dense layer) must divide; 0 for any size.
+    """
+    tiles = [
+        tile for tile in _tiles(layer, config, neurons, room, whole) if not divide or not divide % _along(layer, tile)
+    ]
+    folds = {tile: steps(layer, tile, layer.taps) for tile in tiles}
+    if whole:
+        fewest = min(folds.values(), default=0)
+        tiles = [tile for tile in tiles if folds[tile] == fewest]
+    least = [folds[tile] * rounds(layer, tile) * prod(grid(layer, tile)) for tile in tiles]
+    guesses = list[tuple[float, int]]()
+    for number in sorted(range(len(tiles)), key=least.__getitem__):
+        if len(guesses) >= _PLAYED and least[number] >= guesses[_PLAYED - 1][0]:
+            break
+        guesses = sorted([*guesses[: _PLAYED - 1], (_estimate(layer, tiles[number], config)[1], number)])
+    exact = ((uniform_cycles(layer, tiles[number], config), number) for _, number in guesses)
+    cycles, number = min(exact, default=(0, -1))
+    return (tiles[number], cycles) if tiles else None
+
+
+@lru_cache(maxsize=1024)
+def every_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[MultiplierTile, ...]:
+    """Tiles of all shapes, as wide as all multipliers, seven eighths of them, and so on, and as a port or two."""
+    ports = config.distribution if config.ports else 1
+    widths = {max(ports * part // 8, 1) for part in range(1, 9)} | {1, min(2, ports)}
+    tiles = dict[MultiplierTile, None]()
+    for count in sorted(widths, reverse=True):
+        width = count * (config.multipliers // ports)
+        tiles |= dict.fromkeys(_tiles(layer, config, width, width, False))
+    return tuple(tiles)
+
+
+@lru_cache(maxsize=1024)
+def by_ports(layer: OrderLayer, config: MaeriConfig, single: bool) -> tuple[tuple[MultiplierTile, ...], ...]:
+    """For each number of ports, the tiles that side by side compute the layer soonest, each some of its positions.
+
+    Args:
+        layer: the layer.
+        config: the engine.
+        single: whether tiles have one position each.
+    """
+    fastest_of: dict[int, tuple[float, MultiplierTile]] = {}
+    for tile in every_tile(layer, config):
+        if not (single and tile.out_rows * tile.out_columns > 1):
+            ports, cycles = _estimate(layer, tile, config)
+            if cycles < fastest_of.get(ports, (float("inf"), tile))[0]:
+                fastest_of[ports] = cycles, tile
+    best: list[tuple[float, tuple[MultiplierTile, ...]]] = [(0.0, ())]
+    for room in range(1, config.distribution + 1):
+        speed, tiles = best[-1]
+        for ports, (cycles, tile) in sorted(fastest_of.items()):
+            if ports <= room and best[room - ports][0] + 1 / cycles > speed * (1 + 1e-9):
+                speed, tiles = best[room - ports][0] + 1 / cycles, (*best[room - ports][1], tile)
+        best.append((speed, tiles))
+    return tuple(tiles for _, tiles in best)
+
+
+def _estimate(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> tuple[int, float]:
+    """Ports that a tile takes, and about how many cycles of the layer."""
+    folds, (rows, columns), ports = steps(layer, tile, layer.taps), grid(layer, tile), port_traffic(config, layer, tile)
+    size, carried = tile.size + config.carried(folds), config.carried(folds)
+    lines = (leaving(config, Range(number * size, size)).line for number in range(tile.neurons))
+    step = (folds - 1) * (size.bit_length() + 3) + 1 if carried else max(folds, len(sums_by_cycle(lines)))
+    first, later = (
+        max(step, folds * max(sent)) for sent in zip(*((port.first, port.later) for port in ports), strict=True)
+    )
+    weights = max(port.weights for port in ports)
+    whole = folds * weights + rows * (first + (columns - 1) * later) + size.bit_length() + 5
+    return ceil(size * tile.neurons / config.port_width), float(rounds(layer, tile) * whole)
+
+
+def _along(layer: OrderLayer, tile: MultiplierTile) -> int:
+    """Channels of the result that a tile computes at a time."""
+    return tile.out_rows if layer.filters == layer.groups == 1 else tile.filters * tile.groups
+
+
+def _tiles(layer: OrderLayer, config: MaeriConfig, neurons: int, room: int, whole: bool) -> Iterator[MultiplierTile]:
+    """Whole kernels, rows of them or single taps, of some channels; as many filters, rows and columns as fit."""
+    kernels = [(layer.rows, layer.columns), (1, layer.columns), (1, 1)]
+    for rows, columns in dict.fromkeys(kernels):
+        for channels in range(1, min(layer.channels, room // max(rows * columns, 1)) + 1):
+            shape = MultiplierTile(rows, columns, channels)
+            folds = steps(layer, shape, layer.taps)
+            size = shape.size + config.carried(folds)
+            if folds > 1 and (not config.fold or folds > config.weight_depth):
+                continue
+            most = min(room // size, neurons) if size > 1 else 1  # neighbours share an adder
+            for split in _splits(layer, most, whole):
+                yield MultiplierTile(rows, columns, channels, *split)
+
+
+def _splits(layer: OrderLayer, most: int, whole: bool) -> Iterator[tuple[int, int, int, int]]:
+    """(filters, groups, rows, columns) side by side: as many as fit, or as few as take as many rounds."""
+    wide = most if layer.filters == layer.groups == 1 else 8
+    sizes = [range(1, 2 if whole else min(size, most, wide) + 1) for size in (layer.out_rows, layer.out_columns)]
+    for rows, columns in product(*sizes):
+        left = most // (rows * columns)
+        if left:
+            filters = _even(layer.filters, left)
+            yield filters, _even(layer.groups, left // filters), rows, columns
+            for fewer in {min(layer.filters, left)} - {filters}:
+                yield fewer, _even(layer.groups, left // fewer), rows, columns
+
+
+def _even(size: int, most: int) -> int:
+    """The fewest at a time that take no more rounds than the most."""
+    return ceil(size / ceil(size / most))
+
 
 _WEIGHTS = tuple(part / 20 for part in range(21))
 """Weights of the multipliers that are tried."""
@@ -47,19 +199,16 @@ class MakespanBound:
     @property
     def cycles(self) -> int:
         """The largest."""
-        return max(self.products, self.distribution, self.collection, self.mixed, self.path)
+        return int(max(astuple(self)))
 
     @property
     def binds(self) -> str:
         """The resource of the largest bound."""
-        names = {
-            "products": self.products,
-            "distribution": self.distribution,
-            "collection": self.collection,
-            "products and distribution": self.mixed,
-            "the way through the network": self.path,
-        }
-        return max(names, key=lambda name: names[name])
+        return _RESOURCES[astuple(self).index(self.cycles)]
+
+
+_RESOURCES = ("products", "distribution", "collection", "products and distribution", "the way through the network")
+"""What each bound is of, in the order of its fields."""
 
 
 def bound(network: OrderNetwork, config: MaeriConfig, rules: Rules | None = None) -> MakespanBound:

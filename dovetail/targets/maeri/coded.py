@@ -21,14 +21,14 @@ from enum import IntEnum
 from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from dovetail.errors import ModelError
 from dovetail.ir.types import Array, DType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.item import Item
 from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.outputs import tree_size
-from dovetail.targets.maeri.tile import grid
+from dovetail.targets.maeri.tile import Item, grid
 from dovetail.targets.maeri.words import Byte, Natural, Sides, Size, StageLimits, WordReader, words_of
 
 
@@ -174,7 +174,7 @@ class PoolStep:
 class JoinStep:
     """Images one behind the other."""
 
-    axis: Annotated[int, range(3)]
+    axis: Annotated[int, Meta(ge=0, lt=3)]
     """Along rows, columns or channels."""
     parts: tuple[FeatureMap, ...]
     result: FeatureMap
@@ -199,8 +199,8 @@ class SoftmaxStep:
     source: FeatureMap
     result: FeatureMap
     multiplier: Natural
-    shift: Annotated[int, range(32)]
-    diff_min: Annotated[int, range(-(1 << 31), 1)]
+    shift: Annotated[int, Meta(ge=0, lt=32)]
+    diff_min: Annotated[int, Meta(ge=-(1 << 31), lt=1)]
 
 
 Step = LayerStep | AdditionStep | PoolStep | SoftmaxStep | JoinStep | SliceStep

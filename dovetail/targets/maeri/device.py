@@ -27,13 +27,12 @@ from dovetail.ir.types import Array
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import ControlledDevice, Launch
 from dovetail.target.layers import RAISED_BITS
+from dovetail.targets.maeri.bound import addition_cycles
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig
-from dovetail.targets.maeri.item import in_order
 from dovetail.targets.maeri.network import TaskKind
-from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.simulate import layer_spans, simulate
+from dovetail.targets.maeri.order import NetworkOrder, layer_spans, simulate
 from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, decode, layers_of
-from dovetail.targets.maeri.timing import addition_cycles
+from dovetail.targets.maeri.tile import in_order
 
 MOST_WORDS = 1 << 24
 """Words of a task."""

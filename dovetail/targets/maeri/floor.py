@@ -15,14 +15,13 @@ from math import ceil, gcd
 import numpy as np
 
 from dovetail.errors import TargetError
+from dovetail.targets.maeri.bound import by_ports, fastest
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.item import ChannelSegment, Item
 from dovetail.targets.maeri.machine import NeuronClock, clock, clock_of
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times, exists_from
 from dovetail.targets.maeri.order import LayerItems, laid_out
 from dovetail.targets.maeri.rules import ChannelRange, UnitRules, allowed, channels_read, region
-from dovetail.targets.maeri.tile import MultiplierTile, grid, tile_of
-from dovetail.targets.maeri.timing import by_ports, fastest
+from dovetail.targets.maeri.tile import ChannelSegment, Item, MultiplierTile, grid, tile_of
 from dovetail.targets.maeri.tree import Range, configure
 
 MOST_WAYS = 3000
@@ -172,7 +171,7 @@ class Floorplan:
 
     def add(self, unit: ChannelRange, items: Sequence[Item]) -> None:
         """Lay out a unit."""
-        laid = self.done[unit] = laid_out(items, self.network.works[unit.work], self.config)
+        laid = self.done[unit] = laid_out(items, self.network.works, self.config)
         for item, finish in zip(laid.items, laid.ends, strict=True):
             free = self.free[self._taken(item.place)]
             np.maximum(free, finish, out=free)

@@ -25,10 +25,11 @@ import numpy.typing as npt
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.item import ChannelSegment, Item
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.tile import (
+    ChannelSegment,
     FeedbackLoops,
+    Item,
     MultiplierTile,
     NeuronGroup,
     PortTraffic,

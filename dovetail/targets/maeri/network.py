@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dovetail.errors import ModelError
 from dovetail.ir.crop import macs
 from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected
 from dovetail.ir.pattern import Apply, apply, constant, occurrence, operand, rest
 from dovetail.ir.types import Array, Box, TensorType, full_box
@@ -335,16 +336,17 @@ def _extent(kind: TensorType) -> tuple[int, int]:
 
 def _passed_on(graph: Graph, node: Node, operands: Sequence[Times]) -> Times:
     """Times of the result of an operator between layers: it exists with the last element it is made from."""
-    kinds, result = [graph.types[name] for name in node.inputs], graph.types[node.output]
+    kinds, result = tuple(graph.types[name] for name in node.inputs), graph.types[node.output]
     extent = _extent(result)
     if node.operator.is_elementwise(kinds):
         return np.asarray(np.max([times for times in operands if times.shape == extent], axis=0), np.int64)
-    latest = np.zeros(extent, np.int64)
-    for times, spans in zip(operands, _spans(node, kinds, result), strict=True):
+    latest, spans = np.zeros(extent, np.int64), _spans(node.operator, kinds, result)
+    for number, times in enumerate(operands):
         if spans is None:  # not computed in parts
             np.maximum(latest, times.max(initial=0), out=latest)
         else:
-            np.maximum(latest, _latest(_latest(times, spans[1], 1), spans[0], 0), out=latest)
+            channels, rows = spans[number]
+            np.maximum(latest, _latest(_latest(times, rows, 1), channels, 0), out=latest)
     return latest
 
 
@@ -352,23 +354,29 @@ _Spans = tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]
 """The channels [first, end) of an operand that each channel of the result is made from, and its rows."""
 
 
-def _spans(node: Node, kinds: Sequence[TensorType], result: TensorType) -> list[_Spans | None]:
+@lru_cache(maxsize=1024)
+def _spans(operator: Operator, kinds: tuple[TensorType, ...], result: TensorType) -> list[_Spans] | None:
     """Channels and rows of each operand that are read; None where an operator is not computed in parts."""
-    channels, rows = _extent(result)
-    spans = list[_Spans | None]()
-    try:
-        by_row = [_reads(node, kinds, result, row, 1) for row in range(rows)]
-        by_channel = [_reads(node, kinds, result, channel, -1) for channel in _different(node, kinds, result, channels)]
-    except ValueError:
-        return [None] * len(kinds)
-    for number, kind in enumerate(kinds):
-        images = len(kind.shape) == len(result.shape) == 4
-        row_spans = [boxes[number][1] if images else (0, _extent(kind)[1]) for boxes in by_row]
-        channel_spans = [boxes[number][-1] if boxes[number] else (0, 1) for boxes in by_channel]
-        if len(channel_spans) < channels:  # each channel reads its own
-            channel_spans = [(channel, channel + 1) if kind.shape else (0, 1) for channel in range(channels)]
-        spans.append((channel_spans, row_spans))
-    return spans
+    spans = list[list[list[tuple[int, int]]]]()
+    for axis, size in zip((-1, 1), _extent(result), strict=True):
+        boxes = list[tuple[Box, ...]]()
+        for place in range(size):
+            box = list(full_box(result.shape))
+            if len(result.shape) == 4 or axis == -1:
+                box[axis] = (place, place + 1)
+            try:
+                boxes.append(operator.crop(tuple(box), kinds)[1])
+            except ValueError:
+                return None
+        spans.append([[_span(box[number], kind, result, axis) for box in boxes] for number, kind in enumerate(kinds)])
+    return list(zip(*spans, strict=True))
+
+
+def _span(box: Box, kind: TensorType, result: TensorType, axis: int) -> tuple[int, int]:
+    """Channels or rows of an operand's box; one row stands for all where an end is no image."""
+    if axis == 1 and not len(kind.shape) == len(result.shape) == 4:
+        return 0, _extent(kind)[1]
+    return box[axis] if box else (0, 1)
 
 
 def _latest(times: Times, spans: Sequence[tuple[int, int]], axis: int) -> Times:
@@ -376,20 +384,3 @@ def _latest(times: Times, spans: Sequence[tuple[int, int]], axis: int) -> Times:
         return times[: len(spans)] if axis == 0 else times[:, : len(spans)]
     latest = {(low, high): times.take(range(low, high), axis).max(axis, initial=0) for low, high in set(spans)}
     return np.stack([latest[span] for span in spans], axis)
-
-
-def _different(node: Node, kinds: Sequence[TensorType], result: TensorType, channels: int) -> range:
-    """Channels of the result that may be made from others' channels: none, if the first and the last channel are made
-    from their own."""
-    boxes = [(channel, box) for channel in (0, channels - 1) for box in _reads(node, kinds, result, channel, -1) if box]
-    own = all(box[-1] == (channel, channel + 1) for channel, box in boxes)
-    alike = all(kind.shape[-1] == channels for kind in kinds if kind.shape)
-    return range(0 if own and alike else channels)
-
-
-def _reads(node: Node, kinds: Sequence[TensorType], result: TensorType, place: int, axis: int) -> tuple[Box, ...]:
-    """The boxes of the operands that one row (axis 1) or channel (axis -1) of the result is made from."""
-    box = list(full_box(result.shape))
-    if len(result.shape) == 4 or axis == -1:
-        box[axis] = (place, place + 1)
-    return node.operator.crop(tuple(box), kinds)[1]

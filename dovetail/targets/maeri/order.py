@@ -1,31 +1,38 @@
-"""Orders as data: items of equal virtual neurons, when they end, and the bytes of memory they need.
+"""Orders as data: items of equal virtual neurons, when they end, and the bytes of memory they need; and their checks.
 
 The feature memory holds the network's inputs and every layer's results, from the first weight of the items that compute
 them until the last item that reads them has ended; results are bytes behind the stage, else 32-bit sums. The prefetch
 buffer is the memory that ports send from: of every item at work it holds the weights of its filters, twice where a
 multiplier has a place for further weights, and the rows of its input that a window lies on; of a layer never more than
 all it has. Weights in a multiplier are counted in `machine.py`.
+
+`check` plays an order. The cycle of every product is what the hardware makes of the items (`machine.py`). Checked are:
+multipliers and ports are used by one item at a time, until its last sum has left; the tree can be configured for every
+set of virtual neurons that works together, and the bus takes all their sums; every input exists when it is sent; every
+product of every sum is added exactly once. `broken` checks the user's rules, by the items and their cycles alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import product
 
 import numpy as np
 
-from dovetail.errors import TargetError
-from dovetail.ir.types import TensorType
+from dovetail.errors import SimulationError, TargetError
+from dovetail.ir.graph import evaluate
+from dovetail.ir.types import Array, TensorType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.item import ChannelSegment as ChannelSegment
-from dovetail.targets.maeri.item import Item as Item
-from dovetail.targets.maeri.item import sweep
-from dovetail.targets.maeri.machine import Cycles, NeuronClock, clock_of, play, waits
-from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times
-from dovetail.targets.maeri.tile import grid
+from dovetail.targets.maeri.machine import ItemTimeline, NeuronClock, clock_of, play, waits
+from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times, exists_from
+from dovetail.targets.maeri.rules import ChannelRange, Pin, Rules, unit_rules
+from dovetail.targets.maeri.tile import ChannelSegment as ChannelSegment
+from dovetail.targets.maeri.tile import Item as Item
+from dovetail.targets.maeri.tile import Numbers, channels_of, grid, sweep
+from dovetail.targets.maeri.tree import Range, configure
 
 
 @dataclass(frozen=True)
@@ -87,24 +94,55 @@ class LayerItems:
         return int(self.times.max())
 
 
-def laid_out(items: Sequence[Item], work: MultiplierLayer, config: MaeriConfig) -> LayerItems:
+@dataclass(frozen=True)
+class _ItemRun:
+    """An item on the hardware, beside others."""
+
+    item: Item
+    work: MultiplierLayer
+    played: ItemTimeline
+    late: Numbers
+    """Cycles that each position's sums wait for those of other items on their lines."""
+
+    def __str__(self) -> str:
+        """The item as messages name it."""
+        return _name(self.item, self.work)
+
+    @cached_property
+    def exists(self) -> Numbers:
+        """Cycle from which each position's sums are in memory."""
+        return self.played.exists + self.late
+
+    @cached_property
+    def period(self) -> float:
+        """Cycles between positions: in the long run at least one for each sum of its fullest line, though sums of the
+        first few positions may overtake each other."""
+        exists, fullest = self.played.exists, max(Counter(self.played.group.lines).values())
+        if len(exists) == 1:
+            return float(self.played.until)
+        return max(float(exists[-1] - exists[0]) / (len(exists) - 1), float(fullest))
+
+
+def _runs(items: Sequence[Item], works: Sequence[MultiplierLayer], config: MaeriConfig) -> list[_ItemRun]:
+    """Every item played, its sums as late as the lines it shares with others make them."""
+    played = [_play(config, works[item.work], item) for item in items]
+    lates = waits(played)
+    return [_ItemRun(i, works[i.work], own, late) for i, own, late in zip(items, played, lates, strict=True)]
+
+
+def laid_out(items: Sequence[Item], works: Sequence[MultiplierLayer], config: MaeriConfig) -> LayerItems:
     """Items of a layer that the machine plays beside each other."""
-    played = [play(config, work.layer, item) for item in items]
-    exists = [each.exists + late for each, late in zip(played, waits(played), strict=True)]
-    return LayerItems(tuple(items), tuple(each.until for each in played), results(work, items, exists))
+    runs = _runs(items, works, config)
+    return LayerItems(tuple(items), tuple(run.played.until for run in runs), _results(runs))
 
 
-def results(work: MultiplierLayer, items: Sequence[Item], exists: Sequence[Cycles]) -> Times:
-    """Cycle from which each channel and row of a layer's result exists: that of the last of its sums.
-
-    Args:
-        work: the layer.
-        items: some of its items.
-        exists: of each item the cycle from which the sums of each position exist.
-    """
+def _results(runs: Sequence[_ItemRun]) -> Times:
+    """Cycle from which each channel and row of a layer's result exists: that of the last of its sums in some items."""
+    work = runs[0].work
     times, layer = np.zeros((work.outputs, work.layer.out_rows), np.int64), work.layer
-    for item, own in zip(items, exists, strict=True):
-        tile, channels, rows = item.tile, item.channels, item.positions // grid(layer, item.tile)[1]
+    for run in runs:
+        item, tile, own = run.item, run.item.tile, run.exists
+        channels, rows = item.channels, item.positions // grid(layer, tile)[1]
         begins = np.flatnonzero((np.diff(channels, prepend=-1) != 0) | (np.diff(rows, prepend=-1) != 0))
         latest, channels, rows = np.maximum.reduceat(own, begins), channels[begins], rows[begins] * tile.out_rows
         groups, filters = np.divmod(channels, layer.filters)
@@ -236,3 +274,265 @@ def shortage(network: OrderNetwork, config: MaeriConfig, spans: Sequence[ItemSpa
         if size and (peak := NEEDS[name](network, config, spans)).used > size:
             return Shortage(name, size, peak, advice)
     return None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Outputs and clock cycles of one execution of an order."""
+
+    outputs: Mapping[str, Array]
+    """The network's results."""
+    cycles: int
+    """Cycles until the last of the layers' results exists."""
+    products: int
+    """Multiplications that belong to a sum."""
+
+
+def simulate(order: NetworkOrder, inputs: Mapping[str, Array]) -> Simulation:
+    """Check an order and compute its results: every product of every sum is added once, so they are the operators'.
+
+    Args:
+        order: the order.
+        inputs: the network's, by name; and constants to replace.
+
+    Raises:
+        SimulationError: the engine cannot do what the order says; names the item, its place and the cycle.
+    """
+    cycles, graph = check(order), order.network.graph
+    constants = {name: inputs.get(name, array) for name, array in graph.constants.items()}
+    products = sum(work.layer.macs for work in order.network.works)
+    return Simulation(evaluate(replace(graph, constants=constants), inputs), cycles, products)
+
+
+def check(order: NetworkOrder) -> int:
+    """Cycles until the last result of an order exists.
+
+    Raises:
+        SimulationError: as `simulate`.
+        TargetError: the engine cannot compute an item.
+    """
+    network = order.network
+    runs = _runs(order.items, network.works, order.config)
+    _check_places(order.config, runs)
+    short = shortage(network, order.config, [(run.item, run.item.start, run.played.until) for run in runs])
+    if short is not None:
+        error = short.error(())
+        raise SimulationError(error.what, where=error.where, hint=error.hint)
+    _check_phases(order.config, runs)
+    exists: dict[str, Times] = {}
+    for number, work in enumerate(network.works):
+        own = _of_layer(runs, number)
+        _check_sums(work, own)
+        _check_inputs(work, exists_from(network.graph, work.node.inputs[0], exists), own)
+        exists[work.node.output] = _results(own)
+    return max(int(times.max()) for times in exists.values())
+
+
+def layer_spans(order: NetworkOrder) -> list[tuple[int, int]]:
+    """For each layer the cycle of its first weight, and the cycle from which all its results exist.
+
+    Raises:
+        SimulationError: an item without work.
+        TargetError: the engine cannot compute an item.
+    """
+    runs = _runs(order.items, order.network.works, order.config)
+    layers = [_of_layer(runs, number) for number in range(len(order.network.works))]
+    return [(min(run.item.start for run in own), max(int(run.exists.max()) for run in own)) for own in layers]
+
+
+def _of_layer(runs: Sequence[_ItemRun], number: int) -> list[_ItemRun]:
+    return [run for run in runs if run.item.work == number]
+
+
+def _play(config: MaeriConfig, work: MultiplierLayer, item: Item) -> ItemTimeline:
+    name = _name(item, work)
+    if not item.segments:
+        raise _wrong("an item without work", name)
+    if item.taps != (0, work.layer.taps) and not config.accumulation_buffer:
+        hint = "turn the accumulation buffer on in the configuration, or order without cut sums"
+        raise SimulationError("a sum in parts needs the accumulation buffer", where=name, hint=hint)
+    width = item.tile.size + config.carried(-(-item.products // item.tile.size))
+    end = max(item.place.end, item.place.start + item.tile.neurons * width)
+    if item.place.start < 0 or item.start < 0 or end > config.multipliers:
+        raise _wrong(f"there are {config.multipliers} multipliers, from cycle 0 on", name)
+    return play(config, work.layer, item)
+
+
+def _wrong(what: str, where: object) -> SimulationError:
+    hint = "report this with the network and the rules; --rules may avoid the order meanwhile"
+    return SimulationError(what, where=str(where), hint=hint)
+
+
+def _name(item: Item, work: MultiplierLayer) -> str:
+    return f"{work.name} on multipliers {item.place} from cycle {item.start}"
+
+
+def _check_places(config: MaeriConfig, runs: Sequence[_ItemRun]) -> None:
+    """One item per multiplier at a time, and per port."""
+    width = config.feed_width if config.ports or config.shared_ports else 1
+    owners: dict[int, _ItemRun] = {}
+    for run in sorted(runs, key=lambda each: each.item.start):
+        place, end = run.item.place, run.played.group.places[-1].end
+        if end > place.end or (config.ports and place.start % width):
+            what = f"{run.item.tile.neurons} virtual neurons up to multiplier {end} do not fit"
+            raise _wrong(f"{what}, or do not begin at a multiple of {width}", run)
+        for multiplier in range(place.start // width * width, -(-place.end // width) * width):
+            owner = owners.get(multiplier)
+            if owner is not None and owner.played.until > run.item.start:
+                raise _wrong(f"multiplier {multiplier} is in use until cycle {owner.played.until} by {owner}", run)
+            owners[multiplier] = run
+
+
+_configure = lru_cache(maxsize=4096)(configure)
+
+
+def _check_phases(config: MaeriConfig, runs: Sequence[_ItemRun]) -> None:
+    """The tree can be configured for every set of virtual neurons that works at the same time, and no line gets more
+    than one sum per cycle."""
+    checked = set[tuple[tuple[Range, int, float], ...]]()
+    for cycle, working in sweep([(run.item.start, run.played.until) for run in runs]):
+        neurons = [
+            (place, line, runs[number].period)
+            for number in working
+            for place, line in zip(runs[number].played.group.places, runs[number].played.group.lines, strict=True)
+        ]
+        phase = tuple(sorted(neurons, key=lambda neuron: neuron[0].start))
+        if phase in checked:
+            continue
+        checked.add(phase)
+        _configure(config.multipliers, tuple(place for place, _, _ in phase))
+        load = dict.fromkeys((line for _, line, _ in phase), 0.0)
+        for _, line, period in phase:
+            load[line] += 1.0 / max(period, 1.0)
+        for line, sums in load.items():
+            if sums > 1.0 + 1e-2:  # items keep to this themselves; inputs of the first position shift it a little
+                what = f"line {line} of the collection bus would get {sums:.2f} sums per cycle"
+                raise _wrong(what, f"from cycle {cycle}")
+
+
+def _check_inputs(work: MultiplierLayer, times: Times, runs: Sequence[_ItemRun]) -> None:
+    """Every input exists in the cycle it is first multiplied in."""
+    layer = work.layer
+    if work.turned:
+        for run in runs:
+            if run.item.start < times.max(initial=0):
+                what = f"the vector is sent in cycle {run.item.start}; its inputs exist from cycle {times.max()}"
+                raise _wrong(what, run)
+        return
+    if not work.is_image:
+        times = np.broadcast_to(times.max(axis=1, keepdims=True), (times.shape[0], layer.in_rows))
+    needs: dict[tuple[tuple[int, int], int], Times] = {}
+    for run in runs:
+        key = run.item.taps, run.item.tile.out_rows
+        if key not in needs:
+            needs[key] = _needed(layer, times, *key)
+        groups, rows = run.item.channels // layer.filters, run.item.positions // grid(layer, run.item.tile)[1]
+        wanted = needs[key][groups, rows]
+        for further in range(1, run.item.tile.groups):
+            wanted = np.maximum(wanted, needs[key][np.minimum(groups + further, layer.groups - 1), rows])
+        early = np.flatnonzero(run.played.begins < wanted)
+        if early.size:
+            at = int(early[0])
+            what = f"position {run.item.positions[at]} of channel {run.item.channels[at]} is begun in cycle"
+            what += f" {run.played.begins[at]}; its inputs exist from cycle {wanted[at]}"
+            raise _wrong(what, run)
+
+
+def _needed(layer: OrderLayer, times: Times, taps: tuple[int, int], height: int) -> Times:
+    """Cycle from which the inputs of each group exist, by [group, `height` rows of the result at a time]."""
+    rows, area = -(-layer.out_rows // height), layer.rows * layer.columns
+    channels = slice(taps[0] // area, -(-taps[1] // area))  # of one group, those that the products read
+    by_group = times.reshape(layer.groups, layer.channels, -1)[:, channels].max(axis=1)
+    need = np.zeros((layer.groups, rows), np.int64)
+    for row in range(rows):
+        last = min((row + 1) * height, layer.out_rows) - 1
+        first, stride = row * height, layer.strides[0]
+        need[:, row] = by_group[:, first * stride : last * stride + layer.span[0]].max(axis=1)
+    return need
+
+
+def _check_sums(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> None:
+    """Every product of every sum is added exactly once."""
+    layer, parts = work.layer, sorted({run.item.taps for run in runs})
+    ends = [0, *(taps[1] for taps in parts)]
+    if [taps[0] for taps in parts] != ends[:-1] or ends[-1] != layer.taps:
+        raise _wrong(f"the parts {parts} of a sum do not make up its {layer.taps} products", work.name)
+    for taps in parts:
+        places = np.concatenate([each for run in runs if run.item.taps == taps for each in _places(run)])
+        count = np.bincount(places, minlength=work.positions * work.outputs).reshape(work.positions, work.outputs)
+        wrong = np.argwhere(count != 1)
+        if wrong.size:
+            position, channel = wrong[0]
+            what = f"products {list(taps)} of position {position} of channel {channel}"
+            raise _wrong(f"{what} are added {count[position, channel]} times", work.name)
+
+
+def _places(run: _ItemRun) -> Iterator[Numbers]:
+    """The results [position, channel] that each virtual neuron of an item computes, as one number."""
+    tile, layer = run.item.tile, run.work.layer
+    groups, filters = np.divmod(run.item.channels, layer.filters)
+    rows, columns = np.divmod(run.item.positions, grid(layer, tile)[1])
+    for g, k, x, y in product(*map(range, (tile.groups, tile.filters, tile.out_rows, tile.out_columns))):
+        row, column = rows * tile.out_rows + x, columns * tile.out_columns + y
+        inside = (groups + g < layer.groups) & (filters + k < layer.filters)
+        inside &= (row < layer.out_rows) & (column < layer.out_columns)
+        places = (row * layer.out_columns + column) * run.work.outputs + run.item.channels + g * layer.filters + k
+        yield places[inside]
+
+
+def broken(order: NetworkOrder, rules: Rules) -> list[str]:
+    """The rules that an order breaks, in words."""
+    told, end = unit_rules(rules, order.network), order.end
+    items = {unit: _items_of(order, unit) for unit in told.units}
+    begins = {unit: min(item.start for item in own) for unit, own in items.items()}
+    ends = {unit: max(map(end, own)) for unit, own in items.items()}
+    wrong = [why for (x, y), why in told.before.items() if begins[y] < ends[x]]
+    wrong += [why for (x, y), why in told.no_later.items() if begins[x] > begins[y]]
+    wrong += [why for group, why in told.together.items() if len({begins[unit] for unit in group}) > 1]
+    for (x, y), why in told.apart.items():
+        pairs = product(items[x], items[y])
+        wrong += [why] * any(one.start < end(other) and other.start < end(one) for one, other in pairs)
+    for (unit, pin), why in told.pins.items():
+        wrong += [why] * any(not _is_within(order, item, pin) for item in items[unit])
+    for (units, most), why in told.limits.items():
+        own = list(dict.fromkeys(item for unit in units for item in items[unit]))
+        working = (numbers for _, numbers in sweep((item.start, end(item)) for item in own))
+        wrong += [why] * any(sum(own[number].tile.neurons for number in numbers) > most for numbers in working)
+    divided = [f"whole_filters: {text}" for number in sorted(told.whole) for text in _divided(order, number)]
+    return [*map(rules.in_words, dict.fromkeys(wrong)), *divided]
+
+
+def _items_of(order: NetworkOrder, unit: ChannelRange) -> list[Item]:
+    """The items that compute channels of a unit."""
+    work, own, channels = order.network.works[unit.work], order.of(unit.work), range(unit.first, unit.end)
+    return own if len(channels) == work.channels else [i for i in own if not _channels(work, i).isdisjoint(channels)]
+
+
+def _channels(work: MultiplierLayer, item: Item) -> set[int]:
+    """The channels of a layer's result that an item computes."""
+    if not work.turned:
+        return {channel for part in item.segments for channel in channels_of(work, item.tile, part.channel)}
+    height = item.tile.out_rows
+    rows = (range(part.first * height, (part.first + part.count) * height) for part in item.segments)
+    return {row for own in rows for row in own if row < work.channels}
+
+
+def _is_within(order: NetworkOrder, item: Item, pin: Pin) -> bool:
+    """Whether an item is at the place and in the time of a pin."""
+    (low, high), places = pin.multipliers or (0, order.config.multipliers), order.clock(item).group.places
+    in_time = pin.begin <= item.start and (pin.end is None or order.end(item) <= pin.end)
+    return in_time and low <= places[0].start and places[-1].end <= high
+
+
+def _divided(order: NetworkOrder, number: int) -> Iterator[str]:
+    """How an order breaks a layer's `whole_filters`."""
+    work, places = order.network.works[number], set[tuple[int, Range]]()
+    for item in order.of(number):
+        tile = item.tile
+        if item.products != work.layer.taps or (not work.turned and tile.out_rows * tile.out_columns > 1):
+            yield f"{work.name} has sums in parts, or on several virtual neurons"
+        neurons = order.clock(item).group.places[: tile.filters * tile.groups]  # in the order of their channels
+        for part in () if work.turned else item.segments:
+            places |= set(zip(channels_of(work, tile, part.channel), neurons, strict=False))
+    if len(places) > len({channel for channel, _ in places}):
+        yield f"an output channel of {work.name} is on several virtual neurons"

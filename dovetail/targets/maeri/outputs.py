@@ -17,10 +17,9 @@ from typing import Any
 
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.item import sweep
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.tile import MultiplierTile
+from dovetail.targets.maeri.tile import MultiplierTile, sweep
 from dovetail.targets.maeri.tree import (
     Range,
     Switch,

@@ -18,10 +18,9 @@ from string import Template
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.targets.maeri.item import Item
 from dovetail.targets.maeri.network import MultiplierLayer
 from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.tile import grid, traffic
+from dovetail.targets.maeri.tile import Item, grid, traffic
 from dovetail.targets.maeri.tree import Range
 
 MOST_BARS = 2000

@@ -34,7 +34,7 @@ from dovetail.targets.maeri.coded import (
     Step,
     bits_of_sums,
 )
-from dovetail.targets.maeri.lowered import ALIGNMENT, StepGraph, lowered, size_of
+from dovetail.targets.maeri.execute import ALIGNMENT, StepGraph, lowered, size_of
 from dovetail.targets.maeri.network import MultiplierLayer
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.outputs import Phase, configurations, layer_words

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
 
-from dovetail.errors import ModelError
+import msgspec
+from msgspec import Meta
+
+from dovetail.documents import read_document
+from dovetail.errors import ModelError, SimulationError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
 from dovetail.target import Ordered, OrderRequest
-from dovetail.targets.maeri.bound import bound
-from dovetail.targets.maeri.checked import checked
+from dovetail.targets.maeri.bound import best_tile, bound
 from dovetail.targets.maeri.coded import FORMS, read_image, write_image
 from dovetail.targets.maeri.config import MaeriConfig, configured
 from dovetail.targets.maeri.execute import execute
-from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.listing import arrange, best_order
+from dovetail.targets.maeri.machine import clock_of
 from dovetail.targets.maeri.network import OrderNetwork, network
-from dovetail.targets.maeri.order import NEEDS, NetworkOrder
+from dovetail.targets.maeri.order import NEEDS, NetworkOrder, broken, check
 from dovetail.targets.maeri.outputs import Phase, layer_rows, order_files, phases
 from dovetail.targets.maeri.picture import page
 from dovetail.targets.maeri.programming import inner, programmed
 from dovetail.targets.maeri.rules import Rules, load_rules
-from dovetail.targets.maeri.simulate import broken, check
-from dovetail.targets.maeri.solve import best_order
-from dovetail.targets.maeri.timing import best_tile
+from dovetail.targets.maeri.tile import ChannelSegment, Item, MultiplierTile, grid, in_order
+from dovetail.targets.maeri.tree import Range
+from dovetail.targets.maeri.words import Count, Natural
 
 HEADINGS = ("layer", "start", "end", "virtual neurons", "multipliers each", "steps", "MACs", "used")
 """Headings of the table of layers."""
@@ -117,20 +123,9 @@ def _image_note(order: NetworkOrder, images: Mapping[str, bytes], inputs: Mappin
     return f"{sizes} read back and executed: results equal to the network's in every bit."
 
 
-@dataclass(frozen=True, slots=True)
-class OrderComparison:
-    """An order beside other ways, in cycles."""
-
-    makespan: int
-    bound: int
-    one_by_one: int
-    """Each layer alone, as it would be without the others, one after the other."""
-    uniform: int
-    """One after the other, each with the best tile of equal virtual neurons in step."""
-
-
-def compare(order: NetworkOrder) -> OrderComparison:
-    """An order beside its bound, layer after layer, and the best equal virtual neurons."""
+def compare(order: NetworkOrder) -> tuple[int, int]:
+    """Cycles of a network's layers one after the other: each alone, as it would be without the others; and each with
+    the best tile of equal virtual neurons in step."""
     config, graph = order.config, order.network.graph
     alone = uniform = 0
     for work in order.network.works:
@@ -138,19 +133,94 @@ def compare(order: NetworkOrder) -> OrderComparison:
         only = replace(graph, nodes=(work.node,), inputs=(work.node.inputs[0],), outputs=(work.node.output,))
         alone += arrange(OrderNetwork(only, (work,)), config).makespan
         uniform += best_tile(work.layer, config)[1]
-    return OrderComparison(order.makespan, bound(order.network, config).cycles, alone, uniform)
+    return alone, uniform
 
 
 def _summary(order: NetworkOrder) -> str:
     """One sentence: the order beside its bound and other ways."""
-    ways, least = compare(order), bound(order.network, order.config)
-    times = f"{ways.makespan / ways.bound:.3f} times the bound of {ways.bound:,}"
+    (alone, uniform), least = compare(order), bound(order.network, order.config)
+    times = f"{order.makespan / least.cycles:.3f} times the bound of {least.cycles:,}"
     return (
-        f"{ways.makespan:,} cycles, {times} ({least.binds}); "
-        f"layer by layer {ways.one_by_one:,}, with the best equal virtual neurons {ways.uniform:,}."
+        f"{order.makespan:,} cycles, {times} ({least.binds}); "
+        f"layer by layer {alone:,}, with the best equal virtual neurons {uniform:,}."
     )
 
 
 def order_page(order: NetworkOrder) -> str:
     """The picture of an order."""
     return page(order, _summary(order), HEADINGS, layer_rows(order))
+
+
+_HINT = "take schedule.json of `dovetail schedule -o` as an example, and change its items"
+
+
+class _FileItem(msgspec.Struct, frozen=True):
+    """An item as the file has it."""
+
+    layer: str
+    start: Natural
+    multipliers: tuple[Natural, Natural]
+    tile: MultiplierTile
+    segments: Annotated[list[tuple[Natural, Natural, Count]], Meta(min_length=1)]
+    """(output channel, first position, positions)."""
+    products: tuple[Natural, Natural] | None = None
+    """[first, end) of the products of a sum; all if not given."""
+
+
+class _OrderFile(msgspec.Struct, frozen=True):
+    """The part of `schedule.json` that is an order."""
+
+    items: Annotated[list[_FileItem], Meta(min_length=1)]
+
+
+def checked(path: Path, network: OrderNetwork, config: MaeriConfig, rules: Rules) -> tuple[NetworkOrder, list[str]]:
+    """An order from a file, and a sentence about what was checked: memories, hardware, inputs, sums and rules.
+
+    Raises:
+        ModelError: the file is no order of this network; or, with all there is to say, the order cannot be kept.
+    """
+    document = read_document(path, "json", _OrderFile, hint=_HINT, error=ModelError, what="the order")
+    numbers = {work.name: number for number, work in enumerate(network.works)}
+    items = list[Item]()
+    for at, each in enumerate(document.value.items):
+        where = document.place(("items", at))
+        if each.layer not in numbers:
+            hint = f"use {', '.join(numbers)}"
+            raise ModelError(f"there is no layer '{each.layer}' in the network", where=where, hint=hint)
+        items.append(_item(each, numbers[each.layer], network, config, where))
+    if missing := [name for name, number in numbers.items() if number not in {item.work for item in items}]:
+        raise ModelError(f"no item computes {', '.join(missing)}", where=str(path), hint="add items for it")
+    order = NetworkOrder(network, config, in_order(items), 0)
+    wrong = [f"rules: {rule}" for rule in broken(order, rules)]
+    try:
+        cycles = check(order)
+    except SimulationError as error:
+        wrong.append(f"{error.where}: {error.what}")
+    if wrong:
+        hint = "change these items; without --check an order is found"
+        raise ModelError("; ".join(wrong), where=str(path), hint=hint)
+    kept = "rules, " if rules != Rules() else ""
+    note = f"{path.name} is kept: {kept}memories, multipliers, ports, lines, the tree, inputs and sums."
+    return NetworkOrder(network, config, order.items, cycles), [note]
+
+
+def _item(each: _FileItem, number: int, network: OrderNetwork, config: MaeriConfig, where: str) -> Item:
+    """An item of a layer, its sizes those of the layer and the engine."""
+    layer, tile = network.works[number].layer, each.tile
+    low, high = each.products or (0, layer.taps)
+    first, end = each.multipliers
+    (rows, columns), channels = grid(layer, tile), layer.filters * layer.groups
+    fits = low < high <= layer.taps and first < end <= config.multipliers and tile.size * tile.neurons <= end - first
+    if not fits:
+        what = f"{tile.neurons} virtual neurons of {tile.size} for the products [{low}, {high}) of {layer.taps}"
+        what = f"{what} are not on the multipliers [{first}, {end}) of {config.multipliers}"
+        raise ModelError(what, where=where, hint="give the tile, the products and the multipliers that belong together")
+    for channel, begin, count in each.segments:
+        if channel >= channels or begin + count > rows * columns:
+            what = f"channel {channel}, positions {begin} to {begin + count} are not of"
+            what = f"{what} {channels} channels of {rows * columns} positions (in tiles)"
+            raise ModelError(what, where=where, hint="count output channels and positions from 0")
+    parts = tuple(ChannelSegment(*part) for part in each.segments)
+    item = Item(number, each.start, Range(first, end - first), tile, (low, high), parts)
+    clock_of(config, layer, item)
+    return item

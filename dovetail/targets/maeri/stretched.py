@@ -14,7 +14,7 @@ from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat, Pad, Pick, Reshape, Slice
 from dovetail.ir.pattern import Apply, apply, constant, maybe, operand, rest
 from dovetail.ir.rules import Rule, RuleMatch, rewriting
-from dovetail.ir.types import Array, Shape
+from dovetail.ir.types import Array
 
 _IMAGE, _WEIGHTS, _BIAS = operand("image"), constant("weights"), rest("bias")
 _ZEROS = apply(Pad, apply(Reshape, _IMAGE), name="zeros")

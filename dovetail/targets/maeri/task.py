@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate, pairwise, permutations
+from itertools import accumulate, combinations, pairwise, permutations
 from pathlib import Path
 
 import numpy as np
+from msgspec.json import decode as decode_json
+from msgspec.json import encode as encode_json
 
-from dovetail.errors import DovetailError, SimulationError
+from dovetail.errors import DovetailError, ModelError, SimulationError
 from dovetail.files import kept_answer
-from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target import Match, layers
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.item import Item, in_order
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import OrderLayer, OrderNetwork, TaskKind, network
-from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.rules import Pin, Rules, grain
-from dovetail.targets.maeri.simulate import check
+from dovetail.targets.maeri.network import OrderLayer, OrderNetwork, TaskKind, layers_in, network, own_name
+from dovetail.targets.maeri.order import NetworkOrder, check
+from dovetail.targets.maeri.rules import Pin, Rules, consistent_rules, grain
+from dovetail.targets.maeri.tile import Item, in_order
 from dovetail.targets.maeri.words import Address, Sides, StageLimits, WordReader, words_of
 
 NO_PADDING = Sides(0, 0, 0, 0)
@@ -168,30 +169,23 @@ def of_parts(parts: Sequence[Part], names: Sequence[str] = ()) -> OrderNetwork:
 
 
 @lru_cache(maxsize=1024)
-def alone(part: Part, config: MaeriConfig, kept: ChipRules = FREE) -> NetworkOrder:
-    """The order of one layer; its `makespan` is the scheduler's.
-
-    Raises:
-        TargetError: it does not fit, or not as the rules say.
-        ModelError: rules contradict each other.
-    """
-    net = of_parts((part,), kept.names)
-    order = stored(("alone", part, kept), net, config, lambda: arrange(net, config, kept.rules))
-    assert order is not None, "it fits, else an error says why not"
-    return order
-
-
-@lru_cache(maxsize=256)
 def side_by_side(parts: tuple[Part, ...], config: MaeriConfig, kept: ChipRules = FREE) -> NetworkOrder | None:
-    """The order of layers beside each other that ends first, of those tried; its `makespan` is the machine's.
+    """The order of a launch's layers that ends first, of those tried; its `makespan` is the machine's.
 
-    Tried is one layer after the other without a gap, in every turn; and where more than that can be saved, multipliers
-    shared out by the layers' work: to each of them, or to one, which the others then fill up.
+    Of several layers is tried one after the other without a gap, in every turn; and where more than that can be saved,
+    multipliers shared out by the layers' work: to each of them, or to one, which the others then fill up.
 
     Returns:
-        None where a layer does not fit.
+        None where one of several layers does not fit.
+
+    Raises:
+        TargetError: the only layer does not fit, or not as the rules say.
+        ModelError: rules for the only layer contradict each other.
     """
-    return stored(("beside", parts, kept), of_parts(parts), config, lambda: find_together(parts, config, kept))
+    if len(parts) > 1:
+        return stored(("beside", parts, kept), of_parts(parts), config, lambda: find_together(parts, config, kept))
+    net = of_parts(parts, kept.names)
+    return stored(("alone", parts, kept), net, config, lambda: arrange(net, config, kept.rules))
 
 
 def stored(
@@ -205,24 +199,17 @@ def stored(
         config: of the order.
         find: finds the order; None where there is none.
     """
-    data = kept_answer(Path(__file__).parent, f"{question!r} {config!r}", lambda: _written(find()))
-    reader, items = WordReader(np.frombuffer(data, "<u4").tolist(), _damaged), list[Item]()
-    if not reader.left:
-        return None
-    (makespan,) = reader.take(1)
-    while reader.left:
-        items.append(reader.record(Item))
-    return NetworkOrder(network, config, tuple(items), makespan)
+
+    def answer() -> bytes:
+        order = find()
+        return encode_json(order and (order.makespan, order.items))
+
+    kept = decode_json(kept_answer(Path(__file__).parent, f"{question!r} {config!r}", answer), type=_KeptOrder)
+    return NetworkOrder(network, config, kept[1], kept[0]) if kept else None
 
 
-def _written(order: NetworkOrder | None) -> bytes:
-    """The words of an order: its makespan and its items; nothing if there is no order."""
-    words = [order.makespan, *(word for item in order.items for word in words_of(item))] if order else []
-    return np.array(words, "<u4").tobytes()
-
-
-def _damaged(what: str) -> DovetailError:
-    return SimulationError(f"an order in the cache is damaged: {what}", where="maeri", hint="clear the cache")
+_KeptOrder = tuple[int, tuple[Item, ...]] | None
+"""Makespan and items."""
 
 
 def find_together(parts: tuple[Part, ...], config: MaeriConfig, kept: ChipRules = FREE) -> NetworkOrder | None:
@@ -271,3 +258,81 @@ def _shares(parts: Sequence[Part], turn: Sequence[int], config: MaeriConfig) -> 
         spans = list(pairwise((0, *ends[:-1], ports)))
         if all(first < end for first, end in spans):
             yield [(first * width, end * width) for first, end in spans]
+
+
+def chip_rules(matches: Sequence[Match], rules: Rules) -> ChipRules:
+    """The rules of a launch of some layers.
+
+    Raises:
+        ModelError: a layer of the launch is to begin with one that is not in it.
+    """
+    if rules == Rules():
+        return ChipRules()
+    nodes = [match.nodes["layer"] for match in matches]
+    names = tuple(own_name(node.origin or node.output) for node in nodes)
+    for group in rules.together:
+        layers = [what.partition("[")[0] for what in group]
+        if set(layers) & set(names) and not set(layers) <= set(names):
+            hint = "raise MaeriConfig.joint, or leave the rule to `dovetail schedule --rules`"
+            raise ModelError(f"{', '.join(layers)} do not begin together on this chip", where="rules", hint=hint)
+    return ChipRules(names, rules.about(names))
+
+
+def in_ruled_order(rules: Rules, config: MaeriConfig) -> Callable[[Graph], Graph]:
+    """A rewrite: nodes in the order that `before` and `priority` want, each layer under the name that rules know.
+
+    It raises ModelError where rules name layers that are not there, contradict each other or name cycles.
+    """
+
+    def apply(graph: Graph) -> Graph:
+        works = tuple(layers_in(graph))
+        if not works:
+            return graph
+        net = OrderNetwork(graph, works)
+        consistent_rules(rules, net, config)
+        for pin in rules.pin:
+            if pin.begin or pin.end is not None:
+                hint = "leave begin and end to a file of --rules"
+                raise ModelError(f"the compiled chip knows no cycles: {pin}", where="rules", hint=hint)
+        names = {work.node.output: work.name for work in works}
+        users, layers = graph.users(), {work.name: work.node for work in works}
+
+        def last(node: Node) -> Node:
+            """The last of the operators behind a layer that only it feeds."""
+            while len(users[node.output]) == 1 and node.output not in graph.outputs:
+                following = users[node.output][0]
+                if following.output in names or any(name in graph.producers() for name in following.inputs[1:]):
+                    break
+                node = following
+            return node
+
+        pairs = [pair for chain in rules.before for pair in pairwise(chain)]
+        pairs += [pair for chain in rules.priority for pair in combinations(chain, 2)]
+        after: dict[str, set[str]] = {}
+        for x, y in pairs:
+            first, second = (layers[what.partition("[")[0]] for what in (x, y))
+            if first is not second:
+                after.setdefault(second.output, set()).add(last(first).output)
+        return replace(graph, nodes=tuple(_named(node, names) for node in _sorted(graph, after)))
+
+    return apply
+
+
+def _named(node: Node, names: dict[str, str]) -> Node:
+    """A layer under the name that rules know."""
+    name = names.get(node.output)
+    if name is None or own_name(node.origin or node.output) == name:
+        return node
+    return replace(node, origin=f"{(node.origin or node.output).partition(' (')[0]} ({name})")
+
+
+def _sorted(graph: Graph, after: dict[str, set[str]]) -> list[Node]:
+    """The nodes, each behind those it reads and those it must come after; else in their order."""
+    waiting, done, nodes = list(graph.nodes), {*graph.inputs, *graph.constants}, list[Node]()
+    while waiting:
+        ready = (n for n in waiting if done.issuperset(n.inputs) and done >= after.get(n.output, set()))
+        node = next(ready, waiting[0])  # a priority that the network's own order stands against
+        waiting.remove(node)
+        nodes.append(node)
+        done.add(node.output)
+    return nodes

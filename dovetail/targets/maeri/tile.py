@@ -1,4 +1,5 @@
-"""Virtual neurons of a tile: their places, the values that ports send them, and sums that go round.
+"""Virtual neurons of a tile: their places, the values that ports send them, and sums that go round; and items, equal
+virtual neurons that compute some sums of a layer, as records.
 
 A port sends one value per cycle to any of its own multipliers; a value that multipliers of several ports want goes
 through each of these ports. Ports have queues and do not wait for each other. A tree without such ports sends as many
@@ -12,17 +13,20 @@ that of some positions before; from then on it repeats.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import ceil
 
+import numpy as np
+import numpy.typing as npt
+
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import OrderLayer
+from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer
 from dovetail.targets.maeri.tree import Range, TreeExit, leaving
-from dovetail.targets.maeri.words import Size
+from dovetail.targets.maeri.words import Count, Natural, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,3 +310,79 @@ class _FeedbackPlay:
         if self.begun[number] == self.loops.folds - 1 and not is_last:
             self.at_lines.setdefault(at_line + 1, []).append(number)  # the next sum begins with a zero
             self.begun[number] = 0
+
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSegment:
+    """Some sums of one output channel, or of neighbouring ones where a tile has several filters."""
+
+    channel: Natural
+    """The (first) output channel."""
+    first: Natural
+    """The first position of the result, rows first; counted in tiles of positions."""
+    count: Count
+    """Number of positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Equal virtual neurons side by side that work in step, from their first weight until their last sum has left."""
+
+    work: Natural
+    """Number of the layer, in the network's order."""
+    start: Natural
+    """The cycle in which its first weight is sent."""
+    place: Range
+    """All its multipliers."""
+    tile: MultiplierTile
+    """One virtual neuron, or several that share what is sent."""
+    taps: tuple[Natural, Natural]
+    """The products of each sum it adds up: [first, end) in the order channel, row, column of the kernel. Where that is
+    not all of them, other items add the rest in the accumulation buffer."""
+    segments: tuple[ChannelSegment, ...]
+    """In order; all weights of a segment come before its first input."""
+
+    @property
+    def products(self) -> int:
+        """Products of each sum."""
+        return self.taps[1] - self.taps[0]
+
+    @property
+    def channels(self) -> Numbers:
+        """The (first) output channel of each position."""
+        return np.repeat([part.channel for part in self.segments], [part.count for part in self.segments])
+
+    @property
+    def positions(self) -> Numbers:
+        """Numbers of the positions, in tiles, rows first."""
+        return np.concatenate([np.arange(part.first, part.first + part.count) for part in self.segments])
+
+
+def in_order(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Items by start, then place."""
+    return tuple(sorted(items, key=lambda item: (item.start, item.place.start)))
+
+
+def sweep(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, set[int]]]:
+    """Every cycle in which a span [begin, end) begins or ends, with the numbers of the spans at work from then on."""
+    begins, ends = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
+    for number, (begin, end) in enumerate(spans):
+        begins[begin].add(number)
+        ends[end].add(number)
+    working = set[int]()
+    for cycle in sorted({*begins, *ends}):
+        working = (working - ends[cycle]) | begins[cycle]
+        yield cycle, working
+
+
+def channels_of(work: MultiplierLayer, tile: MultiplierTile, first: int) -> list[int]:
+    """The filters of a segment, by its first."""
+    group, filter_ = divmod(first, work.layer.filters)
+    return [
+        (group + g) * work.layer.filters + filter_ + f
+        for g in range(min(tile.groups, work.layer.groups - group))
+        for f in range(min(tile.filters, work.layer.filters - filter_))
+    ]

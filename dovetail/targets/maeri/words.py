@@ -2,7 +2,7 @@
 
 A record is its fields in the order of its class. A number, a truth value or an enumeration is a word; a record within
 it its own words; an optional record a word 0 or 1 before it; `tuple[X, ...]` the number of its members and these; a
-tuple of fixed length its members. The type of a number may say its range.
+tuple of fixed length its members. The type of a number may say its range, as in documents.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from functools import lru_cache
 from types import NoneType
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from msgspec import Meta
+
 from dovetail.errors import DovetailError
 
 MASK = 0xFFFFFFFF
-Address = Annotated[int, range(1 << 32)]
+Address = Annotated[int, Meta(ge=0, lt=1 << 32)]
 """A word without a sign; all other words have one."""
-Natural = Annotated[int, range(1 << 31)]
-Count = Annotated[int, range(1, 1 << 31)]
-Size = Annotated[int, range(1, 1 << 16)]
-Byte = Annotated[int, range(-128, 128)]
-Padding = Annotated[int, range(256)]
+Natural = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+Size = Annotated[int, Meta(ge=1, lt=1 << 16)]
+Byte = Annotated[int, Meta(ge=-128, lt=128)]
+Padding = Annotated[int, Meta(ge=0, lt=256)]
 T = TypeVar("T")
 
 
@@ -123,10 +125,11 @@ class WordReader:
         if is_dataclass(kind):
             return self.record(cast(Any, kind))
         (word,) = self.take(1)
-        kind, allowed = members if origin is Annotated else (kind, None)
-        number = word if allowed and allowed.stop > 1 << 31 else word - (word >> 31 << 32)
+        number = word if kind == Address else word - (word >> 31 << 32)
+        kind, limits = members if origin is Annotated else (kind, None)
+        fits = limits is None or limits.ge <= number < limits.lt
         if kind is bool or issubclass(kind, IntEnum):
-            allowed = set(kind) if kind is not bool else {0, 1}
-        if allowed is not None and number not in allowed:
+            fits = number in (set(kind) if kind is not bool else {0, 1})
+        if not fits:
             raise self.wrong(f"{owner.__name__} has {number} as its {name}")
         return kind(number)
