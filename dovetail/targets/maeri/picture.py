@@ -142,14 +142,14 @@ def page(
         script=files["order.js"],
         summary=escape(summary),
         choice="".join(f'<option value="{number}">{escape(work.name)}</option>' for number, work in _works(order)),
-        legend="".join(_entry(order, number) for number, _ in rows),
+        legend="".join(f"<li>{_link(number, _described(order.network.works[number]))}</li>" for number, _ in rows),
         reasons="".join(
             f'<li><i class="swatch b{reason}"></i><b>{word}</b> {sentence}</li>'
             for reason, (word, sentence) in TEXTS.items()
         ),
         gantt=_gantt(order, bars, (0, order.makespan), "main"),
         use=_use(order, use),
-        table=_table(headings, rows),
+        table=_table(headings, ((_link(n, escape(cells[0])), *map(escape, cells[1:])) for n, cells in rows)),
         layers="".join(_layer(order, number, bars) for number, _ in rows),
     )
 
@@ -199,6 +199,11 @@ def _colours(order: NetworkOrder) -> str:
     return "".join(rules)
 
 
+def _described(work: MultiplierLayer) -> str:
+    """A layer's name and sizes."""
+    return f"{escape(work.name)} <small>{_kernel(work)}</small>"
+
+
 def _kernel(work: MultiplierLayer) -> str:
     layer = work.layer
     if work.family == "dense":
@@ -207,13 +212,6 @@ def _kernel(work: MultiplierLayer) -> str:
     for name, (down, across) in (("stride", layer.strides), ("dilation", layer.dilations)):
         sizes += f", {name} {down if down == across else f'{down}x{across}'}" if max(down, across) > 1 else ""
     return f"{work.family} {sizes}"
-
-
-def _entry(order: NetworkOrder, number: int) -> str:
-    """A layer in the legend, a link to its own drawing."""
-    work = order.network.works[number]
-    text = f"{escape(work.name)} <small>{_kernel(work)}</small>"
-    return f'<li><a href="#layer{number}" data-layer="{number}"><i class="swatch l{number}"></i>{text}</a></li>'
 
 
 def _gantt(order: NetworkOrder, bars: Sequence[ItemBar], span: tuple[int, int], name: str) -> str:
@@ -232,25 +230,27 @@ def _gantt(order: NetworkOrder, bars: Sequence[ItemBar], span: tuple[int, int], 
     )
 
 
+def _facts(bar: ItemBar) -> dict[str, str]:
+    """What a hint and a table say of a bar, by its name."""
+    (low, high), place = bar.channels, bar.place
+    return {
+        "multipliers": f"{place.start} to {place.end - 1}",
+        "cycles": f"{bar.start:,} to {bar.end - 1:,}",
+        "kernel": f"{bar.neurons} of {bar.kernel}" if bar.neurons > 1 else bar.kernel,
+        "output channels": f"{low}" if low == high else f"{low} to {high}",
+        **({"one after the other": str(bar.items)} if bar.items > 1 else {}),
+        "bound by": TEXTS[bar.binds][0],
+    }
+
+
 def _shape(order: NetworkOrder, bar: ItemBar) -> str:
     """A bar, lines between its virtual neurons, and its text."""
-    low, high = bar.channels
-    texts = [
-        order.network.works[bar.work].name,
-        f"{bar.neurons} of {bar.kernel}" if bar.neurons > 1 else f"kernel {bar.kernel}",
-        f"multipliers {bar.place.start} to {bar.place.end - 1}",
-        f"cycles {bar.start:,} to {bar.end - 1:,}",
-        f"output channel {low}" if low == high else f"output channels {low} to {high}",
-        f"bound by {TEXTS[bar.binds][0]}",
-        *([f"{bar.items} one after the other"] if bar.items > 1 else []),
-    ]
-    width, first = bar.end - bar.start, bar.place.start
-    box = f'x="{bar.start}" y="{first}" width="{width}" height="{bar.place.size}"'
-    each = bar.place.size / bar.neurons
-    between = "".join(
-        f"M{bar.start} {first + number * each:g}h{width}" for number in range(1, bar.neurons) if bar.neurons <= 64
-    )
+    texts = [order.network.works[bar.work].name, *(f"{name} {text}" for name, text in _facts(bar).items())]
+    width, first, each = bar.end - bar.start, bar.place.start, bar.place.size / bar.neurons
+    numbers = range(1, bar.neurons) if bar.neurons <= 64 else ()
+    between = "".join(f"M{bar.start} {first + number * each:g}h{width}" for number in numbers)
     lines = f'<path class="between" d="{between}"/>' if between else ""
+    box = f'x="{bar.start}" y="{first}" width="{width}" height="{bar.place.size}"'
     text = escape("; ".join(texts))
     return f'<g class="l{bar.work} b{bar.binds}"><title>{text}</title><rect {box}/>{lines}</g>'
 
@@ -263,20 +263,16 @@ def _ticks(begin: int, end: int) -> str:
 
 def _use(order: NetworkOrder, use: Utilisation) -> str:
     """Multipliers by bottleneck, and ports and lines at work, against time."""
-    bottom = use.multipliers.cumsum(axis=0) - use.multipliers
-    areas = "".join(
-        f'<path class="b{reason}" d="{_area(use, low, low + height)}"><title>{TEXTS[Bottleneck(reason)][0]}: '
-        f"{100 * _mean(use, height):.1f} % of the multipliers on average</title></path>"
-        for reason, (low, height) in enumerate(zip(bottom, use.multipliers, strict=True))
-    )
-    strips = [("Multipliers, by what binds them", areas, _mean(use, use.multipliers.sum(axis=0)))]
+    tops, areas = use.multipliers.cumsum(axis=0), list[str]()
+    for reason, (top, height) in enumerate(zip(tops, use.multipliers, strict=True)):
+        title = f"{TEXTS[Bottleneck(reason)][0]}: {100 * _mean(use, height):.1f} % of the multipliers on average"
+        areas.append(f'<path class="b{reason}" d="{_area(use, top - height, top)}"><title>{title}</title></path>')
+    strips = [("Multipliers, by what binds them", "".join(areas), tops[-1])]
     for name, shares in (("Values sent by the ports", use.ports), ("Sums taken by the lines", use.lines)):
-        area = f'<path class="share" d="{_area(use, 0 * shares, shares)}"/>'
-        strips.append((name, area, _mean(use, shares)))
-    figures = []
-    for name, drawing, mean in strips:
-        box = f'viewBox="0 0 {order.makespan} 100" preserveAspectRatio="none"'
-        said = f"{name}: {100 * mean:.1f} % on average"
+        strips.append((name, f'<path class="share" d="{_area(use, 0 * shares, shares)}"/>', shares))
+    figures, box = [], f'viewBox="0 0 {order.makespan} 100" preserveAspectRatio="none"'
+    for name, drawing, shares in strips:
+        said = f"{name}: {100 * _mean(use, shares):.1f} % on average"
         svg = f'<svg class="strip" {box} role="img" aria-label="{said}">{drawing}</svg>'
         figures.append(f'<figure><figcaption>{said}</figcaption><div class="chart">{svg}</div></figure>')
     return "".join(figures)
@@ -296,34 +292,32 @@ def _area(use: Utilisation, low: Shares, high: Shares) -> str:
     return f"M0 100{there}{back}Z"
 
 
-def _table(headings: Sequence[str], rows: Sequence[tuple[int, tuple[str, ...]]]) -> str:
+def _table(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of HTML; the cells of the first column say what a row is of."""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in headings)
-    body = []
-    for number, (name, *others) in rows:
-        cells = "".join(f"<td>{escape(text)}</td>" for text in others)
-        link = f'<a href="#layer{number}" data-layer="{number}"><i class="swatch l{number}"></i>{escape(name)}</a>'
-        body.append(f'<tr><th scope="row">{link}</th>{cells}</tr>')
+    body = (
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+        for name, *others in rows
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _link(number: int, text: str) -> str:
+    """A layer's name, a link to its own drawing."""
+    return f'<a href="#layer{number}" data-layer="{number}"><i class="swatch l{number}"></i>{text}</a>'
 
 
 def _layer(order: NetworkOrder, number: int, bars: Sequence[ItemBar]) -> str:
     """A layer's time alone, and its items as a table."""
     work, own = order.network.works[number], [bar for bar in bars if bar.work == number]
     begin, end = min(bar.start for bar in own), max(bar.end for bar in own)
-    heads = ("start", "end", "multipliers", "virtual neurons", "kernel", "output channels", "bound by")
-    rows = []
-    for bar in own[:_MOST_LISTED]:
-        low, high = bar.channels
-        place, channels = f"{bar.place.start} to {bar.place.end - 1}", f"{low}" if low == high else f"{low} to {high}"
-        cells = (f"{bar.start:,}", f"{bar.end:,}", place, str(bar.neurons), bar.kernel, channels, TEXTS[bar.binds][0])
-        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    names = dict.fromkeys(name for bar in own for name in _facts(bar))
+    table = _table(names, ([_facts(bar).get(name, "") for name in names] for bar in own[:_MOST_LISTED]))
     more = f"<p>… and {len(own) - _MOST_LISTED} more, in schedule.json.</p>" if len(own) > _MOST_LISTED else ""
-    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
     text = f"{escape(work.name)} <small>{_kernel(work)}; cycles {begin:,} to {end:,}</small>"
-    table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     drawing = _gantt(order, bars, (begin, end), f"layer{number}")
     data = f'data-layer="{number}" data-begin="{begin}" data-end="{end}"'
     return (
         f'<details {data}><summary><i class="swatch l{number}"></i>{text}</summary>'
-        f'<div id="layer{number}">{drawing}{table}{more}</div></details>'
+        f'<div id="layer{number}">{drawing}<div class="wide">{table}</div>{more}</div></details>'
     )
