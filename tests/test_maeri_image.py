@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -19,21 +20,13 @@ from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import DovetailError, ModelError, TargetError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Add, Clip, Dequantize, Quantize, Requantize
-from dovetail.ir.operators.movement import Concat, Slice, Transpose
-from dovetail.ir.operators.reduction import SumPool2d
+from dovetail.ir.operators.linear import Linear
+from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
+from dovetail.ir.operators.reduction import Pool2d, SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target import OrderRequest
 from dovetail.targets import load_target
-from dovetail.targets.maeri.coded import (
-    FORMS,
-    AdditionStep,
-    JoinStep,
-    LayerStep,
-    PoolStep,
-    ProgrammingImage,
-    read_image,
-    write_image,
-)
+from dovetail.targets.maeri.coded import FORMS, ProgrammingImage, Step, read_image, write_image
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.execute import execute
 from dovetail.targets.maeri.listing import arrange
@@ -41,16 +34,18 @@ from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.outputs import phases, tree_words
 from dovetail.targets.maeri.schedule import images
 from dovetail.targets.maeri.tree import Range, configure
-from dovetail.targets.maeri.words import Sides
 from maeri_judge import added
 from networks import Net, limited_net
 from test_maeri_schedule import CONFIGS, Made, shared_network
+
+T = TypeVar("T")
 
 
 def files_of(graph: Graph, config: MaeriConfig) -> Mapping[str, bytes]:
     """The images of a network's first order, by form."""
     order = arrange(network(graph), config)
-    files, _ = images(order, phases(order))
+    files, refusals = images(order, phases(order))
+    assert len(files) == len(FORMS) and not refusals
     return {name.split("/")[1].removesuffix(".bin"): data for name, data in files.items()}
 
 
@@ -153,16 +148,29 @@ def test_what_the_published_multiplier_keeps() -> None:
         assert np.array_equal((values << shift).astype(np.int16), values << shift)
 
 
-def layer_of(image: ProgrammingImage, number: int = 1) -> tuple[int, LayerStep]:
+def layer_of(image: ProgrammingImage, number: int = 1) -> tuple[int, Step]:
     """The place of a layer in the steps, and it."""
-    return [(at, step) for at, step in enumerate(image.steps) if isinstance(step, LayerStep)][number]
+    return image.layers[number], image.steps[image.layers[number]]
 
 
 def with_step(image: ProgrammingImage, number: int, **changed: object) -> ProgrammingImage:
     """One step's fields changed."""
     steps = list(image.steps)
-    steps[number] = replace(steps[number], **changed)  # type: ignore[type-var]
+    steps[number] = replace(steps[number], **changed)  # type: ignore[arg-type]
     return replace(image, steps=tuple(steps))
+
+
+def with_operator(image: ProgrammingImage, number: int, kind: type, **changed: object) -> ProgrammingImage:
+    """The fields of one step's last operator of a kind changed."""
+    nodes = list(image.steps[number].nodes)
+    at = max(at for at, node in enumerate(nodes) if isinstance(node.operator, kind))
+    nodes[at] = replace(nodes[at], operator=replace(nodes[at].operator, **changed))  # type: ignore[type-var]
+    return with_step(image, number, nodes=tuple(nodes))
+
+
+def operator_of(image: ProgrammingImage, number: int, kind: type[T]) -> T:
+    """The last operator of a kind in one step."""
+    return [node.operator for node in image.steps[number].nodes if isinstance(node.operator, kind)][-1]
 
 
 def with_constant(image: ProgrammingImage, address: int, by: int) -> ProgrammingImage:
@@ -172,36 +180,45 @@ def with_constant(image: ProgrammingImage, address: int, by: int) -> Programming
     return replace(image, constants=bytes(data))
 
 
-def changed_limits(field: str, by: int) -> Callable[[ProgrammingImage], ProgrammingImage]:
-    """A limit of a layer's stage raised."""
+def changed_layer(kind: type, field: str, by: int) -> Callable[[ProgrammingImage], ProgrammingImage]:
+    """A number of a layer's operator raised."""
 
     def change(image: ProgrammingImage) -> ProgrammingImage:
-        at, step = layer_of(image)
-        number = getattr(step.limits, field) + by
-        return with_step(image, at, limits=replace(step.limits, **{field: number}))
+        at, _ = layer_of(image)
+        return with_operator(image, at, kind, **{field: getattr(operator_of(image, at, kind), field) + by})
 
     return change
 
 
-def changed_layer(field: str, by: int) -> Callable[[ProgrammingImage], ProgrammingImage]:
-    """A number of a layer raised."""
-    return lambda image: with_step(image, layer_of(image)[0], **{field: getattr(layer_of(image)[1], field) + by})
+def constants_elsewhere(number: int, by: int) -> Callable[[ProgrammingImage], ProgrammingImage]:
+    """A layer's weights (0), biases (1), multipliers (2) or shifts (3) somewhere else."""
+
+    def change(image: ProgrammingImage) -> ProgrammingImage:
+        at, step = layer_of(image)
+        own = list(step.constants)
+        own[number] = replace(own[number], address=own[number].address + by)
+        return with_step(image, at, constants=tuple(own))
+
+    return change
 
 
-def moved(which: str, by: int) -> Callable[[ProgrammingImage], ProgrammingImage]:
+def elsewhere(which: str, by: int) -> Callable[[ProgrammingImage], ProgrammingImage]:
     """A layer's source or result somewhere else."""
 
     def change(image: ProgrammingImage) -> ProgrammingImage:
         at, step = layer_of(image)
-        place = getattr(step, which)
-        return with_step(image, at, **{which: replace(place, address=place.address + by)})
+        if which == "result":
+            return with_step(image, at, result=replace(step.result, address=step.result.address + by))
+        return with_step(image, at, reads=tuple(replace(place, address=place.address + by) for place in step.reads))
 
     return change
 
 
-def first(image: ProgrammingImage, kind: type) -> int:
-    """The number of the first step of a kind."""
-    return next(at for at, step in enumerate(image.steps) if isinstance(step, kind))
+def first(image: ProgrammingImage, *kinds: type) -> int:
+    """The number of the first step with an operator of a kind."""
+    return next(
+        at for at, step in enumerate(image.steps) if any(isinstance(node.operator, kinds) for node in step.nodes)
+    )
 
 
 def swapped_trees(image: ProgrammingImage) -> ProgrammingImage:
@@ -231,31 +248,34 @@ def early(image: ProgrammingImage) -> ProgrammingImage:
 
 def over_another(image: ProgrammingImage) -> ProgrammingImage:
     """A result where the step before has its own, which is still to be read."""
-    at = first(image, AdditionStep)
+    at = first(image, Add)
     step = image.steps[at - 1]
-    other = next(place for place in (image.steps[at].source, image.steps[at].other) if place != step.result)  # type: ignore[union-attr]
-    everywhere = {step.result.address: other.address}
-    return with_step(image, at - 1, result=replace(step.result, address=everywhere[step.result.address]))
+    other = next(place for place in image.steps[at].reads if place != step.result)
+    return with_step(image, at - 1, result=replace(step.result, address=other.address))
 
 
 FAULTS: Mapping[str, Callable[[ProgrammingImage], ProgrammingImage]] = {
-    "weights from elsewhere": changed_layer("weights", 64),
-    "biases from elsewhere": changed_layer("bias", 4),
-    "scales from elsewhere": changed_layer("scales", -8),
-    "inputs from elsewhere": moved("source", 64),
-    "results elsewhere": moved("result", 64),
+    "weights from elsewhere": constants_elsewhere(0, 64),
+    "biases from elsewhere": constants_elsewhere(1, 4),
+    "scales from elsewhere": constants_elsewhere(2, -8),
+    "inputs from elsewhere": elsewhere("reads", 64),
+    "results elsewhere": elsewhere("result", 64),
     "a result over another": over_another,
-    "a wrong factor": lambda image: with_constant(image, layer_of(image)[1].scales, -(1 << 28)),
-    "a wrong shift": lambda image: with_constant(image, layer_of(image)[1].scales + 4, 1),
+    "a wrong factor": lambda image: with_constant(image, layer_of(image)[1].constants[2].address, -(1 << 28)),
+    "a wrong shift": lambda image: with_constant(image, layer_of(image)[1].constants[3].address, 1),
     "a wrong factor of an addition": lambda image: with_constant(
-        image, image.steps[first(image, AdditionStep)].scales, 1 << 28  # type: ignore[union-attr]
+        image, image.steps[first(image, Add)].constants[-2].address, 1 << 28
     ),
-    "another zero point": changed_limits("zero_point", 1),
-    "another operand's zero point": changed_layer("zero_point", 1),
-    "another limit": changed_limits("low", 40),
-    "padding on the other side": lambda image: with_step(image, layer_of(image, 0)[0], around=Sides(0, 1, 2, 1)),
-    "another window": lambda image: with_step(image, first(image, PoolStep), rows=1, row_stride=2),
-    "fewer bits for sums": changed_layer("sum_bits", -8),
+    "another zero point": changed_layer(Requantize, "output_zero_point", 1),
+    "another operand's zero point": changed_layer(Linear, "input_zero_point", 1),
+    "another limit": changed_layer(Clip, "low", 40),
+    "padding on the other side": lambda image: with_operator(
+        image, layer_of(image, 0)[0], Pad, before=(0, 0, 1, 0), after=(0, 2, 1, 0)
+    ),
+    "another window": lambda image: with_operator(image, first(image, Pool2d), Pool2d, kernel=(1, 2), stride=(2, 2)),
+    "fewer bits for sums": lambda image: with_step(
+        image, layer_of(image)[0], sum_bits=layer_of(image)[1].sum_bits - 8
+    ),
     "swapped RN_Config": swapped_trees,
     "a bit of RN_Config": spoilt_word,
     "swapped Layer_Info": lambda image: replace(image, infos=image.infos[::-1]),
@@ -291,19 +311,17 @@ def test_faults_are_found(fault: str, form: str) -> None:
 def test_faults_of_joints_and_sums() -> None:
     graph, inputs = mixed(2)
     image = read_image(written(2)["int8"])
-    joint = first(image, JoinStep)
-    pool = next(at for at, step in enumerate(image.steps) if isinstance(step, PoolStep) and step.rows > 1)
-    parts = image.steps[joint].parts  # type: ignore[union-attr]
-    (array,) = evaluate(graph, inputs).values()
+    joint, pool = first(image, Concat), first(image, SumPool2d)
+    (array,), (node,) = evaluate(graph, inputs).values(), image.steps[joint].nodes
     for spoilt in (
-        with_step(image, joint, parts=(parts[1], parts[0], parts[2])),
-        with_constant(image, image.steps[pool].scales, -(1 << 29)),  # type: ignore[union-attr]
-        with_step(image, pool, zero_point=-60),
+        with_step(image, joint, nodes=(replace(node, reads=(1, 0, 0)),)),
+        with_constant(image, image.steps[pool].constants[0].address, -(1 << 29)),
+        with_operator(image, pool, SumPool2d, input_zero_point=-60),
     ):
         found = execute(read_image(write_image(spoilt)), [inputs[name] for name in graph.inputs])
         assert found.outputs[0].tobytes() != array.tobytes()
     with pytest.raises(DovetailError, match="its result is"):
-        execute(with_step(image, joint, axis=1), [inputs[name] for name in graph.inputs])
+        execute(with_operator(image, joint, Concat, axis=1), [inputs[name] for name in graph.inputs])
 
 
 @cache
@@ -396,7 +414,7 @@ def test_what_the_host_does() -> None:
     ordered = ordering(graph, request)
     assert "read back and executed: results equal" in ordered.notes[-1]
     image = read_image(ordered.files["image/int16.bin"])
-    assert len(image.inputs) == 1 and any(isinstance(step, JoinStep) for step in image.steps)
+    assert len(image.inputs) == 1 and first(image, Concat)
 
 
 def test_rows_that_nobody_reads() -> None:

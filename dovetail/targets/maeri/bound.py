@@ -208,7 +208,7 @@ class MakespanBound:
 
 
 _RESOURCES = ("products", "distribution", "collection", "products and distribution", "the way through the network")
-"""What each bound is of, in the order of its fields."""
+"""Resource of each bound, in the order of its fields."""
 
 
 def bound(network: OrderNetwork, config: MaeriConfig, rules: Rules | None = None) -> MakespanBound:

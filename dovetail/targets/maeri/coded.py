@@ -8,28 +8,53 @@ product (maeri-project/MAERI_bsv@1351d1b src/ALUs/INT16_Multiplier.bsv), so feat
 
 A file is little-endian words of 32 bits: "MAER", the format, how many words there are, the CRC-32 of those behind this
 one; `_Header`; inputs, outputs, steps, words of Layer_Info of each layer, words of RN_Config of each configuration,
-phases (first cycle, configuration), items, constants. Records are those of this file and of `order.py`, in the words of
-`words.py`; a step has the number of its kind in `STEPS` before it.
+phases (first cycle, configuration), shapes of items (tile, products), items, each behind the number of its shape,
+constants. Records are those of this file, of `tile.py` and of the operators, in the words of `words.py`.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Annotated
+from math import prod
+from typing import cast
 
 import numpy as np
-from msgspec import Meta
 
 from dovetail.errors import ModelError
+from dovetail.ir.graph import Node
+from dovetail.ir.operators.activation import FixedSoftmax
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear
+from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.ir.pattern import Apply, OperatorT, apply
 from dovetail.ir.types import Array, DType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.outputs import tree_size
-from dovetail.targets.maeri.tile import Item, grid
-from dovetail.targets.maeri.words import Byte, Natural, Sides, Size, StageLimits, WordReader, words_of
+from dovetail.targets.maeri.tile import Item, MultiplierTile
+from dovetail.targets.maeri.words import Byte, Natural, Size, WordReader, words_of
+
+LAYER = apply(Linear)
+"""The operator of a step that multipliers compute."""
+StepOperator = (
+    Conv2d
+    | DepthwiseConv2d
+    | FullyConnected
+    | Pad
+    | Requantize
+    | Clip
+    | Add
+    | MaxPool2d
+    | AveragePool2d
+    | SumPool2d
+    | Concat
+    | Slice
+    | FixedSoftmax
+    | Reshape
+)
+"""Operators of a step, by the number that stands before them in the file. Each is computed as its class says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,167 +77,69 @@ FORMS = {"int8": INT8, "int16": INT16}
 
 @dataclass(frozen=True, slots=True)
 class FeatureMap:
-    """A feature in memory; a vector is an image of one pixel, a matrix an image of one column."""
+    """A feature in memory."""
 
-    address: int
+    address: Natural
     """Address of the first byte."""
-    rows: Size
-    columns: Size
-    channels: Size
+    shape: tuple[Size, ...]
     zero_point: Byte
     """Taken off every element that is stored."""
 
     @property
     def elements(self) -> int:
-        """Elements of the whole image."""
-        return self.rows * self.columns * self.channels
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """As a value of a graph."""
-        return 1, self.rows, self.columns, self.channels
+        """Elements of the whole feature."""
+        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class LayerStep:
-    """A layer on the multipliers, and the stage behind them."""
+class StepConstant:
+    """A constant of a step in memory."""
 
-    kind: TaskKind
-    source: FeatureMap
+    address: Natural
+    shape: tuple[Size, ...]
+    is_weight: bool
+    """Whether it has the elements of the form, raised by its shift; else int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepNode:
+    """An operator of a step."""
+
+    operator: StepOperator
+    reads: tuple[Natural, ...]
+    """Its operands, counted through the step's features, constants and the results of the nodes before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A feature that is computed from others, such as a layer with its padding, requantisation and limits."""
+
+    reads: tuple[FeatureMap, ...]
+    constants: tuple[StepConstant, ...]
+    nodes: tuple[StepNode, ...]
+    """Each behind those it reads; the last one's result is the step's."""
     result: FeatureMap
-    around: Sides
-    """Padding of the source with the zero point."""
-    rows: Size
-    """Rows of the kernel."""
-    columns: Size
-    strides: tuple[Size, Size]
-    """Rows and columns from one window to the next."""
-    dilations: tuple[Size, Size]
-    """Rows and columns from one tap to the next."""
-    groups: Size
-    zero_point: Byte
-    """The number that stands for 0.0 in the network's operand; stored it is less by the source's zero point."""
-    weights: int
-    """Address of the weights."""
-    bias: int
-    """Address of an int32 for each channel, added to its sums."""
-    scales: int
-    """Address of two int32 for each channel: multiplier, shift."""
-    limits: StageLimits
-    sum_bits: int
-    """Bits of an adder that holds every sum of these weights, whatever the features are."""
+    sum_bits: Natural
+    """Bits of an adder that holds every sum of a layer's weights, whatever the features are; 0 without a layer."""
 
     @property
-    def layer(self) -> OrderLayer:
-        """Its sizes, as the multipliers see them."""
-        source, result, around = self.source, self.result, self.around
-        if self.kind == TaskKind.TURNED:
-            return OrderLayer(1, 1, source.channels, 1, result.channels, 1)
-        sizes = (source.rows + around.top + around.bottom, source.columns + around.left + around.right)
-        channels, filters = source.channels // self.groups, result.channels // self.groups
-        steps = (*self.strides, *self.dilations)
-        return OrderLayer(self.rows, self.columns, channels, filters, *sizes, self.groups, *steps)
+    def layer(self) -> StepNode | None:
+        """The node that multipliers compute."""
+        return next((node for node in self.nodes if operators(LAYER, [node])), None)
 
 
-def bits_of_sums(weights: Array, kind: TaskKind, zero_point: int) -> int:
+def operators(part: Apply[OperatorT], nodes: Iterable[Node | StepNode]) -> list[OperatorT]:
+    """The operators of a kind."""
+    return [cast(OperatorT, node.operator) for node in nodes if part.fits(cast(Node, node))]
+
+
+def bits_of_sums(weights: Array, layer: Linear) -> int:
     """Bits, sign included, that hold every sum of a layer of int8, and every part of one; weights as they lie."""
-    by_filter = np.moveaxis(weights[0], -1, 0) if kind is TaskKind.DEPTHWISE else weights
-    rows = by_filter.reshape(len(by_filter), -1).astype(np.int64)
-    ends = [rows * (end - zero_point) for end in (DType.INT8.low, DType.INT8.high)]
+    rows = layer.filters(weights.astype(np.int64))
+    ends = [rows * (end - layer.input_zero_point) for end in (DType.INT8.low, DType.INT8.high)]
     most = np.maximum(*ends).clip(0).sum(axis=1).max()
     least = np.minimum(*ends).clip(None, 0).sum(axis=1).min()
     return max(int(most).bit_length(), int(-least - 1).bit_length()) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class AdditionStep:
-    """Two images of one size added: each brought to one scale, raised by 20 bits; then the sum to the result's."""
-
-    source: FeatureMap
-    other: FeatureMap
-    result: FeatureMap
-    zero_point: Byte
-    other_zero_point: Byte
-    scales: int
-    """Address of int32 pairs, multiplier and shift: of the sum, of the source, of the other."""
-    limits: StageLimits
-
-
-class PoolKind(IntEnum):
-    """The value that a pool makes of a window."""
-
-    LARGEST = 0
-    MEAN = 1
-    """Rounded half away from zero."""
-    SUM = 2
-    """Elements less their zero point, scaled as sums of a layer; with a window of one element, a change of scale."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStep:
-    """Each window's real elements as one."""
-
-    kind: PoolKind
-    source: FeatureMap
-    result: FeatureMap
-    rows: Size
-    """Rows of the window."""
-    columns: Size
-    row_stride: Size
-    column_stride: Size
-    around: Sides
-    """Rows and columns beyond the source that a window may reach."""
-    zero_point: Byte
-    """Taken off every element of a sum; 0 otherwise."""
-    scales: int
-    """Address of a sum's multiplier and shift; 0 otherwise."""
-    limits: StageLimits
-    """The zero point is added to a sum; 0 otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class JoinStep:
-    """Images one behind the other."""
-
-    axis: Annotated[int, Meta(ge=0, lt=3)]
-    """Along rows, columns or channels."""
-    parts: tuple[FeatureMap, ...]
-    result: FeatureMap
-
-
-@dataclass(frozen=True, slots=True)
-class SliceStep:
-    """A part of an image: every so many rows, columns and channels, from a first one on."""
-
-    source: FeatureMap
-    result: FeatureMap
-    first: tuple[Natural, Natural, Natural]
-    """Row, column and channel."""
-    steps: tuple[Size, Size, Size]
-    """Rows, columns and channels from one element to the next."""
-
-
-@dataclass(frozen=True, slots=True)
-class SoftmaxStep:
-    """Softmax over the channels, in TensorFlow Lite Micro's fixed point (`FixedSoftmax`); for the host."""
-
-    source: FeatureMap
-    result: FeatureMap
-    multiplier: Natural
-    shift: Annotated[int, Meta(ge=0, lt=32)]
-    diff_min: Annotated[int, Meta(ge=-(1 << 31), lt=1)]
-
-
-Step = LayerStep | AdditionStep | PoolStep | SoftmaxStep | JoinStep | SliceStep
-STEPS: tuple[type[Step], ...] = (LayerStep, AdditionStep, PoolStep, SoftmaxStep, JoinStep, SliceStep)
-"""By the number that stands before a step in the file."""
-
-
-def operands(step: Step) -> tuple[FeatureMap, ...]:
-    """The features that a step reads."""
-    if isinstance(step, JoinStep):
-        return step.parts
-    return (step.source, step.other) if isinstance(step, AdditionStep) else (step.source,)
 
 
 @dataclass(frozen=True)
@@ -244,24 +171,23 @@ class ProgrammingImage:
     @property
     def layers(self) -> list[int]:
         """Numbers of the steps that are layers."""
-        return [number for number, step in enumerate(self.steps) if isinstance(step, LayerStep)]
+        return [number for number, step in enumerate(self.steps) if step.layer]
 
     def bytes_of(self, place: FeatureMap) -> range:
         """The addresses of a feature."""
         return range(place.address, place.address + self.form.element * place.elements)
 
-    def numbers(self, address: int, shape: tuple[int, ...], kind: str = "<i4") -> Array:
-        """Constants."""
-        return np.frombuffer(self.constants, kind, int(np.prod(shape)), address).reshape(shape)
+    def numbers(self, constant: StepConstant) -> Array:
+        """A constant as it is stored."""
+        kind = f"<i{self.form.element if constant.is_weight else 4}"
+        return np.frombuffer(self.constants, kind, prod(constant.shape), constant.address).reshape(constant.shape)
 
 
 MAGIC = int.from_bytes(b"MAER", "little")
-FORMAT = 2
+FORMAT = 3
 MOST_BYTES = 1 << 28
 """Bytes of a file, and of the memory it describes."""
 MOST_MULTIPLIERS = 1 << 14
-MOST_PRODUCTS = 1 << 33
-"""Products of a layer."""
 INFO_WORDS = 14
 """Words of Layer_Info: two for each of K, C, R, S, Y and X; multipliers and virtual neurons; products of one."""
 _HEAD = 4
@@ -281,6 +207,7 @@ class _Header:
     infos: int
     trees: int
     phases: int
+    shapes: int
     items: int
     constants: int
     """Bytes."""
@@ -296,18 +223,18 @@ def write_image(image: ProgrammingImage) -> bytes:
 
 def _words(image: ProgrammingImage) -> Iterator[int]:
     """The words of an image, without head and constants."""
-    lists = (image.inputs, image.outputs, image.steps, image.infos, image.trees, image.phases, image.items)
+    shapes = list(dict.fromkeys((item.tile, item.taps) for item in image.items))
+    lists = (image.inputs, image.outputs, image.steps, image.infos, image.trees, image.phases, shapes, image.items)
     counts = (*map(len, lists), len(image.constants))
     yield from words_of(_Header(image.config, image.form, image.makespan, image.memory, *counts))
-    for place in (*image.inputs, *image.outputs):
-        yield from words_of(place)
-    for step in image.steps:
-        yield STEPS.index(type(step))
-        yield from words_of(step)
+    for record in (*image.inputs, *image.outputs, *image.steps):
+        yield from words_of(record)
     for words in (*image.infos, *image.trees, *image.phases):
         yield from words
+    for tile, taps in shapes:
+        yield from (*words_of(tile), *taps)
     for item in image.items:
-        yield from words_of(item)
+        yield from (shapes.index((item.tile, item.taps)), *words_of(item, "tile", "taps"))
 
 
 def _wrong(what: str, where: str = "programming image") -> ModelError:
@@ -333,27 +260,34 @@ def read_image(data: bytes) -> ProgrammingImage:
     if head.config.multipliers > MOST_MULTIPLIERS or head.form not in (INT8, INT16):
         raise _wrong(f"{head.config.multipliers} multipliers and {head.form} are not what an image may be for")
 
-    def feature() -> FeatureMap:
-        return reader.record(FeatureMap)
+    def pair() -> tuple[int, int]:
+        first, second = reader.take(2)
+        return first, second
 
-    def step() -> Step:
-        (kind,) = reader.take(1)
-        if kind >= len(STEPS):
-            raise _wrong(f"there is no step of kind {kind}")
-        return reader.record(STEPS[kind])
+    def items() -> tuple[Item, ...]:
+        shapes = reader.many(head.shapes, lambda: (reader.record(MultiplierTile), pair()))
+
+        def item() -> Item:
+            (number,) = reader.take(1)
+            if number >= len(shapes):
+                raise _wrong(f"there is no shape {number} of items")
+            tile, taps = shapes[number]
+            return reader.record(Item, tile=tile, taps=taps)
+
+        return reader.many(head.items, item)
 
     image = ProgrammingImage(
         head.config,
         head.form,
         head.makespan,
         head.memory,
-        inputs=reader.many(head.inputs, feature),
-        outputs=reader.many(head.outputs, feature),
-        steps=reader.many(head.steps, step),
+        inputs=reader.many(head.inputs, lambda: reader.record(FeatureMap)),
+        outputs=reader.many(head.outputs, lambda: reader.record(FeatureMap)),
+        steps=reader.many(head.steps, lambda: reader.record(Step)),
         infos=reader.many(head.infos, lambda: reader.take(INFO_WORDS)),
         trees=reader.many(head.trees, lambda: reader.take(tree_size(head.config))),
-        phases=reader.many(head.phases, lambda: (reader.take(1)[0], reader.take(1)[0])),
-        items=reader.many(head.items, lambda: reader.record(Item)),
+        phases=reader.many(head.phases, pair),
+        items=items(),
         constants=data[4 * (_HEAD + reader.at) :][: max(head.constants, 0)],
     )
     if not 0 <= head.constants <= 4 * reader.left < head.constants + 4:
@@ -367,10 +301,8 @@ def _check(image: ProgrammingImage) -> None:
     if not len(image.constants) <= image.memory <= MOST_BYTES:
         raise _wrong(f"a memory of {image.memory} bytes, {len(image.constants)} of them constants")
     for number, step in enumerate(image.steps):
-        for place in (*operands(step), step.result):
+        for place in (*step.reads, step.result):
             _check_place(image, place, f"step {number}")
-        if isinstance(step, LayerStep) and step.layer.macs > MOST_PRODUCTS:
-            raise _wrong(f"{step.layer.macs:,} products of a layer, {MOST_PRODUCTS:,} are the most", f"step {number}")
     for place in (*image.inputs, *image.outputs):
         _check_place(image, place, "inputs and outputs")
     if len(image.infos) != len(image.layers):
@@ -378,28 +310,11 @@ def _check(image: ProgrammingImage) -> None:
     starts = [start for start, _ in image.phases]
     if any(tree >= len(image.trees) for _, tree in image.phases) or starts != sorted(set(starts)):
         raise _wrong("its phases are not in order, or one has no configuration")
-    for number, item in enumerate(image.items):
-        _check_item(image, item, f"item {number}")
 
 
 def _check_place(image: ProgrammingImage, place: FeatureMap, where: str) -> None:
     inside = len(image.constants) <= place.address and image.bytes_of(place).stop <= image.memory
     if not inside or place.address % image.form.element:
-        raise _wrong(f"a feature of {place.shape[1:]} at {place.address:#x} is not in the memory of features", where)
+        raise _wrong(f"a feature of {place.shape} at {place.address:#x} is not in the memory of features", where)
     if image.form == INT8 and place.zero_point:
         raise _wrong(f"features of INT8 are stored with their zero point, here {place.zero_point} is taken off", where)
-
-
-def _check_item(image: ProgrammingImage, item: Item, where: str) -> None:
-    step = image.steps[item.work] if item.work < len(image.steps) else None
-    if not isinstance(step, LayerStep):
-        raise _wrong(f"step {item.work} is no layer", where)
-    layer, tile = step.layer, item.tile
-    if tile.size * tile.neurons > item.place.size or item.place.end > image.config.multipliers:
-        raise _wrong(f"{tile} is not on {image.config.multipliers} multipliers", where)
-    if not item.taps[0] < item.taps[1] <= layer.taps:
-        raise _wrong(f"products {list(item.taps)} of {layer.taps}", where)
-    (rows, columns), filters = grid(layer, tile), layer.filters * layer.groups
-    for part in item.segments:
-        if part.channel >= filters or part.first + part.count > rows * columns:
-            raise _wrong(f"{part} is not of {filters} channels of {rows * columns} positions", where)

@@ -12,48 +12,44 @@ interpreted, and Layer_Info and RN_Config must be those of the items.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 import dovetail.target as dt
 from dovetail.errors import DovetailError, SimulationError
-from dovetail.ir.graph import Graph, GraphBuilder
-from dovetail.ir.operators.activation import FixedSoftmax
-from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
-from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
+from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.operators.linear import Convolution
+from dovetail.ir.operators.movement import Pad, Reshape
+from dovetail.ir.pattern import apply
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.program.interpret import ProgramInterpreter
 from dovetail.program.ir import CORE, Buffer, LaunchStatement, Program, Queue, Role, Statement, View, Wait, dense_view
 from dovetail.program.verify import verify
 from dovetail.schedule.plan.allocate import allocate
 from dovetail.schedule.plan.lifetimes import Timeline
-from dovetail.target import Match
-from dovetail.target.layers import RAISED_BITS
 from dovetail.targets.maeri.coded import (
-    AdditionStep,
+    LAYER,
     FeatureMap,
-    JoinStep,
-    LayerStep,
-    PoolKind,
-    PoolStep,
     ProgrammingImage,
-    SliceStep,
-    SoftmaxStep,
     Step,
+    StepConstant,
     bits_of_sums,
-    operands,
+    operators,
 )
-from dovetail.targets.maeri.network import TaskKind, network
+from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import NetworkOrder, check
 from dovetail.targets.maeri.outputs import configurations, layer_words, phases
-from dovetail.targets.maeri.words import StageLimits
 
 ALIGNMENT = 64
+MOST_PRODUCTS = 1 << 33
+"""Products of a layer."""
+MOST_ELEMENTS = 1 << 26
+"""Elements of a value."""
 _ENGINE, _MEMORY = "maeri", "memory"
 _EXACT_SECONDS = 2.0
+_PAD, _CONVOLUTION, _SHAPE = apply(Pad), apply(Convolution), apply(Reshape)
 
 
 def machine(nbytes: int) -> dt.Target:
@@ -67,7 +63,7 @@ def machine(nbytes: int) -> dt.Target:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A graph as steps."""
+    """A graph as steps: its features, each with the operators that compute it from others."""
 
     graph: Graph
     matches: tuple[dt.Match, ...]
@@ -102,6 +98,44 @@ class StepGraph:
         for match, (begin, _) in zip(self.matches, spans, strict=True):
             begins[match.root] = max([begin, *(begins[value] for value in self.reads(match))])
         return sorted(range(len(self.matches)), key=lambda number: (begins[self.matches[number].root], number))
+
+
+def step_graph(graph: Graph) -> StepGraph:
+    """A graph as steps. A step is a value of 8 bits with all operators up to the values of 8 bits that it is made from;
+    the padding of a layer is the layer's, and what is only seen in another shape is no step."""
+    users, stored = graph.users(), {value: value for value in graph.types}
+    matches, layers = list[dt.Match](), dict[str, str]()
+    inner = {
+        node.output
+        for node in graph.nodes
+        if graph.types[node.output].dtype.bits > 8
+        or (_PAD.fits(node) and all(map(_CONVOLUTION.fits, users[node.output])))
+    }
+    for node in graph.nodes:
+        if _SHAPE.fits(node) and node.inputs[0] not in inner:
+            stored[node.output] = stored[node.inputs[0]]
+        elif node.output not in inner or node.output in graph.outputs:
+            own = _part(graph, node, inner)
+            matches.append(dt.Match(own, node.output))
+            sums = [each.output for each in own.nodes if LAYER.fits(each)]
+            layers |= {node.output: sums[0]} if sums else {}
+    return StepGraph(graph, tuple(matches), stored, layers)
+
+
+def _part(graph: Graph, root: Node, inner: Set[str]) -> Graph:
+    """The graph of one step."""
+    own, waiting, producers = {root.output}, list(root.inputs), graph.producers()
+    while waiting:
+        value = waiting.pop()
+        if value in inner and value not in own:
+            own.add(value)
+            waiting += producers[value].inputs
+    nodes = tuple(node for node in graph.nodes if node.output in own)
+    read = dict.fromkeys(name for node in nodes for name in node.inputs if name not in own)
+    inputs = tuple(name for name in read if not graph.is_constant(name))
+    constants = {name: graph.constants[name] for name in read if graph.is_constant(name)}
+    types = {name: graph.types[name] for name in (*read, *own)}
+    return Graph(graph.name, inputs, (root.output,), nodes, types, constants)
 
 
 def lowered(net: StepGraph, order: NetworkOrder, places: Mapping[str, int] | None = None) -> Program:
@@ -201,22 +235,24 @@ def _wrong(what: str, where: str) -> SimulationError:
 
 
 def _execute(image: ProgrammingImage, inputs: Sequence[Array]) -> ImageRun:
-    rebuilt = _ImageGraph(image)
-    net = rebuilt.steps()
+    graph, features = _rebuilt(image)
+    net = step_graph(graph)
+    if tuple(match.root for match in net.matches) != tuple(value for value, _ in features[len(image.inputs) :]):
+        raise _wrong("its steps are not the features of its network", "programming image")
     order = _order(image, net)
     cycles = check(order)
     if cycles > image.makespan:
         raise _wrong(f"it takes {cycles} cycles, not {image.makespan}", "programming image")
     _check_words(image, order)
     base = -(-len(image.constants) // ALIGNMENT) * ALIGNMENT
-    places = {value: (place.address - base) // image.form.element for value, place in rebuilt.features}
+    places = {value: (place.address - base) // image.form.element for value, place in features}
     program = lowered(net, order, places)
     runner = ProgramInterpreter(program, machine(size_of(program)))
     for view, place, array in zip(program.inputs.values(), image.inputs, inputs, strict=True):
         runner.write(view, array.astype(np.int8).reshape(place.shape))
     for index, statement in enumerate(program.statements):
         runner.step(index, statement)
-    return ImageRun(tuple(runner.read(program.outputs[name])[0] for name in rebuilt.outputs), cycles)
+    return ImageRun(tuple(runner.read(program.outputs[name])[0] for name in graph.outputs), cycles)
 
 
 def _order(image: ProgrammingImage, net: StepGraph) -> NetworkOrder:
@@ -226,6 +262,11 @@ def _order(image: ProgrammingImage, net: StepGraph) -> NetworkOrder:
         what = f"of {len(image.layers)} layers {len(works.works)} are needed for the outputs"
         raise _wrong(what, "programming image")
     items = tuple(replace(item, work=image.layers.index(item.work)) for item in image.items)
+    for number, item in enumerate(items):
+        layer = works.works[item.work].layer
+        wrong = f"{layer.macs:,} products of a layer" if layer.macs > MOST_PRODUCTS else item.fault(layer, image.config)
+        if wrong:
+            raise _wrong(wrong, f"item {number}")
     return NetworkOrder(works, image.config, items, image.makespan)
 
 
@@ -244,133 +285,62 @@ def _check_words(image: ProgrammingImage, order: NetworkOrder) -> None:
             raise _wrong(f"configuration {number} of the tree does not add up the virtual neurons at work", "RN_Config")
 
 
-class _ImageGraph:
-    """The network that an image computes, put together step by step from the places that steps read and write."""
+def _rebuilt(image: ProgrammingImage) -> tuple[Graph, list[tuple[str, FeatureMap]]]:
+    """The network that an image computes, put together step by step from the places that steps read and write; its
+    values and their places, the last one written last."""
+    builder, features = GraphBuilder("programming image"), list[tuple[str, FeatureMap]]()
 
-    def __init__(self, image: ProgrammingImage) -> None:
-        self.image, self.builder = image, GraphBuilder("programming image")
-        self.features: list[tuple[str, FeatureMap]] = []
-        """Values and their places, the last one written last."""
-        self.stored, self.layers, self.matches = dict[str, str](), dict[str, str](), list[Match]()
-        for number, place in enumerate(image.inputs):
-            self._keep(self.builder.input(f"input{number}", TensorType(place.shape, DType.INT8)), place)
-        for number, step in enumerate(image.steps):
-            self._add(step, f"step {number}")
-        self.outputs = [self._read(place, "outputs") for place in image.outputs]
-
-    def steps(self) -> StepGraph:
-        """The network as steps."""
-        graph = self.builder.finish(dict.fromkeys(self.outputs))
-        return StepGraph(graph, tuple(self.matches), self.stored, self.layers)
-
-    def _keep(self, value: str, place: FeatureMap) -> None:
-        self.features.append((value, place))
-        self.stored[value] = value
-
-    def _add(self, step: Step, where: str) -> None:
-        read = [self._read(place, where) for place in operands(step)]
-        value, sums = add_step(self.image, self.builder, step, read, where)
-        if self.builder.type_of(value).shape != step.result.shape:
-            raise _wrong(f"its result is {self.builder.type_of(value)}, its place is {step.result.shape}", where)
-        own = GraphBuilder(where)
-        for name in dict.fromkeys(read):
-            own.input(name, self.builder.type_of(name))
-        graph = own.finish([add_step(self.image, own, step, read, where)[0]])
-        self.matches.append(Match(graph, value))
-        self.layers |= {value: sums} if sums else {}
-        self._keep(value, step.result)
-
-    def _read(self, place: FeatureMap, where: str) -> str:
-        """The feature that was written last at a place, in the sizes of the place."""
+    def read(place: FeatureMap, where: str) -> str:
+        """The feature that was written last at a place, in the shape of the place."""
         wanted = (place.address, place.elements, place.zero_point)
-        for value, there in reversed(self.features):
+        for value, there in reversed(features):
             if (there.address, there.elements, there.zero_point) == wanted:
-                if there.shape == place.shape:
-                    return value
-                seen = self.builder.add(Reshape(place.shape), [value])
-                self.stored[seen] = value
-                return seen
+                return value if there.shape == place.shape else builder.add(Reshape(place.shape), [value])
         what = f"it reads {place.elements} elements at {place.address:#x}, which no step before has written so"
         raise _wrong(what, where)
 
-
-def add_step(
-    image: ProgrammingImage, builder: GraphBuilder, step: Step, read: Sequence[str], where: str
-) -> tuple[str, str]:
-    """Add what a step computes to a graph; its result, and of a layer its sums."""
-    match step:
-        case LayerStep():
-            return _add_layer(image, builder, step, read[0], where)
-        case AdditionStep():
-            (own, *scales), zeros = _scales(image, step.scales, 3, where), (step.zero_point, step.other_zero_point)
-            raised = [
-                _scaled(builder, x, pair, Requantize(input_zero_point=zero, left_shift=RAISED_BITS))
-                for x, zero, pair in zip(read, zeros, scales, strict=True)
-            ]
-            return _limited(builder, step.limits, builder.add(Add(), raised), own), ""
-        case JoinStep():
-            return builder.add(Concat(step.axis + 1), read), ""
-        case SliceStep():
-            axes = zip(step.first, step.result.shape[1:], step.steps, strict=True)
-            ends = (first + (size - 1) * each + 1 for first, size, each in axes)
-            return builder.add(Slice((0, *step.first), (1, *ends), (1, *step.steps)), read), ""
-        case SoftmaxStep():
-            return builder.add(FixedSoftmax(step.multiplier, step.shift, step.diff_min, DType.INT8), read), ""
-        case PoolStep():
-            pooled = builder.add(_pool(step), read)
-            if step.kind == PoolKind.SUM:
-                return _limited(builder, step.limits, pooled, _scales(image, step.scales, 1, where)[0]), ""
-            return builder.add(Clip(step.limits.low, step.limits.high, DType.INT8), [pooled]), ""
+    for number, place in enumerate(image.inputs):
+        features.append((builder.input(f"input{number}", TensorType(place.shape, DType.INT8)), place))
+    for number, step in enumerate(image.steps):
+        where = f"step {number}"
+        values = [read(place, where) for place in step.reads]
+        values += [
+            builder.constant(f"{where} constant", _constant(image, step, constant, where))
+            for constant in step.constants
+        ]
+        _check_layer(image, step, where)
+        for node in step.nodes:
+            name = f"{where} {node.operator.class_name}"
+            values.append(builder.add(node.operator, [values[number] for number in node.reads], name))
+            if builder.type_of(values[-1]).elements > MOST_ELEMENTS:
+                raise _wrong(f"a value of more than {MOST_ELEMENTS:,} elements", where)
+        if builder.type_of(values[-1]) != TensorType(step.result.shape, DType.INT8):
+            raise _wrong(f"its result is {builder.type_of(values[-1])}, its place is {step.result.shape}", where)
+        features.append((values[-1], step.result))
+    return builder.finish(dict.fromkeys(read(place, "outputs") for place in image.outputs)), features
 
 
-def _add_layer(image: ProgrammingImage, builder: GraphBuilder, step: LayerStep, x: str, where: str) -> tuple[str, str]:
-    """Add a layer: its padding, its sums, and the stage behind them."""
-    form, channels = image.form, step.result.channels
-    if form.feature_shift and step.zero_point != step.source.zero_point:
-        what = f"multipliers of 16 bits know no zero points, here it is {step.zero_point - step.source.zero_point}"
+def _constant(image: ProgrammingImage, step: Step, constant: StepConstant, where: str) -> Array:
+    """A constant as the network has it."""
+    stored = image.numbers(constant)
+    if not constant.is_weight:
+        return stored
+    weights, shift = (stored >> image.form.weight_shift).astype(np.int8), image.form.weight_shift
+    if (weights.astype(np.int64) << shift != stored).any():
+        raise _wrong(f"weights are not int8 raised by {shift} bits", where)
+    return weights
+
+
+def _check_layer(image: ProgrammingImage, step: Step, where: str) -> None:
+    """Multipliers can compute the step's layer, and adders hold its sums."""
+    if step.layer is None:
+        return
+    (layer,) = operators(LAYER, [step.layer])
+    zero = layer.input_zero_point
+    if image.form.feature_shift and any(zero != place.zero_point for place in step.reads):
+        what = f"multipliers of 16 bits know no zero points, here it is {zero - step.reads[0].zero_point}"
         raise _wrong(what, where)
-    stored = image.numbers(step.weights, step.kind.weight_shape(step.layer), f"<i{form.element}")
-    weights = (stored >> form.weight_shift).astype(np.int8)
-    if (weights.astype(np.int64) << form.weight_shift != stored).any():
-        raise _wrong(f"weights are not int8 raised by {form.weight_shift} bits", where)
-    bits = bits_of_sums(weights, step.kind, step.zero_point)
+    weights = _constant(image, step, step.constants[step.layer.reads[1] - len(step.reads)], where)
+    bits = bits_of_sums(weights, layer)
     if not bits <= step.sum_bits <= 32:
         raise _wrong(f"sums of its weights take {bits} bits, the step says {step.sum_bits}", where)
-    around = step.around
-    before, after = (0, around.top, around.left, 0), (0, around.bottom, around.right, 0)
-    if any((*before, *after)):
-        x = builder.add(Pad(before, after, step.zero_point), [x])
-    if step.kind is TaskKind.TURNED:
-        x = builder.add(Reshape((1, step.source.channels)), [x])
-    bias = builder.constant(f"{where} bias", image.numbers(step.bias, (channels,)))
-    sums = step.kind.add_to(builder, x, weights, bias, layer=step.layer, zero_point=step.zero_point, stem=where)
-    multiplier, shift = _scales(image, step.scales, channels, where).T
-    shown = builder.add(Reshape((1, 1, 1, channels)), [sums]) if step.kind is TaskKind.TURNED else sums
-    return _limited(builder, step.limits, shown, np.stack([multiplier, shift])), sums
-
-
-def _limited(builder: GraphBuilder, limits: StageLimits, sums: str, scale: Array) -> str:
-    scaled = _scaled(builder, sums, scale, Requantize(output_zero_point=limits.zero_point))
-    return builder.add(Clip(limits.low, limits.high, DType.INT8), [scaled])
-
-
-def _scaled(builder: GraphBuilder, x: str, scale: Array, operator: Requantize) -> str:
-    """Add a requantisation by multipliers and shifts."""
-    names = [builder.constant("scale", np.atleast_1d(numbers).astype(np.int32)) for numbers in scale]
-    return builder.add(operator, [x, *names])
-
-
-def _scales(image: ProgrammingImage, address: int, count: int, where: str) -> Array:
-    """Multipliers and shifts, [count, 2]."""
-    scales = image.numbers(address, (count, 2))
-    if scales[:, 0].min() < 0 or not -31 <= scales[:, 1].min() <= scales[:, 1].max() <= 30:
-        raise _wrong("a scale is none", where)
-    return scales
-
-
-def _pool(step: PoolStep) -> Pool2d:
-    kernel, stride = (step.rows, step.columns), (step.row_stride, step.column_stride)
-    padding = ((step.around.top, step.around.bottom), (step.around.left, step.around.right))
-    if step.kind == PoolKind.SUM:
-        return SumPool2d(kernel, stride, padding, step.zero_point)
-    return (AveragePool2d if step.kind == PoolKind.MEAN else MaxPool2d)(kernel, stride, padding)

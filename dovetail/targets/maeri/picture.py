@@ -231,7 +231,7 @@ def _gantt(order: NetworkOrder, bars: Sequence[ItemBar], span: tuple[int, int], 
 
 
 def _facts(bar: ItemBar) -> dict[str, str]:
-    """What a hint and a table say of a bar, by its name."""
+    """Facts that hints and tables give of a bar, by name."""
     (low, high), place = bar.channels, bar.place
     return {
         "multipliers": f"{place.start} to {place.end - 1}",

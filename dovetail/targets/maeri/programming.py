@@ -4,60 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.activation import FixedSoftmax
-from dovetail.ir.operators.arithmetic import Clip, Dequantize, Quantize, Requantize, Rounding
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice, Transpose
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
-from dovetail.ir.pattern import occurrence
+from dovetail.ir.operators.arithmetic import Dequantize, Quantize, Requantize, Rounding
+from dovetail.ir.operators.linear import Linear
+from dovetail.ir.operators.movement import Pad, Transpose
+from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
+from dovetail.ir.pattern import Apply, apply, occurrence
 from dovetail.ir.types import Array, DType
-from dovetail.target import Match, apply, constant, layers, operand
-from dovetail.target.pattern import match_pattern
+from dovetail.target import Match
 from dovetail.targets.maeri.coded import (
     INT8,
-    AdditionStep,
+    LAYER,
     FeatureMap,
-    JoinStep,
-    LayerStep,
     NumberFormat,
-    PoolKind,
-    PoolStep,
     ProgrammingImage,
-    SliceStep,
-    SoftmaxStep,
     Step,
+    StepConstant,
+    StepNode,
+    StepOperator,
     bits_of_sums,
+    operators,
 )
-from dovetail.targets.maeri.execute import ALIGNMENT, StepGraph, lowered, size_of
-from dovetail.targets.maeri.network import MultiplierLayer
+from dovetail.targets.maeri.execute import ALIGNMENT, StepGraph, lowered, size_of, step_graph
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.outputs import Phase, configurations, layer_words
-from dovetail.targets.maeri.task import constants_of, limits_of
-from dovetail.targets.maeri.words import Sides, StageLimits
 
-_SCALE = (constant("multiplier"), constant("shift"))
-_PATTERNS = (
-    *(each for kind in (Conv2d, DepthwiseConv2d, FullyConnected) for each in layers.requantised("", kind).values()),
-    layers.ADDITION,
-    apply(Clip, apply(AveragePool2d, operand("x"), name="mean")),
-    apply(Clip, apply(Requantize, apply(SumPool2d, operand("x"), name="sum"), *_SCALE)),
-    apply(Clip, apply(Requantize, operand("x"), *_SCALE, name="change")),
-    apply(MaxPool2d, operand("x"), name="largest"),
-    apply(FixedSoftmax, operand("x"), name="softmax"),
-    apply(Reshape, operand("x"), name="reshape"),
-    apply(Slice, operand("x"), name="slice"),
-)
-"""Operators that are a step. A reshape is none, for it moves nothing."""
 _BEHIND_INPUTS = apply((Quantize, Transpose))
 _BEFORE_OUTPUTS = apply((Dequantize, Transpose))
-_LAYER_LIMITS = (*layers.INT8, layers.DOUBLE_ROUNDING)
-_POOLS = {"mean": PoolKind.MEAN, "largest": PoolKind.LARGEST, "sum": PoolKind.SUM, "change": PoolKind.SUM}
+_STEP = apply(get_args(StepOperator))
+_PAD, _SCALE, _MEAN, _SOFTMAX = apply(Pad), apply(Requantize), apply(AveragePool2d), apply(FixedSoftmax)
+_TELLS: Apply[Any] = apply((Linear, Requantize, SumPool2d))
+"""Operators that take the zero point off what they read."""
+_MOST_SIZE = (1 << 16) - 1
+_WORD = 4
 
 
 def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase]) -> ProgrammingImage:
@@ -69,28 +54,31 @@ def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase
         timeline: the order's phases.
 
     Raises:
-        ModelError: an operator of the network is no step of an image, or there is no room; says which.
+        ModelError: an operator of the network is in no step of an image, or there is no room; says which.
     """
-    net, memory = _step_graph(inner(order.network.graph)), _ConstantMemory()
+    graph, memory = inner(order.network.graph), bytearray()
+    _check(graph)
+    net = step_graph(graph)
+    _check_steps(net)
     net = replace(net, matches=tuple(net.matches[number] for number in net.in_time(net.spans(order))))
     zeros, program = _zero_points(net), lowered(net, order)
-    constants = [[memory.add(array) for array in _constants(match, form)] for match in net.matches]
-    needed = form.element * size_of(program)
+    constants = {
+        name: _kept(memory, array, form) for match in net.matches for name, array in match.graph.constants.items()
+    }
+    base, needed = -(-len(memory) // ALIGNMENT) * ALIGNMENT, form.element * size_of(program)
     if order.config.feature_memory and needed > order.config.feature_memory:
         what = f"features of {8 * form.element} bits need {needed:,} bytes, the memory of features has"
         what = f"{what} {order.config.feature_memory:,}"
-        raise ModelError(what, where=net.graph.name, hint="raise feature_memory")
+        raise ModelError(what, where=graph.name, hint="raise feature_memory")
 
     def place(value: str) -> FeatureMap:
         view = {**program.values, **program.inputs}[net.stored[value]]
-        address = memory.end + form.element * (program.buffers[view.buffer].address or 0)
+        address = base + form.element * (program.buffers[view.buffer].address or 0)
         zero = 0 if form == INT8 else zeros[net.stored[value]]
-        return FeatureMap(address, *_sizes(net.graph.types[value].shape), zero)
+        return FeatureMap(address, graph.types[value].shape, zero)
 
-    works = {work.node.output: work for work in order.network.works}
-    steps = [_step(match, own, place, works) for match, own in zip(net.matches, constants, strict=True)]
     sums = {net.layers[match.root]: at for at, match in enumerate(net.matches) if match.root in net.layers}
-    numbers = [sums[name] for name in works]
+    numbers = [sums[work.node.output] for work in order.network.works]
     infos = {
         number: tuple(layer_words(order.config, work.layer, next(i.tile for i in order.items if i.work == at)))
         for at, (number, work) in enumerate(zip(numbers, order.network.works, strict=True))
@@ -99,15 +87,15 @@ def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase
         config=order.config,
         form=form,
         makespan=order.makespan,
-        memory=memory.end + needed,
-        inputs=tuple(map(place, net.graph.inputs)),
-        outputs=tuple(map(place, net.graph.outputs)),
-        steps=tuple(steps),
+        memory=base + needed,
+        inputs=tuple(map(place, graph.inputs)),
+        outputs=tuple(map(place, graph.outputs)),
+        steps=tuple(_step(match, constants, place) for match in net.matches),
         infos=tuple(infos[number] for number in sorted(infos)),
         trees=tuple(configurations(timeline)),
         phases=tuple((phase.start, phase.configuration) for phase in timeline),
         items=tuple(replace(item, work=numbers[item.work]) for item in order.items),
-        constants=bytes(memory.data),
+        constants=bytes(memory),
     )
 
 
@@ -132,77 +120,38 @@ def inner(graph: Graph) -> Graph:
     return replace(graph, inputs=read, outputs=tuple(outputs), nodes=nodes)
 
 
-def _step_graph(graph: Graph) -> StepGraph:
+def _check(graph: Graph) -> None:
+    """Refuse a network that is no network of an image."""
     if graph.states:
         raise _unfit("a network with states", graph.name)
-    matches, covered = list[Match](), set[str]()
     for node in graph.nodes:
-        join = apply(Concat, *(operand(f"x{at}") for at in range(len(node.inputs))), name="joined")
-        for pattern in (*_PATTERNS, join):
-            match = match_pattern(pattern, graph, node.output)
-            if isinstance(match, Match) and not _is_refused(match):
-                matches.append(_alone(match))
-                covered |= {each.output for each in match.nodes.values()}
-                break
-    alone = [node for node in graph.nodes if node.output not in covered]
-    if alone:
-        node = next((node for node in alone if not occurrence(apply(Pad), graph, node)), alone[0])
+        where = node.origin or node.output
         if graph.types[node.output].dtype is DType.FLOAT32:
-            what, hint = (
-                "the network computes in floats, an image holds int8",
-                "dovetail quantize MODEL, then order that",
-            )
-            raise ModelError(what, where=node.origin or node.output, hint=hint)
-        raise _unfit(type(node.operator).__name__, node.origin or node.output)
-    stored = {value: value for value in graph.types}
-    for match in matches:
-        if match.has("reshape"):
-            stored[match.root] = stored[match.values["x"]]
-    steps = tuple(match for match in matches if not match.has("reshape"))
-    for value in {*graph.inputs, *(match.root for match in matches)}:
-        if graph.types[value].dtype is not DType.INT8 or graph.types[value].shape[0] != 1:
-            raise _unfit(f"a value {graph.types[value]}", value)
-    sums = {match.root: match.nodes["layer"].output for match in steps if match.has("layer")}
-    return StepGraph(graph, steps, stored, sums)
+            hint = "dovetail quantize MODEL, then order that"
+            raise ModelError("the network computes in floats, an image holds int8", where=where, hint=hint)
+        asymmetric = any(layer.weight_zero_point for layer in operators(LAYER, [node]))
+        other_stage = any(scale.rounding is not Rounding.DOUBLE for scale in operators(_SCALE, [node]))
+        moved_mean = any(mean.input_zero_point or mean.scaled_sum for mean in operators(_MEAN, [node]))
+        if not _STEP.fits(node) or asymmetric or other_stage or moved_mean:
+            raise _unfit(node.operator.class_name, where)
 
 
-def _alone(match: Match) -> Match:
-    """A match in a graph of its own nodes."""
-    graph, own = match.graph, {node.output: node for node in match.nodes.values()}
-    nodes = tuple(node for node in graph.nodes if node.output in own)
-    read = dict.fromkeys(name for node in nodes for name in node.inputs if name not in own)
-    inputs = tuple(name for name in read if not graph.is_constant(name))
-    constants = {name: graph.constants[name] for name in read if graph.is_constant(name)}
-    types = {name: graph.types[name] for name in (*read, *own)}
-    return replace(match, graph=Graph(graph.name, inputs, (match.root,), nodes, types, constants))
-
-
-def _read(match: Match) -> list[str]:
-    """The values a match reads, in order."""
-    return [value for name, value in match.values.items() if name in ("x", "other") or name[1:].isdigit()]
-
-
-def _is_refused(match: Match) -> bool:
-    """Whether a match computes more than a step says."""
-    if any(match.graph.is_constant(value) for value in _read(match)):
-        return True
-    if match.has("requantize"):
-        scaling = match.operator("requantize", Requantize)
-        if scaling.input_zero_point or scaling.left_shift:
-            return True
-    if match.has("sum") or match.has("change"):
-        scaling = match.operator("requantize" if match.has("sum") else "change", Requantize)
-        per_channel = match.array("multiplier").size > 1
-        plain = scaling.rounding is Rounding.DOUBLE and not scaling.left_shift and not per_channel
-        return not plain or match.type("x").dtype is not DType.INT8
-    if match.has("layer"):
-        zero = layers.linear_of(match).input_zero_point
-        unfit = any(limit.failure(match) for limit in _LAYER_LIMITS)
-        return unfit or layers.window_of(match).padding_value != zero
-    if match.has("add"):
-        shapes = {match.type("x").shape, match.type("other").shape, match.result.shape}
-        return len(shapes) > 1 or any(limit.failure(match) for limit in layers.ADDITION_LIMITS)
-    return match.has("mean") and match.operator("mean", AveragePool2d).input_zero_point != 0
+def _check_steps(net: StepGraph) -> None:
+    """Refuse steps that compute more than multipliers and what is behind them."""
+    for value in {*net.graph.inputs, *(match.root for match in net.matches)}:
+        kind = net.graph.types[value]
+        if kind.dtype is not DType.INT8 or kind.shape[0] != 1 or max(kind.shape) > _MOST_SIZE:
+            raise _unfit(f"a value {kind}", value)
+    for match in net.matches:
+        nodes, weights = match.graph.nodes, _weights(match)
+        zeros = [layer.input_zero_point for layer in operators(LAYER, nodes)]
+        is_one = len(zeros) == len(weights) == len(match.graph.inputs) == 1 and operators(_SCALE, nodes)
+        if zeros and not (is_one and {pad.value for pad in operators(_PAD, nodes)} <= {*zeros}):
+            node = next(filter(LAYER.fits, nodes))
+            raise _unfit(node.operator.class_name, node.origin or node.output)
+        for name, array in match.graph.constants.items():
+            if array.dtype != (np.int8 if name in weights else np.int32):
+                raise _unfit(f"a constant {match.graph.types[name]}", match.root)
 
 
 def _unfit(what: str, where: str) -> ModelError:
@@ -211,120 +160,62 @@ def _unfit(what: str, where: str) -> ModelError:
 
 def _zero_points(net: StepGraph) -> dict[str, int]:
     """The number that stands for 0.0 in each value, from the step that reads it, or that writes it."""
-    zeros, steps, stored = dict[str, int](), net.matches, net.stored
+    zeros, stored = dict[str, int](), net.stored
 
     def told(value: str, zero: int, match: Match) -> None:
         if zeros.setdefault(stored[value], zero) != zero:
             raise _unfit(f"a value that is read with the zero points {zeros[stored[value]]} and {zero}", match.root)
 
-    for match in reversed(steps):
-        if match.has("layer"):
-            told(match.values["x"], layers.linear_of(match).input_zero_point, match)
-        elif match.has("add"):
-            added = layers.addition_of(match)
-            told(match.values["x"], added.input_zero_point, match)
-            told(match.values["other"], added.other_zero_point, match)
-        elif _moves(match) and match.root in zeros:
-            for value in _read(match):
+    for match in reversed(net.matches):
+        own = {node.output: node for node in match.graph.nodes}
+        for node in filter(_TELLS.fits, match.graph.nodes):
+            value = node.inputs[0]
+            value = own[value].inputs[0] if value in own and _PAD.fits(own[value]) else value
+            if value in match.graph.inputs:
+                told(value, operators(_TELLS, [node])[0].input_zero_point, match)
+        if _made(match) is None and match.root in zeros:
+            for value in match.graph.inputs:
                 zeros.setdefault(stored[value], zeros[match.root])
-    for match in steps:
-        scaling = next((name for name in ("requantize", "change") if match.has(name)), None)
-        own = (
-            match.operator(scaling, Requantize).output_zero_point if scaling else zeros.get(stored[_read(match)[0]], 0)
-        )
-        zeros.setdefault(match.root, DType.INT8.low if match.has("softmax") else own)
-        others = [zeros.setdefault(stored[value], zeros[match.root]) for value in _read(match)] if _moves(match) else []
+    for match in net.matches:
+        read, made = [stored[value] for value in match.graph.inputs], _made(match)
+        zeros.setdefault(match.root, zeros.get(read[0], 0) if made is None else made)
+        others = [zeros.setdefault(value, zeros[match.root]) for value in read] if made is None else []
         if any(zero != zeros[match.root] for zero in others):
             raise _unfit(f"values with the zero points {sorted({*others, zeros[match.root]})} as one", match.root)
     return {**{stored[name]: 0 for name in (*net.graph.inputs, *net.graph.outputs)}, **zeros}
 
 
-def _moves(match: Match) -> bool:
-    """Whether a step's result has the numbers of its operands."""
-    return any(match.has(name) for name in ("joined", "slice", "largest", "mean"))
+def _made(match: Match) -> int | None:
+    """The zero point of a step's result; None where its numbers are those of the operands."""
+    if operators(_SOFTMAX, match.graph.nodes):
+        return DType.INT8.low
+    scaled = [scale.output_zero_point for scale in operators(_SCALE, match.graph.nodes)]
+    return scaled[-1] if scaled else None
 
 
-def _sizes(shape: tuple[int, ...], column: int = 1) -> tuple[int, int, int]:
-    """Rows, columns and channels of a value of one image, one matrix or one vector; `column` where it has none."""
-    return (shape[1], shape[2], shape[3]) if len(shape) == 4 else (prod(shape[1:-1]), column, shape[-1])
+def _weights(match: Match) -> set[str]:
+    """The constants of a step that multipliers hold."""
+    layers = filter(LAYER.fits, match.graph.nodes)
+    return {node.inputs[1] for node in layers if match.graph.is_constant(node.inputs[1])}
 
 
-class _ConstantMemory:
-    """The first bytes of the memory, put together."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    @property
-    def end(self) -> int:
-        """The next address."""
-        return -(-len(self.data) // ALIGNMENT) * ALIGNMENT
-
-    def add(self, array: Array) -> int:
-        """The address of an array that is added."""
-        start = self.end
-        self.data += bytes(start - len(self.data)) + np.ascontiguousarray(array).tobytes()
-        return start
+def _kept(memory: bytearray, array: Array, form: NumberFormat) -> StepConstant:
+    """A constant that is put behind those in the memory."""
+    is_weight = array.dtype == np.int8
+    stored = array.astype(f"<i{form.element}") << form.weight_shift if is_weight else array.astype("<i4")
+    memory += bytes(-len(memory) % _WORD)
+    start = len(memory)
+    memory += np.ascontiguousarray(stored).tobytes()
+    return StepConstant(start, array.shape, is_weight)
 
 
-def _constants(match: Match, form: NumberFormat) -> list[Array]:
-    """Weights, biases and scales of a step; the scales of an addition or of a pool."""
-    if match.has("sum") or match.has("change"):
-        return [np.concatenate([match.array(name) for name in ("multiplier", "shift")]).astype("<i4")]
-    if not match.has("layer") and not match.has("add"):
-        return []
-    constants = constants_of(match)
-    if "weights" in constants:
-        constants["weights"] = constants["weights"].astype(f"<i{form.element}") << form.weight_shift
-    return list(constants.values())
-
-
-def _step(
-    match: Match, constants: Sequence[int], place: Callable[[str], FeatureMap], works: Mapping[str, MultiplierLayer]
-) -> Step:
-    if match.has("joined"):
-        axis = match.operator("joined", Concat).axis - len(match.result.shape) + 3
-        return JoinStep(2 if axis == 2 else max(axis, 0), tuple(map(place, _read(match))), place(match.root))
-    source, result = place(match.values["x"]), place(match.root)
-    if match.has("layer"):
-        return _layer_step(match, constants, source, result, works[match.nodes["layer"].output])
-    if match.has("add"):
-        added = layers.addition_of(match)
-        zeros = (added.input_zero_point, added.other_zero_point)
-        return AdditionStep(source, place(match.values["other"]), result, *zeros, constants[0], limits_of(match))
-    if match.has("slice"):
-        part = match.operator("slice", Slice)
-        return SliceStep(source, result, _sizes(part.start, 0), _sizes(part.step))
-    if match.has("softmax"):
-        softmax = match.operator("softmax", FixedSoftmax)
-        return SoftmaxStep(source, result, softmax.multiplier, softmax.shift, softmax.diff_min)
-    return _pool_step(match, constants, source, result)
-
-
-def _pool_step(match: Match, constants: Sequence[int], source: FeatureMap, result: FeatureMap) -> PoolStep:
-    name = next(name for name in _POOLS if match.has(name))
-    pool = SumPool2d((1, 1), (1, 1)) if name == "change" else match.operator(name, Pool2d)
-    (top, bottom), (left, right) = pool.padding
-    zero = own = 0
-    if name == "change":
-        scaling = match.operator("change", Requantize)
-        zero, own = scaling.input_zero_point, scaling.output_zero_point
-    elif name == "sum":
-        zero = match.operator("sum", SumPool2d).input_zero_point
-        own = match.operator("requantize", Requantize).output_zero_point
-    clip = match.operator("clip", Clip) if match.has("clip") else Clip(DType.INT8.low, DType.INT8.high, DType.INT8)
-    limits, around = StageLimits(own, clip.low, clip.high), Sides(top, left, bottom, right)
-    scales = constants[0] if constants else 0
-    return PoolStep(_POOLS[name], source, result, *pool.kernel, *pool.stride, around, zero, scales, limits)
-
-
-def _layer_step(
-    match: Match, constants: Sequence[int], source: FeatureMap, result: FeatureMap, work: MultiplierLayer
-) -> LayerStep:
-    window, zero = layers.window_of(match), layers.linear_of(match).input_zero_point
-    sizes = (*window.kernel, window.stride, window.dilation, work.layer.groups)
-    bits = bits_of_sums(match.array("weights"), work.kind, zero)
-    around = Sides(*window.before, *window.after)
-    weights, bias, scales = constants
-    limits = limits_of(match)
-    return LayerStep(work.kind, source, result, around, *sizes, zero, weights, bias, scales, limits, bits)
+def _step(match: Match, constants: Mapping[str, StepConstant], place: Callable[[str], FeatureMap]) -> Step:
+    graph, nodes = match.graph, list[StepNode]()
+    numbers = {name: number for number, name in enumerate((*graph.inputs, *graph.constants))}
+    for node in graph.nodes:
+        nodes.append(StepNode(cast(StepOperator, node.operator), tuple(numbers[name] for name in node.inputs)))
+        numbers[node.output] = len(numbers)
+    weights = [graph.constants[name] for name in _weights(match)]
+    bits = [bits_of_sums(*each) for each in zip(weights, operators(LAYER, nodes), strict=True)]
+    own = tuple(constants[name] for name in graph.constants)
+    return Step(tuple(map(place, graph.inputs)), own, tuple(nodes), place(match.root), max(bits, default=0))

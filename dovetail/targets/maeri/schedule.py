@@ -27,7 +27,7 @@ from dovetail.targets.maeri.outputs import Phase, layer_rows, order_files, phase
 from dovetail.targets.maeri.picture import page
 from dovetail.targets.maeri.programming import inner, programmed
 from dovetail.targets.maeri.rules import Rules, load_rules
-from dovetail.targets.maeri.tile import ChannelSegment, Item, MultiplierTile, grid, in_order
+from dovetail.targets.maeri.tile import ChannelSegment, Item, MultiplierTile, in_order
 from dovetail.targets.maeri.tree import Range
 from dovetail.targets.maeri.words import Count, Natural
 
@@ -206,21 +206,13 @@ def checked(path: Path, network: OrderNetwork, config: MaeriConfig, rules: Rules
 
 def _item(each: _FileItem, number: int, network: OrderNetwork, config: MaeriConfig, where: str) -> Item:
     """An item of a layer, its sizes those of the layer and the engine."""
-    layer, tile = network.works[number].layer, each.tile
+    layer = network.works[number].layer
     low, high = each.products or (0, layer.taps)
     first, end = each.multipliers
-    (rows, columns), channels = grid(layer, tile), layer.filters * layer.groups
-    fits = low < high <= layer.taps and first < end <= config.multipliers and tile.size * tile.neurons <= end - first
-    if not fits:
-        what = f"{tile.neurons} virtual neurons of {tile.size} for the products [{low}, {high}) of {layer.taps}"
-        what = f"{what} are not on the multipliers [{first}, {end}) of {config.multipliers}"
-        raise ModelError(what, where=where, hint="give the tile, the products and the multipliers that belong together")
-    for channel, begin, count in each.segments:
-        if channel >= channels or begin + count > rows * columns:
-            what = f"channel {channel}, positions {begin} to {begin + count} are not of"
-            what = f"{what} {channels} channels of {rows * columns} positions (in tiles)"
-            raise ModelError(what, where=where, hint="count output channels and positions from 0")
     parts = tuple(ChannelSegment(*part) for part in each.segments)
-    item = Item(number, each.start, Range(first, end - first), tile, (low, high), parts)
+    item = Item(number, each.start, Range(first, end - first), each.tile, (low, high), parts)
+    if wrong := item.fault(layer, config):
+        hint = "give the tile, products and multipliers that belong together; count channels and positions from 0"
+        raise ModelError(wrong, where=where, hint=hint)
     clock_of(config, layer, item)
     return item

@@ -350,6 +350,21 @@ class Item:
         """Products of each sum."""
         return self.taps[1] - self.taps[0]
 
+    def fault(self, layer: OrderLayer, config: MaeriConfig) -> str:
+        """Why it is no item of a layer on the multipliers; empty if it is one."""
+        low, high, tile = *self.taps, self.tile
+        if not low < high <= layer.taps or tile.size * tile.neurons > min(self.place.size, config.multipliers):
+            what = f"{tile.neurons} virtual neurons of {tile.size} for the products [{low}, {high}) of {layer.taps}"
+            return f"{what} are not on the multipliers {self.place} of {config.multipliers}"
+        if self.place.end > config.multipliers:
+            return f"{self.place} are not on the multipliers [0, {config.multipliers})"
+        (rows, columns), channels = grid(layer, tile), layer.filters * layer.groups
+        for part in self.segments:
+            if part.channel >= channels or part.first + part.count > rows * columns:
+                what = f"channel {part.channel}, positions {part.first} to {part.first + part.count} are not of"
+                return f"{what} {channels} channels of {rows * columns} positions (in tiles)"
+        return ""
+
     @property
     def channels(self) -> Numbers:
         """The (first) output channel of each position."""

@@ -1,18 +1,19 @@
 """Records as words of 32 bits, and back: launches of the engine, programming images, orders in the cache.
 
-A record is its fields in the order of its class. A number, a truth value or an enumeration is a word; a record within
-it its own words; an optional record a word 0 or 1 before it; `tuple[X, ...]` the number of its members and these; a
-tuple of fixed length its members. The type of a number may say its range, as in documents.
+A record is its fields in the order of its class. A number, a truth value or the place of a name in its enumeration is
+a word; a record within it its own words; where there may be none, or one of several classes, its number among these
+stands before it; `tuple[X, ...]` is the number of its members and these; a tuple of fixed length its members. The type
+of a number may say its range, as in documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from enum import IntEnum
+from enum import Enum
 from functools import lru_cache
-from types import NoneType
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
@@ -70,14 +71,19 @@ def _words(kind: Any, value: Any) -> Iterator[int]:
         if members[-1] is Ellipsis:
             yield len(value)
         for each in value:
-            yield from _words(type(each), each)
-    elif NoneType in members:
-        yield int(value is not None)
+            yield from _words(members[0], each)
+    elif get_origin(kind) in (Union, UnionType):
+        yield _kinds(members).index(type(value))
         yield from words_of(value) if value is not None else ()
     elif is_dataclass(value):
         yield from words_of(value)
     else:
-        yield int(value) & MASK
+        yield (list(type(value)).index(value) if isinstance(value, Enum) else int(value)) & MASK
+
+
+def _kinds(members: Sequence[Any]) -> list[Any]:
+    """The classes of a union, none first."""
+    return sorted(members, key=lambda kind: kind is not NoneType)
 
 
 class WordReader:
@@ -120,16 +126,20 @@ class WordReader:
         if origin is tuple:
             count = self.take(1)[0] if members[-1] is Ellipsis else len(members)
             return self.many(count, lambda: self._value(members[0], owner, name))
-        if NoneType in members:
-            return self._value(members[0], owner, name) if self.take(1)[0] else None
+        if origin in (Union, UnionType):
+            (number,) = self.take(1)
+            if number >= len(members):
+                raise self.wrong(f"{owner.__name__} has no {name} of kind {number}")
+            kind = _kinds(members)[number]
+        if kind is NoneType:
+            return None
         if is_dataclass(kind):
             return self.record(cast(Any, kind))
         (word,) = self.take(1)
         number = word if kind == Address else word - (word >> 31 << 32)
         kind, limits = members if origin is Annotated else (kind, None)
         fits = limits is None or limits.ge <= number < limits.lt
-        if kind is bool or issubclass(kind, IntEnum):
-            fits = number in (set(kind) if kind is not bool else {0, 1})
-        if not fits:
+        names = [False, True] if kind is bool else list(kind) if issubclass(kind, Enum) else None
+        if not fits or (names is not None and not 0 <= number < len(names)):
             raise self.wrong(f"{owner.__name__} has {number} as its {name}")
-        return kind(number)
+        return kind(number) if names is None else names[number]
