@@ -38,11 +38,12 @@ from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.order import check
-from dovetail.targets.maeri.task import StridedArray, Task, encode, of_parts
+from dovetail.targets.maeri.task import Task, encode, of_parts
 from dovetail.targets.maeri.task import side_by_side as ordered_together
 from firmware import require_chip
 from networks import branches, image_net, mixed_kernels
 from test_end_to_end import network_file
+from test_maeri_target import layer_task
 
 NARROW = MaeriConfig(64, 16, 16)
 """Ports and lines shared by four multipliers."""
@@ -208,7 +209,6 @@ def test_waits_are_for_the_launch_that_starts_all() -> None:
 
 
 LAYER = OrderLayer(3, 3, 4, 4, 6, 6)
-PLACE = StridedArray(0x1000, 24, 4, 1)
 
 
 def test_the_device_refuses() -> None:
@@ -216,7 +216,7 @@ def test_the_device_refuses() -> None:
     bus = MemoryBus([MemoryRegion("ram", 0x1000, 0x4000)])
     order = ordered_together(((LAYER, TaskKind.CONVOLUTION),), NARROW)
     assert order is not None
-    task = Task(LAYER, TaskKind.CONVOLUTION, 0, False, PLACE, PLACE, 0, 0, items=order.items)
+    task = layer_task(LAYER, order.items)
 
     def given(device: MaeriDevice, *tasks: Task) -> None:
         for number, each in enumerate(tasks):

@@ -16,19 +16,23 @@ from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, compile_model, prepare, sample_inputs
 from dovetail.errors import SimulationError
 from dovetail.guests import zoo
-from dovetail.ir.graph import evaluate
+from dovetail.ir.graph import GraphBuilder, evaluate
+from dovetail.ir.operators.arithmetic import Clip, Requantize
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import DType, TensorType
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import MemoryBus, MemoryRegion
 from dovetail.target import Target
 from dovetail.targets import load_target
 from dovetail.targets.maeri import target
+from dovetail.targets.maeri.coded import FeatureMap, StepConstant, step_of
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import TaskKind, network
+from dovetail.targets.maeri.network import OrderLayer, TaskKind, network
 from dovetail.targets.maeri.outputs import phases
-from dovetail.targets.maeri.task import OutputStage, StridedArray, Task, decode, encode
-from dovetail.targets.maeri.words import Sides, StageLimits
+from dovetail.targets.maeri.task import Task, decode, encode
+from dovetail.targets.maeri.tile import Item
 from firmware import require_chip
 from test_end_to_end import network_file, run, stored
 from test_maeri_schedule import random_network
@@ -215,27 +219,36 @@ def test_targets_without_orders_say_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert "ne16: this target does not order whole networks" in capsys.readouterr().err
 
 
-LIMITS = StageLimits(-3, -128, 127)
+def layer_task(layer: OrderLayer, items: tuple[Item, ...] = (), padding: int = 0, stage: bool = False) -> Task:
+    """A task of a convolution, its image and its result at 0x1000, its constants at the start of the launch's."""
+    builder = GraphBuilder("task")
+    sizes = (layer.in_rows - padding, layer.in_columns, layer.channels * layer.groups)
+    x = builder.input("x", TensorType((1, *sizes), DType.INT8))
+    image = builder.add(Pad((0, padding, 0, 0), (0,) * 4, 0), [x]) if padding else x
+    weights = np.zeros(TaskKind.CONVOLUTION.weight_shape(layer), np.int8)
+    result = TaskKind.CONVOLUTION.add_to(builder, image, weights, layer=layer, zero_point=0, stem="sums")
+    if stage:
+        scale = [builder.constant(name, np.array([number], np.int32)) for name, number in (("m", 1 << 30), ("s", -4))]
+        result = builder.add(
+            Clip(-128, 127, DType.INT8), [builder.add(Requantize(output_zero_point=-3), [result, *scale])]
+        )
+    graph = builder.finish([result])
+    constants = {name: StepConstant(0, array.shape, array.ndim == 4) for name, array in graph.constants.items()}
+    step = step_of(graph, constants, lambda value: FeatureMap(0x1000, graph.types[value].shape, 0))
+    return Task(step, tuple((0, 24, 4, 1) for _ in range(2)), False, items)
+
+
+def first_layer() -> tuple[OrderLayer, tuple[Item, ...]]:
+    """A layer and its items."""
+    net = network(random_network(3)[0])
+    return net.works[0].layer, tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
 
 
 def test_tasks_survive_their_words() -> None:
-    graph, _ = random_network(3)
-    net = network(graph)
-    first = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
-    task = Task(
-        net.works[0].layer,
-        TaskKind.CONVOLUTION,
-        -7,
-        False,
-        StridedArray(1, 2, 3, 4),
-        StridedArray(5, 6, 7, 8),
-        64,
-        128,
-        items=first,
-    )
+    task = layer_task(*first_layer())
     assert decode(encode(task)) == task
-    staged = replace(task, padding=Sides(1, 2, 3, 4), stage=OutputStage(256, LIMITS, StridedArray(9, 8, 7, 6), -128))
-    assert decode(encode(staged)) == staged and len(encode(staged)) == len(encode(task)) + 9
+    staged = layer_task(*first_layer(), padding=2, stage=True)
+    assert decode(encode(staged)) == staged and len(encode(staged)) > len(encode(task))
     for spoilt in (encode(task)[:-1], (*encode(task), 0)):
         with pytest.raises(SimulationError, match=r"wanted|after the last"):
             decode(spoilt)
@@ -251,24 +264,11 @@ def test_the_device_refuses() -> None:
         device.write(MaeriRegister.ROOM, 1, 0)
     with pytest.raises(SimulationError, match="takes 1"):
         device.write(MaeriRegister.CONTROL, 2, 0)
-    graph, _ = random_network(3)
-    net = network(graph)
-    items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
-    task = Task(
-        net.works[0].layer,
-        TaskKind.CONVOLUTION,
-        0,
-        False,
-        StridedArray(0x1000, 1, 1, 1),
-        StridedArray(0x1000, 4, 4, 4),
-        0,
-        0,
-        items=items,
-    )
-    for spoilt in (
-        replace(task, items=(replace(items[0], segments=()),)),
-        replace(task, layer=replace(task.layer, rows=99)),
-    ):
+    layer, items = first_layer()
+    task = layer_task(layer, items)
+    (weights,) = task.step.constants
+    larger = replace(task.step, constants=(replace(weights, shape=(layer.filters, 99, 99, layer.channels)),))
+    for spoilt in (replace(task, items=(replace(items[0], segments=()),)), replace(task, step=larger)):
         words = encode(spoilt)
         bus.view(0x1000, 4 * len(words)).view("<u4")[:] = words
         device.write(MaeriRegister.TASK, 0x1000, 0)
@@ -280,14 +280,9 @@ def test_the_device_refuses() -> None:
 def test_a_device_without_the_stage_refuses_it() -> None:
     """So does one without padding: such a task was made for another configuration."""
     bus = MemoryBus([MemoryRegion("ram", 0x1000, 0x4000)])
-    graph, _ = random_network(3)
-    net = network(graph)
-    items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
-    nowhere = StridedArray(0x1000, 1, 1, 1)
-    task = Task(net.works[0].layer, TaskKind.CONVOLUTION, 0, False, nowhere, nowhere, 0, 0, items=items)
     for other, fields in (
-        (replace(task, stage=OutputStage(0, LIMITS, nowhere, 0)), {"requantise": False}),
-        (replace(task, padding=Sides(0, 0, 1, 0)), {"padding": False}),
+        (layer_task(*first_layer(), stage=True), {"requantise": False}),
+        (layer_task(*first_layer(), padding=1), {"padding": False}),
     ):
         words = encode(other)
         bus.view(0x1000, 4 * len(words)).view("<u4")[:] = words

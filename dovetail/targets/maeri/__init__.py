@@ -23,25 +23,14 @@ from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.bound import addition_cycles
+from dovetail.targets.maeri.coded import FeatureMap, StepConstant, step_of, weights_of
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
-from dovetail.targets.maeri.network import OrderLayer, TaskKind, network
+from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.stretched import without_zeros
-from dovetail.targets.maeri.task import (
-    OutputStage,
-    Part,
-    StridedArray,
-    Task,
-    chip_rules,
-    constants_of,
-    encode,
-    in_ruled_order,
-    limits_of,
-    side_by_side,
-)
+from dovetail.targets.maeri.task import Part, Task, chip_rules, encode, in_ruled_order, side_by_side
 from dovetail.targets.maeri.tile import Item
-from dovetail.targets.maeri.words import Sides
 
 HERE = "dovetail.targets.maeri"
 MEMORY = dt.Memory("RAM", base=0x80000000, size=32 << 20, alignment=64)
@@ -55,7 +44,6 @@ DRIVER = queue_driver(
 )
 HANDING_CYCLES = 24
 """Core cycles of `maeri_hold` and `maeri_start`."""
-NOWHERE = StridedArray(0, 0, 0, 0)
 LIMITS = (
     layers.NARROW_WEIGHTS,
     layers.SYMMETRIC_WEIGHTS,
@@ -98,11 +86,8 @@ def _commands(
     launches: Sequence[tuple[dt.Match, Mapping[str, dt.Operand]]], config: MaeriConfig, rules: Rules
 ) -> list[tuple[dt.Command, ...]]:
     """The driver's calls of a launch: each hands over the words of a task, counted."""
-    order, last, rows = (
-        _order([match for match, _ in launches], config, rules),
-        len(launches) - 1,
-        list[tuple[dt.Command, ...]](),
-    )
+    order = _order([match for match, _ in launches], config, rules)
+    last, rows = len(launches) - 1, list[tuple[dt.Command, ...]]()
     for number, (match, operands) in enumerate(launches):
         items = tuple(item for item in order.items if item.work == number) if order else ()
         words = encode(task(match, operands, items))
@@ -116,48 +101,32 @@ def _part(match: dt.Match) -> Part:
     return work.layer, work.kind
 
 
+def _weights(match: dt.Match) -> list[str]:
+    return [name for name in match.values if match.values[name] in weights_of(match.graph)]
+
+
 def pack(match: dt.Match) -> dict[str, Array]:
-    """The constants of a launch as bytes."""
-    return {name: array.reshape(-1).view(np.uint8) for name, array in constants_of(match).items()}
-
-
-def _array(match: dt.Match, operands: Mapping[str, dt.Operand], name: str) -> StridedArray:
-    """An operand or the result in memory; rows of a matrix are rows of an image of one column."""
-    place = operands[match.values.get(name, name)]
-    if len(match.result.shape) == 4:
-        return StridedArray(place.address, *place.strides[1:])
-    return StridedArray(place.address, place.strides[-2], 0, place.strides[-1])
-
-
-def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
-    """The launch of an addition."""
-    added, shape = layers.addition_of(match), match.result.shape
-    rows, columns = shape[1:3] if len(shape) == 4 else (shape[0], 1)
-    x, other, result = (_array(match, operands, name) for name in ("x", "other", "result"))
-    stage = OutputStage(operands["scales"].address, limits_of(match), other, added.other_zero_point)
-    sizes = OrderLayer(1, 1, 1, 1, rows, columns, shape[-1])
-    return Task(sizes, TaskKind.CONVOLUTION, added.input_zero_point, False, x, result, 0, 0, stage=stage)
+    """The constants of a launch as bytes: int8 weights, all others int32."""
+    weights, graph = _weights(match), match.graph
+    constants = {name: graph.constants[value] for name, value in match.values.items() if graph.is_constant(value)}
+    return {
+        name: np.ascontiguousarray(array, np.int8 if name in weights else np.dtype("<i4")).reshape(-1).view(np.uint8)
+        for name, array in constants.items()
+    }
 
 
 def task(match: dt.Match, operands: Mapping[str, dt.Operand], items: tuple[Item, ...] = ()) -> Task:
     """The launch of a region, a layer's with the items of its order."""
-    if not match.has("layer"):
-        return addition(match, operands)
-    (layer, kind), window = _part(match), layers.window_of(match)
-    stage = OutputStage(operands["scales"].address, limits_of(match), NOWHERE, 0) if match.has("clip") else None
-    return Task(
-        layer=layer,
-        kind=kind,
-        zero_point=layers.linear_of(match).input_zero_point,
-        unsigned=not match.type("x").dtype.signed,
-        source=_array(match, operands, "x"),
-        result=_array(match, operands, "result"),
-        weights=operands["weights"].address,
-        bias=operands["sums"].address,
-        padding=Sides(*window.before, *window.after),
-        stage=stage,
-        items=items,
-    )
+    graph, types = match.graph, match.graph.types
+    places = {match.root: operands["result"], **{value: operands[value] for value in graph.inputs}}
+    constants = {
+        value: StepConstant(operands[name].address, graph.constants[value].shape, name in _weights(match))
+        for name, value in match.values.items()
+        if graph.is_constant(value)
+    }
+    step = step_of(graph, constants, lambda value: FeatureMap(places[value].address, types[value].shape, 0))
+    strides = tuple(places[value].strides for value in (*graph.inputs, match.root))
+    return Task(step, strides, not match.type("x").dtype.signed, items)
 
 
 def _offloads(config: MaeriConfig, rules: Rules) -> tuple[dt.Offload, ...]:

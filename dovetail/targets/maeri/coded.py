@@ -15,7 +15,7 @@ constants. Records are those of this file, of `tile.py` and of the operators, in
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import cast
@@ -23,7 +23,7 @@ from typing import cast
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.ir.graph import Node
+from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear
@@ -34,7 +34,7 @@ from dovetail.ir.types import Array, DType
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.outputs import tree_size
 from dovetail.targets.maeri.tile import Item, MultiplierTile
-from dovetail.targets.maeri.words import Byte, Natural, Size, WordReader, words_of
+from dovetail.targets.maeri.words import Address, Byte, Count, Natural, WordReader, words_of
 
 LAYER = apply(Linear)
 """The operator of a step that multipliers compute."""
@@ -79,9 +79,9 @@ FORMS = {"int8": INT8, "int16": INT16}
 class FeatureMap:
     """A feature in memory."""
 
-    address: Natural
+    address: Address
     """Address of the first byte."""
-    shape: tuple[Size, ...]
+    shape: tuple[Count, ...]
     zero_point: Byte
     """Taken off every element that is stored."""
 
@@ -96,7 +96,7 @@ class StepConstant:
     """A constant of a step in memory."""
 
     address: Natural
-    shape: tuple[Size, ...]
+    shape: tuple[Count, ...]
     is_weight: bool
     """Whether it has the elements of the form, raised by its shift; else int32."""
 
@@ -140,6 +140,52 @@ def bits_of_sums(weights: Array, layer: Linear) -> int:
     most = np.maximum(*ends).clip(0).sum(axis=1).max()
     least = np.minimum(*ends).clip(None, 0).sum(axis=1).min()
     return max(int(most).bit_length(), int(-least - 1).bit_length()) + 1
+
+
+def weights_of(graph: Graph) -> list[str]:
+    """The constants of a step's graph that multipliers hold."""
+    layers = filter(LAYER.fits, graph.nodes)
+    return [node.inputs[1] for node in layers if graph.is_constant(node.inputs[1])]
+
+
+def step_of(graph: Graph, constants: Mapping[str, StepConstant], place: Callable[[str], FeatureMap]) -> Step:
+    """A graph as a step.
+
+    Args:
+        graph: one feature computed from others.
+        constants: places of its constants.
+        place: gives the place of a feature.
+    """
+    numbers, nodes = {name: number for number, name in enumerate((*graph.inputs, *graph.constants))}, list[StepNode]()
+    for node in graph.nodes:
+        nodes.append(StepNode(cast(StepOperator, node.operator), tuple(numbers[name] for name in node.inputs)))
+        numbers[node.output] = len(numbers)
+    weights = [graph.constants[name] for name in weights_of(graph)]
+    bits = [bits_of_sums(*each) for each in zip(weights, operators(LAYER, nodes), strict=True)]
+    own = tuple(constants[name] for name in graph.constants)
+    return Step(tuple(map(place, graph.inputs)), own, tuple(nodes), place(graph.outputs[0]), max(bits, default=0))
+
+
+def add_step(builder: GraphBuilder, step: Step, values: Sequence[str], where: str) -> str:
+    """Add the operators of a step to a graph; the name of its result.
+
+    Args:
+        builder: of the graph.
+        step: the step.
+        values: the features and constants that it reads.
+        where: begins the names of its values.
+
+    Raises:
+        ValueError: operators do not fit together, or a value is too large.
+        IndexError: a node reads what is not there.
+    """
+    values = list(values)
+    for node in step.nodes:
+        name = f"{where} {node.operator.class_name}"
+        values.append(builder.add(node.operator, [values[number] for number in node.reads], name))
+        if (count := builder.type_of(values[-1]).elements) > MOST_ELEMENTS:
+            raise ValueError(f"a value of {where} has {count:,} elements, {MOST_ELEMENTS:,} are the most")
+    return values[-1]
 
 
 @dataclass(frozen=True)
@@ -188,6 +234,8 @@ FORMAT = 3
 MOST_BYTES = 1 << 28
 """Bytes of a file, and of the memory it describes."""
 MOST_MULTIPLIERS = 1 << 14
+MOST_ELEMENTS = 1 << 26
+"""Elements of a value."""
 INFO_WORDS = 14
 """Words of Layer_Info: two for each of K, C, R, S, Y and X; multipliers and virtual neurons; products of one."""
 _HEAD = 4

@@ -35,6 +35,7 @@ from dovetail.targets.maeri.coded import (
     ProgrammingImage,
     Step,
     StepConstant,
+    add_step,
     bits_of_sums,
     operators,
 )
@@ -45,8 +46,6 @@ from dovetail.targets.maeri.outputs import configurations, layer_words, phases
 ALIGNMENT = 64
 MOST_PRODUCTS = 1 << 33
 """Products of a layer."""
-MOST_ELEMENTS = 1 << 26
-"""Elements of a value."""
 _ENGINE, _MEMORY = "maeri", "memory"
 _EXACT_SECONDS = 2.0
 _PAD, _CONVOLUTION, _SHAPE = apply(Pad), apply(Convolution), apply(Reshape)
@@ -309,14 +308,10 @@ def _rebuilt(image: ProgrammingImage) -> tuple[Graph, list[tuple[str, FeatureMap
             for constant in step.constants
         ]
         _check_layer(image, step, where)
-        for node in step.nodes:
-            name = f"{where} {node.operator.class_name}"
-            values.append(builder.add(node.operator, [values[number] for number in node.reads], name))
-            if builder.type_of(values[-1]).elements > MOST_ELEMENTS:
-                raise _wrong(f"a value of more than {MOST_ELEMENTS:,} elements", where)
-        if builder.type_of(values[-1]) != TensorType(step.result.shape, DType.INT8):
-            raise _wrong(f"its result is {builder.type_of(values[-1])}, its place is {step.result.shape}", where)
-        features.append((values[-1], step.result))
+        value = add_step(builder, step, values, where)
+        if builder.type_of(value) != TensorType(step.result.shape, DType.INT8):
+            raise _wrong(f"its result is {builder.type_of(value)}, its place is {step.result.shape}", where)
+        features.append((value, step.result))
     return builder.finish(dict.fromkeys(read(place, "outputs") for place in image.outputs)), features
 
 

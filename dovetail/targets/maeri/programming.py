@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -24,12 +24,11 @@ from dovetail.targets.maeri.coded import (
     FeatureMap,
     NumberFormat,
     ProgrammingImage,
-    Step,
     StepConstant,
-    StepNode,
     StepOperator,
-    bits_of_sums,
     operators,
+    step_of,
+    weights_of,
 )
 from dovetail.targets.maeri.execute import ALIGNMENT, StepGraph, lowered, size_of, step_graph
 from dovetail.targets.maeri.order import NetworkOrder
@@ -41,7 +40,6 @@ _STEP = apply(get_args(StepOperator))
 _PAD, _SCALE, _MEAN, _SOFTMAX = apply(Pad), apply(Requantize), apply(AveragePool2d), apply(FixedSoftmax)
 _TELLS: Apply[Any] = apply((Linear, Requantize, SumPool2d))
 """Operators that take the zero point off what they read."""
-_MOST_SIZE = (1 << 16) - 1
 _WORD = 4
 
 
@@ -90,7 +88,7 @@ def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase
         memory=base + needed,
         inputs=tuple(map(place, graph.inputs)),
         outputs=tuple(map(place, graph.outputs)),
-        steps=tuple(_step(match, constants, place) for match in net.matches),
+        steps=tuple(step_of(match.graph, constants, place) for match in net.matches),
         infos=tuple(infos[number] for number in sorted(infos)),
         trees=tuple(configurations(timeline)),
         phases=tuple((phase.start, phase.configuration) for phase in timeline),
@@ -140,10 +138,10 @@ def _check_steps(net: StepGraph) -> None:
     """Refuse steps that compute more than multipliers and what is behind them."""
     for value in {*net.graph.inputs, *(match.root for match in net.matches)}:
         kind = net.graph.types[value]
-        if kind.dtype is not DType.INT8 or kind.shape[0] != 1 or max(kind.shape) > _MOST_SIZE:
+        if kind.dtype is not DType.INT8 or kind.shape[0] != 1:
             raise _unfit(f"a value {kind}", value)
     for match in net.matches:
-        nodes, weights = match.graph.nodes, _weights(match)
+        nodes, weights = match.graph.nodes, weights_of(match.graph)
         zeros = [layer.input_zero_point for layer in operators(LAYER, nodes)]
         is_one = len(zeros) == len(weights) == len(match.graph.inputs) == 1 and operators(_SCALE, nodes)
         if zeros and not (is_one and {pad.value for pad in operators(_PAD, nodes)} <= {*zeros}):
@@ -193,12 +191,6 @@ def _made(match: Match) -> int | None:
     return scaled[-1] if scaled else None
 
 
-def _weights(match: Match) -> set[str]:
-    """The constants of a step that multipliers hold."""
-    layers = filter(LAYER.fits, match.graph.nodes)
-    return {node.inputs[1] for node in layers if match.graph.is_constant(node.inputs[1])}
-
-
 def _kept(memory: bytearray, array: Array, form: NumberFormat) -> StepConstant:
     """A constant that is put behind those in the memory."""
     is_weight = array.dtype == np.int8
@@ -207,15 +199,3 @@ def _kept(memory: bytearray, array: Array, form: NumberFormat) -> StepConstant:
     start = len(memory)
     memory += np.ascontiguousarray(stored).tobytes()
     return StepConstant(start, array.shape, is_weight)
-
-
-def _step(match: Match, constants: Mapping[str, StepConstant], place: Callable[[str], FeatureMap]) -> Step:
-    graph, nodes = match.graph, list[StepNode]()
-    numbers = {name: number for number, name in enumerate((*graph.inputs, *graph.constants))}
-    for node in graph.nodes:
-        nodes.append(StepNode(cast(StepOperator, node.operator), tuple(numbers[name] for name in node.inputs)))
-        numbers[node.output] = len(numbers)
-    weights = [graph.constants[name] for name in _weights(match)]
-    bits = [bits_of_sums(*each) for each in zip(weights, operators(LAYER, nodes), strict=True)]
-    own = tuple(constants[name] for name in graph.constants)
-    return Step(tuple(map(place, graph.inputs)), own, tuple(nodes), place(match.root), max(bits, default=0))

@@ -20,67 +20,33 @@ from msgspec.json import encode as encode_json
 from dovetail.errors import DovetailError, ModelError, SimulationError
 from dovetail.files import kept_answer
 from dovetail.ir.graph import Graph, GraphBuilder, Node
-from dovetail.ir.types import Array, DType, TensorType
-from dovetail.target import Match, layers
+from dovetail.ir.types import DType, TensorType
+from dovetail.target import Match
+from dovetail.targets.maeri.coded import Step
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderLayer, OrderNetwork, TaskKind, layers_in, network, own_name
 from dovetail.targets.maeri.order import NetworkOrder, check
 from dovetail.targets.maeri.rules import Pin, Rules, consistent_rules, grain
 from dovetail.targets.maeri.tile import Item, in_order
-from dovetail.targets.maeri.words import Address, Sides, StageLimits, WordReader, words_of
-
-NO_PADDING = Sides(0, 0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class StridedArray:
-    """An array in memory: an image's rows, columns and channels, or a matrix' rows and elements (columns: 0)."""
-
-    address: Address
-    row: int
-    """Bytes from one row to the next."""
-    column: int
-    channel: int
-
-
-@dataclass(frozen=True, slots=True)
-class OutputStage:
-    """The stage behind the collection bus, which makes int8 of sums."""
-
-    scales: int
-    """Bytes from the start of the constants: multiplier and shift of each channel; of an addition, those of the sum
-    and of both operands."""
-    limits: StageLimits
-    other: StridedArray
-    """The second image of an addition."""
-    other_zero_point: int
+from dovetail.targets.maeri.words import Natural, WordReader, words_of
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Sums of products, each begun with its channel's bias.
+    """A step as an image's: a layer, or an addition of two images; and the items of its order.
 
-    An addition of two images has no items; its layer says their sizes, each channel a group.
+    Addresses of features are those of the memory, addresses of constants are bytes from the start of the launch's.
+    Results are int8, or int32 where the step ends in sums.
     """
 
-    layer: OrderLayer
-    kind: TaskKind
-    zero_point: int
-    """Taken off every input."""
+    step: Step
+    strides: tuple[tuple[Natural, ...], ...]
+    """Bytes between neighbours along each axis, of each feature that is read and of the result."""
     unsigned: bool
     """Whether inputs are uint8, else int8."""
-    source: StridedArray
-    result: StridedArray
-    """Sums, int32; behind a stage int8."""
-    weights: int
-    """Bytes from the start of the constants."""
-    bias: int
-    padding: Sides = NO_PADDING
-    """Rows and columns that are not in memory; the layer's image has them."""
-    stage: OutputStage | None = None
-    """None where sums are stored."""
     items: tuple[Item, ...] = ()
+    """None for an addition."""
 
 
 def encode(task: Task) -> tuple[int, ...]:
@@ -108,38 +74,6 @@ def _wrong(what: str) -> SimulationError:
     return SimulationError(f"these words are no task: {what}", where="maeri", hint=hint)
 
 
-def constants_of(match: Match) -> dict[str, Array]:
-    """Weights, biases, and multipliers and shifts of a layer, if it is requantised; the scales of an addition."""
-    if not match.has("layer"):
-        return {"scales": layers.addition_of(match).scales.astype("<i4")}
-    bias = match.array("bias") if "bias" in match.values else np.zeros(match.result.shape[-1])
-    constants = {"weights": np.ascontiguousarray(match.array("weights"), np.int8), "sums": bias.astype("<i4")}
-    if match.has("clip"):
-        layer = layers.layer_of(match)
-        constants["scales"] = np.stack([layer.multiplier, layer.shift], axis=1).astype("<i4")
-    return constants
-
-
-def limits_of(match: Match) -> StageLimits:
-    """The end of the stage behind a layer or an addition."""
-    stage = layers.layer_of(match) if match.has("layer") else layers.addition_of(match)
-    return StageLimits(stage.output_zero_point, stage.low, stage.high)
-
-
-def layers_of(tasks: Sequence[Task]) -> OrderNetwork:
-    """The layers of tasks beside each other, as a network with weights of zeros."""
-    builder, results = GraphBuilder("launch"), []
-    for task in tasks:
-        layer, kind = task.layer, DType.UINT8 if task.unsigned else DType.INT8
-        image = (1, layer.in_rows, layer.in_columns, layer.channels * layer.groups)
-        x = builder.input(
-            builder.fresh("x"), TensorType((1, layer.channels) if task.kind is TaskKind.TURNED else image, kind)
-        )
-        weights = np.zeros(task.kind.weight_shape(layer), np.int8)
-        results.append(task.kind.add_to(builder, x, weights, layer=layer, zero_point=task.zero_point, stem="result"))
-    return network(builder.finish(results))
-
-
 Part = tuple[OrderLayer, TaskKind]
 """A layer, and how its weights lie."""
 _TURNS = 3
@@ -161,9 +95,15 @@ FREE = ChipRules()
 
 
 def of_parts(parts: Sequence[Part], names: Sequence[str] = ()) -> OrderNetwork:
-    """Layers beside each other as a network, with names if these are given."""
-    nowhere = StridedArray(0, 0, 0, 0)
-    net = layers_of([Task(layer, kind, 0, False, nowhere, nowhere, 0, 0) for layer, kind in parts])
+    """Layers beside each other as a network with weights of zeros, with names if these are given."""
+    builder, results = GraphBuilder("launch"), []
+    for layer, kind in parts:
+        image = (1, layer.in_rows, layer.in_columns, layer.channels * layer.groups)
+        shape = (1, layer.channels) if kind is TaskKind.TURNED else image
+        x = builder.input(builder.fresh("x"), TensorType(shape, DType.INT8))
+        weights = np.zeros(kind.weight_shape(layer), np.int8)
+        results.append(kind.add_to(builder, x, weights, layer=layer, zero_point=0, stem="result"))
+    net = network(builder.finish(results))
     works = (replace(work, name=name) for work, name in zip(net.works, names, strict=True)) if names else net.works
     return replace(net, works=tuple(works))
 

@@ -9,7 +9,7 @@ of a number may say its range, as in documents.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from types import NoneType, UnionType
@@ -26,29 +26,7 @@ Natural = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Size = Annotated[int, Meta(ge=1, lt=1 << 16)]
 Byte = Annotated[int, Meta(ge=-128, lt=128)]
-Padding = Annotated[int, Meta(ge=0, lt=256)]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """Rows or columns of padding on each side of an image."""
-
-    top: Padding
-    left: Padding
-    bottom: Padding
-    right: Padding
-
-
-@dataclass(frozen=True, slots=True)
-class StageLimits:
-    """The end of the stage that makes int8 of sums, as TensorFlow Lite Micro does."""
-
-    zero_point: Byte
-    """Added to every result."""
-    low: Byte
-    """Least result, zero point included."""
-    high: Byte
 
 
 @lru_cache(maxsize=64)
