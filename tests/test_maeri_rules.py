@@ -57,6 +57,7 @@ KEPT: Mapping[str, Rules] = {
     "priority": Rules(priority=((C, B, A),)),
     "at most of a layer": Rules(at_most_of=((A, 3), ("convolution", 7))),
     "at most": Rules(at_most=4),
+    "at most of channels": Rules(at_most_of=((f"{A}[0:4]", 2),)),
     "whole filters of one": Rules(whole_filters=(A,)),
     "channels": Rules(before=((f"{A}[0:4]", f"{B}[2:6]", f"{A}[4:8]"),), apart=((f"{C}[0:2]", f"{C}[2:4]"),)),
 }
