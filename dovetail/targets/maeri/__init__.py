@@ -10,7 +10,7 @@ docs/maeri.md lists the modules in reading order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.bound import addition_cycles
-from dovetail.targets.maeri.coded import FeatureMap, StepConstant, step_of, weights_of
+from dovetail.targets.maeri.coded import INT8, FeatureMap, kept_constants, step_of
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import NetworkOrder
@@ -101,29 +101,19 @@ def _part(match: dt.Match) -> Part:
     return work.layer, work.kind
 
 
-def _weights(match: dt.Match) -> list[str]:
-    return [name for name in match.values if match.values[name] in weights_of(match.graph)]
-
-
 def pack(match: dt.Match) -> dict[str, Array]:
-    """The constants of a launch as bytes: int8 weights, all others int32."""
-    weights, graph = _weights(match), match.graph
-    constants = {name: graph.constants[value] for name, value in match.values.items() if graph.is_constant(value)}
-    return {
-        name: np.ascontiguousarray(array, np.int8 if name in weights else np.dtype("<i4")).reshape(-1).view(np.uint8)
-        for name, array in constants.items()
-    }
+    """The constants of a launch as bytes, those of its step one behind the other."""
+    memory = bytearray()
+    kept_constants(memory, match.graph, INT8)
+    return {"constants": np.frombuffer(memory, np.uint8)}
 
 
 def task(match: dt.Match, operands: Mapping[str, dt.Operand], items: tuple[Item, ...] = ()) -> Task:
     """The launch of a region, a layer's with the items of its order."""
     graph, types = match.graph, match.graph.types
     places = {match.root: operands["result"], **{value: operands[value] for value in graph.inputs}}
-    constants = {
-        value: StepConstant(operands[name].address, graph.constants[value].shape, name in _weights(match))
-        for name, value in match.values.items()
-        if graph.is_constant(value)
-    }
+    base, constants = operands["constants"].address, kept_constants(bytearray(), graph, INT8)
+    constants = {name: replace(kept, address=base + kept.address) for name, kept in constants.items()}
     step = step_of(graph, constants, lambda value: FeatureMap(places[value].address, types[value].shape, 0))
     strides = tuple(places[value].strides for value in (*graph.inputs, match.root))
     return Task(step, strides, not match.type("x").dtype.signed, items)

@@ -148,6 +148,18 @@ def weights_of(graph: Graph) -> list[str]:
     return [node.inputs[1] for node in layers if graph.is_constant(node.inputs[1])]
 
 
+def kept_constants(memory: bytearray, graph: Graph, form: NumberFormat) -> dict[str, StepConstant]:
+    """The constants of a step's graph, put behind those in a memory."""
+    places, weights = dict[str, StepConstant](), weights_of(graph)
+    for name, array in graph.constants.items():
+        is_weight = name in weights
+        stored = array.astype(f"<i{form.element}") << form.weight_shift if is_weight else array.astype("<i4")
+        memory += bytes(-len(memory) % 4)
+        places[name] = StepConstant(len(memory), array.shape, is_weight)
+        memory += np.ascontiguousarray(stored).tobytes()
+    return places
+
+
 def step_of(graph: Graph, constants: Mapping[str, StepConstant], place: Callable[[str], FeatureMap]) -> Step:
     """A graph as a step.
 

@@ -16,7 +16,7 @@ from dovetail.ir.operators.linear import Linear
 from dovetail.ir.operators.movement import Pad, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
 from dovetail.ir.pattern import Apply, apply, occurrence
-from dovetail.ir.types import Array, DType
+from dovetail.ir.types import DType
 from dovetail.target import Match
 from dovetail.targets.maeri.coded import (
     INT8,
@@ -26,6 +26,7 @@ from dovetail.targets.maeri.coded import (
     ProgrammingImage,
     StepConstant,
     StepOperator,
+    kept_constants,
     operators,
     step_of,
     weights_of,
@@ -40,7 +41,6 @@ _STEP = apply(get_args(StepOperator))
 _PAD, _SCALE, _MEAN, _SOFTMAX = apply(Pad), apply(Requantize), apply(AveragePool2d), apply(FixedSoftmax)
 _TELLS: Apply[Any] = apply((Linear, Requantize, SumPool2d))
 """Operators that take the zero point off what they read."""
-_WORD = 4
 
 
 def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase]) -> ProgrammingImage:
@@ -60,9 +60,9 @@ def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase
     _check_steps(net)
     net = replace(net, matches=tuple(net.matches[number] for number in net.in_time(net.spans(order))))
     zeros, program = _zero_points(net), lowered(net, order)
-    constants = {
-        name: _kept(memory, array, form) for match in net.matches for name, array in match.graph.constants.items()
-    }
+    constants = dict[str, StepConstant]()
+    for match in net.matches:
+        constants |= kept_constants(memory, match.graph, form)
     base, needed = -(-len(memory) // ALIGNMENT) * ALIGNMENT, form.element * size_of(program)
     if order.config.feature_memory and needed > order.config.feature_memory:
         what = f"features of {8 * form.element} bits need {needed:,} bytes, the memory of features has"
@@ -142,6 +142,8 @@ def _check_steps(net: StepGraph) -> None:
             raise _unfit(f"a value {kind}", value)
     for match in net.matches:
         nodes, weights = match.graph.nodes, weights_of(match.graph)
+        if not match.graph.inputs:
+            raise _unfit("a value of constants", match.root)
         zeros = [layer.input_zero_point for layer in operators(LAYER, nodes)]
         is_one = len(zeros) == len(weights) == len(match.graph.inputs) == 1 and operators(_SCALE, nodes)
         if zeros and not (is_one and {pad.value for pad in operators(_PAD, nodes)} <= {*zeros}):
@@ -189,13 +191,3 @@ def _made(match: Match) -> int | None:
         return DType.INT8.low
     scaled = [scale.output_zero_point for scale in operators(_SCALE, match.graph.nodes)]
     return scaled[-1] if scaled else None
-
-
-def _kept(memory: bytearray, array: Array, form: NumberFormat) -> StepConstant:
-    """A constant that is put behind those in the memory."""
-    is_weight = array.dtype == np.int8
-    stored = array.astype(f"<i{form.element}") << form.weight_shift if is_weight else array.astype("<i4")
-    memory += bytes(-len(memory) % _WORD)
-    start = len(memory)
-    memory += np.ascontiguousarray(stored).tobytes()
-    return StepConstant(start, array.shape, is_weight)
