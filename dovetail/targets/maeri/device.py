@@ -153,7 +153,7 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
         return parts
 
     def _graph(self, tasks: Sequence[PlacedTask]) -> tuple[Graph, dict[str, Array]]:
-        """What tasks compute, with the constants and the inputs that are in memory now."""
+        """A graph of tasks, with the constants and the inputs that are in memory now."""
         builder, inputs, results = GraphBuilder("launch"), dict[str, Array](), list[str]()
         for number, (task, constants) in enumerate(tasks):
             values, kind = list[str](), DType.UINT8 if task.unsigned else DType.INT8
