@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
 
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.build.toolchain import firmware_stack
@@ -17,6 +19,7 @@ from dovetail.codegen.emit.plan_file import model_work, plan_text
 from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, with_stack_said, write_project
 from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed
 from dovetail.codegen.emit.weights import Weights
+from dovetail.codegen.manifest import OperatorWork
 from dovetail.codegen.plan_file import PLAN
 from dovetail.errors import BuildError, MissingExtraError, ModelError, PlanError, TargetError
 from dovetail.fields import changed, settings_of
@@ -115,7 +118,7 @@ class _IntegerModel:
     """Operators left out: computed twice, and idle."""
     steps: Mapping[str, Steps]
     """Scale and zero point of the integers of inputs and outputs."""
-    work: Mapping[str, int]
+    work: tuple[OperatorWork, ...]
     """As `model_work` has it, dead parts left out in any case."""
 
 
@@ -182,7 +185,7 @@ def compile_graph(
     near: Collection[str] = (),
     interpret: bool = True,
     steps: Mapping[str, Steps] | None = None,
-    work: Mapping[str, int] | None = None,
+    work: Sequence[OperatorWork] = (),
 ) -> Compiled:
     """From the integer graph a target computes to the project.
 
@@ -223,7 +226,7 @@ def compile_graph(
         steps=steps or {},
         shared_arena=_shared_arena(unit, options.arena),
     )
-    settings = _manifest_options(target, options, rounding) | ({"model_work": dict(work)} if work else {})
+    settings = _manifest_options(target, options, rounding) | ({"operators": to_builtins(work)} if work else {})
     described = manifest(model, target, settings, made.assignment, laid, planned, options.pins, striped, pipeline)
     project = replace(emit_project(unit, described), graph=meant)
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))

@@ -10,6 +10,8 @@ How costs are attributed:
   None (`null`), and a note names it.
 * An engine that takes lists of commands works through several layers without the core: there a layer lasts from the
   end of what comes before it to the end of its last command.
+* Bounds (`dovetail.bounds`) are of the model's operators in a layer; those of an operator in several layers are shared
+  by multiply-accumulates. The network's is no sum of them: units work side by side.
 * Bytes moved are those the DMA writes for a layer, padding included, and those brought to an engine with a copy of the
   memory, or back from it, as the program says.
 
@@ -24,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from dovetail.bounds import NOTHING, layer_bounds, model_bound
 from dovetail.claims import Claim, claims
 from dovetail.claims import notes as device_notes
 from dovetail.codegen.manifest import BuildManifest, LayerWork, MemoryUse
@@ -121,6 +124,10 @@ class ReportLayer:
     """The layers the engine computes at the same time, started together."""
     estimated: int | None = None
     """`cycles` as the clock has them at compile time."""
+    bound: float | None = None
+    """Cycles that no schedule takes less than, by the model and the hardware (`dovetail.bounds`); None without time."""
+    bound_by: str = ""
+    """The unit that sets it, as a sentence."""
     waiting: int | None = None
     """The part of `cycles` in which the core sleeps: it waits for transfers of this layer, or for an engine's work."""
 
@@ -190,6 +197,10 @@ class Report:
     """The values that change their layout."""
     estimated: int | None = None
     """Cycles of an inference as the clock has them at compile time."""
+    bound: float | None = None
+    """Cycles that no schedule of the model takes less than (`dovetail.bounds`); None without time."""
+    bound_by: str = ""
+    """The unit that sets it, as a sentence."""
     notes: tuple[str, ...] = ()
     """Sentences on what the figures leave out."""
     claims: tuple[Claim, ...] = ()
@@ -207,6 +218,7 @@ def make_report(result: RunResult) -> Report:
     manifest, simulation, target = result.build.manifest, result.simulation, result.build.target
     first, layers = simulation.inferences[0], _layers(result)
     macs, cores = _macs(layers, manifest.work, target), core_uses(result, first)
+    least = model_bound(manifest.operators, target) if first.total_cycles is not None else NOTHING
     each = tuple(_totals(inference, _devices(target)) for inference in simulation.inferences)
     return Report(
         schema=SCHEMA,
@@ -229,6 +241,8 @@ def make_report(result: RunResult) -> Report:
         delay=manifest.delay,
         conversions=manifest.conversions,
         estimated=manifest.estimated,
+        bound=round(least.cycles, 1) or None,
+        bound_by=least.by,
         notes=device_notes(result),
         claims=claims(result, _awake(layers, cores), [layer.cycles for layer in layers]),
         energy=energy(result, {**each[0].cycles, **{core.name: core.cycles for core in cores}}, macs),
@@ -281,7 +295,10 @@ def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
         cycles, waiting = [spent[number] for number in range(len(described))], [slept[n] for n in range(len(described))]
         engine_cycles = _engine_cycles(manifest, first)
     layers = []
-    for number, (layer, work) in enumerate(zip(described, works, strict=True)):
+    bounds = [NOTHING] * len(described)
+    if first.total_cycles is not None:
+        bounds = layer_bounds(described, manifest.operators, target)
+    for number, (layer, work, least) in enumerate(zip(described, works, bounds, strict=True)):
         engines = layer.engine.split("+")
         ideal = sum(peaks[engine] for engine in engines) if peaks.keys() >= set(engines) else None
         layers.append(
@@ -293,6 +310,8 @@ def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
                 engine_cycles=engine_cycles[number],
                 waiting=waiting[number],
                 estimated=layer.estimated,
+                bound=None if first.total_cycles is None else round(least.cycles, 1),
+                bound_by=least.by,
                 macs=layer.macs,
                 ideal_macs_per_cycle=ideal,
                 bytes_moved=work.bytes,
@@ -343,7 +362,7 @@ def print_report(report: Report, console: Console, parts: bool = False) -> None:
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("layer", no_wrap=True)
     table.add_column("where", no_wrap=True)
-    for heading in ("engine busy", "core busy", "core waits", "MACs", "MAC/cycle", "bytes moved"):
+    for heading in ("engine busy", "core busy", "core waits", "at least", "MACs", "MAC/cycle", "bytes moved"):
         table.add_column(heading, justify="right", no_wrap=True)
     for layer in report.layers if parts else grouped(report.layers):
         style = "" if layer.ideal_macs_per_cycle is not None else "dim"
@@ -360,6 +379,9 @@ def totals(report: Report) -> list[str]:
         devices = ((name, cycles) for name, cycles in report.cycles.items() if name != "total" and cycles is not None)
         parts = ", ".join(f"{name} {_number(cycles)}" for name, cycles in devices)
         lines.append(f"cycles        {_number(report.cycles['total'])}{f' (busy: {parts})' if parts else ''}")
+    if report.bound and report.cycles["total"]:
+        times = f"taken are {report.cycles['total'] / report.bound:.2f} times that"
+        lines.append(f"at least      {report.bound:,.0f} cycles on this hardware: {report.bound_by}; {times}")
     if report.instructions is not None:
         lines.append(f"instructions  {_number(report.instructions)}")
     if report.energy:
@@ -411,14 +433,19 @@ def _share(report: Report) -> str:
 
 
 def grouped(layers: Sequence[ReportLayer]) -> tuple[ReportLayer, ...]:
-    """The layers of the model: parts that compute the same of its operators are one, under the name of the largest. A
+    """The layers of the model, each under the name of the largest of its parts."""
+    return tuple(_joined([layers[one] for one in parts]) for parts in parts_of([one.operators for one in layers]))
+
+
+def parts_of(operators: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Numbers of the layers that are parts of one layer of the model: those that compute the same of its operators. A
     part of no operator belongs to the one before."""
-    groups: dict[tuple[str, ...], list[ReportLayer]] = {}
-    last: tuple[str, ...] = ()
-    for layer in layers:
-        key = last = layer.operators or last
-        groups[key] = [*groups.get(key, []), layer]
-    return tuple(_joined(parts) for parts in groups.values())
+    groups: dict[tuple[str, ...], list[int]] = {}
+    key: tuple[str, ...] = ()
+    for number, own in enumerate(operators):
+        key = tuple(own) or key
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())
 
 
 def _joined(parts: Sequence[ReportLayer]) -> ReportLayer:
@@ -433,6 +460,7 @@ def _joined(parts: Sequence[ReportLayer]) -> ReportLayer:
         engine_cycles=sum(part.engine_cycles or 0 for part in parts) if known else None,
         cycles=None if largest.cycles is None else sum(part.cycles or 0 for part in parts),
         waiting=None if largest.waiting is None else sum(part.waiting or 0 for part in parts),
+        bound=None if largest.bound is None else round(sum(part.bound or 0 for part in parts), 1),
         macs=sum(part.macs for part in parts),
         bytes_moved=sum(part.bytes_moved for part in parts),
     )
@@ -453,10 +481,10 @@ def _table_row(layer: ReportLayer, where: str) -> tuple[str, ...]:
     if rate is not None and layer.ideal_macs_per_cycle:
         speed = f"{rate:.1f} of {layer.ideal_macs_per_cycle:g}"
     engine = _number(layer.engine_cycles) if layer.ideal_macs_per_cycle is not None else ""
-    core, waits, macs, moved = (
-        _number(count or None) for count in (layer.core_cycles, layer.waiting, layer.macs, layer.bytes_moved)
-    )
-    return layer.name, where, engine, core, waits, macs, speed, moved
+    least = None if layer.bound is None else round(layer.bound)
+    counts = (layer.core_cycles, layer.waiting, least, layer.macs, layer.bytes_moved)
+    *cycles, macs, moved = (_number(count or None) for count in counts)
+    return layer.name, where, engine, *cycles, macs, speed, moved
 
 
 def _number(value: int | None) -> str:

@@ -549,6 +549,9 @@ def layer_of(name: str, engine: str, busy: int | None, moving: int | None, core:
         "gap": "why",
         "nothing": False,
         "why_not_offloaded": reason,
+        "bound": 1.0,
+        "bound_by": "products",
+        "least": busy,
     }
 
 
@@ -561,8 +564,9 @@ def test_a_report_names_the_core_s_passes_beside_an_engine() -> None:
     ]
     edges = [{"makes": str(number + 1), "reads": [str(number)]} for number in range(4)]
     cycles = {"total": 1460, "core": 500, "ne16": 1000, "dma": 400}
-    data = {"layers": layers, "graph": {"edges": edges}, "cycles": cycles, "bound": None}
-    assert [row[5] for row in near.rows(data)] == ["1.00", "1.10", "1.00", "1.00"]
+    groups = [{**layer, "layers": [number]} for number, layer in enumerate(layers)]
+    data = {"layers": layers, "groups": groups, "graph": {"edges": edges}, "cycles": cycles, "bound": None}
+    assert [row[8] for row in near.rows(data)] == ["1.00", "1.10", "1.00", "1.00"]
     first, second = near.beside(data)
     assert first.startswith("offset_0, 300 cycles") and "fused into conv_1: no, because no engine has" in first
     assert second.startswith("softmax_2") and "into conv_1" in second

@@ -53,6 +53,7 @@ CORE = (
         "options",
         "compile",
         "run",
+        "bounds",
         "energy",
         "claims",
         "report",

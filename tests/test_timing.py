@@ -14,7 +14,6 @@ from command_line import dovetail
 from conftest import shared_dir
 from dovetail.arrays import built
 from dovetail.compile import Options, compile_graph, compile_model, prepare, sample_inputs
-from dovetail.guests.report.bounds import model_bound
 from dovetail.guests.tune.layers import LayerModel, region_alone, tunable_layers
 from dovetail.guests.tune.measure import make_task, measure, measured
 from dovetail.guests.tune.search import candidates
@@ -120,33 +119,6 @@ def test_a_trial_of_a_network_by_the_clock_is_its_program(tmp_path: Path) -> Non
     compiled = compile_model(model, target, Options())
     task = make_task(prepare(model, target, Options()), (), "ne16", None, "model")
     assert measure(task, {}).cycles == timed(compiled.plan.program, compiled.regions, target)[0]
-
-
-@pytest.mark.parametrize("name", ["ne16", "macarray", "kestrel"])
-def test_no_plan_is_below_the_bound(name: str, tmp_path: Path) -> None:
-    """Random choices for all layers of a small network, by the clock."""
-    target, model, random = load_target(name), digits_file(tmp_path), np.random.default_rng(0)
-    compiled = compile_model(model, target, Options())
-    work = json.loads(compiled.project.files["dovetail.json"])["model_work"]
-    least = model_bound(work, target).cycles
-    graph = prepare(model, target, Options())
-    spaces = {kind.names[0]: candidates(kind, target, 0).choices for kind in tunable_layers(graph, target)[1]}
-    task, found = make_task(graph, (), name, None, "model"), list[int]()
-    for _ in range(8):
-        picked = {layer: choices[random.integers(len(choices))] for layer, choices in spaces.items()}
-        outcome = measure(task, {layer: choice for layer, choice in picked.items() if choice})
-        found += [outcome.cycles] if outcome.cycles is not None else []
-    print(name, least, found)
-    assert len(found) > 3 and 0 < least < min(found)
-
-
-def test_dead_parts_do_not_change_the_bound() -> None:
-    model, target = network("vww_mobilenetv1"), load_target("ne16")
-    least, kept = (
-        json.loads(compile_model(model, target, Options(keep_dead=keep)).project.files["dovetail.json"])["model_work"]
-        for keep in (False, True)
-    )
-    assert least == kept and least["products"] < 4_000_000
 
 
 def test_an_engine_that_says_nothing_of_its_driver_has_the_places_of_its_registers() -> None:

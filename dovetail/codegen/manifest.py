@@ -14,6 +14,7 @@ from dovetail.errors import BuildError
 from dovetail.ir.types import DType
 from dovetail.kernels import Optimize
 from dovetail.schedule.layout import Conversion
+from dovetail.target.engine import Macs
 
 MANIFEST = "dovetail.json"
 """Name of the file in a build."""
@@ -105,6 +106,24 @@ class MemoryUse:
     """The most bytes live at any one moment: no placement needs less."""
 
 
+class OperatorWork(msgspec.Struct, frozen=True):
+    """The least work of an operator of a model without dead parts: bytes, each of a value counted once."""
+
+    name: str
+    products: tuple[Macs, ...] = ()
+    weights: Count = 0
+    """In as many bits as their values need."""
+    read: Count = 0
+    """Bytes of the network's inputs, by the first that reads them."""
+    written: Count = 0
+    """Bytes of the network's outputs."""
+
+    @property
+    def moved(self) -> int:
+        """All bytes."""
+        return self.weights + self.read + self.written
+
+
 class Sources(msgspec.Struct, frozen=True):
     """Paths in the build of what is compiled for the target, the host and a board, and of data that is linked."""
 
@@ -162,7 +181,7 @@ class BuildManifest(msgspec.Struct, frozen=True, kw_only=True):
     stretches: tuple[Stretch, ...] = ()
     estimated: Count | None = None
     """Cycles of an inference by the clock; None where nobody counts them."""
-    model_work: dict[str, Count] = {}
+    operators: tuple[OperatorWork, ...] = ()
     """The least work of the model (`codegen.emit.plan_file.model_work`)."""
 
     def __post_init__(self) -> None:

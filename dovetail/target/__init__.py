@@ -30,12 +30,14 @@ from dovetail.target.description import (
 )
 from dovetail.target.devices import CommandSet, JobRegisters, Rtl, RtlPort
 from dovetail.target.engine import (
+    Best,
     CommandStream,
     Deployed,
     DeviceModel,
     Engine,
     Joint,
     Launched,
+    Macs,
     Mirror,
     Raw,
     Rows,
@@ -70,12 +72,12 @@ from dovetail.target.pattern import (
 )
 
 __all__ = [
-    "CValue", "Cache", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks",
+    "Best", "CValue", "Cache", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks",
     "CoreInstruction", "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "FunctionUnit", "Grid",
     "JobRegisters", "Joint", "Knob",
-    "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
-    "OrderRequest", "Ordered", "Ordering", "PairBlock", "PairBlocks", "Pattern", "Pointer", "Policy", "Quantisation",
-    "Rates", "Raw", "Recipe",
+    "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Macs", "Match", "Memory", "Mesh", "Mirror",
+    "Offload", "Operand", "OrderRequest", "Ordered", "Ordering", "PairBlock", "PairBlocks", "Pattern", "Pointer",
+    "Policy", "Quantisation", "Rates", "Raw", "Recipe",
     "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma",
     "Streams",
     "Struct", "Target", "Tile", "Work", "apply", "blocked", "calibrated", "constant", "costs", "crop", "from_notation",

@@ -112,6 +112,37 @@ class Launched:
 
 
 @dataclass(frozen=True)
+class Macs:
+    """Multiply-accumulates of an operator of a model, those with padding left out, and what its kind is."""
+
+    count: int
+    kind: str
+    """Name of the operator's class, e.g. "DepthwiseConv2d"."""
+    kernel: tuple[int, int]
+    pixels: int
+    """Rows times columns of the result, of all images."""
+    inputs: int
+    """Channels of the operand that a channel of the result reads."""
+    outputs: int
+    """Channels of the result."""
+    bits: int
+    """That tell the weights from the least to the largest apart; of floats those they have, 8 where weights are
+    computed."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The most an engine makes of a kind of operator, at whatever size."""
+
+    macs_per_cycle: float
+    """0 for a kind that it does not compute."""
+    why: str = ""
+    """Why it is below the peak, as a part of a sentence, e.g. "one of 16 inputs is of use to a channel"."""
+    block: tuple[int, int, int, int] = (1, 1, 1, 1)
+    """Inputs, outputs, rows and columns computed together: what of a block a layer leaves empty is lost."""
+
+
+@dataclass(frozen=True)
 class Joint:
     """How an engine computes several launches side by side that do not read each other's results: all but the last are
     handed over and held, the last starts them all, and its ticket is for all of them.
@@ -158,7 +189,7 @@ class Engine:
     offloads: tuple[Offload, ...]
     """Offloads it can compute, the preferred first."""
     ideal_macs_per_cycle: float
-    """Peak multiply-accumulates per cycle, for the report."""
+    """Peak multiply-accumulates per cycle, for bounds and the report."""
     driver: tuple[str, ...]
     """C files of the driver, as paths of package resources "package:file"."""
     device: DeviceModel | None = None
@@ -175,6 +206,8 @@ class Engine:
     """C function called once before the first launch of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
+    best: Callable[[Macs], Best] | None = None
+    """The most it makes of a kind of operator, for bounds; None for its peak, whatever the operator."""
     bytes_per_cycle: float | None = None
     """Bytes its own port to memory moves per cycle, for the report's bounds; None where that is not known."""
     pj_per_mac: float = 0.0

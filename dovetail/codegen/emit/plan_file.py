@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from itertools import pairwise
 
 from dovetail.codegen.emit.manifest import engine_moves
+from dovetail.codegen.manifest import OperatorWork
 from dovetail.codegen.plan_file import SCHEMA, PlanBuffer, PlanGraph, PlanLayer, PlanMemory, PlanMove
 from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array
 from dovetail.program.ir import (
     CORE,
@@ -33,6 +37,7 @@ from dovetail.schedule.plan.lifetimes import StatementOrder, pieces, touches
 from dovetail.schedule.plan.timed import launch_cycles
 from dovetail.schedule.region import Region
 from dovetail.target.description import Target
+from dovetail.target.engine import Macs
 
 
 def plan_text(graph: Graph, regions: Sequence[Region], planned: Plan, target: Target) -> str:
@@ -135,51 +140,83 @@ def why_not_offloaded(region: Region) -> str:
 def least_work(graph: Graph) -> tuple[int, int]:
     """Least work of a layer: products, without those with its own padding, and bytes of
     operands read, pixels that a stride passes over left out."""
-    from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
-    from dovetail.ir.operators.movement import Pad
+    producers = graph.producers()
+    return sum(_inside(graph, node, producers)[0] for node in graph.nodes), sum(_read(graph, graph.inputs).values())
 
-    producers, products = graph.producers(), 0
-    read = {name: graph.types[name].nbytes for name in graph.inputs}
+
+def _read(graph: Graph, values: Sequence[str]) -> dict[str, int]:
+    """Bytes that are read of some values: pixels that the one layer with a stride passes over are left out."""
+    read, producers = {name: graph.types[name].nbytes for name in values}, graph.producers()
+    readers = Counter(name for node in graph.nodes for name in node.inputs)
     for node in graph.nodes:
-        types = [graph.types[name] for name in node.inputs]
-        macs = node.operator.macs(types)
-        if isinstance(node.operator, Conv2d | DepthwiseConv2d):
-            pad = producers.get(node.inputs[0])
-            padded = pad is not None and isinstance(pad.operator, Pad)
-            value = pad.inputs[0] if pad is not None and padded else node.inputs[0]
-            for axis in (1, 2):
-                before = pad.operator.before[axis] if pad is not None and isinstance(pad.operator, Pad) else 0
-                size, step = graph.types[value].shape[axis], node.operator.stride[axis - 1]
-                spread = node.operator.dilation[axis - 1]
-                taps = [
-                    output * step + tap * spread - before
-                    for output in range(graph.types[node.output].shape[axis])
-                    for tap in range(types[1].shape[axis])
-                ]
-                inside = [place for place in taps if 0 <= place < size]
-                macs = macs * len(inside) // len(taps)
-                if value in read:
-                    read[value] = read[value] * len(set(inside)) // size
-        products += macs
-    return products, sum(read.values())
+        _, value, share = _inside(graph, node, producers)
+        if value in read and readers[value] == 1:
+            read[value] = int(read[value] * share)
+    return read
 
 
-def model_work(graph: Graph) -> dict[str, int]:
-    """The least work of a model whose dead parts are left out: products, bytes of its weights in as many bits as their
-    values need, each array once, and bytes of what it reads and gives."""
-    products, read = least_work(graph)
-    weights = {name for node in graph.nodes for name in node.inputs[1:2] if _weighs(graph, node, name)}
-    arrays = {array.tobytes(): array for name, array in graph.constants.items() if name in weights and array.size}
-    nbytes = sum(array.size * _bits(array) // 8 for array in arrays.values())
-    written = sum(graph.types[name].nbytes for name in graph.results)
-    return {"products": products, "weights": nbytes, "read": read, "written": written}
+def _inside(graph: Graph, node: Node, producers: Mapping[str, Node]) -> tuple[int, str, Fraction]:
+    """Macs of a node, without those with padding; the image it reads, and the share of its pixels that it reads."""
+    types, share = [graph.types[name] for name in node.inputs], Fraction(1)
+    macs, value, before = node.operator.macs(types), "", [0] * 4
+    if not isinstance(node.operator, Conv2d | DepthwiseConv2d):
+        return macs, value, share
+    value = node.inputs[0]
+    pad = producers.get(value)
+    if pad is not None and isinstance(pad.operator, Pad):
+        value, before = pad.inputs[0], [*pad.operator.before]
+    for axis in (1, 2):
+        size, step = graph.types[value].shape[axis], node.operator.stride[axis - 1]
+        spread, outputs = node.operator.dilation[axis - 1], graph.types[node.output].shape[axis]
+        taps = [
+            output * step + tap * spread - before[axis]
+            for output in range(outputs)
+            for tap in range(types[1].shape[axis])
+        ]
+        inside = [place for place in taps if 0 <= place < size]
+        macs = macs * len(inside) // len(taps)
+        share *= Fraction(len(set(inside)), size)
+    return macs, value, share
+
+
+def model_work(graph: Graph) -> tuple[OperatorWork, ...]:
+    """The least work of a model whose dead parts are left out, by its operators: products, bytes of weights in as many
+    bits as their values need, each array once, and bytes of the network's inputs and outputs."""
+    read, arrays = _read(graph, graph.given), set[bytes]()
+    written = {name: graph.types[name].nbytes for name in graph.results}
+    work: dict[str, OperatorWork] = {}
+    for node in graph.nodes:
+        one, products = work.get(node.origin, OperatorWork(node.origin)), products_of(graph, node)
+        weights = [graph.constants[name] for name in node.inputs[1:2] if _weighs(graph, node, name)]
+        new = [array for array in weights if array.size and array.tobytes() not in arrays]
+        arrays |= {array.tobytes() for array in new}
+        work[node.origin] = OperatorWork(
+            node.origin,
+            (*one.products, *([products] if products else [])),
+            one.weights + sum(array.size * _bits(array) // 8 for array in new),
+            one.read + sum(read.pop(name, 0) for name in node.inputs),
+            one.written + written.pop(node.output, 0),
+        )
+    return tuple(one for one in work.values() if one.products or one.moved)
+
+
+def products_of(graph: Graph, node: Node) -> Macs | None:
+    """The products of a node, those with padding left out; None where it has none."""
+    macs = node.operator.macs([graph.types[name] for name in node.inputs])
+    if not macs:
+        return None
+    shape, result = graph.types[node.inputs[1]].shape, graph.types[node.output]
+    count, image, _ = _inside(graph, node, graph.producers())
+    kernel = (shape[1], shape[2]) if image else (1, 1)
+    outputs = result.shape[-1] if result.shape else 1
+    bits = _bits(graph.constants[node.inputs[1]]) if node.inputs[1] in graph.constants else 8
+    inputs = macs // max(1, result.elements * kernel[0] * kernel[1])
+    return Macs(count, type(node.operator).__name__, kernel, result.elements // outputs, inputs, outputs, bits)
 
 
 def _bits(array: Array) -> int:
-    """Bits that the largest of some integers needs, without a sign; of floats those they have."""
-    if array.dtype.kind == "f":
-        return 8 * array.itemsize
-    return max(int(array.max()).bit_length(), int(array.min()).bit_length())
+    """Bits that tell some integers from the least to the largest apart; of floats those they have."""
+    return 8 * array.itemsize if array.dtype.kind == "f" else (int(array.max()) - int(array.min())).bit_length()
 
 
 def _memories(program: Program, planned: Plan, target: Target) -> dict[str, PlanMemory]:

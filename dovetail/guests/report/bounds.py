@@ -1,24 +1,20 @@
-"""The least cycles a layer can take, and where its cycles went.
+"""The parts of a layer's cycles, and why it takes longer than its bound.
 
 The time of a layer has four parts. Its engine is busy for it: "peak" is what its MACs would take at the engine's peak,
 "below_peak" the rest. "transfers": its DMA transfers go on and no engine works. "core": nothing but cores works in its
 windows; a window is a stretch in which core 0 works, or waits, for the layer. So a layer that waits for the engine or
 the transfers of another is not charged for that, and where one engine works at a time the layers add up to the
-inference.
-
-The bound of a layer is the larger of what its MACs take at the peak of what computes it and what its bytes take on
-their way: through the DMA, or through the engine's own port where the target says how wide that is. On cores it is one
-multiply-accumulate per product (by the widest instruction they have) and one store per word of the result.
+inference. Bounds are those of `dovetail.bounds` and, on engines, of `least`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dovetail.bounds import core_product
 from dovetail.claims import transfers_of
 from dovetail.report import Span, union, windows
 
@@ -36,89 +32,6 @@ _NEAR = 0.98
 
 _CLOSE = 0.1
 """Largest relative error of a cost model that counts as right."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerBound:
-    """The least cycles of a layer and what sets them."""
-
-    cycles: float
-    by: str
-    """As a sentence; empty where there is nothing to do."""
-
-
-def core_product(cores: Sequence[Core]) -> float:
-    """Fewest cycles of a multiply-accumulate on these cores together."""
-    return 1 / sum(1 / _product(core) for core in cores)
-
-
-def core_word(cores: Sequence[Core]) -> float:
-    """Fewest cycles in which some cores together load or store a word of 4 bytes."""
-    from dovetail.sim.architecture import architecture_of, core_costs
-
-    costs = (architecture_of(core.isa).word(core_costs(core.isa, core.costs, core.isa)) for core in cores)
-    return 1 / sum(1 / cycles for cycles in costs)
-
-
-def _product(core: Core) -> float:
-    """One core's: by the widest of its own instructions that adds products, one cycle each, or its basic ones. What is
-    all taps of a block is a loop of those instructions and no instruction."""
-    from dovetail.kernels.scheduled.knobs import block_of, extents, is_product
-    from dovetail.sim.architecture import architecture_of, core_costs
-
-    basic = architecture_of(core.isa).product(core_costs(core.isa, core.costs, core.isa))
-    single = [one for one in core.instructions if is_product(one) and block_of(one) is None]
-    widths = [group * taps for group, taps in (extents(one) for one in single)]
-    return float(min([basic, *(1 / width for width in widths)]))
-
-
-def model_bound(work: Mapping[str, int], target: Target) -> LayerBound:
-    """The least cycles of a model on hardware, whatever the schedule.
-
-    Its products at the peak of all engines and cores together, or its weights and ends by all ways together: DMAs,
-    engines' own ports, loads and stores of cores. What an engine reads where it lies through a port of unknown width
-    is left out. Cores alone do all of it one after the other.
-
-    Args:
-        work: of the model without dead parts, as `codegen.emit.plan_file.model_work` has it; nothing is known if empty.
-        target: the hardware.
-    """
-    if not work or target.core.is_host:
-        return LayerBound(0, "")
-    product, word = core_product(target.cores), core_word(target.cores)
-    moved = sum(work[name] for name in ("weights", "read", "written"))
-    if not target.engines:
-        return LayerBound(work["products"] * product + moved / 4 * word, "products and words of the cores")
-    peak = sum(engine.ideal_macs_per_cycle for engine in target.engines) + 1 / product
-    limits = [LayerBound(work["products"] / peak, "its products at the peak of engines and cores")]
-    ports = [engine.bytes_per_cycle for engine in target.engines if target.reads_constants(engine)]
-    if None not in ports:
-        doors = sum(dma.bytes_per_cycle for dma in target.dmas) + sum(port or 0 for port in ports) + 4 / word
-        limits.append(LayerBound(moved / doors, "its weights, inputs and outputs by DMAs, ports and cores"))
-    return max(limits, key=lambda limit: limit.cycles)
-
-
-def bound(layer: Mapping[str, Any], plan: Mapping[str, Any], target: Target, cores: Sequence[Core]) -> LayerBound:
-    """The bound of one layer, as the run's JSON and the build's plan have it; `cores` have a part of it, if any do."""
-    if plan["idle"]:
-        return LayerBound(0, "")
-    names = layer["engine"].split("+")
-    engines = [engine for engine in target.engines if engine.name in names]
-    limits = []
-    if layer["ideal_macs_per_cycle"]:
-        cycles = layer["macs"] / layer["ideal_macs_per_cycle"]
-        limits.append(LayerBound(cycles, f"its MACs at the peak of {layer['engine']}"))
-        wide = sum(engine.bytes_per_cycle or 0 for engine in engines)
-        if wide and all(engine.bytes_per_cycle for engine in engines):
-            touched = plan["read"] + plan["written"] + sum(constant["bytes"] for constant in plan["constants"])
-            limits.append(LayerBound(touched / wide, f"its operands and result through {layer['engine']}'s port"))
-    elif layer["engine"] == "core":
-        words = -(-(plan["written"] if plan["calls"] else layer["bytes_moved"]) // 4)
-        cycles = plan["products"] * core_product(cores) + words * core_word(cores)
-        limits.append(LayerBound(cycles, "one multiply-accumulate per MAC, one store per word"))
-    if (dma := _dma_for(layer, target)) is not None and layer["bytes_moved"]:
-        limits.append(LayerBound(layer["bytes_moved"] / dma.bytes_per_cycle, f"its bytes through {dma.name}"))
-    return max(limits, key=lambda limit: limit.cycles, default=LayerBound(0, ""))
 
 
 def _dma_for(layer: Mapping[str, Any], target: Target) -> Dma | StreamDma | None:
@@ -196,10 +109,9 @@ def _engine_reason(layer: Mapping[str, Any], share: str) -> str:
     cycles, modelled = layer["engine_cycles"] or layer["time"], layer["modelled_cycles"] or 0
     expected = "as" if abs(modelled - cycles) <= _CLOSE * cycles else f"{modelled:,} cycles"
     model = f", {expected} its cost model says" if modelled else ""
-    if layer["bound"] > layer["macs"] / layer["ideal_macs_per_cycle"] + 1:
-        return f"{layer['engine']} is busy {cycles:,} cycles where its bytes take {layer['bound']:,.0f}{model}"
     rate, peak = layer["macs"] / cycles, layer["ideal_macs_per_cycle"]
-    return f"{share} below the peak: {layer['engine']} does {rate:.3g} of {peak:g} MACs per cycle{model}"
+    why = f": {layer['why_least']}" if layer["why_least"] else ""
+    return f"{share} below the peak: {layer['engine']} does {rate:.3g} of {peak:g} MACs per cycle{model}{why}"
 
 
 def _core_reason(layer: Mapping[str, Any], share: str, cores: Sequence[Core]) -> str:

@@ -67,8 +67,8 @@ def _print_bound(data: dict[str, Any]) -> None:
         raise DovetailError(
             "a bound is in cycles, and on the host there are none", where="--bound", hint="use --sim iss"
         )
-    headings = ("layer", "where", "cycles", "engine", "DMA", "over", "why")
-    show_table(headings, list(near.rows(data)), left=("layer", "where", "why"), fold=("why",))
+    headings = ("layer", "where", "cycles", "engine", "DMA", "its least", "bound", "by", "over", "why")
+    show_table(headings, list(near.rows(data)), left=("layer", "where", "by", "why"), fold=("by", "why"))
     for sentence in near.beside(data):
         say(sentence)
     say(near.whole(data))
@@ -91,7 +91,7 @@ def _detailed(folder: Path, options: RunOptions, own: Options, show: Callable[[s
     show(f"compiling and running {folder} on the {simulator}")
     result = run_build(build, simulator, inputs)
     prove.prove(result, graph, inputs)
-    return detail(result)
+    return detail(result, graph)
 
 
 def _report_sentence(data: dict[str, Any]) -> str:

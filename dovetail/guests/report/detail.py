@@ -8,19 +8,14 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from dovetail.bounds import core_product, core_word
 from dovetail.claims import transfer_owners, transfers_of
 from dovetail.codegen.plan_file import PlanFile, PlanLayer, PlanMemory, read_plan
-from dovetail.guests.report.bounds import (
-    KINDS,
-    bound,
-    core_product,
-    core_word,
-    exposed,
-    model_bound,
-    reason,
-    spent,
-)
-from dovetail.report import Report, busy, make_report, union, windows
+from dovetail.guests.report.bounds import KINDS, exposed, reason, spent
+from dovetail.guests.report.least import Least, leasts, network_least
+from dovetail.ir.graph import Graph
+from dovetail.prove import read_graph
+from dovetail.report import Report, busy, make_report, parts_of, union, windows
 
 if TYPE_CHECKING:
     from dovetail.run import RunResult
@@ -30,23 +25,26 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-def detail(result: RunResult) -> Json:
-    """The report of a run as plain values for `json.dumps`: a superset of `Report.to_json()`.
-    Raises BuildError where the build has no plan that fits it."""
+def detail(result: RunResult, graph: Graph | None = None) -> Json:
+    """The report of a run as plain values for `json.dumps`: a superset of `Report.to_json()`. `graph` is the integer
+    graph of the build; None to read it there. Raises BuildError where the build has none, or no plan that fits it."""
     report, manifest = make_report(result), result.build.manifest
     plan = read_plan(result.build.folder, len(manifest.layers))
     first, target = result.simulation.inferences[0], result.build.target
     data: Json = json.loads(json.dumps(report.to_json()))
-    data["layers"] = _layers(data, plan, first, target)
+    graph = read_graph(result.build) if graph is None else graph
+    found = leasts(manifest, plan, graph, target) if first.total_cycles is not None else [None] * len(manifest.layers)
+    data["layers"] = _layers(data, plan, first, target, found)
     options = {"rounding": manifest.rounding, "optimize": manifest.optimize, "memory_budget": manifest.memory_budget}
     data["options"] = options
-    least = model_bound(manifest.model_work, target)
-    data["bound"], data["bound_by"] = round(least.cycles, 1), least.by
     data["devices"] = _devices(report, target, first)
     data["graph"] = plan["graph"]
+    cycles, data["least_by"] = network_least(manifest, plan, found, target) if data["bound"] else (0.0, "")
+    data["least"] = round(cycles, 1) or None
     data["memories"] = {name: {**memory, "live": _live(memory)} for name, memory in plan["memories"].items()}
     data["steps"] = _steps(plan, first)
     data["moves"] = plan["moves"]
+    data["groups"] = _groups(data["layers"])
     data["weights"], data["parameters"] = _weights(plan["layers"])
     data["roofline"] = _roofline(data["layers"], target)
     data["not_offloaded"] = _not_offloaded(data["layers"], data["macs"]["total"], data["cycles"]["total"])
@@ -54,7 +52,9 @@ def detail(result: RunResult) -> Json:
     return data
 
 
-def _layers(run: Json, plan: PlanFile, first: InferenceResult, target: Target) -> list[Json]:
+def _layers(
+    run: Json, plan: PlanFile, first: InferenceResult, target: Target, found: Sequence[Least | None]
+) -> list[Json]:
     owners = transfer_owners(plan, first, target)
     parts = exposed(first, len(run["layers"]), target, owners)
     moving = Counter[int]()
@@ -64,10 +64,9 @@ def _layers(run: Json, plan: PlanFile, first: InferenceResult, target: Target) -
     for number, (layer, own) in enumerate(zip(run["layers"], plan["layers"], strict=True)):
         times = [core["layers"].get(layer["name"]) for core in run["cores"]]
         cores = [core for core, time in zip(target.cores, times, strict=True) if time is not None] or target.cores
-        limit = bound(layer, own, target, cores)
+        limit, least = layer["bound"] or 0.0, found[number]
         output = plan["graph"]["values"][plan["graph"]["edges"][number]["makes"]]
         weights = (constant for constant in own["constants"] if constant["weights"])
-        is_timed = layer["cycles"] is not None
         cycles = spent(layer, parts[number], max((time or 0 for time in times[1:]), default=0))
         time = sum(cycles.values()) if cycles else None
         whole = layer | {
@@ -84,14 +83,37 @@ def _layers(run: Json, plan: PlanFile, first: InferenceResult, target: Target) -
             "weights": [{key: w[key] for key in ("dtype", "bits", "elements", "bytes")} for w in weights],
             "why_not_offloaded": own["reason"],
             "dma_cycles": moving[number] if owners is not None else None,
-            "bound": round(limit.cycles, 1) if is_timed else None,
-            "bound_by": limit.by if is_timed else "",
+            "least": least.cycles if least else None,
+            "least_parts": least.parts if least else None,
+            "why_least": least.why if least else "",
             "spent": cycles,
             "time": time,
-            "share_of_bound": round(limit.cycles / time, 4) if time and limit.cycles <= time else None,
+            "share_of_bound": round(limit / time, 4) if time and limit <= time else None,
         }
         layers.append(whole | {"gap": reason(whole, target, cores)})
     return layers
+
+
+_SUMS = ("time", "cycles", "waiting", "engine_cycles", "dma_cycles", "least", "bound", "macs", "bytes_moved")
+"""Figures of a layer of the model that are the sums of its parts'."""
+
+
+def _groups(layers: Sequence[Json]) -> list[Json]:
+    """The layers of the model, each under the name of the largest of its parts."""
+    found = []
+    for numbers in parts_of([layer["operators"] for layer in layers]):
+        parts = [layers[number] for number in numbers]
+        largest = max(parts, key=lambda part: (part["macs"], part["time"] or 0))
+        group: Json = {"layers": numbers} | {
+            name: largest[name] for name in ("name", "engine", "operators", "bound_by", "gap")
+        }
+        for name in _SUMS:
+            known = [part[name] for part in parts if part[name] is not None]
+            group[name] = round(sum(known), 1) if known else None
+        spent = {kind: sum(part["spent"][kind] for part in parts) for kind in KINDS} if largest["spent"] else None
+        share = round(group["bound"] / group["time"], 4) if group["time"] and group["bound"] <= group["time"] else None
+        found.append(group | {"spent": spent, "share_of_bound": share})
+    return found
 
 
 def _devices(report: Report, target: Target, first: InferenceResult) -> list[Json]:

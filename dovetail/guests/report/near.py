@@ -8,16 +8,19 @@ from typing import Any
 
 
 def rows(data: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A line per layer of a report's JSON (`detail`) that takes time: name, where, its cycles, those in which engine
-    and DMA are busy for it, the cycles over the larger of these (or what the core takes alone), and why that is so."""
-    for layer in data["layers"]:
+    """A line per layer of the model in a report's JSON (`detail`) that takes time: name, where, its cycles, those in
+    which engine and DMA are busy for it, the engine's own least, the bound of model and hardware and what sets it, the
+    cycles over the larger of the busy ones (or what the core takes alone), and why that is so."""
+    for layer in data["groups"]:
         if not layer["time"]:
             continue
         engine, dma = layer["engine_cycles"] or 0, layer["dma_cycles"] or 0
         most = max(engine, dma, layer["spent"]["core"] if layer["engine"] == "core" else 0)
         over = f"{layer['time'] / most:.2f}" if most else ""
         cycles = (f"{count:,}" if count else "" for count in (layer["time"], engine, dma))
-        yield (layer["name"], layer["engine"], *cycles, over, layer["gap"])
+        limits = (f"{limit:,.0f}" if limit else "" for limit in (layer["least"], layer["bound"]))
+        parts = f" ({len(layer['layers'])} parts)" if len(layer["layers"]) > 1 else ""
+        yield (layer["name"] + parts, layer["engine"], *cycles, *limits, layer["bound_by"], over, layer["gap"])
 
 
 def whole(data: Mapping[str, Any]) -> str:
@@ -27,7 +30,8 @@ def whole(data: Mapping[str, Any]) -> str:
     busiest = f"{total:,} cycles, {total / most:.3f} times the {most:,} of {name}, which is busy longest"
     if not data["bound"]:
         return busiest
-    return f"{busiest}, and {total / data['bound']:.2f} times the {data['bound']:,.0f} of {data['bound_by']}"
+    least = f"{total / data['least']:.3f} times the {data['least']:,.0f} of {data['least_by']}"
+    return f"{busiest}, {least}, and {total / data['bound']:.2f} times the {data['bound']:,.0f} of {data['bound_by']}"
 
 
 def beside(data: Mapping[str, Any]) -> Iterator[str]:

@@ -32,8 +32,11 @@ SPENT = {
 
 LAYER_FIGURES = (
     ("cycles", "cycles until the core goes on to the next layer"),
+    ("waiting", "of these the core waits"),
     ("engine_cycles", "cycles its engine is busy"),
     ("modelled_cycles", "cycles its cost model says"),
+    ("least", "cycles of the whole by its cost model, at best"),
+    ("bound", "cycles that model and hardware ask for"),
     ("dma_cycles", "cycles the DMA is busy"),
     ("macs", "MACs"),
     ("launches", "starts of an engine"),
@@ -42,9 +45,14 @@ LAYER_FIGURES = (
     ("constants", "bytes of constants"),
     ("written", "bytes of the result"),
 )
+BOUNDS = (
+    ("its layers, each at its engine's own least", "least"),
+    ("model and hardware, whatever the schedule", "bound"),
+)
+"""The two bounds of a network."""
 TOUCHED = {"r-value": "read", "r-state": "constants", "r-output": "written"}
 """Bytes a layer touches at least, by the style's colour."""
-LAYER_WORDS = (("bound_by", "bound by"), ("offload", "taken as"))
+LAYER_WORDS = (("bound_by", "bound by"), ("offload", "taken as"), ("why_least", "its engine's least"))
 
 
 def page(data: Mapping[str, Any]) -> str:
@@ -113,43 +121,60 @@ def _spent(sheet: Sheet) -> str:
 
 
 def layers_section(sheet: Sheet) -> str:
-    """Time of every layer beside its bound: name, bar, figures, reason; more when it is opened."""
-    layers = sheet.at("layers")
-    longest = max((max(layer["time"] or 0, layer["bound"] or 0) for layer in layers), default=0) or 1
+    """Time of every layer of the model beside its bounds: name, bar, figures, reason; its parts when it is opened."""
+    groups = sheet.at("groups")
+    longest = max((max(group["time"] or 0, group["bound"] or 0) for group in groups), default=0) or 1
     colours = device_colours(sheet)
-    headings = {"layer": "word", "time and bound": "word", "time": "number", "bound": "number", "of time": "number"}
-    headings["what is between them"] = "word"
-    spans = (element("span", text, class_=side) for text, side in headings.items())
+    headings = ("layer", "time and bound", "time", "waits", "its least", "bound", "of time", "what is between them")
+    sides = ("word", "word", *("number",) * 5, "word")
+    spans = (element("span", text, class_=side) for text, side in zip(headings, sides, strict=True))
     heading = element("div", *spans, class_="layer head")
-    rows = "".join(_layer(sheet, number, colours, longest) for number in range(len(layers)))
+    rows = "".join(_group(sheet, number, colours, longest) for number in range(len(groups)))
     explained = legend(*(f"{swatch(kind)}{SPENT[kind]}" for kind in KINDS), '<i class="mark"></i>bound')
     order = (
         '<p class="controls"><button id="by-time" aria-pressed="false">longest first</button>'
         '<button id="open-all" aria-pressed="false">details</button></p>'
     )
     intro = (
-        "The time of a layer is what its engine is busy for it, and what is spent on it while no engine works; waiting "
-        "for another layer is not its own. Its bound is what its MACs take at the peak of what computes it, or its "
-        "bytes on their way, whichever is longer."
+        "The time of a layer is what its engine is busy for it, and what is spent on it while no engine works; what "
+        "the core waits, as a rule for another layer, is not its own. Its bound is what the model asks of hardware: "
+        "products at the most an engine makes of their kind, weights and the network's ends on their way. Its least is "
+        "what its engine takes for the whole layer by its own cost model. Parts of a layer are one row."
     )
+    whole = _whole(sheet) if sheet.at("bound") else ""
     listing = element("div", heading, element("div", rows, id="layers"), class_="layers")
-    return section("time", "Where the time goes", intro, explained, order, listing)
+    return section("time", "Where the time goes", intro, whole, explained, order, listing)
 
 
-def _layer(sheet: Sheet, number: int, colours: dict[str, str], longest: float) -> str:
-    layer = sheet.part("layers", number)
-    name = swatch(colours[layer.at("engine")]) + layer.text("name")
+def _whole(sheet: Sheet) -> str:
+    """The network's cycles beside its bounds."""
+    rows = [("taken", sheet.count("cycles", "total"), "")]
+    rows += [(f"{name}", sheet.count(key), sheet.text(f"{key}_by")) for name, key in BOUNDS]
+    return table(("the network", "cycles", "set by"), rows, (1,))
+
+
+def _group(sheet: Sheet, number: int, colours: dict[str, str], longest: float) -> str:
+    """A layer of the model and, when it is opened, its parts."""
+    group, time = sheet.part("groups", number), sheet.at("groups", number, "time") or 0
+    figures = group.figures("count:time count:waiting count:least count:bound percent:share_of_bound")
     cells = (
-        element("span", name, element("small", layer.text("engine")), class_="word name"),
-        element("span", _time_bar(layer.data, longest), class_="word"),
-        *(
-            element("span", figure, class_="number")
-            for figure in layer.figures("count:time count:bound percent:share_of_bound")
-        ),
-        element("span", layer.text("gap") if layer.at("gap") else "", class_="word why"),
+        element("span", swatch(colours[group.at("engine")]) + group.text("name"), class_="word name"),
+        element("span", _time_bar(group.data, longest), class_="word"),
+        *(element("span", figure, class_="number") for figure in figures),
+        element("span", group.text("gap") if group.at("gap") else "", class_="word why"),
     )
-    summary, time = element("summary", *cells, class_="layer"), layer.at("time") or 0
-    return element("details", summary, _more(sheet, layer), id=f"layer-{number}", data_time=str(time))
+    inner = "".join(_part(sheet, layer, len(group.at("layers")) > 1) for layer in group.at("layers"))
+    summary = element("summary", *cells, class_="layer")
+    return element("details", summary, inner, id=f"group-{number}", data_time=str(time))
+
+
+def _part(sheet: Sheet, number: int, is_one_of_several: bool) -> str:
+    """The details of a layer, below its name where it is a part of one."""
+    part = sheet.part("layers", number)
+    if not is_one_of_several:
+        return element("div", _more(sheet, part), id=f"layer-{number}")
+    name = element("summary", part.text("name"), " ", element("small", part.text("engine")), class_="part")
+    return element("details", name, _more(sheet, part), id=f"layer-{number}")
 
 
 def _time_bar(layer: Mapping[str, Any], longest: float) -> str:

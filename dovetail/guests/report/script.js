@@ -50,13 +50,13 @@
   function openLayer(number) {
     const row = by("layer-" + number);
     if (!row) return;
-    row.open = true;
     location.hash = "layer-" + number;
+    reveal(row);
   }
-  window.addEventListener("hashchange", () => {
-    const row = document.querySelector("details:target");
-    if (row) row.open = true;
-  });
+  function reveal(row) {
+    for (let part = row; part; part = part.parentElement.closest("details")) part.open = true;
+  }
+  window.addEventListener("hashchange", () => reveal(document.querySelector(":target")));
 
   /* Buttons. */
   function toggle(name, change) {
@@ -74,7 +74,7 @@
     rows.sort((a, b) => on ? b.dataset.time - a.dataset.time || place(a) - place(b) : place(a) - place(b));
     list.append(...rows);
   });
-  toggle("open-all", on => { for (const row of by("layers").children) row.open = on; });
+  toggle("open-all", on => { for (const row of by("layers").querySelectorAll("details")) row.open = on; });
   const themed = by("theme");
   if (themed) themed.addEventListener("click", () => {
     const root = document.documentElement, given = root.dataset.theme;

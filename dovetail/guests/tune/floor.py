@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dovetail.bounds import core_product, core_word
 from dovetail.codegen.emit.plan_file import least_work
-from dovetail.guests.report.bounds import core_product, core_word
 from dovetail.ir.crop import parts
 from dovetail.ir.graph import Node
 from dovetail.ir.types import Box, DType, TensorType, full_box

@@ -393,6 +393,9 @@ def _engine(name: str, memory: dt.Memory, peak: float, model: str) -> dt.Engine:
         memory=L1.name,
         offloads=digital_offloads(model) if name == "digital" else analog_offloads(),
         ideal_macs_per_cycle=peak,
+        best=(lambda products: registers.best(products, model))
+        if name == "digital"
+        else lambda products: dt.Best(peak if products.bits <= 2 else 0),
         driver=("dovetail.targets.diana:driver/diana.h",),
         queue=1,
         launching=60,

@@ -23,6 +23,7 @@ import numpy as np
 
 from dovetail.ir.types import Array
 from dovetail.sim.launch_queue import Control as Control
+from dovetail.target import Best, Macs
 
 
 class Digital(IntEnum):
@@ -192,6 +193,15 @@ def plinio_digital(shape: Shape) -> float:
     blocks = ceil(shape.outputs / shape.groups / 16) * ceil(shape.columns / 16)
     work = blocks * shape.inputs * shape.rows * height * width
     return work + shape.columns * shape.rows * (shape.outputs + shape.inputs) / 8
+
+
+def best(products: Macs, model: str) -> Best:
+    """The most the digital engine makes of a kind of layer."""
+    if products.kind == "DepthwiseConv2d":
+        return Best(16, "depthwise: channels one after the other", (1, 1, 1, 16))
+    if products.pixels == 1 and model == "plinio":
+        return Best(16, "one of 16 columns", (1, 16, 1, 1))
+    return Best(256, "", (1, 16, 1, 16))
 
 
 def match_digital(shape: Shape) -> float:

@@ -231,6 +231,8 @@ def is_large(types: Mapping[str, TensorType], node: Node) -> bool:
 
 ENGINE = dt.Engine(
     name="kestrel", memory="sram", constants="flash", offloads=tuple(offloads()), ideal_macs_per_cycle=128.0,
+    best=lambda macs: dt.Best(8, "depthwise: one of 16 inputs", (1, 8, 1, 1)) if macs.kind == "DepthwiseConv2d"
+    else dt.Best(min(128, 8 * macs.pixels), "8 weights come a cycle", (16, 8, 1, 1)),
     stream=dt.CommandStream(start="kestrel_start", wait=wait),
     dma=dt.StreamDma("kestrel_dma", bytes_per_cycle=8, setup_cycles=32, move=move),
     driver=(), files={name: HERE.with_name(name) for name in ("kestrel.c", "kestrel.h")}, headers=("kestrel.h",),

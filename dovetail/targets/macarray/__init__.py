@@ -11,7 +11,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array
 from dovetail.legalize import average_pool_in_channels, pools_as_depthwise
 from dovetail.target import layers
-from dovetail.targets.macarray.model import REGISTERS, JobKind, job_cycles
+from dovetail.targets.macarray.model import REGISTERS, JobKind, best, job_cycles
 
 L1, L2 = dt.Memory("L1", base=0x10000000, size=128 << 10), dt.Memory("L2", base=0x1C000000, size=512 << 10)
 BASE, HERE = 0x00201000, "dovetail.targets.macarray"
@@ -81,7 +81,7 @@ POOL = dt.Rewrite("pools", pools_as_depthwise(partial(layers.keeps, WINDOWS), dt
 # a part more of a pool takes the core as long as 278 bytes of it
 PART = dt.Rewrite("parts", average_pool_in_channels(lambda x: round((x.elements / 278) ** 0.5), 8), lsb=0, divides=True)
 ENGINE = dt.Engine(
-    name="macarray", memory=L1.name, ideal_macs_per_cycle=64.0,
+    name="macarray", memory=L1.name, ideal_macs_per_cycle=64.0, best=best,
     offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8)
                    for name, pattern, limits in (*PATTERNS, SUM)),
     driver=(f"{HERE}:driver/macarray.h", f"{HERE}:driver/macarray.c"), prepare="macarray_init", wait="macarray_wait",

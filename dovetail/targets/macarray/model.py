@@ -13,7 +13,7 @@ from dovetail.ir.operators.arithmetic import Rounding, fixed_point
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.types import Array, Shape
 from dovetail.sim.device import Bus
-from dovetail.target import JobRegisters
+from dovetail.target import Best, JobRegisters, Macs
 from dovetail.target.layers import LayerWindow, taps_inside
 
 REGISTERS = JobRegisters(
@@ -50,6 +50,18 @@ def job_cycles(kind: JobKind, x: Shape, y: Shape, window: LayerWindow, pixel: in
     across = ((starts + firsts) % _LANES + here > _LANES).sum() / len(starts)
     walked = round(pixels * taps * len(firsts) + operands * taps_inside(window, x, y) * across)
     return _cycles(kind, pixels, inputs, outputs, taps, walked)
+
+
+def best(products: Macs) -> Best:
+    """The most of a kind of layer: its weights are loaded for each block of pixels, depthwise results drained one a
+    cycle."""
+    taps, pixels = prod(products.kernel), products.pixels
+    if products.kind == "DepthwiseConv2d":
+        return Best(
+            taps / (taps / _LANES + 1), f"depthwise: one of {_LANES} lanes, and a cycle for each result", (1, 8, 1, 1)
+        )
+    loaded = -(-pixels // _BLOCK) * _LANES
+    return Best(_LANES * _LANES * pixels / (pixels + loaded), "weights are loaded for each 64 pixels", (8, 8, 1, 1))
 
 
 def _cycles(kind: JobKind, pixels: int, inputs: int, outputs: int, taps: int, walked: int) -> int:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dovetail.target import Best, Macs
+
 CHANNELS_IN = 16
 """Input channels the engine takes in together (TP_IN)."""
 CHANNELS_OUT = 32
@@ -412,6 +414,23 @@ def launch_cycles(
     one += groups_out * (_STREAMOUT + _STREAMIN * stream_in) + _COLUMNS * words * (1 + stream_in)
     waits = (out_channels < _ITERATORS) * (_ITERATORS - out_channels) if by_pixel and not stream_in else 0
     return _LAUNCH + waits + (height + 2) // 3 * ((width + 2) // 3) * one
+
+
+def best(products: Macs) -> Best:
+    """The most of a kind of layer: subtiles of 3x3 pixels, or in linear mode of one, whose loads and offsets come once
+    for 16 inputs; results of depthwise layers are written for each."""
+    planes = max(products.bits, 2)
+    apart = CHANNELS_OUT * planes + _ACCUMULATE
+    linear = Best(256 * CHANNELS_OUT / (_LOAD_LINEAR + apart), f"linear mode, {planes} bit planes", (256, 32, 1, 1))
+    if products.kind == "DepthwiseConv2d":
+        rate = _COLUMNS * CHANNELS_OUT * 9 / (_LOAD + apart + _COLUMNS * 2 + _STREAMOUT)
+        return Best(rate, "depthwise: one of 16 inputs is of use to a channel", (1, 16, 3, 3))
+    if products.kernel != (1, 1):
+        rate = _COLUMNS * CHANNELS_OUT * CHANNELS_IN * 9 / (_LOAD + apart)
+        return Best(rate, f"{planes} bit planes beside the loads of a subtile", (16, 32, 3, 3))
+    rate = _COLUMNS * CHANNELS_OUT * CHANNELS_IN / (_LOAD_1X1 + _ACCUMULATE + CHANNELS_OUT)
+    by_pixel = Best(rate, "1x1: one of 9 taps", (16, 32, 3, 3))
+    return max(by_pixel, linear, key=lambda one: one.macs_per_cycle) if products.pixels > 1 else linear
 
 
 def job_cycles(job: Ne16Job) -> int:

@@ -275,6 +275,7 @@ def target(config: VtaConfig, name: str = "vta") -> dt.Target:
         memory=DRAM.name,
         offloads=offloads(config),
         ideal_macs_per_cycle=float(macs_per_cycle(config)),
+        best=lambda products: cost.best(products, config),
         driver=(f"{HERE}:driver/vta.h",),
         files={"vta.c": DRIVER},
         device=dt.DeviceModel(f"{HERE}.device:VtaDevice", base=0x43C00000, size=0x100, arguments=sizes),

@@ -17,7 +17,8 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.loops import bias_rows, shifts
-from dovetail.targets.vta.config import VtaConfig
+from dovetail.target import Best, Macs
+from dovetail.targets.vta.config import VtaConfig, macs_per_cycle
 from dovetail.targets.vta.mapping import depth, joined, shared_taps
 
 STREAMING = 8
@@ -163,6 +164,16 @@ def cycles(s: RegionShape, t: VtaTiling, config: VtaConfig) -> int:
         overlapped = max(alu + busy, loads + out)
         total += count * (overlapped if overlaps else apart)
     return round(total + out + 3 * config.bus_latency)
+
+
+def best(products: Macs, config: VtaConfig) -> Best:
+    """The most of a kind of layer: a step multiplies a block of inputs with one of outputs; of a depthwise layer's
+    inputs one is of use to an output, or one for each column where several make up a block."""
+    block = config.block
+    if products.kind != "DepthwiseConv2d":
+        return Best(float(macs_per_cycle(config)), "", (block, block, 1, 1))
+    rate = config.batch * block * max(1, block // products.outputs)
+    return Best(float(rate), f"depthwise: one of {block} inputs is of use to a channel", (1, block, 1, 1))
 
 
 def floor(s: RegionShape, config: VtaConfig) -> int:
