@@ -250,6 +250,37 @@ WRONG: dict[str, tuple[Callable[[], Procedure], str]] = {
 }
 
 
+SUMS = """
+def region(image: i8[4, 8] @ INP, tile: i8[8, 8] @ WGT, total: i32[4, 8] @ ACC):
+    for sw in seq(0, 4):
+        for so in seq(0, 8):
+            for si in seq(0, 8):
+                total[sw, so] += image[sw, si] * tile[so, si]
+"""
+BY_COLUMNS = """
+def outer(OW: size, image: [i8][OW, 8] @ INP, tile: [i8][8, 8] @ WGT, total: [i32][OW, 8] @ ACC):
+    for i in seq(0, 8):
+        for w in seq(0, OW):
+            for o in seq(0, 8):
+                total[w, o] += image[w, i] * tile[o, i]
+"""
+SPREAD = """
+def copy(OW: size, source: [i8][OW, 8] @ DRAM, image: [i8][OW, 8] @ INP):
+    for w in seq(0, OW):
+        for o in seq(0, 8):
+            for n in seq(0, 8):
+                image[w, o] = source[w, n]
+"""
+
+
+def test_the_nearest_instruction_computes_the_same() -> None:
+    """Not the one whose loops happen to agree longer."""
+    memories = {place: memory(place) for place in ("INP", "WGT", "ACC")}
+    outer, copy = (procedure(text, memories, instruction="run();") for text in (BY_COLUMNS, SPREAD))
+    with pytest.raises(TargetError, match="the nearest is outer: expects a loop over o to 8, found the sum"):
+        covered(procedure(SUMS, memories), [copy, outer])
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_an_instruction_of_vta_with_a_wrong_meaning_is_never_selected(name: str) -> None:
     make, words = WRONG[name]

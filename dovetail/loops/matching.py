@@ -305,17 +305,43 @@ def uncovered(procedure: Procedure, statement: Any, instructions: Sequence[Proce
     while around[0].parent():
         around.insert(0, around[0].parent())
     loops = ", ".join(loop.name() for loop in around if hasattr(loop, "hi"))
-    nearest = LoopMismatch("", -1)
-    for start in around:
-        for instruction in instructions:
+    nearest, near = LoopMismatch("", -1), (-1, -1)
+    for instruction in instructions:
+        likeness = _likeness(procedure, statement, instruction)
+        for start in around:
             found = _replaced(procedure, _run(start, len(instruction.body())), instruction)
-            if isinstance(found, LoopMismatch) and found.depth > nearest.depth:
-                nearest = found
+            if isinstance(found, LoopMismatch) and (likeness, found.depth) > near:
+                nearest, near = found, (likeness, found.depth)
     why = f"; the nearest is {nearest.sentence}" if nearest.sentence else ""
     where = f"the schedule of {procedure.name()}" + (f", inside the loops over {loops}" if loops else "")
     what = f"no instruction covers the statement '{statement_text(statement)}'{why}"
     hint = "change the schedule until the statement has an instruction's form, or add the instruction"
     return TargetError(what, where=where, hint=hint)
+
+
+def _likeness(procedure: Procedure, statement: Any, instruction: Procedure) -> int:
+    """How much of what a statement computes is in an instruction's meaning: a sum, or an assignment, as it is one, of
+    operands in the same memories. Operators are left to the comparison of the loops."""
+    wanted, given = _memories(procedure), _memories(instruction)
+    alike = [
+        1 + (_homes_of(one, given) == _homes_of(statement, wanted))
+        for one in statements(instruction.body())
+        if type(one) is type(statement)
+    ]
+    return max(alike, default=0)
+
+
+def _memories(procedure: Procedure) -> dict[str, str]:
+    """Memory of each array, by its name."""
+    arrays = [argument for argument in procedure.args() if argument.is_tensor()]
+    arrays += [one for one in statements(procedure.body()) if is_a(one, "Alloc")]
+    return {array.name(): array.mem().__name__ for array in arrays}
+
+
+def _homes_of(statement: Any, memories: Mapping[str, str]) -> list[str]:
+    """Memories of the arrays that a statement reads and writes, the written one first."""
+    target, *reads = (memories.get(access.name(), "") for access in _accesses(statement))
+    return [target, *sorted(reads)]
 
 
 def _run(start: Any, length: int) -> list[Any]:
