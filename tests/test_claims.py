@@ -150,7 +150,7 @@ def test_acme_is_not_taken_after_calibration(tmp_path: Path) -> None:
     target = load_target(str(port))
     before = report_of(network, target)
     claims = off(before)["acme"]
-    assert len(claims) == 7 and all(claim.sentence.count("M") == 3 for claim in claims)
+    assert len(claims) == 6 and all(claim.sentence.count("M") == 3 for claim in claims)
     assert sum(claim.taken for claim in claims) > 3 * sum(claim.instead for claim in claims)
     assert dovetail("calibrate", port, "-o", file) == 0
     after = report_of(network, target, calibration=file)
