@@ -30,8 +30,9 @@ def whole(data: Mapping[str, Any]) -> str:
     busiest = f"{total:,} cycles, {total / most:.3f} times the {most:,} of {name}, which is busy longest"
     if not data["bound"]:
         return busiest
-    least = f"{total / data['least']:.3f} times the {data['least']:,.0f} of {data['least_by']}"
-    return f"{busiest}, {least}, and {total / data['bound']:.2f} times the {data['bound']:,.0f} of {data['bound_by']}"
+    if data["least"] > data["bound"]:
+        busiest += f", {total / data['least']:.3f} times the {data['least']:,.0f} of {data['least_by']}"
+    return f"{busiest}, and {total / data['bound']:.2f} times the {data['bound']:,.0f} of {data['bound_by']}"
 
 
 def beside(data: Mapping[str, Any]) -> Iterator[str]:
