@@ -42,7 +42,7 @@ from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
-from dovetail.schedule.assign import Assignment, assign, one_by_one, pinned_core
+from dovetail.schedule.assign import Assignment, assign, one_by_one
 from dovetail.schedule.assign.pins import read_pins
 from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.knobs import choose, region_space
@@ -50,7 +50,7 @@ from dovetail.schedule.layout import LayoutPlan, choose_layouts
 from dovetail.schedule.partition import initial_partition
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, check_reserved, plan
-from dovetail.schedule.region import LaidRegion, Region
+from dovetail.schedule.region import CoreGroup, LaidRegion, Region
 from dovetail.schedule.stripe import StripedNetwork, Striping, within
 from dovetail.schedule.tiles.tiling import Progress as Progress
 from dovetail.schedule.tuning import choices_for, identity
@@ -228,9 +228,12 @@ def compile_graph(
     )
     settings = _manifest_options(target, options, rounding) | ({"operators": to_builtins(work)} if work else {})
     described = manifest(model, target, settings, made.assignment, laid, planned, options.pins, striped, pipeline)
+    clock = described.get("estimated", 0)
+    pipeline = replace(pipeline, interval=clock) if pipeline and clock else pipeline
     project = replace(emit_project(unit, described), graph=meant)
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))
-    return Compiled(laid.graph, laid.regions, planned, unit, project, striped, pipeline, made.assignment)
+    assignment = replace(made.assignment, clock=clock)
+    return Compiled(laid.graph, laid.regions, planned, unit, project, striped, pipeline, assignment)
 
 
 def _with_stack(compiled: Compiled) -> Compiled:
@@ -279,8 +282,8 @@ class _CompileRequest:
     """By region name."""
     near: Collection[str]
     """Inputs and outputs in the engines' memory."""
-    cores: Mapping[str, int] | None
-    """The core of each region in a pipeline; None without one."""
+    cores: Mapping[str, CoreGroup] | None
+    """The cores of each region in a pipeline; None without one."""
     progress: Progress
 
 
@@ -312,7 +315,8 @@ def _plan_regions(graph: Graph, regions: tuple[Region, ...], request: _CompileRe
     """The stages behind partitioning; one layer after the other where memory does not hold several."""
     chosen = choose(regions, request.choices, request.target)
     request.progress("placing")
-    assignment = assign(graph, chosen, request.target, request.options.pins, request.choices)
+    pins = request.options.pins if request.cores is None else {}  # which the stages keep
+    assignment = assign(graph, chosen, request.target, pins, request.choices)
     try:
         return _plan_layouts(graph, assignment, request)
     except PlanError:
@@ -378,10 +382,7 @@ def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[
     if options.memory_budget is not None:
         hint = "leave one of them out"
         raise TargetError("a pipeline cannot be computed in stripes", where="--memory-budget, --pipeline", hint=hint)
-    if any(pinned_core(pin) is not None for pin in options.pins.values()):
-        what = "a pipeline gives every layer its core itself"
-        raise TargetError(what, where="--pin, --pipeline", hint="leave one of them out")
-    pipeline = pipelined(graph, target)
+    pipeline = pipelined(graph, target, options.pins)
     if check:
         check_pipeline(graph, pipeline, [sample_inputs(graph, seed) for seed in range(pipeline.delay + 2)])
     return pipeline.graph, pipeline

@@ -199,7 +199,9 @@ class Options:
         kind=int | None,
         min=1,
     )
-    pipeline: bool = flag(False, "Let each core work on an input of its own, in stages of equal length.", "--pipeline")
+    pipeline: bool = flag(
+        False, "Let each core, or group of cores, work on an input of its own, in stages of equal length.", "--pipeline"
+    )
     keep_dead: bool = flag(False, "Keep dead and duplicate operators.", "--keep-dead")
     name: str | None = flag(None, "What the C names of the network begin with; the model's own name if not given.")
     arena: str | None = flag(
@@ -207,8 +209,8 @@ class Options:
     )
     pins: Mapping[str, str] = flag(
         dict,
-        "Compute a layer, or an operator of the model, on an engine, core, one core of several (core1), or several "
-        "engines (a+b). May be repeated.",
+        "Compute a layer, an operator of the model, or all that a pattern names (conv_*), on an engine, core, one core "
+        "of several (core1), or several engines or cores (core0+core1). May be repeated.",
         "--pin",
         kind=list[str] | None,
         read=_pins,

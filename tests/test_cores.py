@@ -180,7 +180,7 @@ def test_the_command_line_takes_cores_and_pipelines(tmp_path: Path, capsys: pyte
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["delay"] == 1 and [core["name"] for core in report["cores"]] == ["core", "core1"]
     explained = json.loads(command("explain", path, *given, "--json"))
-    assert [stage["core"] for stage in explained["pipeline"]] == [0, 1]
+    assert [stage["cores"] for stage in explained["pipeline"]] == [[0], [1]]
     shares = json.loads(command("explain", path, *given[:-1], "--json"))["layers"][0]["cores"]
     assert sum(shares.values()) == pytest.approx(1) and set(shares) == {"0", "1"}
     assert "--cores 4" in " ".join(command("compile", "--help").split())

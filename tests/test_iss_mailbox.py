@@ -126,6 +126,22 @@ def test_jobs_of_a_core_run_one_after_another_and_more_than_there_are_places(tmp
     assert all(one.end <= two.start for one, two in pairwise(jobs))
 
 
+def test_a_core_waits_for_another_one_while_core_0_goes_on(tmp_path: Path) -> None:
+    source = BARRIER.replace(
+        "core_start(1u, brief), two = core_start(2u, lengthy);",
+        """core_start(2u, lengthy);
+        core_after(1u, 2u, one);
+        const uint32_t two = core_start(1u, brief); seen[3] = seen[2];""",
+    )
+    source = source.replace("core_wait(1u, one)", "core_wait(1u, two)").replace(
+        "core_wait(2u, two)", "core_wait(2u, one)"
+    )
+    result = run(tmp_path, source, {}, {}).inferences[0]
+    (brief,), (lengthy,) = result.activities["core1"], result.activities["core2"]
+    assert words(result)[1:] == [2, 3, 0], "core 0 went on before the long job had ended"
+    assert lengthy.end + LATENCY <= brief.start <= lengthy.end + LATENCY + 20
+
+
 @pytest.mark.parametrize("isa", ["rv32imc", "cortex-m33"])
 def test_the_stack_of_every_core_is_measured_and_an_overflow_named(tmp_path: Path, isa: str) -> None:
     source = """
@@ -171,6 +187,8 @@ def test_mistakes_of_jobs_are_named_with_their_core(tmp_path: Path, source: str,
     [
         ("core_wait(4u, core_start(4u, f));", "mailbox: there is no core for offset 0x58: the chip has 2"),
         ("core_wait(1u, 1u);", "deadlock"),
+        ("core_after(1u, 1u, core_start(1u, f));", "core1: its next job is held back by job 1 of core1"),
+        ("core_after(1u, 2u, 1u);", "mailbox: there is no core for offset 0x30: the chip has 2"),
         ("dovetail_mmio_write(0x1A010024u, 1u);", "mailbox: write of 0x1 to offset 0x24 by core 0"),
     ],
 )

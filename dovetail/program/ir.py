@@ -1,7 +1,8 @@
 """The program IR: buffers in memories and a list of statements the core executes in order.
 
 Copies run on the DMA, launches on engines and calls on further cores while core 0 goes on; each queue works in order. A
-`Wait` holds core 0 until a queue has finished the statement it names. Everything has a fixed address.
+`Wait` holds core 0 until a queue has finished the statement it names, or another core's next call. Everything has a
+fixed address.
 `loops.print_program` writes it as text for people.
 
 Statements with a `stream` are commands of that engine's list: the engine itself issues them, in order, to its own queue
@@ -315,14 +316,21 @@ class Call:
 
 @dataclass(frozen=True)
 class Wait:
-    """Hold the core, or an engine's list, until `queue` has finished the statement at index `statement` (and all before
+    """Hold a core, or an engine's list, until `queue` has finished the statement at index `statement` (and all before
     it)."""
 
     layer: int
     queue: Queue
     statement: int
     stream: str = ""
-    """Engine whose list it is a command of; empty where the core waits."""
+    """Engine whose list it is a command of; empty where a core waits."""
+    core: Queue = CORE
+    """The core that waits: core 0, or another one between the calls before and those behind."""
+
+    @property
+    def known_to(self) -> str:
+        """The engine or further core that alone knows of the end; empty for core 0, from which everybody knows."""
+        return self.stream or ("" if self.core == CORE else self.core)
 
 
 Statement: TypeAlias = Begin | Copy | LaunchStatement | Call | Wait
@@ -379,6 +387,13 @@ def queue_of(statement: Statement, dma: Queue) -> Queue:
     if isinstance(statement, LaunchStatement):
         return statement.queue or Queue(statement.engine)
     return core_queue(statement.core) if isinstance(statement, Call) else CORE
+
+
+def issuer_of(statement: Statement) -> str:
+    """The engine or further core whose waits hold a statement, besides those of core 0; empty for none."""
+    if isinstance(statement, Call):
+        return core_queue(statement.core) if statement.core else ""
+    return stream_of(statement)
 
 
 def stream_of(statement: Statement) -> str:
@@ -536,7 +551,7 @@ def _body(program: Program, statement: Copy | LaunchStatement | Call | Wait) -> 
         operands = ", ".join(map(print_view, statement.operands.values()))
         held = ", held for the next" if isinstance(statement, LaunchStatement) and statement.starts_with_next else ""
         return f"{who}: {kinds} of {operands} into {print_view(statement.result)}{held}"
-    who = f"{statement.stream}: " if statement.stream else ""
+    who = f"{statement.known_to}: " if statement.known_to else ""
     return f"{who}wait for {statement.queue} to finish {statement.statement}"
 
 

@@ -28,10 +28,10 @@ from dovetail.program.ir import (
     Statement,
     View,
     Wait,
+    issuer_of,
     print_statement,
     print_view,
     queue_of,
-    stream_of,
 )
 from dovetail.program.series import ByteAddress, Loop, Number, Series, alike, series
 from dovetail.program.transfers import Transfer, transfers
@@ -142,7 +142,7 @@ def _form(program: Program, statement: Statement, index: int) -> Hashable:
     """All that must be the same for a statement to be another turn of one; what cannot be has its index in it."""
     if isinstance(statement, Begin):
         return ("begin",)
-    if stream_of(statement) or (isinstance(statement, Call) and statement.core):
+    if issuer_of(statement) or (isinstance(statement, Wait) and statement.known_to):
         return type(statement).__name__, index
     if isinstance(statement, Wait):
         return "wait", statement.queue

@@ -18,6 +18,7 @@ from dovetail.program.ir import (
     CORE,
     Begin,
     Buffers,
+    Call,
     Copy,
     LaunchStatement,
     Move,
@@ -49,14 +50,14 @@ class _ViewAccess:
 @dataclass
 class _CompletionState:
     """The statements up to which queues are known to have finished: to everybody where core 0 has waited, to an
-    engine's list where that has."""
+    engine's list or a further core where that has."""
 
     upto: dict[tuple[str, str], int] = field(default_factory=dict)
     """Waiter (empty: core 0) and queue, or for lists as a whole engine -> index of a statement."""
 
-    def knows(self, stream: str, access: _ViewAccess) -> bool:
-        """Whether the issuer of a stream's commands (empty: core 0) knows that an access is over."""
-        own = self.upto.get((stream, access.queue), -1)
+    def knows(self, waiter: str, access: _ViewAccess) -> bool:
+        """Whether a waiter (empty: core 0) knows that an access is over."""
+        own = self.upto.get((waiter, access.queue), -1)
         return max(own, self.upto.get(("", access.stream or access.queue), -1)) >= access.index
 
 
@@ -74,6 +75,7 @@ def synchronise(
     settle: bool = False,
     paced: bool = False,
     placed: Mapping[str, tuple[str, int]] | None = None,
+    apart: bool = False,
 ) -> tuple[Statement, ...]:
     """The statements with the fewest waits, each as late as it can be. Buffers are taken as disjoint; within one, the
     bytes touched are.
@@ -87,8 +89,9 @@ def synchronise(
             then go where they worked.
         placed: memory and address of buffers. Bytes of memories are then looked at, so that only waits remain which
             that placement needs.
+        apart: further cores wait for one another by themselves, so that core 0 goes on.
     """
-    walk = _Synchroniser(dma, paced, placed or {})
+    walk = _Synchroniser(dma, paced, placed or {}, apart)
     for number, statement in enumerate(statements):
         if settle and isinstance(statement, Begin):
             walk.result += _waits_for_all(walk.result, dma, _streamed(statements, number + 1))
@@ -103,6 +106,7 @@ class _Synchroniser:
     dma: Queue
     paced: bool
     placed: Mapping[str, tuple[str, int]]
+    apart: bool
     result: list[Statement] = field(default_factory=list)
     accesses: dict[str, list[_ViewAccess]] = field(default_factory=dict)
     """By buffer, the accesses somebody may still have to wait for."""
@@ -115,13 +119,14 @@ class _Synchroniser:
         """Issue a statement behind the waits it needs."""
         queue, stream = queue_of(statement, self.dma), stream_of(statement)
         touched = [(self._placed(view), is_write) for view, is_write in touches(statement)]
-        needed = self._needed(touched, queue, stream)
+        core = queue if self.apart and isinstance(statement, Call) else CORE
+        needed = self._needed(touched, queue, stream, core)
         if self.paced and isinstance(statement, Copy):
             for other, handed in self.launches.items():
                 if len(handed) > _IN_FLIGHT and handed[-1 - _IN_FLIGHT] > self.finished.upto.get(("", other), -1):
                     needed["", other] = max(needed.get(("", other), (-1, CORE)), (handed[-1 - _IN_FLIGHT], other))
         for (waiter, what), (index, other) in sorted(needed.items()):
-            self.result.append(Wait(statement.layer, other, index, waiter))
+            self.result.append(Wait(statement.layer, other, index, stream if waiter == stream else "", core))
             self.finished.upto[waiter, what] = index
         launch = statement if isinstance(statement, LaunchStatement) else None
         for view, is_write in touched if queue != CORE else ():  # what the core does is over when the next begins
@@ -154,17 +159,18 @@ class _Synchroniser:
         memory, address = self.placed[view.buffer]
         return replace(view, buffer=memory, offset=address + view.offset)
 
-    def _needed(self, touched: Sequence[tuple[View, bool]], queue: Queue, stream: str) -> _Needed:
+    def _needed(self, touched: Sequence[tuple[View, bool]], queue: Queue, stream: str, core: Queue) -> _Needed:
         """The waits without which these views may not be touched. An engine waits for its own queues only."""
         needed: _Needed = {}
+        waiter = stream or ("" if core == CORE else core)
         for view, is_write in touched:
             for access in self.accesses.get(view.buffer, ()):
-                if access.queue == queue or not (is_write or access.is_write) or self.finished.knows(stream, access):
+                if access.queue == queue or not (is_write or access.is_write) or self.finished.knows(waiter, access):
                     continue
                 if access.view.is_apart(view):
                     continue
-                mine = bool(stream) and access.stream == stream
-                key = (stream, str(access.queue)) if mine else ("", access.stream or access.queue)
+                mine = core != CORE or (bool(stream) and access.stream == stream)
+                key = (waiter, str(access.queue)) if mine else ("", access.stream or access.queue)
                 needed[key] = max(needed.get(key, (-1, CORE)), (access.index, access.queue))
         return needed
 
@@ -188,7 +194,7 @@ def _waits_for_all(statements: Sequence[Statement], dma: Queue, stream: str = ""
     layer = max((statement.layer for statement in statements), default=0)
     for index, statement in enumerate(statements):
         queue, own = queue_of(statement, dma), stream_of(statement)
-        if isinstance(statement, Wait) and own in ("", stream):
+        if isinstance(statement, Wait) and statement.known_to in ("", stream):
             whole = "" if own else stream_of(statements[statement.statement])
             for name, (at, its) in list(last.items()):
                 if at <= statement.statement and (name == statement.queue or (whole and its == whole)):

@@ -30,6 +30,7 @@ from dovetail.program.ir import (
     Wait,
     byte_places,
     in_order_of,
+    issuer_of,
     overwritten,
     print_statement,
     queue_of,
@@ -123,8 +124,9 @@ class _ProgramWalk:
     program: Program
     target: Target
     running: list[_InFlightAccess] = field(default_factory=list)
-    behind: dict[str, list[_InFlightAccess]] = field(default_factory=dict)
-    """By engine, accesses its list has waited for: for everybody else they may still be running."""
+    known: dict[tuple[str, Queue], int] = field(default_factory=dict)
+    """By an engine's list or a further core, and queue: the statement up to which that one has waited. For everybody
+    else the queue may still be running."""
     held: dict[str, list[int]] = field(default_factory=dict)
     """By engine, the launches that wait for the one that starts them."""
     replaced: set[str] = field(default_factory=set)
@@ -164,18 +166,19 @@ class _ProgramWalk:
             self._check_computation(statement)
         self._check_apart(statement)
         queue, stream = queue_of(statement, self.program.dma), stream_of(statement)
+        waiter = issuer_of(statement)
         beside = self._beside(statement)
         self._check_reach(statement)
         self._check_states(statement)
         chain = self._chain(statement)
         access = partial(_InFlightAccess, index, queue, stream, chain)
         for view in reads(statement):
-            self._check_free(view, queue, stream, beside, is_write=False, chain=chain)
+            self._check_free(view, queue, waiter, beside, is_write=False, chain=chain)
             self._check_resident(view, f"'{view.buffer}'")
         for view in writes(statement):
             if self.buffer(view).role is Role.CONSTANT:
                 raise ProgramError(f"writes to the constant {view.buffer}")
-            self._check_free(view, queue, stream, beside, is_write=True)
+            self._check_free(view, queue, waiter, beside, is_write=True)
             self.mark(view)
         for view, is_write in touches(statement) if queue != CORE else ():
             if (span := self.span(view)) is not None:
@@ -188,8 +191,8 @@ class _ProgramWalk:
         for engine, waiting in self.held.items():
             if waiting:
                 raise ProgramError(f"ends while {engine} holds the launch {waiting[0]}, which none starts")
-        if left := [*self.running, *(one for own in self.behind.values() for one in own)]:
-            raise ProgramError(f"ends while {left[0].queue} may still run statement {left[0].index}")
+        for left in self.running:
+            raise ProgramError(f"ends while {left.queue} may still run statement {left.index}")
         for name, view in self.program.outputs.items():
             self._check_resident(view, f"output '{name}'")
         for state in self.program.states:
@@ -224,19 +227,21 @@ class _ProgramWalk:
             raise ProgramError(
                 f"the list of {wait.stream} waits for statement {wait.statement}, which is not one of its own"
             )
+        if wait.core != CORE and (not isinstance(waited, Call) or wait.core == wait.queue):
+            raise ProgramError(f"{wait.core} waits for statement {wait.statement}, which is not another core's call")
 
     def _wait(self, wait: Wait) -> None:
         """Forget accesses that are over: core 0 waits for the whole list a statement is in, and everybody knows; a list
-        knows by itself what it has waited for."""
-        whole = "" if wait.stream else stream_of(self.program.statements[wait.statement])
+        or a further core knows by itself what it has waited for."""
+        if wait.known_to:
+            key = wait.known_to, wait.queue
+            self.known[key] = max(self.known.get(key, -1), wait.statement)
+            return
+        whole = stream_of(self.program.statements[wait.statement])
 
         def runs(one: _InFlightAccess) -> bool:
             return one.index > wait.statement or not (one.queue == wait.queue or (whole and one.stream == whole))
 
-        if wait.stream:
-            self.behind.setdefault(wait.stream, []).extend(one for one in self.running if not runs(one))
-        elif whole:
-            self.behind[whole] = list(filter(runs, self.behind.get(whole, ())))
         self.running = list(filter(runs, self.running))
 
     def _check_reach(self, statement: Statement) -> None:
@@ -345,14 +350,15 @@ class _ProgramWalk:
             self.replaced.add(view.buffer)
 
     def _check_free(
-        self, view: View, queue: Queue, stream: str, beside: Sequence[int], is_write: bool, chain: str = ""
+        self, view: View, queue: Queue, waiter: str, beside: Sequence[int], is_write: bool, chain: str = ""
     ) -> None:
         """No other queue may still be using these bytes, nor launches beside this one (reading together is fine; one
         queue works in order, and so do the elements of chained launches)."""
         if (span := self.span(view)) is None:
             return
-        known = (one for engine, own in self.behind.items() if engine != stream for one in own)
-        for other in (*self.running, *known):
+        for other in self.running:
+            if self.known.get((waiter, other.queue), -1) >= other.index:
+                continue
             overlap = other.memory == self.buffer(view).memory and other.span[0] < span[1] and span[0] < other.span[1]
             in_order = other.queue == queue and other.index not in beside
             in_order = in_order or bool(chain and other.chain == chain and not is_write)

@@ -7,6 +7,7 @@ padding become one function.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -20,7 +21,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.types import Box, TensorType, box_shape, full_box, with_span
 from dovetail.program.ir import Begin, Call, Copy, Statement, View, Views, dense_view
 from dovetail.program.transfers import same_packing
-from dovetail.schedule.region import Region
+from dovetail.schedule.region import CoreGroup, Region
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
 from dovetail.timing.kernels import Parts, core_cycles, shared_cycles
@@ -60,9 +61,9 @@ def copies(layer: int, graph: Graph, operands: Views, result: View) -> tuple[Cop
 
 
 def split(
-    layer: int, graph: Graph, operands: Views, result: View, target: Target, core: int | None = None
+    layer: int, graph: Graph, operands: Views, result: View, target: Target, cores: CoreGroup = ()
 ) -> tuple[Call, ...]:
-    """The calls that compute a region on as many cores as make it fastest, by estimate.
+    """The calls that compute a region on as many cores of a group as make it fastest, by estimate.
 
     Args:
         layer: index of the region.
@@ -70,27 +71,28 @@ def split(
         operands: where each runtime operand lies.
         result: where the result goes.
         target: its cores.
-        core: the one that has to do all of it; None for as many as are best.
+        cores: numbers of the cores of the group; empty for all.
 
     Returns:
         Calls on workers, which are started first, then that on core 0 if it has a part.
     """
-    whole = Call(layer, graph, operands, result, core or 0)
-    if not target.workers or core is not None or not result.type.elements:
+    cores = cores or tuple(range(len(target.cores)))
+    whole = Call(layer, graph, operands, result, min(cores))
+    if len(cores) == 1 or not result.type.elements:
         return (whole,)
-    for boxes, cores in _deals(whole, target):
-        parts = _parts(whole, boxes, cores)
+    for boxes, chosen in _deals(whole, target, cores):
+        parts = _parts(whole, boxes, chosen)
         if parts is not None:
             return tuple(sorted(parts, key=lambda call: (call.core == 0, call.core)))
     return (whole,)
 
 
-def _deals(whole: Call, target: Target) -> list[tuple[tuple[Box, ...], list[int]]]:
-    """The ways to deal out a call's result, a box for each of some cores, the shortest by estimate first; a part has to
-    be worth starting its core."""
+def _deals(whole: Call, target: Target, group: CoreGroup) -> list[tuple[tuple[Box, ...], list[int]]]:
+    """The ways to deal out a call's result, a box for each of some cores of a group, the shortest by estimate first; a
+    part has to be worth starting its core."""
     kind, all_work, speeds = whole.result.type, core_cycles(whole.graph, target), [each.speed for each in target.cores]
     start = target.core.statements.worker
-    ranked = sorted(range(len(speeds)), key=lambda core: (-speeds[core], core))
+    ranked = sorted(group, key=lambda core: (-speeds[core], core))
     ends: dict[tuple[Box, ...], tuple[float, list[int]]] = {}
     for count in range(1, len(ranked) + 1):
         cores = sorted(ranked[:count])
@@ -122,18 +124,15 @@ def shares(kind: TensorType, speeds: Sequence[float], steps: int = 1) -> tuple[B
     return tuple(with_span(whole, axis, span) for span in pairwise(ends))
 
 
-def core_parts(graph: Graph, target: Target, core: int | None = None) -> Parts:
-    """A region as the cores share it where its values lie densely; `core` is the one that does all of it, if one has
-    to."""
-    if not target.workers or core is not None:
-        return ((graph, core or 0),)
-    calls = split(0, graph, *dense_views(graph), target)
+def core_parts(graph: Graph, target: Target, cores: CoreGroup = ()) -> Parts:
+    """A region as a group of cores (empty: all) shares it where its values lie densely."""
+    calls = split(0, graph, *dense_views(graph), target, cores)
     return tuple((call.graph, call.core) for call in calls)
 
 
-def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({}), core: int | None = None) -> int:
-    """Cycles of a region that the cores share, or one has to do all of."""
-    return shared_cycles(core_parts(graph, target, core), target, choice)
+def cores_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({}), cores: CoreGroup = ()) -> int:
+    """Cycles of a region that a group of cores (empty: all) shares."""
+    return shared_cycles(core_parts(graph, target, cores), target, choice)
 
 
 def dense_views(graph: Graph) -> tuple[dict[str, View], View]:
@@ -144,13 +143,17 @@ def dense_views(graph: Graph) -> tuple[dict[str, View], View]:
 
 
 def workers_first(
-    statements: Sequence[Statement], regions: Sequence[Region], cores: Mapping[str, int]
+    statements: Sequence[Statement], regions: Sequence[Region], cores: Mapping[str, CoreGroup]
 ) -> list[Statement]:
-    """The statements of a pipeline's step with what core 0 computes last, so that the others have begun by then."""
-    layers: list[tuple[bool, list[Statement]]] = []
+    """The statements of a pipeline's step with the stage of core 0 last, so that the others have begun by then: their
+    first layers, then their second ones, and so on."""
+    layers: list[tuple[tuple[bool, int], list[Statement]]] = []
+    depths = Counter[CoreGroup]()
     for statement in statements:
         if isinstance(statement, Begin):
-            layers.append((cores[regions[statement.layer].output] == 0, []))
+            group = cores[regions[statement.layer].output]
+            layers.append(((0 in group, depths[group]), []))
+            depths[group] += 1
         layers[-1][1].append(statement)
     return [statement for _, some in sorted(layers, key=lambda layer: layer[0]) for statement in some]
 

@@ -1,30 +1,35 @@
-"""Pipeline: the network in stages, one for each core, that work on successive inputs at the same time.
+"""Pipeline: the network in stages, each for a group of cores, that work on successive inputs at the same time.
 
-The stages are cut so that each has work in proportion to the speed of its core, if need be within a layer: the stage
-before computes the first rows of its result, the one behind the others. What one stage leaves for the next is a state:
-so one step of the pipeline is a network as any, in which no stage reads what another one computes, and nothing has to
-wait before its end. Between an input and its outputs lie as many steps as there are stages but one.
+The cores of a group share its layers. The stages are cut so that each takes as long as the others, if need be within a
+layer: the stage before computes the first rows of its result, the one behind the others. What one stage leaves for
+the next is a state: so one step of the pipeline is a network as any, in which no stage reads what another one computes.
+The cores of a stage wait for one another, and nobody for another stage before the end. Between an input and its outputs
+lie as many steps as there are stages but one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 
-from dovetail.errors import ProgramError, TargetError
+from dovetail.errors import PlaceError, ProgramError, TargetError
 from dovetail.ir.crop import part
 from dovetail.ir.graph import Graph, Node, evaluate_all, prune
 from dovetail.ir.operators.movement import Concat, Reshape
 from dovetail.ir.types import Array, Box, frozen, full_box, with_span
-from dovetail.schedule.cores import stretch_axis
+from dovetail.schedule.assign.pins import pinned_cores, resolve
+from dovetail.schedule.cores import cores_cycles, stretch_axis
 from dovetail.schedule.partition import partition
-from dovetail.schedule.region import Region
+from dovetail.schedule.region import CoreGroup, Region
 from dovetail.target.description import Target
+from dovetail.timing.kernels import core_cycles
+from dovetail.timing.transfers import relayout_cost
 
 
 class PipelineBuilder:
@@ -120,13 +125,15 @@ class PipelineBuilder:
 
 @dataclass(frozen=True)
 class Stage:
-    """The part of the network that one core computes, for every input."""
+    """The part of the network that a group of cores computes, for every input."""
 
-    core: int
+    cores: CoreGroup
     layers: tuple[str, ...]
     """Names of the layers, in order."""
     share: float
     """Part of all work, by estimate."""
+    cycles: int
+    """Cycles of its kernels, by estimate."""
     kept_bytes: int
     """Bytes of states it leaves for the next stage."""
 
@@ -137,11 +144,13 @@ class Pipeline:
 
     graph: Graph
     """One step."""
-    cores: Mapping[str, int]
-    """The core that computes each value."""
+    cores: Mapping[str, CoreGroup]
+    """The cores that share each value's computation."""
     stages: tuple[Stage, ...]
     regions: tuple[Region, ...]
     """The partition of the step."""
+    interval: int = 0
+    """Cycles from one input to the next: by the clock once the step has been planned, else of kernels and copies."""
 
     @property
     def delay(self) -> int:
@@ -149,40 +158,79 @@ class Pipeline:
         return len(self.stages) - 1
 
     def describe(self) -> str:
-        """Words for who does what."""
+        """Words for who does what, and when."""
         parts = []
         for stage in self.stages:
             names = " to ".join(dict.fromkeys(stage.layers[:: max(1, len(stage.layers) - 1)])) or "nothing"
-            parts.append(f"core {stage.core} does {names} ({100 * stage.share:.1f} % of the work)")
-        return f"a pipeline of {len(self.stages)} stages: {', '.join(parts)}"
+            who = f"core {stage.cores[0]} does" if len(stage.cores) == 1 else f"cores {_listed(stage.cores)} do"
+            parts.append(f"{who} {names} ({100 * stage.share:.1f} % of the work)")
+        latency = self.interval * len(self.stages)
+        times = f"an input every {self.interval:,} cycles by estimate, its outputs {latency:,} cycles later"
+        return f"a pipeline of {len(self.stages)} stages: {', '.join(parts)}; {times}"
 
     def to_json(self) -> list[dict[str, Any]]:
         """The stages as plain values, keys as the fields of `Stage`."""
         return [asdict(stage) for stage in self.stages]
 
 
-def pipelined(graph: Graph, target: Target) -> Pipeline:
-    """The network in a stage for each core, in the order of their numbers.
+def _listed(cores: CoreGroup) -> str:
+    """Numbers of cores in words."""
+    return " and ".join(filter(None, (", ".join(map(str, cores[:-1])), str(cores[-1]))))
+
+
+def pipelined(graph: Graph, target: Target, pins: Mapping[str, str]) -> Pipeline:
+    """The network in stages, each for a group of cores.
+
+    Layers pinned to cores are computed by them; the groups that pins name are stages, in the order of their layers. Of
+    the cores that no pin names, and of the layers no pin names, the stages that give the shortest time between inputs
+    are searched for, and of those nearly as short the fewest, whose outputs come first.
 
     Raises:
         TargetError: the target has one core or engines, or the network keeps states of its own.
+        PlaceError: pins name what is not there, or give a core two stages.
     """
     _refuse(graph, target)
-    regions, speeds = partition(graph, target), [core.speed for core in target.cores]
-    ends = list(accumulate(map(_work, regions), initial=0))
-    cuts = [ends[-1] * reached / sum(speeds) for reached in accumulate(speeds[:-1])]
-    builder = PipelineBuilder(graph, len(speeds))
-    for region, span in zip(regions, pairwise(ends), strict=True):
-        _deal(builder, region, span, cuts)
-    step, cores = builder.finish()
+    regions = partition(graph, target)
+    wishes = {name: pinned_cores(wish) for name, wish in resolve(pins, regions, target).items()}
+    own = [wishes.get(region.name, ()) for region in regions]
+    found = []
+    for groups in _ways(own, target):
+        costs = [[0 if r.is_idle else cores_cycles(r.graph, target, cores=group) for r in regions] for group in groups]
+        for turn in range(_CORRECTIONS):
+            cuts = _balanced(groups, own, costs)
+            made = _staged(graph, target, regions, groups, cuts)
+            found += [made] if turn else [made, _staged(graph, target, regions, groups, [*map(round, cuts)])]
+            mean = sum(stage.cycles for stage in made.stages) / len(groups)
+            costs = [
+                [cycles * stage.cycles / mean for cycles in each]
+                for each, stage in zip(costs, made.stages, strict=True)
+            ]
+    shortest = min(one.interval for one in found)
+    near = [one for one in found if one.interval <= _NEAR * shortest]
+    return min(near, key=lambda one: (len(one.stages), one.interval))
+
+
+def _staged(
+    graph: Graph, target: Target, regions: Sequence[Region], groups: Sequence[CoreGroup], cuts: Sequence[float]
+) -> Pipeline:
+    """The network in stages for these groups of cores, cut at these places: 3.25 is behind a quarter of region 3."""
+    builder = PipelineBuilder(graph, len(groups))
+    for place, region in enumerate(regions):
+        _deal(builder, region, (place, place + 1), cuts)
+    step, stage_of = builder.finish()
     regions_of_step = partition(step, target)
-    work = {region.name: _work(region) for region in regions_of_step}
+    busy = [one for one in regions_of_step if not one.is_idle]
+    work = sum(core_cycles(one.graph, target) for one in busy)
     stages = []
-    for core in range(len(speeds)):
-        own = tuple(region.name for region in regions_of_step if cores[region.output] == core)
-        share = sum(work[name] for name in own) / max(sum(work.values()), 1)
-        stages.append(Stage(core, own, share, builder.kept_bytes(core)))
-    return Pipeline(step, cores, tuple(stages), regions_of_step)
+    for number, group in enumerate(groups):
+        own = [one for one in busy if stage_of[one.output] == number]
+        cycles = sum(cores_cycles(one.graph, target, cores=group) for one in own)
+        share = sum(core_cycles(one.graph, target) for one in own) / max(work, 1)
+        layers = tuple(one.name for one in regions_of_step if stage_of[one.output] == number)
+        stages.append(Stage(group, layers, share, cycles, builder.kept_bytes(number)))
+    kept = sum(relayout_cost(None, step.types[read], None, None).cycles for read, _, _ in step.kept)
+    cores = {value: groups[number] for value, number in stage_of.items()}
+    return Pipeline(step, cores, tuple(stages), regions_of_step, max(stage.cycles for stage in stages) + kept)
 
 
 def _refuse(graph: Graph, target: Target) -> None:
@@ -202,19 +250,76 @@ def _refuse(graph: Graph, target: Target) -> None:
         )
 
 
-_MAC, _CHANNELWISE_MAC, _ELEMENT = 6, 7, 12
-"""Weights of multiply-accumulates, and of the elements of each operator's result, by which stages get equal shares."""
+_NEAR = 1.02
+"""Times the shortest time between inputs that stages may take to be fewer."""
+_CORRECTIONS = 3
+"""Times cuts are tried, with the cycles that stages took before: parts of a layer take more than their share of it."""
+_HALVINGS = 40
+"""Steps of the search for a time, each of half the range."""
 
 
-def _work(region: Region) -> int:
-    """The weight of a region."""
-    total, graph = 0, region.graph
-    for node in () if region.is_idle else graph.nodes:
-        types = [graph.types[name] for name in node.inputs]
-        macs, elements = node.operator.macs(types), graph.types[node.output].elements
-        total += (_CHANNELWISE_MAC if node.operator.is_channelwise else _MAC) * macs
-        total += _ELEMENT * (elements if macs else max([elements, *(kind.elements for kind in types[:1])]))
-    return total
+def _balanced(
+    groups: Sequence[CoreGroup], wishes: Sequence[CoreGroup], costs: Sequence[Sequence[float]]
+) -> list[float]:
+    """The places that part stages so that the longest is shortest, as `_staged` has them; arguments as of `_cuts`."""
+    low, high = 0.0, float(sum(map(max, zip(*costs, strict=True)))) + 1
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _cuts(groups, costs, wishes, middle) else (middle, high)
+    return _cuts(groups, costs, wishes, high)[:-1]
+
+
+def _ways(wishes: Sequence[CoreGroup], target: Target) -> Iterator[tuple[CoreGroup, ...]]:
+    """Ways to give the cores to stages: the groups that pins name in the order of their layers, and before, between or
+    behind them the other cores one by one, in pairs, in fours and so on.
+
+    Raises:
+        PlaceError: a core would be in two stages, or there is one stage only.
+    """
+    pinned = [group for group, _ in groupby(filter(None, wishes))]
+    taken = Counter(core for group in pinned for core in group)
+    if twice := [core for core, count in taken.items() if count > 1]:
+        what = f"core {twice[0]} would compute two stages: a stage is a stretch of the network for a group of cores"
+        hint = "pin layers that follow one another to the same cores, and others to other cores"
+        raise PlaceError(what, where="--pin, --pipeline", hint=hint)
+    free = [core for core in range(len(target.cores)) if core not in taken]
+    if len(pinned) < 2 and not free:
+        what = "all cores are in one group, and a pipeline needs several"
+        raise PlaceError(what, where="--pin, --pipeline", hint="leave --pipeline out, or pin layers to fewer cores")
+    if not free:
+        yield tuple(pinned)
+    for size in (1 << power for power in range(len(free).bit_length())):
+        some = [tuple(free[first : first + size]) for first in range(0, len(free), size)]
+        if len(some) + len(pinned) > 1:
+            yield from ((*pinned[:at], *some, *pinned[at:]) for at in range(len(pinned) + 1))
+
+
+def _cuts(
+    groups: Sequence[CoreGroup], costs: Sequence[Sequence[float]], wishes: Sequence[CoreGroup], limit: float
+) -> list[float]:
+    """The ends of the stages, as places of `_staged`, where each takes as much as it can within a limit of cycles;
+    empty where that is too short.
+
+    Args:
+        groups: the cores of each stage.
+        costs: by stage and region, cycles.
+        wishes: by region, the cores it is pinned to; empty for any.
+        limit: cycles.
+    """
+    place, ends = 0.0, list[float]()
+    for stage, group in enumerate(groups):
+        left, later = limit, set(groups[stage + 1 :])
+        while place < len(wishes) and wishes[int(place)] not in later:
+            whole = int(place) + 1
+            cycles = (whole - place) * costs[stage][whole - 1]
+            if cycles > left:
+                place += 0 if wishes[whole - 1] else left / costs[stage][whole - 1]
+                break
+            place, left = whole, left - cycles
+        if group in wishes[int(place) :]:
+            return []
+        ends.append(place)
+    return ends if place == len(wishes) else []
 
 
 def _deal(builder: PipelineBuilder, region: Region, span: tuple[float, float], cuts: Sequence[float]) -> None:

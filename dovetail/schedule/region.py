@@ -23,6 +23,8 @@ from dovetail.target.pattern import Choice, Match, match_pattern
 
 Layouts = Mapping[ValueName, Layout]
 """Layouts of values; row-major where absent."""
+CoreGroup = tuple[int, ...]
+"""Numbers of cores that share what they compute."""
 Homes = Mapping[ValueName, str]
 """The memory each value lies in."""
 
@@ -150,8 +152,8 @@ class AssignedRegion(Region):
     """Settings of the planner's knobs and the offload's (schedule/knobs.py); the planner chooses the rest."""
     slot: Slot | None = None
     """None where regions are computed one after the other."""
-    core: int | None = None
-    """Number of the one core the user pinned it to; None for as many as make it fastest."""
+    cores: CoreGroup = ()
+    """Numbers of the cores the user pinned it to; empty for all."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 Registers, each of 4 bytes: 0 the number of the core that reads it; 4 and 8 are the workers' own: reading takes the
 next job (0 for none), writing says that it has finished. From 16 on there are 16 bytes for each core: 0 START (writing
 hands over a job, reading gives the number of jobs handed over), 4 DONE (the number of jobs finished), 8 ROOM (jobs it
-can still be handed). Reading DONE lowers the interrupt line and, where a job is left, lets it rise when the next one
-has finished.
+can still be handed), 12 AFTER (writing holds the next job back until the core in bits 24 to 31 has finished as many
+jobs as bits 0 to 23 say, modulo 2^24; each write adds a condition). Reading DONE lowers the interrupt line and, where a
+job is left, lets it rise when the next one has finished.
 
 A worker runs a job when core 0 looks whether it has finished, at once and to its end, with a clock of its own: it
-begins when it was handed over, or when the one before has finished. A correct program cannot tell the difference,
-because it does not touch what the job reads and writes before it has waited; where a wait is missing, old data are
-found. Each core has its memories to itself: what they cost one another is not counted.
+begins when it was handed over, or when the one before, and those it is held back by, have finished; these are carried
+out first. A correct program cannot tell the difference, because it does not touch what the job reads and writes before
+it has waited; where a wait is missing, old data are found. Each core has its memories to itself: what they cost one
+another is not counted.
 """
 
 from __future__ import annotations
@@ -43,10 +45,14 @@ class Worker(Device):
         self.number, self.name = number, f"core{number}"
         self._symbols = setup.symbols
         self._processor = Processor(setup, [AddressWindow(base, SIZE, self)], self._access)
-        self._queue: deque[tuple[int, int]] = deque()
+        self._queue: deque[tuple[int, int, list[tuple[Worker, int]]]] = deque()
+        """Jobs, when they are there, and the jobs of others they are held back by."""
+        self._held: list[tuple[Worker, int]] = []
+        """The jobs of others that the next one is held back by."""
         self._next = 0
         self._ended: int | None = None
-        self._end: int | None = None
+        self._ends: list[int] = []
+        """By job carried out, the cycle in which others know that it has finished."""
         self._awake = False
         self._activities: list[Activity] = []
         self.instruction_limit = NEVER
@@ -80,21 +86,38 @@ class Worker(Device):
         if not self.room:
             what = f"job {self.given + 1} was started with all {PLACES} places taken"
             raise SimulationError(what, where=self.name, hint="wait until ROOM is not 0")
-        self._queue.append((job, now + LATENCY))
+        self._queue.append((job, now + LATENCY, self._held))
+        self._held = []
         self.given += 1
+
+    def hold(self, other: Worker, ticket: int) -> None:
+        """Hold the next job back until another worker has finished a job, by its number modulo 2^24."""
+        number = other.given - ((other.given - ticket) & 0xFFFFFF)
+        if other is self or not 0 < number <= other.given:
+            what = f"its next job is held back by job {ticket} of {other.name}, which has not been handed over"
+            raise SimulationError(what, where=self.name, hint="give core_after the ticket of a core_start")
+        self._held.append((other, number))
 
     def look(self, now: int) -> int:
         """How many jobs have finished by cycle `now`; the next one left is carried out."""
         self._raised = False
         self._count(now)
-        while self._end is None and self._queue:
-            self._end = self._run(*self._queue.popleft()) + LATENCY
+        while self.finished == len(self._ends) < self.given:
+            self.end_of(self.finished + 1)
             self._count(now)
         return self.finished
 
+    def end_of(self, number: int) -> int:
+        """The cycle in which others know that a job, counted from 1, has finished; it is carried out if need be."""
+        while len(self._ends) < number:
+            job, begin, held = self._queue.popleft()
+            ends = [other.end_of(ticket) for other, ticket in held]
+            self._ends.append(self._run(job, max([begin, *ends])) + LATENCY)
+        return self._ends[number - 1]
+
     def next_event(self) -> int | None:
         """The cycle at which the job core 0 waits for is known to have finished; None when it waits for none."""
-        return self._end
+        return self._ends[self.finished] if self.finished < len(self._ends) else None
 
     def advance(self, now: int) -> None:
         self._raised = self._count(now) or self._raised
@@ -127,11 +150,10 @@ class Worker(Device):
         return access(kind, device, offset, value, int(self._processor.state.cycles))
 
     def _count(self, now: int) -> bool:
-        if self._end is None or self._end > now:
-            return False
-        self._end = None
-        self.finished += 1
-        return True
+        before = self.finished
+        while self.finished < len(self._ends) and self._ends[self.finished] <= now:
+            self.finished += 1
+        return self.finished > before
 
     def _run(self, job: int, begin: int) -> int:
         """Carry out a job that is there from cycle `begin` on; returns the cycle of its end."""
@@ -187,6 +209,10 @@ class Mailbox(Device):
 
     def write(self, offset: int, value: int, now: int) -> None:
         worker, register = self._find(offset)
+        if register == 12:
+            other, _ = self._find(_FIRST + _EACH * (value >> 24))
+            worker.hold(other, value & 0xFFFFFF)
+            return
         if register:
             raise self._unknown(f"write of {value:#x} to offset {offset:#x}")
         worker.give(value, now)

@@ -93,7 +93,11 @@ class _Replay:
     def _wait(self, issuer: Issuer, wait: Wait) -> None:
         stream = "" if wait.stream else stream_of(self.program.statements[wait.statement])
         end = self.listed[stream] if stream else self.ends[wait.statement]
-        if wait.queue in self.dmas:
+        if wait.core != CORE:
+            issuer.now += issuer.costs.worker // 4
+            number = int(wait.core.removeprefix(CORE))
+            self.cores[number] = max(self.cores[number], end)
+        elif wait.queue in self.dmas:
             issuer.wait_copy(end)
         elif wait.queue != CORE:
             issuer.wait_launch(end)

@@ -155,6 +155,8 @@ def moves(unit: Unit, index: int) -> Lines:
 def _wait(unit: Unit, wait: Wait) -> Line:
     waited = unit.program.statements[wait.statement]
     ticket = Ticket(unit.starts.get(wait.statement, wait.statement))
+    if isinstance(waited, Call) and wait.core != CORE:
+        return Line((*called("core_after", f"{wait.core.removeprefix(CORE)}u", f"{waited.core}u", ticket), ";"))
     if isinstance(waited, Call):
         return Line((*called("core_wait", f"{waited.core}u", ticket), ";"))
     if wait.queue == unit.program.dma and not stream_of(waited):

@@ -12,6 +12,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, full_box, with_span
 from dovetail.program.ir import CORE, Queue, copy_queue
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, QueueUse, RegionCosts, border
+from dovetail.schedule.assign.pins import pinned_cores
 from dovetail.schedule.partition import PartitionCache, explain_mismatch, partition, without_offloads
 from dovetail.schedule.region import AssignedRegion, EnginePart, LaidRegion, Region, Share, engine_layouts
 from dovetail.schedule.tiles.tile import tile_match
@@ -117,9 +118,9 @@ def layers(
     for region in regions:
         refused: dict[str, str] = {}
         pinned = pins.get(region.name, "")
-        core = pinned_core(pinned)
-        wish = CORE if core is not None else pinned
-        every = _candidates(replace(AssignedRegion.of(region), core=core), costs, wish, region.name in held, refused)
+        cores = pinned_cores(pinned)
+        wish = CORE if cores else pinned
+        every = _candidates(replace(AssignedRegion.of(region), cores=cores), costs, wish, region.name in held, refused)
         candidates = _wished(region, every, wish, refused) if wish else every
         passed_over = tuple(one for one in every if not any(one is other for other in candidates))
         after = tuple(dict.fromkeys(makers[value] for value in region.graph.inputs if value in makers))
@@ -162,12 +163,6 @@ def _candidates(
     best = {one.place: one for one in sorted(reversed(alone), key=lambda one: -one.cycles)}  # the first of equals
     alone = [one for one in alone if best[one.place] is one]
     return (*alone, *_together(alone, costs), *on_core(region, costs, refused, cache))
-
-
-def pinned_core(pin: str) -> int | None:
-    """The number of the core a pin names, such as 1 for "core1"; None where it names something else."""
-    number = pin.removeprefix(CORE)
-    return int(number) if number != pin and number.isdecimal() else None
 
 
 def others(
@@ -220,7 +215,7 @@ def on_core(
     except ModelError as error:
         refused[CORE] = error.what
         return
-    own = [replace(AssignedRegion.of(part), reason="", core=region.core) for part in parts]
+    own = [replace(AssignedRegion.of(part), reason="", cores=region.cores) for part in parts]
     candidate = costs.candidate(region.name, own)
     doubt = 1 if region.engine is not None and region.engine.device is None else doubt
     steps = []

@@ -160,7 +160,7 @@ class RegionCosts:
             return CandidateStep(region, 0, ())
         queue, launch = CORE, 0
         if not region.copied_by:
-            cycles = cores_cycles(region.graph, target, region.choice, region.core)
+            cycles = cores_cycles(region.graph, target, region.choice, region.cores)
         elif region.graph.nodes[0].operator.joins:  # its operands lie inside it, as a rule
             return CandidateStep(region, 0, ())
         else:

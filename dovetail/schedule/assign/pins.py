@@ -1,10 +1,11 @@
-"""Pins: layers or operators the user wants on an engine or the core, from the command line or a file."""
+"""Pins: layers or operators the user wants on engines or cores, from the command line or a file."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from fnmatch import filter as matching
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from msgspec import Meta
 from dovetail.documents import TextForm, read_document
 from dovetail.errors import PlaceError
 from dovetail.program.ir import CORE
-from dovetail.schedule.region import Region
+from dovetail.schedule.region import CoreGroup, Region
 from dovetail.target.description import Target
 
 MOST_PINS = 10_000
@@ -34,7 +35,7 @@ class PinFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of pins."""
 
     pins: Annotated[dict[PinName, PinName], Meta(max_length=MOST_PINS)]
-    """Layer or operator -> engine."""
+    """Layer or operator, or a pattern of such names -> engine."""
 
 
 def parse_pins(texts: Iterable[str]) -> dict[str, str]:
@@ -66,7 +67,8 @@ def read_pins(path: Path) -> dict[str, str]:
 
 
 def resolve(pins: Mapping[str, str], regions: Sequence[Region], target: Target) -> dict[str, str]:
-    """Region name -> where it shall be, from pins that name regions or operators of the user's model.
+    """Region name -> where it shall be, from pins that name regions or operators of the user's model. A pattern such as
+    "conv_*" is for all that are computed and that no other pin names.
 
     Raises:
         PlaceError: there is no such layer or engine, or one layer shall be in two places; names what there is.
@@ -78,14 +80,16 @@ def resolve(pins: Mapping[str, str], regions: Sequence[Region], target: Target) 
             named.setdefault(name, []).append(region)
     places: dict[str, str] = {}
     because: dict[str, str] = {}
-    for name, wish in pins.items():
+    for name, wish in sorted(pins.items(), key=lambda pin: pin[0] not in named):
         _check_engines(name, wish, target)
-        if name not in named:
+        several = [one for each in matching(named, name) for one in named[each] if one.shares or one.is_kernel]
+        if name not in named and not several:
             near = get_close_matches(name, named, n=3, cutoff=0.5)
             hint = f"perhaps {' or '.join(repr(one) for one in near)}; " if near else ""
             what = "there is no such layer or operator to pin"
             raise PlaceError(what, where=f"pin '{name}'", hint=f"{hint}dovetail explain lists the layers")
-        for region in _meant(named[name]):
+        own = (one for one in several if because.get(one.name) not in named)
+        for region in _meant(named[name]) if name in named else own:
             if places.setdefault(region.name, wish) != wish:
                 raise PlaceError(
                     f"'{because[region.name]}' is pinned to {places[region.name]} and '{name}' to {wish}, "
@@ -112,7 +116,13 @@ def _check_engines(name: str, wish: str, target: Target) -> None:
         if part not in known:
             what = f"it goes to '{part}', which {target.name} does not have"
             raise PlaceError(what, where=f"pin '{name}'", hint=f"use {', '.join(known)}")
-    if len(set(parts)) != len(parts) or (len(parts) > 1 and not set(parts) <= set(engines)):
-        raise PlaceError(
-            f"'{wish}' is not one place", where=f"pin '{name}'", hint="name one place, or several engines joined by '+'"
-        )
+    alike = any(set(parts) <= set(some) for some in (engines, cores))
+    if len(set(parts)) != len(parts) or (len(parts) > 1 and not alike):
+        hint = "name one place, or several engines or cores joined by '+'"
+        raise PlaceError(f"'{wish}' is not one place", where=f"pin '{name}'", hint=hint)
+
+
+def pinned_cores(pin: str) -> CoreGroup:
+    """The numbers of the cores a pin names, such as (1, 2) for "core1+core2"; empty where it names something else."""
+    named = [re.fullmatch(rf"\s*{CORE}(\d+)\s*", part) for part in pin.split("+")]
+    return tuple(sorted(int(one[1]) for one in named if one)) if all(named) else ()

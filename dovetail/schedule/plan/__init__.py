@@ -24,7 +24,7 @@ from dovetail.schedule.plan.homes import ValueLifetimes, first_homes, same_bytes
 from dovetail.schedule.plan.lifetimes import Timeline, overwrites
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import LoweredNetwork, LoweringCache
-from dovetail.schedule.region import EnginePart, Homes, Region
+from dovetail.schedule.region import CoreGroup, EnginePart, Homes, Region
 from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.chain import ChainLink, link, quickest, ways
 from dovetail.schedule.tiles.tile import EARLY
@@ -51,7 +51,7 @@ def plan(
     target: Target,
     reserved: Mapping[str, int],
     near: Collection[str] = (),
-    cores: Mapping[str, int] | None = None,
+    cores: Mapping[str, CoreGroup] | None = None,
     progress: Callable[[str], None] = lambda text: None,
     tiles: TileCache | None = None,
 ) -> Plan:
@@ -65,7 +65,7 @@ def plan(
         target: the machine.
         reserved: bytes of each memory taken by code, constants and stack.
         near: inputs and outputs of the network that shall lie in the engines' memory, not in that of values.
-        cores: the core that computes each value, in a pipeline; None for as many as make each region fastest.
+        cores: the group of cores that computes each value, in a pipeline; None without one.
         progress: told whose tiles are looked for.
         tiles: tilings of the regions that were looked at before.
 
@@ -144,7 +144,7 @@ class _Planner:
     laid: LayoutPlan
     target: Target
     reserved: Mapping[str, int]
-    cores: Mapping[str, int]
+    cores: Mapping[str, CoreGroup]
     tiles: TileCache
     parts: LoweringCache = field(default_factory=LoweringCache)
     tilings: dict[str, CompleteTiling] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class _Planner:
     def draft(self, choice: _PlanningRound) -> _DraftPlan:
         """The program of a round, with addresses as if every memory were as large as need be."""
         lowered = lower(self.laid, self.tilings, self.target, choice.homes, choice.early, self.cores, self.parts)
-        statements = synchronise(lowered.statements, self.dma, choice.settle, choice.paced)
+        statements = synchronise(lowered.statements, self.dma, choice.settle, choice.paced, apart=bool(self.cores))
         timeline = Timeline(statements, lowered.buffers, self.dma)
         again, seconds = overwrites(timeline), {self.target.values: _EXACT_SECONDS}
         memories = self.target.memories

@@ -24,9 +24,9 @@ from dovetail.program.ir import (
     Role,
     Statement,
     Wait,
+    issuer_of,
     queue_of,
     side_by_side,
-    stream_of,
 )
 from dovetail.program.ir import touches as views_touched
 
@@ -143,33 +143,33 @@ class StatementOrder:
 
     def __init__(self, statements: Sequence[Statement], dma: Queue) -> None:
         work = [one for one in statements if not isinstance(one, Begin | Wait)]
-        self._streams = {queue_of(one, dma): stream_of(one) for one in work}
-        self._waits: dict[Queue, list[tuple[int, int, str]]] = {queue: [] for queue in self._streams}
-        """By queue: the statement waited for, the wait, and the stream that knows (empty: everybody)."""
+        self._issuers = {queue_of(one, dma): issuer_of(one) for one in work}
+        self._waits: dict[Queue, list[tuple[int, int, str]]] = {queue: [] for queue in self._issuers}
+        """By queue: the statement waited for, the wait, and the list or core that knows (empty: everybody)."""
         self._known: dict[tuple[Queue, str], tuple[list[int], list[int]]] = {}
         for index, statement in enumerate(statements):
             if isinstance(statement, Wait):
-                whole = "" if statement.stream else self._streams[statement.queue]
-                for queue, stream in self._streams.items():
-                    if queue == statement.queue or (whole and stream == whole):  # core 0 waits for whole lists
-                        self._waits[queue].append((statement.statement, index, statement.stream))
+                whole = "" if statement.known_to else self._issuers[statement.queue]
+                for queue, issuer in self._issuers.items():
+                    if queue == statement.queue or (whole and issuer == whole):  # core 0 waits for whole lists
+                        self._waits[queue].append((statement.statement, index, statement.known_to))
 
     def finished_at(self, queue: Queue, index: int, reader: Queue = CORE) -> int:
         """Index of the statement by whose issue, on the queue `reader`, the one at `index` has surely finished."""
         if queue == CORE:
             return index
-        stream = self._streams.get(reader, "")
-        if (queue, stream) not in self._known:
-            self._known[queue, stream] = self._waited(queue, stream)
-        upto, places = self._known[queue, stream]
+        issuer = self._issuers.get(reader, "")
+        if (queue, issuer) not in self._known:
+            self._known[queue, issuer] = self._waited(queue, issuer)
+        upto, places = self._known[queue, issuer]
         first = bisect_left(upto, index)
         return places[first] if first < len(places) else 1 << 30
 
-    def _waited(self, queue: Queue, stream: str) -> tuple[list[int], list[int]]:
-        """The statements of a queue that an engine's list (empty: core 0) has waited for, each with the wait."""
+    def _waited(self, queue: Queue, issuer: str) -> tuple[list[int], list[int]]:
+        """The statements of a queue that a list or further core (empty: core 0) has waited for, each with the wait."""
         upto, places = list[int](), list[int]()
         for last, place, waiter in self._waits.get(queue, ()):
-            if waiter in ("", stream) and (not upto or last > upto[-1]):
+            if waiter in ("", issuer) and (not upto or last > upto[-1]):
                 upto.append(last)
                 places.append(place)
         return upto, places

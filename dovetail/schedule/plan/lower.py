@@ -25,7 +25,7 @@ from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.plan.lowered import LayerStatements, LoweredNetwork, LoweringCache
 from dovetail.schedule.plan.on_engine import EngineLowering
-from dovetail.schedule.region import Homes, LaidRegion, Slot
+from dovetail.schedule.region import CoreGroup, Homes, LaidRegion, Slot
 from dovetail.schedule.tiles.tiling import CompleteTiling
 from dovetail.target.description import Target
 
@@ -73,7 +73,7 @@ def lower(
     target: Target,
     homes: Homes,
     early: frozenset[str],
-    cores: Mapping[str, int],
+    cores: Mapping[str, CoreGroup],
     known: LoweringCache | None = None,
 ) -> LoweredNetwork:
     """Statements in issue order, without waits.
@@ -84,7 +84,7 @@ def lower(
         target: the machine.
         homes: memory of every computed value and input.
         early: names of the regions whose constants are fetched while the region before is computed.
-        cores: the core that computes each value, in a pipeline; empty for as many as make each region fastest.
+        cores: the group of cores that computes each value, in a pipeline; empty without one.
         known: of the same network and target, from other tilings, homes and fetches; new parts are added.
     """
     graph, regions = laid.graph, laid.regions
@@ -182,8 +182,8 @@ def _region(
     if moved is not None:
         wanted = (copy for copy in moved if copy.source != copy.destination or copy.before)
         return LayerStatements(head=[made for copy in wanted for made in _by_engine(context, copy)])
-    core = context.cores.get(region.output) if region.core is None else region.core
-    return LayerStatements(head=[*split(index, region.graph, operands, result, target, core)])
+    cores = context.cores.get(region.output, region.cores)
+    return LayerStatements(head=[*split(index, region.graph, operands, result, target, cores)])
 
 
 def _operand(context: LoweredNetwork, region: LaidRegion, value: str) -> View:

@@ -11,7 +11,7 @@ import numpy as np
 from dovetail.ir.types import Array
 from dovetail.program.ir import Buffer, Buffers, Role, Statement, View
 from dovetail.schedule.layout import LayoutPlan
-from dovetail.schedule.region import Homes
+from dovetail.schedule.region import CoreGroup, Homes
 from dovetail.schedule.tiles.tiling import CompleteTiling
 from dovetail.target.description import Target
 
@@ -69,7 +69,7 @@ class LoweredNetwork:
     laid: LayoutPlan
     target: Target
     homes: Homes
-    cores: Mapping[str, int]
+    cores: Mapping[str, CoreGroup]
     known: LoweringCache = field(default_factory=LoweringCache)
     statements: list[Statement] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)

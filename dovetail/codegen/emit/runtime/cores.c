@@ -4,7 +4,7 @@
 
 #ifndef DOVETAIL_HOST
 
-/* Registers of the mailbox (dovetail/simulate/mailbox.py). The first three belong to the core that reads them. */
+/* Registers of the mailbox (dovetail/sim/mailbox.py). The first three belong to the core that reads them. */
 typedef struct {
     uint32_t id;       /* its number */
     uint32_t next;     /* reading takes the next job, 0 where there is none */
@@ -14,7 +14,8 @@ typedef struct {
         uint32_t start; /* writing hands over a job, reading gives the number of jobs handed over */
         uint32_t done;  /* the number of jobs finished; with some left, an interrupt comes when the next one is */
         uint32_t room;  /* jobs it can still be handed */
-        uint32_t unused;
+        uint32_t after; /* writing holds its next job back until another core, in bits 24 to 31, has finished as many jobs
+                           as bits 0 to 23 say, modulo 2^24 */
     } core[]; /* by number; that of core 0 is not used */
 } mailbox_registers;
 
@@ -40,6 +41,11 @@ uint32_t core_start(uint32_t core, core_job job)
     __sync_synchronize(); /* operands are in memory before the job is handed over */
     box->core[core].start = (uint32_t)(uintptr_t)job;
     return box->core[core].start;
+}
+
+void core_after(uint32_t core, uint32_t other, uint32_t ticket)
+{
+    mailbox()->core[core].after = (other << 24) | (ticket & 0xFFFFFFu);
 }
 
 void core_wait(uint32_t core, uint32_t ticket)
@@ -78,6 +84,13 @@ uint32_t core_start(uint32_t core, core_job job)
     (void)core;
     job();
     return ++started;
+}
+
+void core_after(uint32_t core, uint32_t other, uint32_t ticket)
+{
+    (void)core;
+    (void)other;
+    (void)ticket;
 }
 
 void core_wait(uint32_t core, uint32_t ticket)
