@@ -195,12 +195,12 @@ def pipelined(graph: Graph, target: Target, pins: Mapping[str, str]) -> Pipeline
     own = [wishes.get(region.name, ()) for region in regions]
     found = []
     for groups in _ways(own, target):
-        costs = [[0 if r.is_idle else cores_cycles(r.graph, target, cores=group) for r in regions] for group in groups]
+        costs = [[0.0 if r.is_idle else cores_cycles(r.graph, target, cores=one) for r in regions] for one in groups]
         for turn in range(_CORRECTIONS):
             cuts = _balanced(groups, own, costs)
             made = _staged(graph, target, regions, groups, cuts)
             found += [made] if turn else [made, _staged(graph, target, regions, groups, [*map(round, cuts)])]
-            mean = sum(stage.cycles for stage in made.stages) / len(groups)
+            mean = sum(stage.cycles for stage in made.stages) / len(groups) or 1
             costs = [
                 [cycles * stage.cycles / mean for cycles in each]
                 for each, stage in zip(costs, made.stages, strict=True)
