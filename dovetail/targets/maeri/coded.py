@@ -8,8 +8,8 @@ product (maeri-project/MAERI_bsv@1351d1b src/ALUs/INT16_Multiplier.bsv), so feat
 
 A file is little-endian words of 32 bits: "MAER", the format, how many words there are, the CRC-32 of those behind this
 one; `_Header`; inputs, outputs, steps, words of Layer_Info of each layer, words of RN_Config of each configuration,
-phases (first cycle, configuration), shapes of items (tile, products), items, each behind the number of its shape,
-constants. Records are those of this file, of `tile.py` and of the operators, in the words of `words.py`.
+phases (first cycle, configuration), items (`words_of_items`), constants. Records are those of this file, of `tile.py`
+and of the operators, in the words of `words.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -267,8 +267,6 @@ class _Header:
     infos: int
     trees: int
     phases: int
-    shapes: int
-    items: int
     constants: int
     """Bytes."""
 
@@ -283,18 +281,42 @@ def write_image(image: ProgrammingImage) -> bytes:
 
 def _words(image: ProgrammingImage) -> Iterator[int]:
     """The words of an image, without head and constants."""
-    shapes = list(dict.fromkeys((item.tile, item.taps) for item in image.items))
-    lists = (image.inputs, image.outputs, image.steps, image.infos, image.trees, image.phases, shapes, image.items)
+    lists = (image.inputs, image.outputs, image.steps, image.infos, image.trees, image.phases)
     counts = (*map(len, lists), len(image.constants))
     yield from words_of(_Header(image.config, image.form, image.makespan, image.memory, *counts))
     for record in (*image.inputs, *image.outputs, *image.steps):
         yield from words_of(record)
     for words in (*image.infos, *image.trees, *image.phases):
         yield from words
+    yield from words_of_items(image.items)
+
+
+def words_of_items(items: Sequence[Item], *left_out: str) -> Iterator[int]:
+    """The words of items, without the fields that are left out: how many shapes (tile, products) there are and these;
+    how many items and these, each behind the number of its shape."""
+    shapes = list(dict.fromkeys((item.tile, item.taps) for item in items))
+    yield len(shapes)
     for tile, taps in shapes:
         yield from (*words_of(tile), *taps)
-    for item in image.items:
-        yield from (shapes.index((item.tile, item.taps)), *words_of(item, "tile", "taps"))
+    yield len(items)
+    for item in items:
+        yield from (shapes.index((item.tile, item.taps)), *words_of(item, "tile", "taps", *left_out))
+
+
+def items_of(reader: WordReader, **given: int) -> tuple[Item, ...]:
+    """The next items; fields whose values are given have no words."""
+
+    def shape() -> dict[str, Any]:
+        return {"tile": reader.record(MultiplierTile), "taps": reader.take(2)}
+
+    def item() -> Item:
+        (number,) = reader.take(1)
+        if number >= len(shapes):
+            raise reader.wrong(f"there is no shape {number} of items")
+        return reader.record(Item, **shapes[number], **given)
+
+    shapes = reader.many(reader.take(1)[0], shape)
+    return reader.many(reader.take(1)[0], item)
 
 
 def _wrong(what: str, where: str = "programming image") -> ModelError:
@@ -324,18 +346,6 @@ def read_image(data: bytes) -> ProgrammingImage:
         first, second = reader.take(2)
         return first, second
 
-    def items() -> tuple[Item, ...]:
-        shapes = reader.many(head.shapes, lambda: (reader.record(MultiplierTile), pair()))
-
-        def item() -> Item:
-            (number,) = reader.take(1)
-            if number >= len(shapes):
-                raise _wrong(f"there is no shape {number} of items")
-            tile, taps = shapes[number]
-            return reader.record(Item, tile=tile, taps=taps)
-
-        return reader.many(head.items, item)
-
     image = ProgrammingImage(
         head.config,
         head.form,
@@ -347,7 +357,7 @@ def read_image(data: bytes) -> ProgrammingImage:
         infos=reader.many(head.infos, lambda: reader.take(INFO_WORDS)),
         trees=reader.many(head.trees, lambda: reader.take(tree_size(head.config))),
         phases=reader.many(head.phases, pair),
-        items=items(),
+        items=items_of(reader),
         constants=data[4 * (_HEAD + reader.at) :][: max(head.constants, 0)],
     )
     if not 0 <= head.constants <= 4 * reader.left < head.constants + 4:

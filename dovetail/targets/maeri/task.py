@@ -22,7 +22,7 @@ from dovetail.files import kept_answer
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.types import DType, TensorType
 from dovetail.target import Match
-from dovetail.targets.maeri.coded import Step
+from dovetail.targets.maeri.coded import Step, items_of, words_of_items
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderLayer, OrderNetwork, TaskKind, layers_in, network, own_name
@@ -51,8 +51,7 @@ class Task:
 
 def encode(task: Task) -> tuple[int, ...]:
     """The words of a launch."""
-    items = (word for item in task.items for word in words_of(item, "work"))
-    return (*words_of(task, "items"), len(task.items), *items)
+    return (*words_of(task, "items"), *words_of_items(task.items, "work"))
 
 
 def decode(words: Sequence[int]) -> Task:
@@ -62,11 +61,10 @@ def decode(words: Sequence[int]) -> Task:
         SimulationError: they are too few, too many, or no task.
     """
     reader = WordReader(words, _wrong)
-    task = reader.record(Task, items=())
-    items = reader.many(reader.take(1)[0], lambda: reader.record(Item, work=0))
+    task = replace(reader.record(Task, items=()), items=items_of(reader, work=0))
     if reader.left:
         raise _wrong(f"there are {reader.left} words after the last item")
-    return replace(task, items=items)
+    return task
 
 
 def _wrong(what: str) -> SimulationError:
