@@ -30,7 +30,6 @@ from dovetail.targets.maeri.bound import (  # noqa: E402
 from dovetail.targets.maeri.config import MaeriConfig  # noqa: E402
 from dovetail.targets.maeri.listing import best_order  # noqa: E402
 from dovetail.targets.maeri.network import network  # noqa: E402
-from dovetail.targets.maeri.order import simulate  # noqa: E402
 from dovetail.targets.maeri.schedule import compare  # noqa: E402
 
 KERAS = {"ResNet8": "ic_resnet8.h5", "MobileNetV1 0.25": "vww_96.h5"}
@@ -65,6 +64,8 @@ def network_of(name: str) -> tuple[Graph, Mapping[str, Array]]:
 
 def networks_table() -> list[str]:
     """Whole networks beside their bound and other ways."""
+    from maeri_trials import simulate
+
     rows = []
     for name in ("LeNet", "AlexNet", "VGG-16", *KERAS, "Inception"):
         graph, inputs = network_of(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,11 +16,39 @@ from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, network
-from dovetail.targets.maeri.order import broken, simulate
+from dovetail.targets.maeri.order import NetworkOrder, broken, check
 from dovetail.targets.maeri.rules import FAMILIES, Pin, Rules
 from networks import limited_net
 
 Random = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Outputs and clock cycles of one execution of an order."""
+
+    outputs: Mapping[str, Array]
+    """The network's results."""
+    cycles: int
+    """Cycles until the last of the layers' results exists."""
+    products: int
+    """Multiplications that belong to a sum."""
+
+
+def simulate(order: NetworkOrder, inputs: Mapping[str, Array]) -> Simulation:
+    """Check an order and compute its results: every product of every sum is added once, so they are the operators'.
+
+    Args:
+        order: the order.
+        inputs: the network's, by name; and constants to replace.
+
+    Raises:
+        SimulationError: the engine cannot do what the order says; names the item, its place and the cycle.
+    """
+    cycles, graph = check(order), order.network.graph
+    constants = {name: inputs.get(name, array) for name, array in graph.constants.items()}
+    products = sum(work.layer.macs for work in order.network.works)
+    return Simulation(evaluate(replace(graph, constants=constants), inputs), cycles, products)
 
 
 def random_net(random: Random) -> tuple[Graph, Mapping[str, Array]]:

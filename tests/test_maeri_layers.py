@@ -23,8 +23,8 @@ from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import simulate
 from firmware import require_chip
+from maeri_trials import simulate
 from test_maeri_schedule import CONFIGS, check
 
 

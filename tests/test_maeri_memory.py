@@ -20,7 +20,8 @@ from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig, configured
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderNetwork, network
-from dovetail.targets.maeri.order import ItemSpan, NetworkOrder, Peak, features, prefetched, simulate
+from dovetail.targets.maeri.order import ItemSpan, NetworkOrder, Peak, features, prefetched
+from maeri_trials import simulate
 from networks import limited_net
 from test_maeri_schedule import random_network
 

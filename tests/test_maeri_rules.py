@@ -21,7 +21,7 @@ from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange, best_order
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import NetworkOrder, broken, simulate
+from dovetail.targets.maeri.order import NetworkOrder, broken
 from dovetail.targets.maeri.rules import (
     Pin,
     Reason,
@@ -32,7 +32,7 @@ from dovetail.targets.maeri.rules import (
     smallest,
     unit_rules,
 )
-from maeri_trials import many, random_config, random_net, random_rules
+from maeri_trials import many, random_config, random_net, random_rules, simulate
 from networks import limited_net
 
 TRIALS = int(os.environ.get("MAERI_TRIALS", "60"))

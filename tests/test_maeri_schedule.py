@@ -21,10 +21,11 @@ from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange, best_order
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, broken, simulate
+from dovetail.targets.maeri.order import ChannelSegment, Item, NetworkOrder, broken
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.tile import MultiplierTile
 from dovetail.targets.maeri.tree import Range
+from maeri_trials import simulate
 from networks import ORDERED, limited_net
 
 Made = tuple[Graph, Mapping[str, Array]]

@@ -23,9 +23,9 @@ from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import simulate
 from dovetail.targets.maeri.stretched import without_zeros
 from firmware import require_chip
+from maeri_trials import simulate
 
 
 def transposed(size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], lead: tuple[int, int]) -> Graph:

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 
 import numpy as np
 
 from dovetail.errors import SimulationError, TargetError
-from dovetail.ir.graph import evaluate
-from dovetail.ir.types import Array, TensorType
+from dovetail.ir.types import TensorType
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.machine import ItemTimeline, NeuronClock, clock_of, play, waits
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times, exists_from
@@ -276,39 +275,11 @@ def shortage(network: OrderNetwork, config: MaeriConfig, spans: Sequence[ItemSpa
     return None
 
 
-@dataclass(frozen=True)
-class Simulation:
-    """Outputs and clock cycles of one execution of an order."""
-
-    outputs: Mapping[str, Array]
-    """The network's results."""
-    cycles: int
-    """Cycles until the last of the layers' results exists."""
-    products: int
-    """Multiplications that belong to a sum."""
-
-
-def simulate(order: NetworkOrder, inputs: Mapping[str, Array]) -> Simulation:
-    """Check an order and compute its results: every product of every sum is added once, so they are the operators'.
-
-    Args:
-        order: the order.
-        inputs: the network's, by name; and constants to replace.
-
-    Raises:
-        SimulationError: the engine cannot do what the order says; names the item, its place and the cycle.
-    """
-    cycles, graph = check(order), order.network.graph
-    constants = {name: inputs.get(name, array) for name, array in graph.constants.items()}
-    products = sum(work.layer.macs for work in order.network.works)
-    return Simulation(evaluate(replace(graph, constants=constants), inputs), cycles, products)
-
-
 def check(order: NetworkOrder) -> int:
     """Cycles until the last result of an order exists.
 
     Raises:
-        SimulationError: as `simulate`.
+        SimulationError: the engine cannot do what the order says; names the item, its place and the cycle.
         TargetError: the engine cannot compute an item.
     """
     network = order.network

@@ -1,9 +1,4 @@
-"""A launch of the engine: records as words, the task of a layer, and orders of one or several layers side by side.
-
-Words have 32 bits. A record is its fields in the order of its class. A number, a truth value or an enumeration is a
-word; a record within it its own words; an optional record a word 0 or 1 before it; `tuple[X, ...]` the number of its
-members and these; a tuple of fixed length its members.
-"""
+"""Launches of the engine: a task as words, orders of one or several layers side by side, a target's rules for them."""
 
 from __future__ import annotations
 
