@@ -78,7 +78,8 @@ class PlacementReport:
             found["memory_budget"] = options.memory_budget
             found["stripes"] = self.striped.to_json() if self.striped else []
         if self.pipeline is not None:
-            found["pipeline"] = self.pipeline.to_json()
+            interval, delay = self.pipeline.interval, self.pipeline.delay
+            found |= {"pipeline": self.pipeline.to_json(), "interval": interval, "delay": delay}
         return found
 
 
