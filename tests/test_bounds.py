@@ -12,6 +12,7 @@ from conftest import shared_dir
 from dovetail.bounds import model_bound, work_of
 from dovetail.codegen.emit.plan_file import products_of
 from dovetail.codegen.manifest import BuildManifest, LayerEntry, OperatorWork
+from dovetail.codegen.plan_file import PlanEdge
 from dovetail.compile import Compiled, Options, compile_model
 from dovetail.guests.report import least
 from dovetail.legalize import adapt
@@ -146,3 +147,13 @@ def test_no_layer_takes_less_than_its_engine_makes_of_its_kind_at_best(name: str
                 assert form.count / taken <= engine.best(form).macs_per_cycle <= engine.ideal_macs_per_cycle * 1.001
                 checked += 1
     assert checked > 3
+
+
+def test_the_core_s_passes_around_an_engine_s_layers() -> None:
+    """Input, a pass, a layer of the engine, two passes; then a second layer of the engine beside them."""
+    chain: list[PlanEdge] = [{"reads": [name], "makes": made} for name, made in ("xa", "ab", "bc", "cd")]
+    passed = [10.0, 0.0, 20.0, 5.0]
+    assert least._ends(chain, {1}, passed, ()) == (10, 25)
+    assert least._ends(chain, {1}, passed, {2}) == (10, 0), "a slice may begin when its part is there"
+    beside: list[PlanEdge] = [*chain, {"reads": ["x"], "makes": "e"}]
+    assert least._ends(beside, {1, 4}, [*passed, 0.0], ()) == (0, 0), "the second waits for nothing, nothing for it"

@@ -20,11 +20,9 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.types import full_box
 from dovetail.program.ir import CORE
 from dovetail.schedule.partition import initial_partition
-from dovetail.schedule.region import EnginePart, Region
+from dovetail.schedule.region import EnginePart
 from dovetail.schedule.tiles.tile import tile_match
 from dovetail.target.description import Target
-from dovetail.target.engine import Engine
-from dovetail.target.offload import Offload
 
 BETWEEN = {
     "peak": "products at the peak",
@@ -67,17 +65,13 @@ def leasts(manifest: BuildManifest, plan: PlanFile, graph: Graph, target: Target
         offload = next((one for one in engine.offloads if one.name == own["offload"]), None) if engine else None
         found.append(None)
         if engine and offload and (region := regions.get(layer.name)):
-            part = _part(engine, offload, region)
+            whole = full_box(region.shape)
+            part = EnginePart(region.name, region.graph, engine, offload, whole, {}, {}, frozenset(), region.origins)
             try:
                 found[-1] = _least(part, target.works_in_place(engine), work)
-            except ValueError:  # the layer has another form there
+            except Exception:  # another form of it, or a cost model that knows no layer larger than a tile
                 continue
     return found
-
-
-def _part(engine: Engine, offload: Offload, region: Region) -> EnginePart:
-    whole = full_box(region.shape)
-    return EnginePart(region.name, region.graph, engine, offload, whole, {}, {}, frozenset(), region.origins)
 
 
 def _least(part: EnginePart, is_whole: bool, work: Sequence[OperatorWork]) -> Least:
@@ -141,6 +135,8 @@ def network_least(
     before any of an engine's layers can begin, and after the last of them has ended."""
     layers, word = manifest.layers, core_word(target.cores)
     passed = [_passed(one.engine, own, word) for one, own in zip(layers, plan["layers"], strict=True)]
+    # a layer that passes over elements need not wait for all of its operand
+    early = {number for number, own in enumerate(plan["layers"]) if _PASSED_OVER & set(own["kinds"])}
     whole = model_bound(manifest.operators, target)
     limits = [(whole.cycles, whole.by)]
     for engine in target.engines:
@@ -152,7 +148,7 @@ def network_least(
         if not own:
             continue
         # the stages of a pipeline do not wait for each other
-        before, after = (0.0, 0.0) if manifest.delay else _ends(plan["graph"]["edges"], own, passed)
+        before, after = (0.0, 0.0) if manifest.delay else _ends(plan["graph"]["edges"], own, passed, early)
         limits.append((before + sum(together.values()) + after, f"layers on {engine.name} at its own least"))
         dma = target.dma_of(engine)
         if dma is not None and not target.reads_constants(engine):
@@ -169,8 +165,11 @@ def _passed(where: str, layer: PlanLayer, word: float) -> float:
     return read / 4 * (word + 1) + layer["written"] / 4 * word
 
 
-def _ends(edges: Sequence[PlanEdge], own: Container[int], passed: Sequence[float]) -> tuple[float, float]:
-    """Cycles of the core before any of an engine's layers can begin, and after the last of them has ended."""
+def _ends(
+    edges: Sequence[PlanEdge], own: Container[int], passed: Sequence[float], early: Container[int]
+) -> tuple[float, float]:
+    """Cycles of the core before any of an engine's layers can begin, and after the last of them has ended; `early` are
+    layers that may begin before."""
     makers = {edge["makes"]: number for number, edge in enumerate(edges)}
     readers: dict[int, list[int]] = {number: [] for number in range(len(edges))}
     before, after = [0.0] * len(edges), [0.0] * len(edges)
@@ -180,7 +179,7 @@ def _ends(edges: Sequence[PlanEdge], own: Container[int], passed: Sequence[float
         for one in earlier:
             readers[one].append(number)
     for number in reversed(readers):
-        ways = (inf if one in own else passed[one] + after[one] for one in readers[number])
+        ways = (inf if one in own else passed[one] + after[one] for one in readers[number] if one not in early)
         after[number] = max(ways, default=0.0)
     mine = [number for number in readers if number in own]
     return min(before[number] for number in mine), min(after[number] for number in mine)

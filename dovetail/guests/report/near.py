@@ -8,9 +8,9 @@ from typing import Any
 
 
 def rows(data: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A line per layer of the model in a report's JSON (`detail`) that takes time: name, where, its cycles, those in
-    which engine and DMA are busy for it, the engine's own least, the bound of model and hardware and what sets it, the
-    cycles over the larger of the busy ones (or what the core takes alone), and why that is so."""
+    """A line per layer of the model in a report's JSON (`detail`) that takes time: name, where, its cycles, those of
+    engine and DMA, the engine's least, the bound and what sets it, the cycles over the longer of the two (or what the
+    core takes alone), and why that is so."""
     for layer in data["groups"]:
         if not layer["time"]:
             continue

@@ -148,8 +148,8 @@ def layers_section(sheet: Sheet) -> str:
 
 def _whole(sheet: Sheet) -> str:
     """The network's cycles beside its bounds."""
-    rows = [("taken", sheet.count("cycles", "total"), "")]
-    rows += [(f"{name}", sheet.count(key), sheet.text(f"{key}_by")) for name, key in BOUNDS]
+    rows = [(name, sheet.count(key), sheet.text(f"{key}_by")) for name, key in BOUNDS]
+    rows = [("taken", sheet.count("cycles", "total"), ""), *rows]
     return table(("the network", "cycles", "set by"), rows, (1,))
 
 
