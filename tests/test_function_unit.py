@@ -17,8 +17,11 @@ from dovetail.guests.check.suite import Order, check
 from dovetail.guests.zoo import build as zoo_model
 from dovetail.ir.graph import evaluate
 from dovetail.run import RunResult, open_build, run_build
+from dovetail.sim.core_rtl import build_core
+from dovetail.sim.worker import simulate
 from dovetail.target import FunctionUnit, Target
 from dovetail.targets import load_target
+from firmware import build, chip
 from test_rtl import needs_verilator
 from test_rtl_cores import AD, DSCNN, RESNET8, require_core
 
@@ -49,7 +52,7 @@ def ran(model: Path, target: Target, simulator: str, folder: Path) -> RunResult:
 @pytest.mark.rtl
 @needs_verilator
 @pytest.mark.parametrize(
-    ("name", "least", "off"), [("digits", 2.0, 0.1), (AD, 3.3, 0.05), (DSCNN, 3.3, 0.1), (RESNET8, 3.3, 0.1)]
+    ("name", "least", "off"), [("digits", 2.0, 0.02), (AD, 3.3, 0.02), (DSCNN, 3.3, 0.02), (RESNET8, 3.3, 0.02)]
 )
 def test_networks_on_the_rtl_of_core_and_unit(
     name: str, least: float, off: float, tmp_path: Path, shared: Path
@@ -64,6 +67,58 @@ def test_networks_on_the_rtl_of_core_and_unit(
     assert counted.instructions == results[0].simulation.inferences[0].instructions
     assert abs((counted.total_cycles or 0) - unit) <= off * unit
     assert alone >= least * unit
+
+
+WAITS = {
+    "a load's use": "lw a2, 0(a5)\nadd t3, a2, a2",
+    "a load's use, later": "lw a2, 0(a5)\nnop\nadd t3, a2, a2",
+    "a product's use": "mul a2, a3, a4\nadd t3, a2, a2",
+    "a shift's use": "sll a2, a3, a4\nadd t3, a2, a2\nsrli a2, a3, 3\nadd t3, a2, a2",
+    "an answer's use": ".insn r 0x0b, 5, 0, a2, a3, x0\nadd t3, a2, a2",
+    "the unit behind a load": "lw a2, 0(a5)\n.insn r 0x0b, 5, 0, a6, a3, x0\nnop\nnop",
+    "nothing": "add t3, a2, a2\nsub t4, a3, a4",
+}
+"""Instructions by what keeps them waiting."""
+TURNS = 100
+
+
+@pytest.mark.rtl
+@needs_verilator
+@pytest.mark.parametrize("name", WAITS)
+def test_waits_are_those_of_the_rtl(name: str, tmp_path: Path) -> None:
+    """Loops of a few instructions, to a few cycles."""
+    require_core("vexriscv_cfu")
+    body = "\n".join([WAITS[name]] * 8)
+    program = f"""
+    .option norelax
+    .globl main
+main:
+    la a5, words
+    li a1, 1
+    call command
+    li s3, {TURNS}
+    li a4, 5
+    .balign 32
+1:  {body}
+    addi s3, s3, -1
+    bnez s3, 1b
+    li a1, 2
+    call command
+    j main
+command:
+    li a0, 0x1A000000
+    sw a1, 0(a0)
+    ret
+    .bss
+    .balign 32
+words: .space 32
+"""
+    elf = build(tmp_path, program, assembler=True, isa="rv32im")
+    setup = replace(chip(elf, isa="rv32im"), costs=CFU.core.costs, extension=CFU.core.extension)
+    library = build_core("vexriscv_cfu", unit=CFU.core.unit)
+    real = replace(setup, core_rtl="vexriscv_cfu", core_library=library)
+    counted, taken = (simulate(one, [{}], {}).inferences[0].total_cycles or 0 for one in (setup, real))
+    assert abs(counted - taken) <= TURNS + 100, (counted, taken)
 
 
 @pytest.mark.rtl

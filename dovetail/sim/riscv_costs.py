@@ -36,7 +36,10 @@ class CoreCosts:
         system: CSR accesses, fences, `wfi`, `ecall`, `ebreak`. csr: accesses of the CSRs mscratch, mie, mtvec, mepc and
             mcause, which change nothing of what is being fetched; 0 for as `system`.
         load_use: extra cycles when an instruction uses the result of the load just before it, or, not a load itself,
-            writes the same register.
+            writes the same register. From 2 on it is a cycle less for each instruction in between, and so are the next
+            ones.
+        multiply_use, shift_use, own_use: the same for products, for shifts, and for instructions of the core's own.
+        own_behind: extra cycles of an instruction of the core's own just behind a load or store.
         jump_use: extra cycles of `jalr` when the instruction just before it writes its register; with a load, those of
             `load_use` too.
         jump_own: extra cycles of `jalr` that writes the register it jumps by, as far calls do.
@@ -70,6 +73,10 @@ class CoreCosts:
     divide_least: int = 0
     divide_zero: int = 0
     wake: int = 0
+    multiply_use: int = 0
+    shift_use: int = 0
+    own_use: int = 0
+    own_behind: int = 0
 
 
 _FULL = decoder(
@@ -135,6 +142,35 @@ def decode(word: int, wide: bool = False) -> Instruction:
     return (_COMPRESSED_64 if wide else _COMPRESSED)(word & 0xFFFF)
 
 
+class _LateResults:
+    """Results that later instructions of a block have to wait for, where some come more than a cycle late."""
+
+    def __init__(self, costs: CoreCosts) -> None:
+        self._costs, self._ready, self._under_way = costs, dict[int, int](), 0
+        self._by_kind = {"load": costs.load_use, "multiply": costs.multiply_use, "multiply_high": costs.multiply_use}
+
+    def after(self, cycles: int) -> _LateResults:
+        """The same for a block that begins so many cycles later."""
+        other = _LateResults(self._costs)
+        other._ready = {register: ready - cycles for register, ready in self._ready.items() if ready > cycles}
+        other._under_way = self._under_way - cycles
+        return other
+
+    def wait(self, cycles: int, one: Instruction, word: int) -> int:
+        """Cycles that an instruction waits, of a block that takes so many up to its end without that."""
+        own, start = word & 0x7F in _CUSTOM, cycles - 1
+        waits = max(0, *(self._ready.get(register, 0) - start for register in (*one.used, 0)))
+        waits = max(waits, self._under_way - start) if own else waits
+        shifts = word & 0x5F == 0x13 and word >> 12 & 3 == 1
+        late = self._costs.own_use if own else self._costs.shift_use if shifts else self._by_kind.get(one.kind, 0)
+        result = word >> 7 & 31 if own else one.result
+        if late and result > 0:
+            self._ready[result] = cycles + waits + late
+        if one.kind in ("load", "store"):
+            self._under_way = cycles + waits + self._costs.own_behind
+        return waits
+
+
 class BlockCounter:
     """Counts blocks by a table of cycles."""
 
@@ -146,6 +182,7 @@ class BlockCounter:
         cycles["divide"] = costs.divide_least or costs.divide
         self._cycles = cycles
         self._own: dict[int, Instruction] = {}  # behind each load of the core's own, which is a block by itself
+        self._carried: dict[int, _LateResults] = {}  # into a block from the one before it
         self.kind: Callable[[int], int] = lambda word: 0
         """How an instruction of the core's own is counted: `enum dovetail_kind` of riscv_own.h."""
 
@@ -167,12 +204,15 @@ class BlockCounter:
         The emulator translates past instructions that always trap or wait (`wfi`); what follows one does not run.
         """
         costs, position, instructions, cycles, taken_extra, system = self._costs, address, 0, 0, 0, False
+        late = (self._carried.get(address) or _LateResults(costs)).after(0)
         first = self.at(address)
         before = self._own.get(address, first)
         cycles += self._stall(before, first) if address in self._own else 0
         while position < address + size:
             one = self.at(position)
             cycles += self._cycles[one.kind] + (self._stall(before, one) if instructions else 0)
+            if costs.load_use > 1:
+                cycles += late.wait(cycles, one, read_number(self._bus, position, min(one.size, 4)))
             cycles += costs.jump_own if one.kind == "jump_register" and one.result and one.result in one.used else 0
             cycles += costs.misaligned if position % 4 and one.size == 4 else 0
             position += one.size
@@ -184,8 +224,14 @@ class BlockCounter:
                 break
         if before.written > 0 and read_number(self._bus, position - before.size, 2) & 0x7F in _CUSTOM:
             self._own[position] = before
+        if costs.load_use > 1 and not before.ends and self._is_own(position - before.size, position):
+            self._carried[position] = late.after(cycles)
         entered = costs.misaligned_target if address % 4 and first.size == 4 else 0
         return BlockCost(position, instructions, cycles, taken_extra, system, entered)
+
+    def _is_own(self, *positions: int) -> bool:
+        """Whether one of some instructions is of the core's own: the emulator executes each as a block by itself."""
+        return any(read_number(self._bus, position, 2) & 0x7F in _CUSTOM for position in positions)
 
     def turn(self, address: int, size: int) -> BlockCost:
         """A turn of a hardware loop over instructions of 4 bytes, behind another turn."""
@@ -196,7 +242,7 @@ class BlockCounter:
     def _stall(self, before: Instruction, one: Instruction) -> int:
         """Cycles an instruction waits for the one before it."""
         met = before.written in one.used or (one.kind != "load" and one.result == before.written)
-        waits = self._costs.load_use if before.written > 0 and met else 0
+        waits = self._costs.load_use if before.written > 0 and met and self._costs.load_use < 2 else 0
         jumps = one.kind == "jump_register" and before.result > 0 and before.result in one.used
         return waits + (self._costs.jump_use if jumps else 0)
 

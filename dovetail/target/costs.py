@@ -60,6 +60,10 @@ PICORV32: Mapping[str, int] = dict(
 
 VEXRISCV: Mapping[str, int] = dict(
     load_use=2,
+    multiply_use=2,
+    shift_use=1,
+    own_use=1,
+    own_behind=2,
     multiply_high=1,
     divide=34,
     jump=2,
@@ -67,8 +71,7 @@ VEXRISCV: Mapping[str, int] = dict(
     system=3,
 )
 """VexRiscv as LiteX's "full" and "full+cfu", from its RTL (pythondata-cpu-vexriscv 1.0.1.post407), with the caches of
-the target `vexriscv_cfu`. On the RTL products, shifts and answers of a function unit that are used at once wait, here
-they do not."""
+the target `vexriscv_cfu`. AD, DS-CNN and ResNet8 are within 1 % of the RTL, with a function unit and without."""
 
 CORTEX_M0PLUS: Mapping[str, int] = dict(
     store_register=2,
