@@ -33,6 +33,8 @@ class Claim:
     instead: int
     """Cycles the core would take for a layer on an engine, by estimate; 0 for other layers."""
     is_off: bool
+    is_loss: bool
+    """Whether the unit took longer than the core would have taken for the layer, by more than a claim may be off."""
 
     @property
     def sentence(self) -> str:
@@ -81,11 +83,9 @@ def claims(result: RunResult, awake: Sequence[int | None], lasted: Sequence[int 
         took = sum(taken[number][unit] for number in numbers)
         largest = max(numbers, key=lambda number: manifest.work[number].declared[unit])
         instead = sum(manifest.work[number].instead for number in numbers)
-        found.append(
-            Claim(
-                manifest.layers[largest].name, unit, declared, took, instead, is_off(declared, took, first.total_cycles)
-            )
-        )
+        wrong = is_off(declared, took, first.total_cycles)
+        loses = 0 < instead < took and is_off(instead, took, first.total_cycles)
+        found.append(Claim(manifest.layers[largest].name, unit, declared, took, instead, wrong, loses))
     return tuple(found)
 
 

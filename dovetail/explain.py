@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail import kernels
+from dovetail.codegen.emit.manifest import kernels_compared
 from dovetail.codegen.emit.plan_file import why_not_offloaded
 from dovetail.compile import Options, compile_graph, machine, prepare
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits
 from dovetail.names import names
 from dovetail.program.ir import Call, Program
-from dovetail.schedule.assign import Assignment, assign, placement_reasons
+from dovetail.schedule.assign import Assignment, assign
 from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import initial_partition, rivals
@@ -43,8 +44,7 @@ class PlacementReport:
     def rows(self) -> list[dict[str, Any]]:
         """Per layer: what computes it, its candidates, and the sentences that say why, as plain values."""
         own = core_traits(self.target.core)
-        planned = self.assignment.schedule
-        candidates = placement_reasons(self.assignment.layers, planned) if planned else self.assignment.compared
+        candidates = self.assignment.reasons()
         shares = _core_shares(self.program) if self.program else None
         rows = list[dict[str, Any]]()
         for number, region in enumerate(self.regions):
@@ -60,6 +60,7 @@ class PlacementReport:
                 "offloads_not_used": [] if region.name in candidates else list(rivals(self.graph, self.target, region)),
                 "instructions_not_used": list(kernels.unused_instructions(region.graph, own)) if computed else [],
             }
+            row |= kernels_compared(region, self.target)
             if region.name in candidates:
                 found = candidates[region.name]
                 row["candidates"] = [{"place": where, "cycles": cycles} for where, cycles in found.candidates]

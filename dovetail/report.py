@@ -122,6 +122,10 @@ class ReportLayer:
     reason_not_offloaded: str
     beside: tuple[str, ...] = ()
     """The layers the engine computes at the same time, started together."""
+    candidates: Mapping[str, int] = field(default_factory=dict)
+    """Cycles by place, as the planner compared them; empty where nothing was compared."""
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    """Cycles of kernels of the core, by estimate: with its `own_instructions` and `plain`; empty where one is known."""
     estimated: int | None = None
     """`cycles` as the clock has them at compile time."""
     bound: float | None = None
@@ -317,6 +321,8 @@ def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
                 bytes_moved=work.bytes,
                 reason_not_offloaded=layer.reason_not_offloaded,
                 beside=layer.beside,
+                candidates=layer.candidates,
+                kernels=layer.kernels,
             )
         )
     return tuple(layers)
@@ -394,7 +400,8 @@ def totals(report: Report) -> list[str]:
         bound = f"lower bound {_number(use.lower_bound)}"
         lines.append(f"{name:13} {_number(use.peak)} of {_number(use.size)} bytes at the peak ({bound})")
     lines += [f"{'note':13} {note}" for note in report.notes]
-    lines += [f"{'claim':13} {claim.sentence}" for claim in report.claims if claim.is_off]
+    told = [(claim, "claim" if claim.is_off else "loss") for claim in report.claims if claim.is_off or claim.is_loss]
+    lines += [f"{kind:13} {claim.sentence}" for claim, kind in told]
     lines += _core_lines(report) if len(report.cores) > 1 else []
     if report.sizes:
         sizes = ", ".join(f"{name} {_number(size)}" for name, size in report.sizes.items())

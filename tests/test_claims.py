@@ -24,6 +24,7 @@ from dovetail.options import Options
 from dovetail.report import Report, make_report, totals
 from dovetail.run import run_build
 from dovetail.target import Target, calibrated
+from dovetail.target.costs import kernel_cycles
 from dovetail.target.registry import load_target
 from firmware import require_chip
 from test_small_flash import digits
@@ -70,6 +71,23 @@ def test_claims_of_bundled_targets_are_true(name: str, model: Path) -> None:
     engines = {engine.name for engine in load_target(name).engines}
     assert report.claims and {claim.unit for claim in report.claims} <= {"core", *engines, *report.cycles}
     assert off(report).keys() <= {"core"}, "engines and DMAs are as declared"
+    losses = [claim.taken / claim.instead for claim in report.claims if claim.is_loss]
+    assert all(loss < 1.33 for loss in losses), "the core gets what it looks a third faster for"
+
+
+def test_a_true_claim_of_a_slow_engine_is_named(model: Path) -> None:
+    """Beside a core that is said to be a thousand times as fast, a port that insists on its engine loses, though that
+    takes what it says."""
+    target = load_target("macarray")
+    fast = {part: rate / 1000 for part, rate in kernel_cycles("rv32imc").items()}
+    engine, core = target.engines[0], replace(target.core, kernels=fast)
+    engine = replace(engine, offloads=tuple(replace(one, prefer=True) for one in engine.offloads))
+    report = report_of(model, replace(target, core=core, engines=(engine,)), target)
+    losses = [claim for claim in report.claims if claim.is_loss and claim.unit == "macarray"]
+    assert losses and not any(claim.is_off for claim in losses)
+    lines = [line for line in totals(report) if line.startswith("loss ")]
+    assert {f"{'loss':13} {claim.sentence}" for claim in losses} <= set(lines)
+    assert all(f"; the core takes {claim.instead}" in claim.sentence for claim in losses)
 
 
 def test_wrong_cycles_of_an_engine_are_found(model: Path) -> None:
@@ -150,7 +168,9 @@ def test_acme_is_not_taken_after_calibration(tmp_path: Path) -> None:
     target = load_target(str(port))
     before = report_of(network, target)
     claims = off(before)["acme"]
-    assert len(claims) == 6 and all(claim.sentence.count("M") == 3 for claim in claims)
+    taken = [layer.name for layer in before.layers if layer.engine == "acme"]
+    assert [claim.layer for claim in claims] == taken and len(taken) >= 6
+    assert all(claim.sentence.count("M") == 3 for claim in claims)
     assert sum(claim.taken for claim in claims) > 3 * sum(claim.instead for claim in claims)
     assert dovetail("calibrate", port, "-o", file) == 0
     after = report_of(network, target, calibration=file)
@@ -158,6 +178,10 @@ def test_acme_is_not_taken_after_calibration(tmp_path: Path) -> None:
     assert (after.cycles["total"] or 0) * 3 < (before.cycles["total"] or 0)
     pinned = report_of(network, target, calibration=file, pins={"conv_2": "acme"})
     assert off(pinned) == {}, "what is measured is true of larger layers too"
+    assert [claim.layer for claim in pinned.claims if claim.is_loss] == ["conv_2"], "a true claim of who loses"
+    (line,) = [line for line in totals(pinned) if line.startswith("loss ")]
+    assert "acme conv_2: declared " in line and "; the core takes " in line
+    assert not any(claim.is_loss for claim in after.claims)
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -75,6 +75,10 @@ class LayerEntry(msgspec.Struct, frozen=True):
     reason_not_offloaded: str
     beside: tuple[str, ...] = ()
     """Layers the engine computes at the same time."""
+    candidates: dict[str, Count] = {}
+    """Cycles by place, of those that were compared."""
+    kernels: dict[str, Count] = {}
+    """Cycles of the core's kernel with its `own_instructions` and of the `plain` one, where there are both."""
     estimated: Count | None = None
     """Cycles from its beginning on the core to the next layer's, by the clock."""
 

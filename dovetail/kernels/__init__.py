@@ -25,7 +25,7 @@ from dovetail.kernels.kernel import (
     core_traits,
 )
 from dovetail.kernels.registry import is_pointwise
-from dovetail.kernels.turns import turns
+from dovetail.kernels.turns import compared, cycles, turns
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -38,7 +38,9 @@ __all__ = [
     "CoreTraits",
     "Optimize",
     "Parameter",
+    "compared",
     "core_traits",
+    "cycles",
     "generate",
     "generate_all",
     "generated",

@@ -25,8 +25,9 @@ from dovetail.kernels.kernel import (
     UnsupportedRegion,
 )
 from dovetail.kernels.pointwise import write_pointwise
-from dovetail.kernels.registry import OFFERED, TRAITS, InstructedWay, family_of, registered
+from dovetail.kernels.registry import OFFERED, TRAITS, family_of, registered
 from dovetail.kernels.scope import KernelScope, split
+from dovetail.kernels.turns import instructed_ways, plain_wins, settled
 from dovetail.target.pattern import Choice
 
 Layouts = Mapping[str, Layout]
@@ -57,7 +58,9 @@ def generated(scope: KernelScope) -> CoreKernel:
 def _generated(scope: KernelScope) -> CoreKernel:
     """The kernel of instructions of the core where one is found in its loops, else written out."""
     ways, notes = list(instructed_ways(scope)), tuple[str, ...]()
-    if ways and scope.shares(scope.graph.outputs[0]):  # they give every element a byte of its own
+    if losing := plain_wins(scope.graph, scope.core):
+        ways, notes = [], (losing,)
+    elif ways and scope.shares(scope.graph.outputs[0]):  # they give every element a byte of its own
         ways, notes = [], tuple(f"{one.name}: elements of the result share bytes." for one in scope.core.instructions)
     for way in ways:
         bare = without_borders(scope)
@@ -73,12 +76,6 @@ def _generated(scope: KernelScope) -> CoreKernel:
     if shared and (sentence := _takes_packed(scope, shared)):
         raise UnsupportedRegion(sentence)
     return written(scope, _plain_writer(scope), notes)
-
-
-def instructed_ways(scope: KernelScope) -> Iterator[InstructedWay]:
-    """The ways to write a region's kernel with a core's own instructions, the preferred first."""
-    if scope.core.instructions and scope.anchor is not None:
-        yield from family_of(scope)[1].ways
 
 
 def without_borders(scope: KernelScope) -> KernelScope:
@@ -168,7 +165,7 @@ def offered(graph: Graph, core: CoreTraits) -> KernelChoices:
     Every setting that is offered can be written: blocks fit registers and stack.
     """
     try:
-        scope = split(graph, core)
+        scope = split(graph, settled(graph, core))
         if scope.anchor is None or scope.type(0).dtype is DType.FLOAT32:
             return KernelChoices()
         for way in instructed_ways(scope):

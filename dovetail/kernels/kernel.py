@@ -12,6 +12,7 @@ from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import Lines
 from dovetail.kernels.helpers import HELPERS
 from dovetail.target.chip import Core, CoreInstruction, PairBlocks, Streams
+from dovetail.target.costs import kernel_cycles
 from dovetail.target.pattern import Choice, Knob, Space
 
 BLOCK = "layer"
@@ -217,6 +218,10 @@ class CoreTraits:
     joined: int = 0
     """Instructions up to which compilers for it make several turns of a loop one, where nothing in it keeps them from
     that; 0 where they leave loops as they are."""
+    plain: Mapping[str, float] | None = field(default=None, hash=False)
+    """Cycles of each part of kernels without instructions of its own; None: those are taken wherever they are found."""
+    rates: Mapping[str, float] | None = field(default=None, hash=False)
+    """The same of kernels as the core has them; None where nobody measured: own instructions are then counted."""
 
 
 PIXELS, CHANNELS, UNROLL = "pixels", "channels", "unroll"
@@ -327,4 +332,8 @@ def core_traits(core: Core) -> CoreTraits:
     accumulators = 16 if core.isa.startswith("rv") else 1 if core.isa in CALLING else 6
     functions = frozenset(core.functions)
     room, joined = core.stack * 3 // 4, 0 if core.isa.startswith("rv") else _JOINED
-    return CoreTraits(accumulators, core.instructions, room, core.streams, functions, core.pairs, joined)
+    plain = kernel_cycles(core.isa)
+    if core.kernels is not None and core.kernels.keys() >= plain.keys():  # both kinds of kernels were measured
+        plain = core.kernels
+    own = core.instructions, room, core.streams, functions, core.pairs, joined
+    return CoreTraits(accumulators, *own, plain, core.kernels)

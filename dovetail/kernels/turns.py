@@ -8,20 +8,101 @@ taps, ends of sums. Each writer counts its own (`registry.TURNS`). Layers that a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.requantisation.pairs import sum_chains
-from dovetail.kernels.core import instructed_ways
 from dovetail.kernels.kernel import RAISED, CoreTraits, Turns, UnsupportedRegion, summed_turns, turns_of_family
-from dovetail.kernels.registry import ENDINGS, TURNS, registered
+from dovetail.kernels.registry import ENDINGS, TURNS, InstructedWay, family_of, registered
 from dovetail.kernels.scope import KernelScope, split
+from dovetail.target.costs import kernel_cycles
 from dovetail.target.pattern import Choice
+
+UNKNOWN = {"element": 10.0, "result": 10.0, "product": 4.0, "tap": 4.0}
+"""Core cycles of what takes its time in any kernel, where nobody measured the kernel."""
+_APART = 1.05
+"""A plain kernel must look so many times faster where such kernels were measured on another core alone."""
+_BUNDLED = {
+    **{"instruction": "rv32imc+dot4", "staged": "rv32imc+dot4", "straight": "xpulp"},
+    **{"patches": "cortex-m4+dsp", "planes": "cortex-m4+dsp"},
+}
+"""Kernels with a core's own instructions, by family -> the bundled core that has such."""
 
 
 def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({})) -> Turns:
     """How often the parts of a region's kernel run on a core, with what is chosen of its knobs."""
+    return _turns(graph, settled(graph, core), choice)
+
+
+def cycles(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({})) -> float:
+    """Cycles of a region's kernel on a core of which cycles are known: of its parts, as often as they run."""
+    core = settled(graph, core)
+    return _cycles(_turns(graph, core, choice), core)
+
+
+def settled(graph: Graph, core: CoreTraits) -> CoreTraits:
+    """The core as a region is computed on it: without instructions of its own where they do not pay."""
+    return _plain(core) if plain_wins(graph, core) else core
+
+
+def plain_wins(graph: Graph, core: CoreTraits) -> str:
+    """Both figures, as a sentence, where a region's plain kernel takes fewer cycles by estimate than one with the
+    core's own instructions; empty where it does not."""
+    own, plain = compared(graph, core)
+    apart = core.rates is not None and core.rates is not core.plain
+    if own <= plain * (_APART if apart else 1):
+        return ""
+    names = ", ".join(one.name for one in core.instructions)
+    return f"{names}: {own:,} cycles, the core's plain kernel {plain:,}: the plain kernel is taken"
+
+
+def compared(graph: Graph, core: CoreTraits) -> tuple[int, int]:
+    """Cycles of a region's kernel with a core's own instructions, and of the plain kernel; 0 of both where there are no
+    such instructions for it, or nobody knows cycles."""
+    if not core.instructions or core.plain is None:
+        return 0, 0
+    try:
+        if _instructed(split(graph, core)) is None:
+            return 0, 0
+    except UnsupportedRegion:
+        return 0, 0
+    plain = _plain(core)
+    return round(_cycles(_turns(graph, core), core)), round(_cycles(_turns(graph, plain), plain))
+
+
+def _plain(core: CoreTraits) -> CoreTraits:
+    return replace(core, instructions=(), rates=core.plain)
+
+
+def _cycles(counts: Turns, core: CoreTraits) -> float:
+    families = {part.partition(".")[0] for part in counts}
+    bundled = [_of_bundled(family) for family in families & _BUNDLED.keys() if core.rates is None]
+    rates = core.rates or {part: rate for known in bundled or [core.plain or {}] for part, rate in known.items()}
+    return sum(rate(part, rates) * count for part, count in counts.items())
+
+
+@cache
+def _of_bundled(family: str) -> Mapping[str, float]:
+    """The cycles that stand in for those of a family of kernels that nobody measured on its core."""
+    known = kernel_cycles(_BUNDLED[family])
+    return {part.replace("instruction.", f"{family}."): rate for part, rate in known.items()}
+
+
+def rate(part: str, rates: Mapping[str, float]) -> float:
+    """Cycles of a part, by those that were measured. What is not among them takes none where others of its family are,
+    and else what is taken for granted of any kernel."""
+    if part in rates:
+        return rates[part]
+    family, _, name = part.partition(".")
+    if family == "end":
+        return UNKNOWN["element"]
+    return 0.0 if any(known.startswith(f"{family}.") for known in rates) else UNKNOWN.get(name, 0.0)
+
+
+def _turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({})) -> Turns:
     elements = graph.types[graph.outputs[0]].elements
     try:
         region = replace(split(graph, core), choice=choice)
@@ -46,13 +127,24 @@ def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({}))
 
 def _of_anchor(region: KernelScope) -> Turns:
     """The loops of the anchor; raises Unsupported where there is no kernel of it."""
-    count = registered(TURNS, region.node.operator)
-    for way in instructed_ways(region) if count else ():
+    count, own = registered(TURNS, region.node.operator), _instructed(region)
+    return own or (count(region) if count else _by_elements(region))
+
+
+def instructed_ways(scope: KernelScope) -> Iterator[InstructedWay]:
+    """The ways to write a region's kernel with a core's own instructions, the preferred first."""
+    if scope.core.instructions and scope.anchor is not None:
+        yield from family_of(scope)[1].ways
+
+
+def _instructed(region: KernelScope) -> Turns | None:
+    """The loops of the anchor with the core's own instructions; None where there are none."""
+    for way in instructed_ways(region) if registered(TURNS, region.node.operator) else ():
         try:
             return way.plan(replace(region)).turns()
         except UnsupportedRegion:
             pass
-    return count(region) if count else _by_elements(region)
+    return None
 
 
 def _by_elements(region: KernelScope) -> Turns:

@@ -135,8 +135,8 @@ class RegisterMemory:
 class CoreInstruction:
     """An instruction of the core that compilers do not select by themselves, with its meaning.
 
-    It is used wherever the loops of a core kernel contain its meaning; where they do not, `dovetail explain` says how
-    near they came.
+    It is used in the layers whose core kernel contains its meaning and is faster with it, by estimate; elsewhere
+    `dovetail explain` says both figures, or how near the loops came to the meaning.
     """
 
     name: str
@@ -257,8 +257,9 @@ class Core:
     """Whether values of 4 and 2 bits that its kernels make and read lie several to a byte: less memory, more
     instructions. (Beside engines that take them so, its kernels do in any case.)"""
     kernels: Mapping[str, float] | None = None
-    """Cycles of each part of its kernels' loops, for comparing it with engines and libraries; None for those measured
-    on a core of the same `isa` without instructions of its own (`dovetail.target.costs.kernel_cycles`)."""
+    """Cycles of each part of its kernels' loops, for comparing it with engines and libraries, and kernels with its own
+    instructions with plain ones; None for those measured on a core of the same `isa` without such instructions, and on
+    the bundled cores with similar ones (`dovetail.target.costs.kernel_cycles`)."""
     statements: StatementCycles = field(default_factory=StatementCycles)
     """Cycles of starts and waits, for estimates."""
     pj_per_cycle: float = 0.0

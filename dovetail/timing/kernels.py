@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
 from dovetail.ir.graph import Graph
-from dovetail.kernels import core_traits, offered, turns
+from dovetail.kernels import core_traits, cycles, offered
 from dovetail.kernels.kernel import CHANNELS
-from dovetail.target.costs import kernel_cycles
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
 from dovetail.timing.clock import Issuer
 
 Parts = tuple[tuple[Graph, int], ...]
 """The parts of a region, each with the number of its core."""
-UNKNOWN = {"element": 10.0, "result": 10.0, "product": 4.0, "tap": 4.0}
-"""Core cycles of what takes its time in any kernel, where nobody measured the kernel."""
-
-
-def rate(part: str, rates: Mapping[str, float]) -> float:
-    """Cycles of a part, by those that were measured. What is not among them takes none where others of its family are,
-    and else what is taken for granted of any kernel."""
-    if part in rates:
-        return rates[part]
-    family, _, name = part.partition(".")
-    if family == "end":
-        return UNKNOWN["element"]
-    return 0.0 if any(known.startswith(f"{family}.") for known in rates) else UNKNOWN.get(name, 0.0)
 
 
 def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
-    """Cycles of a region on core 0: of its kernel's parts, as often as they run with what is chosen of its knobs.
-
-    A core with instructions of its own, but no `kernels`, counts as one without.
-    """
-    core, traits = target.core, core_traits(target.core)
-    if core.kernels is None:
-        traits = replace(traits, instructions=())
-    rates = kernel_cycles(core.isa) if core.kernels is None else core.kernels
-    counts = turns(graph, traits, choice)
-    return round(sum(rate(part, rates) * count for part, count in counts.items()))
+    """Cycles of a region on core 0: of its kernel's parts, as often as they run with what is chosen of its knobs."""
+    return round(cycles(graph, core_traits(target.core), choice))
 
 
 def shared_cycles(parts: Parts, target: Target, choice: Choice) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from dovetail.codegen.emit.declared import declared_fields
 from dovetail.codegen.emit.unit import Unit
 from dovetail.codegen.manifest import SCHEMA
+from dovetail.kernels import compared, core_traits
 from dovetail.program.ir import (
     CORE,
     Begin,
@@ -25,10 +26,12 @@ from dovetail.program.ir import (
 )
 from dovetail.program.transfers import transfer_count, transfers
 from dovetail.schedule.assign import Assignment
+from dovetail.schedule.assign.costs import PlacementReason
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.pipeline import Pipeline
 from dovetail.schedule.plan import Plan
 from dovetail.schedule.plan.timed import timed
+from dovetail.schedule.region import Region
 from dovetail.schedule.stripe import StripedNetwork
 from dovetail.target.description import Target
 from dovetail.target.offload import Command
@@ -60,18 +63,8 @@ def manifest(
         assignment: who computes each layer. laid: the network and how its values lie. planned: where and when.
         striped: what is computed in stripes. pipeline: its stages.
     """
-    side = laid.beside
-    layers = [
-        {
-            "name": region.name,
-            "operators": list(region.origins),
-            "engine": region.place,
-            "macs": region.macs,
-            "reason_not_offloaded": region.reason,
-            **({"beside": list(side[region.name])} if region.name in side else {}),
-        }
-        for region in laid.regions
-    ]
+    reasons = assignment.reasons()
+    layers = [_layer(region, laid, reasons, target) for region in laid.regions]
     found: dict[str, Any] = {
         **asked,
         "schema": SCHEMA,
@@ -100,6 +93,27 @@ def manifest(
     if schedule:
         found["placement"] = {"cycles": schedule.finish, "bound": assignment.bound, "pins": dict(pins)}
     return found
+
+
+def _layer(region: Region, laid: LayoutPlan, reasons: Mapping[str, PlacementReason], target: Target) -> dict[str, Any]:
+    """Fields of a layer."""
+    return {
+        "name": region.name,
+        "operators": list(region.origins),
+        "engine": region.place,
+        "macs": region.macs,
+        "reason_not_offloaded": region.reason,
+        **({"beside": list(laid.beside[region.name])} if region.name in laid.beside else {}),
+        **({"candidates": dict(reasons[region.name].candidates)} if region.name in reasons else {}),
+        **kernels_compared(region, target),
+    }
+
+
+def kernels_compared(region: Region, target: Target) -> dict[str, dict[str, int]]:
+    """`kernels`: cycles of a region's kernel on the core with its `own_instructions` and of the `plain` one; nothing
+    where there is one kernel for it."""
+    own, plain = compared(region.graph, core_traits(target.core)) if region.is_kernel else (0, 0)
+    return {"kernels": {"own_instructions": own, "plain": plain}} if own else {}
 
 
 def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str, Any]:

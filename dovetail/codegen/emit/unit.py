@@ -130,7 +130,7 @@ class Unit:
             if any(other.name in used for other in same_kind(instruction, self.target.core.instructions)):
                 continue
             sentences = [sentence for kernel, _ in self.calls.values() for sentence in kernel.notes]
-            own = [sentence for sentence in sentences if sentence.startswith(f"{instruction.name}:")]
+            own = [one for one in sentences if instruction.name in one.partition(":")[0].split(", ")]
             nearest = own[0] if own else f"{instruction.name}: no layer has loops it is looked for in"
             found.append(f"an instruction of the core is used nowhere; {nearest}")
         missing = sum(NOT_SHIPPED in kernel.notes for kernel, _ in self.calls.values())

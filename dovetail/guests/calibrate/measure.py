@@ -102,7 +102,7 @@ def calibrate(target: Target, only: Sequence[str], show: Callable[[str], None]) 
     rates: dict[str, float] = {}
     if of_core:
         show("core: kernels with its own instructions on iss")
-        prior = target.core.kernels or dt.costs.kernel_cycles(target.core.isa)
+        prior = {**dt.costs.kernel_cycles(target.core.isa), **(target.core.kernels or {})}
         found.append(_fitted("core", list(_on_core(target)), prior, 0))
         rates = {**prior, **found[-1].rates}
     return Calibration(target.name, tuple(calls), rates), found
@@ -143,8 +143,8 @@ _SHAPES = tuple(
 
 
 def _on_core(target: Target) -> Iterator[tuple[Work, int, int]]:
-    """Layers of all kinds that the core's instructions may be for, on the core alone."""
-    alone, traits = replace(target, engines=()), kernels.core_traits(target.core)
+    """Layers of all kinds that the core's instructions may be for, on the core alone: without these and with them."""
+    always = replace(kernels.core_traits(target.core), plain=None)
     for name, operator in (("convolution", Conv2d), ("depthwise", DepthwiseConv2d), ("dense", FullyConnected)):
         pattern: Pattern = layers.requantised(name, operator)[name]
         builder, inputs, roots = GraphBuilder("calibrate"), dict[str, Array](), list[str]()
@@ -152,15 +152,16 @@ def _on_core(target: Target) -> Iterator[tuple[Work, int, int]]:
             made = add_layer(builder, pattern, None, shape, f"c{number}_")
             inputs |= made.inputs
             roots.append(made.root)
-        compiled = compile_graph(builder.finish(roots), alone, Options(), interpret=False)
-        taken = _cycles(compiled, inputs)
-        for region in compiled.regions:
-            if region.is_kernel and taken[region.name]:
-                yield (
-                    kernels.turns(region.graph, traits, region.choice),
-                    core_cycles(region.graph, target),
-                    taken[region.name],
-                )
+        graph, free = builder.finish(roots), dict[str, float]()
+        for instructions in ((), target.core.instructions):
+            core = replace(target.core, instructions=instructions, kernels=free or None)
+            compiled = compile_graph(graph, replace(target, core=core, engines=()), Options(), interpret=False)
+            taken, traits = _cycles(compiled, inputs), kernels.core_traits(core)
+            for region in compiled.regions:
+                free |= dict.fromkeys(kernels.turns(region.graph, always), 0.0)
+                if region.is_kernel and taken[region.name]:
+                    work = kernels.turns(region.graph, traits, region.choice)
+                    yield work, core_cycles(region.graph, target), taken[region.name]
 
 
 def _fitted(name: str, measured: Sequence[tuple[Work, int, int]], prior: Mapping[str, float], lost: int) -> Fitted:

@@ -211,10 +211,14 @@ def claims_section(sheet: Sheet) -> str:
     """Cycles declared and taken, by layer and unit; nothing where nothing was compared."""
     shown = "text:layer text:unit count:declared count:taken count:instead"
     claims = sheet.parts("claims")
-    rows = [(*claim.figures(shown), element("b", "off") if claim.at("is_off") else "") for claim in claims]
+    words = ["off" if claim.at("is_off") else "slower" if claim.at("is_loss") else "" for claim in claims]
+    rows = [
+        (*claim.figures(shown), element("b", word) if word else "") for claim, word in zip(claims, words, strict=True)
+    ]
     intro = (
         "Cycles by the cost models that the planner went by, beside those that were taken; the core's estimate for "
-        "layers on an engine. A claim is off where it differs much from what its layer and the network take."
+        "layers on an engine. A claim is off where it differs much from what its layer and the network take; slower "
+        "is who took that much longer than the core would."
     )
     listing = table(("layer", "unit", "declared", "taken", "on the core", ""), rows, (2, 3, 4))
     return section("claims", "Declared and taken", intro, listing) if rows else ""

@@ -4,6 +4,7 @@ operands, which is read in the text of their meaning as Python (Exo is not neede
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -33,9 +34,9 @@ _CALL = 40
 """Instructions per block of pixels besides its sums."""
 
 
-def blocks(layer: ScheduledLayer, core: CoreTraits) -> Iterator[Knobs]:
+def blocks(layer: ScheduledLayer, core: CoreTraits) -> Iterator[tuple[Knobs, int]]:
     """The register block for each product that fits, the preferred product first: that with the fewest instructions,
-    the smallest of equals.
+    the smallest of equals; and the instructions that bring the product an operand.
 
     Raises:
         Unsupported: the taps of one pixel need more stack.
@@ -53,7 +54,8 @@ def blocks(layer: ScheduledLayer, core: CoreTraits) -> Iterator[Knobs]:
         gathered = alone or layer.window.channels % vector != 0
         needed = _bytes(layer, gathered or layer.window.any_padded, staging)
         unroll = 1 if straight else _unroll(layer, vector, gathered, staging)
-        most = core.accumulators if straight else _sums(core.accumulators, staging)
+        brought = 1 if staging else operand_instructions(instruction)
+        most = core.accumulators if straight or brought > 1 else _sums(core.accumulators, staging)
         outputs = -(-layer.outputs // group) * group
         candidates = [
             Knobs(pixels, lanes, vector, group, gathered, unroll, staging, fused is not None, straight)
@@ -64,7 +66,7 @@ def blocks(layer: ScheduledLayer, core: CoreTraits) -> Iterator[Knobs]:
         if not candidates:
             what = f"the {layer.taps} taps of a pixel need {needed} bytes of stack, there are {core.room}."
             raise UnsupportedRegion(what)
-        yield min(candidates, key=lambda knobs: (_cost(knobs, layer), knobs.pixels * knobs.lanes))
+        yield min(candidates, key=lambda knobs: (_cost(knobs, layer, brought), knobs.pixels * knobs.lanes)), brought
 
 
 def _unroll(layer: ScheduledLayer, vector: int, gathered: bool, staging: Staging | None) -> int:
@@ -93,13 +95,13 @@ _INSTRUCTIONS = {
 """Instructions of each part in `turns_of`; others are not compared."""
 
 
-def _cost(knobs: Knobs, layer: ScheduledLayer) -> float:
+def _cost(knobs: Knobs, layer: ScheduledLayer, brought: int) -> float:
     """Instructions of the whole image, without requantisation."""
-    return sum(_INSTRUCTIONS.get(part, 0) * count for part, count in turns_of(knobs, layer).items())
+    return sum(_INSTRUCTIONS.get(part, 0) * count for part, count in turns_of(knobs, layer, brought).items())
 
 
-def turns_of(knobs: Knobs, layer: ScheduledLayer) -> dict[str, float]:
-    """How often each part of the loops over an image runs."""
+def turns_of(knobs: Knobs, layer: ScheduledLayer, brought: int = 1) -> dict[str, float]:
+    """How often each part of the loops over an image runs, where so many instructions bring an operand."""
     window, (rows, columns) = layer.window, layer.window.outputs
     (top, bottom), (left, right) = window.inside(0), window.inside(1)
     whole, rest = divmod(columns, knobs.pixels)
@@ -109,19 +111,22 @@ def turns_of(knobs: Knobs, layer: ScheduledLayer) -> dict[str, float]:
         (rows * whole - free, knobs.pixels, True),
         (rows if rest else 0, rest, knobs.gathered or window.any_padded),
     )
-    return summed_turns(*(_block(times, knobs, layer, pixels, some) for times, pixels, some in parts if times))
+    return summed_turns(*(_block(times, knobs, layer, pixels, some, brought) for times, pixels, some in parts if times))
 
 
-def _block(times: int, knobs: Knobs, layer: ScheduledLayer, pixels: int, gathered: bool) -> dict[str, float]:
+def _block(
+    times: int, knobs: Knobs, layer: ScheduledLayer, pixels: int, gathered: bool, brought: int
+) -> dict[str, float]:
     """How often each part runs for some blocks of pixels, all channels."""
     blocks = -(-layer.outputs // knobs.lanes)
     vectors = -(-layer.taps // knobs.vector) * blocks
     sums = pixels * knobs.lanes
     by_words, loops = layer.window.channels % _WORD == 0, not knobs.straight
+    live = sums + pixels + (knobs.lanes // pixels if brought > 1 else 0)  # compilers put operands together early
     counts = {
         "product": vectors * sums,
-        "load": vectors * (pixels + knobs.lanes),
-        "spilled": vectors * max(sums + pixels - _REGISTERS, 0) if loops else 0,
+        "load": vectors * (pixels + knobs.lanes) * brought,
+        "spilled": vectors * max(live - _REGISTERS, 0) if loops else 0,
         "turn": vectors / knobs.unroll if loops else 0,
         "sum": blocks * sums,
         "partial": blocks * sums if layer.outputs % knobs.lanes else 0,
@@ -269,6 +274,25 @@ def operands_of(product: CoreInstruction) -> tuple[str, str, str]:
     target = ast.unparse(statement.target.value)
     first, second = (name for name in operands(product) if name != target)
     return target, first, second
+
+
+_CHOSEN = re.compile(r"#if[^\n]*\n(.*?)#else\n(.*?)#endif", re.DOTALL)
+_COPIED = re.compile(r"memcpy\(&\w+, (.*), (\d+)\);")
+_OPERATORS = {r"\w\[": 1, r"<<|>>| [-+*&|^] ": 1, r"\(u?int16_t\)": 2, r"\(u?int8_t\)": 1}
+"""In C, elements that are read, operators and casts: the instructions each takes."""
+
+
+@cache
+def operand_instructions(product: CoreInstruction) -> int:
+    """Instructions that bring each of a product's two operands from memory to its register, as its C says: loads, and
+    what puts bytes together or widens them; 1 at least."""
+    text = re.sub(r"/\*.*?\*/", "", product.declarations, flags=re.DOTALL)
+    text = _CHOSEN.sub(lambda found: found[1] if "asm" in found[1] else found[2], text).partition("{")[2]
+    text = re.sub(r"__asm__.*?;\n", "", text, flags=re.DOTALL)
+    copied = [(source, int(nbytes)) for source, nbytes in _COPIED.findall(text)]
+    whole = [nbytes if product.alignment < nbytes and "aligned" not in source else 1 for source, nbytes in copied]
+    count = sum(number * len(re.findall(pattern, _COPIED.sub("", text))) for pattern, number in _OPERATORS.items())
+    return max(-(-(count + sum(3 * loads - 2 for loads in whole)) // 2), 1)
 
 
 def extents(instruction: CoreInstruction) -> tuple[int, int]:

@@ -50,11 +50,11 @@ class ScheduledLoops:
     layer: ScheduledLayer
     end: EndFunction
 
-    def block(self) -> Knobs:
-        """The block of the first instruction that fits, as if it were found in the loops; raises Unsupported where none
-        does."""
-        for knobs in blocks(self.layer, self.scope.core):
-            return knobs
+    def block(self) -> tuple[Knobs, int]:
+        """The block of the first instruction that fits, as if it were found in the loops, and the instructions that
+        bring that an operand; raises Unsupported where none does."""
+        for block in blocks(self.layer, self.scope.core):
+            return block
         raise UnsupportedRegion("no instruction of the core is a product that fits.")
 
     def offered(self) -> KernelChoices:
@@ -64,8 +64,8 @@ class ScheduledLoops:
 
     def turns(self) -> Turns:
         """How often the parts of the loops run."""
-        knobs = self.block()
-        counts, several = turns_of(knobs, self.layer), -(-self.layer.taps // knobs.vector) > knobs.unroll
+        knobs, brought = self.block()
+        counts, several = turns_of(knobs, self.layer, brought), -(-self.layer.taps // knobs.vector) > knobs.unroll
         if several and not knobs.straight:  # sums leave their registers between turns
             counts["kept"] = counts["product"] / knobs.unroll
         kind = "staged" if knobs.staging else "straight" if knobs.straight else "instruction"
@@ -115,7 +115,7 @@ class ScheduledLoops:
     def _best(self) -> tuple[Loops, Knobs]:
         """The loops for the first instruction that applies; for the last one where none does."""
         notes: dict[str, None] = {}
-        for knobs in blocks(self.layer, self.scope.core):
+        for knobs, _ in blocks(self.layer, self.scope.core):
             others = [one for one in self.scope.core.instructions if not lanes_of(one)]
             loops = _loops(self.layer, knobs, self.end.extras, others)
             if loops.used:

@@ -98,6 +98,10 @@ class Assignment:
     clock: int = 0
     """Cycles of the planned program by the clock; 0 where there is none."""
 
+    def reasons(self) -> Mapping[str, PlacementReason]:
+        """Region name -> why it is where it is; nothing for a layer that was compared with nothing."""
+        return placement_reasons(self.layers, self.schedule) if self.schedule else self.compared
+
     @property
     def is_proven(self) -> bool:
         """True when no placement can end earlier, by the costs as they are estimated."""

@@ -94,8 +94,9 @@ def _as_one(
         name = old.name if old is not None else f"{owners[region.output].name}_{len(joined)}"
         inner = [declined[node.output] for node in region.graph.nodes if declined.get(node.output)]
         reason = "; ".join(dict.fromkeys(inner)) or region.reason
-        if name in reasons:
-            reasons = {**reasons, name: replace(reasons[name], why=reason)}
+        told = [reasons[own] for own in (owners[node.output].name for node in region.graph.nodes) if own in reasons]
+        if told:
+            reasons = {**reasons, name: replace(told[0], why=reason)}
         joined.append(AssignedRegion.of(replace(named(region, name), reason=reason)))
     return tuple(joined), reasons
 
