@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.bounds import NOTHING, layer_bounds, model_bound
+from dovetail.bounds import NOTHING, Bound, layer_bounds, model_bound
 from dovetail.claims import Claim, claims
 from dovetail.claims import notes as device_notes
 from dovetail.codegen.manifest import BuildManifest, LayerWork, MemoryUse
@@ -247,10 +247,18 @@ def make_report(result: RunResult) -> Report:
         estimated=manifest.estimated,
         bound=round(least.cycles, 1) or None,
         bound_by=least.by,
-        notes=device_notes(result),
+        notes=(*device_notes(result), *_beaten(first.total_cycles, least)),
         claims=claims(result, _awake(layers, cores), [layer.cycles for layer in layers]),
         energy=energy(result, {**each[0].cycles, **{core.name: core.cycles for core in cores}}, macs),
     )
+
+
+def _beaten(taken: int | None, least: Bound) -> tuple[str, ...]:
+    """A note where fewer cycles are taken than the bound says."""
+    if taken is None or taken >= least.cycles:
+        return ()
+    said = "Engine.best, an engine's peak or port, or the DMA's width says less than there is"
+    return (f"{taken:,} cycles are fewer than the {least.cycles:,.0f} of the bound ({least.by}): {said}",)
 
 
 def _awake(layers: Sequence[ReportLayer], cores: Sequence[CoreUse]) -> list[int | None]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from bound_plans import network, plans
 from conftest import shared_dir
+from dovetail.arrays import seeded_inputs
 from dovetail.bounds import model_bound, work_of
-from dovetail.codegen.emit.plan_file import products_of
+from dovetail.codegen.emit.plan_file import model_work, products_of
+from dovetail.codegen.emit.project import write_project
 from dovetail.codegen.manifest import BuildManifest, LayerEntry, OperatorWork
 from dovetail.codegen.plan_file import PlanEdge
-from dovetail.compile import Compiled, Options, compile_model
+from dovetail.compile import Compiled, Options, compile_graph, compile_model
 from dovetail.guests.report import least
 from dovetail.legalize import adapt
+from dovetail.report import make_report
+from dovetail.run import open_build, run_build
 from dovetail.schedule.partition import initial_partition
 from dovetail.target import Best, Macs, Target
 from dovetail.targets import load_target
@@ -141,7 +146,7 @@ def test_no_layer_takes_less_than_its_engine_makes_of_its_kind_at_best(name: str
         graph = net.finish(net.convolution(net.x, outputs, kernel))
         for region in initial_partition(adapt(graph, target.policy(None)), target):
             for node in region.graph.nodes:
-                if region.engine is None or (form := products_of(region.graph, node)) is None:
+                if region.engine is None or (form := products_of(region.graph, node, region.graph.producers())) is None:
                     continue
                 taken = region.offload.cycles(region.match)
                 assert form.count / taken <= engine.best(form).macs_per_cycle <= engine.ideal_macs_per_cycle * 1.001
@@ -157,3 +162,21 @@ def test_the_core_s_passes_around_an_engine_s_layers() -> None:
     assert least._ends(chain, {1}, passed, {2}) == (10, 0), "a slice may begin when its part is there"
     beside: list[PlanEdge] = [*chain, {"reads": ["x"], "makes": "e"}]
     assert least._ends(beside, {1, 4}, [*passed, 0.0], ()) == (0, 0), "the second waits for nothing, nothing for it"
+
+
+def test_a_run_below_its_bound_says_so(tmp_path: Path) -> None:
+    """An engine whose target says that it is a thousand times slower than it is."""
+    require_chip()
+    net = image_net("one", 8, 16)
+    graph, target = net.finish(net.convolution(net.x, 16)), load_target("kestrel")
+    graph = replace(graph, nodes=tuple(replace(node, origin="conv") for node in graph.nodes))
+    slow = replace(target.engines[0], best=lambda macs: Best(0.1))
+    lame = replace(target, engines=(slow,), core=replace(target.core, costs={"multiply": 10_000}))
+    made = adapt(graph, target.policy(None))
+    compiled = compile_graph(made, target, Options(), work=model_work(graph), interpret=False)
+    write_project(compiled.project, tmp_path / "net")
+    for machine, said in ((target, 0), (lame, 1)):
+        build = open_build(tmp_path / "net", target)
+        result = run_build(build, "iss", [seeded_inputs(build.manifest.inputs)])
+        notes = make_report(replace(result, build=replace(build, target=machine))).notes
+        assert sum("fewer than" in note for note in notes) == said, notes

@@ -182,11 +182,11 @@ def _inside(graph: Graph, node: Node, producers: Mapping[str, Node]) -> tuple[in
 def model_work(graph: Graph) -> tuple[OperatorWork, ...]:
     """The least work of a model whose dead parts are left out, by its operators: products, bytes of weights in as many
     bits as their values need, each array once, and bytes of the network's inputs and outputs."""
-    read, arrays = _read(graph, graph.given), set[bytes]()
+    producers, read, arrays = graph.producers(), _read(graph, graph.given), set[bytes]()
     written = {name: graph.types[name].nbytes for name in graph.results}
     work: dict[str, OperatorWork] = {}
     for node in graph.nodes:
-        one, products = work.get(node.origin, OperatorWork(node.origin)), products_of(graph, node)
+        one, products = work.get(node.origin, OperatorWork(node.origin)), products_of(graph, node, producers)
         weights = [graph.constants[name] for name in node.inputs[1:2] if _weighs(graph, node, name)]
         new = [array for array in weights if array.size and array.tobytes() not in arrays]
         arrays |= {array.tobytes() for array in new}
@@ -200,13 +200,13 @@ def model_work(graph: Graph) -> tuple[OperatorWork, ...]:
     return tuple(one for one in work.values() if one.products or one.moved)
 
 
-def products_of(graph: Graph, node: Node) -> Macs | None:
-    """The products of a node, those with padding left out; None where it has none."""
+def products_of(graph: Graph, node: Node, producers: Mapping[str, Node]) -> Macs | None:
+    """The products of a node, those with padding left out; None where it has none. `producers` are the graph's."""
     macs = node.operator.macs([graph.types[name] for name in node.inputs])
     if not macs:
         return None
     shape, result = graph.types[node.inputs[1]].shape, graph.types[node.output]
-    count, image, _ = _inside(graph, node, graph.producers())
+    count, image, _ = _inside(graph, node, producers)
     kernel = (shape[1], shape[2]) if image else (1, 1)
     outputs = result.shape[-1] if result.shape else 1
     bits = _bits(graph.constants[node.inputs[1]]) if node.inputs[1] in graph.constants else 8

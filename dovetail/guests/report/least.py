@@ -79,7 +79,7 @@ def _least(part: EnginePart, is_whole: bool, work: Sequence[OperatorWork]) -> Le
     wanted, macs = sum(products.count for each in work for products in each.products), total_macs(part.graph)
     parts = dict.fromkeys(BETWEEN, 0.0) | {"peak": wanted / part.engine.ideal_macs_per_cycle}
     for node in part.graph.nodes:  # the one that has products
-        if (form := products_of(part.graph, node)) is None or not wanted:
+        if (form := products_of(part.graph, node, part.graph.producers())) is None or not wanted:
             continue
         most = best(part.engine, form)
         sizes = (form.inputs, form.outputs, *(shape[1:3] if len(shape) == 4 else (1, 1)))
