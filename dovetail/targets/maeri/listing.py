@@ -5,6 +5,10 @@ channel after output channel, so that all work until the same cycle, whenever ea
 a size loses products that do not fill the last step of a sum, and multipliers that are left over. Where ports are
 shared, virtual neurons work in step instead, so that values that are sent are shared too: gangs on ports of their own,
 one as wide as lets it end first, or several that share out the positions.
+
+`best_order` spends a time on better orders: of rules left out one by one, of small units, and with other sizes. An
+order that is found without a rule and keeps it stands before one that is made with the rule: so a rule that an order
+keeps anyway never costs a cycle.
 """
 
 from __future__ import annotations
@@ -43,6 +47,16 @@ _FEW = 4
 """Output channels for which single virtual neurons are tried too."""
 _SIZES = 6
 """Sizes of virtual neurons tried per layer, of those that look best."""
+CLOSE = 1.005
+"""Orders this near the bound are not improved."""
+MOST_UNITS = 160
+"""Networks of more units are ordered layer by layer only: that is close to the bound there."""
+_FEW_UNITS = 48
+"""Networks of so few units are ordered in units whatever time there is."""
+_MOST_RULES = 6
+"""Rules of which every choice is looked at; of more only those that lack one."""
+Report = Callable[[str, int, int], None]
+"""Called with every better order: its source, its makespan and the bound, in cycles."""
 
 
 def _deal(
@@ -340,18 +354,6 @@ def _drains(config: MaeriConfig, size: int, width: int, folds: int, room: int) -
     """Whether the collection bus takes all sums of virtual neurons, one every `width` multipliers, as they come."""
     places = (Range(number * width, size) for number in range(max(room // width, 1)))
     return len(sums_by_cycle(leaving(config, place).line for place in places)) <= folds
-
-
-CLOSE = 1.005
-"""Orders this near the bound are not improved."""
-MOST_UNITS = 160
-"""Networks of more units are ordered layer by layer only: that is close to the bound there."""
-_FEW_UNITS = 48
-"""Networks of so few units are ordered in units whatever time there is."""
-_MOST_RULES = 6
-"""Rules of which every choice is looked at; of more only those that lack one."""
-Report = Callable[[str, int, int], None]
-"""Called with every better order: its source, its makespan and the bound, in cycles."""
 
 
 def best_order(

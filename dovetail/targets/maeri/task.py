@@ -1,4 +1,7 @@
-"""Launches of the engine: a task as words, orders of one or several layers side by side, a target's rules for them."""
+"""Launches of the engine: a task as words, orders of one or several layers side by side, a target's rules for them.
+
+The chip has no clock of its own, so places in time (`Pin.begin`, `Pin.end`) are for `dovetail schedule` only.
+"""
 
 from __future__ import annotations
 
