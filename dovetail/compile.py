@@ -107,6 +107,11 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
     return _prepared(model, target, options, progress).graph
 
 
+def operator_work(model: Path, target: Target, options: Options) -> tuple[OperatorWork, ...]:
+    """The work of a model file's operators, as `model_work` has it, dead parts left out."""
+    return _prepared(model, target, options, lambda text: None).work
+
+
 @dataclass(frozen=True)
 class _IntegerModel:
     """The integer graph of a model file."""

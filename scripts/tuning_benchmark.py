@@ -4,7 +4,7 @@
 
 Every layer is a network of its own with random weights and the engine's requantisation; on ne16 its input and output
 lie in L2, on vta in DRAM in the engine's layout. Cycles are those of the `iss` simulator, outputs compared with the
-integer graph. "floor" is what no choice can beat (`dovetail.guests.tune.search.Floor`).
+integer graph. "floor" is what no choice can beat (`dovetail/guests/tune/floor.py`).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def main() -> None:
                 saved.append(100 * (result.default - tuned) / result.default)
                 choice = ", ".join(f"{name} {value}" for name, value in result.best.choice.items() if name != PLACEMENT)
                 cells = (shape.text, f"{result.default:,}", f"{tuned:,}", f"{saved[-1]:.1f} %")
-                print(f"| {' | '.join(cells)} | {result.floor.cycles:,} | {choice or 'the default'} |", flush=True)
+                print(f"| {' | '.join(cells)} | {result.floor:,} | {choice or 'the default'} |", flush=True)
     print(f"\nat least 5 % saved: {sum(one >= 5 for one in saved)} of {len(saved)} layers; {given.trials} trials each")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,6 @@ from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.compile import prepare as prepare_integers
 from dovetail.guests.ptq import QuantisedNetwork, Samples, Settings, named_widths, prepare, quantise_network
-from dovetail.guests.tune.tuner import undivided
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Clip, ScaleShift
 from dovetail.ir.operators.linear import FullyConnected
@@ -24,8 +23,9 @@ from dovetail.read import load_model
 from dovetail.report import Report, make_report
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import Activity
+from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.targets.diana import diana
+from dovetail.targets.diana import APART, BANDS, diana
 
 FILES = {
     "resnet8": "ic_resnet8_f32",
@@ -82,6 +82,15 @@ def run(name: str, policy: str) -> Run:
     return run_model(quantised(name, policy == "analog").model.SerializeToString(), policy)
 
 
+def without_parts(target: Target) -> Target:
+    """The target without the rewrites that compute a layer in parts."""
+    policies = (
+        replace(policy, rewrites=tuple(one for one in policy.rewrites if one not in (APART, BANDS)))
+        for policy in target.policies
+    )
+    return replace(target, policies=tuple(policies))
+
+
 def run_model(model: bytes, policy: str, whole: bool = False, costs: str = "plinio", count: int = 2) -> Run:
     """Compile a model and run seeded inputs.
 
@@ -92,7 +101,7 @@ def run_model(model: bytes, policy: str, whole: bool = False, costs: str = "plin
         costs: model of the digital engine's cycles.
         count: inferences.
     """
-    target = undivided(diana(costs)) if whole else diana(costs)
+    target = without_parts(diana(costs)) if whole else diana(costs)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         path.write_bytes(model)

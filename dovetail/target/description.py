@@ -66,8 +66,6 @@ class Rewrite:
     what `explain` and the report then print of a layer no engine takes."""
     lsb: int
     """How far each 8-bit value that remains may move, computed from the same operands; 0 when every bit is kept."""
-    divides: bool = False
-    """Whether it only computes something in parts, so that more is done at a time: what bounds are of goes without."""
     sized: Callable[[Mapping[str, int]], Callable[[Graph], Graph]] | None = None
     """A variant of `apply` for given sizes of memories, bytes by name. A target passes its sizes, so that a
     sweep over them compiles for each size what pays there; it should give equal sizes the same function."""

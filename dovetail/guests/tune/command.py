@@ -138,7 +138,7 @@ def _row(result: LayerResult, dropped: tuple[str, ...]) -> tuple[str, ...]:
     figures = ["failed" if cycles is None else f"{cycles:,}" for cycles in (result.default, best)]
     saved = "" if best is None or result.default is None else _percent(result.default, best)
     chosen = ", ".join(f"{name} {value}" for name, value in choice.items()) or "the default"
-    floor = f"{result.floor.cycles:,}" if result.floor else ""
+    floor = f"{result.floor:,}" if result.floor else ""
     return names, str(len(result.trials)), str(failed), floor, *figures, saved, chosen
 
 
@@ -149,9 +149,9 @@ def _percent(before: int, after: int) -> str:
 def _sentence(tuned: TuningResult) -> str:
     tuning = tuned.tuning
     star = "; * does not help in the network and is left out" if tuned.dropped else ""
-    floor = f"; its floor is {tuned.floor:,}" if tuned.floor else ""
+    bound = f"; no schedule is below {tuned.bound:,}" if tuned.bound else ""
     kind = {"host": "nanoseconds", "model": "cycles as the cost model thinks"}.get(tuning.measure, "cycles")
     return (
         f"{len(tuning.layers)} layers chosen for; the network takes {tuning.tuned_cycles:,} {kind} instead of "
-        f"{tuning.default_cycles:,}, {_percent(tuning.default_cycles, tuning.tuned_cycles)} less{floor}{star}"
+        f"{tuning.default_cycles:,}, {_percent(tuning.default_cycles, tuning.tuned_cycles)} less{bound}{star}"
     )

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import MissingExtraError
-from dovetail.guests.tune.floor import Floor, core_floor
+from dovetail.guests.tune.floor import core_floor, engine_floor
 from dovetail.guests.tune.layers import LayerKind, LayerModel
 from dovetail.schedule.knobs import CONTEXT, canonical
-from dovetail.schedule.region import Region
 from dovetail.schedule.tiles.clock import Estimate
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Space, Value
@@ -73,8 +72,8 @@ class Candidates:
     """Cycles the cost model thinks each takes."""
     features: Floats
     """One row per choice."""
-    floor: Floor | None = None
-    """None where no choice is on the engine. Of a sampled space, that of the sample."""
+    floor: int | None = None
+    """Cycles no choice is below; None where no choice is on the engine. Of a sampled space, that of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +101,9 @@ def candidates(layer: LayerKind, target: Target, seed: int) -> Candidates:
     if region.engine is None:
         floor = core_floor(region, target)
     else:
-        floor = _floor([cost for cost in costs[0 if estimate(model.default) else 1 :] if cost.engine], region)
+        floor = engine_floor(region, [cost for cost in costs[0 if estimate(model.default) else 1 :] if cost.engine])
     choices = ({}, *(canonical(point) for point, _ in rows))
     return Candidates(choices, np.array([cost.cycles for cost in costs]), np.array(table), floor)
-
-
-def _floor(estimates: Sequence[Estimate], region: Region) -> Floor | None:
-    """The floor of a layer by the estimates of its choices on the engine."""
-    if not estimates:
-        return None
-    engine, copying = min(found.engine for found in estimates), min(found.copying for found in estimates)
-    cycles = min(max(found.engine, found.copying) for found in estimates)
-    if region.offload is not None and region.match is not None and region.offload.floor is not None:
-        engine = cycles = region.offload.floor(region.match)
-    return Floor(engine, copying, cycles, min(found.fetching for found in estimates))
 
 
 def _points(space: Space, random: np.random.Generator) -> Sequence[dict[str, Value]]:

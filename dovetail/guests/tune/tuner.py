@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from dovetail.compile import Options, prepare, rounding_of
+from dovetail.bounds import model_bound
+from dovetail.compile import Options, operator_work, prepare, rounding_of
 from dovetail.errors import DovetailError, TargetError
-from dovetail.guests.tune.floor import Floor, network_floor
 from dovetail.guests.tune.layers import LayerKind, region_alone, tunable_layers
 from dovetail.guests.tune.log import LOG_SCHEMA, NETWORK, TrialLog, open_log
 from dovetail.guests.tune.measure import MEASURES, Choices, MeasureTask, Runner, make_task, runner
@@ -138,7 +137,7 @@ class LayerResult:
     layer: LayerKind
     trials: tuple[Trial, ...]
     """The default first."""
-    floor: Floor | None
+    floor: int | None
     """Cycles no choice is below; None where that is not known, or nanoseconds are measured."""
 
     @property
@@ -251,8 +250,8 @@ class TuningResult:
     """Regions whose choice was good for the layer by itself and not in the network."""
     repeated: int
     """Trials that an earlier run had left in the log."""
-    floor: int
-    """Cycles no choices of the layers tuned can bring the network below; 0 where none is known."""
+    bound: int
+    """Cycles of the network that no schedule is below (`dovetail.bounds`); 0 where that is not known."""
 
 
 def tune(
@@ -303,12 +302,9 @@ def tune(
         tuned_cycles=kept.tuned,
         layers=tuple(entries),
     )
-    floors = {name: result.floor for name, result in by_region.items() if result.floor}
-    known = {result.layer.key: result.floor for result in results if request.measure != "host"}
-    floor = network_floor(regions, floors, target)
-    floor = min(floor, least_cycles(request.model, target, request.options, known))
+    bound = round(model_bound(operator_work(request.model, target, request.options), target).cycles)
     dropped = tuple(name for name in gains if name not in kept.choices)
-    return TuningResult(tuning, tuple(results), dropped, len(log.used), floor)
+    return TuningResult(tuning, tuple(results), dropped, len(log.used), bound)
 
 
 def _check(request: TuningRequest) -> None:
@@ -359,32 +355,3 @@ def _selected(layers: Sequence[LayerKind], regions: Sequence[Region], wanted: Se
     selected = set(wanted or tunable)
     kept = (replace(layer, names=tuple(name for name in layer.names if name in selected)) for layer in layers)
     return tuple(layer for layer in kept if layer.names)
-
-
-def undivided(target: Target) -> Target:
-    """The target without the rewrites that compute a layer in parts."""
-    policies = (replace(p, rewrites=tuple(r for r in p.rewrites if not r.divides)) for p in target.policies)
-    return replace(target, policies=tuple(policies))
-
-
-def least_cycles(
-    model: Path, target: Target, options: Options, known: Mapping[str, Floor | None] = MappingProxyType({})
-) -> int:
-    """The floor of a network, whose layers may be computed in parts or not: the lower of both; 0 where none is known.
-
-    Args:
-        model: its file.
-        target: the machine.
-        options: of compiling it.
-        known: floors of layers by their keys; others are found.
-
-    Raises:
-        DovetailError: the network cannot be compiled for the target; says why.
-    """
-    networks, each = list[int](), dict(known)
-    for way in (target, undivided(target)):
-        regions, layers = tunable_layers(prepare(model, way, options), target)
-        each |= {layer.key: candidates(layer, target, 0).floor for layer in layers if layer.key not in each}
-        floors = {name: floor for layer in layers if (floor := each[layer.key]) for name in layer.names}
-        networks.append(network_floor(regions, floors, target))
-    return min(networks)

@@ -500,9 +500,8 @@ APART = dt.Rewrite(
     "pools in parts",
     legalize.average_pool_in_channels(lambda image: round((image.elements / _PART) ** 0.5), 16, (ScaleShift,), True),
     lsb=0,
-    divides=True,
 )
-BANDS = dt.Rewrite("bands", legalize.first_layer_in_bands(bands, 1, laid_out=True, layers=2), lsb=0, divides=True)
+BANDS = dt.Rewrite("bands", legalize.first_layer_in_bands(bands, 1, laid_out=True, layers=2), lsb=0)
 """Both are of the digital engine alone: the array takes a layer's channels at once."""
 WORDS = dt.Rewrite("pools in words", legalize.pools_in_words, lsb=0)
 ANALOG = dt.Policy(

@@ -79,7 +79,7 @@ PATTERNS = [(name, pattern, (*LIMITS, limit)) for given, operator, limit in KIND
 SUM = ("addition", layers.ADDITION, (*layers.ADDITION_LIMITS, layers.ONE_IMAGE, layers.sizes_below(1 << 16)))
 POOL = dt.Rewrite("pools", pools_as_depthwise(partial(layers.keeps, WINDOWS), dt.Rounding.DOUBLE), lsb=0)
 # a part more of a pool takes the core as long as 278 bytes of it
-PART = dt.Rewrite("parts", average_pool_in_channels(lambda x: round((x.elements / 278) ** 0.5), 8), lsb=0, divides=True)
+PART = dt.Rewrite("parts", average_pool_in_channels(lambda x: round((x.elements / 278) ** 0.5), 8), lsb=0)
 ENGINE = dt.Engine(
     name="macarray", memory=L1.name, ideal_macs_per_cycle=64.0, best=best,
     offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8)

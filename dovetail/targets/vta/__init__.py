@@ -292,7 +292,7 @@ def target(config: VtaConfig, name: str = "vta") -> dt.Target:
             "requantisation", engine_requantisation(takes, limits, digits_pay), lsb=2 if config.multiplies else MOST_LSB
         ),
         dt.Rewrite("residual", addition_as_convolution(limits), lsb=2 if config.multiplies else MOST_SUM_LSB),
-        dt.Rewrite("bands", first_layer_in_bands(partial(bands, config), 1, laid_out=True), lsb=0, divides=True),
+        dt.Rewrite("bands", first_layer_in_bands(partial(bands, config), 1, laid_out=True), lsb=0),
     )
     return dt.Target(
         name=name,
