@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from dovetail.codegen.build.elf import Symbol
 from dovetail.codegen.build.toolchain import compile_host
 from dovetail.errors import SimulationError
-from dovetail.sim.device import Device, MemoryBus
+from dovetail.sim.device import Coprocessor, Device, MemoryBus
 from dovetail.sim.waits import WaitPorts
 from dovetail.target.chip import Memory
 
@@ -76,6 +76,8 @@ class CoreSetup:
     symbols: Mapping[str, Symbol]
     extension: str
     """The function that executes the core's own instructions (see `riscv.py`); empty for none."""
+    coprocessors: Mapping[int, Coprocessor] = field(default_factory=dict)
+    """By opcode, the devices that instructions of the core lead to."""
 
 
 class EmulatedCore(Protocol):

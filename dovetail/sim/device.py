@@ -103,6 +103,40 @@ class Device(Protocol):
         return []
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The answer of a device to an instruction of the core."""
+
+    resumed: int
+    """Cycle the core goes on at, not before the one it came with; later where it was stalled."""
+    result: int | None = None
+    """The number for rd; None for nothing."""
+
+
+class Coprocessor(Device, Protocol):
+    """A device that instructions of the core lead to (`DeviceModel.opcode`), as RoCC and custom function units are.
+    Nothing answers at addresses, so it needs neither `read` nor `write`."""
+
+    def read(self, offset: int, now: int) -> int:
+        return 0
+
+    def write(self, offset: int, value: int, now: int) -> None:
+        return
+
+    def instruct(self, word: int, first: int, second: int, now: int) -> Taken:
+        """Take an instruction at cycle `now` (`advance(now)` was called before).
+
+        Args:
+            word: its 32 bits.
+            first: contents of rs1, as many bits as the core has, without sign. second: those of rs2.
+            now: the core's clock, the instruction's own cycle included.
+        """
+
+    def fence(self, now: int) -> int:
+        """The cycle a `fence` of the core at cycle `now` is over: what was asked for before has happened."""
+        return now
+
+
 def access(kind: str, device: Device, offset: int, value: int, now: int) -> int:
     """Carry out "read" or "write" of a register; returns the value read or written."""
     if kind == "read":
@@ -183,6 +217,7 @@ class DeviceSpec:
     """A device of the simulated chip.
 
     Attributes:
+        opcode: of the core's instructions that lead to it; 0 for one with registers.
         factory: "module:function" or "path/file.py:function"; called as function(bus, **arguments), gives a `Device`.
         base: address of its registers. size: bytes of address space, all of it for this device.
         arguments: keyword arguments of the factory, as JSON allows them.
@@ -192,11 +227,12 @@ class DeviceSpec:
     base: int
     size: int
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    opcode: int = 0
 
 
 def spec_of(model: DeviceModel) -> DeviceSpec:
     """A target's device model as simulators are told of it."""
-    return DeviceSpec(model.factory, model.base, model.size, model.arguments)
+    return DeviceSpec(model.factory, model.base, model.size, model.arguments, model.opcode)
 
 
 def target_devices(target: Target, instead: Mapping[str, DeviceModel] | None = None) -> tuple[DeviceSpec, ...]:

@@ -6,13 +6,23 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dovetail.codegen.build.elf import load_image, symbols
 from dovetail.errors import SimulationError
 from dovetail.sim.architecture import architecture_of, core_costs
 from dovetail.sim.core import NEVER, STOP_LIMIT, CoreSetup
-from dovetail.sim.device import INITIAL_BYTE, Activity, AddressWindow, Bytes, Device, MemoryBus, access, make_device
+from dovetail.sim.device import (
+    INITIAL_BYTE,
+    Activity,
+    AddressWindow,
+    Bytes,
+    Coprocessor,
+    Device,
+    MemoryBus,
+    access,
+    make_device,
+)
 from dovetail.sim.mailbox import SIZE as MAILBOX_SIZE
 from dovetail.sim.mailbox import Mailbox, Worker
 from dovetail.sim.processor import Processor
@@ -247,8 +257,13 @@ class Machine:
         self._workers = [Worker(number, core, setup.mailbox) for number, core in enumerate(others, 1)]
         self._harness = Harness(self._clock, self.firmware, [*self.devices, *self._workers])
         windows = [
-            AddressWindow(spec.base, spec.size, one) for spec, one in zip(setup.devices, self.devices, strict=True)
+            AddressWindow(spec.base, spec.size, one)
+            for spec, one in zip(setup.devices, self.devices, strict=True)
+            if not spec.opcode
         ]
+        pairs = zip(setup.devices, self.devices, strict=True)
+        led = {spec.opcode: cast(Coprocessor, one) for spec, one in pairs if spec.opcode}
+        own = replace(own, coprocessors=led)
         if self._workers:
             self.devices.append(Mailbox(self._workers))
             windows.append(AddressWindow(setup.mailbox, MAILBOX_SIZE, self.devices[-1]))
@@ -270,6 +285,9 @@ class Machine:
         """Core 0: in the emulator, or in Verilog where the setup says so."""
         if not setup.core_rtl:
             return Processor(own, windows, self._access)
+        if own.coprocessors:
+            hint = "leave out --core"
+            raise SimulationError("instructions of it lead to devices", where=f"core {setup.core_rtl}", hint=hint)
         from dovetail.sim.core_rtl import RtlProcessor
 
         return RtlProcessor(own, windows, self._access, setup.core_rtl, setup.core_library)

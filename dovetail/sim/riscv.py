@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,10 +27,10 @@ from dovetail.sim.core import (
     add_native_hook,
     emulator_calls,
 )
-from dovetail.sim.device import Bus, find, read_number
-from dovetail.sim.riscv_costs import BlockCounter, CoreCosts, division_bits, divisions
+from dovetail.sim.device import Bus, Coprocessor, find, read_number
+from dovetail.sim.riscv_costs import BlockCounter, CoreCosts, division_bits, words_like
 
-_WFI = 0x10500073
+_WFI, _FENCE = 0x10500073, 0x0F
 _EXTERNAL_INTERRUPT = 11  # RISC-V Privileged ISA manual, table of mcause values
 _ILLEGAL = 2  # ibid.
 _MSTATUS_MIE, _MSTATUS_MPIE, _MSTATUS_MPP = 1 << 3, 1 << 7, 3 << 11  # ibid., mstatus
@@ -48,30 +48,33 @@ class RiscvCore(EmulatedCore):
         self._counter = BlockCounter(setup.costs, setup.bus, self._bits == 64)
         self.wake = self._costs.wake
         data_counts = self._costs.divide_least or self._costs.divide_zero
-        self._code = code_ranges(setup.elf) if data_counts else []
+        self._code = code_ranges(setup.elf) if data_counts or setup.coprocessors else []
+        self._divides, self._coprocessors = bool(data_counts), setup.coprocessors
         mode = unicorn.UC_MODE_RISCV64 if self._bits == 64 else unicorn.UC_MODE_RISCV32
         self.emulator: Any = unicorn.Uc(unicorn.UC_ARCH_RISCV, mode)
         self._own: _NativeInstructions | _PythonInstructions | None = None
         known = (self.emulator, int(self._registers.UC_RISCV_REG_X0), int(self._registers.UC_RISCV_REG_PC))
-        if setup.extension and self._bits == 64:
-            what = f"a core of {setup.isa} takes no instructions of its own"
-            hint = "leave Core.extension out: only 32-bit RISC-V cores have them here"
-            raise SimulationError(what, where=setup.extension, hint=hint)
+        if setup.extension.endswith(".c") and setup.coprocessors:
+            hint = 'write the core\'s own instructions in Python ("file.py:function")'
+            raise SimulationError("instructions in C beside a coprocessor", where=setup.extension, hint=hint)
         if setup.extension.endswith(".c"):
             self._own = _NativeInstructions(*known, Path(setup.extension), self._counter.turn)
             self._counter.kind = self._own.kind
-        elif setup.extension:
-            self._own = _PythonInstructions(*known, find(setup.extension, "extension"), setup.bus)
+        elif setup.extension or setup.coprocessors:
+            execute = find(setup.extension, "extension") if setup.extension else _no_instruction
+            self._own = _PythonInstructions(*known, execute, setup.coprocessors, setup.bus, self._bits)
 
     def start(self, entry: int) -> None:
         """See `Core.start`. Divisions are looked for here, where the firmware is in memory."""
-        places = (found for stretch in self._code for found in divisions(self._bus, *stretch))
-        self.timed = {address: self._timed(word) for address, word in places}
+        found = [self._words(0xFE00407F, 0x02004033) if self._divides else {}, self._words(0x707F, _FENCE)]
+        self.timed = {address: self._timed(word) for address, word in found[0].items()}
+        if isinstance(self._own, _PythonInstructions) and self._coprocessors:
+            self.timed |= dict.fromkeys(found[1], self._own.fence)
         self.emulator.reg_write(self._registers.UC_RISCV_REG_PC, entry)
 
     def count_into(self, state: HookState, reads: int) -> None:
         """See `Core.count_into`."""
-        if isinstance(self._own, _NativeInstructions):
+        if self._own is not None:
             self._own.count_into(state, reads)
 
     def pc(self) -> int:
@@ -103,6 +106,10 @@ class RiscvCore(EmulatedCore):
         """
         return self._counter.block(address, size)
 
+    def _words(self, mask: int, wanted: int) -> dict[int, int]:
+        """By address, the words of the code that look like an instruction."""
+        return {at: word for stretch in self._code for at, word in words_like(self._bus, *stretch, mask, wanted)}
+
     def _timed(self, word: int) -> Callable[[], int]:
         """The cycles a division takes more than `block_cost` counts, from its divisor."""
         costs, signed = self._costs, not word >> 12 & 1
@@ -121,10 +128,10 @@ class Registers(Protocol):
     """The integer registers of the core, by number."""
 
     def read(self, number: int) -> int:
-        """Value as 32 bits without sign; x0 is 0."""
+        """Value without sign, of as many bits as the core has; x0 is 0."""
 
     def write(self, number: int, value: int) -> None:
-        """Set one to the low 32 bits of a value; x0 stays 0."""
+        """Set one to the low bits of a value, as many as the core has; x0 stays 0."""
 
 
 Execute = Callable[[int, Registers], bool]
@@ -139,7 +146,7 @@ class _RiscvState(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("instructions", "cycles", "state", "reads")),
         *((name, ctypes.c_int32) for name in ("x0", "pc")),
         *((name, ctypes.c_uint32) for name in ("failed", "word", "address", "known", "changed")),
-        ("values", ctypes.c_uint32 * 32),
+        ("values", ctypes.c_uint64 * 32),
     )
     failed: int
     word: int
@@ -200,14 +207,29 @@ class _NativeInstructions:
         return cost.instructions << 32 | cost.cycles
 
 
-class _PythonInstructions:
-    """An `Execute` of the target's, and the `Registers` it is given."""
+def _no_instruction(word: int, registers: Registers) -> bool:
+    """The `Execute` of a core without instructions of its own."""
+    return False
 
-    def __init__(self, emulator: Any, x0: int, pc: int, execute: Execute, bus: Bus) -> None:
+
+class _PythonInstructions:
+    """An `Execute` of the target's, the `Registers` it is given, and instructions that lead to devices."""
+
+    def __init__(
+        self,
+        emulator: Any,
+        x0: int,
+        pc: int,
+        execute: Execute,
+        coprocessors: Mapping[int, Coprocessor],
+        bus: Bus,
+        bits: int,
+    ) -> None:
         unicorn: Any = importlib.import_module("unicorn")
         self._read, self._write = emulator_calls().uc_reg_read, emulator_calls().uc_reg_write
         self._zero, self._pc = x0, pc
-        self._value = ctypes.c_uint32()
+        self._value = ctypes.c_uint64()
+        self._mask, self._coprocessors, self._state = (1 << bits) - 1, coprocessors, HookState()
         self._pointer = ctypes.byref(self._value)
         self._emulator, self._execute, self._bus = emulator, execute, bus
         self._words: dict[int, int] = {}  # by address; code does not change while it runs
@@ -215,13 +237,42 @@ class _PythonInstructions:
         self._failure: BaseException | None = None
         emulator.hook_add(unicorn.UC_HOOK_INTR, self._exception)
 
+    def count_into(self, state: HookState, reads: int) -> None:
+        """See `Core.count_into`."""
+        self._state = state
+
+    def fence(self) -> int:
+        """The cycles a fence waits for the devices; 0 after an error, which stops the core."""
+        try:
+            now = self._state.cycles
+            return max(device.fence(now) for device in self._coprocessors.values()) - now
+        except BaseException as error:
+            self._failure = error
+        self._emulator.emu_stop()
+        return 0
+
+    def _led(self, word: int) -> bool:
+        """Give an instruction to the device its opcode leads to; False where there is none."""
+        device, state = self._coprocessors.get(word & 0x7F), self._state
+        if device is None:
+            return False
+        device.advance(state.cycles)
+        taken = device.instruct(word, self.read(word >> 15 & 31), self.read(word >> 20 & 31), state.cycles)
+        state.cycles = taken.resumed
+        if taken.result is not None:
+            self.write(word >> 7 & 31, taken.result)
+        if device.next_event() is not None:
+            state.deadline = 0  # there may be an event before the one the core was to stop at
+        return True
+
     def read(self, number: int) -> int:
+        self._value.value = 0
         self._read(self._emulator._uch, self._zero + number, self._pointer)
         return self._value.value
 
     def write(self, number: int, value: int) -> None:
         if number:
-            self._value.value = value & 0xFFFFFFFF
+            self._value.value = value & self._mask
             self._write(self._emulator._uch, self._zero + number, self._pointer)
 
     def fault(self) -> str:
@@ -237,7 +288,7 @@ class _PythonInstructions:
             word = self._words.get(before)
             if word is None:
                 word = self._words[before] = read_number(self._bus, before, 4)
-            if number == _ILLEGAL and self._execute(word, self):
+            if number == _ILLEGAL and (self._led(word) or self._execute(word, self)):
                 return
             self._fault = f"it does not know the instruction {word:#010x}"
         except BaseException as error:

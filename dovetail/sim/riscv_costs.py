@@ -247,12 +247,12 @@ class BlockCounter:
         return waits + (self._costs.jump_use if jumps else 0)
 
 
-def divisions(bus: Bus, start: int, size: int) -> Iterator[tuple[int, int]]:
-    """Address and word of what may be a division in `size` bytes, every halfword tried."""
+def words_like(bus: Bus, start: int, size: int, mask: int, wanted: int) -> Iterator[tuple[int, int]]:
+    """Address and word of what may be an instruction in `size` bytes, every halfword tried."""
     content = bus.view(start, size // 2 * 2).view("<u2").tolist()
     for index, (low, high) in enumerate(pairwise(content)):
         word = low | high << 16
-        if word & 0xFE00407F == 0x02004033:
+        if word & mask == wanted:
             yield start + 2 * index, word
 
 

@@ -23,7 +23,7 @@ struct dovetail_core {
     int32_t x0, pc;                /* the emulator's numbers of these registers */
     uint32_t failed, word;         /* why it stopped, and at which word or address */
     uint32_t address, known, changed; /* of the present instruction; registers in `values`, and those to write back */
-    uint32_t values[32];
+    uint64_t values[32];
 };
 
 static void fail(struct dovetail_core *core, uint32_t reason, uint32_t word)
@@ -35,19 +35,20 @@ static void fail(struct dovetail_core *core, uint32_t reason, uint32_t word)
     }
 }
 
-uint32_t dovetail_register(struct dovetail_core *core, uint32_t number)
+uint64_t dovetail_register(struct dovetail_core *core, uint32_t number)
 {
     if (number == 0u) {
         return 0;
     }
     if ((core->known >> number & 1u) == 0u) {
+        core->values[number] = 0; /* a core of 32 bits gives 4 bytes */
         (void)core->read(core->emulator, core->x0 + (int32_t)number, &core->values[number]);
         core->known |= 1u << number;
     }
     return core->values[number];
 }
 
-void dovetail_set_register(struct dovetail_core *core, uint32_t number, uint32_t value)
+void dovetail_set_register(struct dovetail_core *core, uint32_t number, uint64_t value)
 {
     if (number != 0u) {
         core->values[number] = value;
@@ -56,25 +57,32 @@ void dovetail_set_register(struct dovetail_core *core, uint32_t number, uint32_t
     }
 }
 
-static uint32_t content(struct dovetail_core *core, uint32_t address, uint32_t bytes)
+static uint64_t content(struct dovetail_core *core, uint32_t address, uint32_t bytes)
 {
-    uint8_t read[4] = {0, 0, 0, 0};
+    uint8_t read[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    uint64_t value = 0;
     if (core->fetch(core->emulator, address, read, bytes) != 0) {
         fail(core, NO_MEMORY, address);
     }
-    return read[0] | (uint32_t)read[1] << 8 | (uint32_t)read[2] << 16 | (uint32_t)read[3] << 24;
+    for (uint32_t byte = 0; byte < 8u; ++byte) {
+        value |= (uint64_t)read[byte] << 8u * byte;
+    }
+    return value;
 }
 
-uint32_t dovetail_load(struct dovetail_core *core, uint32_t address, uint32_t bytes)
+uint64_t dovetail_load(struct dovetail_core *core, uint32_t address, uint32_t bytes)
 {
     core->reads(core->state, LOAD, address, bytes, 0);
     return content(core, address, bytes);
 }
 
-void dovetail_store(struct dovetail_core *core, uint32_t address, uint32_t bytes, uint32_t value)
+void dovetail_store(struct dovetail_core *core, uint32_t address, uint32_t bytes, uint64_t value)
 {
     core->reads(core->state, STORE, address, bytes, 0);
-    const uint8_t written[4] = {(uint8_t)value, (uint8_t)(value >> 8), (uint8_t)(value >> 16), (uint8_t)(value >> 24)};
+    uint8_t written[8];
+    for (uint32_t byte = 0; byte < 8u; ++byte) {
+        written[byte] = (uint8_t)(value >> 8u * byte);
+    }
     if (core->put(core->emulator, address, written, bytes) != 0) {
         fail(core, NO_MEMORY, address);
     }
@@ -94,7 +102,7 @@ void dovetail_repeat(struct dovetail_core *core, uint32_t end, uint32_t turns)
         return;
     }
     for (uint32_t index = 0; index < words; ++index) {
-        body[index] = content(core, first + 4u * index, 4);
+        body[index] = (uint32_t)content(core, first + 4u * index, 4);
     }
     for (uint32_t turn = 1; turn < turns && core->failed == 0u; ++turn) { /* the last one is left to the emulator */
         for (uint32_t index = 0; index < words && core->failed == 0u; ++index) {
@@ -118,10 +126,11 @@ void dovetail_repeat(struct dovetail_core *core, uint32_t end, uint32_t turns)
 void dovetail_own_instruction(void *emulator, uint32_t number, void *user)
 {
     struct dovetail_core *core = user;
-    uint32_t after = 0, word = 0;
+    uint64_t after = 0;
+    uint32_t word = 0;
     core->emulator = emulator;
     (void)core->read(emulator, core->pc, &after); /* the program counter is past the instruction */
-    core->address = after - 4u;
+    core->address = (uint32_t)after - 4u;
     core->known = core->changed = 0;
     (void)core->fetch(emulator, core->address, &word, sizeof word);
     if (number != ILLEGAL || dovetail_execute(word, core) == 0u) {

@@ -7,13 +7,13 @@
 
 struct dovetail_core;
 
-/* The value of register x0 to x31, and a new one. */
-uint32_t dovetail_register(struct dovetail_core *core, uint32_t number);
-void dovetail_set_register(struct dovetail_core *core, uint32_t number, uint32_t value);
+/* The value of register x0 to x31, and a new one; of a core of 32 bits the lower half. */
+uint64_t dovetail_register(struct dovetail_core *core, uint32_t number);
+void dovetail_set_register(struct dovetail_core *core, uint32_t number, uint64_t value);
 
-/* 1, 2 or 4 bytes of memory, without sign. */
-uint32_t dovetail_load(struct dovetail_core *core, uint32_t address, uint32_t bytes);
-void dovetail_store(struct dovetail_core *core, uint32_t address, uint32_t bytes, uint32_t value);
+/* 1, 2, 4 or 8 bytes of memory, without sign. */
+uint64_t dovetail_load(struct dovetail_core *core, uint32_t address, uint32_t bytes);
+void dovetail_store(struct dovetail_core *core, uint32_t address, uint32_t bytes, uint64_t value);
 
 /* The address of the instruction. */
 uint32_t dovetail_address(struct dovetail_core *core);

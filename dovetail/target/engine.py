@@ -69,9 +69,12 @@ class DeviceModel:
 
     factory: str
     """"module:function" that makes the device; called with the bus and `arguments`."""
-    base: int
-    size: int
+    base: int = 0
+    size: int = 0
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    opcode: int = 0
+    """Opcode of the core's instructions that lead to it in place of registers, 0x0B, 0x2B, 0x5B or 0x7B for custom-0 to
+    custom-3; it is then a `dovetail.sim.device.Coprocessor`."""
 
 
 def _task(command: Command) -> Mapping[str, bytes]:

@@ -15,7 +15,8 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -44,6 +45,8 @@ class Compiler:
     """"zig" (clang inside ziglang), "gcc" (cross GCC) or "cc" (of this computer)."""
     version: str
     """The compiler's version text and a digest of its programs, part of every cache key."""
+    out: tuple[str, ...] = ("-o",)
+    """Arguments before the name of the file it makes; nothing for zig's own commands, which name it otherwise."""
 
 
 def find_compiler(isa: str, prefer: str | None = None) -> Compiler:
@@ -154,10 +157,11 @@ def compile_firmware(
     work, core = _firmware(project_dir, isa, defines, include, flags, compiler, cache), instruction_set(isa)
     gcc, machine = work.compiler.kind == "gcc", _machine(core, work.compiler)
     script = work.directory / linker_script
-    alone = () if compiler_runtime or core.library else ("-nostdlib",)
+    far = compiler_runtime and core.bits == 64 and not gcc
+    alone = ("-nostdlib",) if gcc or far or not (compiler_runtime or core.library) else ()
     entry = f"-Wl,--entry={core.entry}"  # zig's own entry would win over the script's
     link = (*machine, *alone, "-static", "-Wl,--gc-sections", entry, "-T", str(script))
-    runtime = ("-lgcc",) if gcc else ()
+    runtime = ("-lgcc",) if gcc else (str(work.far_runtime(core)),) if far else ()
     made = work.link(work.compile(sources), link, runtime, digest(script.read_bytes()), ".elf")
     if out is None:
         return made
@@ -340,11 +344,29 @@ class _CompileContext:
             self._run([*flags, *map(str, objects), *last], made)
         return made
 
+    def far_runtime(self, core: InstructionSet) -> Path:
+        """zig's own runtime library for a 64-bit core and code at any address: what zig links by itself reaches the
+        lowest 2 GiB only."""
+        zig = self.compiler.command[0]
+        said = run_tool((zig, "env"), self.directory).stdout
+        known = re.search(r'lib_dir"?\s*[=:]\s*"([^"]+)"', said)
+        source = Path(known[1] if known else Path(zig).parent / "lib") / "compiler_rt.zig"
+        model = ["-mcmodel=medium" if flag.startswith("-mcmodel") else flag for flag in core.zig]
+        work = copy(self)  # `zig cc` has no say in the code model of what is written in zig
+        work.compiler = replace(self.compiler, command=(zig, "build-obj"), out=())
+        flags = (*model, "-OReleaseFast", "-fstrip", "-ffunction-sections")
+        made = self.cache / f"{digest(self.compiler.version.encode(), *(flag.encode() for flag in flags))}.o"
+        if not is_sealed(made):
+            work._run([str(source), *flags], made)
+        return made
+
     def _run(self, arguments: Sequence[str], made: Path) -> None:
         zig = str(self.cache / "zig")
         with tempfile.TemporaryDirectory(prefix=".", dir=self.cache) as folder:
             output = Path(folder) / made.name
-            command = [*self.compiler.command, *arguments, "-o", str(output)]
+            command = [*self.compiler.command, *arguments, *self.compiler.out, str(output)]
+            if not self.compiler.out:  # zig's own commands
+                command[-1] = f"-femit-bin={output}"
             answer = run_tool(command, self.directory, ZIG_GLOBAL_CACHE_DIR=zig, ZIG_LOCAL_CACHE_DIR=zig)
             if answer.returncode:
                 raise compiler_error(answer.stderr or answer.stdout, answer.returncode)
