@@ -11,7 +11,11 @@ TARGETS = PACKAGE / "targets"
 FILES = (
     *(TARGETS / f"{name}.py" for name in ("cmsis_nn", "cortex_m", "riscv", "riscv_dot4")),
     *sorted(TARGETS.glob("spinnaker2*.py")),
-    *(path for name in ("ne16", "diana", "macarray", "kestrel", "gemmini") for path in sorted((TARGETS / name).glob("*.py"))),
+    *(
+        path
+        for name in ("ne16", "diana", "macarray", "kestrel", "gemmini")
+        for path in sorted((TARGETS / name).glob("*.py"))
+    ),
 )
 PUBLIC = ("dovetail.errors", "dovetail.ir", "dovetail.legalize", "dovetail.targets")
 """Packages, whole, that a target may be written with beside `dovetail.target`."""
