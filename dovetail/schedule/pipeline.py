@@ -219,7 +219,7 @@ def _staged(
         _deal(builder, region, (place, place + 1), cuts)
     step, stage_of = builder.finish()
     regions_of_step = partition(step, target)
-    busy = [one for one in regions_of_step if not one.is_idle]
+    busy = [one for one in regions_of_step if not one.is_idle or (one.is_view and one.output in step.outputs)]
     work = sum(core_cycles(one.graph, target) for one in busy)
     stages = []
     for number, group in enumerate(groups):
