@@ -1,4 +1,4 @@
-"""Depthwise convolutions in planes of pairs: exact for all shapes they take, and where they are not taken."""
+"""Depthwise convolutions in planes of pairs and in lanes: exact for all shapes they take; where they are not taken."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dovetail.ir.types import DType
 from dovetail.kernels import CoreTraits, generate
 from dovetail.target import CoreInstruction
 from dovetail.targets.cortex_m import M4, PAIR, SMLAD, UNPACK
+from dovetail.targets.vexriscv_cfu import LANES
 from firmware import require_chip
 from test_core_kernels import build, needs_compiler, run
 from test_end_to_end import run as run_project
@@ -56,6 +57,17 @@ def test_kernels_equal_the_graph(room: int, tmp_path: Path) -> None:
     assert used >= (22 if room > 6000 else 12)
     assert room > 6000 or bands > 0
     check(cases, kernels, tmp_path)
+
+
+@needs_compiler
+def test_kernels_of_lanes_equal_the_graph(tmp_path: Path) -> None:
+    """The same layers on a core that multiplies neighbouring channels each by itself."""
+    cases = [depthwise(seed) for seed in range(24)]
+    kernels = [generate(c.graph, f"kernel_{n}", CoreTraits(16, (LANES,), 3072)) for n, c in enumerate(cases)]
+    assert all(kernel.instructions == ("lanes4",) for kernel in kernels)
+    check(cases, kernels, tmp_path)
+    other = depthwise(1, channels=6)
+    assert not generate(other.graph, "kernel", CoreTraits(16, (LANES,), 3072)).instructions
 
 
 @needs_compiler

@@ -42,6 +42,7 @@ EVERY = (
         ("cortex_m4", EVERY, 6),
         ("riscv_dot4", ("convolution", "fully_connected"), 2),
         ("riscv_xpulp", ("convolution", "fully_connected", "depthwise", "arithmetic"), 4),
+        ("vexriscv_cfu", ("convolution", "fully_connected", "depthwise", "arithmetic"), 4),
     ],
 )
 def test_equal_in_firmware(target: str, families: tuple[str, ...], each: int, tmp_path: Path) -> None:
