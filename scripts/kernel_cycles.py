@@ -2,6 +2,7 @@
 
 `measure [CORE]...` runs networks on each core, layers of theirs with other register blocks, and copies of all sizes;
 fits cycles to the parts of their loops (`dovetail.kernels.turns`), and writes dovetail/target/kernel_cycles.json.
+`renew [CORE]...` measures only what `small` has, and fits the parts of these families anew: minutes.
 `compare [TARGET]...` prints model and `iss` of the four MLPerf Tiny networks layer by layer (`--layers`) or in a table.
 Layers that are made small, at most 1/512 of a network's work, are left out.
 
@@ -13,13 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
+from scipy.optimize import lsq_linear
 
 from dovetail.arrays import seeded_inputs
 from dovetail.codegen.emit.project import write_project
@@ -28,10 +29,10 @@ from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder
-from dovetail.ir.operators.arithmetic import Add
+from dovetail.ir.operators.arithmetic import Add, Clip, Lookup
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
-from dovetail.ir.operators.reduction import SumPool2d
+from dovetail.ir.operators.reduction import MaxPool2d, SumPool2d
 from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.kernels import core_traits, offered, turns
 from dovetail.report import make_report
@@ -63,6 +64,10 @@ DRAWN = 24
 """Choices of each."""
 FAR = 0.08
 """A relative error that is too large."""
+MOST_CALL = 300.0
+"""Cycles of a kernel's beginning and end at most; what else a fit finds there belongs to its loops."""
+RENEWED = ("MaxPool2d", "pointwise")
+"""Families of parts that `small` has layers of."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,20 @@ def pools() -> Iterator[Graph]:
                 yield builder.finish([made])
 
 
+def small() -> Iterator[Graph]:
+    """Largest values and pointwise layers, from a few elements on: in the smallest shows what a call takes."""
+    for rows, columns, channels in ((2, 2, 4), (4, 4, 8), (6, 6, 12), (8, 8, 16), (16, 16, 16), (9, 7, 20)):
+        shape = (1, rows, columns, channels)
+        for window, stride in (((2, 2), (2, 2)), ((3, 3), (1, 1)), ((3, 2), (2, 1)), ((rows, columns), (1, 1))):
+            if window[0] <= rows and window[1] <= columns:
+                yield _move(MaxPool2d(window, stride), shape)
+        yield _move(Clip(-3, 90, DType.INT8), shape)
+        builder = GraphBuilder("lookup")
+        image = builder.input("x", TensorType(shape, DType.INT8))
+        table = builder.constant("table", np.arange(-128, 128, dtype=np.int8)[::-1].copy())
+        yield builder.finish([builder.add(Lookup(), [image, table], "y")])
+
+
 def _move(operator: Operator, *shapes: Shape) -> Graph:
     builder = GraphBuilder("move")
     inputs = [builder.input(f"x{place}", TensorType(shape, DType.INT8)) for place, shape in enumerate(shapes)]
@@ -183,15 +202,49 @@ def fitted(layers: Sequence[Layer], target: Target) -> dict[str, float]:
     own = np.array([layer.weight for layer in layers])
     weights: npt.NDArray[np.float64] = own
     for _ in range(20):
-        found, _ = nnls(table * weights[:, None], weights, maxiter=1_000_000)
+        found = _bounded(table * weights[:, None], weights, parts)
         weights = own * np.maximum(abs(table @ found - 1), 0.01) ** -0.5
     most = 6 * weights  # what no rates explain shall not spoil the others
     for _ in range(15):
-        found, _ = nnls(table * weights[:, None], weights, maxiter=1_000_000)
+        found = _bounded(table * weights[:, None], weights, parts)
         far = (own == max(own)) & (abs(table @ found - 1) > FAR)
         weights = np.minimum(weights * np.where(far, 1.3, 1.0), most)
     kept = {part: round(float(value), 3) for part, value in zip(parts, found, strict=True)}
     return {part: value for part, value in kept.items() if value or part.startswith("end.")}
+
+
+def _bounded(
+    table: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64], parts: Sequence[str]
+) -> npt.NDArray[np.float64]:
+    """The least squares of `table @ cycles - wanted`: no part below 0, no call above `MOST_CALL`."""
+    most = [MOST_CALL if part.endswith(".call") else np.inf for part in parts]
+    return np.asarray(lsq_linear(table, wanted, (0, most)).x)
+
+
+def renewed(rates: Mapping[str, float], target: Target) -> dict[str, float]:
+    """The cycles of parts with those of `RENEWED` families fitted anew to `small`, and all others as they are."""
+    core = core_traits(target.core)
+    others = {part: value for part, value in rates.items() if part.partition(".")[0] not in RENEWED}
+    rows, left = [], []
+    for graph in small():
+        counts, cycles = turns(graph, core), alone(graph, target, {})
+        known = sum(others.get(part, 0.0) * count for part, count in counts.items())
+        rows.append({part: count / cycles for part, count in counts.items() if part.partition(".")[0] in RENEWED})
+        left.append(max(0.0, 1 - known / cycles))
+    parts = sorted({part for row in rows for part in row})
+    found = _bounded(np.array([[row.get(part, 0.0) for part in parts] for row in rows]), np.array(left), parts)
+    return others | {part: round(float(value), 3) for part, value in zip(parts, found, strict=True) if value > 5e-4}
+
+
+def renew(names: Sequence[str]) -> None:
+    """Fit the families of `RENEWED` anew for some cores."""
+    known = json.loads(TABLE.read_text())
+    for name in names or list(cores()):
+        known[name] = renewed(known[name], target := cores()[name])
+        target = replace(target, core=replace(target.core, kernels=known[name]))
+        ratios = [core_cycles(graph, target) / alone(graph, target, {}) for graph in small()]
+        print(f"{name}: {spread(ratios)}", flush=True)
+        TABLE.write_text(json.dumps(known, indent=0, sort_keys=True) + "\n")
 
 
 def spread(ratios: Sequence[float]) -> str:
@@ -244,12 +297,14 @@ def compare(names: Sequence[str], show: bool) -> None:
 def main() -> None:
     """Run what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measure", "compare"))
+    parser.add_argument("what", choices=("measure", "renew", "compare"))
     parser.add_argument("names", nargs="*", help="cores of `measure`, targets of `compare`")
     parser.add_argument("--layers", action="store_true", help="print every layer")
     asked = parser.parse_args()
     if asked.what == "measure":
         measure(asked.names)
+    elif asked.what == "renew":
+        renew(asked.names)
     else:
         compare(asked.names or CORES_ALONE, asked.layers)
 

@@ -113,7 +113,7 @@ def test_faults_of_the_line_change_nothing(
 ) -> None:
     build, faults = open_build(builds["ne16"]), rig.Faults(seed, 0.05)
     with rig.process(program) as board, rig.Line(board, terminal=seed % 2 == 1, fault=faults) as line:
-        check(run_build(build, None, inputs(build), board=Board(line.where, timeout=0.8)), expected)
+        check(run_build(build, None, inputs(build), board=Board(line.where, timeout=2)), expected)
     assert faults.count
 
 
@@ -126,7 +126,7 @@ def test_what_is_kept_between_inferences_survives_faults(builds: dict[str, Path]
     program = rig.compile_process(build, tmp_path / "board")
     with rig.process(program) as board, rig.Line(board, fault=faults) as line:
         for _ in range(2):
-            check(run_build(build, None, inputs(build), board=Board(line.where, timeout=0.8)), expected)
+            check(run_build(build, None, inputs(build), board=Board(line.where, timeout=2)), expected)
     assert faults.count
 
 
@@ -139,7 +139,7 @@ def test_a_line_that_is_cut_is_opened_again(seed: int, builds: dict[str, Path], 
     expected = run_build(build, "host", inputs(build))
     program = rig.compile_process(build, tmp_path / "board")
     with rig.process(program) as board, rig.Line(board, cuts=cuts) as line:
-        check(run_build(build, None, inputs(build), board=Board(line.where, timeout=0.8)), expected)
+        check(run_build(build, None, inputs(build), board=Board(line.where, timeout=2)), expected)
     assert cuts.count > 3
 
 
@@ -234,7 +234,7 @@ def test_a_board_that_never_answers(builds: dict[str, Path], capsys: pytest.Capt
     with peer([]) as where:
         begin = time.monotonic()
         said = refused(capsys, "run", builds["ne16"], "--on", where, "--timeout", "0.4")
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 8
     assert f"{where}: the board does not answer: HELLO was sent 8 times in 0.4 s" in said
 
 
@@ -486,7 +486,7 @@ def test_loading_the_firmware(builds: dict[str, Path], tmp_path: Path, monkeypat
     with pytest.raises(BoardError, match=r"took more than 0\.3 s"):
         hung = f"sh -c 'sleep 60 & echo $! > {tmp_path / 'pid'}; wait'"
         run_build(build, None, inputs(build), board=Board("tcp:127.0.0.1:1", rig.UART_IO, hung))
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     hung_child, patience = int((tmp_path / "pid").read_text()), time.monotonic() + 10
     while _runs(hung_child) and time.monotonic() < patience:  # the kernel ends it after the signal, not with it
         time.sleep(0.01)
