@@ -2,7 +2,7 @@
 
 `measure [CORE]...` runs networks on each core, layers of theirs with other register blocks, and copies of all sizes;
 fits cycles to the parts of their loops (`dovetail.kernels.turns`), and writes dovetail/target/kernel_cycles.json.
-`renew [CORE]...` measures only what `small` has, and fits the parts of these families anew: minutes.
+`renew [CORE]...` measures only what `small` has, and fits their parts anew: minutes.
 `compare [TARGET]...` prints model and `iss` of the four MLPerf Tiny networks layer by layer (`--layers`) or in a table.
 Layers that are made small, at most 1/512 of a network's work, are left out.
 
@@ -29,7 +29,7 @@ from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder
-from dovetail.ir.operators.arithmetic import Add, Clip, Lookup
+from dovetail.ir.operators.arithmetic import Add, Lookup, Quantize
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import MaxPool2d, SumPool2d
@@ -66,8 +66,8 @@ FAR = 0.08
 """A relative error that is too large."""
 MOST_CALL = 300.0
 """Cycles of a kernel's beginning and end at most; what else a fit finds there belongs to its loops."""
-RENEWED = ("MaxPool2d", "pointwise")
-"""Families of parts that `small` has layers of."""
+RENEWED = ("MaxPool2d.", "pointwise.call", "end.Lookup", "end.Quantize_few")
+"""Beginnings of the names of parts that `small` has layers of."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,18 @@ def pools() -> Iterator[Graph]:
 
 
 def small() -> Iterator[Graph]:
-    """Largest values and pointwise layers, from a few elements on: in the smallest shows what a call takes."""
+    """Largest values, tables and few floats that are quantised, from a few elements on: in the smallest shows what a
+    call takes."""
     for rows, columns, channels in ((2, 2, 4), (4, 4, 8), (6, 6, 12), (8, 8, 16), (16, 16, 16), (9, 7, 20)):
         shape = (1, rows, columns, channels)
         for window, stride in (((2, 2), (2, 2)), ((3, 3), (1, 1)), ((3, 2), (2, 1)), ((rows, columns), (1, 1))):
             if window[0] <= rows and window[1] <= columns:
                 yield _move(MaxPool2d(window, stride), shape)
-        yield _move(Clip(-3, 90, DType.INT8), shape)
+        builder = GraphBuilder("few")
+        floats = builder.input("x", TensorType((1, 4, 4, 2 * rows), DType.FLOAT32))
+        scale = builder.constant("scale", np.array([0.02], np.float32))
+        zero = builder.constant("zero", np.array([3], np.int32))
+        yield builder.finish([builder.add(Quantize(DType.INT8), [floats, scale, zero], "y")])
         builder = GraphBuilder("lookup")
         image = builder.input("x", TensorType(shape, DType.INT8))
         table = builder.constant("table", np.arange(-128, 128, dtype=np.int8)[::-1].copy())
@@ -221,29 +226,29 @@ def _bounded(
     return np.asarray(lsq_linear(table, wanted, (0, most)).x)
 
 
-def renewed(rates: Mapping[str, float], target: Target) -> dict[str, float]:
-    """The cycles of parts with those of `RENEWED` families fitted anew to `small`, and all others as they are."""
-    core = core_traits(target.core)
-    others = {part: value for part, value in rates.items() if part.partition(".")[0] not in RENEWED}
+def renewed(rates: Mapping[str, float], layers: Sequence[Layer], target: Target) -> dict[str, float]:
+    """The cycles with those of `RENEWED` parts fitted anew to some layers, and all others as they are."""
+    others = {part: value for part, value in rates.items() if not part.startswith(RENEWED)}
     rows, left = [], []
-    for graph in small():
-        counts, cycles = turns(graph, core), alone(graph, target, {})
+    for layer in layers:
+        counts = turns(layer.graph, core_traits(target.core))
         known = sum(others.get(part, 0.0) * count for part, count in counts.items())
-        rows.append({part: count / cycles for part, count in counts.items() if part.partition(".")[0] in RENEWED})
-        left.append(max(0.0, 1 - known / cycles))
+        rows.append({part: count / layer.cycles for part, count in counts.items() if part.startswith(RENEWED)})
+        left.append(max(0.0, 1 - known / layer.cycles))
     parts = sorted({part for row in rows for part in row})
     found = _bounded(np.array([[row.get(part, 0.0) for part in parts] for row in rows]), np.array(left), parts)
     return others | {part: round(float(value), 3) for part, value in zip(parts, found, strict=True) if value > 5e-4}
 
 
 def renew(names: Sequence[str]) -> None:
-    """Fit the families of `RENEWED` anew for some cores."""
+    """Fit the parts of `RENEWED` anew for some cores."""
     known = json.loads(TABLE.read_text())
     for name in names or list(cores()):
-        known[name] = renewed(known[name], target := cores()[name])
+        target = cores()[name]
+        layers = [Layer("small", graph.name, graph, alone(graph, target, {})) for graph in small()]
+        known[name] = renewed(known[name], layers, target)
         target = replace(target, core=replace(target.core, kernels=known[name]))
-        ratios = [core_cycles(graph, target) / alone(graph, target, {}) for graph in small()]
-        print(f"{name}: {spread(ratios)}", flush=True)
+        print(f"{name}: {spread([core_cycles(one.graph, target) / one.cycles for one in layers])}", flush=True)
         TABLE.write_text(json.dumps(known, indent=0, sort_keys=True) + "\n")
 
 

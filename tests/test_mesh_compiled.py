@@ -21,7 +21,10 @@ from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure
 from dovetail.guests.mesh.own import read_mapping
 from dovetail.guests.mesh.pieces import execute, piece_graph
 from dovetail.guests.mesh.topology import build_topology
-from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate
+from dovetail.ir.operators.arithmetic import Quantize
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.types import DType, TensorType
 from dovetail.program.ir import LaunchStatement
 from dovetail.schedule.partition import partition
 from dovetail.target.mesh import MacArray
@@ -199,6 +202,24 @@ def test_what_no_element_can_be_is_refused() -> None:
     assert array.engines and with_compiler(array) == OF_MESH  # its programs drive the array themselves
     with pytest.raises(PlanError):
         mapped(meshed(load_target("macarray"), usable=25 * 1024), network(), Objective.LATENCY)
+
+
+@needs_firmware
+def test_floats_and_pools_take_what_the_model_says() -> None:
+    """Few floats are quantised one by one, for thirty times the clocks of each: no cut leaves so few."""
+    builder = GraphBuilder("floats")
+    image = builder.input("x", TensorType((1, 12, 11, 16), DType.FLOAT32))
+    scale = builder.constant("scale", np.array([0.02], np.float32))
+    zero = builder.constant("zero", np.array([3], np.int32))
+    whole = builder.add(Quantize(DType.INT8), [image, scale, zero], "whole")
+    graph = builder.finish([builder.add(MaxPool2d((2, 3), (2, 2)), [whole], "y")])
+    target = meshed(load_target("riscv"), 3)
+    found = mapped(target, graph, Objective.THROUGHPUT)
+    first = found.parts.sections[0].stages[0]
+    assert first.pieces > 1
+    done, right = run(target, graph, emit_mesh(found, target), found)
+    assert right
+    check_times(found, done, 0.06)
 
 
 @needs_firmware

@@ -15,6 +15,7 @@ from math import prod
 
 import numpy as np
 
+from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Offset, Quantize, Requantize
 from dovetail.ir.requantisation.bounds import last_where
 from dovetail.ir.requantisation.pairs import sum_chains
@@ -24,6 +25,7 @@ from dovetail.kernels.c import Lines, c_type, channel_lanes, code, indent, loop,
 from dovetail.kernels.elements import nest
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import KernelWriter
+from dovetail.kernels.registry import ENDINGS, kernel
 from dovetail.kernels.scope import REQUANTISED, KernelScope
 from dovetail.target.pattern import Match, Pattern, apply, constant, operand
 
@@ -216,6 +218,12 @@ def _words(quantised: Callable[[Array], Array], bits: int) -> Array | None:
 
 
 _QUANTISED = apply(Quantize, operand("x"), constant("scale"), constant("zero_point"))
+
+
+@kernel(Quantize, table=ENDINGS)
+def _quantise_ending(graph: Graph, node: Node) -> str:
+    """The part that quantising floats is: by tables, or one by one, which few are."""
+    return "Quantize" if graph.types[node.output].elements >= _LEAST else "Quantize_few"
 
 
 def _quantised(scope: KernelScope) -> Lines | None:

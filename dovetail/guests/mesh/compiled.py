@@ -40,8 +40,8 @@ STARTING = 64
 """Clocks of these in which an engine is started and its end is seen, which plans count too."""
 COPYING = 45
 """Clocks in which that loop starts a copy by the DMA, and sees its end, as `iss` shows them of RV32IMC."""
-CORE_COPIES = 2
-"""Clocks of the core for each byte it copies, as `iss` shows them of RV32IMC."""
+CORE_COPIES = 1
+"""Clocks of the core for each byte it copies, a word at a time, as `iss` shows them of RV32IMC."""
 _OWN = re.compile(rf'^#include "{MODEL}[a-z_]*\.h"\n', re.M)
 
 

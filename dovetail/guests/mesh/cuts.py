@@ -306,8 +306,10 @@ def frontier(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...], most: int) ->
     """
     grid, sizes = candidates(layer, mesh)
     costs = costs_of(layer, sizes, mesh, slots)
-    pieces = grid.prod(axis=1)
-    longest = np.maximum(costs.clocks, np.ceil(np.maximum(costs.received, costs.sent) / mesh.rates.port))
+    pieces, clocks = grid.prod(axis=1), costs.clocks
+    if mesh.pieces is not None:  # few floats are quantised one by one, which takes longer than many
+        clocks = np.maximum(clocks, costs_of(layer, _smallest(layer, mesh, grid), mesh, slots).clocks)
+    longest = np.maximum(clocks, np.ceil(np.maximum(costs.received, costs.sent) / mesh.rates.port))
     kept = np.nonzero((costs.memory(slots) <= mesh.usable) & (pieces <= most))[0]
     # ties go to fewer parts of the sums, then to less received
     kept = kept[np.lexsort((costs.received[kept], grid[kept, 3], longest[kept], pieces[kept]))]
@@ -315,6 +317,15 @@ def frontier(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...], most: int) ->
     kept = kept[np.concatenate(([True], best[1:] < best[:-1]))[: len(kept)]]
     cuts = tuple(Cut(*(int(count) for count in grid[index])) for index in kept)
     return Frontier(cuts, pieces[kept], longest[kept].astype(np.int64))
+
+
+def _smallest(layer: MeshLayer, mesh: Mesh, grid: Ints) -> PieceSizes:
+    """The size of the smallest piece of each cut, [cuts, 4], whose sums are whole."""
+    sizes = np.repeat([layer.image], len(grid), axis=0)
+    for axis, step in enumerate(grain(layer, mesh)):
+        parts = {count: int(np.diff(bounds(layer.image[axis], count, step)).min()) for count in grid[:, axis].tolist()}
+        sizes[:, axis] = [parts[count] for count in grid[:, axis].tolist()]
+    return PieceSizes(*sizes.T, np.full(len(grid), layer.summed), grid[:, 3])
 
 
 def require_fit(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...]) -> None:

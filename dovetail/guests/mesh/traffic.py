@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.guests.mesh.layers import Ints, MeshLayer, OperandRead
+from dovetail.guests.mesh.layers import Ints, OperandRead
 from dovetail.guests.mesh.partition import MeshStage, Section, read_span
 from dovetail.guests.mesh.topology import Topology, tree_links
 
 Floats = NDArray[Any]
-ROWS, COLUMNS, CHANNELS, SUMS = range(4)
-"""The axes pieces are numbered by."""
 
 
 @dataclass(frozen=True)
@@ -120,20 +118,6 @@ def _sets(stage: MeshStage, users: list[_User]) -> Iterator[tuple[Ints, Ints, In
     if not users:
         yield np.zeros(0, np.int64), np.zeros(0, np.int64), senders
         return
-    if any(user.free for user, _, _ in users):
-        yield from _sets_of_boxes(stage, senders, users)
-        return
-    ranges = np.concatenate([_readers(stage, senders, *user) for user in users], axis=1)
-    unique, which = np.unique(ranges, axis=0, return_inverse=True)
-    order = np.argsort(which.reshape(-1), kind="stable")
-    edges = np.searchsorted(which.reshape(-1)[order], np.arange(len(unique) + 1))
-    for number, row in enumerate(unique.tolist()):
-        pieces, held = _members(row, users)
-        yield pieces, held, senders[order[edges[number] : edges[number + 1]]]
-
-
-def _sets_of_boxes(stage: MeshStage, senders: Ints, users: list[_User]) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """As `_sets`, where boxes of readers form no grid: every sender's box against every reader's."""
     pieces = np.unique(np.concatenate([user.first + np.arange(user.pieces) for user, _, _ in users]))
     held = np.full(len(pieces), 1 << 30)
     reads = np.zeros((len(senders), len(pieces)), bool)
@@ -147,55 +131,12 @@ def _sets_of_boxes(stage: MeshStage, senders: Ints, users: list[_User]) -> Itera
             touches &= (low < box[:, [2 * axis + 1]]) & (high > box[:, [2 * axis]])
         held[at] = np.minimum(held[at], depth)
         reads[:, at] |= touches
-    unique, which = np.unique(reads, axis=0, return_inverse=True)
-    for number, row in enumerate(unique):
-        yield pieces[row], held[row], senders[which.reshape(-1) == number]
-
-
-def _members(row: list[int], users: list[_User]) -> tuple[Ints, Ints]:
-    """The pieces in the ranges of each reader; one that reads a value twice is there once, with what it can hold."""
-    pieces, held = [], []
-    for place, (user, _, depth) in enumerate(users):
-        spans = [np.arange(row[at], row[at + 1]) for at in range(8 * place, 8 * place + 8, 2)]
-        cut = user.cut
-        outer = (spans[0][:, None] * cut.columns + spans[1][None]).reshape(-1)
-        inner = (spans[2][:, None] * cut.sums + spans[3][None]).reshape(-1)
-        pieces.append(user.first + (outer[:, None] * (cut.channels * cut.sums) + inner[None]).reshape(-1))
-        held.append(np.full(len(pieces[-1]), depth))
-    if len(users) == 1:
-        return pieces[0], held[0]
-    every, depths = np.concatenate(pieces), np.concatenate(held)
-    order = np.lexsort((depths, every))
-    first = np.diff(every[order], prepend=-1) > 0
-    return every[order][first], depths[order][first]
-
-
-def read_axes(reading: OperandRead, layer: MeshLayer) -> dict[int, int]:
-    """Axis of an operand's image -> the axis of the pieces that decides which part of it they read."""
-    if reading.channels == "all":
-        return {}
-    if layer.kind == "dense" and reading.channels == "summed":
-        return {2 if reading.image[0] * reading.image[1] == 1 else 0: SUMS}
-    return {0: ROWS, 1: COLUMNS, 2: SUMS if reading.channels == "summed" else CHANNELS}
-
-
-def _readers(stage: MeshStage, senders: Ints, user: MeshStage, reading: OperandRead, depth: int) -> Ints:
-    """[senders, 8]: the readers' first and last + 1 part along each axis."""
-    counts = (user.cut.rows, user.cut.columns, user.cut.channels, user.cut.sums)
-    ranges = np.empty((len(senders), 8), np.int64)
-    ranges[:, ::2], ranges[:, 1::2] = 0, counts
-    if reading is not user.layer.readings[0]:  # only the last of those that sum for each other
-        ranges[:, 2 * SUMS] = user.cut.sums - 1
-    steps = (counts[1] * counts[2] * counts[3], counts[2] * counts[3], counts[3], 1)
-    for image_axis, axis in read_axes(reading, user.layer).items():
-        low, high = read_span(reading, user.layer, image_axis, user.boxes[np.arange(counts[axis]) * steps[axis]])
-        box = stage.boxes[senders]
-        # parts in order: the first that ends behind the sender's start, the last that starts before its end
-        ranges[:, 2 * axis] = np.searchsorted(np.maximum.accumulate(high), box[:, 2 * image_axis], side="right")
-        ranges[:, 2 * axis + 1] = np.searchsorted(low, box[:, 2 * image_axis + 1], side="left")
-    empty = (ranges[:, 1::2] <= ranges[:, ::2]).any(axis=1)
-    ranges[empty] = 0
-    return ranges
+    alike: dict[bytes, list[int]] = {}
+    for place, row in enumerate(np.packbits(reads, axis=1)):
+        alike.setdefault(row.tobytes(), []).append(place)
+    for places in alike.values():
+        read = reads[places[0]]
+        yield pieces[read], held[read], senders[places]
 
 
 @dataclass(frozen=True)
