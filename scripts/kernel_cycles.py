@@ -66,7 +66,7 @@ FAR = 0.08
 """A relative error that is too large."""
 MOST_CALL = 300.0
 """Cycles of a kernel's beginning and end at most; what else a fit finds there belongs to its loops."""
-RENEWED = ("MaxPool2d.", "pointwise.call", "end.Lookup", "end.Quantize_few")
+RENEWED = ("MaxPool2d.", "end.Lookup", "end.Quantize_few")
 """Beginnings of the names of parts that `small` has layers of."""
 
 
@@ -227,13 +227,19 @@ def _bounded(
 
 
 def renewed(rates: Mapping[str, float], layers: Sequence[Layer], target: Target) -> dict[str, float]:
-    """The cycles with those of `RENEWED` parts fitted anew to some layers, and all others as they are."""
-    others = {part: value for part, value in rates.items() if not part.startswith(RENEWED)}
+    """The cycles with those of `RENEWED` parts, and of calls above `MOST_CALL`, fitted anew to some layers, and all
+    others as they are."""
+    others = {
+        part: value
+        for part, value in rates.items()
+        if not part.startswith(RENEWED) and not (part.endswith(".call") and value > MOST_CALL)
+    }
     rows, left = [], []
     for layer in layers:
         counts = turns(layer.graph, core_traits(target.core))
         known = sum(others.get(part, 0.0) * count for part, count in counts.items())
-        rows.append({part: count / layer.cycles for part, count in counts.items() if part.startswith(RENEWED)})
+        is_new = {part: part.startswith(RENEWED) or (part in rates and part not in others) for part in counts}
+        rows.append({part: count / layer.cycles for part, count in counts.items() if is_new[part]})
         left.append(max(0.0, 1 - known / layer.cycles))
     parts = sorted({part for row in rows for part in row})
     found = _bounded(np.array([[row.get(part, 0.0) for part in parts] for row in rows]), np.array(left), parts)

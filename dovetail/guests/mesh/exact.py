@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,19 +50,6 @@ class ExactRun:
         return self.clocks[:, :, 1:] - self.clocks[:, :, :1]
 
 
-@contextmanager
-def _firmware(
-    mapped: MeshMapping, project: MeshProject, target: Target, jobs: int, show: Show
-) -> Iterator[tuple[dict[str, Path], dict[str, int]]]:
-    """The firmware of each program, and bytes of an element it takes; raises as `run_exact`."""
-    if find_spec("unicorn") is None:
-        raise MissingExtraError("unicorn", "iss", "simulating firmware")
-    with TemporaryDirectory() as folder:
-        firmware = build_programs(project.files, target, Path(folder), jobs, show)
-        hint = "cut the layer into more pieces in the mapping file, give fewer slots, or use more chips"
-        yield firmware, used_bytes(firmware, target, mapped.parts.mesh.usable, hint)
-
-
 def run_exact(
     mapped: MeshMapping,
     project: MeshProject,
@@ -90,11 +76,16 @@ def run_exact(
         DovetailError: `jobs` is below 1, or the scheduler does not answer.
         MissingExtraError: Unicorn or Dask is not installed.
     """
+    if find_spec("unicorn") is None:
+        raise MissingExtraError("unicorn", "iss", "simulating firmware")
     build = mesh_build(mapped, project, target)
     words = [word_of(mapped.topology.position(one.element)) for one in project.elements]
     given = [(number, one.input) for number, one in enumerate(build.tensors) if one.input]
     tensors = [{n: np.ascontiguousarray(arrays[name]).tobytes() for n, name in given} for arrays in inputs]
-    with farm(jobs, scheduler) as spread, _firmware(mapped, project, target, jobs, show) as (firmware, used):
+    with farm(jobs, scheduler) as spread, TemporaryDirectory() as folder:
+        firmware = build_programs(project.files, target, Path(folder), jobs, show)
+        hint = "cut the layer into more pieces in the mapping file, give fewer slots, or use more chips"
+        used = used_bytes(firmware, target, mapped.parts.mesh.usable, hint)
         loaded = RackContents()
         for kind, number, content in rack_images(build, firmware, project.files):
             loaded.parts[kind][number] = bytearray(content)

@@ -29,6 +29,7 @@ SCHEMA = 2
 _MOST_BYTES = 128 << 20
 _MOST_SLOTS = 1024
 HINT = "docs/mesh.md shows what such a file holds"
+PART_HINT = "cut the model that compile --save-stages writes last, or the files --save-parts writes"
 AXES = ("rows", "columns", "channels", "sums")
 Pair = tuple[Count, Count]
 """Column and row of a chip or router, or first and last + 1."""
@@ -262,7 +263,11 @@ class _WishReader:
                 if other is not name:
                     what = f"the element {list(place)} has two names, the second is '{name[:40]}'"
                     raise here.wrong(what, "give one of them another position", at.inside("elements", other))
-        self._numbers = {name: self._at(place, at) for name, place in self.names.items() if place is not None}
+        self._numbers = {
+            name: self._at(place, unread(f"{name}.onnx", PART_HINT) if name in parts.elements else at)
+            for name, place in self.names.items()
+            if place is not None
+        }
         taken = {*self._numbers.values(), *self._positions(record)}
         self._free = iter([element for element in topology.elements.tolist() if element not in taken])
 

@@ -58,7 +58,7 @@ def read_mapping(
             those on one element, do not fit.
     """
     layers = layers_of(graph, regions)
-    wishes = read_wishes(path, graph.name, layers, topology, wishes_of_parts(parts, layers, topology))
+    wishes = read_wishes(path, graph.name, layers, topology, wishes_of_parts(parts, layers))
     if not (wishes.layers or len(wishes.pools) > 1 or wishes.routes):
         return map_network(graph, regions, topology, Objective(wishes.objective or objective), whole=True)
     mapped = complete(wishes, graph, regions, topology, objective)

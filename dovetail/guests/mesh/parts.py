@@ -18,10 +18,9 @@ import numpy as np
 from dovetail.errors import ModelError, PlanError
 from dovetail.guests.mesh.layers import MeshLayer
 from dovetail.guests.mesh.mapping import MeshMapping
-from dovetail.guests.mesh.mapping_file import PartWishes, Position, WishPlace, unread
+from dovetail.guests.mesh.mapping_file import PART_HINT, PartWishes, Position, WishPlace, unread
 from dovetail.guests.mesh.partition import MeshStage
 from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
-from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.graph import Graph, Node, renamed
 from dovetail.ir.onnx_file import graph_bytes, load_graph
 from dovetail.ir.operators.base import Operator
@@ -33,7 +32,6 @@ _BOX = re.compile(
     r"(.*)\[(\d{1,7}):(\d{1,7}),(\d{1,7}):(\d{1,7}),(\d{1,7}):(\d{1,7})\](?:\{(\d{1,7}):(\d{1,7})\})?", re.S
 )
 _PLACE = re.compile(r"(\d{1,6})_(\d{1,6})_(\d{1,6})")
-_HINT = "cut the model that compile --save-stages writes last, or the files --save-parts writes"
 
 
 def part_files(mapped: MeshMapping) -> dict[str, bytes]:
@@ -126,7 +124,7 @@ def read_parts(folder: Path, operators: Mapping[str, type[Operator]]) -> dict[st
     return {file.stem: load_graph(file, operators) for file in files}
 
 
-def wishes_of_parts(graphs: Mapping[str, Graph], layers: Sequence[MeshLayer], topology: Topology) -> PartWishes:
+def wishes_of_parts(graphs: Mapping[str, Graph], layers: Sequence[MeshLayer]) -> PartWishes:
     """The wishes of parts: each computes its pieces on an element with its name.
 
     Raises:
@@ -135,7 +133,7 @@ def wishes_of_parts(graphs: Mapping[str, Graph], layers: Sequence[MeshLayer], to
     by_result = {layer.graph.outputs[0]: layer for layer in layers}
     pieces: dict[str, list[tuple[Box, str, WishPlace]]] = {}
     for name, graph in graphs.items():
-        at = unread(f"{name}.onnx", _HINT)
+        at = unread(f"{name}.onnx", PART_HINT)
         own = [(layer, box) for node in graph.nodes for layer, box in _piece_of(node.output, by_result)]
         if not own:
             raise at.wrong("no value in it is the result of a layer of the network")
@@ -143,23 +141,13 @@ def wishes_of_parts(graphs: Mapping[str, Graph], layers: Sequence[MeshLayer], to
             if any(not 0 <= a < b <= size for (a, b), size in zip(box, (*layer.image, layer.summed), strict=True)):
                 raise at.wrong(f"{layer.name} has no part {_shown(box)}")
             pieces.setdefault(layer.name, []).append((box, name, at))
-    return PartWishes({name: _place_of(name, topology) for name in graphs}, pieces)
+    return PartWishes({name: _place_of(name) for name in graphs}, pieces)
 
 
-def _place_of(name: str, topology: Topology) -> Position | None:
-    """The position a part's name says, if it does and there is such an element."""
+def _place_of(name: str) -> Position | None:
+    """The position a part's name says, if it does."""
     match = _PLACE.fullmatch(name)
-    if match is None:
-        return None
-    x, y, number = (int(one) for one in match.groups())
-    chip = topology.chips.get((x, y))
-    usable = chip is not None and chip * topology.mesh.per_chip + number in topology.usable
-    if not usable or number >= topology.mesh.per_chip:
-        what = f"the element {[x, y, number]} does not exist, or is faulty or reserved"
-        raise PlanError(
-            what, where=f"{name}.onnx", hint="give the file another name: any that is no position is chosen"
-        )
-    return x, y, number
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def _piece_of(value: str, layers: Mapping[str, MeshLayer]) -> Iterator[tuple[MeshLayer, Box]]:
@@ -192,11 +180,11 @@ def check_parts(mapped: MeshMapping, graphs: Mapping[str, Graph]) -> None:
             wrong = _different(ours, ours.outputs[0], graph, value, makers, seen)
             if wrong:
                 what = f"'{wrong[:80]}' is not what {layer.name} of the network computes there"
-                raise ModelError(what, where=f"{name}.onnx", hint=_HINT)
+                raise ModelError(what, where=f"{name}.onnx", hint=PART_HINT)
         for node in graph.nodes:
             if node.output not in seen and not node.operator.is_view:
                 what = f"'{node.output[:80]}' belongs to no layer that the part computes as a whole"
-                raise ModelError(what, where=f"{name}.onnx", hint=_HINT)
+                raise ModelError(what, where=f"{name}.onnx", hint=PART_HINT)
 
 
 def _different(
