@@ -15,7 +15,7 @@ from dovetail.farm import farm
 from dovetail.guests.mesh.building import build_programs, used_bytes
 from dovetail.guests.mesh.emit import MeshProject
 from dovetail.guests.mesh.layers import Ints, Show, unseen
-from dovetail.guests.mesh.manifest import mesh_build, outputs_of, rack_images, word_of
+from dovetail.guests.mesh.manifest import Images, mesh_build, outputs_of, rack_images, word_of
 from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.guests.mesh.rack import LoadedElements
 from dovetail.guests.mesh.workers import element_setup
@@ -48,6 +48,15 @@ class ExactRun:
     def turns(self) -> Ints:
         """[inputs, pieces, 3] cycles from when a piece began to the later points of `clocks`."""
         return self.clocks[:, :, 1:] - self.clocks[:, :, :1]
+
+
+def _loaded(images: Images, data: Mapping[int, bytes]) -> RackContents:
+    """What a rack has of these images, with data of elements in place of theirs."""
+    loaded = RackContents()
+    for kind, number, content in images:
+        loaded.parts[kind][number] = bytearray(content)
+    loaded.parts[LoadKind.DATA].update((word, bytearray(content)) for word, content in data.items())
+    return loaded
 
 
 def run_exact(
@@ -86,11 +95,8 @@ def run_exact(
         firmware = build_programs(project.files, target, Path(folder), jobs, show)
         hint = "cut the layer into more pieces in the mapping file, give fewer slots, or use more chips"
         used = used_bytes(firmware, target, mapped.parts.mesh.usable, hint)
-        loaded = RackContents()
-        for kind, number, content in rack_images(build, firmware, project.files):
-            loaded.parts[kind][number] = bytearray(content)
-        for word, one in zip(words, project.elements, strict=True):
-            loaded.parts[LoadKind.DATA][word] = bytearray(one.data)
+        data = {word: one.data for word, one in zip(words, project.elements, strict=True)}
+        loaded = _loaded(rack_images(build, firmware, project.files), data)
         try:
             elements = LoadedElements(loaded, mapped.topology)
             outcome = elements.run(spread, element_setup(target), tensors, show)
