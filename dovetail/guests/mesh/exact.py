@@ -51,7 +51,7 @@ class ExactRun:
 
 
 def _loaded(images: Images, data: Mapping[int, bytes]) -> RackContents:
-    """What a rack has of these images, with data of elements in place of theirs."""
+    """The contents of a rack with these images, and other data of elements in place of theirs."""
     loaded = RackContents()
     for kind, number, content in images:
         loaded.parts[kind][number] = bytearray(content)
