@@ -325,7 +325,8 @@ def _smallest(layer: MeshLayer, mesh: Mesh, grid: Ints) -> PieceSizes:
     for axis, step in enumerate(grain(layer, mesh)):
         parts = {count: int(np.diff(bounds(layer.image[axis], count, step)).min()) for count in grid[:, axis].tolist()}
         sizes[:, axis] = [parts[count] for count in grid[:, axis].tolist()]
-    return PieceSizes(*sizes.T, np.full(len(grid), layer.summed), grid[:, 3])
+    rows, columns, channels = sizes.T
+    return PieceSizes(rows, columns, channels, np.full(len(grid), layer.summed), grid[:, 3])
 
 
 def require_fit(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...]) -> None:
