@@ -19,6 +19,7 @@ from dovetail.ir.types import Array
 from dovetail.read import load_model
 from dovetail.sim.device import MemoryBus, MemoryRegion, Taken
 from dovetail.targets import load_target
+from dovetail.targets.gemmini import lower
 from dovetail.targets.gemmini.device import GemminiDevice
 from dovetail.targets.gemmini.loops import expanded
 from dovetail.targets.gemmini.machine import COMPUTE, CONFIG, MVIN, MVOUT, PRELOAD, GemminiMachine
@@ -152,6 +153,17 @@ def test_digits(dim: int, tmp_path: Path) -> None:
     run = build.run()
     assert run.proof
     print(f"{dim}: {run.cycles:,} cycles")
+
+
+def test_a_network_without_fences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of no turns in place of each: the second layer reads what the first has not written yet."""
+    require_chip()
+    monkeypatch.setattr(lower, "FENCE", (7 << 16 | MVIN << 8 | 4, *(0,) * 6))
+    path, graph = digits(tmp_path)
+    data = np.random.default_rng(3).normal(size=(16, *graph.types[graph.inputs[0]].shape)).astype(np.float32)
+    build = dovetail.compile(quantised(path, data, tmp_path), "gemmini")
+    with pytest.raises(SimulationError, match="that a move out before it writes"):
+        build.run()
 
 
 def test_a_transformer_block(tmp_path: Path) -> None:
