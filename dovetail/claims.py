@@ -161,6 +161,12 @@ def notes(result: RunResult) -> tuple[str, ...]:
     ]
     if manifest.optimize is not Optimize.SPEED or _other_core(result):
         found.append("kernels are not compared with the cycles declared: these are of fast ones on the target's core")
+    target = result.build.target
+    if target.memory(target.code).waits:
+        found.append(
+            f"estimates count the waits for constants in {target.code}, those for instructions and values there not: "
+            "what a cache keeps of these is known to the simulator alone"
+        )
     if _owners(result) is None:
         found.append(
             "DMAs show other transfers than the build's plan has: their cycles are not compared with those declared"

@@ -112,6 +112,11 @@ def test_wrong_rates_of_core_kernels_are_found(model: Path) -> None:
     assert {"conv_1", "conv_2", "conv_4", "conv_6"} <= wrong and all(one.instead == 0 for one in report.claims)
 
 
+def test_waits_that_are_not_estimated_are_said(model: Path) -> None:
+    notes = report_of(model, load_target("stm32l4r5")).notes
+    assert any("constants in flash" in note and "instructions" in note for note in notes)
+
+
 def test_small_kernels_are_not_compared(model: Path) -> None:
     report = report_of(model, load_target("riscv"), optimize="size")
     assert report.claims == ()

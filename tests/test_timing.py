@@ -55,6 +55,12 @@ def test_a_network_takes_what_the_clock_says(name: str, target: str) -> None:
     assert abs(ratio(network(name), target) - 1) < 0.01
 
 
+def test_waits_for_weights_in_flash_are_counted() -> None:
+    """56 cycles for every 8 bytes of weights, each read once: half of the time."""
+    require_chip()
+    assert abs(ratio(network("ad_autoencoder"), "rp2040") - 1) < 0.03
+
+
 def port(name: str) -> str:
     """The file of a target that others wrote."""
     return str(shared_dir() / "faults" / "ports" / name / f"{name}.py")

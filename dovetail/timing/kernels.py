@@ -20,10 +20,23 @@ _COPIED = 0.9
 
 
 def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
-    """Cycles of a region on core 0: of its kernel's parts, as often as they run with what is chosen of its knobs."""
+    """Cycles of a region on core 0: of its kernel's parts, as often as they run with what is chosen of its knobs, and
+    of waiting for its constants."""
     if all(node.operator.is_view for node in graph.nodes):
         return round(_COPIED * graph.types[graph.outputs[0]].nbytes)
-    return round(cycles(graph, core_traits(target.core), choice))
+    return round(cycles(graph, core_traits(target.core), choice)) + constant_waits(graph, target)
+
+
+def constant_waits(graph: Graph, target: Target) -> int:
+    """Cycles in which a core waits for a kernel's constants in a memory that is slower than it: once for every block of
+    pixels, or once in all where its cache keeps them. Waits for instructions, and for values there, are not known."""
+    memory = target.memory(target.code)
+    if not memory.waits or not graph.constants:
+        return 0
+    result, block = graph.types[graph.outputs[0]], offered(graph, core_traits(target.core)).block
+    pixels = result.elements // max(1, result.shape[-1] if result.shape else 1)
+    times = -(-pixels // block[0]) if block is not None else 1
+    return memory.wait_cycles(sum(array.nbytes for array in graph.constants.values()), max(1, times))
 
 
 def shared_cycles(parts: Parts, target: Target, choice: Choice) -> int:
