@@ -158,7 +158,7 @@ class _LateResults:
 
     def wait(self, cycles: int, one: Instruction, word: int) -> int:
         """Cycles that an instruction waits, of a block that takes so many up to its end without that."""
-        own, start = word & 0x7F in _CUSTOM, cycles - 1
+        own, start = word & 0x7F in _CUSTOM, cycles - self._costs.alu  # in a clock's own cycles, as `alu` counts them
         waits = max(0, *(self._ready.get(register, 0) - start for register in (*one.used, 0)))
         waits = max(waits, self._under_way - start) if own else waits
         shifts = word & 0x5F == 0x13 and word >> 12 & 3 == 1
