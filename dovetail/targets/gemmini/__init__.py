@@ -100,6 +100,7 @@ def mean_of(config: Config) -> dt.Offload:
     """The mean of a whole image, as `rewrites` has it: a depthwise layer whose weights are all 1."""
     limits = (
         layers.ALL_INT8,
+        layers.INT8_WEIGHTS,
         layers.ONE_IMAGE,
         NO_ZERO_POINTS,
         LIMITED,

@@ -432,7 +432,7 @@ def busy(shape: LayerShape) -> int:
     return max(products * shape.blocks + MOVE * moved, loaded)
 
 
-ROW_OF_TAPS, STEP, MOVE = 40, 120, 10
+ROW_OF_TAPS, STEP, MOVE = 60, 120, 10
 """Cycles of the core for each of these, in the driver's loops."""
 
 
