@@ -450,7 +450,7 @@ def mean(config: Config, match: dt.Match, operands: Mapping[str, dt.Operand]) ->
     """The mean of an image: its pixels are added up on their way into the accumulator."""
     x, dim, most = image_of(match.type("x"), operands[match.values["x"]]), config.dim, max(64, config.dim)
     words = [array_setting(1, 1), way_in(MVIN2, 0), FENCE, way_in(MVIN3, 0, dim, shrunk=True)]
-    words.append(way_out(0, scale_of(match), False))
+    words.append(way_out(0, scale_of(match), match.operator("clip", Clip).low == 0))
     for start, groups, count in cut(x.channels, most):
         group = MoveLoop(groups, most, most // dim * dim)
         place = local(SUMS | start // dim * dim, 1, count)
