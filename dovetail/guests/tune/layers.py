@@ -120,7 +120,7 @@ def placed(region: Region, default: Choice, target: Target) -> Choice:
     of which cores that share it choose for themselves."""
     if region.engine is None:
         return {}
-    if assign(region.graph, (region,), target, {}).regions[0].engine is not None:
+    if any(one.engine is not None for one in assign(region.graph, (region,), target, {}).regions):
         return default
     return {PLACEMENT: "core"}
 
