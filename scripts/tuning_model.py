@@ -8,8 +8,8 @@ planner's estimate of a default, the tuner's and that in its build ("estimated" 
 With --quantise the models are quantised for the target before, as `diana` wants them. A row of the table is a target:
 how far the estimates of networks, of defaults and of all choices are from what is measured, Spearman's correlation of
 the choices within a layer (over those layers whose slowest choice takes at least 2 % more than the fastest), and how
-many choices a second of CPU the model looks at. Estimates of a layer that differ are printed. Ends with 1 where `LIMITS`
-are not kept.
+many choices a second of CPU the model looks at. Estimates of a layer that differ are printed. Ends with 1 where
+`LIMITS` are not kept.
 """
 
 from __future__ import annotations
