@@ -52,7 +52,8 @@ def cycles(network: str, target: Target) -> int:
 @cache
 def alone(network: str, isa: str) -> int:
     """The same on a core of this instruction set with one memory."""
-    base = load_target("riscv" if isa.startswith("rv32") else isa.replace("-", "_"))
+    plain = {"rv32": "riscv", "rv64": "riscv64"}
+    base = load_target(plain.get(isa[:4], isa.replace("-", "_")))
     return cycles(network, replace(base, core=Core(isa), policies=WHOLE))
 
 

@@ -139,7 +139,9 @@ def instructed_ways(scope: KernelScope) -> Iterator[InstructedWay]:
 
 def _instructed(region: KernelScope) -> Turns | None:
     """The loops of the anchor with the core's own instructions; None where there are none."""
-    for way in instructed_ways(region) if registered(TURNS, region.node.operator) else ():
+    if region.anchor is None or not registered(TURNS, region.node.operator):
+        return None
+    for way in instructed_ways(region):
         try:
             return way.plan(replace(region)).turns()
         except UnsupportedRegion:

@@ -187,7 +187,8 @@ def model_work(graph: Graph) -> tuple[OperatorWork, ...]:
     work: dict[str, OperatorWork] = {}
     for node in graph.nodes:
         one, products = work.get(node.origin, OperatorWork(node.origin)), products_of(graph, node, producers)
-        weights = [graph.constants[name] for name in node.inputs[1:2] if _weighs(graph, node, name)]
+        kept = (name for name in node.inputs[1:2] if name in graph.constants and _weighs(graph, node, name))
+        weights = [graph.constants[name] for name in kept]
         new = [array for array in weights if array.size and array.tobytes() not in arrays]
         arrays |= {array.tobytes() for array in new}
         work[node.origin] = OperatorWork(

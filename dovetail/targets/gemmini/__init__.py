@@ -10,9 +10,11 @@ from dataclasses import asdict
 from functools import partial
 
 import dovetail.target as dt
+from dovetail.ir.graph import Node
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import TensorType
 from dovetail.legalize.ready import FLOAT32_PER_LAYER
 from dovetail.target import layers
 from dovetail.targets.gemmini import lower
@@ -47,7 +49,12 @@ KINDS: Mapping[str, tuple[type[layers.Linear], tuple[dt.Constraint, ...]]] = {
 }
 
 
-ONE_SCALE = (dt.Rewrite("sums and means", sums_and_means, lsb=1), FLOAT32_PER_LAYER.rewrite())
+def _is_centred(types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether a layer reads integers whose zero point is 0: of others the core would round in float32, slowly."""
+    return getattr(node.operator, "input_zero_point", 0) == 0
+
+
+ONE_SCALE = (dt.Rewrite("sums and means", sums_and_means, lsb=1), FLOAT32_PER_LAYER.rewrite(_is_centred))
 SUMS = (
     dt.one_of("operands must be int8", lambda m: m.type("x").dtype.text, "int8"),
     layers.INT8_WEIGHTS,
