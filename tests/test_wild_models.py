@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,23 @@ def test_it_computes_what_its_runtime_does(name: str) -> None:
         found = evaluate(graph, {**fed, **{name: first for name, _, first in graph.kept}})
         for own, wanted in zip(graph.results, _by_runtime(path, graph, fed), strict=True):
             _check(found[own], np.asarray(wanted), STEPS.get(name, 0.0))
+
+
+@pytest.mark.oracles
+def test_a_cell_is_limited_as_the_file_says(tmp_path: Path) -> None:
+    """The trained model's limit of 10 is never met, one of 0.25 is."""
+    data = (shared_dir() / "models" / "wild" / "tflm_trained_lstm_f32.tflite").read_bytes()
+    ten, quarter = struct.pack("<f", 10.0), struct.pack("<f", 0.25)
+    assert data.count(ten) == 1
+    outputs = []
+    for name, content in (("free", data), ("limited", data.replace(ten, quarter))):
+        (path := tmp_path / f"{name}.tflite").write_bytes(content)
+        graph = prepare(path, load_target("riscv"), Options(allow_float=True))
+        fed = _drawn(graph, 0)
+        found = evaluate(graph, {**fed, **{state: first for state, _, first in graph.kept}})[graph.results[0]]
+        _check(found, np.asarray(_by_runtime(path, graph, fed)[0]), 0.0)
+        outputs.append(found)
+    assert np.abs(outputs[0] - outputs[1]).max() > 0.01
 
 
 def _drawn(graph: Graph, seed: int) -> dict[str, Array]:
