@@ -73,9 +73,13 @@ class _MovedModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the new module in the place of the old one."""
-        new = _new_name(module.__name__)
-        warnings.warn(f"{module.__name__} is {new} now", OldNameWarning, stacklevel=2)
-        sys.modules[module.__name__] = import_module(new)
+        old, new = module.__name__, _new_name(module.__name__)
+        warnings.warn(f"{old} is {new} now", OldNameWarning, stacklevel=2)
+        if any(name.startswith(f"{old}.") for name in MODULES):
+            # Python gives a package each module that was imported by way of it: the new one must not get old names.
+            module.__dict__.update(__path__=[], __getattr__=lambda name: getattr(import_module(new), name))
+        else:
+            sys.modules[old] = import_module(new)
 
 
 def install() -> None:
