@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.guests.check import suite
+from dovetail.guests.check import run, suite
 from dovetail.guests.check.cases import _WEAK, QUICK, Limits, ask, base, choices, derive
 from dovetail.guests.check.findings import Checked, finding_text, junit, markdown, summary
 from dovetail.guests.check.instead import instead
@@ -224,3 +225,32 @@ def test_mistakes_of_a_border_of_unsigned_bytes() -> None:
     graph, layer = single(offload.pattern, None, point)
     sentences = {mutant.sentence for mutant in instead(graph, layer)}
     assert "the zero points of operand and result are in each other's place" in sentences
+
+
+def test_what_was_found_before_an_interrupt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C behind some cases: they count, their findings stand, and the reports name what was not tried."""
+    tried, real = [], run._directly
+
+    def interrupted(*given: Any) -> Any:
+        tried.append(given[1])
+        if len(tried) == 9:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(run, "_directly", interrupted)
+    found = check(port(tmp_path, "np.int64) + bias", "np.int64)"), order())
+    first, *others = found.tested
+    assert found.stopped and len(found.findings) == 1 and first.cases - first.skipped >= 8
+    assert summary(found).startswith(f"small: stopped after {first.cases - first.skipped} cases: 1 finding")
+    assert others and all(one.remark == run.STOPPED and not one.cases for one in others)
+    assert run.STOPPED in junit(found) and run.STOPPED in markdown(found)
+
+
+@pytest.mark.parametrize("at", ["derive", "shrink"])
+def test_an_interrupt_between_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    def interrupted(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite, at, interrupted)
+    found = check(port(tmp_path, "np.int64) + bias", "np.int64)"), order())
+    assert found.stopped and len(found.findings) == (at == "shrink")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import dovetail
+from dovetail.guests.check import findings, suite
 
 
 def test_findings_give_status_1_and_files(
@@ -51,3 +52,16 @@ def test_wrong_wishes(
 def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert dovetail(command, "--help") == 0
     assert f"Example: dovetail {command}" in capsys.readouterr().out
+
+
+def test_an_interrupted_check_says_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*given: object, **named: object) -> findings.Checked:
+        return findings.Checked("macarray", [], [findings.Tested("macarray", "dense", "model", 9, 0, 4)], True)
+
+    monkeypatch.setattr(suite, "check", stopped)
+    assert dovetail("check", "macarray", "--markdown", str(tmp_path / "found.md")) == 130
+    said = capsys.readouterr()
+    assert "stopped after 5 cases: no findings" in said.out and "stopped after 5" in (tmp_path / "found.md").read_text()
+    assert said.err.startswith("macarray: reading the target\n")  # at once, also where stderr is no terminal

@@ -131,11 +131,29 @@ def test_check_stages_names_the_first_value_that_differs() -> None:
     inputs = inputs_of(graph)
     assert check_stages(graph, graph, inputs, 0) == 3
     moved = changed(graph, "scaled", Requantize(Rounding.SINGLE, 0, 6))
-    assert check_stages(graph, moved, inputs, 1) == 3
+    assert check_stages(graph, moved, inputs, 1) == 1
     with pytest.raises(DovetailError, match=r"^scaled: 8 of 8 elements differ, by up to 1 .*allowed is 0"):
         check_stages(graph, moved, inputs, 0)
+    with pytest.raises(DovetailError, match=r"^total: .*allowed is 0"):
+        check_stages(graph, changed(graph, "total", FullyConnected(-4)), inputs, 0)
+    with pytest.raises(DovetailError, match=r"^y: .*allowed is 1"):
+        check_stages(graph, changed(graph, "total", FullyConnected(-40)), inputs, 1)
+
+
+def test_sums_are_compared_where_they_end() -> None:
+    """Where values may move by a step, a sum may by thousands, or have another scale; an output may not."""
+    graph = small_graph()
+    weights = np.asarray(graph.constants["w"])
+    graph, larger = (
+        replace(graph, constants={**graph.constants, "w": factor * (weights // 4), "m": np.array([m], np.int32)})
+        for factor, m in ((1, 1 << 30), (2, 1 << 29))
+    )
+    with pytest.raises(DovetailError, match=r"^total: .*allowed is 0"):
+        check_stages(graph, larger, inputs_of(graph), 0)
+    assert check_stages(graph, larger, inputs_of(graph), 1) == 1
+    ends = (replace(one, outputs=("total",), nodes=one.nodes[:1]) for one in (graph, larger))
     with pytest.raises(DovetailError, match=r"^total: .*allowed is 1"):
-        check_stages(graph, changed(graph, "total", FullyConnected(-4)), inputs, 1)
+        check_stages(*ends, inputs_of(graph), 1)
 
 
 def test_differences_do_not_grow_from_layer_to_layer() -> None:

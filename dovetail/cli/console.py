@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -102,16 +103,35 @@ def show_error(error: DovetailError) -> None:
 
 
 @contextmanager
-def progress(first: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr that shows what is being done now; silent where stderr is not a terminal."""
+def progress(first: str, lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr that shows what is being done now; where stderr is no terminal silent, or with `lines`, for
+    commands that take minutes, a line at once and then one every few seconds."""
     if not sys.stderr.isatty():
-        yield lambda text: None
+        yield _now_and_then(first) if lines else lambda text: None
         return
     from rich.console import Console
     from rich.text import Text
 
     with Console(stderr=True).status(Text(first)) as status:
         yield lambda text: status.update(Text(text))
+
+
+_EVERY = 3.0
+"""Seconds between two lines of progress."""
+
+
+def _now_and_then(first: str) -> Callable[[str], None]:
+    """Notes the first text, and later ones unless there was another a moment ago."""
+    last = time.monotonic()
+    note(first)
+
+    def shown(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > _EVERY:
+            last = time.monotonic()
+            note(text)
+
+    return shown
 
 
 def show_table(

@@ -65,7 +65,8 @@ class Rewrite:
     """The graph in that form. Of what it leaves alone, the result may say why (`Graph.left`, `Draft.leave`): that is
     what `explain` and the report then print of a layer no engine takes."""
     lsb: int
-    """How far each 8-bit value that remains may move, computed from the same operands; 0 when every bit is kept."""
+    """How far each value of 8 or 16 bits that remains may move, computed from the same operands; 0 when every bit is
+    kept. Sums of 32 bits may have another scale: they are compared in the values made of them."""
     sized: Callable[[Mapping[str, int]], Callable[[Graph], Graph]] | None = None
     """A variant of `apply` for given sizes of memories, bytes by name. A target passes its sizes, so that a
     sweep over them compiles for each size what pays there; it should give equal sizes the same function."""

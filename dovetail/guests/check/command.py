@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli.console import note, progress, say
+from dovetail.cli.console import INTERRUPTED, note, progress, say
 from dovetail.cli.options import LocalJobs, ReplaceFiles, Scheduler, TargetArgument, option
 from dovetail.errors import BuildError
 
@@ -37,13 +37,14 @@ def check(
 ) -> None:
     """Try a port at every limit it declares.
 
-    Says what is likely wrong, in the smallest form. The status is 1 where there are findings.
+    Says what is likely wrong, in the smallest form. The status is 1 where there are findings. Ctrl-C ends it with what
+    was found until then, and the reports say that it was stopped.
 
     Example: dovetail check port/mine.py --junit check.xml
     """
     for report_file in filter(None, (junit, markdown)):
         _refuse_unwritable(report_file)  # it is told before the work, not after it
-    with progress("reading the target") as report:
+    with progress(f"{target}: reading the target", lines=True) as report:
         from dovetail.arrays import write_file
         from dovetail.guests.check import findings, suite
         from dovetail.guests.check.cases import FULL, QUICK
@@ -57,8 +58,8 @@ def check(
     for number, finding in enumerate(checked.findings, 1):
         say(f"{number}. {findings.finding_text(finding)}\n")
     say(findings.summary(checked))
-    if checked.findings:
-        sys.exit(1)
+    if checked.stopped or checked.findings:
+        sys.exit(INTERRUPTED if checked.stopped else 1)
 
 
 def _refuse_unwritable(path: Path) -> None:

@@ -56,6 +56,8 @@ class Checked:
     target: str
     findings: list[Finding] = field(default_factory=list)
     tested: list[Tested] = field(default_factory=list)
+    stopped: bool = False
+    """Whether it was interrupted: what was not tried until then is in `tested`, with a remark."""
 
 
 _CHOICES = {
@@ -134,12 +136,17 @@ def summary(checked: Checked) -> str:
     count = len(checked.findings)
     more = f", {skipped} not tried" if skipped else ""
     more += next((f" (e.g. {t.offload}: {t.remark})" for t in checked.tested if t.skipped), "")
+    without: dict[str, list[str]] = {}
+    for t in checked.tested:
+        if not t.cases:
+            without.setdefault(t.remark, []).append(t.offload)
     named = (
-        ("without cases", [f"{t.offload} ({t.remark})" for t in checked.tested if not t.cases]),
+        ("without cases", [f"{', '.join(names)} ({remark})" for remark, names in without.items()]),
         ("no layer has", sorted({name for t in checked.tested for name in t.left_out})),
     )
     more += "".join(f"; {what}: {', '.join(names)}" for what, names in named if names)
-    return f"{checked.target}: {count or 'no'} finding{'' if count == 1 else 's'}, {cases} cases{more}"
+    ended = f"stopped after {cases - skipped} cases: " if checked.stopped else ""
+    return f"{checked.target}: {ended}{count or 'no'} finding{'' if count == 1 else 's'}, {cases} cases{more}"
 
 
 def markdown(checked: Checked) -> str:

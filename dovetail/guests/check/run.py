@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -229,6 +229,8 @@ _START, _PER_CASE, _PER_PRODUCT = 1_000_000, 400_000, 40
 _HANGS = ("it hangs", "gave no answer", "without an end", "deadlock")
 """Parts of the errors of a port that does not come to an end."""
 _SKIPPED = "not tried after an error"
+STOPPED = "not tried: the check was interrupted"
+"""Why an outcome is missing behind Ctrl-C."""
 _BATCH = 32
 
 
@@ -284,17 +286,43 @@ def run(
         seconds: the most a batch may take.
         progress: told how many cases have ended.
     """
-    outcomes = {index: _refused(target, case) for index, case in enumerate(cases) if not case.taken}
-    if simulator == "model":
-        for index, case in enumerate(cases):
-            if case.taken and (outcome := _directly(target, case, seconds, _hanging(outcomes))) is not None:
-                outcomes[index] = outcome
-    for batch in _batches({index: case for index, case in enumerate(cases) if index not in outcomes}):
+    outcomes = run_until_stopped(target, cases, simulator, seconds, progress)
+    if any(outcome.skipped == STOPPED for outcome in outcomes):
+        raise KeyboardInterrupt
+    return outcomes
+
+
+def run_until_stopped(
+    target: Target,
+    cases: Sequence[Case],
+    simulator: str,
+    seconds: float = SECONDS,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Outcome]:
+    """The same, and Ctrl-C only ends it: what was not tried then says so (`STOPPED`)."""
+    outcomes: dict[int, Outcome] = {}
+    with suppress(KeyboardInterrupt):
+        for index, outcome in _outcomes(target, cases, simulator, seconds, outcomes):
+            outcomes[index] = outcome
+            progress(len(outcomes))
+    return [outcomes.get(index) or Outcome(case, skipped=STOPPED) for index, case in enumerate(cases)]
+
+
+def _outcomes(
+    target: Target, cases: Sequence[Case], simulator: str, seconds: float, before: Mapping[int, Outcome]
+) -> Iterator[tuple[int, Outcome]]:
+    """The outcome of every case, each with its number; `before` are those that were given."""
+    for index, case in enumerate(cases):
+        if not case.taken:
+            yield index, _refused(target, case)
+        elif simulator == "model":
+            outcome = _directly(target, case, seconds, _hanging(before))
+            if outcome is not None:
+                yield index, outcome
+    for batch in _batches({index: case for index, case in enumerate(cases) if index not in before}):
         own = [cases[index] for index in batch]
-        skipped = [Outcome(case, skipped=_SKIPPED) for case in own] if _hanging(outcomes) else None
-        outcomes.update(zip(batch, skipped or _attempt(target, own, simulator, seconds), strict=True))
-        progress(len(outcomes))
-    return [outcomes[index] for index in range(len(cases))]
+        skipped = [Outcome(case, skipped=_SKIPPED) for case in own] if _hanging(before) else None
+        yield from zip(batch, skipped or _attempt(target, own, simulator, seconds), strict=True)
 
 
 def _hanging(outcomes: Mapping[int, Outcome]) -> bool:

@@ -27,7 +27,7 @@ from dovetail.guests.check.findings import Checked, Finding, Tested
 from dovetail.guests.check.instructions import check_instructions
 from dovetail.guests.check.layers import NoLayerError, left_out
 from dovetail.guests.check.networks import through_policies
-from dovetail.guests.check.run import SECONDS, Outcome, has_model, in_no_time, run
+from dovetail.guests.check.run import SECONDS, STOPPED, Outcome, has_model, in_no_time, run, run_until_stopped
 from dovetail.guests.check.suspect import MinimalCase, alike, explained, shrink, suspicions
 from dovetail.run import SIMULATORS, verilog_devices
 from dovetail.target.description import Target
@@ -103,14 +103,19 @@ def check(
     for engine in target.engines:
         simulators(target, engine, order)  # else each offload would say that one is not there
     alone = jobs == 1 and scheduler is None
-    with farm(jobs, scheduler, here=True) as spread:
-        ended = spread(checker.tried if alone else partial(_tried_elsewhere, name, order), wanted)
-        for place, outcome in zip(wanted, _in_order(ended), strict=False):
-            if not alone:
-                progress(f"{' '.join(place)}: its cases have ended")
-            checker.judge(place, outcome, checked)
-            if order.first and len(checked.findings) > lints:
-                break
+    try:
+        with farm(jobs, scheduler, here=True) as spread:
+            ended = spread(checker.tried if alone else partial(_tried_elsewhere, name, order), wanted)
+            for place, outcome in zip(wanted, _in_order(ended), strict=False):
+                if not alone:
+                    progress(f"{' '.join(place)}: its cases have ended")
+                checker.judge(place, outcome, checked)
+                if order.first and len(checked.findings) > lints:
+                    break
+    except KeyboardInterrupt:
+        known = {(one.engine, one.offload) for one in checked.tested}
+        checked.tested += [Tested(*place, remark=STOPPED) for place in wanted if place not in known]
+        checked.stopped = True
     checked.findings[:] = _merged(checked.findings)
     return checked
 
@@ -126,6 +131,11 @@ class _SimulatorRun:
     simulator: str
     outcomes: tuple[Outcome, ...]
     seconds: float
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return any(one.skipped == STOPPED for one in self.outcomes)
 
 
 @dataclass(frozen=True)
@@ -187,10 +197,8 @@ class _Checker:
     order: Order
     progress: Callable[[str], None] = lambda text: None
 
-    def _run(
-        self, cases: Sequence[Case], simulator: str, progress: Callable[[int], None] = lambda count: None
-    ) -> list[Outcome]:
-        return run(self.target, cases, simulator, self.order.seconds, progress)
+    def _run(self, cases: Sequence[Case], simulator: str) -> list[Outcome]:
+        return run(self.target, cases, simulator, self.order.seconds)
 
     def _offload(self, place: tuple[str, str]) -> tuple[Engine, Offload]:
         engine = self.target.engine(place[0])
@@ -209,12 +217,12 @@ class _Checker:
             def report(count: int, name: str = simulator) -> None:
                 self.progress(f"{where}: {count} of {len(cases)} cases on {name}")
 
-            outcomes = self._run(cases, simulator, report)
-            if not any(outcome.failed for outcome in outcomes):
+            outcomes = run_until_stopped(self.target, cases, simulator, self.order.seconds, report)
+            if not any(outcome.failed or outcome.skipped == STOPPED for outcome in outcomes):
                 tiled = self._run(_tiled(self.target, engine, offload, cases), simulator)
                 outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
             runs.append(_SimulatorRun(simulator, tuple(outcomes), time.monotonic() - began))
-            if any(outcome.failed for outcome in outcomes):
+            if any(outcome.failed or outcome.skipped == STOPPED for outcome in outcomes):
                 break
         return _OffloadOutcome(lints, remark, tuple(runs), tuple(self._timed(engine, offload, cases, runs)))
 
@@ -224,7 +232,7 @@ class _Checker:
         """The cases whose cycles are known; of software, if no simulator is asked for, the largest on the simulated
         chip."""
         known = [one for run in runs for one in run.outcomes if one.taken and not one.failed]
-        failed = any(one.failed for run in runs for one in run.outcomes)
+        failed = any(one.failed or one.skipped == STOPPED for run in runs for one in run.outcomes)
         if known or failed or not runs or self.order.simulators or engine.device or self.target.core.is_host:
             return known
         self.progress(f"{engine.name} {offload.name}: cycles on iss")
@@ -244,12 +252,15 @@ class _Checker:
         for number, one in enumerate(tried.runs):
             simulator, outcomes = one.simulator, one.outcomes
             right = [before.simulator for before in tried.runs[:number]]
-            checked.findings += list(self._explained(offload, one, right, checked.findings))
             failed, skipped = sum(each.failed for each in outcomes), [each.skipped for each in outcomes if each.skipped]
             reason = skipped[0].splitlines()[0] if skipped else ""
             unmade = () if any("made" in each.case.point for each in outcomes) else left_out(offload.pattern)
             counts = (len(outcomes), failed, len(skipped))
             checked.tested.append(Tested(*place, simulator, *counts, one.seconds, reason, unmade))
+            for finding in self._explained(offload, one, right, checked.findings):
+                checked.findings.append(finding)
+            if one.is_stopped:
+                raise KeyboardInterrupt
             if all(each.skipped for each in outcomes if each.case.taken):
                 sentence = f"{where}: no case was tried on {simulator}: {reason or 'there is none'}"
                 checked.findings.append(Finding(sentence, (f"nothing is known of it on {simulator}",), simulator))
@@ -280,13 +291,17 @@ class _Checker:
             self.progress(f"{where}: looking for the smallest case that fails")
             dear = simulator != "model"
             mistakes = explained(failed, outcomes, offload)[0] if dear and not is_error else []
-            of_time = list(self._of_time(outcomes, first)) if simulator == "iss" and not (is_error or mistakes) else []
-            small = MinimalCase(first, ())
-            if not of_time and not set(mistakes[:1]) & suspected:
-                rounds = _FEW if mistakes else _MANY
-                small = shrink(first, offload, lambda cases: self._run(cases, simulator), dear, rounds)
+            small, of_time, stopped = MinimalCase(first, ()), [], ended.is_stopped
+            try:
+                if simulator == "iss" and not (is_error or mistakes or stopped):
+                    of_time = list(self._of_time(outcomes, first))
+                if not (of_time or stopped or set(mistakes[:1]) & suspected):
+                    rounds = _FEW if mistakes else _MANY
+                    small = shrink(first, offload, lambda cases: self._run(cases, simulator), dear, rounds)
+            except KeyboardInterrupt:  # a finding is worth having as it is
+                stopped = True
             sentences = suspicions(small, failed, outcomes, offload)
-            if simulator == "model" and not small.outcome.hangs:
+            if simulator == "model" and not (small.outcome.hangs or stopped):
                 sentences[:0] = self._of_places(small.outcome)
             if right:  # only what differs between the simulators is left
                 parts = ["the driver"] if "iss" not in right else []
@@ -296,6 +311,8 @@ class _Checker:
             if first.case.room:
                 sentences.insert(0, "only in tiles: strides or addresses of parts, padding at inner edges")
             yield Finding(title, (*of_time, *sentences), simulator, small.outcome, small.needed)
+            if stopped:
+                raise KeyboardInterrupt
 
     def _of_time(self, outcomes: Sequence[Outcome], first: Outcome) -> Iterator[str]:
         """Whether all is well on the chip if the engine takes no time, or if nothing was launched before."""
