@@ -51,7 +51,7 @@ from dovetail.schedule.partition import initial_partition
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, check_reserved, plan
 from dovetail.schedule.region import CoreGroup, LaidRegion, Region
-from dovetail.schedule.stripe import StripedNetwork, Striping, within
+from dovetail.schedule.stripe import StripedNetwork, StripeLimit, Striping, within
 from dovetail.schedule.tiles.tiling import Progress as Progress
 from dovetail.schedule.tuning import choices_for, identity
 from dovetail.target.calibration import calibrated
@@ -295,11 +295,20 @@ class _CompileRequest:
 def _within_budget(
     graph: Graph, regions: tuple[Region, ...], request: _CompileRequest
 ) -> tuple[_ProgramPlan, StripedNetwork | None]:
-    """The stages from a partition to a program; in stripes, where its activations are above the memory budget."""
+    """The stages from a partition to a program; in stripes, where its activations are above the memory budget, or
+    above what the memory of values of a core alone has room for."""
     target, budget = request.target, request.options.memory_budget
     striping = Striping(graph, target, regions) if budget is not None else None
-    made = _plan_regions(graph, regions, request)
-    if striping is None or budget is None or made.peak + _stacks(target) <= budget:
+    limit = None if budget is None else StripeLimit(budget, _stacks(target), f"the memory budget of {budget}")
+    try:
+        made = _plan_regions(graph, regions, request)
+    except PlanError:
+        if target.engines or target.dma or request.cores is not None:
+            raise
+        striping, limit = striping or Striping(graph, target, regions), _tighter(limit, graph, target)
+        request = replace(request, target=_roomy(target))
+        made = _plan_regions(graph, regions, request)
+    if striping is None or limit is None or made.peak <= limit.room:
         return made, None
 
     def in_stripes(striped: StripedNetwork) -> tuple[_ProgramPlan, int]:
@@ -313,7 +322,25 @@ def _within_budget(
         made = _plan_regions(striped.graph, parts, replace(request, choices=kept))
         return made, made.peak
 
-    return within(striping, budget, _stacks(target), made.peak, in_stripes, request.progress)
+    made, striped = within(striping, limit, made.peak, in_stripes, request.progress)
+    if limit.memory:
+        request.options.tell(f"{target.name}: {limit.name} do not hold the activations of whole layers: {striped.describe()}")
+    return made, striped
+
+
+def _tighter(limit: StripeLimit | None, graph: Graph, target: Target) -> StripeLimit:
+    """The memory of values as a limit, or a budget that is smaller."""
+    stacks, size = _stacks(target), target.memory(target.values).size
+    others = reserved(graph, target)[target.values] - stacks
+    name = f"the {size - others} bytes of {target.values}"
+    fits = StripeLimit(size - others, stacks, name, others, target.values)
+    return limit if limit is not None and limit.nbytes < fits.nbytes else fits
+
+
+def _roomy(target: Target) -> Target:
+    """The target with a memory of values that holds any plan, to learn how many bytes one takes."""
+    memories = (replace(m, size=1 << 40) if m.name == target.values else m for m in target.memories)
+    return replace(target, memories=tuple(memories))
 
 
 def _plan_regions(graph: Graph, regions: tuple[Region, ...], request: _CompileRequest) -> _ProgramPlan:

@@ -253,6 +253,31 @@ def test_frontier(name: str) -> None:
     assert abs(placed.lower_bound - frontier[-1].peak) <= 64, "as the planner counts, but for alignment"
 
 
+@pytest.mark.parametrize("most", ["54K", "48K", "40K"])
+def test_a_memory_too_small_is_met_without_an_option(most: str, tmp_path: Path) -> None:
+    """Whole layers of VWW need 55,296 bytes; the firmware in stripes links, and computes what TFLM does."""
+    require_chip()
+    told = list[str]()
+    asked = Options(settings={"ram.size": most, "core.stack": "2K"}, tell=told.append)
+    compiled = compile_model(network_file("vww_mobilenetv1"), load_target("rp2040"), asked)
+    assert compiled.striped is not None and compiled.striped.stripes
+    assert any("of ram do not hold the activations of whole layers" in sentence for sentence in told)
+    write_project(compiled.project, tmp_path / "build")
+    build, reference = open_build(tmp_path / "build"), references("vww_mobilenetv1")
+    result = run_build(build, "iss", [{compiled.graph.inputs[0]: reference["in_0"]}])
+    np.testing.assert_array_equal(result.outputs[0][compiled.graph.outputs[0]], reference["out_0__tflm"])
+    assert result.sizes["bss"] + 2048 <= parse_bytes(most) and build.manifest.memory_budget is None
+
+
+def test_a_memory_without_room_says_the_least_that_has() -> None:
+    model, target = network_file("vww_mobilenetv1"), load_target("rp2040")
+    settings = {"ram.size": "12K", "core.stack": "2K"}
+    with pytest.raises(PlanError, match="need at least 30080 bytes, 17792 more than the 12288 bytes of ram") as caught:
+        compile_model(model, target, Options(settings=settings))
+    assert "stripes" in caught.value.where and "--set ram.size=30080" in caught.value.hint
+    assert compile_model(model, target, Options(settings=settings | {"ram.size": "30080"})).striped is not None
+
+
 def test_a_budget_out_of_reach_says_how_far() -> None:
     with pytest.raises(PlanError, match=r"need at least \d+ bytes, \d+ more than the memory budget of 20000") as caught:
         compile_model(network_file("vww_mobilenetv1"), RISCV, Options(memory_budget=20_000))

@@ -122,7 +122,7 @@ def _summary(compiled: Compiled) -> str:
 def _stripes_sentence(striped: StripedNetwork, macs: int) -> str:
     """The layers in stripes and their cost, in words; `macs` are those of the whole network, with stripes."""
     before = macs - striped.extra_macs
-    return f"for the memory budget {striped.describe()} ({100 * striped.extra_macs / max(before, 1):.2f} %)"
+    return f"to fit the memory {striped.describe()} ({100 * striped.extra_macs / max(before, 1):.2f} %)"
 
 
 def explain(

@@ -304,21 +304,48 @@ class Striping:
         return StripedNetwork(prune(graph), tuple(stripes), choice.peak)
 
 
+@dataclass(frozen=True)
+class StripeLimit:
+    """The bytes that activations and stack may take."""
+
+    nbytes: int
+    stack: int
+    """Bytes of these for the stacks."""
+    name: str
+    """Such as "the memory budget of 36864"."""
+    others: int = 0
+    """Bytes that something else takes in a memory whose size is the limit; 0 for a budget that was asked for."""
+    memory: str = ""
+    """That memory; empty for a budget that was asked for."""
+
+    @property
+    def room(self) -> int:
+        """Bytes of activations."""
+        return self.nbytes - self.stack
+
+    def hint(self, need: int) -> str:
+        """Words for who can give `need` bytes."""
+        first = f"--set {self.memory}.size={need + self.others}" if self.memory else f"a budget of {need} bytes"
+        return (
+            f"{first}, fewer than {self.stack} for the stack (--set core.stack=1K), a smaller input, or fewer channels "
+            "in the largest layers"
+        )
+
+
 def within(
     striping: Striping,
-    budget: int,
-    stack: int,
+    limit: StripeLimit,
     whole: int,
     attempt: Callable[[StripedNetwork], tuple[T, int]],
     progress: Progress,
 ) -> tuple[T, StripedNetwork]:
-    """A plan in stripes whose activations take no more than a budget, beside the stack.
+    """A plan in stripes whose activations take no more than a limit, beside the stack.
 
-    What the search takes to be enough may not be, where memory is in pieces: then it is asked for less.
+    The search estimates, and a plan may need more where memory is in pieces. Then the search is given less.
 
     Args:
         striping: the network.
-        budget: bytes. stack: those of them for the stack.
+        limit: of activations and stack.
         whole: bytes of the plan without stripes, which are too many.
         attempt: makes a plan, and says its bytes.
         progress: told what is tried.
@@ -326,27 +353,26 @@ def within(
     Raises:
         PlanError: there is none; says how far away it is.
     """
-    best, room = (whole, striping.whole()), budget - stack
+    best = (whole, striping.whole())
     for keeps in (True, False):  # what is kept leaves memory in more pieces
-        stripes, tries = striping.within(room, keeps), 0
+        stripes, tries = striping.within(limit.room, keeps), 0
         while stripes is not None:
             progress(f"computing in stripes: {stripes.describe()}")
             plan, peak = attempt(stripes)
-            if peak <= room:
+            if peak <= limit.room:
                 return plan, stripes
             best = min(best, (peak, stripes), key=lambda known: known[0])
             tries += 1
-            less = 1 if tries < _CLOSE else max(1, (peak - room) // 2)
+            less = 1 if tries < _CLOSE else max(1, (peak - limit.room) // 2)
             stripes = striping.within(stripes.peak - less, keeps)
     smallest = striping.smallest()
     plan, peak = attempt(smallest)
-    if peak <= room:
+    if peak <= limit.room:
         return plan, smallest
     peak, least = min(best, (peak, smallest), key=lambda known: known[0])
-    need = peak + stack
+    need = peak + limit.stack
     raise PlanError(
-        f"activations and stack need at least {need} bytes, {need - budget} more than the memory budget of {budget}",
+        f"activations and stack need at least {need} bytes, {need - limit.nbytes} more than {limit.name}",
         where=f"with {least.describe()}" if least.stripes else "no stretch of this network can be cut into stripes",
-        hint=f"a budget of {need} bytes, fewer than {stack} for the stack (--set core.stack=1K), a smaller input, or "
-        "fewer channels in the largest layers",
+        hint=limit.hint(need),
     )
