@@ -324,7 +324,9 @@ def _within_budget(
 
     made, striped = within(striping, limit, made.peak, in_stripes, request.progress)
     if limit.memory:
-        request.options.tell(f"{target.name}: {limit.name} do not hold the activations of whole layers: {striped.describe()}")
+        request.options.tell(
+            f"{target.name}: {limit.name} do not hold the activations of whole layers: {striped.describe()}"
+        )
     return made, striped
 
 
