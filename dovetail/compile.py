@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.codegen.build.toolchain import firmware_stack
+from dovetail.codegen.build.toolchain import find_compiler, firmware_stack
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import manifest
@@ -242,39 +242,48 @@ def compile_graph(
 
 
 def _with_stack(compiled: Compiled) -> Compiled:
-    """The compiled network with the stack it needs in header and description, as the compiler of its firmware says;
-    unchanged where there is no compiler, where the core is this computer, or where that is not known.
+    """The compiled network with the stack its program needs, or why that has no bound, in header and description, as
+    the compiler of its firmware says; unchanged where the core is this computer.
 
     Raises:
-        PlanError: fewer bytes of stack are reserved than it needs.
+        BuildError: the emitted C does not compile. PlanError: fewer bytes of stack are reserved than it needs.
     """
     unit, target, project = compiled.unit, compiled.unit.target, compiled.project
     if instruction_set(target.core.isa).is_host:
         return compiled
+    try:
+        find_compiler(target.core.isa)
+    except (BuildError, MissingExtraError) as error:
+        need = StackNeed(None, why=f"no compiler of the firmware was found, {error.what}")
+    else:
+        need = _stack_need(unit, project)
+    if need.nbytes is not None and need.nbytes > (reserved := target.core.stack):
+        what = f"it needs {need.nbytes:,} bytes of stack as {need.compiler} compiles it, {reserved:,} are reserved"
+        room = -(-need.nbytes // 64) * 64
+        hint = f"--set core.stack={room}, or Core(stack={room}) in the target's file"
+        raise PlanError(what, where=target.name, hint=hint)
+    unit = replace(unit, stack=need)
+    return replace(compiled, unit=unit, project=with_stack_said(project, unit))
+
+
+def _stack_need(unit: Unit, project: Project) -> StackNeed:
+    """The stack of the program, measured; raises BuildError where the emitted C does not compile."""
     data = {f"src/{unit.model}_constants.c", f"src/{unit.model}_weights.S"}  # these have no functions
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
         write_project(replace(project, graph=None, data={}), Path(folder) / "build")
         try:
             need, compiler = firmware_stack(
                 Path(folder) / "build",
                 [Path(name) for name in project.target_sources if name not in data],
-                f"{unit.model}_run",
-                isa=target.core.isa,
-                defines=defines(unit.model, target),
+                "main",
+                isa=unit.target.core.isa,
+                defines=defines(unit.model, unit.target),
                 include=INCLUDED,
                 flags=(*EMITTED_C, OPTIMISATION[unit.optimize]),
             )
-        except (BuildError, MissingExtraError):  # whoever builds the firmware hears of it
-            return compiled
-    if need is None:
-        return compiled
-    if need > (reserved := target.core.stack):
-        what = f"it needs {need:,} bytes of stack as {compiler} compiles it, {reserved:,} are reserved"
-        room = -(-need // 64) * 64
-        hint = f"--set core.stack={room}, or Core(stack={room}) in the target's file"
-        raise PlanError(what, where=target.name, hint=hint)
-    unit = replace(unit, stack=StackNeed(need, compiler))
-    return replace(compiled, unit=unit, project=with_stack_said(project, unit))
+        except MissingExtraError as error:
+            return StackNeed(None, why=str(error.where) + ": " + error.what)
+    return StackNeed(need, compiler) if isinstance(need, int) else StackNeed(None, compiler, need)
 
 
 @dataclass(frozen=True)

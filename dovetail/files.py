@@ -9,8 +9,11 @@ import contextlib
 import hashlib
 import math
 import os
+import shutil
+import stat
 import sys
 import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -32,15 +35,54 @@ def default_cache() -> Path:
     Where it is not there, it is made for the user alone, if it can be.
 
     Raises:
-        DovetailError: any user may write there, and what lies there is executed.
+        DovetailError: another user may write there or above, and what lies there is executed.
     """
-    folder = _cache_place()
+    folder = _cache_place().absolute()
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.name == "posix" and folder.is_dir() and folder.stat().st_mode & 0o002:
-        what = "any user may write to the cache folder, and what lies there is executed"
-        raise DovetailError(what, where=str(folder), hint=f"chmod o-w {folder}, or set DOVETAIL_CACHE to another")
+    if os.name == "posix" and folder.is_dir() and (reason := _open_to_others(folder.resolve())):
+        hint = "take the right to write from others and own it yourself, or set DOVETAIL_CACHE to another folder"
+        raise DovetailError(f"{reason}, and what lies in the cache is executed", where=str(folder), hint=hint)
     return folder
+
+
+def _open_to_others(folder: Path) -> str:
+    """The reason another user may put files into a folder, or replace it; empty where only the administrator may."""
+    for place in (folder, *folder.parents):
+        state = place.stat()
+        if state.st_uid not in (0, os.getuid()):
+            return f"{place} belongs to another user (number {state.st_uid})"
+        if state.st_mode & 0o002 and (place == folder or not state.st_mode & stat.S_ISVTX):
+            return f"any user may write to {place}"
+    return ""
+
+
+def usable_cache(folder: Path) -> Path:
+    """A cache folder, made; where nothing can be written to it, one that is there as long as this process, and a
+    `CacheWarning` says that work is done again."""
+    reason = ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if not os.access(folder, os.W_OK):
+            reason = "it cannot be written"
+        elif free < LEAST_ROOM:
+            reason = f"{free:,} bytes are free there, {LEAST_ROOM:,} are wanted"
+    except OSError as error:
+        reason = f"it cannot be made: {str(error.strerror).lower()}"
+    return Path(_passing_cache(folder, reason).name) if reason else folder.resolve()
+
+
+@cache
+def _passing_cache(instead_of: Path, reason: str) -> tempfile.TemporaryDirectory[str]:
+    """A cache folder of this process, and the warning that says so."""
+    what = f"{instead_of}: nothing is kept in the cache, so the next command compiles it again; {reason}"
+    warnings.warn(f"{what}; DOVETAIL_CACHE names another folder", CacheWarning, stacklevel=3)
+    return tempfile.TemporaryDirectory(prefix="dovetail-")
+
+
+class CacheWarning(UserWarning):
+    """Nothing is kept in a cache, so the next command takes longer."""
 
 
 def _cache_place() -> Path:
@@ -131,6 +173,8 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+LEAST_ROOM = 32 << 20
+"""Bytes that must be free on the disk of a cache."""
 SEAL = ".sha256"
 """Ends the name of the file that holds another's digest."""
 MOST_BYTES = 1 << 30

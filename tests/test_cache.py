@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,8 +95,40 @@ def test_it_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "deep" / "cache"))
     assert files.default_cache().stat().st_mode & 0o777 == 0o700
     (tmp_path / "deep" / "cache").chmod(0o777)
-    with pytest.raises(DovetailError, match="any user may write to the cache folder"):
+    with pytest.raises(DovetailError, match=r"any user may write to .*deep/cache"):
         files.default_cache()
+    (tmp_path / "deep" / "cache").chmod(0o755)
+    (tmp_path / "deep").chmod(0o777)
+    with pytest.raises(DovetailError, match=r"any user may write to .*deep, "):
+        files.default_cache()
+    (tmp_path / "deep").chmod(0o1777)  # where each may take away only what is his own
+    assert files.default_cache() == tmp_path / "deep" / "cache"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid(), reason="only the administrator gives files away")
+@pytest.mark.parametrize("place", ["deep/cache", "deep"])
+def test_that_of_another_user_is_refused(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "deep" / "cache"))
+    files.default_cache().chmod(0o755)
+    os.chown(tmp_path / place, 4242, 4242)
+    with pytest.raises(DovetailError, match=rf"{place} belongs to another user \(number 4242\)"):
+        files.default_cache()
+
+
+@pytest.mark.parametrize("fault", ["full", "file"])
+def test_a_cache_that_cannot_be_written_only_costs_time(
+    fault: str, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("DOVETAIL_CACHE", str(cache))
+    if fault == "full":
+        cache.mkdir()
+        usage = shutil.disk_usage(tmp_path)._replace(free=4096)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    else:
+        cache.touch()
+    assert dovetail("run", build) == 0
+    assert capsys.readouterr().err.count("nothing is kept in the cache") == 1
 
 
 def test_many_compile_and_build_at_once(build: Path, tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def _summary(compiled: Compiled) -> str:
     parts = [f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine", memory]
     if compiled.unit.stack:
         need, reserved = compiled.unit.stack, compiled.unit.target.core.stack
-        parts.append(f"stack {need.nbytes:,} bytes at most, {reserved:,} reserved")
+        said = f"no bound on the stack ({need.why})" if need.nbytes is None else f"stack {need.nbytes:,} bytes at most"
+        parts.append(f"{said}, {reserved:,} reserved")
     if compiled.dead_macs:
         parts.append(f"{compiled.dead_macs:,} dead MACs of the model left out (--keep-dead computes them)")
     if any(compiled.redundant):

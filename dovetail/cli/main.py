@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -13,6 +14,7 @@ from dovetail import plugins
 from dovetail.cli.console import CommandGroup, note, show_error
 from dovetail.cli.options import expanded
 from dovetail.errors import DovetailError
+from dovetail.files import CacheWarning
 from dovetail.user_file import blamed
 
 Command = Callable[..., None]
@@ -68,6 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: without the program's name; None for those of the process.
     """
+    warnings.showwarning = _note_warning
     name = next(iter(sys.argv[1:] if arguments is None else arguments), "")
     try:  # the other commands need not be loaded
         command = None if name.startswith("-") else plugins.load(plugins.COMMANDS, name, plugins.function)
@@ -81,12 +84,31 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
 
 
+def _note_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning of Dovetail's own as a note; others as Python has them."""
+    if issubclass(category, CacheWarning):
+        note(str(message))
+    else:
+        _show_warning(message, category, filename, lineno, file, line)
+
+
+_show_warning = warnings.showwarning
+
+
 def _of_system(error: Exception) -> DovetailError | None:
     """The message of an error of a file or folder; None for other errors."""
-    if not isinstance(error, OSError) or error.filename is None:
+    if not isinstance(error, OSError) or error.errno is None:
         return None
     hint = "see that the name is right, that there is room, and that you may read and write there"
-    return DovetailError(str(error.strerror).lower(), where=f"{os.fsdecode(error.filename)!s:.200}", hint=hint)
+    where = f"{os.fsdecode(error.filename)!s:.200}" if error.filename is not None else "this computer"
+    return DovetailError(str(error.strerror).lower(), where=where, hint=hint)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dovetail.codegen.build.toolchain import compile_cpp, cpp_compiler, digest, link_shared, run_tool
 from dovetail.errors import BuildError, MissingExtraError
-from dovetail.files import default_cache, is_sealed, keep_file, kept_file, seal
+from dovetail.files import default_cache, is_sealed, keep_file, kept_file, seal, usable_cache
 
 _RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 _OPTIONS = "--cc -O3 --no-timing --x-assign fast --x-initial unique -Wno-fatal --prefix Vdut"
@@ -118,7 +118,7 @@ def build_design(design: Design, cache: Path | None = None, check: Callable[[str
     for folder in design.include:
         if not folder.is_dir():
             raise BuildError(f"there is no folder {folder}", where=design.top, hint="look at Rtl.include")
-    verilator, cache = find_verilator(), (cache or default_cache()).resolve()
+    verilator, cache = find_verilator(), usable_cache(cache or default_cache())
     asked = json.dumps([verilator.version, cpp_compiler().version, design.arguments(), design.header])
     request = digest(asked.encode(), Path(__file__).read_bytes(), design.host.read_bytes())
     known = cache / f"{digest(request.encode(), _places(design))}.files"

@@ -33,6 +33,8 @@ class _Code:
 
     names: dict[str, _Place] = field(default_factory=dict)
     """Place of each global function or object."""
+    functions: dict[_Place, str] = field(default_factory=dict)
+    """Name of the function in a section."""
     code: set[_Place] = field(default_factory=set)
     """The sections that are code."""
     frames: dict[_Place, int] = field(default_factory=dict)
@@ -41,9 +43,9 @@ class _Code:
     """References of a section: the section or global name, and whether it is a call."""
 
 
-def stack_need(objects: Sequence[Path], entry: str) -> int | None:
-    """Bytes of stack a function needs at most, with all it calls, interrupts apart; None where that is not known: the
-    compiler did not say a frame, or there are calls by address, in circles, or of functions that are in no object.
+def stack_need(objects: Sequence[Path], entry: str) -> int | str:
+    """Bytes of stack a function needs at most, with all it calls, interrupts apart; the reason in words where there is
+    no bound: calls by address or in circles, functions in no object, or a frame the compiler does not say.
 
     Args:
         objects: relocatable files, compiled with a section for each function and told to say frames.
@@ -56,23 +58,29 @@ def stack_need(objects: Sequence[Path], entry: str) -> int | None:
     for number, path in enumerate(objects):
         with opened(path) as file:
             _read(code, number, file, path.with_suffix(".su"))
-    return _need(code, code.names[entry], {}) if entry in code.names else None
+    return _need(code, code.names[entry], {}) if entry in code.names else f"no source has the function {entry}"
 
 
-def _need(code: _Code, place: _Place, known: dict[_Place, int | None]) -> int | None:
-    """Bytes from a section on; None where they are not known."""
-    if place not in known:
-        known[place] = None  # found again on the way, it is a circle
-        deepest, frame = 0, code.frames.get(place) if place in code.code else 0
-        for used, called in sorted(code.uses.get(place, ()), key=str):
-            to = code.names.get(used) if isinstance(used, str) else used
-            if to is None and not called:
-                continue  # a place the linker makes
-            below = None if to is None or (to in code.code and not called) else _need(code, to, known)
-            if below is None:
-                return None
-            deepest = max(deepest, below)
-        known[place] = None if frame is None else frame + deepest
+def _need(code: _Code, place: _Place, known: dict[_Place, int | str]) -> int | str:
+    """Bytes from a section on, or why they have no bound."""
+    if place in known:
+        return known[place]
+    name = code.functions.get(place, "data")
+    known[place] = f"{name} calls itself, directly or through others"  # found again on the way, it is a circle
+    deepest, frame = 0, code.frames.get(place) if place in code.code else 0
+    for used, called in sorted(code.uses.get(place, ()), key=str):
+        to = code.names.get(used) if isinstance(used, str) else used
+        if to is None and not called:
+            continue  # a place the linker makes
+        if to is None:
+            return f"{name} calls {used} of a library, whose frames are not known"
+        if to in code.code and not called:
+            return f"{name} takes the address of {code.functions.get(to, 'a function')}, which may be called by it"
+        below = _need(code, to, known)
+        if isinstance(below, str):
+            return below
+        deepest = max(deepest, below)
+    known[place] = f"the compiler does not say the frame of {name}" if frame is None else frame + deepest
     return known[place]
 
 
@@ -89,6 +97,7 @@ def _read(code: _Code, number: int, file: ELFFile, told: Path) -> None:
     code.names |= {name: place for name, place in own.items() if name in shared}
     written = _written(told)  # which knows the clones of a function (name.part.0) by one name
     functions = [one.name for one in symbols if one["st_info"]["type"] == "STT_FUNC" and one.name in own]
+    code.functions |= {own[name]: name for name in functions}
     clones = {own[name]: re.sub(r"\.\d+$", "", name) for name in functions}
     code.frames |= {place: written[name] for place, name in clones.items() if name in written}
     for section in sections:

@@ -24,7 +24,7 @@ from typing import Literal
 from dovetail.codegen.build.instruction_sets import InstructionSet, instruction_set
 from dovetail.codegen.build.stack import stack_need
 from dovetail.errors import BuildError, MissingExtraError
-from dovetail.files import default_cache, is_sealed, keep_file, kept_file, replace_file, seal
+from dovetail.files import default_cache, is_sealed, keep_file, kept_file, replace_file, seal, usable_cache
 
 Kind = Literal["zig", "gcc", "cc"]
 Defines = Mapping[str, str | int | None]
@@ -179,18 +179,18 @@ def firmware_stack(
     include: Sequence[Path] = (),
     flags: Sequence[str] = (),
     cache: Path | None = None,
-) -> tuple[int | None, str]:
-    """Bytes of stack a function of firmware needs at most, as `stack.stack_need` says, and the name of the compiler
-    that says so; arguments and errors as `compile_firmware`, whose objects these are."""
+) -> tuple[int | str, str]:
+    """Bytes of stack a function of firmware needs at most, or why there is no bound, as `stack.stack_need` says, and
+    the name of the compiler that says so; arguments and errors as `compile_firmware`, whose objects these are."""
     work = _firmware(project_dir, isa, defines, include, flags, None, cache)
     objects, compiler = work.compile(sources), work.compiler.version.rsplit(" ", 1)[0]
-    known = work.cache / f"{digest(entry.encode(), *(path.stem.encode() for path in objects))}.stack"
+    known = work.cache / f"{digest(entry.encode(), *(path.stem.encode() for path in objects))}.frames"
     kept = kept_file(known)
     if kept is None:
         need = stack_need(objects, entry)
         keep_file(known, str(need).encode())
         return need, compiler
-    return None if kept == b"None" else int(kept), compiler
+    return int(kept) if kept.isdigit() else kept.decode(), compiler
 
 
 def _machine(core: InstructionSet, compiler: Compiler) -> tuple[str, ...]:
@@ -259,8 +259,7 @@ def link_shared(directory: Path, objects: Sequence[Path], out: Path) -> Path:
 
 
 class _CompileContext:
-    """Settings shared by all files of a build: compiler and flags, folder, cache, digest of the files they may include;
-    raises BuildError where the cache folder cannot be written."""
+    """Settings shared by all files of a build: compiler and flags, folder, cache, digest of what they may include."""
 
     def __init__(
         self,
@@ -278,15 +277,7 @@ class _CompileContext:
         self.flags = (*flags, *macros, *(f"-I{folder}" for folder in folders))
         found = [(folder, path) for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in _INPUTS]
         self.headers = [(path.relative_to(folder).as_posix(), path.read_bytes()) for folder, path in found]
-        self.cache = (cache or default_cache()).resolve()
-        reason = ""
-        try:
-            self.cache.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = f"made: {error.strerror}"
-        if reason or not os.access(self.cache, os.W_OK):
-            what = f"the cache folder cannot be {reason or 'written'}"
-            raise BuildError(what, where=str(self.cache), hint="set DOVETAIL_CACHE to another")
+        self.cache = usable_cache(cache or default_cache())
 
     def compile(self, sources: Sequence[Path]) -> list[Path]:
         """The object of each source."""
@@ -387,6 +378,13 @@ def run_tool(command: Sequence[str], folder: Path, **variables: str) -> subproce
 
 
 _MEND = "look at that place of your driver, library or board file; if the C is Dovetail's own, report it"
+_NOT_THERE = {
+    "dma.h": "the target has no DMA, and dma.h is there with one: give dma= in Target(...), or take the include and "
+    "what it copies out of the driver",
+    "copy.h": "copy.h is there where the core copies for an engine: leave dma= out of Target(...), or include dma.h",
+    "cores.h": "cores.h is there with several cores: give cores= in Target(...), or leave the include out",
+}
+"""Headers of a project that only some targets have, and what to do where one is included all the same."""
 
 
 def compiler_error(output: str, code: int) -> BuildError:
@@ -394,9 +392,13 @@ def compiler_error(output: str, code: int) -> BuildError:
     lines = output.strip().splitlines()
     found = next((index for index, line in enumerate(lines) if re.search(r"\b(error|undefined)\b", line)), 0)
     rest = "\n".join(lines[found : found + 30]) or f"it printed nothing and exited with {code}"
+    if re.search(r"No space left on device|NoSpaceLeft", output):
+        return BuildError("the disk is full", where="compiler", hint="free space, or set DOVETAIL_CACHE and TMPDIR")
     located = re.match(r"(?P<where>[^\s:]+:\d+(?::\d+)?): (?:fatal )?error: (?P<what>.*)", rest, re.DOTALL)
     if located:
-        return BuildError(located["what"], where=located["where"], hint=_MEND)
+        name = re.match(r"'?([\w.]+)'?(?: file not found|: No such file)", located["what"])
+        hint = _NOT_THERE.get(name[1], _MEND) if name else _MEND
+        return BuildError(located["what"], where=located["where"], hint=hint)
     return BuildError(rest, where="compiler", hint=_MEND)
 
 

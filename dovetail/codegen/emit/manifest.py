@@ -161,8 +161,8 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
 
 
 def stack_fields(unit: Unit) -> dict[str, Any]:
-    """The manifest's entry for the stack, if its need is known."""
-    return {"stack": asdict(unit.stack)} if unit.stack else {}
+    """The manifest's entry for the stack, if it was measured."""
+    return {"stack": {name: value for name, value in asdict(unit.stack).items() if value}} if unit.stack else {}
 
 
 def _work(unit: Unit) -> list[dict[str, Any]]:

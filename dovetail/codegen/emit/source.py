@@ -75,9 +75,14 @@ def header_source(unit: Unit, version: str) -> str:
 
 def _stack(unit: Unit, need: StackNeed) -> Lines:
     """The header's lines about the stack."""
+    if need.nbytes is None:
+        return code(f"""
+            /* No bound on the stack {unit.model}_run needs is known:
+               {one_line(need.why)}. */
+        """)
     return code(f"""
-        /* Bytes of stack {unit.model}_run needs at most, interrupts apart: by the frames of
-           {one_line(need.compiler)} for code made for {unit.optimize.value}; other compilers have others. */
+        /* Bytes of stack {unit.model}_run needs at most, with a main that only calls it, interrupts apart: by the
+           frames of {one_line(need.compiler)} for code made for {unit.optimize.value}; other compilers have others. */
         #define {unit.model.upper()}_STACK_BYTES {need.nbytes}u
     """)
 

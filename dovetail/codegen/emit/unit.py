@@ -63,12 +63,14 @@ _EXPONENTIALS = (FixedSoftmax, FixedSoftmax16, FixedLogSoftmax)
 
 @dataclass(frozen=True)
 class StackNeed:
-    """Stack of the function that computes an inference and all it calls, interrupts apart."""
+    """Stack of a program whose `main` does nothing but compute inferences, interrupts apart."""
 
-    nbytes: int
-    """At most."""
-    compiler: str
+    nbytes: int | None
+    """At most; None where there is no bound."""
+    compiler: str = ""
     """The compiler whose frame sizes these are: others differ."""
+    why: str = ""
+    """Why there is no bound."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Unit:
     shared_arena: str | None = None
     """C name of the user's array for the values; None where the build has one of its own."""
     stack: StackNeed | None = None
-    """Stack an inference needs; None if it was not measured or is unknown."""
+    """Stack an inference needs; None if it was not measured."""
     weights: Weights = Weights.TEXT
     """How constants are written."""
 

@@ -39,6 +39,9 @@ static inline float digits_dequantize_output_0(int8_t integer)
     return (float)((int32_t)integer - DIGITS_OUTPUT_0_ZERO_POINT) * DIGITS_OUTPUT_0_SCALE;
 }
 
+/* No bound on the stack digits_run needs is known:
+   digits_run takes the address of conv_2_on_core1, which may be called by it. */
+
 /* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */
 void digits_run(void);
 
