@@ -21,9 +21,12 @@ from dovetail.ir.types import Array, DType, Shape
 from dovetail.targets import load_target
 from oracles import run_litert_often
 
-SHAPES: Mapping[str, Mapping[str, Shape]] = {"tract_qtdnn.onnx": {"input": (20, 10)}}
+SHAPES: Mapping[str, Mapping[str, Shape]] = {
+    "tract_qtdnn.onnx": {"input": (20, 10)},
+    "tract_qlstm.onnx": {"input": (5, 3)},
+}
 """Sizes that a file leaves open."""
-STEPS: Mapping[str, float] = {"tract_qtdnn.onnx": 1 / 32}
+STEPS: Mapping[str, float] = {"tract_qtdnn.onnx": 1 / 32, "tract_qlstm.onnx": 1 / 32}
 """A step of integers, where the evaluator rounds in float: few elements may be that far off."""
 
 
@@ -34,7 +37,7 @@ STEPS: Mapping[str, float] = {"tract_qtdnn.onnx": 1 / 32}
         *("output_without_shape.onnx", "tract_qtdnn.onnx", "constant_output.tflite", "fp16_weights.tflite"),
         *("int32_concat_of_shapes.tflite", "bn_scale_1.keras", "bn_scale_1.h5", "dense_use_bias_1.keras"),
         *("thommas_cnn.keras", "glow3939_lstm_hardsigmoid_clip_bidir.onnx", "hls4ml594_gru.keras"),
-        "tflm_trained_lstm_f32.tflite",
+        *("tflm_trained_lstm_f32.tflite", "tract_qlstm.onnx"),
     ],
 )
 def test_it_computes_what_its_runtime_does(name: str) -> None:

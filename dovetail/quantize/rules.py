@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -167,13 +167,31 @@ def _average_pool(ask: QuantisationRequest[AveragePool2d], x: QuantisedValue) ->
     operator, inner = ask.operator, ask.fresh("accumulator")
     if x.form == ask.target and not operator.scaled_sum:
         return ask.clip(ask.emitter.add(operator, [x.name], inner))
-    factor = x.form.scale / ask.target.scale
-    if any(max(pair) for pair in operator.padding):
-        # The count is not the same everywhere, so the mean is taken first, with 8 more bits to round it finely.
-        raised = ask.scaled(x.name, [1.0], "raised", (x.form.zero_point, 0), 8)
-        return ask.finish(ask.emitter.add(operator, [raised], inner), [factor / 256])
-    pool = SumPool2d(operator.kernel, operator.stride, operator.padding, x.form.zero_point)
-    return ask.finish(ask.emitter.add(pool, [x.name], inner), _mean_multiplier(factor, prod(operator.kernel)))
+    factor, pool = x.form.scale / ask.target.scale, replace(operator, input_zero_point=x.form.zero_point)
+    sums = SumPool2d(operator.kernel, operator.stride, operator.padding, x.form.zero_point)
+    if not any(map(any, operator.padding)):
+        return ask.finish(ask.emitter.add(sums, [x.name], inner), _mean_multiplier(factor, prod(operator.kernel)))
+    whole, shares = _shares(operator, x)
+    if not shares:
+        return ask.finish(ask.emitter.add(pool, [x.name], inner), [factor])
+    total = ask.emitter.add(sums, [x.name], inner)
+    for share in shares:
+        total = ask.add(Binary(BinaryKind.MULTIPLY), [total, ask.constant("shares", share)], "raised")
+    return ask.finish(total, [factor / whole])
+
+
+def _shares(pool: AveragePool2d, x: QuantisedValue) -> tuple[int, list[Array]]:
+    """A number, and int32 factors whose product with the sum of a window gives that number times its mean: of its rows
+    and columns, or of each window where these would leave 32 bits; none where 16 bits may be rounded twice instead."""
+    (height, width), (above, beside) = pool.kernel, pool.padding
+    rows = replace(pool, kernel=(height, 1), padding=(above, (0, 0))).counts(x.kind)[:, :, :1]
+    columns = replace(pool, kernel=(1, width), padding=((0, 0), beside)).counts(x.kind)[:, :1]
+    least, reach = [math.lcm(*map(int, each.flat)) for each in (rows, columns)], x.kind.dtype.high - x.kind.dtype.low
+    if reach * prod(least) < 1 << 31:
+        return prod(least), [(n // each).astype(np.int32) for n, each in zip(least, (rows, columns), strict=True)]
+    whole = 1 << 22
+    fits = reach * whole < 1 << 31
+    return whole, [np.rint(whole / pool.counts(x.kind)).astype(np.int32)] if fits else []
 
 
 def softmax_parameters(scale: float, beta: float) -> tuple[int, int, int]:

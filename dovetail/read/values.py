@@ -38,6 +38,14 @@ MAX_ELEMENTS = 2**31
 MAX_PLACES = 1 << 16
 """Most places of one axis that elements are picked from."""
 
+MOST_TURNS = 512
+"""Most turns of a loop."""
+MOST_STEPS = 20_000
+"""Most operators of a model with loops, those of loops counted in every turn."""
+MOST_DEEP = 8
+"""Deepest nesting of loops and conditions."""
+UNKNOWN_TURNS = "let the number of turns be known when the network is converted, or unroll the loop there"
+
 GATE_ORDER = {RecurrentKind.LSTM: (0, 3, 1, 2), RecurrentKind.GRU: (0, 1, 2), RecurrentKind.RNN: (0,)}
 """Places of the gates of `Recurrent` (ONNX's order) in Keras's and TFLite's order. That is input, forget, candidate,
 output of an LSTM, and update, reset, candidate of a GRU."""
@@ -118,6 +126,11 @@ class Refusing(ABC):
     def wrong_if(self, fault: object, what: str) -> None:
         """Raise the error for a file that contradicts itself, where there is a fault."""
         self.refuse_if(fault, what, AGAIN)
+
+    def check_steps(self, count: int) -> None:
+        """Refuse more operators than loops may make."""
+        what = f"makes more than {MOST_STEPS} operators of the loops"
+        self.refuse_if(count > MOST_STEPS, what, UNKNOWN_TURNS)
 
     def entry(self, name: object, table: Mapping[str, T], what: str) -> T:
         """A table's entry; raises the error `what` it is, and what is supported, where there is none."""
@@ -407,14 +420,21 @@ class Values(Refusing):
 
     def bordered(self, image: Value, border: Padding2d, filler: float = 0.0, suffix: str = "padded") -> Value:
         """An NHWC image with elements `filler` around it, cut where a border is negative."""
-        sides = ((0, 0), *border, (0, 0))
-        start, end, before, after = (
-            tuple(max(pair[k] * sign, 0) for pair in sides) for sign in (-1, 1) for k in (0, 1)
-        )
-        if any(start + end):
-            stop = tuple(size - cut for size, cut in zip(image.shape, end, strict=True))
-            image = self.add(Slice(start, stop, (1,) * 4), [image], "cut")
-        return self.add(Pad(before, after, filler), [image], suffix) if any(before + after) else image
+        before, after = ((0, *(pair[k] for pair in border), 0) for k in (0, 1))
+        return self.surrounded(image, before, after, filler, suffix)
+
+    def surrounded(self, x: Value, before: Shape, after: Shape, filler: float, suffix: str = "") -> Value:
+        """x with so many elements `filler` before and after it along each axis, cut where there are fewer than 0."""
+        if min(before + after, default=0) < 0:
+            ends = zip(before, x.shape, after, strict=True)
+            places = [range(size)[max(-first, 0) : size + min(last, 0)] for first, size, last in ends]
+            if not all(places):
+                shape = [sum(sizes) for sizes in zip(before, x.shape, after, strict=True)]
+                self.wrong_if(min(shape) < 1, f"nothing is left of {x.type} with {before} and {after} around it")
+                return self.constant(np.full(shape, filler, x.dtype.numpy), suffix or "filled")
+            x = self.add(slice_of(places), [x], "cut")
+        before, after = (tuple(max(count, 0) for count in counts) for counts in (before, after))
+        return self.add(Pad(before, after, filler), [x], suffix) if any(before + after) else x
 
     def stretched(self, image: Value, stride: tuple[int, int]) -> Value:
         """Rows and columns (axes 1 and 2 of 4) with stride - 1 zeros between neighbours."""
@@ -467,109 +487,6 @@ class Values(Refusing):
     def normalise(self, x: Value, axes: Sequence[int], operator: Normalise) -> Value:
         """x with mean 0 and deviation 1 (as the operator says) over some axes together."""
         return self.along(x, axes, operator, None, flat=True)
-
-    def einsum(self, equation: str, operands: Sequence[Value], suffix: str = "ordered") -> Value:
-        """numpy.einsum of floats: two operands after the other, a dense layer where one is constant, else a product of
-        matrices, between transposes.
-
-        Raises:
-            ValueError: the equation does not fit the operands.
-        """
-        terms, wanted = _einsum_terms(equation, [x.rank for x in operands])
-        pairs = [self._without_repeats(x, term) for x, term in zip(operands, terms, strict=True)]
-        x, labels = pairs[0]
-        for place, pair in enumerate(pairs[1:], 2):
-            x, labels = self._contracted((x, labels), pair, {*wanted, *"".join(terms[place:])})
-        x, labels = self._summed(x, labels, set(wanted))
-        return self.ordered(x, [labels.index(label) for label in wanted], suffix)
-
-    def _without_repeats(self, x: Value, labels: str) -> tuple[Value, str]:
-        """An operand of an einsum with the diagonal of axes that have the same label."""
-        for label in sorted(set(labels)):
-            while labels.count(label) > 1:
-                one, two = labels.index(label), labels.rindex(label)
-                rest = [axis for axis in range(len(labels)) if axis not in (one, two)]
-                kept, size = [x.shape[axis] for axis in rest], x.shape[one]
-                count = size * x.shape[two]
-                rows = self.shaped(self.ordered(x, [*rest, one, two], "moved"), [*kept, count], "rows")
-                x = self.pick(rows, [*map(range, kept), range(0, count, size + 1)], "diagonal")
-                labels = "".join(labels[axis] for axis in rest) + label
-        return x, labels
-
-    def _summed(self, x: Value, labels: str, wanted: set[str]) -> tuple[Value, str]:
-        """An operand of an einsum, summed over what nothing else wants."""
-        axes = tuple(axis for axis, label in enumerate(labels) if label not in wanted)
-        x = self.reduce(ReduceKind.SUM, x, axes, keep=False) if axes else x
-        return x, "".join(label for label in labels if label in wanted)
-
-    def _contracted(self, left: tuple[Value, str], right: tuple[Value, str], later: set[str]) -> tuple[Value, str]:
-        """The einsum of two operands, given with their labels, whose result keeps the labels in `later`."""
-        x, one = self._summed(*left, {*later, *right[1]})
-        y, two = self._summed(*right, {*later, *left[1]})
-        sizes = dict(zip(one, x.shape, strict=True))
-        for label, size in zip(two, y.shape, strict=True):
-            if size not in (1, sizes.get(label, size)) and sizes[label] != 1:
-                raise ValueError(f"the label {label} of the equation stands for {sizes[label]} and {size} elements")
-            sizes[label] = max(size, sizes.get(label, size))
-        x, one = self._without_ones(x, one, two, sizes)
-        y, two = self._without_ones(y, two, one, sizes)
-        if self.fixed(x) and not self.fixed(y):
-            x, one, y, two = y, two, x, one
-        shared = [label for label in one if label in two]
-        batch, summed = [a for a in shared if a in later], "".join(a for a in shared if a not in later)
-        kept, made = ("".join(a for a in each if a not in shared) for each in (one, two))
-
-        def laid(value: Value, labels: str, suffix: str, *axes: str) -> Value:
-            """A value whose axes are those of some labels each, in this order."""
-            moved = self.ordered(value, [labels.index(label) for label in "".join(axes)], "moved")
-            return self.shaped(moved, [prod(sizes[label] for label in axis) for axis in axes], suffix)
-
-        if not summed:
-            rows = laid(x, one, "rows", *batch, *kept, *([""] * len(made)))
-            product = self.times(rows, laid(y, two, "columns", *batch, *([""] * len(kept)), *made), "product")
-        elif self.fixed(y) and not batch:
-            rows, array = laid(x, one, "rows", *(kept or [""]), summed), self.known(y)
-            if array is None:
-                matrix = laid(y, two, "matrix", made, summed)
-            else:
-                turned = array.transpose([two.index(label) for label in made + summed])
-                matrix = self.constant(turned.reshape(-1, prod(sizes[label] for label in summed)), "matrix")
-            product = self.dense(rows, matrix, suffix="product")
-        else:
-            rows = laid(x, one, "rows", *batch, kept, summed)
-            product = self.product(rows, laid(y, two, "columns", *batch, summed, made), "product")
-        labels = "".join(batch) + kept + made
-        return self.shaped(product, [sizes[label] for label in labels], "whole"), labels
-
-    def _without_ones(self, x: Value, labels: str, others: str, sizes: Mapping[str, int]) -> tuple[Value, str]:
-        """An operand of an einsum without the axes of size 1 that broadcast to the other operand's."""
-        pairs = [(a, n) for a, n in zip(labels, x.shape, strict=True) if a not in others or n == sizes[a]]
-        return self.shaped(x, [size for _, size in pairs], "spread"), "".join(label for label, _ in pairs)
-
-
-def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The labels of each operand's axes and of the result's; those of an ellipsis are digits.
-
-    Raises:
-        ValueError: the equation does not fit operands of these ranks.
-    """
-    given, arrow, result = equation.replace(" ", "").partition("->")
-    terms = given.split(",")
-    pairs = zip(terms, ranks, strict=False)
-    free = [rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in pairs]
-    most = max(free, default=0)
-    digits = "0123456789"[: max(most, 0)]
-    terms = [term.replace("...", digits[most - extra :]) for term, extra in zip(terms, free, strict=False)]
-    if not arrow:
-        every = "".join(terms)
-        result = "..." * bool(digits) + "".join(a for a in sorted(set(every)) if a.isalpha() and every.count(a) == 1)
-    result = result.replace("...", digits)
-    fits = [len(term) for term in terms] == list(ranks) and min(free, default=0) >= 0 and most <= len("0123456789")
-    if not fits or not all((term + result).isalnum() for term in terms if term + result):
-        raise ValueError(f"the equation {equation[:80]!r} does not fit operands of {', '.join(map(str, ranks))} axes")
-    if len(set(result)) != len(result) or not set(result) <= set("".join(terms)):
-        raise ValueError(f"the result of the equation {equation[:80]!r} repeats a label, or has one no operand has")
-    return terms, result
 
 
 def slice_of(places: Sequence[range]) -> Slice:

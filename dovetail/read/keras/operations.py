@@ -12,6 +12,7 @@ from dovetail.ir.operators.activation import UnaryKind
 from dovetail.ir.operators.elementwise import BinaryKind
 from dovetail.ir.operators.reduction import ReduceKind
 from dovetail.ir.types import Shape
+from dovetail.read.einsum import einsum
 from dovetail.read.keras.layer import KerasCall, KerasLayer, listed, snake_case
 from dovetail.read.keras.values import Importer, KerasValues
 from dovetail.read.values import AGAIN, FOLD, Value, kept_shape, slice_of, unary, words
@@ -291,7 +292,7 @@ OPERATIONS: Mapping[str, Importer] = {
         _real(v), _number(v, 1, "x_min", "clip_value_min"), _number(v, 2, "x_max", "clip_value_max"), "limited"
     ),
     "Concatenate": _concatenate,
-    "Einsum": lambda v: v.einsum(str(_argument(v, 1 << 20, "subscripts")), [_value(v, x) for x in v.call.arguments]),
+    "Einsum": lambda v: einsum(v, str(_argument(v, 1 << 20, "subscripts")), [_value(v, x) for x in v.call.arguments]),
     "Elu": lambda v: v.unary(UnaryKind.ELU, _real(v), "elu", _number(v, 1, "alpha", default=1.0)),
     "ExpandDims": _expand,
     "Gelu": lambda v: v.gelu(_real(v), bool(_argument(v, 1, "approximate", default=True)), "gelu"),

@@ -11,6 +11,7 @@ from dovetail.ir.operators.activation import Softmax
 from dovetail.ir.operators.elementwise import BinaryKind
 from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Curve, Line, Recurrent, RecurrentKind
 from dovetail.ir.types import Array
+from dovetail.read.einsum import einsum
 from dovetail.read.keras.layer import KerasLayer, children, listed
 from dovetail.read.keras.layers import unit_length
 from dovetail.read.keras.operations import activated
@@ -35,7 +36,7 @@ CURVES = {
 
 def _product(v: KerasValues, x: Value, equation: str, kernel: Array, bias: Array | None) -> Value:
     """An einsum of a value and a kernel, and the bias, which is broadcast to the result."""
-    product = v.einsum(equation, [x, v.constant(kernel, "kernel")])
+    product = einsum(v, equation, [x, v.constant(kernel, "kernel")])
     return product if bias is None else v.plus(product, v.constant(bias, "bias"), "biased")
 
 

@@ -19,11 +19,12 @@ from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import CumSum, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import DType, Shape, TensorType
-from dovetail.read.onnx import linear, movement, quantised, windows
-from dovetail.read.onnx.file import Constant, Tell, element_type, read_onnx, wrap
+from dovetail.read.einsum import einsum
+from dovetail.read.onnx import control, linear, movement, quantised, windows
+from dovetail.read.onnx.file import Constant, OnnxNode, Tell, element_type, read_onnx, wrap
 from dovetail.read.onnx.values import Importer, OnnxValues, fold
 from dovetail.read.user import ADVICE, add_user, by_onnx_name
-from dovetail.read.values import Value
+from dovetail.read.values import Value, words
 
 
 def load_onnx(
@@ -52,24 +53,35 @@ def load_onnx(
         raise ModelError("the model has no inputs or no outputs", where=file_name, hint=hint)
     for entry, kind in v.file.inputs:
         v.values[entry] = v.graph_input(entry, kind)
-    own = by_onnx_name(operators)
-    for op in v.file.nodes:
+    v.own = by_onnx_name(operators)
+    _walk(v, v.file.nodes)
+    return v.finished([_output(v, position, tell) for position in range(len(v.file.outputs))])
+
+
+def _walk(v: OnnxValues, nodes: Iterable[OnnxNode]) -> None:
+    """Import operators."""
+    for op in nodes:
         found = v.again(op=op, read=set(), called=set())
+        v.steps.append(op)
+        if v.depth:
+            found.check_steps(len(v.steps))
         with found.refusing():
-            if (op.domain, op.op_type) in own:
-                _import_user(found, own[op.domain, op.op_type])
+            if (op.domain, op.op_type) in v.own:
+                _import_user(found, v.own[op.domain, op.op_type])
             else:
                 _import(found)
-    return v.finished([_output(v, position, tell) for position in range(len(v.file.outputs))])
 
 
 def _output(v: OnnxValues, position: int, tell: Tell) -> Value:
     """The graph value of an output, checked against its declaration."""
     name, declared = v.file.outputs[position]
-    if (value := v.values.get(name)) is None:
+    if name not in v.values and name not in v.constants:
         hint = "take this output out of the model, or export it again"
-        raise ModelError(f"output {name!r} is a number of shapes, or never computed", where=v.file.name, hint=hint)
+        raise ModelError(f"output {name!r} is never computed", where=v.file.name, hint=hint)
+    value = v.named_value(name)
     found = value.type
+    if not found.elements:
+        raise ModelError(f"output {name!r} has no elements: {found}", where=v.file.name, hint="leave this output out")
     if declared is not None and declared.shape == found.shape and declared.dtype is not found.dtype:
         tell(f"{v.file.name}: output {name!r} is {found}, the model declares {declared.dtype.text}")
     elif declared is not None and declared != found:
@@ -282,7 +294,7 @@ STANDARD: Mapping[str, Importer] = {
     "DequantizeLinear": quantised.dequantize_linear,
     "Dropout": dropout,
     "DynamicQuantizeLinear": quantised.dynamic_quantize,
-    "Einsum": lambda v: v.einsum(v.attribute("equation", ""), [v.real(at) for at in range(len(v.op.inputs))]),
+    "Einsum": lambda v: einsum(v, v.attribute("equation", ""), [v.real(at) for at in range(len(v.op.inputs))]),
     **{name: partial(whole_already, kind=UnaryKind(name)) for name in ("Ceil", "Floor", "Round")},
     "Elu": unary(UnaryKind.ELU, alpha=1.0),
     "Expand": movement.expand,
@@ -297,12 +309,14 @@ STANDARD: Mapping[str, Importer] = {
     "GroupNormalization": windows.group_normalisation,
     "HardSigmoid": lambda v: v.hard_sigmoid(v.real(), v.attribute("alpha", 0.2), v.attribute("beta", 0.5)),
     "Identity": lambda v: v.x,
+    "If": partial(control.branch, walk=_walk),
     "InstanceNormalization": windows.instance_normalisation,
     "IsInf": is_inf,
     "IsNaN": lambda v: v.negation(v.equal(v.real(), v.real(), "same")),
     "LayerNormalization": partial(windows.layer_normalisation, centred=True),
     "LeakyRelu": unary(UnaryKind.LEAKY_RELU, alpha=0.01),
     "LogSoftmax": lambda v: windows.softmax_of(v, v.real(), v.opset, logarithm=True),
+    "Loop": partial(control.loop, walk=_walk),
     "MatMul": linear.matmul,
     "MatMulInteger": linear.matmul_integer,
     "Max": several(BinaryKind.MAXIMUM),
@@ -329,6 +343,7 @@ STANDARD: Mapping[str, Importer] = {
     "Relu": lambda v: v.clamp(v.real(), 0.0, inf),
     "Reshape": movement.reshape,
     "Resize": movement.resize,
+    "Scan": partial(control.scan, walk=_walk),
     "Selu": lambda v: v.selu(
         v.real(), v.attribute("alpha", 1.6732631921768188), v.attribute("gamma", 1.0507010221481323)
     ),
@@ -381,7 +396,7 @@ QONNX: Mapping[str, Importer] = {
 }
 """QONNX's own operators."""
 
-LATER_RESULTS = ("GRU", "LSTM", "RNN")
+LATER_RESULTS = words("GRU LSTM Loop RNN Scan")
 """Operators whose first result may be left out."""
 
 IMPORTERS: Mapping[tuple[str, str], Importer] = {

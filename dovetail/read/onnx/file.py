@@ -66,6 +66,16 @@ class OnnxNode:
 
 
 @dataclass(frozen=True)
+class Subgraph:
+    """A graph within an operator: what a loop repeats, or one way of a condition."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Constant]
+    nodes: tuple[OnnxNode, ...]
+
+
+@dataclass(frozen=True)
 class OnnxFile:
     """A whole model."""
 
@@ -123,10 +133,14 @@ class _OnnxReader(Refusing):
         from onnx import inliner
 
         self.check_versions(model)
-        for what, count in (("operators", len(model.graph.node)), ("initialisers", len(model.graph.initializer))):
-            hint = "split the model, or simplify it first"
+        for what, field in (("operators", "node"), ("initialisers", "initializer")):
+            count, hint = (
+                sum(len(getattr(graph, field)) for graph in graphs(model)),
+                "split the model, or simplify it first",
+            )
             self.refuse_if(count > MAX_NODES, f"the model has {count} {what}; the limit is {MAX_NODES}", hint)
-        self.refuse_if(model.graph.sparse_initializer, "the model has sparse initialisers", "store the weights dense")
+        sparse = any(graph.sparse_initializer for graph in graphs(model))
+        self.refuse_if(sparse, "the model has sparse initialisers", "store the weights dense")
         if model.functions:
             self.check_functions(model)
             model = inliner.inline_local_functions(model)
@@ -146,7 +160,8 @@ class _OnnxReader(Refusing):
         import onnx
 
         other, standard = "dovetail.unknown", ("", "ai.onnx")
-        unknown = [n for n in model.graph.node if n.domain in standard and not onnx.defs.has(n.op_type)]
+        nodes = [node for graph in graphs(model) for node in graph.node]
+        unknown = [n for n in nodes if n.domain in standard and not onnx.defs.has(n.op_type)]
         bare = [out.type.tensor_type for out in model.graph.output if out.type.HasField("tensor_type")]
         bare = [kind for kind in bare if not kind.HasField("shape")]
         for node in unknown:
@@ -154,7 +169,7 @@ class _OnnxReader(Refusing):
         for kind in bare:
             kind.shape.SetInParent()
         known = {entry.domain or "ai.onnx" for entry in model.opset_import}
-        used = dict.fromkeys(node.domain for node in model.graph.node)
+        used = dict.fromkeys(node.domain for node in nodes)
         lacking = [domain for domain in used if domain not in (*known, *standard)]
         model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in lacking)
         onnx.checker.check_model(model)
@@ -237,15 +252,16 @@ class _OnnxReader(Refusing):
         """Take float16 and bfloat16 as float32, inputs and outputs too: the core has no narrower floats."""
         from onnx import TensorProto, numpy_helper
 
-        narrow, graph = (TensorProto.FLOAT16, TensorProto.BFLOAT16), model.graph
+        narrow, every = (TensorProto.FLOAT16, TensorProto.BFLOAT16), list(graphs(model))
         tensors = [tensor for tensor in all_tensors(model) if tensor.data_type in narrow]
-        entries = [entry.type.tensor_type for entry in (*graph.input, *graph.output, *graph.value_info)]
+        ends = [entry for graph in every for entry in (*graph.input, *graph.output, *graph.value_info)]
+        entries = [entry.type.tensor_type for entry in ends]
         declared = [entry for entry in entries if entry.elem_type in narrow]
         for tensor in tensors:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
         for entry in declared:
             entry.elem_type = TensorProto.FLOAT
-        for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        for attribute in (attribute for graph in every for node in graph.node for attribute in node.attribute):
             if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in narrow:
                 attribute.i = TensorProto.FLOAT
         if tensors or declared:
@@ -319,13 +335,23 @@ class _OnnxReader(Refusing):
         attributes = {entry.name: self.attribute(node, entry) for entry in node.attribute}
         return OnnxNode(index, _text(node.name), domain, _text(node.op_type), inputs, outputs, attributes)
 
+    def body(self, graph: Any) -> Subgraph:
+        """A graph within an operator."""
+        inputs, outputs = (tuple(_text(entry.name) for entry in ends) for ends in (graph.input, graph.output))
+        constants = {_text(entry.name): decode_tensor(entry) for entry in graph.initializer}
+        nodes = tuple(self.node(index, node) for index, node in enumerate(graph.node))
+        return Subgraph(inputs, outputs, constants, nodes)
+
     def attribute(self, node: Any, entry: Any) -> Any:
         """The value of an attribute."""
         from onnx import AttributeProto, TensorProto, helper
 
-        inner = entry.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-        hint = "export the model without loops and conditions, or compute them outside the model"
-        self.refuse_if(inner, f"{node.op_type} {node.name!r} has control flow, which is not supported", hint)
+        if entry.type == AttributeProto.GRAPH:
+            return self.body(entry.g)
+        inner = entry.type == AttributeProto.GRAPHS
+        self.refuse_if(
+            inner, f"{node.op_type} {node.name!r} has several bodies in {entry.name}, which is not supported"
+        )
         value = helper.get_attribute_value(entry)
         if isinstance(value, TensorProto):
             return decode_tensor(value)
@@ -385,10 +411,20 @@ def _text(value: object) -> str:
     return value
 
 
+def graphs(model: Any) -> Iterator[Any]:
+    """The model's graph, and those within its operators."""
+    waiting = [model.graph]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        waiting += [entry.g for node in graph.node for entry in node.attribute if entry.HasField("g")]
+
+
 def all_tensors(model: Any) -> Iterator[Any]:
-    """Every tensor stored in the model's graph and its nodes' attributes."""
-    yield from model.graph.initializer
-    for entry in (entry for node in model.graph.node for entry in node.attribute):
-        if entry.HasField("t"):
-            yield entry.t
-        yield from entry.tensors
+    """Every tensor stored in the model's graphs and their nodes' attributes, those of the first graph first."""
+    for graph in graphs(model):
+        yield from graph.initializer
+        for entry in (entry for node in graph.node for entry in node.attribute):
+            if entry.HasField("t"):
+                yield entry.t
+            yield from entry.tensors

@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.ir.operators.base import broadcast_shape
 from dovetail.ir.operators.elementwise import Select
-from dovetail.ir.operators.movement import Gather, Pad, Pick
+from dovetail.ir.operators.movement import Gather, Pick
 from dovetail.ir.types import Array, Shape, TensorType
 from dovetail.read.geometry import ResizeAxis, broadcast, mirrored, repeated
 from dovetail.read.onnx.values import OnnxValues
@@ -64,8 +64,7 @@ def pad(v: OnnxValues) -> Value:
     kind, rank = x.dtype, x.rank
     pads, axes = v.integers(1, "pads", old="pads"), v.integers(3, "axes", tuple(range(rank)))
     filler = v.one_number(2, v.attribute("value", 0.0), "border value")
-    odd = len(pads) != 2 * len(axes) or (mode == "constant" and min(pads, default=0) < 0)
-    v.wrong_if(odd, f"the pads {list(pads)} must be two numbers of at least 0 for each of {len(axes)} axes")
+    v.wrong_if(len(pads) != 2 * len(axes), f"the pads {list(pads)} must be two numbers for each of {len(axes)} axes")
     places = [v.axis(axis, rank) for axis in axes]
     ends = (dict(zip(places, half, strict=True)) for half in (pads[: len(axes)], pads[len(axes) :]))
     before, after = (tuple(sizes.get(axis, 0) for axis in range(rank)) for sizes in ends)
@@ -73,7 +72,7 @@ def pad(v: OnnxValues) -> Value:
         return v.pick(x, [mirrored(*sides, mode) for sides in zip(x.shape, before, after, strict=True)])
     outside = kind.is_integer and not kind.low <= filler <= kind.high
     v.wrong_if(outside, f"the border value {filler} is outside {kind.text}")
-    return v.add(Pad(before, after, int(filler) if kind.is_integer else filler), [x])
+    return v.surrounded(x, before, after, int(filler) if kind.is_integer else filler)
 
 
 def slice_(v: OnnxValues) -> Value:

@@ -12,6 +12,7 @@ import numpy as np
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.operators.base import Operator, Padding2d, SlidingWindow
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.read.geometry import Pair, same_padding
 from dovetail.read.onnx.file import Constant, OnnxFile, OnnxNode, wrap
@@ -69,6 +70,14 @@ class OnnxValues(Values):
         """ONNX values known at compile time."""
         self.static: set[Value] = set()
         """Graph values computed from constants alone."""
+        self.own: Mapping[tuple[str, str], type[UserOperator]] = {}
+        """Operators of the user's own and bundled ones, by domain and name."""
+        self.steps: list[OnnxNode] = []
+        """Every operator imported so far, those of bodies each time."""
+        self.depth = 0
+        """How many bodies this one lies in."""
+        self._places: dict[int, tuple[Constant, Value]] = {}
+        """Constants put into the graph by their names, and their values."""
 
     @property
     def stem(self) -> str:
@@ -170,10 +179,16 @@ class OnnxValues(Values):
 
     def value(self, position: int) -> Value:
         """The graph value of an operand, in ONNX's axis order."""
-        name = self.name_of(position)
+        return self.named_value(self.name_of(position))
+
+    def named_value(self, name: str) -> Value:
+        """The graph value of an ONNX value; constants are put into the graph once."""
         if name not in self.values:
             self.wrong_if(name not in self.constants, f"{name!r} is read before it is computed")
-            self.values[name] = self.place(name, self.constants[name])
+            held = self.constants[name]
+            if id(held) not in self._places:
+                self._places[id(held)] = held, self.place(name, held)
+            self.values[name] = self._places[id(held)][1]
         return self.values[name]
 
     def real(self, position: int = 0) -> Value:

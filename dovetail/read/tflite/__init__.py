@@ -73,8 +73,7 @@ def _walk(v: TfliteValues) -> None:
     for op in v.file.operators:
         found = v.again(op=op)
         v.steps.append(op)
-        if len(v.steps) > recurrent.MOST_STEPS:
-            raise found.refuse(f"makes more than {recurrent.MOST_STEPS} operators of the loops", recurrent.UNKNOWN)
+        found.check_steps(len(v.steps))
         with found.refusing():
             if op.opcode == "CUSTOM":
                 _import_custom(found)

@@ -25,7 +25,16 @@ from dovetail.ir.operators.recurrent import FixedLstm, Recurrent, RecurrentKind,
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.read.tflite.file import OperatorEntry, TfliteFile, TfliteTensor
 from dovetail.read.tflite.values import ACTIVATION_TYPES, SHAPE_TYPES, Key, TfliteValues, same_quantisation
-from dovetail.read.values import AGAIN, ALIKE, FOLD, GATE_ORDER, Value
+from dovetail.read.values import (
+    AGAIN,
+    ALIKE,
+    FOLD,
+    GATE_ORDER,
+    MOST_DEEP,
+    MOST_TURNS,
+    UNKNOWN_TURNS,
+    Value,
+)
 
 _GATE_STEP = 2.0**-12
 _UNIT = 2.0**-15
@@ -246,13 +255,6 @@ def _step(v: TfliteValues, tensor: TfliteTensor) -> float:
 
 # Loops and conditions
 
-MOST_TURNS = 512
-"""Most turns of a loop."""
-MOST_STEPS = 20_000
-"""Operators of a model, those of loops counted in every turn."""
-_DEEPEST = 8
-UNKNOWN = "let the number of turns be known when the network is converted, or unroll the loop there"
-
 Walk = Callable[[TfliteValues], None]
 """Imports all operators of the file of an import."""
 
@@ -276,7 +278,7 @@ def loop(v: TfliteValues, walk: Walk) -> None:
             break
         carried = _called(v, body, carried, walk)
     else:
-        raise v.refuse(f"turns more than {MOST_TURNS} times", UNKNOWN)
+        raise v.refuse(f"turns more than {MOST_TURNS} times", UNKNOWN_TURNS)
     _bind(v, carried)
 
 
@@ -311,7 +313,7 @@ def _given(v: TfliteValues, tensor: TfliteTensor) -> SubgraphPort:
 
 def _called(v: TfliteValues, file: TfliteFile, given: Sequence[SubgraphPort], walk: Walk) -> list[SubgraphPort]:
     """The results of a subgraph for some values, in the graph being built."""
-    v.refuse_if(v.depth >= _DEEPEST, f"is nested more than {_DEEPEST} deep", "call fewer subgraphs within each other")
+    v.refuse_if(v.depth >= MOST_DEEP, f"is nested more than {MOST_DEEP} deep", "call fewer subgraphs within each other")
     v.wrong_if(len(file.inputs) != len(given), f"gives {len(given)} values to a subgraph of {len(file.inputs)} inputs")
     inner = v.inside(file)
     for index, one in zip(file.inputs, given, strict=True):
@@ -338,7 +340,7 @@ def _holds(v: TfliteValues, file: TfliteFile, given: Sequence[SubgraphPort], wal
         graph = alone.finished([found[0].value])
         read = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
         what = "turns until a value of run time says so, which is not supported"
-        v.refuse_if(read & set(graph.inputs), what, UNKNOWN)
+        v.refuse_if(read & set(graph.inputs), what, UNKNOWN_TURNS)
         unread = {name: np.zeros(graph.types[name].shape, graph.types[name].dtype.numpy) for name in graph.inputs}
         truth = evaluate(graph, unread)[graph.outputs[0]]
     return bool(truth.reshape(-1)[0])
