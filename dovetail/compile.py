@@ -54,6 +54,7 @@ from dovetail.schedule.region import CoreGroup, LaidRegion, Region
 from dovetail.schedule.stripe import StripedNetwork, StripeLimit, Striping, within
 from dovetail.schedule.tiles.tiling import Progress as Progress
 from dovetail.schedule.tuning import choices_for, identity
+from dovetail.schedule.weights import narrow_layers, with_narrow_weights
 from dovetail.target.calibration import calibrated
 from dovetail.target.description import Policy, Target, check_cores, with_cores
 from dovetail.target.pattern import Choice
@@ -216,6 +217,9 @@ def compile_graph(
     request = _CompileRequest(target, options, choices or {}, near, pipeline.cores if pipeline else None, progress)
     made, striped = _within_budget(graph, regions, request)
     laid, planned = made.laid, replace(made.plan, program=rolled(made.plan.program))
+    if narrow := narrow_layers(laid.regions):
+        what = f"weights of {', '.join(narrow)} stay bytes: as pairs, which are faster, they do not fit {target.code}"
+        options.tell(f"{target.name}: {what}")
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
@@ -357,6 +361,7 @@ def _roomy(target: Target) -> Target:
 def _plan_regions(graph: Graph, regions: tuple[Region, ...], request: _CompileRequest) -> _ProgramPlan:
     """The stages behind partitioning; one layer after the other where memory does not hold several."""
     chosen = choose(regions, request.choices, request.target)
+    chosen = with_narrow_weights(chosen, request.target, reserved(graph, request.target))
     request.progress("placing")
     pins = request.options.pins if request.cores is None else {}  # which the stages keep
     assignment = assign(graph, chosen, request.target, pins, request.choices)

@@ -84,7 +84,7 @@ def main() -> int:
             return 0
         store.SHIPPED.unlink(missing_ok=True)
         targets = [target for target in map(load_target, BUILT_IN) if target.core.instructions]
-        # Where twice the weights would not fit the code's memory there are no pairs (`codegen.emit.unit.traits_for`).
+        # Where twice the weights would not fit the code's memory there are no pairs (`schedule/weights.py`).
         targets += [replace(one, core=replace(one.core, pairs=None)) for one in targets if one.core.pairs]
         for model in models(folder):
             for target in targets:

@@ -78,6 +78,7 @@ WITHIN = {
             "partition",
             "tiles",
             "knobs",
+            "weights",
             "cores",
             "assign",
             "layout",

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from core_kernel_cases import Case, Maker, padded
-from dovetail.codegen.emit.unit import traits_for
+from dovetail.codegen.emit import write_project
+from dovetail.compile import Options, compile_model
 from dovetail.guests.tune.layers import region_alone
 from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import evaluate
@@ -20,14 +21,18 @@ from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.ir.types import DType
 from dovetail.kernels import CoreTraits, core_traits, generate, offered, turns
 from dovetail.kernels.patches import Patches
-from dovetail.schedule.partition import partition
+from dovetail.options import parse_bytes
+from dovetail.run import open_build, run_build
+from dovetail.schedule.weights import narrow_layers
 from dovetail.target.chip import PairBlock
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
 from dovetail.targets.cortex_m import M4, PAIRS, SMLAD, UNPACK
 from dovetail.timing.kernels import core_cycles
 from firmware import require_chip
+from oracles import references
 from test_core_kernels import build, needs_compiler, run
+from test_end_to_end import network_file
 from test_scheduled_kernels import check, host_text
 from tuning_cases import adapted, layer_graph
 
@@ -156,12 +161,22 @@ def test_a_loop_over_few_channels_is_written_out(monkeypatch: pytest.MonkeyPatch
     assert ratios["never"][0] > 1.1 and ratios["always"][1] < 0.95
 
 
-def test_weights_that_do_not_fit_twice_are_no_pairs() -> None:
-    """A flash that holds the weights once holds them as bytes."""
-    made = case(7, 3, 64, 40)
-    small = tuple(replace(memory, size=65536) if memory.name == "flash" else memory for memory in M4.memories)
-    for target, pairs in ((M4, True), (replace(M4, memories=small), False)):
-        assert (traits_for(partition(made.graph, target), target).pairs is not None) is pairs
+@pytest.mark.parametrize(("size", "most", "narrow"), [("1M", 1.0, 0), ("512K", 1.1, 3), ("300K", 1.25, 8)])
+def test_weights_that_do_not_fit_twice_stay_bytes(size: str, most: float, narrow: int, tmp_path: Path) -> None:
+    """Layer by layer, as far as the flash goes; the estimate knows it, and the compiler says it."""
+    require_chip()
+    told = list[str]()
+    asked = Options(settings={"flash.size": size}, tell=told.append)
+    compiled = compile_model(network_file("ad_autoencoder"), M4, asked)
+    assert len(narrow_layers(compiled.regions)) == narrow == sum(sentence.count("dense_") for sentence in told)
+    write_project(compiled.project, tmp_path / "build")
+    reference = references("ad_autoencoder")
+    result = run_build(open_build(tmp_path / "build"), "iss", [{compiled.graph.inputs[0]: reference["in_0"]}])
+    np.testing.assert_array_equal(result.outputs[0][compiled.graph.outputs[0]], reference["out_0__tflm"])
+    taken = result.simulation.inferences[0].total_cycles
+    assert taken is not None and taken <= most * 353_400
+    assert abs(compiled.assignment.clock / taken - 1) < 0.1
+    assert result.sizes["text"] + result.sizes["rodata"] <= parse_bytes(size)
 
 
 @pytest.mark.parametrize("core", ["cortex_m4", "cortex_m7"])

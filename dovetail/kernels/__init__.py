@@ -17,6 +17,8 @@ from dovetail.kernels.core import (
 from dovetail.kernels.helpers import HELPERS, helper_source, needed_helpers
 from dovetail.kernels.kernel import (
     BLOCK,
+    BYTES,
+    WEIGHTS,
     ConstantBlock,
     CoreKernel,
     CoreTraits,
@@ -32,7 +34,9 @@ for _module in iter_modules(__path__):
 
 __all__ = [
     "BLOCK",
+    "BYTES",
     "HELPERS",
+    "WEIGHTS",
     "ConstantBlock",
     "CoreKernel",
     "CoreTraits",

@@ -212,7 +212,7 @@ def generate(
 def scope_of(graph: Graph, name: str, core: CoreTraits, **settings: Any) -> KernelScope:
     """A region taken apart, with settings as of `generate`; raises as that."""
     with _refused(graph):
-        return replace(split(graph, core), name=name, **settings)
+        return replace(split(graph, core.chosen(settings.get("choice", _NO_CHOICE))), name=name, **settings)
 
 
 def generate_all(requests: Sequence[KernelScope], little: Collection[int]) -> list[CoreKernel]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dovetail.errors import TargetError
@@ -223,7 +223,13 @@ class CoreTraits:
     rates: Mapping[str, float] | None = field(default=None, hash=False)
     """The same of kernels as the core has them; None where nobody measured: own instructions are then counted."""
 
+    def chosen(self, choice: Choice) -> CoreTraits:
+        """The core for a kernel with a choice: without pairs, if weights stay bytes."""
+        return replace(self, pairs=None) if choice.get(WEIGHTS) == BYTES else self
 
+
+WEIGHTS, BYTES = "weights", "bytes"
+"""The setting of kernels whose weights would not fit the memory as pairs, which take twice their bytes."""
 PIXELS, CHANNELS, UNROLL = "pixels", "channels", "unroll"
 """Names of the knobs of a block of sums in registers."""
 

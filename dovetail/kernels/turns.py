@@ -34,12 +34,12 @@ _BUNDLED = {
 
 def turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({})) -> Turns:
     """How often the parts of a region's kernel run on a core, with what is chosen of its knobs."""
-    return _turns(graph, settled(graph, core), choice)
+    return _turns(graph, settled(graph, core.chosen(choice)), choice)
 
 
 def cycles(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({})) -> float:
     """Cycles of a region's kernel on a core of which cycles are known: of its parts, as often as they run."""
-    core = settled(graph, core)
+    core = settled(graph, core.chosen(choice))
     return _cycles(_turns(graph, core, choice), core)
 
 

@@ -23,7 +23,7 @@ from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedSoftmax16
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Array, TensorType
-from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter, core_traits
+from dovetail.kernels import CoreKernel, Optimize, Parameter, core_traits
 from dovetail.kernels.c import Lines, identifier
 from dovetail.kernels.scheduled.knobs import same_kind
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
@@ -399,14 +399,6 @@ class _ConstantNames:
         }
 
 
-def traits_for(regions: Sequence[LaidRegion], target: Target) -> CoreTraits:
-    """The core's traits for the kernels of a network: weights are no pairs where twice their bytes would not fit."""
-    core = core_traits(target.core)
-    constants = {name: array.nbytes for region in regions for name, array in region.graph.constants.items()}
-    fit = CODE_RESERVE + 2 * sum(constants.values()) <= target.memory(target.code).size
-    return core if fit else replace(core, pairs=None)
-
-
 def kernel_calls(
     program: Program,
     regions: Sequence[LaidRegion],
@@ -417,7 +409,7 @@ def kernel_calls(
 ) -> tuple[KernelCalls, tuple[CoreKernel, ...], Blocks]:
     """The kernel of every call, the functions there are, and the blocks of those that layers share; all names begin
     with `model`, and `constants` gains those of the kernels."""
-    core = traits_for(regions, target)
+    core = core_traits(target.core)
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
     requests = []

@@ -1,0 +1,69 @@
+"""Weights of core kernels: as pairs, which are faster and take twice the bytes, or as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.linear import Conv2d, FullyConnected
+from dovetail.ir.types import Array, DType
+from dovetail.kernels import BYTES, WEIGHTS
+from dovetail.program.loops import digest
+from dovetail.schedule.region import AssignedRegion
+from dovetail.target.description import Target
+
+
+def with_narrow_weights(
+    regions: Sequence[AssignedRegion], target: Target, reserved: Mapping[str, int]
+) -> tuple[AssignedRegion, ...]:
+    """The regions, those marked whose weights stay bytes because the memory does not hold them all as pairs.
+
+    Layers with the most multiply-accumulates for each weight become pairs first, of equal ones the largest.
+
+    Args:
+        regions: the network, as it is placed.
+        target: the machine.
+        reserved: bytes of each memory that are taken, weights once included.
+    """
+    if target.core.pairs is None:
+        return tuple(regions)
+    groups: dict[bytes, list[AssignedRegion]] = {}  # parts of a layer have the same weights, which are there once
+    sizes: dict[bytes, int] = {}
+    for region in regions:
+        if (weights := _weights(region.graph)) is not None and not region.shares:
+            groups.setdefault(key := digest(weights), []).append(region)
+            sizes[key] = weights.nbytes
+    room = target.memory(target.code).size - reserved[target.code]
+    if target.code == target.values:
+        room -= max((_values(region.graph) for region in regions), default=0)
+    macs = {key: sum(region.macs for region in parts) for key, parts in groups.items()}
+    narrow = set[str]()
+    for key in sorted(groups, key=lambda key: (-macs[key] / sizes[key], -sizes[key], groups[key][0].name)):
+        if sizes[key] <= room:
+            room -= sizes[key]
+        else:
+            narrow |= {region.name for region in groups[key]}
+    return tuple(
+        replace(region, choice={**region.choice, WEIGHTS: BYTES}) if region.name in narrow else region
+        for region in regions
+    )
+
+
+def _weights(graph: Graph) -> Array | None:
+    """The weights that a kernel may take as pairs; None where it has none."""
+    for node in graph.nodes:
+        if isinstance(node.operator, Conv2d | FullyConnected) and node.inputs[1] in graph.constants:
+            weights = graph.constants[node.inputs[1]]
+            return weights if DType.of(weights.dtype) is DType.INT8 else None
+    return None
+
+
+def _values(graph: Graph) -> int:
+    """Bytes of a region's operands and result."""
+    return sum(graph.types[name].nbytes for name in (*graph.inputs, *graph.outputs))
+
+
+def narrow_layers(regions: Sequence[AssignedRegion]) -> list[str]:
+    """The names of regions whose weights stay bytes for want of room."""
+    return [region.name for region in regions if region.choice.get(WEIGHTS) == BYTES]
