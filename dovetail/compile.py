@@ -54,7 +54,7 @@ from dovetail.schedule.region import CoreGroup, LaidRegion, Region
 from dovetail.schedule.stripe import StripedNetwork, StripeLimit, Striping, within
 from dovetail.schedule.tiles.tiling import Progress as Progress
 from dovetail.schedule.tuning import choices_for, identity
-from dovetail.schedule.weights import narrow_layers, with_narrow_weights
+from dovetail.schedule.weights import narrow_weights_note, with_narrow_weights
 from dovetail.target.calibration import calibrated
 from dovetail.target.description import Policy, Target, check_cores, with_cores
 from dovetail.target.pattern import Choice
@@ -217,16 +217,14 @@ def compile_graph(
     request = _CompileRequest(target, options, choices or {}, near, pipeline.cores if pipeline else None, progress)
     made, striped = _within_budget(graph, regions, request)
     laid, planned = made.laid, replace(made.plan, program=rolled(made.plan.program))
-    if narrow := narrow_layers(laid.regions):
-        what = f"weights of {', '.join(narrow)} stay bytes: as pairs, which are faster, they do not fit {target.code}"
-        options.tell(f"{target.name}: {what}")
+    _note(narrow_weights_note(laid.regions, target), options)
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
         check_program(planned.program, target, graph if striped else laid.graph, sample_inputs(graph))
     progress("writing C")
-    delay = pipeline.delay if pipeline else 0
-    unit = make_unit(planned.program, laid.regions, target, Optimize(options.optimize), delay)
+    optimize, delay = Optimize(options.optimize), pipeline.delay if pipeline else 0
+    unit = make_unit(planned.program, laid.regions, target, optimize, delay)
     rounding = rounding_of(model, target, options)
     unit = replace(
         unit,
@@ -243,6 +241,12 @@ def compile_graph(
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))
     assignment = replace(made.assignment, clock=clock)
     return Compiled(laid.graph, laid.regions, planned, unit, project, striped, pipeline, assignment)
+
+
+def _note(sentence: str, options: Options) -> None:
+    """Tell the user a sentence, if there is one."""
+    if sentence:
+        options.tell(sentence)
 
 
 def _with_stack(compiled: Compiled) -> Compiled:

@@ -2,7 +2,7 @@
 
 `measure [CORE]...` runs networks on each core, layers of theirs with other register blocks, and copies of all sizes;
 fits cycles to the parts of their loops (`dovetail.kernels.turns`), and writes dovetail/target/kernel_cycles.json.
-`renew [CORE]...` measures only what `small` has, and fits their parts anew: minutes.
+`renew [CORE]...` measures only what `small` and `narrow` have, and fits their parts anew: minutes.
 `compare [TARGET]...` prints model and `iss` of the four MLPerf Tiny networks layer by layer (`--layers`) or in a table.
 Layers that are made small, at most 1/512 of a network's work, are left out.
 
@@ -34,7 +34,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import MaxPool2d, SumPool2d
 from dovetail.ir.types import DType, Shape, TensorType
-from dovetail.kernels import core_traits, offered, turns
+from dovetail.kernels import BYTES, WEIGHTS, core_traits, offered, turns
 from dovetail.report import make_report
 from dovetail.run import open_build, run_build
 from dovetail.schedule.partition import partition
@@ -183,6 +183,13 @@ def small() -> Iterator[Graph]:
         yield builder.finish([builder.add(Lookup(), [image, table], "y")])
 
 
+def narrow(target: Target) -> list[Layer]:
+    """Layers of the four networks whose weights stay bytes, on a core that multiplies pairs; none on others."""
+    core = replace(target.core, pairs=None)
+    models = [MODELS / "mlperf_tiny" / f"{name}_int8.tflite" for name in TINY] if target.core.pairs else []
+    return [replace(one, choice={WEIGHTS: BYTES}) for one in layers_on(replace(target, core=core), models)]
+
+
 def _move(operator: Operator, *shapes: Shape) -> Graph:
     builder = GraphBuilder("move")
     inputs = [builder.input(f"x{place}", TensorType(shape, DType.INT8)) for place, shape in enumerate(shapes)]
@@ -227,8 +234,8 @@ def _bounded(
 
 
 def renewed(rates: Mapping[str, float], layers: Sequence[Layer], target: Target) -> dict[str, float]:
-    """The cycles with those of `RENEWED` parts, and of calls above `MOST_CALL`, fitted anew to some layers, and all
-    others as they are."""
+    """The cycles with those of `RENEWED` parts, of calls above `MOST_CALL` and of parts that have none, fitted anew to
+    some layers, and all others as they are."""
     others = {
         part: value
         for part, value in rates.items()
@@ -236,9 +243,9 @@ def renewed(rates: Mapping[str, float], layers: Sequence[Layer], target: Target)
     }
     rows, left = [], []
     for layer in layers:
-        counts = turns(layer.graph, core_traits(target.core))
+        counts = turns(layer.graph, core_traits(target.core), layer.choice)
         known = sum(others.get(part, 0.0) * count for part, count in counts.items())
-        is_new = {part: part.startswith(RENEWED) or (part in rates and part not in others) for part in counts}
+        is_new = {part: part not in others for part in counts}
         rows.append({part: count / layer.cycles for part, count in counts.items() if is_new[part]})
         left.append(max(0.0, 1 - known / layer.cycles))
     parts = sorted({part for row in rows for part in row})
@@ -252,9 +259,10 @@ def renew(names: Sequence[str]) -> None:
     for name in names or list(cores()):
         target = cores()[name]
         layers = [Layer("small", graph.name, graph, alone(graph, target, {})) for graph in small()]
+        layers += narrow(target)
         known[name] = renewed(known[name], layers, target)
         target = replace(target, core=replace(target.core, kernels=known[name]))
-        print(f"{name}: {spread([core_cycles(one.graph, target) / one.cycles for one in layers])}", flush=True)
+        print(f"{name}: {spread([core_cycles(one.graph, target, one.choice) / one.cycles for one in layers])}", flush=True)
         TABLE.write_text(json.dumps(known, indent=0, sort_keys=True) + "\n")
 
 

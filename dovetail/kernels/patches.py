@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, block, c_type, channel_lanes, code, function, product, total
 from dovetail.kernels.kernel import (
     CHANNELS,
     PIXELS,
     UNROLL,
+    CoreTraits,
     KernelChoices,
     KernelWriter,
     Turns,
@@ -31,7 +33,8 @@ from dovetail.kernels.kernel import (
     turns_of_family,
 )
 from dovetail.kernels.planes import Pairs, pairs_of
-from dovetail.kernels.scope import KernelScope
+from dovetail.kernels.registry import family_of
+from dovetail.kernels.scope import KernelScope, split
 from dovetail.kernels.sums import EndFunction, Extra, RaisedNest, end_function, padded, products_of, raised_end, sums_of
 from dovetail.kernels.window import COLUMN, ROW, WindowGeometry
 from dovetail.target.chip import PairBlock, PairBlocks
@@ -87,6 +90,16 @@ def patches_of(scope: KernelScope) -> Patches:
     chosen = {**choices.default, **(wanted if choices.space.refusal(wanted) is None else {})}
     block = (int(chosen[name]) for name in (PIXELS, CHANNELS, UNROLL))
     return Patches(scope, window, sums, raised_end(scope, sums), core.pairs, taken, choices, *block)
+
+
+def pair_weights(graph: Graph, core: CoreTraits) -> Array | None:
+    """The weights that a region's kernel takes as pairs, twice their bytes; None where it takes none."""
+    try:
+        scope = split(graph, core)
+        ways = family_of(scope)[1].ways if scope.anchor is not None else ()
+        return patches_of(scope).sums.weights if any(way.plan is patches_of for way in ways) else None
+    except UnsupportedRegion:
+        return None
 
 
 def offered(window: WindowGeometry, outputs: int, pairs: PairBlocks, room: int) -> KernelChoices:

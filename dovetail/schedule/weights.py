@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.linear import Conv2d, FullyConnected
-from dovetail.ir.types import Array, DType
-from dovetail.kernels import BYTES, WEIGHTS
+from dovetail.kernels import BYTES, WEIGHTS, core_traits
+from dovetail.kernels.patches import pair_weights
 from dovetail.program.loops import digest
 from dovetail.schedule.region import AssignedRegion
 from dovetail.target.description import Target
@@ -28,10 +27,11 @@ def with_narrow_weights(
     """
     if target.core.pairs is None:
         return tuple(regions)
+    core = core_traits(target.core)
     groups: dict[bytes, list[AssignedRegion]] = {}  # parts of a layer have the same weights, which are there once
     sizes: dict[bytes, int] = {}
     for region in regions:
-        if (weights := _weights(region.graph)) is not None and not region.shares:
+        if not region.shares and (weights := pair_weights(region.graph, core)) is not None:
             groups.setdefault(key := digest(weights), []).append(region)
             sizes[key] = weights.nbytes
     room = target.memory(target.code).size - reserved[target.code]
@@ -50,20 +50,13 @@ def with_narrow_weights(
     )
 
 
-def _weights(graph: Graph) -> Array | None:
-    """The weights that a kernel may take as pairs; None where it has none."""
-    for node in graph.nodes:
-        if isinstance(node.operator, Conv2d | FullyConnected) and node.inputs[1] in graph.constants:
-            weights = graph.constants[node.inputs[1]]
-            return weights if DType.of(weights.dtype) is DType.INT8 else None
-    return None
-
-
 def _values(graph: Graph) -> int:
     """Bytes of a region's operands and result."""
     return sum(graph.types[name].nbytes for name in (*graph.inputs, *graph.outputs))
 
 
-def narrow_layers(regions: Sequence[AssignedRegion]) -> list[str]:
-    """The names of regions whose weights stay bytes for want of room."""
-    return [region.name for region in regions if region.choice.get(WEIGHTS) == BYTES]
+def narrow_weights_note(regions: Sequence[AssignedRegion], target: Target) -> str:
+    """A sentence with the layers whose weights stay bytes for want of room; empty if there are none."""
+    names = ", ".join(region.name for region in regions if region.choice.get(WEIGHTS) == BYTES)
+    what = f"weights of {names} stay bytes: as pairs, which are faster, they do not fit {target.code}"
+    return f"{target.name}: {what}" if names else ""
