@@ -262,7 +262,9 @@ def renew(names: Sequence[str]) -> None:
         layers += narrow(target)
         known[name] = renewed(known[name], layers, target)
         target = replace(target, core=replace(target.core, kernels=known[name]))
-        print(f"{name}: {spread([core_cycles(one.graph, target, one.choice) / one.cycles for one in layers])}", flush=True)
+        print(
+            f"{name}: {spread([core_cycles(one.graph, target, one.choice) / one.cycles for one in layers])}", flush=True
+        )
         TABLE.write_text(json.dumps(known, indent=0, sort_keys=True) + "\n")
 
 
