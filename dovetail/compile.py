@@ -54,7 +54,7 @@ from dovetail.schedule.region import CoreGroup, LaidRegion, Region
 from dovetail.schedule.stripe import StripedNetwork, StripeLimit, Striping, within
 from dovetail.schedule.tiles.tiling import Progress as Progress
 from dovetail.schedule.tuning import choices_for, identity
-from dovetail.schedule.weights import narrow_weights_note, with_narrow_weights
+from dovetail.schedule.weights import with_narrow_weights
 from dovetail.target.calibration import calibrated
 from dovetail.target.description import Policy, Target, check_cores, with_cores
 from dovetail.target.pattern import Choice
@@ -217,14 +217,13 @@ def compile_graph(
     request = _CompileRequest(target, options, choices or {}, near, pipeline.cores if pipeline else None, progress)
     made, striped = _within_budget(graph, regions, request)
     laid, planned = made.laid, replace(made.plan, program=rolled(made.plan.program))
-    _note(narrow_weights_note(laid.regions, target), options)
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
         check_program(planned.program, target, graph if striped else laid.graph, sample_inputs(graph))
     progress("writing C")
-    optimize, delay = Optimize(options.optimize), pipeline.delay if pipeline else 0
-    unit = make_unit(planned.program, laid.regions, target, optimize, delay)
+    delay = pipeline.delay if pipeline else 0
+    unit = make_unit(planned.program, laid.regions, target, Optimize(options.optimize), delay)
     rounding = rounding_of(model, target, options)
     unit = replace(
         unit,
@@ -233,7 +232,7 @@ def compile_graph(
         steps=steps or {},
         shared_arena=_shared_arena(unit, options.arena),
     )
-    settings = _manifest_options(target, options, rounding) | ({"operators": to_builtins(work)} if work else {})
+    settings = _manifest_options(target, options, rounding, work)
     described = manifest(model, target, settings, made.assignment, laid, planned, options.pins, striped, pipeline)
     clock = described.get("estimated", 0)
     pipeline = replace(pipeline, interval=clock) if pipeline and clock else pipeline
@@ -241,12 +240,6 @@ def compile_graph(
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))
     assignment = replace(made.assignment, clock=clock)
     return Compiled(laid.graph, laid.regions, planned, unit, project, striped, pipeline, assignment)
-
-
-def _note(sentence: str, options: Options) -> None:
-    """Tell the user a sentence, if there is one."""
-    if sentence:
-        options.tell(sentence)
 
 
 def _with_stack(compiled: Compiled) -> Compiled:
@@ -395,11 +388,14 @@ def _plan_layouts(graph: Graph, assignment: Assignment, request: _CompileRequest
     return _ProgramPlan(assignment, joint, program, peak)
 
 
-def _manifest_options(target: Target, options: Options, rounding: Rounding) -> dict[str, Any]:
-    """The options that the manifest keeps."""
+def _manifest_options(
+    target: Target, options: Options, rounding: Rounding, work: Sequence[OperatorWork]
+) -> dict[str, Any]:
+    """The options that the manifest keeps, and the model's least work."""
     kept: dict[str, Any] = {"policy": target.policy(options.policy).name, "rounding": rounding.value}
     kept["memory_budget"] = options.memory_budget
-    return kept | ({"settings": dict(options.settings)} if options.settings else {})
+    settings = {"settings": dict(options.settings)} if options.settings else {}
+    return kept | settings | ({"operators": to_builtins(work)} if work else {})
 
 
 def _shared_arena(unit: Unit, name: str | None) -> str | None:

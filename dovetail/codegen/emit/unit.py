@@ -44,6 +44,7 @@ from dovetail.program.ir import (
 from dovetail.program.loops import digest
 from dovetail.program.series import ByteAddress
 from dovetail.schedule.region import LaidRegion
+from dovetail.schedule.weights import narrow_weights_note
 from dovetail.target.description import Target
 from dovetail.target.engine import Launched
 from dovetail.target.offload import Command, LibraryCall, Offload, Operand
@@ -119,11 +120,13 @@ class Unit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For each instruction of the core that no kernel uses, where it came nearest and what was in its way.
+        """Layers whose weights stay bytes for want of room; for each instruction of the core that no kernel uses, where it
+        came nearest and what was in its way.
 
         Nothing is said of those on whose operands others do the same, if one of them is used.
         """
-        found = []
+        narrow = narrow_weights_note(self.regions, self.target)
+        found = [narrow] if narrow else []
         used = {name for kernel, _ in self.calls.values() for name in kernel.instructions}
         for instruction in self.target.core.instructions:
             if self.optimize is Optimize.SIZE:
