@@ -120,8 +120,8 @@ class Unit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Layers whose weights stay bytes for want of room; for each instruction of the core that no kernel uses, where it
-        came nearest and what was in its way.
+        """Layers whose weights stay bytes for want of room. For each instruction of the core that no kernel uses, where
+        it came nearest and what was in its way.
 
         Nothing is said of those on whose operands others do the same, if one of them is used.
         """
