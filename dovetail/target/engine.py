@@ -61,6 +61,10 @@ class CommandStream:
     engine or its DMA, have not ended."""
     end: tuple[int, ...] = ()
     """Words behind the last command of a list."""
+    pieces: bool = True
+    """Whether a long list may be started in pieces, cut between any two commands: sums, memories and settings of the
+    engine stay as they are from one list to the next. The firmware then makes the words of large tables by loops as it
+    goes; not for an engine with a DMA of its own or words behind the last command."""
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,11 @@ def _host_lists(unit: Unit, engines: Sequence[Engine]) -> Iterator[str]:
             elif isinstance(statement, Copy):
                 lines += [_host_rows(unit, statement, rows) for rows in dma_rows(statement)]
         yield _void_function(f"static void run_{one.name}", lines)
+        if one.name in unit.pieced:
+            yield f"uint32_t {one.name}(void)\n{{\n    run_{one.name}();\n    return 0u;\n}}\n"
     for engine in engines:
         if engine.stream is not None:
-            own = [one.name for one in unit.lists if one.engine == engine.name]
+            own = [one.name for one in unit.lists if one.engine == engine.name and one.name not in unit.pieced]
             lines = [f"if (words == {name}) {{ run_{name}(); }}" for name in own]
             text = code(
                 f"""

@@ -138,7 +138,8 @@ def _list_start(unit: Unit, one: CommandList) -> Line:
     """The call that starts a list."""
     engine = unit.target.engine(one.engine)
     assert engine.stream is not None
-    return Line((f"{engine.stream.start}({one.name}, {len(one.words)});",), starts=True)
+    text = f"{one.name}();" if one.name in unit.pieced else f"{engine.stream.start}({one.name}, {len(one.words)});"
+    return Line((text,), starts=True)
 
 
 def moves(unit: Unit, index: int) -> Lines:

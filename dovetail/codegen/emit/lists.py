@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from dovetail.program.ir import Copy, Program, Wait, queue_of, stream_of
 from dovetail.program.transfers import dma_rows
@@ -21,9 +22,15 @@ class CommandList:
     engine: str
     statements: tuple[int, ...]
     """Indices, its own waits included."""
-    words: tuple[int, ...]
+    commands: tuple[tuple[int, ...], ...]
+    """The words of each command, waits and the list's end included."""
     counts: Mapping[int, int]
     """Statement index -> commands it became, without waits."""
+
+    @cached_property
+    def words(self) -> tuple[int, ...]:
+        """The words of all of them."""
+        return tuple(word for command in self.commands for word in command)
 
 
 def command_list(
@@ -36,7 +43,7 @@ def command_list(
     """The words of statements that follow one another in an engine's list."""
     engine = target.engine(stream_of(program.statements[indices[0]]))
     assert engine.stream is not None
-    words: list[int] = []
+    listed: list[tuple[int, ...]] = []
     ended: dict[int, int] = {}
     """Statement -> commands of its queue up to its last."""
     counts: dict[str, int] = {}
@@ -45,7 +52,8 @@ def command_list(
         statement = program.statements[index]
         if isinstance(statement, Wait):
             if statement.statement in ended:  # else it is of a list before
-                words += engine.stream.wait(statement.queue, counts[statement.queue] - ended[statement.statement])
+                behind = counts[statement.queue] - ended[statement.statement]
+                listed.append(tuple(engine.stream.wait(statement.queue, behind)))
             continue
         if isinstance(statement, Copy):
             made = list(dma_commands(program, engine, statement))
@@ -53,8 +61,9 @@ def command_list(
             made = [command.words for _, command in commands[index] if isinstance(command, Command)]
         queue, own[index] = queue_of(statement, program.dma), len(made)
         ended[index] = counts[queue] = counts.get(queue, 0) + len(made)
-        words += [word for command in made for word in command]
-    return CommandList(name, engine.name, indices, (*words, *engine.stream.end), own)
+        listed += made
+    end = (engine.stream.end,) if engine.stream.end else ()
+    return CommandList(name, engine.name, indices, (*listed, *end), own)
 
 
 def dma_commands(program: Program, engine: Engine, copy: Copy) -> Iterator[tuple[int, ...]]:

@@ -19,6 +19,7 @@ from dovetail.codegen.emit.firmware import BOARD, COPY, CORES, DMA_DRIVER, linke
 from dovetail.codegen.emit.host import host_makefile, host_source, main_source
 from dovetail.codegen.emit.manifest import emitted_fields, stack_fields
 from dovetail.codegen.emit.network import model_source
+from dovetail.codegen.emit.pieces import pieces_source
 from dovetail.codegen.emit.source import (
     arena_source,
     constants_source,
@@ -107,7 +108,9 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     if host is not None:
         files[f"src/{model}_host.c"] = host
     files.update({_MAIN: main_source(unit)} if _MAIN in start else {"link.ld": _linker_script(unit)})
-    target_sources = (*shared, *drivers, *start)
+    pieces = (f"src/{model}_lists.c",) if unit.pieced else ()
+    files |= dict.fromkeys(pieces, pieces_source(model, unit.target.engines, unit.lists, unit.pieced))
+    target_sources = (*shared, *pieces, *drivers, *start)
     host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
     project = Project({}, target_sources, host_sources, sources=files, data=data)
     compiled = {"target": target_sources, "host": host_sources, "board": board_sources(target_sources)}

@@ -152,10 +152,12 @@ def constants_source(unit: Unit) -> tuple[str, str]:
     for name, (block, members) in unit.blocks.items():
         declarations.append(f"extern const {block} {name};")
         definitions.append(array_definition(f"const {block} {name}", members))
-    for name, content in (*unit.task_words.items(), *((one.name, one.words) for one in unit.lists)):
+    tables = ((one.name, one.words) for one in unit.lists if one.name not in unit.pieced)
+    for name, content in (*unit.task_words.items(), *tables):
         declaration = f"const uint32_t {name}[{len(content)}]"
         declarations.append(f"extern {declaration};")
         definitions.append(array_definition(declaration, hexadecimal(content)))
+    declarations += [f"uint32_t {name}(void); /* starts a list; its ticket */" for name in unit.pieced]
     for name, (element, fixed) in unit.fixed_array().items():
         declaration = f"const {element} {name}[{fixed.size}]"
         declarations.append(f"extern {declaration};")

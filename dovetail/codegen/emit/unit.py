@@ -13,6 +13,7 @@ import numpy as np
 from dovetail import kernels
 from dovetail.codegen.emit.firmware import model_name
 from dovetail.codegen.emit.lists import CommandList, command_list
+from dovetail.codegen.emit.pieces import PIECE_WORDS, ListItem, pieced
 from dovetail.codegen.emit.weights import Weights, as_bytes
 from dovetail.errors import ProgramError
 from dovetail.ir.boundary import Steps
@@ -138,6 +139,12 @@ class Unit:
             own = [one for one in sentences if instruction.name in one.partition(":")[0].split(", ")]
             nearest = own[0] if own else f"{instruction.name}: no layer has loops it is looked for in"
             found.append(f"an instruction of the core is used nowhere; {nearest}")
+        for engine in dict.fromkeys(one.engine for one in self.lists if one.name in self.pieced):
+            saved = 4 * sum(len(one.words) for one in self.lists if one.name in self.pieced and one.engine == engine)
+            found.append(
+                f"the commands of {engine} are made by loops of the firmware in {8 * PIECE_WORDS:,} bytes of "
+                f"{self.target.values} beside the plan; as tables they would take {saved:,} bytes of {self.target.code}"
+            )
         missing = sum(NOT_SHIPPED in kernel.notes for kernel, _ in self.calls.values())
         if missing:
             found.append(f"layers computed without the core's own instructions: {missing}; {NOT_SHIPPED}")
@@ -221,6 +228,11 @@ class Unit:
                     layer = self.program.layers[self.program.statements[index].layer]
                     alone = name == f"{self.model}_{layer}_task"
                     yield name if alone else f"{self.model}_{layer}_tasks", name, command.words
+
+    @cached_property
+    def pieced(self) -> Mapping[str, tuple[ListItem, ...]]:
+        """The lists that the firmware makes as it goes, by name."""
+        return pieced(self.target, self.lists, self.arenas().get(self.target.values, 0))
 
     @cached_property
     def started(self) -> dict[int, CommandList]:

@@ -131,7 +131,7 @@ def engine(config: Config) -> dt.Engine:
         offloads=(mean_of(config), *layers_of(config)),
         driver=(f"{HERE}:driver/gemmini.h", f"{HERE}:driver/gemmini.c"),
         device=dt.DeviceModel(f"{HERE}.device:GemminiDevice", arguments=asdict(config), opcode=0x7B),
-        stream=dt.CommandStream("gemmini_start", lambda unit, unfinished: FENCE),
+        stream=dt.CommandStream("gemmini_start", lambda unit, unfinished: FENCE, pieces=False),
         wait="gemmini_wait",
         bytes_per_cycle=16,
     )
