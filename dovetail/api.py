@@ -11,7 +11,7 @@ Every error is a `dovetail.DovetailError` that says what is wrong, where, and wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ from dovetail.errors import DovetailError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.types import Array, DType
 from dovetail.operators import UserOperator, combined
-from dovetail.options import Options
+from dovetail.options import Options, with_fields
 from dovetail.report import Report, make_report, print_report
 from dovetail.sim.line import Board
 from dovetail.target.description import Target
@@ -124,12 +124,12 @@ class Build:
             DovetailError: there is no such tensor, or its integers have no scale.
         """
         port, steps = self._scaled(name)
-        return steps.quantize(np.asarray(reals, np.float32), port.dtype)
+        return steps.quantize(_array(reals, name, np.float32), port.dtype)
 
     def dequantize(self, name: str, integers: ArrayLike) -> Array:
         """The real numbers, float32, that integers of an output (or input) stand for; errors as `quantize`."""
         port, steps = self._scaled(name)
-        return steps.dequantize(np.asarray(integers, port.dtype.numpy))
+        return steps.dequantize(_array(integers, name, port.dtype.numpy))
 
     def run(
         self,
@@ -155,7 +155,8 @@ class Build:
                 fails.
         """
         ports = self._build.manifest.inputs
-        given = [seeded_inputs(ports)] if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
+        one = isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) or hasattr(inputs, "__array__")
+        given: list[Any] = [seeded_inputs(ports)] if inputs is None else [inputs] if one else list(inputs)
         sets = [_checked(one, ports) for one in given]
         if not sets:
             raise DovetailError("there is no inference to run", where="inputs", hint="give at least one")
@@ -200,13 +201,15 @@ def compile(
         DovetailError: the model, the target or the memories do not allow it.
     """
     given = {name: value for name, value in keywords.items() if value is not None}
-    options = replace(options or Options(), **given)
+    options = with_fields(Options() if options is None else options, given)
     own_tell, notes = options.tell, list[str]()
 
     def tell(sentence: str) -> None:
         notes.append(sentence)
         own_tell(sentence)
 
+    _check_kind("model", model, "give the path of a model file", str, Path)
+    _check_kind("target", target, "give a name, the path of a target file, or a Target", str, Target)
     machine = target if isinstance(target, Target) else load_target(target)
     compiled = compile_model(Path(model), machine, replace(options, tell=tell), progress)
     temporary = TemporaryDirectory(prefix="dovetail-") if folder is None else None
@@ -214,6 +217,13 @@ def compile(
     write_project(compiled.project, place, replace=replace_folder)
     build = running.open_build(place, compiled.unit.target)
     return Build(place, (*notes, *compiled.unit.notes), _with_operators(build, options.operators), temporary)
+
+
+def _check_kind(name: str, value: object, hint: str, *kinds: type) -> None:
+    """Raise DovetailError for an argument of another type."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise DovetailError(f"must be {wanted}, not {type(value).__name__}", where=name, hint=hint)
 
 
 def _with_operators(build: running.ProjectBuild, operators: Sequence[type[UserOperator]]) -> running.ProjectBuild:
@@ -249,7 +259,17 @@ def _ports(ports: Sequence[BuildPort]) -> tuple[Port, ...]:
 def _checked(given: Inputs, ports: Sequence[BuildPort]) -> dict[str, Array]:
     """The arrays of one inference; raises DovetailError where they are not what the model wants."""
     names = [port.name for port in ports]
+    _check_kind("inputs", given, f"give arrays by name, such as {{'{names[0]}': array}}", Mapping)
     if set(given) != set(names):
         what = f"expected the inputs {', '.join(names)}, got {', '.join(sorted(given)) or 'none'}"
         raise DovetailError(what, where="inputs", hint="name each array as the model does")
-    return {name: checked(np.asarray(given[name]), port, "inputs") for name, port in zip(names, ports, strict=True)}
+    return {name: checked(_array(given[name], name), port, "inputs") for name, port in zip(names, ports, strict=True)}
+
+
+def _array(values: ArrayLike, name: str, dtype: Any = None) -> Array:
+    """The values as an array; raises DovetailError where they are none."""
+    try:
+        return np.asarray(values, dtype)
+    except (ValueError, TypeError) as error:
+        hint = "give a numpy array of numbers"
+        raise DovetailError(f"these values make no array: {error}", where=name, hint=hint) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import zipfile
@@ -66,7 +67,7 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, por
                 f"input '{port.name}' must be {kind.numpy} {expected} (or [n, {str(expected)[1:]} for a batch), "
                 f"got {dtype} {list(shape)}",
                 where=str(path),
-                hint="reshape and convert the array, such as array.astype(...).reshape(...)",
+                hint=advice(shape, dtype, port),
             )
 
     array: Array = read_npy(lambda: archive.open(info), info.file_size, port.name, accept)
@@ -79,10 +80,31 @@ def checked(array: Array, port: TensorPort, where: Path | str) -> Array:
     kind, expected = port.kind, list(port.shape)
     if array.dtype != kind.numpy or list(array.shape) != expected:
         what = f"input '{port.name}' must be {kind.numpy} {expected}, got {array.dtype} {list(array.shape)}"
-        hint = "reshape and convert the array, such as array.astype(...).reshape(...)"
-        raise InputError(what, where=str(where), hint=hint)
+        raise InputError(what, where=str(where), hint=advice(array.shape, array.dtype, port))
     _check_values(array, kind, port.name, where)
     return array
+
+
+def advice(shape: tuple[int, ...], dtype: np.dtype[Any], port: TensorPort) -> str:
+    """The expression that makes an input of an array of another shape or type, where there is one; else what to do."""
+    kind, expected, steps = port.kind, port.shape, ""
+    if sorted(shape) == sorted(expected) and shape != expected:
+        axes, left = [], list(enumerate(shape))
+        for size in expected:
+            axes.append(next(axis for axis in left if axis[1] == size))
+            left.remove(axes[-1])
+        steps = f".transpose{tuple(axis for axis, _ in axes)}"
+    elif shape != expected and math.prod(shape) == math.prod(expected):
+        steps = f".reshape{expected}"
+    elif shape not in (expected, (*shape[:1], *expected)):
+        return f"give arrays of the shape {list(expected)}"
+    scale, zero = getattr(port, "scale", None), getattr(port, "zero_point", None)
+    if dtype == kind.numpy or not (kind.is_integer and dtype.kind == "f"):
+        return f"give array{steps}" + (f".astype('{kind.numpy}')" if dtype != kind.numpy else "")
+    if scale is None or zero is None:
+        return f"these are real numbers: give the integers of type {kind.text} that stand for them"
+    reals = f"(array{steps} / {scale!r}).round() + {zero}"
+    return f"quantise the real numbers: ({reals}).clip({kind.low}, {kind.high}).astype('{kind.numpy}')"
 
 
 def _check_values(array: Array, kind: DType, name: str, path: Path | str) -> None:

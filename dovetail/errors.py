@@ -7,6 +7,18 @@ Dovetail's own and shows its stack.
 from __future__ import annotations
 
 
+def visible(text: str) -> str:
+    r"""Text from outside as it may be printed or written: control characters, marks that turn the direction of writing
+    and bytes of file names that are no UTF-8 are escaped; ends of lines and tabs stay.
+
+    >>> visible("refused \x1b[31m")
+    'refused \\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 class DovetailError(Exception):
     """A mistake or a limit the user can act on.
 
@@ -25,7 +37,7 @@ class DovetailError(Exception):
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         advice = f"\n  what to do: {self.hint}" if self.hint else ""
-        return f"{place}{self.what}{advice}"
+        return visible(f"{place}{self.what}{advice}")
 
 
 class ModelError(DovetailError):

@@ -127,7 +127,7 @@ def kept_file(path: Path) -> bytes | None:
     """The contents that `keep_file` wrote; None where there are none, or they were changed since."""
     try:
         data = path.read_bytes()
-        return data if _seal(path).read_text() == _digest(data) else None
+        return data if _seal(path).read_text("utf-8") == _digest(data) else None
     except (OSError, UnicodeDecodeError):
         return None
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from dovetail.errors import DovetailError, ModelError
 
@@ -73,6 +74,49 @@ def flag(
 def flags_of(kind: type) -> dict[str, Flag]:
     """The fields of a dataclass that the command line asks for, by name."""
     return {own.name: own.metadata["flag"] for own in fields(kind) if "flag" in own.metadata}
+
+
+def with_fields(options: Any, values: Mapping[str, Any]) -> Any:
+    """Options with other values of some fields.
+
+    Raises:
+        DovetailError: there is no such option, or the value is not of its type.
+    """
+    if not is_dataclass(options) or isinstance(options, type):
+        hint = "give Options(...), or the options as keywords"
+        raise DovetailError(f"must be Options, not {type(options).__name__}", where="options", hint=hint)
+    known = {own.name: own for own in fields(options)}
+    for name in values.keys() - known.keys():
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        raise DovetailError("there is no such option", where=name[:60], hint=hint)
+    return replace(options, **{name: _checked(known[name], value) for name, value in values.items()})
+
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "str": str,
+    "bool": bool,
+    "int": int,
+    "Path": (str, Path),
+    "Mapping": Mapping,
+    "tuple": (tuple, list),
+}
+"""Types a field accepts, by the first word of its annotation."""
+
+
+def _checked(own: Field[Any], value: Any) -> Any:
+    """The value of a field, a text as a path where it is one; raises DovetailError where it is not of its type."""
+    about, kind = own.metadata.get("flag"), re.split(r"[\[ ]", str(own.type))[0]
+    parts = (about.kind, *get_args(about.kind)) if about and about.read is None else ()
+    choices = [one for part in parts if get_origin(part) is Literal for one in get_args(part)]
+    if choices and getattr(value, "value", value) not in choices:
+        what = f"{value!r} is not one of {', '.join(map(repr, choices))}"
+        raise DovetailError(what, where=own.name, hint="give one of them")
+    types = _TYPES.get(kind, object)
+    if not choices and (not isinstance(value, types) or (kind == "int" and isinstance(value, bool))):
+        hint = about.help if about else "give a value of that type"
+        raise DovetailError(f"must be {kind}, not {type(value).__name__}", where=own.name, hint=hint)
+    return Path(value) if kind == "Path" else tuple(value) if kind == "tuple" else value
 
 
 def parse_bytes(text: str) -> int:

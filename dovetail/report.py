@@ -31,6 +31,7 @@ from dovetail.claims import Claim, claims
 from dovetail.claims import notes as device_notes
 from dovetail.codegen.manifest import BuildManifest, LayerWork, MemoryUse
 from dovetail.energy import energy
+from dovetail.errors import visible
 from dovetail.names import names
 from dovetail.program.ir import core_queue
 from dovetail.schedule.layout import Conversion
@@ -372,7 +373,7 @@ def print_report(report: Report, console: Console, parts: bool = False) -> None:
 
     many = f", {report.inferences} inferences, the first:" if report.inferences > 1 else ""
     title = f"{report.model} on {report.target} ({report.simulator}, policy {report.policy}){many}"
-    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+    console.print(visible(title), style="bold", markup=False, highlight=False, soft_wrap=True)
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("layer", no_wrap=True)
     table.add_column("where", no_wrap=True)
@@ -383,7 +384,7 @@ def print_report(report: Report, console: Console, parts: bool = False) -> None:
         table.add_row(*_table_row(*_on_cores(report, layer)), style=style)
     console.print(table, highlight=False)
     for line in totals(report):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def totals(report: Report) -> list[str]:

@@ -24,7 +24,7 @@ class Template:
     @cached_property
     def parts(self) -> dict[str, str]:
         """Text by part; the main text has the empty name."""
-        text = resources.files(self.package).joinpath(self.name).read_text()
+        text = resources.files(self.package).joinpath(self.name).read_text("utf-8")
         main, *parts = re.split(r"\n@@(\w+)\n", text.removesuffix("\n"))
         return {"": main, **dict(zip(parts[::2], parts[1::2], strict=True))}
 

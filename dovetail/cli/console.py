@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperGroup
 
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,9 +43,16 @@ def output() -> Console:
     return console if console.is_terminal else Console(width=160)
 
 
+def any_characters() -> None:
+    """Let stdout and stderr escape what their encoding does not have, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def say(text: str) -> None:
     """Print plain text on stdout."""
-    print(text, flush=True)  # a pipe that is closed is told here, not when the process ends
+    print(visible(text), flush=True)  # a pipe that is closed is told here, not when the process ends
 
 
 @contextmanager
@@ -81,7 +89,7 @@ def short_name(operator: str) -> str:
 
 def note(text: str) -> None:
     """Print a remark on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 def note_seeded(file: Path | None) -> None:
@@ -96,9 +104,9 @@ def show_error(error: DovetailError) -> None:
     from rich.text import Text
 
     place = f"{error.where}: " if error.where else ""
-    message = Text.assemble(("error: ", "bold red"), f"{place}{error.what}")
+    message = Text.assemble(("error: ", "bold red"), visible(f"{place}{error.what}"))
     if error.hint:
-        message.append_text(Text.assemble("\n  ", ("what to do: ", "bold"), error.hint))
+        message.append_text(Text.assemble("\n  ", ("what to do: ", "bold"), visible(error.hint)))
     Console(stderr=True).print(message, highlight=False, soft_wrap=True)
 
 
@@ -113,7 +121,7 @@ def progress(first: str, lines: bool = False) -> Iterator[Callable[[str], None]]
     from rich.text import Text
 
     with Console(stderr=True).status(Text(first)) as status:
-        yield lambda text: status.update(Text(text))
+        yield lambda text: status.update(Text(visible(text)))
 
 
 _EVERY = 3.0
@@ -167,6 +175,6 @@ def show_table(
         if row is None:
             table.add_section()
         else:
-            cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)
+            cells = (Text(visible(cell)) if isinstance(cell, str) else cell for cell in row)
             table.add_row(*cells, style=styles[number] if number < len(styles) else "")
     output().print(table, highlight=False)

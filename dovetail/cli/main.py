@@ -11,7 +11,7 @@ from typing import Annotated, TextIO
 import typer
 
 from dovetail import plugins
-from dovetail.cli.console import CommandGroup, note, show_error
+from dovetail.cli.console import CommandGroup, any_characters, note, show_error
 from dovetail.cli.options import expanded
 from dovetail.errors import DovetailError
 from dovetail.files import CacheWarning
@@ -70,6 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: without the program's name; None for those of the process.
     """
+    any_characters()
     warnings.showwarning = _note_warning
     name = next(iter(sys.argv[1:] if arguments is None else arguments), "")
     try:  # the other commands need not be loaded

@@ -23,7 +23,7 @@ SCHEMA = 1
 _MOST_BYTES = 64 << 20
 _TYPES = {kind.text: kind for kind in DType}
 
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class TensorPort(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dovetail.errors import ModelError
+from dovetail.errors import ModelError, visible
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.user import UserOperator
@@ -34,19 +34,20 @@ def load_model(
             Dovetail cannot honour; the message names the file and the operator.
         MissingExtraError: it is a Keras file, and h5py is not installed.
     """
+    name = visible(path.stem)
     data, known = _read(path), (*installed_operators(tell), *operators)
     if data[4:8] == b"TFL3":
         from dovetail.read.tflite import load_tflite
 
-        return load_tflite(path.name, data, path.stem, known, tell)
+        return load_tflite(path.name, data, name, known, tell)
     if path.suffix.lower() == ".onnx":
         from dovetail.read.onnx import load_onnx
 
-        return load_onnx(path.name, data, path.stem, path.parent, shapes, tell, known)
+        return load_onnx(path.name, data, name, path.parent, shapes, tell, known)
     if data.startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04")) or path.suffix.lower() == ".keras":
         from dovetail.read.keras import load_keras
 
-        return load_keras(path.name, data, path.stem)
+        return load_keras(path.name, data, name)
     raise _refused(path, "this file is of no known model format", f"known are {KNOWN_FORMATS}")
 
 

@@ -166,6 +166,10 @@ def regions_of(target: Target) -> tuple[MemoryRegion, ...]:
     )
 
 
+MOST_BYTES = 2 << 30
+"""Bytes of memories that are simulated, in all."""
+
+
 class MemoryBus:
     """A `Bus` over numpy arrays, one per memory; raises SimulationError where two overlap, or one is empty."""
 
@@ -178,6 +182,10 @@ class MemoryBus:
                     where=f"memory '{upper.name}'",
                     hint="move one of the two in the target, or make it smaller",
                 )
+        if (total := sum(region.size for region in self.regions)) > MOST_BYTES:
+            largest = max(self.regions, key=lambda region: region.size).name
+            what = f"the memories have {total:,} bytes, the simulator holds at most {MOST_BYTES:,}"
+            raise SimulationError(what, where="target", hint=f"make '{largest}' smaller (--set {largest}.size=256M)")
         self.arrays: dict[str, Bytes] = {}
         for region in self.regions:
             if region.size <= 0:

@@ -128,7 +128,7 @@ def build_design(design: Design, cache: Path | None = None, check: Callable[[str
             return made
     with tempfile.TemporaryDirectory(prefix="dovetail_rtl_") as name:
         read = _verilate(design, verilator, Path(name))
-        check((Path(name) / "Vdut.h").read_text())
+        check((Path(name) / "Vdut.h").read_text("utf-8"))
         made = cache / f"{_content_key(request, read)}.so"
         if not is_sealed(made):
             _compile(design, verilator, Path(name), cache, made)
@@ -158,7 +158,7 @@ def _verilate(design: Design, verilator: Verilator, folder: Path) -> list[str]:
     answer = run_tool(command, folder, VERILATOR_ROOT=str(verilator.root))
     if answer.returncode:
         raise verilator_error(answer.stderr or answer.stdout, design.top, design.folders(), answer.returncode)
-    listed = re.findall(r'^S .* "(.+)"$', (folder / "Vdut__verFiles.dat").read_text(), re.MULTILINE)
+    listed = re.findall(r'^S .* "(.+)"$', (folder / "Vdut__verFiles.dat").read_text("utf-8"), re.MULTILINE)
     own = str(verilator.root)
     return [path for path in listed if os.path.isabs(path) and not path.startswith(own)]
 
@@ -167,12 +167,12 @@ def _compile(design: Design, verilator: Verilator, folder: Path, cache: Path, ma
     include = [verilator.root / "include", verilator.root / "include" / "vltstd"]
     runtime = [include[0] / name for name in (*_RUNTIME, *(("verilated_vcd_c.cpp",) if design.traced else ()))]
     (folder / "dovetail_ports.h").write_text(design.header)
-    pieces, size = [[design.host.read_text()]], 0
+    pieces, size = [[design.host.read_text("utf-8")]], 0
     for path in sorted(folder.glob("*.cpp")):
         if size > _PIECE:
             pieces.append([])
             size = 0
-        pieces[-1].append(path.read_text())
+        pieces[-1].append(path.read_text("utf-8"))
         size += path.stat().st_size
     names = [Path(f"piece_{number}.cpp") for number in range(len(pieces))]
     for name, texts in zip(names, pieces, strict=True):

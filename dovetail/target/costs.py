@@ -97,7 +97,9 @@ end early on small operands, of their 3 to 5 and 4 to 7 cycles this takes the mo
 
 @cache
 def _measured() -> Mapping[str, Mapping[str, float]]:
-    found: Mapping[str, Mapping[str, float]] = json.loads(Path(__file__).with_name("kernel_cycles.json").read_text())
+    found: Mapping[str, Mapping[str, float]] = json.loads(
+        Path(__file__).with_name("kernel_cycles.json").read_text("utf-8")
+    )
     return found
 
 

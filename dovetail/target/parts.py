@@ -42,7 +42,9 @@ def _part(entry: dict[str, Any]) -> Microcontroller:
     return Microcontroller(**{**entry, **places, "reads": {**reads, "caches": tuple(Cache(**own) for own in caches)}})
 
 
-PARTS = {name: _part(entry) for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()}
+PARTS = {
+    name: _part(entry) for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
+}
 """Name -> part. Software that shares the chip (a boot loader, a radio's stack) takes its share: `--set ram.size=`."""
 
 

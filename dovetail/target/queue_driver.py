@@ -30,9 +30,9 @@ def queue_driver(resource: str, **words: str) -> Callable[[], str]:
 
     def text() -> str:
         package, _, path = resource.partition(":")
-        own = resources.files(package).joinpath(path).read_text()
+        own = resources.files(package).joinpath(path).read_text("utf-8")
         _, *shared = re.split(
-            r"^@(\w+)@\n", resources.files(__package__).joinpath("queue_driver.c.txt").read_text(), flags=re.M
+            r"^@(\w+)@\n", resources.files(__package__).joinpath("queue_driver.c.txt").read_text("utf-8"), flags=re.M
         )
         parts = dict(zip(shared[::2], shared[1::2], strict=True))
         whole = re.sub(r"^@(\w+)@\n", lambda found: parts[found[1]], own, flags=re.M)

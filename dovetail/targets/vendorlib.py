@@ -83,7 +83,9 @@ class Library:
     @cached_property
     def text(self) -> str:
         """All headers without comments."""
-        return "\n".join(_COMMENTS.sub(" ", path.read_text()) for name, path in self.files.items() if name[-2:] == ".h")
+        return "\n".join(
+            _COMMENTS.sub(" ", path.read_text("utf-8")) for name, path in self.files.items() if name[-2:] == ".h"
+        )
 
     def parameters(self, function: str) -> int:
         """How many parameters a function has, as a header declares it.
@@ -123,7 +125,7 @@ def defining(root: Path, folder: str, names: Iterable[str]) -> tuple[str, ...]:
     Returns:
         Paths relative to `root`, sorted.
     """
-    texts = {path: _COMMENTS.sub(" ", path.read_text()) for path in sorted((root / folder).rglob("*.c"))}
+    texts = {path: _COMMENTS.sub(" ", path.read_text("utf-8")) for path in sorted((root / folder).rglob("*.c"))}
     places = {name: path for path, text in texts.items() for name in _DEFINED.findall(text)}
     found: set[Path] = set()
     waiting = [*names]

@@ -134,7 +134,7 @@ def _sizes(content: bytes, starts: Sequence[int]) -> Iterator[int]:
 def _written(told: Path) -> Mapping[str, int]:
     """The frames GCC wrote, by function, the largest of clones; none for those without a bound."""
     found: dict[str, int] = {}
-    lines = [line.split("\t") for line in told.read_text().splitlines()] if told.exists() else []
+    lines = [line.split("\t") for line in told.read_text("utf-8").splitlines()] if told.exists() else []
     for place, nbytes, _ in lines:
         name = place.rsplit(":", 1)[-1]
         found[name] = max(found.get(name, 0), int(nbytes))

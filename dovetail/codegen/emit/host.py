@@ -362,7 +362,12 @@ def main_source(unit: Unit) -> str:
 
     program = unit.program
     ports = [f"   {one_line(name)}: {view.type}" for name, view in (*program.inputs.items(), *program.outputs.items())]
-    text = runtime_path("main.c.txt").read_text().replace("@MODEL@", unit.model).replace("@PORTS@", "\n".join(ports))
+    text = (
+        runtime_path("main.c.txt")
+        .read_text("utf-8")
+        .replace("@MODEL@", unit.model)
+        .replace("@PORTS@", "\n".join(ports))
+    )
     inputs, outputs = ([port(*item) for item in ends.items()] for ends in (program.inputs, program.outputs))
     return text.replace("@INPUTS@", "\n".join(inputs)).replace("@OUTPUTS@", "\n".join(outputs))
 

@@ -94,7 +94,7 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     start = _start(unit)
     names = (path.removeprefix("runtime/") for path in start if path != _MAIN)
     for name in (*names, _HEADER, *copying, *cores):
-        text = runtime_path(name).read_text()
+        text = runtime_path(name).read_text("utf-8")
         files[f"runtime/{name}"] = text if cores else _SEVERAL.sub("", text)
     shared = [*common, *(f"runtime/{name}" for name in (*copying[1:], *cores[1:]))]
     drivers, software = [], []
@@ -122,7 +122,7 @@ def _described(project: Project, unit: Unit, manifest: Mapping[str, Any]) -> Pro
     """The project of its sources, with a description of them, `manifest` with their digest."""
     files, digest = dict(project.sources), digest_of(project.sources)
     if _MAIN not in _start(unit):
-        files |= {f"runtime/{name}": runtime_path(name).read_text() for name in BOARD}
+        files |= {f"runtime/{name}": runtime_path(name).read_text("utf-8") for name in BOARD}
         files["src/board_network.h"] = _network_header(unit, digest)
     files["Makefile"] = _makefile(unit, project.target_sources)
     described = {**manifest, "digest": digest}
@@ -155,8 +155,8 @@ def driver_texts(engine: Engine) -> dict[str, str]:
     found = {}
     for resource in engine.driver:
         package, _, path = resource.partition(":")
-        found[f"driver/{path.rpartition('/')[2]}"] = resources.files(package).joinpath(path).read_text()
-    files = {name: file.read_text() if isinstance(file, Path) else file() for name, file in engine.files.items()}
+        found[f"driver/{path.rpartition('/')[2]}"] = resources.files(package).joinpath(path).read_text("utf-8")
+    files = {name: file.read_text("utf-8") if isinstance(file, Path) else file() for name, file in engine.files.items()}
     return {**found, **{f"driver/{name}": text for name, text in files.items()}}
 
 

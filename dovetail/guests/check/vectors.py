@@ -298,7 +298,7 @@ def _read(folder: Path, entry: VectorKernel, form: VectorForm) -> dict[str, Arra
 def _numbers(path: Path, form: VectorForm, dtype: type[np.uint8] | type[np.uint32]) -> Array:
     order = np.dtype(dtype).newbyteorder("<" if form == "bin" else ">")
     try:
-        content = path.read_bytes() if form == "bin" else bytes.fromhex(path.read_text())
+        content = path.read_bytes() if form == "bin" else bytes.fromhex(path.read_text("utf-8"))
         return np.frombuffer(content, order).astype(dtype)
     except (OSError, ValueError) as error:
         raise InputError(f"a damaged file of vectors: {error}", where=str(path), hint=_HINT) from None

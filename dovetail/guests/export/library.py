@@ -114,7 +114,7 @@ _ALIASING = """\
 
 def _text(build: ProjectBuild, path: str) -> str:
     try:
-        return (build.folder / path).read_text()
+        return (build.folder / path).read_text("utf-8")
     except OSError as error:
         hint = "compile the model again"
         raise BuildError(f"cannot read {path}: {error.strerror}", where=str(build.folder), hint=hint) from None

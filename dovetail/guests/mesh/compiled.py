@@ -215,7 +215,7 @@ def shared_files(target: Target) -> dict[str, str]:
     """Files of all elements' programs besides start-up code: drivers, and code that copies."""
     if target.mesh is None or not isinstance(target.mesh.array, CompiledPieces):
         return {}
-    files = {f"runtime/{name}": runtime_path(name).read_text() for name in (DMA_DRIVER if target.dma else COPY)}
+    files = {f"runtime/{name}": runtime_path(name).read_text("utf-8") for name in (DMA_DRIVER if target.dma else COPY)}
     for engine in target.engines:
         files |= driver_texts(engine)
     return files

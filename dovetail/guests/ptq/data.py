@@ -230,7 +230,7 @@ def _shaped(name: str, array: Array, kind: TensorType, path: Path) -> Array:
         return array.reshape(1, *shape)
     if array.ndim and array.shape[1:] in (shape, inner):
         return array.reshape(len(array), *shape)
-    what = f"'{name}' must be [n, {', '.join(map(str, shape))}], got {list(array.shape)}"
+    what = f"'{name}' must be [n, {', '.join(map(str, inner))}], got {list(array.shape)}"
     raise _wrong(path, what, HINT)
 
 

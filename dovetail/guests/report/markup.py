@@ -218,7 +218,9 @@ def navigation(links: Mapping[str, str], theme: str = '<button id="theme">&#9680
 
 def document(title: str, body: str, data: Any) -> str:
     """The whole page: one file that needs nothing else, and may load and run nothing but its own script."""
-    style, script = (resources.files(__package__).joinpath(name).read_text() for name in ("style.css", "script.js"))
+    style, script = (
+        resources.files(__package__).joinpath(name).read_text("utf-8") for name in ("style.css", "script.js")
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (

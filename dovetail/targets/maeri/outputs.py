@@ -281,4 +281,4 @@ def _plain(name: str) -> str:
 
 
 def _template(name: str) -> str:
-    return resources.files(__package__).joinpath("templates", name).read_text()
+    return resources.files(__package__).joinpath("templates", name).read_text("utf-8")

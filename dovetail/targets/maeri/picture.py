@@ -132,7 +132,7 @@ def page(
         rows: number of each layer and its cells, by start.
     """
     bars, use = _bars(order), use_of(order, _SPANS)
-    files = {name: resources.files(__package__).joinpath("templates", name).read_text() for name in _FILES}
+    files = {name: resources.files(__package__).joinpath("templates", name).read_text("utf-8") for name in _FILES}
     digest = base64.b64encode(hashlib.sha256(files["order.js"].encode()).digest()).decode()
     title = f"{order.network.graph.name} on {order.config.multipliers} multipliers"
     return Template(files["order.html"]).substitute(
