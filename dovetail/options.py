@@ -139,6 +139,18 @@ def _shapes(texts: Sequence[str]) -> dict[str, Shape]:
     return shapes
 
 
+def _states(texts: Sequence[str]) -> dict[str, str]:
+    """The pairs of `--state`, input by output; raises ModelError."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        output, _, read = text.partition("=")
+        if not output or not read or output in pairs:
+            hint = "such as --state present_key=past_key, once for each output"
+            raise ModelError(f"'{text}' names no output and input", where="--state", hint=hint)
+        pairs[output] = read
+    return pairs
+
+
 def _settings(texts: Sequence[str]) -> dict[str, str]:
     """The values of `--set` as texts, by field; raises DovetailError."""
     names = [text.partition("=")[0] for text in texts]
@@ -183,6 +195,15 @@ class Options:
         kind=list[str] | None,
         read=_shapes,
         metavar="NAME=1,3,32,32",
+    )
+    states: Mapping[str, str] = flag(
+        dict,
+        "An output that becomes an input of the next inference: a state, kept in one buffer. Those called present and "
+        "past are tied by themselves.",
+        "--state",
+        kind=list[str] | None,
+        read=_states,
+        metavar="OUTPUT=INPUT",
     )
     settings: Mapping[str, float | str] = flag(
         dict,

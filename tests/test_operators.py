@@ -64,6 +64,7 @@ from dovetail.ir.operators.reduction import (
     ReduceKind,
     SumPool2d,
 )
+from dovetail.ir.operators.sequence import Attention, FixedAttention, WriteRow
 from dovetail.ir.types import Array, Box, DType, TensorType, box_shape, box_slices
 
 I4, I8, U8, I16, I32 = DType.INT4, DType.INT8, DType.UINT8, DType.INT16, DType.INT32
@@ -318,7 +319,24 @@ RECURRENT = [
     Case(RowProducts(), (of(I16, 2, 3, 7), of(I16, 3, 7))),
     Case(RowProducts(), (of(F32, 2, 3, 7), of(F32, 3, 7), of(F32, 3))),
 ]
-CASES = [*LINEAR, *MOVEMENT, *ARITHMETIC, *POOLS, *FLOAT, *RECURRENT]
+BOOL = DType.BOOL
+SEQUENCE = [
+    *(
+        Case(WriteRow(1), (of(x, 3, 7, 2), of(x, 3, 1, 2), of(at, 1)), (None, None, (-9, 9)))
+        for x in (I8, F32)
+        for at in (I32, I64)
+    ),
+    *(
+        Case(
+            operator,
+            (of(x, 4, rows, 8), of(x, heads, 20, 8), of(x, heads, 20, 5), of(BOOL, masks, 20)),
+            (*[None] * 3, (0, 1)),
+        )
+        for operator, x in ((Attention(0.3), F32), (FixedAttention(40000, 21, -7, 90), I8))
+        for rows, heads, masks in ((1, 2, 1), (3, 4, 3), (2, 1, 1))
+    ),
+]
+CASES = [*LINEAR, *MOVEMENT, *ARITHMETIC, *POOLS, *FLOAT, *RECURRENT, *SEQUENCE]
 
 
 def test_every_operator_has_a_case() -> None:
@@ -502,7 +520,7 @@ def test_type_rules_refuse_what_does_not_fit() -> None:
             operator.infer(kinds)
 
 
-WHOLE_ONLY = (Reshape, FixedLstm, FixedRecurrent, Recurrent)
+WHOLE_ONLY = (Reshape, FixedLstm, FixedRecurrent, Recurrent, Attention, FixedAttention, WriteRow)
 """Operators that are never computed in parts."""
 CROPPED = [case for case in CASES if not isinstance(case.operator, WHOLE_ONLY)]
 

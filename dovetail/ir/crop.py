@@ -191,7 +191,8 @@ def reads_in_place(graph: Graph, value: str) -> bool:
     reached = {value}
     for node in graph.nodes:
         if not reached.isdisjoint(node.inputs):
-            if not node.operator.pointwise:
+            replaces = node.operator.in_place and reached.isdisjoint(node.inputs[1:])
+            if not node.operator.pointwise and not replaces:
                 return False
             reached.add(node.output)
     return True

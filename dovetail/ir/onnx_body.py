@@ -359,6 +359,7 @@ _UFUNCS: dict[np.ufunc, Callable[[OnnxBody, list[str]], str]] = {
     np.less: _simple("Less"),
     np.less_equal: _simple("LessOrEqual"),
     np.equal: _simple("Equal"),
+    np.floor_divide: _simple("Div"),  # of numbers that are not negative
     np.matmul: _simple("MatMul"),
 }
 

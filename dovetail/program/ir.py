@@ -524,7 +524,7 @@ def overwritten(call: Call, buffers: Buffers) -> str | None:
         return buffer.memory, None if buffer.address is None else buffer.address + view.offset
 
     for value, view in call.operands.items():
-        if view.buffer != call.result.buffer and place(view) == place(call.result):
+        if view == call.result or (view.buffer != call.result.buffer and place(view) == place(call.result)):
             return value
     return None
 

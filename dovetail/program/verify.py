@@ -129,8 +129,9 @@ class _ProgramWalk:
     else the queue may still be running."""
     held: dict[str, list[int]] = field(default_factory=dict)
     """By engine, the launches that wait for the one that starts them."""
-    replaced: set[str] = field(default_factory=set)
-    """States that hold their next contents already."""
+    replaced: dict[str, frozenset[str]] = field(default_factory=dict)
+    """States that hold their next contents already, with the values that they were before, where they were changed in
+    place: what is read of them since then is the next contents."""
 
     def __post_init__(self) -> None:
         self.identity = {name: number + 1 for number, name in enumerate(sorted(self.program.buffers))}
@@ -338,8 +339,10 @@ class _ProgramWalk:
 
     def _check_states(self, statement: Statement) -> None:
         """A state is read before it is replaced, and replaced once, as a whole."""
+        operands = statement.operands if isinstance(statement, LaunchStatement | Call) else {}
         for view in reads(statement):
-            if view.buffer in self.replaced:
+            old = self.replaced.get(view.buffer)
+            if old is not None and (not old or any(operands.get(name) == view for name in old)):
                 raise ProgramError(f"reads the state {view.buffer} after it was replaced")
         whole = {state.view.buffer: state.view for state in self.program.states}
         for view in writes(statement):
@@ -347,7 +350,7 @@ class _ProgramWalk:
                 continue
             if view.buffer in self.replaced or whole.get(view.buffer) != view:
                 raise ProgramError(f"replaces the state {view.buffer} in part, or twice")
-            self.replaced.add(view.buffer)
+            self.replaced[view.buffer] = frozenset(name for name, read in operands.items() if read == view)
 
     def _check_free(
         self, view: View, queue: Queue, waiter: str, beside: Sequence[int], is_write: bool, chain: str = ""

@@ -23,6 +23,7 @@ from dovetail.ir.rewrite import run
 from dovetail.ir.scaling import scaled_rows
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.context import Bounds, Emitter, QuantisationRequest, QuantisedValue, QuantParameters
+from dovetail.quantize.ends import integer_states
 from dovetail.quantize.factors import factor_into_softmax
 from dovetail.quantize.linear import fold_into_scales, moved_constant, scaled_afterwards
 from dovetail.quantize.recurrent import reads_cells
@@ -59,7 +60,8 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
                 what = f"the model is not quantised: {node.operator.class_name} computes on float values"
                 raise ModelError(what, where=_place(node), hint=HINT)
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # scales as odd as they may be
-        return _Lowering(run(graph, (fold_into_scales, factor_into_softmax)), rounding, allow_float).run()
+        graph = run(graph, (fold_into_scales, factor_into_softmax))
+        return integer_states(_Lowering(graph, rounding, allow_float).run())
 
 
 def _stays(node: Node) -> bool:

@@ -11,6 +11,7 @@ from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Shape
 from dovetail.operators import installed_operators
+from dovetail.read.states import paired, tied, untied
 
 MAX_BYTES = 512 * 2**20
 """Largest model file read, in bytes."""
@@ -23,11 +24,14 @@ def load_model(
     shapes: Mapping[str, Shape] | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
     operators: Sequence[type[UserOperator]] = (),
+    states: Mapping[str, str] | None = None,
 ) -> Graph:
     """Read a model file: TFLite (recognised by the identifier "TFL3"), Keras (a zip archive or HDF5) or ONNX (by the
     suffix .onnx). The network is in QDQ form, or of floats where the model is, and named after the file's stem.
     `shapes` are those of inputs an ONNX model leaves open, by name; `tell` is told what was taken for granted.
     `operators` are the user's own, known beside those of packages (`dovetail.operators.installed_operators`).
+    `states` are inputs of an ONNX model by the output that each becomes in the next inference, beside those called
+    past and present.
 
     Raises:
         ModelError: there is no such file, its format is unknown, it is damaged, or it says something
@@ -43,7 +47,13 @@ def load_model(
     if path.suffix.lower() == ".onnx":
         from dovetail.read.onnx import load_onnx
 
-        return load_onnx(path.name, data, name, path.parent, shapes, tell, known)
+        graph = load_onnx(path.name, data, name, path.parent, shapes, tell, known)
+        graph = tied(graph, paired(graph, states or {}), tell)
+        untied(graph, tell)
+        return graph
+    if states:
+        what = "only ONNX models give states as inputs and outputs"
+        raise _refused(path, what, "leave --state out: states of TFLite and Keras models are known")
     if data.startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04")) or path.suffix.lower() == ".keras":
         from dovetail.read.keras import load_keras
 

@@ -12,12 +12,13 @@ from dovetail.ir.operators import (
     movement,
     recurrent,
     reduction,
+    sequence,
 )
 from dovetail.ir.operators.base import Operator
 
 OPERATORS: dict[str, type[Operator]] = {
     kind.__name__: kind
-    for module in (activation, arithmetic, bits, elementwise, fixed, linear, movement, recurrent, reduction)
+    for module in (activation, arithmetic, bits, elementwise, fixed, linear, movement, recurrent, reduction, sequence)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Operator) and kind.__module__ == module.__name__
     if not kind.__subclasses__()

@@ -174,6 +174,9 @@ class Operator:
     is_rowwise: ClassVar[bool] = False
     """The result has the operand's shape, and each row along the last axis is made from the same row, all of it."""
 
+    in_place: ClassVar[bool] = False
+    """The result is the first operand with some elements replaced: where it may lie in that operand's place, nothing
+    else moves."""
     joins: ClassVar[bool] = False
     """The result is its operands side by side: `pieces` says where each lies."""
     pads: ClassVar[bool] = False

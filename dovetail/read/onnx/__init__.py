@@ -19,8 +19,9 @@ from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import CumSum, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import DType, Shape, TensorType
+from dovetail.read.attention import with_attention
 from dovetail.read.einsum import einsum
-from dovetail.read.onnx import control, linear, movement, quantised, windows
+from dovetail.read.onnx import control, linear, movement, quantised, sequence, windows
 from dovetail.read.onnx.file import Constant, OnnxNode, Tell, element_type, read_onnx, wrap
 from dovetail.read.onnx.values import Importer, OnnxValues, fold
 from dovetail.read.user import ADVICE, add_user, by_onnx_name
@@ -55,7 +56,7 @@ def load_onnx(
         v.values[entry] = v.graph_input(entry, kind)
     v.own = by_onnx_name(operators)
     _walk(v, v.file.nodes)
-    return v.finished([_output(v, position, tell) for position in range(len(v.file.outputs))])
+    return with_attention(v.finished([_output(v, position, tell) for position in range(len(v.file.outputs))]))
 
 
 def _walk(v: OnnxValues, nodes: Iterable[OnnxNode]) -> None:
@@ -280,6 +281,7 @@ STANDARD: Mapping[str, Importer] = {
     "And": binary(BinaryKind.MINIMUM),
     "ArgMax": partial(windows.arg_extreme, largest=True),
     "ArgMin": partial(windows.arg_extreme, largest=False),
+    "Attention": sequence.attention,
     "AveragePool": lambda v: windows.pooled(v, windows.average),
     "BatchNormalization": windows.batch_normalization,
     "Cast": cast,
@@ -300,6 +302,7 @@ STANDARD: Mapping[str, Importer] = {
     "Expand": movement.expand,
     "Flatten": movement.flatten,
     "Gather": movement.gather,
+    "GatherND": sequence.gather_nd,
     "Gelu": gelu,
     "Gemm": linear.gemm,
     "GlobalAveragePool": partial(windows.global_pool, kind=ReduceKind.MEAN),
@@ -343,6 +346,8 @@ STANDARD: Mapping[str, Importer] = {
     "Relu": lambda v: v.clamp(v.real(), 0.0, inf),
     "Reshape": movement.reshape,
     "Resize": movement.resize,
+    "RotaryEmbedding": sequence.rotary_embedding,
+    "ScatterND": sequence.scatter_nd,
     "Scan": partial(control.scan, walk=_walk),
     "Selu": lambda v: v.selu(
         v.real(), v.attribute("alpha", 1.6732631921768188), v.attribute("gamma", 1.0507010221481323)
@@ -371,6 +376,7 @@ MICROSOFT: Mapping[str, Importer] = {
     "FastGelu": partial(biased, kind=UnaryKind.GELU_TANH),
     "FusedMatMul": linear.fused_matmul,
     "Gelu": gelu,
+    "GroupQueryAttention": sequence.group_query_attention,
     "MatMulNBits": quantised.few_bits,
     "QGemm": quantised.qgemm,
     "QLinearAdd": quantised.qlinear_two(BinaryKind.ADD, "sum"),
@@ -384,6 +390,8 @@ MICROSOFT: Mapping[str, Importer] = {
     "QLinearSigmoid": quantised.qlinear_one(lambda v, x: v.unary(UnaryKind.SIGMOID, x, "real")),
     "QLinearSoftmax": quantised.qlinear_one(lambda v, x: windows.softmax_of(v, x, v.attribute("opset", 13), "real")),
     "QuantizeLinear": quantised.quantize_linear,
+    "RotaryEmbedding": partial(sequence.rotary_embedding, position=1, tables=2),
+    "SimplifiedLayerNormalization": partial(windows.layer_normalisation, centred=False),
     "QuickGelu": lambda v: v.swish(v.real(), v.attribute("alpha", 1.702)),
     "SkipLayerNormalization": partial(windows.skip_normalisation, centred=True),
     "SkipSimplifiedLayerNormalization": partial(windows.skip_normalisation, centred=False),
@@ -402,6 +410,7 @@ LATER_RESULTS = words("GRU LSTM Loop RNN Scan")
 IMPORTERS: Mapping[tuple[str, str], Importer] = {
     **{("", name): build for name, build in STANDARD.items()},
     **{("com.microsoft", name): build for name, build in MICROSOFT.items()},
+    ("", "SimplifiedLayerNormalization"): MICROSOFT["SimplifiedLayerNormalization"],  # ONNX Runtime has it there
     **{(domain, name): build for domain in quantised.DOMAINS for name, build in QONNX.items()},
 }
 """Every ONNX operator Dovetail reads."""

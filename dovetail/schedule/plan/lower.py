@@ -107,6 +107,8 @@ def lower(
     if cores:
         context.statements = workers_first(context.statements, regions, cores)
     for read, written, _ in graph.kept:
+        if context.values[read] == context.values[written]:
+            continue  # changed in place
         _replace_state(context.statements, context.values[read], context.values[written], bool(cores))
     return context
 
@@ -238,11 +240,28 @@ def _result(context: LoweredNetwork, region: LaidRegion) -> View:
     within = [laid.inside[value].outer for value in region.graph.inputs if value in laid.inside]
     if region.output in within:
         return _outer(context, region.output)
+    if (state := _state_in_place(context, region)) is not None:
+        return state
     kind = graph.types[region.output]
     role = Role.OUTPUT if region.output in graph.results else Role.VALUE
     name = f"output_{graph.results.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
     context.buffer(name, context.homes[region.output], laid.nbytes(region.output), role)
     return dense_view(name, kind, 0, laid.layouts.get(region.output))
+
+
+def _state_in_place(context: LoweredNetwork, region: LaidRegion) -> View | None:
+    """The place of a state that a region of the core changes in some elements, as its next contents, where nothing else
+    reads the old ones; None for other regions."""
+    graph, node = context.laid.graph, region.graph.nodes[0]
+    held = next((read for read, written, _ in graph.kept if written == region.output), None)
+    alone = len(region.graph.nodes) == 1 and node.operator.in_place and node.inputs[0] == held
+    if held is None or not alone or region.place != CORE or graph.readers(held) > 1:
+        return None
+    view = context.values[held]
+    same = context.homes[region.output] == context.homes[held] and view.layout == context.laid.layouts.get(
+        region.output
+    )
+    return view if same else None
 
 
 def _outer(context: LoweredNetwork, value: str) -> View:

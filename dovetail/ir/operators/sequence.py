@@ -1,0 +1,212 @@
+"""Operators of networks that read a sequence step by step: a row written into a buffer, attention to live places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from dovetail.ir.operators.base import Arrays, Int64Operator, Names, Operator, T, Types, require
+from dovetail.ir.operators.gemmlowp import leading_zeros, look_up
+from dovetail.ir.types import Array, DType, TensorType
+
+if TYPE_CHECKING:
+    from dovetail.ir.onnx_body import OnnxBody
+
+PLACES = (DType.INT32, DType.INT64)
+"""Element types of a computed place."""
+
+
+@dataclass(frozen=True)
+class WriteRow(Operator):
+    """x with one row along an axis replaced. Operands: x, the row (x with 1 along the axis), its place (one integer,
+    int32 or int64).
+
+    A negative place counts from the end; one beyond either end is moved to that end.
+    """
+
+    in_place: ClassVar[bool] = True
+    axis: int
+    """From 0."""
+
+    def infer(self, inputs: Types) -> TensorType:
+        x, row, place = inputs
+        fits = 0 <= self.axis < len(x.shape) and x.shape[self.axis] > 0 and row.dtype is x.dtype
+        fits = fits and row.shape == (*x.shape[: self.axis], 1, *x.shape[self.axis + 1 :])
+        fits = fits and place.dtype in PLACES and place.elements == 1
+        require(fits, f"cannot write {row} into {x} along axis {self.axis} at {place}")
+        return x
+
+    def evaluate(self, inputs: Arrays) -> Array:
+        x, row, place = inputs
+        size = x.shape[self.axis]
+        at = int(place.reshape(-1)[0])
+        at = min(max(at + size if at < 0 else at, 0), size - 1)
+        result = x.copy()
+        result[(slice(None),) * self.axis + (slice(at, at + 1),)] = row
+        return result
+
+    def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
+        return operands[:2]
+
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
+        shape = types[0].shape
+        size, rest = shape[self.axis], len(shape) - 1 - self.axis
+        wide = body.add("Reshape", [body.cast(inputs[2], DType.INT64), body.integers(())])
+        lifted = body.add("Add", [wide, body.number(size)])
+        place = body.limited(body.add("Where", [body.add("Less", [wide, body.number(0)]), lifted, wide]), 0, size - 1)
+        places = body.tensor(np.arange(size, dtype=np.int64).reshape(-1, *(1,) * rest))
+        return body.add("Where", [body.add("Equal", [places, place]), inputs[1], inputs[0]])
+
+
+def _check_attention(inputs: Types) -> TensorType:
+    """The type of attention's result, with the queries' element type."""
+    q, k, v, mask = inputs
+    fits = len(q.shape) == len(k.shape) == len(v.shape) == 3 and len(mask.shape) == 2 and mask.dtype is DType.BOOL
+    fits = fits and k.shape[0] == v.shape[0] > 0 and q.shape[0] % k.shape[0] == 0 and q.shape[2] == k.shape[2]
+    fits = fits and k.shape[1] == v.shape[1] == mask.shape[1] > 0 and mask.shape[0] in (1, q.shape[1])
+    require(fits, f"cannot attend with {q} to {k}, {v} where {mask} says")
+    return TensorType((*q.shape[:2], v.shape[2]), q.dtype)
+
+
+def _macs(inputs: Types) -> int:
+    """Multiply-accumulates with all places live."""
+    q, k, v, _ = inputs
+    return q.shape[0] * q.shape[1] * k.shape[1] * (k.shape[2] + v.shape[2])
+
+
+def _repeated(array: Array, heads: int) -> Array:
+    """Keys or values with a head for each head of the queries."""
+    return np.repeat(array, heads // len(array), axis=0)
+
+
+@dataclass(frozen=True)
+class Attention(Operator):
+    """Softmax of scaled products of queries and keys over the live places, times values, float32.
+
+    Operands: q [H, T, D], k [K, S, D], v [K, S, E], live bool [1 or T, S]. Result [H, T, E]. Head h reads head
+    h // (H / K) of keys and values. Places that are not live are not read; without any the result is 0.
+    """
+
+    scale: float
+    """Factor of the products."""
+
+    def infer(self, inputs: Types) -> TensorType:
+        require(all(kind.dtype is DType.FLOAT32 for kind in inputs[:3]), f"attends to float32, got {inputs[0]}")
+        return _check_attention(inputs)
+
+    def evaluate(self, inputs: Arrays) -> Array:
+        q, k, v = (array.astype(np.float64) for array in inputs[:3])
+        live, heads = inputs[3], q.shape[0]
+        k, v = (_repeated(array, heads) for array in (k, v))
+        scores = np.where(live, q @ k.transpose(0, 2, 1) * self.scale, -np.inf)
+        largest = scores.max(axis=-1, keepdims=True)
+        powers = np.where(live, np.exp(scores - np.where(np.isfinite(largest), largest, 0)), 0.0)
+        shares = powers / np.maximum(powers.sum(axis=-1, keepdims=True), 1e-300)
+        v = np.where(np.any(live, axis=0).reshape(-1, 1), v, 0.0)
+        return np.asarray(shares @ v, np.float32)
+
+    def macs(self, inputs: Types) -> int:
+        return _macs(inputs)
+
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
+        (heads, _, _), (groups, places, _) = types[0].shape, types[1].shape
+
+        def spread(name: str, kind: TensorType) -> str:
+            if heads == groups:
+                return name
+            one = body.add("Unsqueeze", [name, body.integers((1,))])
+            many = body.add("Expand", [one, body.integers((groups, heads // groups, places, kind.shape[2]))])
+            return body.add("Reshape", [many, body.integers((heads, places, kind.shape[2]))])
+
+        keys = body.add("Transpose", [spread(inputs[1], types[1])], perm=[0, 2, 1])
+        scores = body.add("Mul", [body.add("MatMul", [inputs[0], keys]), body.scalar(self.scale, DType.FLOAT32)])
+        low = body.scalar(float(np.finfo(np.float32).min), DType.FLOAT32)
+        shares = body.add("Softmax", [body.add("Where", [inputs[3], scores, low])], axis=-1)
+        shares = body.add("Where", [inputs[3], shares, body.scalar(0.0, DType.FLOAT32)])
+        return body.add("MatMul", [shares, spread(inputs[2], types[2])])
+
+
+_FINE = 64
+"""Steps of the table of exponentials in which a distance grows by 1."""
+FRACTION = 8
+"""Fraction bits of the result of FixedAttention."""
+_RECIPROCAL_BITS = 15
+
+
+@dataclass(frozen=True)
+class FixedAttention(Int64Operator):
+    """Attention of 8-bit integers, exact. Operands as `Attention`'s, q, k and v int8.
+
+    The distance of a score (q - query_zero_point) . k from the row's largest, times multiplier / 2**shift, is a place
+    in a table of exponentials in steps of 1/64. The sums of values, weighted with these, are divided by the sum of the
+    weights by its reciprocal. Result int32 [H, T, E]: the values' integers less their zero point, in steps of 1/256.
+    """
+
+    result: ClassVar[DType] = DType.INT32
+    multiplier: int
+    """scale * query scale * key scale * 64 * 2**shift, at least 1."""
+    shift: int
+    """0 to 40."""
+    query_zero_point: int
+    value_zero_point: int
+
+    def infer(self, inputs: Types) -> TensorType:
+        q, k, v = inputs[:3]
+        require(all(kind.dtype is DType.INT8 for kind in (q, k, v)), f"attends to int8, got {q}, {k}, {v}")
+        require(k.shape[1] <= MOST_PLACES, f"attends to {k.shape[1]} places; the limit is {MOST_PLACES}")
+        require(q.shape[2] <= MOST_DEPTH, f"multiplies {q.shape[2]} elements of a head; the limit is {MOST_DEPTH}")
+        return TensorType(_check_attention(inputs).shape, DType.INT32)
+
+    def weight_bits(self, places: int) -> int:
+        """Fraction bits of the weights: so many that no sum of so many weighted values leaves 32 bits."""
+        return min(15, 31 - 8 - (places - 1).bit_length())
+
+    def table(self, places: int) -> Array:
+        """exp(-i / 64) in fixed point, int32, as far as it is not 0, and a 0 behind that."""
+        unit = 1 << self.weight_bits(places)
+        count = next(i for i in range(1 << 12) if round(unit * exp(-i / _FINE)) == 0)
+        return np.array([round(unit * exp(-i / _FINE)) for i in range(count + 1)], np.int32)
+
+    def farthest(self, places: int) -> int:
+        """The least distance of a score from the largest whose weight is 0."""
+        return -((-(len(self.table(places)) - 1) << self.shift) // self.multiplier)
+
+    def macs(self, inputs: Types) -> int:
+        return _macs(inputs)
+
+    def evaluate(self, inputs: Arrays) -> Array:
+        q, k, v, live = (array.astype(np.int64) for array in inputs)
+        k, v = (_repeated(array, len(q)) for array in (k, v))
+        return np.asarray(self.weighted(k.shape[1], q, k.transpose(0, 2, 1), v, live), dtype=np.int32)
+
+    def weighted(self, places: int, q: Any, k: Any, v: Any, live: Any) -> Any:
+        """The result from int64 arrays, keys as [H, D, S], with a head of keys and values for each of the queries."""
+        far = self.farthest(places)
+        scores = np.matmul(q - self.query_zero_point, k)
+        largest = np.max(np.where(live, scores, -(1 << 40)), axis=-1, keepdims=True)
+        distance = np.where(live, np.clip(largest - scores, 0, far), far)
+        place = np.minimum(distance * self.multiplier >> self.shift, len(self.table(places)) - 1)
+        weights = look_up(self.table(places).astype(np.int64), place)
+        total = np.maximum(np.sum(weights, axis=-1, keepdims=True), 1)
+        room = leading_zeros(total) - 1
+        raised = total << room
+        reciprocal = np.floor_divide(room * 0 + ((1 << 31) - 1), raised >> _RECIPROCAL_BITS)
+        sums = np.matmul(weights, v - self.value_zero_point)
+        return sums * reciprocal >> (31 + _RECIPROCAL_BITS - FRACTION) - room
+
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
+        (heads, _, _), (groups, places, _) = types[0].shape, types[1].shape
+        head = body.tensor(np.arange(heads, dtype=np.int64) // (heads // groups))
+        keys, values = (body.add("Gather", [body.cast(name, DType.INT32), head], axis=0) for name in inputs[1:3])
+        names = [inputs[0], body.add("Transpose", [keys], perm=[0, 2, 1]), values, inputs[3]]
+        return body.traced(lambda *arrays: self.weighted(places, *arrays), names, types, self.result)
+
+
+MOST_PLACES = 4096
+"""Most places FixedAttention attends to."""
+MOST_DEPTH = 256
+"""Most elements of a head that FixedAttention multiplies."""
