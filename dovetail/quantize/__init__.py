@@ -193,7 +193,7 @@ class _Lowering:
             return self._answer(node.inputs[0], target, bounds.within(*clamp), stem)
         named = bounds.open and self._source(value) == target
         view = self._view(value, stem if named else "")
-        if view is not None:
+        if view is not None and self._fills(node, view):
             ask = QuantisationRequest(self.emitter, Requantize(), [view], target, bounds, stem)
             return requantize(ask, *ask.activations())
         self.emitter.origin = node.origin
@@ -212,6 +212,10 @@ class _Lowering:
         try:
             answer = self._normalised(node, target, bounds, stem)
         except ValueError:  # rows too long
+            answer = None
+        except ModelError:
+            if not self.allow_float:
+                raise
             answer = None
         if answer is not None:
             return answer
@@ -315,6 +319,18 @@ class _Lowering:
             node = self.producers.get(value)
             self.views[value] = self._find_view(node, stem) if node is not None else None
         return self.views[value]
+
+    def _fills(self, node: Node, view: QuantisedValue) -> bool:
+        """False where movement puts in a number that the operand's integers do not stand for."""
+        moved: Node | None = node
+        while moved is not None and (chosen := moved.operator.chosen_from(moved.inputs)):
+            fill = moved.operator.filler
+            if fill is not None and view.per_tensor:
+                exact = fill / view.form.scale + view.form.zero_point
+                if not abs(exact - view.form.bound(fill)) <= 1e-3:
+                    return False
+            moved = self.producers.get(chosen[0])
+        return True
 
     def _source(self, value: str) -> QuantParameters | None:
         """The quantisation of the integers that movement operators bring to a float value, where it has any."""

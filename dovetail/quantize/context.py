@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Generic, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import GraphBuilder
-from dovetail.ir.operators.arithmetic import Clip, Quantize, Requantize, Rounding, multiplier_arrays
+from dovetail.ir.operators.arithmetic import Clip, Offset, Quantize, Requantize, Rounding, multiplier_arrays
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, TensorType
 
@@ -161,6 +161,14 @@ class QuantisationRequest(Generic[O]):
             what = f"an operand of {self.operator.class_name} is a float constant or quantised per channel"
             raise ModelError(what, hint="quantise all operands per tensor")
         return found
+
+    def signed(self, x: QuantisedValue) -> QuantisedValue:
+        """uint16 as the int16 that stand for the same; others as they are."""
+        if x.kind.dtype is not DType.UINT16:
+            return x
+        name = self.emitter.add(Offset(DType.INT16.low, DType.INT16), [x.name], self.emitter.fresh(f"{x.name}_signed"))
+        kind, array = self.emitter.builder.type_of(name), self.emitter.builder.constant_of(name)
+        return replace(x, name=name, kind=kind, array=array, zero_point=x.zero_point + DType.INT16.low)
 
     def refuse(self, x: QuantisedValue, kinds: Sequence[DType] = ()) -> ModelError:
         """The error for integers the operator has no form for; `kinds` are those it has one for."""

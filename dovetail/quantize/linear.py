@@ -29,7 +29,7 @@ _WIDER = {DType.INT2: DType.INT4, DType.INT4: DType.INT8}
 
 def linear(ask: QuantisationRequest[Linear], x: QuantisedValue) -> str:
     """Sums of products without padding, bias, requantisation, clip."""
-    weights, operator = ask.operands[1], ask.operator
+    x, weights, operator = ask.signed(x), ask.operands[1], ask.operator
     if not isinstance(weights, QuantisedValue):
         raise ModelError(f"the weights of {operator.class_name} are float", hint="quantise the weights too")
     bias, axis = ask.operands[2] if len(ask.operands) > 2 else None, operator.weight_axis
@@ -85,7 +85,8 @@ def _with_fine_bias(
     reach = farthest * np.abs(flat).sum(axis=1) * factor + np.abs(offset) + abs(target.zero_point) + 1
     shift = np.clip(np.floor(np.log2(2.0**30 / reach)), 0, 30).astype(np.int64)
     scale = np.rint(factor * 2.0**shift)
-    if (scale < 1 << 8).any():
+    farthest_result = np.minimum(reach, target.dtype.high - target.dtype.low)
+    if (scale < 1 << 8).any() or (farthest_result > factor * scale).any():  # the rounded factor is further off
         return None
     moved = np.rint((offset + target.zero_point + 0.5) * 2.0**shift)
     total = ask.add(operator, [x.name, weights.name], "accumulator")

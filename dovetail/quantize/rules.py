@@ -107,10 +107,10 @@ def _squared_difference(ask: QuantisationRequest[Binary], *values: QuantisedValu
 
 
 def _slope_per_channel(ask: QuantisationRequest[Binary], x: QuantisedValue) -> str:
-    """PRelu (micro/kernels/prelu_common.cc): one product for each sign. A float slope is taken in 8 bits."""
+    """PRelu (micro/kernels/prelu_common.cc): one product for each sign. A float slope is taken in 16 bits."""
     given = ask.operands[1]
     (slope,) = ask.activations([given if isinstance(given, QuantisedValue) else _quantised_slope(ask, given)])
-    if slope.kind.dtype.bits > 8:
+    if slope.kind.dtype.bits > 8 and isinstance(given, QuantisedValue):
         raise ask.refuse(slope)
     terms = [_negative_part(ask, x), _centred(ask, slope, "slope")]
     falling = ask.add(Binary(BinaryKind.MULTIPLY), terms, "product")
@@ -119,9 +119,9 @@ def _slope_per_channel(ask: QuantisationRequest[Binary], x: QuantisedValue) -> s
 
 
 def _quantised_slope(ask: QuantisationRequest[Any], slope: Array) -> QuantisedValue:
-    """Float slopes as int8 without a zero point."""
-    scale = np.array([max(float(np.abs(slope).max()), 1e-6) / 127], np.float32)
-    name = ask.constant("slopes", np.rint(slope / scale[0]).astype(np.int8))
+    """Float slopes as int16 without a zero point."""
+    scale = np.array([max(float(np.abs(slope).max()), 1e-6) / DType.INT16.high], np.float32)
+    name = ask.constant("slopes", np.rint(slope / scale[0]).astype(np.int16))
     return QuantisedValue(name, ask.emitter.builder.type_of(name), scale, np.zeros(1, np.int64), 0, None)
 
 
@@ -220,16 +220,23 @@ def _softmax_of_16_bits(ask: QuantisationRequest[Softmax], x: QuantisedValue) ->
 def _log_softmax(ask: QuantisationRequest[LogSoftmax], x: QuantisedValue) -> str:
     """TFLite's fixed-point log-softmax, requantised where the result has another scale than its 1/16."""
     multiplier, shift, diff_min = softmax_parameters(x.form.scale, 1.0)
+    target, native = ask.target, QuantParameters(DType.INT8, 1 / 16, 127)
+    if (target.dtype.low - target.zero_point) * target.scale < -16.5 or target.scale < 1 / 24:
+        what = f"log-softmax has an integer form in steps of 1/16 from -16 on, not in steps of {target.scale:g}"
+        raise ModelError(what, hint="quantise the result so, or compile it with --float")
     if multiplier == 0:
         raise ModelError(
             f"log-softmax of values in steps of {x.form.scale:g} has no integer form", hint="quantise again"
         )
     back = quantize_multiplier(2.0 ** (31 - shift) / multiplier)
-    return ask.native(FixedLogSoftmax(multiplier, shift, diff_min, *back), x, QuantParameters(DType.INT8, 1 / 16, 127))
+    return ask.native(FixedLogSoftmax(multiplier, shift, diff_min, *back), x, native)
 
 
 def _unit_rows(ask: QuantisationRequest[Normalise], x: QuantisedValue) -> str:
     """TFLite's rows of length 1 (reference/integer_ops/l2normalization.h), requantised where not in steps of 1/128."""
+    if ask.target.scale < 1 / 128:
+        what = f"rows of length 1 have an integer form in steps of 1/128, not in finer ones of {ask.target.scale:g}"
+        raise ModelError(what, hint="quantise the result so, or compile it with --float")
     return ask.native(FixedNormalise(x.form.zero_point), x, QuantParameters(DType.INT8, 1 / 128, 0))
 
 
@@ -241,7 +248,13 @@ def standardise(ask: QuantisationRequest[Normalise], x: QuantisedValue, factor: 
     """Rows with mean 0 and deviation 1, times a factor and plus an offset, [1] or [C] each; the last rounding is the
     result's."""
     operator, size = ask.operator, x.kind.shape[-1]
-    epsilon = round(min(operator.epsilon * (size / x.form.scale) ** 2, 2.0**58))
+    exact = min(operator.epsilon * (size / x.form.scale) ** 2, 2.0**58)
+    epsilon = round(exact)
+    if abs(epsilon - exact) > (size - 1 + exact) / 32:  # no row that is not constant spreads less than size - 1
+        what = (
+            f"a normalisation of rows of {size} in steps of {x.form.scale:g} has no integer form: epsilon is too small"
+        )
+        raise ModelError(what, hint="quantise its operand in finer steps, or compile it with --float")
     fixed = FixedStandard(size, x.form.zero_point, epsilon, operator.centred)
     value = ask.add(fixed, [x.name], "standard")
     if (factor < 0).any():
@@ -299,6 +312,7 @@ def _sigmoid_of_16_bits(ask: QuantisationRequest[Unary], x: QuantisedValue) -> s
 
 def _matrix_product(ask: QuantisationRequest[MatrixProduct], a: QuantisedValue, b: QuantisedValue) -> str:
     """Sums of products of two activations (micro/kernels/batch_matmul.cc); of a constant matrix as a dense layer."""
+    a, b = ask.signed(a), ask.signed(b)
     if b.kind.dtype is DType.INT16 and a.kind.dtype is not DType.INT16:
         raise ask.refuse(b)
     wide = a.kind.dtype is DType.INT16
@@ -319,6 +333,9 @@ _WEIGHT_BITS = 10
 
 def _resample(ask: QuantisationRequest[Resample], x: QuantisedValue) -> str:
     """Weights in steps of 1/1024, the sum of products rounded once, halves away from zero."""
+    if ask.target.dtype.bits > 8:
+        what = f"resizing gives {ask.target.dtype.text} by weights of {_WEIGHT_BITS} bits, which are too coarse for it"
+        raise ModelError(what, hint="quantise the result to 8 bits, or compile it with --float")
     names = [x.name]
     for places, weights in zip(ask.operands[1::2], ask.operands[2::2], strict=True):
         assert isinstance(places, np.ndarray) and isinstance(weights, np.ndarray)
@@ -409,7 +426,7 @@ RULES = (
     QuantisationRule(_unary(UnaryKind.SIGMOID, UnaryKind.TANH), _sigmoid_of_16_bits, (DType.INT16,)),
     QuantisationRule(_unary(UnaryKind.LEAKY_RELU, UnaryKind.ABSOLUTE), _bent, (DType.INT16,)),
     QuantisationRule(apply(Unary), _table),
-    QuantisationRule(apply(MatrixProduct), _matrix_product, (*BYTES, DType.INT16)),
+    QuantisationRule(apply(MatrixProduct), _matrix_product, (*BYTES, DType.INT16, DType.UINT16)),
     QuantisationRule(apply(Resample, having=lambda operator: len(operator.axes) <= 2), _resample, BYTES, activations=1),
     QuantisationRule(apply(Compare), _compare, _UPTO_16),
     QuantisationRule(apply(ArgExtreme), _as_it_is),

@@ -163,22 +163,23 @@ class ResizeAxis:
         return self.result == self.size and self.scale == 1.0 and self.region == (0.0, 1.0)
 
     def coordinates(self) -> Array:
-        """Places in the operand of the centres of the result's elements, float64 (ONNX's Resize)."""
-        place, last = np.arange(self.result, dtype=np.float64), self.size - 1
+        """Places in the operand of the centres of the result's elements, float32 as ONNX Runtime has them."""
+        place, last, scale = np.arange(self.result, dtype=np.float32), np.float32(self.size - 1), np.float32(self.scale)
         if self.mode == "tf_crop_and_resize":
-            start, end = self.region
+            start, end = map(np.float32, self.region)
             if self.result == 1:
-                return place + 0.5 * (start + end) * last
-            return np.asarray(start * last + place * (end - start) * last / (self.result - 1))
+                return place + np.float32(0.5) * (start + end) * last
+            return np.asarray(start * last + place * ((end - start) * last / np.float32(self.result - 1)))
         if self.result == 1 and self.mode in ("align_corners", "pytorch_half_pixel"):
             return place
         if self.mode == "align_corners":
-            return place * last / (self.result - 1)
+            return place * last / np.float32(self.result - 1)
         if self.mode == "asymmetric":
-            return np.asarray(place / self.scale)
-        centred = (place + 0.5) / self.scale - 0.5
+            return np.asarray(place / scale)
+        half = np.float32(0.5)
+        centred = (place + half) / scale - half
         if self.mode == "half_pixel_symmetric":
-            centred += self.size / 2 * (1 - self.result / (self.scale * self.size))
+            centred += np.float32(self.size / 2 * (1 - self.result / (self.scale * self.size)))
         return np.asarray(centred)
 
     def nearest(self, rounding: str) -> list[int]:

@@ -320,6 +320,7 @@ STANDARD: Mapping[str, Importer] = {
     "LeakyRelu": unary(UnaryKind.LEAKY_RELU, alpha=0.01),
     "LogSoftmax": lambda v: windows.softmax_of(v, v.real(), v.opset, logarithm=True),
     "Loop": partial(control.loop, walk=_walk),
+    "LpNormalization": windows.unit_rows,
     "MatMul": linear.matmul,
     "MatMulInteger": linear.matmul_integer,
     "Max": several(BinaryKind.MAXIMUM),

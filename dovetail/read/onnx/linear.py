@@ -119,7 +119,7 @@ def _transposed_axes(v: OnnxValues, sizes: Shape, window: SlidingWindow, rank: i
         result = whole - lead - trail
         given = wanted and place >= 0
         if given or mode in ("SAME_UPPER", "SAME_LOWER"):
-            result = wanted[place - rank] if given else size * stride
+            result = wanted[place - rank] if given else min(size * stride, whole)
             lead = (whole - result + (mode != "SAME_UPPER")) // 2
         v.refuse_if(result < 1, f"the result has {result} elements along an image axis", SMALLER)
         axes.append(TransposedAxis(size, span, stride, lead, result))

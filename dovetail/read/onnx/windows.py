@@ -211,6 +211,13 @@ def _over_rows(v: OnnxValues, x: Value, rows: Shape, centred: bool = True) -> Va
     return v.reshape(v.add(operator, [v.reshape(x, rows, "rows")], "normalised"), x.shape, "shaped")
 
 
+def unit_rows(v: OnnxValues) -> Value:
+    """LpNormalization: rows of length 1."""
+    v.only("p", 2)
+    x = v.real()
+    return v.normalise(x, (v.axis_of(x, -1),), Normalise(1e-30, centred=False, summed=True))
+
+
 def _moments(v: OnnxValues, x: Value, rows: Shape, kept: Shape) -> None:
     """The other results of LayerNormalization: each row's mean, and 1 / its deviation."""
     flat = v.reshape(x, rows, "rows")
