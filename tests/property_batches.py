@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.emit.network import model_source
-from dovetail.codegen.emit.project import write_files
 from dovetail.codegen.emit.source import constants_source, header_source
 from dovetail.codegen.manifest import MANIFEST
 from dovetail.compile import Compiled, Options, compile_graph, prepare
 from dovetail.errors import DovetailError
+from dovetail.folders import write_files
 from dovetail.ir.types import Array
 from dovetail.kernels import helper_source
 from dovetail.run import open_build, run_build

@@ -16,9 +16,10 @@ import pytest
 from command_line import dovetail
 from dovetail import files
 from dovetail.arrays import seeded_inputs
-from dovetail.codegen.emit.project import Project, write_files, write_project
+from dovetail.codegen.emit.project import Project, write_project
 from dovetail.codegen.manifest import MANIFEST
 from dovetail.errors import DovetailError
+from dovetail.folders import write_files
 from dovetail.run import open_build, run_build
 from firmware import require_chip
 

@@ -27,6 +27,7 @@ CORE = (
         "names",
         "errors",
         "files",
+        "folders",
         "documents",
         "templates",
         "farm",

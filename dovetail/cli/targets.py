@@ -39,8 +39,8 @@ def schedule(
 
     Example: dovetail schedule net.h5 --target maeri --multipliers 64 -o build/order
     """
-    from dovetail.codegen.emit.project import write_files
     from dovetail.compile import Options, prepare, sample_inputs
+    from dovetail.folders import write_files
     from dovetail.target import OrderRequest
     from dovetail.target.registry import advice, load_target
 

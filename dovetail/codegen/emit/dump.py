@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.emit.project import write_files
 from dovetail.codegen.emit.unit import Unit, addressed_operands
 from dovetail.errors import TargetError
+from dovetail.folders import write_files
 from dovetail.ir.layout import row_major
 from dovetail.ir.types import Array
 from dovetail.program.interpret import LaunchRecord, observe

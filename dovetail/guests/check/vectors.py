@@ -28,12 +28,12 @@ import numpy as np
 
 from dovetail.arrays import built
 from dovetail.codegen.emit.dump import expected_bytes
-from dovetail.codegen.emit.project import write_files
 from dovetail.codegen.emit.unit import addressed_operands
 from dovetail.compile import Compiled
 from dovetail.documents import read_document
 from dovetail.errors import TargetError
 from dovetail.files import InputError, open_archive, read_npy
+from dovetail.folders import write_files
 from dovetail.guests.check.cases import Case, UserCodeError, base
 from dovetail.guests.check.layers import NoLayerError
 from dovetail.guests.check.run import INSTRUCTIONS, SECONDS, compiled_cases, has_model, writes_of

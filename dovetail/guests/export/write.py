@@ -10,9 +10,9 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from dovetail.codegen.emit.project import write_files
 from dovetail.codegen.manifest import MANIFEST
 from dovetail.errors import BuildError
+from dovetail.folders import write_files
 from dovetail.guests.export.library import (
     FREERTOS,
     ZEPHYR,

@@ -54,8 +54,8 @@ def mesh(
 
     Example: dovetail mesh net.tflite --target spinnaker2 --chips 1 -o build/mesh
     """
-    from dovetail.codegen.emit.project import write_files
     from dovetail.compile import Options, prepare
+    from dovetail.folders import write_files
     from dovetail.guests.mesh import reporting
     from dovetail.guests.mesh.choice import Objective
     from dovetail.guests.mesh.compiled import with_compiler
