@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import BuildError
 
+MANIFEST = "dovetail.json"
+"""The file of a build that describes it."""
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -18,10 +20,9 @@ if TYPE_CHECKING:
     """Bytes, or bytes and arrays one after the other."""
 
 
-def check_replaced(folder: Path, manifest: str, replace: bool) -> None:
-    """Raise BuildError where a folder that is to be replaced is no build: it has other files, and none of the name
-    `manifest`."""
-    foreign = folder.exists() and not (folder / manifest).is_file()
+def check_replaced(folder: Path, replace: bool) -> None:
+    """Raise BuildError where a folder that is to be replaced is no build: it has other files, and no `MANIFEST`."""
+    foreign = folder.exists() and not (folder / MANIFEST).is_file()
     if replace and foreign and (not folder.is_dir() or any(folder.iterdir())):
         hint = "choose another folder"
         raise BuildError("this is not a build of Dovetail's and is not replaced", where=str(folder), hint=hint)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dovetail.cli import kept
 from dovetail.cli.console import note, progress, say, short_name, show_table
 from dovetail.cli.options import Model, TargetName, option
 from dovetail.errors import BuildError
+from dovetail.folders import check_replaced, write_files
 from dovetail.options import Options
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ def compile_command(
     build: Annotated[Path, option("--output", "-o", help="Folder for the C project.")],
     options: Options,
     force: Annotated[bool, typer.Option("--force", help="Replace the build that is already there.")] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Compile again what is kept from the last time.")] = False,
     print_program: Annotated[
         bool, typer.Option("--print-program", help="Print the program: copies, launches, calls, waits.")
     ] = False,
@@ -52,12 +55,28 @@ def compile_command(
     Example: dovetail compile net.tflite --target cortex_m4 -o build/net --name keywords --arena shared_arena
     """
     _check_folders(build, force, options.save_stages)
-    with progress("starting") as report:
+    is_kept = not (anew or print_program or dump is not None) and model.is_file()
+    place = kept.place_of(model, target, options) if is_kept else None
+    known = kept.find(place) if place is not None else None
+    if known is not None:
+        check_replaced(build, force)
+        write_files(known.files, build, force)
+        for sentence in known.notes:
+            note(sentence)
+        say(f"{build}: {known.summary}; kept from the last time, as nothing has changed")
+        return
+    notes = list[str]()
+
+    def tell(sentence: str) -> None:
+        notes.append(sentence)
+        note(sentence)
+
+    with progress("starting") as report, kept.inputs_of(*([model] if place else [])) as inputs:
         from dovetail.codegen.emit.project import write_project
         from dovetail.compile import compile_model
         from dovetail.target.registry import load_target
 
-        compiled = compile_model(model, load_target(target), replace(options, tell=note), report)
+        compiled = compile_model(model, load_target(target), replace(options, tell=tell), report)
         dumped = _dumped(compiled, dump, report) if dump is not None else 0
         write_project(compiled.project, build, replace=force)
     if dump is not None:
@@ -67,8 +86,11 @@ def compile_command(
 
         say(text_of(compiled.plan.program).rstrip())
     for sentence in compiled.unit.notes:
-        note(sentence)
-    say(f"{build}: {_summary(compiled)}")
+        tell(sentence)
+    summary = _summary(compiled)
+    if place is not None:
+        kept.keep(place, inputs, build, notes, summary)
+    say(f"{build}: {summary}")
 
 
 def _check_folders(build: Path, force: bool, save_stages: Path | None) -> None:

@@ -11,13 +11,12 @@ from msgspec import Meta
 
 from dovetail.documents import read_document
 from dovetail.errors import BuildError
+from dovetail.folders import MANIFEST
 from dovetail.ir.types import DType
 from dovetail.kernels import Optimize
 from dovetail.schedule.layout import Conversion
 from dovetail.target.engine import Macs
 
-MANIFEST = "dovetail.json"
-"""Name of the file in a build."""
 SCHEMA = 1
 """Version of the file. It grows when a field is removed or changes its meaning."""
 _MOST_BYTES = 64 << 20

@@ -25,8 +25,7 @@ from dovetail.codegen.emit.source import (
     weights_source,
 )
 from dovetail.codegen.emit.unit import Unit
-from dovetail.codegen.manifest import MANIFEST
-from dovetail.folders import check_replaced, write_files
+from dovetail.folders import MANIFEST, check_replaced, write_files
 from dovetail.ir.graph import Graph
 from dovetail.ir.onnx_file import graph_parts
 from dovetail.ir.types import Array
@@ -221,7 +220,7 @@ clean:
 def write_project(project: Project, folder: Path, replace: bool = False) -> None:
     """Write every file of the project, all or none; raises BuildError where the folder exists and `replace` is not
     given, it is not a build, or it cannot be written."""
-    check_replaced(folder, MANIFEST, replace)
+    check_replaced(folder, replace)
     files: dict[str, bytes | Sequence[bytes | Array]] = {name: text.encode() for name, text in project.files.items()}
     files |= project.data
     if project.graph is not None:

@@ -10,9 +10,8 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from dovetail.codegen.manifest import MANIFEST
 from dovetail.errors import BuildError
-from dovetail.folders import write_files
+from dovetail.folders import MANIFEST, write_files
 from dovetail.guests.export.library import (
     FREERTOS,
     ZEPHYR,

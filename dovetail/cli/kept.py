@@ -1,0 +1,166 @@
+"""Builds that are kept: a second compilation of the same inputs writes the files of the first.
+
+A build is found by the model's path, the target's name, the options, the package's own files, and the folders that
+programs and packages are found in. Beside it lies a digest of every file that the compilation read (the model, a target
+file and what it imports, pins, calibrations): any other contents, and it is compiled anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from importlib.util import source_from_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+import dovetail
+from dovetail.files import SEAL, default_cache, keep_file, kept_file
+from dovetail.options import Options
+
+MOST_BYTES = 256 << 20
+"""Bytes of all kept builds together; those that were used longest ago go first."""
+_OF_SYSTEM = tuple(Path(name) for name in {"/proc", "/sys", "/dev", sys.prefix, sys.base_prefix})
+"""Files of these folders are no inputs: packages are known by the folders they lie in."""
+
+
+class Build(msgspec.Struct, frozen=True):
+    """A compilation: its inputs, and all it gives."""
+
+    inputs: dict[str, str]
+    """Path of every file it read -> SHA-256 of its contents."""
+    files: dict[str, bytes]
+    """Relative path -> contents."""
+    notes: list[str]
+    summary: str
+
+
+@dataclass
+class _Reading:
+    """The files read while one is asked for; hooks of the interpreter cannot be taken back, so there is one."""
+
+    seen: dict[Path, tuple[int, int]] | None = None
+    """By path: when it was changed last, and its bytes. None: nobody asks."""
+    is_hooked: bool = False
+
+    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Note a file that is opened for reading."""
+        if self.seen is None or event != "open" or not isinstance(arguments[0], str | bytes):
+            return
+        _, mode, flags = arguments
+        if (set("wxa+") & set(mode)) if mode else flags & (os.O_WRONLY | os.O_RDWR):
+            return
+        path = Path(os.path.abspath(os.fsdecode(arguments[0])))
+        if path.suffix == ".pyc":
+            with contextlib.suppress(ValueError):
+                path = Path(source_from_cache(path))
+        with contextlib.suppress(OSError):
+            self.seen.setdefault(path, _state(path))
+
+
+_READING = _Reading()
+
+
+def _state(path: Path) -> tuple[int, int]:
+    state = path.stat()
+    return state.st_mtime_ns, state.st_size
+
+
+@contextmanager
+def inputs_of(*known: Path) -> Iterator[dict[str, str]]:
+    """The files that the block reads, with digests, and those that are known to be read by other processes; filled at
+    its end. A file that changes meanwhile has no digest."""
+    if not _READING.is_hooked:
+        sys.addaudithook(_READING.hear)
+        _READING.is_hooked = True
+    _READING.seen, found = {path.absolute(): _state(path) for path in known}, dict[str, str]()
+    try:
+        yield found
+        own = (*_OF_SYSTEM, Path(dovetail.__file__).parent, default_cache())
+        for path, state in sorted(_READING.seen.items()):
+            if path.is_file() and not any(folder in path.parents for folder in own):
+                found[str(path)] = _digest(path) if _state(path) == state else ""
+    finally:
+        _READING.seen = None
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file; empty where it cannot be read."""
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def place_of(model: Path, target: str, options: Options) -> Path | None:
+    """The file of the cache for a build; None for one that is not kept: it is made for more than its files."""
+    if options.check or options.save_stages is not None or options.operators:
+        return None
+    asked = [(own.name, getattr(options, own.name)) for own in fields(options) if own.name != "tell"]
+    package = Path(dovetail.__file__).parent
+    own = [
+        (os.path.relpath(folder, package), name, _state(Path(folder, name)))
+        for folder, _, names in sorted(os.walk(package))
+        for name in sorted(names)
+        if not name.endswith(".pyc")
+    ]
+    folders = [(name, os.stat(name).st_mtime_ns) for name in _searched() if os.path.isdir(name)]
+    environment = sorted(item for item in os.environ.items() if item[0].startswith("DOVETAIL_"))
+    key = repr((os.getcwd(), str(model), target, asked, own, folders, environment, sys.version))
+    return default_cache() / "builds" / f"{sha256(key.encode()).hexdigest()[:32]}.msgpack"
+
+
+def _searched() -> Sequence[str]:
+    """The folders that compilers and packages are found in; modules of the working folder are inputs once read."""
+    packages = (name for name in sys.path if name not in ("", os.getcwd()))
+    return (*os.environ.get("PATH", "").split(os.pathsep), *packages)
+
+
+def find(place: Path) -> Build | None:
+    """The kept build, if there is one and none of its inputs has changed."""
+    if (data := kept_file(place)) is None:
+        return None
+    try:
+        build = msgspec.msgpack.decode(data, type=Build)
+    except msgspec.DecodeError:
+        return None
+    if not all(_is_inside(name) for name in build.files):
+        return None
+    if not build.inputs or any(_digest(Path(path)) != digest for path, digest in build.inputs.items()):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(place)
+    return build
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a relative path stays below where it begins."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def keep(place: Path, inputs: Mapping[str, str], folder: Path, notes: Sequence[str], summary: str) -> None:
+    """Keep a build that lies in a folder, and give up those used longest ago where they are too many bytes."""
+    files = {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+    if all(inputs.values()) and sum(map(len, files.values())) <= MOST_BYTES // 4:
+        keep_file(place, msgspec.msgpack.encode(Build(dict(inputs), files, list(notes), summary)))
+        _thin_out(place.parent)
+
+
+def _thin_out(folder: Path) -> None:
+    """Remove the builds used longest ago while all take more than `MOST_BYTES`."""
+    kept = sorted(((_state(path), path) for path in folder.glob("*.msgpack")), reverse=True)
+    room = MOST_BYTES
+    for (_, size), path in kept:
+        room -= size
+        if room < 0:
+            for one in (path, path.with_name(path.name + SEAL)):
+                one.unlink(missing_ok=True)
