@@ -99,7 +99,7 @@ def test_a_kept_build_that_is_damaged_is_made_again(place: Path) -> None:
 def test_a_kept_path_cannot_leave_the_build(place: Path) -> None:
     file = place / "cache/builds/a.msgpack"
     for name in ("../x", "/x", "a/../../x", ""):
-        build = kept.Build({str(place / "mine.py"): kept._digest(place / "mine.py")}, {name: b""}, [], "")
+        build = kept.KeptBuild({str(place / "mine.py"): kept._digest(place / "mine.py")}, {name: b""}, [], "")
         keep_file(file, msgspec.msgpack.encode(build))
         assert kept.find(file) is None
         keep_file(file, msgspec.msgpack.encode(msgspec.structs.replace(build, files={"x": b""})))

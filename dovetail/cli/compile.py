@@ -57,13 +57,7 @@ def compile_command(
     _check_folders(build, force, options.save_stages)
     is_kept = not (anew or print_program or dump is not None) and model.is_file()
     place = kept.place_of(model, target, options) if is_kept else None
-    known = kept.find(place) if place is not None else None
-    if known is not None:
-        check_replaced(build, force)
-        write_files(known.files, build, force)
-        for sentence in known.notes:
-            note(sentence)
-        say(f"{build}: {known.summary}; kept from the last time, as nothing has changed")
+    if place is not None and _written_again(place, build, force):
         return
     notes = list[str]()
 
@@ -91,6 +85,19 @@ def compile_command(
     if place is not None:
         kept.keep(place, inputs, build, notes, summary)
     say(f"{build}: {summary}")
+
+
+def _written_again(place: Path, build: Path, force: bool) -> bool:
+    """Write the build that is kept, if there is one; whether there is."""
+    known = kept.find(place)
+    if known is None:
+        return False
+    check_replaced(build, force)
+    write_files(known.files, build, force)
+    for sentence in known.notes:
+        note(sentence)
+    say(f"{build}: {known.summary}; kept from the last time, as nothing has changed")
+    return True
 
 
 def _check_folders(build: Path, force: bool, save_stages: Path | None) -> None:

@@ -30,7 +30,7 @@ _OF_SYSTEM = tuple(Path(name) for name in {"/proc", "/sys", "/dev", sys.prefix, 
 """Files of these folders are no inputs: packages are known by the folders they lie in."""
 
 
-class Build(msgspec.Struct, frozen=True):
+class KeptBuild(msgspec.Struct, frozen=True):
     """A compilation: its inputs, and all it gives."""
 
     inputs: dict[str, str]
@@ -122,12 +122,12 @@ def _searched() -> Sequence[str]:
     return (*os.environ.get("PATH", "").split(os.pathsep), *packages)
 
 
-def find(place: Path) -> Build | None:
+def find(place: Path) -> KeptBuild | None:
     """The kept build, if there is one and none of its inputs has changed."""
     if (data := kept_file(place)) is None:
         return None
     try:
-        build = msgspec.msgpack.decode(data, type=Build)
+        build = msgspec.msgpack.decode(data, type=KeptBuild)
     except msgspec.DecodeError:
         return None
     if not all(_is_inside(name) for name in build.files):
@@ -151,7 +151,7 @@ def keep(place: Path, inputs: Mapping[str, str], folder: Path, notes: Sequence[s
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
     if all(inputs.values()) and sum(map(len, files.values())) <= MOST_BYTES // 4:
-        keep_file(place, msgspec.msgpack.encode(Build(dict(inputs), files, list(notes), summary)))
+        keep_file(place, msgspec.msgpack.encode(KeptBuild(dict(inputs), files, list(notes), summary)))
         _thin_out(place.parent)
 
 
