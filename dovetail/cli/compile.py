@@ -55,16 +55,11 @@ def compile_command(
     Example: dovetail compile net.tflite --target cortex_m4 -o build/net --name keywords --arena shared_arena
     """
     _check_folders(build, force, options.save_stages)
-    is_kept = not (anew or print_program or dump is not None) and model.is_file()
-    place = kept.place_of(model, target, options) if is_kept else None
+    place = None if anew or print_program or dump is not None else kept.place_of(model, target, options)
     if place is not None and _written_again(place, build, force):
         return
     notes = list[str]()
-
-    def tell(sentence: str) -> None:
-        notes.append(sentence)
-        note(sentence)
-
+    tell = _noted_in(notes)
     with progress("starting") as report, kept.inputs_of(*([model] if place else [])) as inputs:
         from dovetail.codegen.emit.project import write_project
         from dovetail.compile import compile_model
@@ -85,6 +80,16 @@ def compile_command(
     if place is not None:
         kept.keep(place, inputs, build, notes, summary)
     say(f"{build}: {summary}")
+
+
+def _noted_in(notes: list[str]) -> Callable[[str], None]:
+    """A function that prints a sentence and puts it into a list."""
+
+    def tell(sentence: str) -> None:
+        notes.append(sentence)
+        note(sentence)
+
+    return tell
 
 
 def _written_again(place: Path, build: Path, force: bool) -> bool:

@@ -100,7 +100,7 @@ def _digest(path: Path) -> str:
 
 def place_of(model: Path, target: str, options: Options) -> Path | None:
     """The file of the cache for a build; None for one that is not kept: it is made for more than its files."""
-    if options.check or options.save_stages is not None or options.operators:
+    if options.check or options.save_stages is not None or options.operators or not model.is_file():
         return None
     asked = [(own.name, getattr(options, own.name)) for own in fields(options) if own.name != "tell"]
     package = Path(dovetail.__file__).parent
