@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -132,6 +133,18 @@ def _reads(part: Microcontroller) -> str:
     return "; ".join((f"{part.reads['waits']}, {part.reads['width']} bytes", *ahead, *caches))
 
 
+def exporter_lines() -> list[str]:
+    """Files of today's exporters, and how near the graph of each is to its own runtime."""
+    entries = json.loads((REPOSITORY / "tests" / "data" / "exporters" / "exporters.json").read_text())
+    rows = sorted((entry["tool"], entry["version"], name, entry["bits"]) for name, entry in entries.items())
+    said = (
+        f"Small networks that {len({row[0] for row in rows})} tools wrote (`scripts/exporters.py`), each compared with "
+        "its own runtime over random inputs. All are read, and compile with `--float` where they are float."
+    )
+    head = ["| tool | version | file | beside its runtime |", "|---|---|---|---|"]
+    return ["## Exporters", "", said, "", *head, *(f"| {a} | {b} | `{c}` | {d} |" for a, b, c, d in rows), ""]
+
+
 def page() -> str:
     """The whole page."""
     lines = [
@@ -147,7 +160,7 @@ def page() -> str:
     for name in BUILT_IN:
         lines += target_lines(load_target(name))
     lines += part_lines()
-    return "\n".join([*lines, *core_lines(), *keras_lines()]).rstrip() + "\n"
+    return "\n".join([*lines, *core_lines(), *keras_lines(), *exporter_lines()]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ FROZEN: Mapping[str, tuple[int, ...]] = {
     "Dropout": (1, 2),
     "Expand": (1,),
     "GRU": (4,),
+    "GatherElements": (1,),
     "GatherND": (1,),
     "LSTM": (4,),
     "MatMulInteger": (1, 2, 3),
@@ -55,10 +56,12 @@ FROZEN: Mapping[str, tuple[int, ...]] = {
     "Reshape": (1,),
     "Resize": (1, 2, 3),
     "ScatterND": (1,),
+    "ScatterElements": (1,),
     "Slice": (1, 2, 3, 4),
     "Split": (1,),
     "Squeeze": (1,),
     "Tile": (1,),
+    "Trilu": (1,),
     "Unsqueeze": (1,),
 }
 """Operands that Dovetail needs at compile time; a test gives them as inputs, here they become constants."""

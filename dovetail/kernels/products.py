@@ -89,11 +89,12 @@ def _matrix_product(scope: KernelScope, operator: MatrixProduct) -> KernelWriter
     a_kind, b_kind = scope.type(0), scope.type(1)
     left, right, depth = a_kind.shape, b_kind.shape, a_kind.shape[-1]
     real = a_kind.dtype is DType.FLOAT32
-    farthest = (
+    farthest = prod(
         max(kind.dtype.high - zero, zero - kind.dtype.low)
         for kind, zero in ((a_kind, operator.left_zero_point), (b_kind, operator.right_zero_point))
+        if not real
     )
-    reach = 0 if real else depth * prod(farthest)
+    reach, wide = 0 if real else depth * farthest, "" if real or farthest < 1 << 31 else "(int64_t)"
     held = "float" if real else accumulate_type(-reach, reach)
 
     def element(places: Places) -> Computed:
@@ -102,7 +103,7 @@ def _matrix_product(scope: KernelScope, operator: MatrixProduct) -> KernelWriter
         x = place_in(left, (*places[:-1], inner))
         y = place_in(right, (*places[:-2], inner, places[-1]))
         terms = (total(f"{a}[{x}]", -operator.left_zero_point), total(f"{b}[{y}]", -operator.right_zero_point))
-        step = f"sum += {atom(terms[0])} * {atom(terms[1])};"
+        step = f"sum += {wide}{atom(terms[0])} * {atom(terms[1])};"
         start = "0.0f" if real else "0"
         return [f"{held} sum = {start};", *loop("depth", depth, [step])], Expression("sum", held, -reach, reach)
 

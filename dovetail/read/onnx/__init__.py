@@ -15,6 +15,7 @@ from dovetail.ir.onnx_file import USER_DOMAIN, from_written
 from dovetail.ir.operators.activation import UnaryKind
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Select
+from dovetail.ir.operators.movement import Gather
 from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import CumSum, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
@@ -54,7 +55,7 @@ def load_onnx(
         raise ModelError("the model has no inputs or no outputs", where=file_name, hint=hint)
     for entry, kind in v.file.inputs:
         v.values[entry] = v.graph_input(entry, kind)
-    v.own = by_onnx_name(operators)
+    v.tell, v.own = tell, by_onnx_name(operators)
     _walk(v, v.file.nodes)
     return with_attention(v.finished([_output(v, position, tell) for position in range(len(v.file.outputs))]))
 
@@ -225,8 +226,13 @@ def cast(v: OnnxValues) -> Value:
     """Cast: of an integer to float32 its value with the scale 1, else a conversion."""
     v.given("saturate")  # concerns float8 only
     v.given("round_mode")  # concerns float8 only
+    return cast_to(v, element_type(v.attribute("to", 0)))
+
+
+def cast_to(v: OnnxValues, target: DType | None) -> Value:
+    """The operand's numbers in another type."""
     x = v.x
-    source, target = x.dtype, element_type(v.attribute("to", 0))
+    source = x.dtype
     if target is source:
         return x
     if target is None or min(target.bits, source.bits) < 8:
@@ -269,6 +275,18 @@ def shape(v: OnnxValues) -> None:
     v.constants[v.op.outputs[0]] = wrap(np.array(part, np.int64), DType.INT64)
 
 
+def size(v: OnnxValues) -> None:
+    """Size: known, since every size is fixed."""
+    v.constants[v.op.outputs[0]] = wrap(np.array(v.x.elements, np.int64), DType.INT64)
+
+
+def cast_like(v: OnnxValues) -> Value:
+    """CastLike: Cast to the type of another value."""
+    v.given("saturate")  # concerns float8 only
+    v.given("round_mode")
+    return cast_to(v, v.value(1).dtype)
+
+
 _ARITHMETIC = (BinaryKind.ADD, BinaryKind.SUBTRACT, BinaryKind.MULTIPLY, BinaryKind.DIVIDE)
 
 STANDARD: Mapping[str, Importer] = {
@@ -285,6 +303,7 @@ STANDARD: Mapping[str, Importer] = {
     "AveragePool": lambda v: windows.pooled(v, windows.average),
     "BatchNormalization": windows.batch_normalization,
     "Cast": cast,
+    "CastLike": cast_like,
     "Celu": celu,
     "Clip": clip,
     "Concat": lambda v: v.concat(v.operands, v.axis_of(v.operands[0], 1)),
@@ -303,6 +322,7 @@ STANDARD: Mapping[str, Importer] = {
     "Flatten": movement.flatten,
     "Gather": movement.gather,
     "GatherND": sequence.gather_nd,
+    "GatherElements": movement.gather_elements,
     "Gelu": gelu,
     "Gemm": linear.gemm,
     "GlobalAveragePool": partial(windows.global_pool, kind=ReduceKind.MEAN),
@@ -326,6 +346,7 @@ STANDARD: Mapping[str, Importer] = {
     "Max": several(BinaryKind.MAXIMUM),
     "MaxPool": windows.max_pool,
     "Mean": several(BinaryKind.ADD, mean=True),
+    "MeanVarianceNormalization": windows.standardised,
     "Min": several(BinaryKind.MINIMUM),
     "Mish": lambda v: v.mish(v.real()),
     "Mod": modulo,
@@ -350,11 +371,13 @@ STANDARD: Mapping[str, Importer] = {
     "RotaryEmbedding": sequence.rotary_embedding,
     "ScatterND": sequence.scatter_nd,
     "Scan": partial(control.scan, walk=_walk),
+    "ScatterElements": movement.scatter_elements,
     "Selu": lambda v: v.selu(
         v.real(), v.attribute("alpha", 1.6732631921768188), v.attribute("gamma", 1.0507010221481323)
     ),
     "Shape": shape,
     "Shrink": shrink,
+    "Size": size,
     "Slice": movement.slice_,
     "Softmax": lambda v: windows.softmax_of(v, v.real(), v.opset),
     "SpaceToDepth": partial(movement.in_blocks, apart=True),
@@ -365,6 +388,7 @@ STANDARD: Mapping[str, Importer] = {
     "ThresholdedRelu": unary(UnaryKind.THRESHOLDED_RELU, alpha=1.0),
     "Tile": movement.tile,
     "Transpose": lambda v: v.transpose(v.x, v.attribute("perm", tuple(range(v.x.rank))[::-1])),
+    "Trilu": movement.triangle,
     "Unsqueeze": movement.unsqueeze,
     "Where": lambda v: v.add(Select(), v.operands),
     "Xor": relation(CompareKind.EQUAL, negative=True),
@@ -374,6 +398,7 @@ STANDARD: Mapping[str, Importer] = {
 MICROSOFT: Mapping[str, Importer] = {
     "BiasGelu": partial(biased, kind=UnaryKind.GELU),
     "DequantizeLinear": quantised.dequantize_linear,
+    "DynamicQuantizeLSTM": linear.dynamic_lstm,
     "FastGelu": partial(biased, kind=UnaryKind.GELU_TANH),
     "FusedMatMul": linear.fused_matmul,
     "Gelu": gelu,
@@ -399,17 +424,40 @@ MICROSOFT: Mapping[str, Importer] = {
 }
 """ONNX Runtime's own operators (domain com.microsoft)."""
 
+
+def chosen_features(v: OnnxValues) -> Value:
+    """ai.onnx.ml ArrayFeatureExtractor: elements along the last axis."""
+    x = v.x
+    rows = v.reshape(x, (1, *x.shape), "rows") if x.rank == 1 else x
+    places = v.value(1)
+    return v.add(Gather(rows.rank - 1), [rows, v.reshape(places, (places.elements,), "places")])
+
+
+def scaler(v: OnnxValues) -> Value:
+    """ai.onnx.ml Scaler: (x - offset) * scale."""
+    x = v.x if v.x.dtype is DType.FLOAT32 else v.convert(v.x, DType.FLOAT32, "real")
+    offset, scale = (
+        v.constant(np.array(v.attribute(name, (default,)), np.float32), name)
+        for name, default in (("offset", 0.0), ("scale", 1.0))
+    )
+    return v.times(v.minus(x, offset, "centred"), scale)
+
+
+LEARNING: Mapping[str, Importer] = {"ArrayFeatureExtractor": chosen_features, "Scaler": scaler}
+"""Operators of classical learning (domain ai.onnx.ml)."""
+
 QONNX: Mapping[str, Importer] = {
     **dict.fromkeys(("Quant", "IntQuant"), quantised.quant),
     "BipolarQuant": quantised.bipolar_quant,
 }
 """QONNX's own operators."""
 
-LATER_RESULTS = words("GRU LSTM Loop RNN Scan")
+LATER_RESULTS = words("DynamicQuantizeLSTM GRU LSTM Loop RNN Scan")
 """Operators whose first result may be left out."""
 
 IMPORTERS: Mapping[tuple[str, str], Importer] = {
     **{("", name): build for name, build in STANDARD.items()},
+    **{("ai.onnx.ml", name): build for name, build in LEARNING.items()},
     **{("com.microsoft", name): build for name, build in MICROSOFT.items()},
     ("", "SimplifiedLayerNormalization"): MICROSOFT["SimplifiedLayerNormalization"],  # ONNX Runtime has it there
     **{(domain, name): build for domain in quantised.DOMAINS for name, build in QONNX.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Curve, Line, Recurre
 from dovetail.ir.operators.reduction import Reduce, ReduceKind
 from dovetail.ir.types import DType, Shape
 from dovetail.read.geometry import Pair, TransposedAxis, transposed_convolution
+from dovetail.read.onnx.file import wrap
 from dovetail.read.onnx.values import TO_NHWC, OnnxValues
 from dovetail.read.values import FOLD, SMALLER, Value
 
@@ -265,6 +267,21 @@ def recurrent(v: OnnxValues, kind: RecurrentKind) -> None:
     for name, parts in zip(v.op.outputs, spans, strict=False):
         if name:
             v.values[name] = _result(v, name, list(zip(found, parts, strict=True)), layout)
+
+
+def dynamic_lstm(v: OnnxValues) -> None:
+    """com.microsoft DynamicQuantizeLSTM: an LSTM with the real values of its weights, which lie [.., depth, gates]."""
+    names = list(v.op.inputs[:8])
+    for place, first in ((1, 8), (2, 10)):
+        weights, scale, zeros = (v.array(at, "weights").astype(np.float32) for at in (place, first, first + 1))
+        shape = (weights.shape[0], 1, -1)
+        odd = weights.ndim != 3 or scale.size % weights.shape[0] or scale.size != zeros.size
+        v.wrong_if(odd, f"{scale.size} scales do not fit the weights {list(weights.shape)}")
+        real = (weights - zeros.reshape(shape)) * scale.reshape(shape)
+        names[place] = v.named(f"weights_{place}")
+        v.constants[names[place]] = wrap(np.ascontiguousarray(real.transpose(0, 2, 1)), DType.FLOAT32)
+    v.tell(f"{v.where}: computes on floats; ONNX Runtime rounds its inputs and what it keeps to 8 bits at every step")
+    recurrent(v.again(op=replace(v.op, inputs=tuple(names))), RecurrentKind.LSTM)
 
 
 def _curves(v: OnnxValues, kind: RecurrentKind, directions: int) -> list[tuple[tuple[Curve, ...], tuple[Line, ...]]]:

@@ -124,6 +124,48 @@ def gather(v: OnnxValues) -> Value:
     return v.reshape(taken, (*shape[:axis], *indices.shape, *shape[axis + 1 :]))
 
 
+def _along(v: OnnxValues, x: Value, position: int) -> tuple[Array, int]:
+    """The flat places that constant indices along an axis (the attribute) stand for, and the axis."""
+    axis, indices = v.axis_of(x, 0), v.array(position, "indices").astype(np.int64)
+    fits = indices.ndim == x.rank and all(
+        place == axis or taken <= size for place, (taken, size) in enumerate(zip(indices.shape, x.shape, strict=False))
+    )
+    size = x.shape[axis]
+    odd = not fits or bool(((indices < -size) | (indices >= size)).any())
+    v.wrong_if(odd, f"indices {list(indices.shape)} along axis {axis} do not fit {x.type}")
+    places = list(np.indices(indices.shape))
+    places[axis] = indices % size
+    return np.ravel_multi_index(tuple(places), x.shape), axis
+
+
+def gather_elements(v: OnnxValues) -> Value:
+    """GatherElements by constant indices."""
+    x = v.x
+    places, _ = _along(v, x, 1)
+    taken = v.pick(v.reshape(x, (x.elements,), "flat"), [places.reshape(-1).tolist()], "taken")
+    return v.reshape(taken, places.shape)
+
+
+def scatter_elements(v: OnnxValues) -> Value:
+    """ScatterElements by constant indices: of several for one place the last."""
+    v.only("reduction", "none")
+    x, updates = v.x, v.value(2)
+    places, _ = _along(v, x, 1)
+    v.wrong_if(places.shape != updates.shape, f"{list(places.shape)} indices do not fit {updates.type}")
+    source = np.arange(x.elements)
+    source[places.reshape(-1)] = x.elements + np.arange(places.size)
+    both = v.concat([v.reshape(one, (one.elements,), "flat") for one in (x, updates)], 0, "both")
+    return v.reshape(v.pick(both, [source.tolist()], "scattered"), x.shape)
+
+
+def triangle(v: OnnxValues) -> Value:
+    """Trilu: zeros on one side of a diagonal."""
+    x, offset = v.x, int(v.one_number(1, 0.0, "diagonal"))
+    ones = np.ones(x.shape[-2:], np.bool_)
+    mask = v.constant(np.triu(ones, offset) if v.attribute("upper", True) else np.tril(ones, offset), "mask")
+    return v.add(Select(), [mask, x, v.constant(np.zeros((), x.dtype.numpy), "zero")])
+
+
 def split(v: OnnxValues) -> None:
     """Split into parts of given or of equal sizes; the last equal part may be smaller."""
     x = v.x

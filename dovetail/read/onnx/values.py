@@ -15,7 +15,7 @@ from dovetail.ir.operators.base import Operator, Padding2d, SlidingWindow
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.read.geometry import Pair, same_padding
-from dovetail.read.onnx.file import Constant, OnnxFile, OnnxNode, wrap
+from dovetail.read.onnx.file import Constant, OnnxFile, OnnxNode, Tell, wrap
 from dovetail.read.values import AGAIN, ALIKE, FOLD, MAX_ELEMENTS, OTHERWISE, SMALLER, Value, Values, words
 
 T = TypeVar("T")
@@ -70,6 +70,8 @@ class OnnxValues(Values):
         """ONNX values known at compile time."""
         self.static: set[Value] = set()
         """Graph values computed from constants alone."""
+        self.tell: Tell = lambda sentence: None
+        """Is told what a user should know of an operator."""
         self.own: Mapping[tuple[str, str], type[UserOperator]] = {}
         """Operators of the user's own and bundled ones, by domain and name."""
         self.steps: list[OnnxNode] = []
@@ -344,9 +346,12 @@ Importer = Callable[[OnnxValues], Value | None]
 # What a model derives from constants alone (shapes, quantised weights) is computed at once
 
 FOLDABLE = words(
-    "Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Flatten Floor Gather Greater Identity Less Max "
-    "Min Mod Mul Neg Not Or Pow QuantizeLinear Range Reciprocal ReduceMax ReduceMin ReduceProd ReduceSum Reshape "
-    "Round Shape Sign Size Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where"
+    "Abs Add And ArgMax ArgMin Cast CastLike Ceil Clip Concat ConstantOfShape Cos CumSum Div Einsum Equal Erf Exp "
+    "Expand EyeLike Flatten Floor Gather GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual "
+    "Log MatMul Max Mean Min Mod Mul Neg NonZero Not OneHot Or Pad Pow QuantizeLinear Range Reciprocal ReduceL1 "
+    "ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Reshape Round ScatterElements ScatterND Shape "
+    "Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Sum Tanh Tile TopK Transpose Trilu Unsqueeze Where "
+    "Xor"
 )
 """Standard operators folded when all their operands are constants. DequantizeLinear is not among them: the
 quantise stage needs the integers of a constant."""
@@ -402,8 +407,15 @@ def _largest(op: OnnxNode, operands: list[Array]) -> int:
         case "ConstantOfShape" | "Expand":
             repeats = prod(max(int(size), 1) for size in operands[-1].reshape(-1))
             return repeats * (sizes[0] if op.op_type == "Expand" else 1)
-        case "Gather":
+        case "Gather" | "GatherND" | "OneHot":
             return max(sizes) * max(sizes[1], 1)
+        case "Einsum" | "MatMul" | "EyeLike":
+            return prod(max(size, 1) for size in sizes)
+        case "Tile":
+            return sizes[0] * prod(max(int(count), 1) for count in operands[1].reshape(-1))
+        case "Pad":
+            grown = np.abs(operands[1].reshape(-1).astype(np.int64)) if len(operands) > 1 else np.zeros(1, np.int64)
+            return prod(size + int(grown.sum()) for size in operands[0].shape)
         case "Concat":
             return sum(sizes)
     rank = max(array.ndim for array in operands)

@@ -211,11 +211,20 @@ def _over_rows(v: OnnxValues, x: Value, rows: Shape, centred: bool = True) -> Va
     return v.reshape(v.add(operator, [v.reshape(x, rows, "rows")], "normalised"), x.shape, "shaped")
 
 
-def unit_rows(v: OnnxValues) -> Value:
-    """LpNormalization: rows of length 1."""
-    v.only("p", 2)
+def standardised(v: OnnxValues) -> Value:
+    """MeanVarianceNormalization."""
     x = v.real()
-    return v.normalise(x, (v.axis_of(x, -1),), Normalise(1e-30, centred=False, summed=True))
+    return v.normalise(x, v.axes(v.attribute("axes", (0, 2, 3)), x.rank), Normalise(1e-9))
+
+
+def unit_rows(v: OnnxValues) -> Value:
+    """LpNormalization: rows of length 1, by the root of the squares or the sum of the sizes."""
+    x, axis = v.real(), (v.axis_of(v.real(), -1),)
+    if v.attribute("p", 2) == 2:
+        return v.normalise(x, axis, Normalise(1e-30, centred=False, summed=True))
+    v.only("p", 1)
+    length = v.reduce(ReduceKind.SUM, v.unary(UnaryKind.ABSOLUTE, x, "sizes"), axis, keep=True)
+    return v.over(x, v.clamp(length, 1e-30, inf, "length"))
 
 
 def _moments(v: OnnxValues, x: Value, rows: Shape, kept: Shape) -> None:

@@ -29,8 +29,9 @@ WEIGHT_TYPES = {
 }
 """Weights that may meet an activation. Integers at a float activation ("hybrid") mean their real values."""
 
-BIAS_TOLERANCE = 0.01
-"""Largest relative difference of a declared bias scale from input scale * weight scale."""
+BIAS_TOLERANCE = 0.02
+"""Largest difference of a declared bias scale from input scale * weight scale, in steps of the result. Runtimes hold a
+layer with one scale to it (GetQuantizedConvolutionMultipler), and read no scale of the bias of one with several."""
 
 
 def _pair(v: TfliteValues, rows: str, columns: str, what: str) -> Pair:
@@ -70,7 +71,8 @@ def _bias(v: TfliteValues, x: TfliteTensor, w: TfliteTensor, position: int = 2) 
     expected = (DType.INT32, DType.INT64) if x.dtype is DType.INT16 else (DType.INT32,)
     v.wrong_if(bias.dtype not in expected, f"the bias {bias} must be {' or '.join(kind.text for kind in expected)}")
     scale, declared = v.quantisation(x).scale * v.quantisation(w).scale, bias.quantisation
-    if declared and not np.allclose(declared.scale, scale, rtol=BIAS_TOLERANCE, atol=0):
+    away = np.abs(declared.scale - scale).max() if declared and len(scale) == 1 else 0.0
+    if away > BIAS_TOLERANCE * float(v.quantisation(v.output).scale[0]) and v.array(bias, "bias").any():
         raise v.refuse(f"the scale of the bias {bias} is not input scale * weight scale", "quantise it again")
     v.refuse_if(declared and declared.zero_point.any(), f"the bias {bias} has a zero point, which must be 0", ALIKE)
     steps = v.placed(f"{bias.name}_scale", scale)
