@@ -124,8 +124,8 @@ def gather(v: OnnxValues) -> Value:
     return v.reshape(taken, (*shape[:axis], *indices.shape, *shape[axis + 1 :]))
 
 
-def _along(v: OnnxValues, x: Value, position: int) -> tuple[Array, int]:
-    """The flat places that constant indices along an axis (the attribute) stand for, and the axis."""
+def _along(v: OnnxValues, x: Value, position: int) -> Array:
+    """The flat places that constant indices along an axis (the attribute) stand for."""
     axis, indices = v.axis_of(x, 0), v.array(position, "indices").astype(np.int64)
     fits = indices.ndim == x.rank and all(
         place == axis or taken <= size for place, (taken, size) in enumerate(zip(indices.shape, x.shape, strict=False))
@@ -133,15 +133,15 @@ def _along(v: OnnxValues, x: Value, position: int) -> tuple[Array, int]:
     size = x.shape[axis]
     odd = not fits or bool(((indices < -size) | (indices >= size)).any())
     v.wrong_if(odd, f"indices {list(indices.shape)} along axis {axis} do not fit {x.type}")
-    places = list(np.indices(indices.shape))
+    places: list[Array] = [np.asarray(each) for each in np.indices(indices.shape)]
     places[axis] = indices % size
-    return np.ravel_multi_index(tuple(places), x.shape), axis
+    return np.asarray(np.ravel_multi_index(tuple(places), x.shape))
 
 
 def gather_elements(v: OnnxValues) -> Value:
     """GatherElements by constant indices."""
     x = v.x
-    places, _ = _along(v, x, 1)
+    places = _along(v, x, 1)
     taken = v.pick(v.reshape(x, (x.elements,), "flat"), [places.reshape(-1).tolist()], "taken")
     return v.reshape(taken, places.shape)
 
@@ -150,7 +150,7 @@ def scatter_elements(v: OnnxValues) -> Value:
     """ScatterElements by constant indices: of several for one place the last."""
     v.only("reduction", "none")
     x, updates = v.x, v.value(2)
-    places, _ = _along(v, x, 1)
+    places = _along(v, x, 1)
     v.wrong_if(places.shape != updates.shape, f"{list(places.shape)} indices do not fit {updates.type}")
     source = np.arange(x.elements)
     source[places.reshape(-1)] = x.elements + np.arange(places.size)
