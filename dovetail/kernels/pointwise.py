@@ -10,13 +10,13 @@ left, it carries into the value from the step on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Offset, Quantize, Requantize
+from dovetail.ir.operators.arithmetic import Offset, Quantize, Requantize, Rounding
 from dovetail.ir.requantisation.bounds import last_where
 from dovetail.ir.requantisation.pairs import sum_chains
 from dovetail.ir.requantisation.rectified import rectified_sum
@@ -135,6 +135,44 @@ def _rectified(scope: KernelScope) -> Lines | None:
         rows=loop("row", rows, one, step=turn),
     )
     return loop("channel", channels, body)
+
+
+_TOGETHER = 32
+"""Elements of a turn of long loops."""
+_STEPS = 2048
+"""Bytes from an address that one instruction of RISC-V reaches."""
+
+
+def _multiplied(scope: KernelScope) -> Lines | None:
+    """A product and a shift of int32 in memory, with numbers of a channel's own: some channels at a time, whose numbers
+    stay in registers, several rows a turn."""
+    match = scope.whole(apply(Requantize, operand("x"), constant("multiplier"), constant("shift")))
+    if match is None or scope.layouts or match.values["x"] in scope.graph.constants:
+        return None
+    operator, kind = match.operator("requantize", Requantize), match.type("x")
+    if replace(operator, rounding=Rounding.DOWN) != Requantize(Rounding.DOWN) or operator.rounding is not Rounding.DOWN:
+        return None
+    multiplier, shift = match.array("multiplier"), match.array("shift")
+    channels = kind.shape[-1] if kind.shape else 0
+    if kind.dtype is not DType.INT32 or kind.elements < _LEAST_ROWS * channels or shift.min() < -31 or shift.max() > 30:
+        return None
+    rows, lanes = kind.elements // channels, channel_lanes(channels, _TURN)
+    turn = channel_lanes(rows, min(max(_STEPS // (4 * channels), 1), _TOGETHER // lanes))
+    names = [
+        scope.constant(match.root, stem, np.broadcast_to(array, channels))
+        for stem, array in (("multiplier", multiplier), ("shift", (31 - shift).astype(np.int8)))
+    ]
+    own = [(lane, total("channel", lane)) for lane in range(lanes)]
+    lines = [f"const int64_t factor_{lane} = {names[0]}[{place}];" for lane, place in own]
+    lines += [f"const int32_t down_{lane} = {names[1]}[{place}];" for lane, place in own]
+    one = [f"const int32_t *from = {scope.input(match.values['x'])} + (row * {channels} + channel);"]
+    one += [f"int32_t *to = output + (row * {channels} + channel);"]
+    places = [(row * channels + lane, lane) for row in range(turn) for lane in range(lanes)]
+    for first in range(0, len(places), _TURN):  # some loads, then their stores, which may be to where an operand is
+        part = [*enumerate(places[first : first + _TURN], first)]
+        one += [f"const int64_t sum_{number} = from[{place}];" for number, (place, _) in part]
+        one += [f"to[{place}] = (int32_t)((sum_{number} * factor_{lane}) >> down_{lane});" for number, (place, lane) in part]
+    return loop("channel", channels, [*lines, *loop("row", rows, one, step=turn)], step=lanes)
 
 
 def _addition(scope: KernelScope) -> Lines | None:
@@ -282,5 +320,5 @@ def write_pointwise(scope: KernelScope) -> KernelWriter:
     return scope.writer(body, lambda: finish(scope, lambda shape: "0", None))
 
 
-_FORMS = (_flip, _rectified, _addition, _quantised, _by_bytes)
+_FORMS = (_flip, _rectified, _multiplied, _addition, _quantised, _by_bytes)
 """Shorter statements for some regions of pointwise operators; each gives None for others."""

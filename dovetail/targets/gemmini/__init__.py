@@ -11,15 +11,15 @@ from functools import partial
 
 import dovetail.target as dt
 from dovetail.ir.graph import Node
-from dovetail.ir.operators.arithmetic import Clip
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import TensorType
 from dovetail.legalize.ready import FLOAT32_PER_LAYER
 from dovetail.target import layers
-from dovetail.targets.gemmini import lower
+from dovetail.targets.gemmini import lower, rounded
 from dovetail.targets.gemmini.nests import FENCE, Config
-from dovetail.targets.gemmini.rewrites import sums_and_means
+from dovetail.targets.gemmini.rewrites import in_two_steps, sums_and_means
 
 HERE = "dovetail.targets.gemmini"
 DRAM = dt.Memory("dram", base=0x80000000, size=16 << 20)
@@ -55,6 +55,7 @@ def _is_centred(types: Mapping[str, TensorType], node: Node) -> bool:
 
 
 ONE_SCALE = (dt.Rewrite("sums and means", sums_and_means, lsb=1), FLOAT32_PER_LAYER.rewrite(_is_centred))
+EXACT = (dt.Rewrite("in two steps", in_two_steps, lsb=0),)
 SUMS = (
     dt.one_of("operands must be int8", lambda m: m.type("x").dtype.text, "int8"),
     layers.INT8_WEIGHTS,
@@ -122,13 +123,31 @@ def mean_of(config: Config) -> dt.Offload:
     return dt.Offload("mean", pattern, limits, lambda match: {}, partial(lower.mean, config), cycles)
 
 
+def rounded_sums(config: Config) -> dt.Offload:
+    """The second step of `rewrites.in_two_steps`: sums in finer units are doubled, moved, scaled and limited."""
+    x = dt.operand("x")
+    moved = dt.apply(Add, dt.apply(Add, x, x, name="twice"), dt.constant("offset"), name="moved")
+    scaled = dt.apply(Requantize, moved, dt.constant("multiplier"), dt.constant("shift"))
+    limits = (
+        dt.one_of("sums must be int32", lambda m: m.type("x").dtype.text, "int32"),
+        dt.one_of("results must be int8", lambda m: m.result.dtype.text, "int8"),
+        layers.ONE_IMAGE,
+        dt.one_of("there must be one offset for each channel", lambda m: m.type("offset").shape == m.result.shape[-1:], True),
+        dt.one_of("zero points must be 0", lambda m: m.operator("requantize", Requantize).output_zero_point, 0),
+        LIMITED,
+        *FLOAT32_PER_LAYER.limits,
+    )
+    pack, commands, cycles = (partial(one, config) for one in (rounded.pack, rounded.commands, rounded.cycles))
+    return dt.Offload("rounding", dt.apply(Clip, scaled), limits, pack, commands, cycles, channel_step=config.dim)
+
+
 def engine(config: Config) -> dt.Engine:
     """The array, as far as the compiler is concerned."""
     return dt.Engine(
         name="gemmini",
         memory=DRAM.name,
         ideal_macs_per_cycle=float(config.dim**2),
-        offloads=(mean_of(config), *layers_of(config)),
+        offloads=(mean_of(config), *layers_of(config), rounded_sums(config)),
         driver=(f"{HERE}:driver/gemmini.h", f"{HERE}:driver/gemmini.c"),
         device=dt.DeviceModel(f"{HERE}.device:GemminiDevice", arguments=asdict(config), opcode=0x7B),
         stream=dt.CommandStream("gemmini_start", lambda unit, unfinished: FENCE, pieces=False),
@@ -149,7 +168,7 @@ def target(config: Config) -> dt.Target:
         engines=(engine(config),),
         policies=(
             dt.Policy("one scale", "layers with one scale are rounded as its float32 product", ONE_SCALE),
-            dt.Policy("exact", "the array makes sums, the core requantises as the model says", ()),
+            dt.Policy("exact", "the array makes sums, the core multiplies by channels' scales as the model says", EXACT),
         ),
         quantisation=dt.Quantisation(per_channel=False, symmetric=True, weight_bits=(8,)),
         recipe=dt.Recipe("gemmini", config, target),

@@ -1,4 +1,9 @@
-"""Networks in Gemmini's terms: sums of two images and means as layers."""
+"""Networks in Gemmini's terms: sums of two images and means as layers; results with scales per channel in two steps.
+
+The second step rounds as the array does, in float32 with halves to the nearest even. `finer_sums` makes it exact: the core
+multiplies and cuts off, so that what TensorFlow Lite's two roundings tell apart still differs; the array takes twice
+that and an odd number, so that no half is ever met.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, multiplier_arrays
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding, multiplier_arrays
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
-from dovetail.ir.pattern import Apply, apply, operand, rest
-from dovetail.ir.rules import Predicate, Rule, RuleMatch, rewriting
-from dovetail.ir.types import DType
+from dovetail.ir.pattern import Apply, apply, constant, operand, rest
+from dovetail.ir.rules import Left, Predicate, Rule, RuleMatch, rewriting
+from dovetail.ir.types import Array, DType
 
 _A, _B, _PARAMETERS = operand("a"), operand("b"), rest("parameters")
 _SIDES = apply(Requantize, _A, _PARAMETERS), apply(Requantize, _B, _PARAMETERS)
@@ -91,3 +96,67 @@ def sums_and_means(graph: Graph) -> Graph:
         Rule(_TOTALS, lambda at: _ones(at, _TOTALS), (_whole(_TOTALS),)),
     )
     return rewriting(*rules)(graph)
+
+
+_WEIGHTS, _BIAS, _MULTIPLIER, _SHIFT = constant("weights"), rest("bias", known=True), constant("m"), constant("s")
+_LAYER = apply((Conv2d, DepthwiseConv2d, FullyConnected), _X, _WEIGHTS, _BIAS)
+_BROUGHT = apply(Requantize, _LAYER, _MULTIPLIER, _SHIFT, alone=True)
+_LIMITED = apply(Clip, _BROUGHT)
+LEAST_RESULTS = 1024
+"""Results of a layer from which a launch of the array takes less than the core saves by it."""
+_MOST_SHIFT = 15
+"""So that numbers which are limited to int8 are exact in float32."""
+
+
+def finer_sums(multiplier: Array, shift: Array, zero_point: int) -> tuple[Array, Array, int]:
+    """How results of `Rounding.DOUBLE` from the zero point on are made in two steps: floor(sum * multiplier *
+    2**(shift - 31)), then twice that and an offset, times 2**-bits, to the nearest.
+
+    With r the shift to the right, a result is at least n above the zero point from sum * multiplier * 2**-31 >=
+    (n - 1/2) 2**r - 1/2 on. In units of 2**(1 - bits), bits being more than r + 1, that is an integer.
+
+    Args:
+        multiplier: int64 [channels], not negative. shift: from -15 to -1. zero_point: of the result.
+
+    Returns:
+        The first step's shift and the second's offset, int64 [channels], and bits.
+    """
+    shift = np.where(multiplier == 0, -1, shift)
+    bits = 2 - int(shift.min())
+    return bits - 1 + shift, (zero_point << bits) + (1 << (bits - 1 + shift)) + 1, bits
+
+
+def _in_two_steps(at: RuleMatch) -> str | Left:
+    multiplier, shift = at.array(_MULTIPLIER).astype(np.int64), at.array(_SHIFT).astype(np.int64)
+    weights = np.abs(at.array(_WEIGHTS).astype(np.int64))
+    channels = at.type(_LIMITED).shape[-1]
+    axes = tuple(range(weights.ndim - 1)) if at[_LAYER].is_channelwise else tuple(range(1, weights.ndim))
+    biases = [np.abs(at.array(value).astype(np.int64)) for value in at.others(_LAYER)]
+    reach = 255 * weights.sum(axis=axes) + sum(biases)
+    first, offset, bits = finer_sums(multiplier, shift, at[_BROUGHT].output_zero_point)
+    if ((reach * multiplier >> 30 - first) + np.abs(offset)).max() >= 1 << 31:
+        return Left("sums in the units of the finest channel leave 32 bits")
+    names = [at.constant(np.broadcast_to(one, channels).astype(np.int32), DType.INT32) for one in (multiplier, first, offset)]
+    fine = at.add(Requantize(Rounding.DOWN), _LAYER, *names[:2])
+    moved = at.add(Add(), at.add(Add(), fine, fine), names[2])
+    scale = [at.constant(array, DType.INT32) for array in multiplier_arrays([2.0**-bits])]
+    return at.add(at[_LIMITED], at.add(Requantize(Rounding.FLOAT32), moved, *scale))
+
+
+def _plain(at: RuleMatch) -> bool:
+    one, shift = at[_BROUGHT], at.array(_SHIFT)[at.array(_MULTIPLIER) != 0]
+    own = (one.rounding, one.input_zero_point, one.left_shift) == (Rounding.DOUBLE, 0, 0)
+    return own and at.array(_MULTIPLIER).min() >= 0 and bool(np.all((shift >= -_MOST_SHIFT) & (shift < 0)))
+
+
+def in_two_steps(graph: Graph) -> Graph:
+    """A rewrite, exact: layers whose results are limited to the zero point and above are requantised by the core up to a
+    product and a shift; the array rounds and limits."""
+    limits = lambda at: at[_LIMITED].low in (-128, 0) and at[_LIMITED].high == 127  # noqa: E731
+    conditions = (
+        lambda at: at.type(_LIMITED).dtype is DType.INT8 and prod(at.type(_LIMITED).shape) >= LEAST_RESULTS,
+        ("results below the zero point are rounded another way than those above", lambda at: at[_LIMITED].low >= at[_BROUGHT].output_zero_point),
+        ("results must be limited to 127, and to -128 or 0", limits),
+        ("requantisation must round twice, by shifts of 1 to 15", _plain),
+    )
+    return rewriting(Rule(_LIMITED, _in_two_steps, conditions))(graph)
