@@ -171,7 +171,9 @@ def _multiplied(scope: KernelScope) -> Lines | None:
     for first in range(0, len(places), _TURN):  # some loads, then their stores, which may be to where an operand is
         part = [*enumerate(places[first : first + _TURN], first)]
         one += [f"const int64_t sum_{number} = from[{place}];" for number, (place, _) in part]
-        one += [f"to[{place}] = (int32_t)((sum_{number} * factor_{lane}) >> down_{lane});" for number, (place, lane) in part]
+        one += [
+            f"to[{place}] = (int32_t)((sum_{number} * factor_{lane}) >> down_{lane});" for number, (place, lane) in part
+        ]
     return loop("channel", channels, [*lines, *loop("row", rows, one, step=turn)], step=lanes)
 
 

@@ -132,7 +132,9 @@ def rounded_sums(config: Config) -> dt.Offload:
         dt.one_of("sums must be int32", lambda m: m.type("x").dtype.text, "int32"),
         dt.one_of("results must be int8", lambda m: m.result.dtype.text, "int8"),
         layers.ONE_IMAGE,
-        dt.one_of("there must be one offset for each channel", lambda m: m.type("offset").shape == m.result.shape[-1:], True),
+        dt.one_of(
+            "there must be one offset for each channel", lambda m: m.type("offset").shape == m.result.shape[-1:], True
+        ),
         dt.one_of("zero points must be 0", lambda m: m.operator("requantize", Requantize).output_zero_point, 0),
         LIMITED,
         *FLOAT32_PER_LAYER.limits,
@@ -168,7 +170,9 @@ def target(config: Config) -> dt.Target:
         engines=(engine(config),),
         policies=(
             dt.Policy("one scale", "layers with one scale are rounded as its float32 product", ONE_SCALE),
-            dt.Policy("exact", "the array makes sums, the core multiplies by channels' scales as the model says", EXACT),
+            dt.Policy(
+                "exact", "the array makes sums, the core multiplies by channels' scales as the model says", EXACT
+            ),
         ),
         quantisation=dt.Quantisation(per_channel=False, symmetric=True, weight_bits=(8,)),
         recipe=dt.Recipe("gemmini", config, target),

@@ -1,8 +1,8 @@
 """Networks in Gemmini's terms: sums of two images and means as layers; results with scales per channel in two steps.
 
-The second step rounds as the array does, in float32 with halves to the nearest even. `finer_sums` makes it exact: the core
-multiplies and cuts off, so that what TensorFlow Lite's two roundings tell apart still differs; the array takes twice
-that and an odd number, so that no half is ever met.
+The second step rounds as the array does, in float32 with halves to the nearest even. `finer_sums` makes that exact: the
+core multiplies and cuts off so finely that what TensorFlow Lite's two roundings tell apart still differs; the array
+takes twice that and an odd number, so that it never meets a half.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding, multiplier_arrays
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding, fixed_point, multiplier_arrays
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
@@ -102,13 +102,13 @@ _WEIGHTS, _BIAS, _MULTIPLIER, _SHIFT = constant("weights"), rest("bias", known=T
 _LAYER = apply((Conv2d, DepthwiseConv2d, FullyConnected), _X, _WEIGHTS, _BIAS)
 _BROUGHT = apply(Requantize, _LAYER, _MULTIPLIER, _SHIFT, alone=True)
 _LIMITED = apply(Clip, _BROUGHT)
-LEAST_RESULTS = 1024
+LEAST_RESULTS = 256
 """Results of a layer from which a launch of the array takes less than the core saves by it."""
 _MOST_SHIFT = 15
 """So that numbers which are limited to int8 are exact in float32."""
 
 
-def finer_sums(multiplier: Array, shift: Array, zero_point: int) -> tuple[Array, Array, int]:
+def finer_sums(shift: Array, zero_point: int) -> tuple[Array, Array, int]:
     """How results of `Rounding.DOUBLE` from the zero point on are made in two steps: floor(sum * multiplier *
     2**(shift - 31)), then twice that and an offset, times 2**-bits, to the nearest.
 
@@ -116,47 +116,55 @@ def finer_sums(multiplier: Array, shift: Array, zero_point: int) -> tuple[Array,
     (n - 1/2) 2**r - 1/2 on. In units of 2**(1 - bits), bits being more than r + 1, that is an integer.
 
     Args:
-        multiplier: int64 [channels], not negative. shift: from -15 to -1. zero_point: of the result.
+        shift: int64 [channels], from -15 to -1. zero_point: of the result.
 
     Returns:
         The first step's shift and the second's offset, int64 [channels], and bits.
     """
-    shift = np.where(multiplier == 0, -1, shift)
     bits = 2 - int(shift.min())
     return bits - 1 + shift, (zero_point << bits) + (1 << (bits - 1 + shift)) + 1, bits
 
 
 def _in_two_steps(at: RuleMatch) -> str | Left:
-    multiplier, shift = at.array(_MULTIPLIER).astype(np.int64), at.array(_SHIFT).astype(np.int64)
-    weights = np.abs(at.array(_WEIGHTS).astype(np.int64))
-    channels = at.type(_LIMITED).shape[-1]
+    channels, weights = at.type(_LIMITED).shape[-1], np.abs(at.array(_WEIGHTS).astype(np.int64))
     axes = tuple(range(weights.ndim - 1)) if at[_LAYER].is_channelwise else tuple(range(1, weights.ndim))
-    biases = [np.abs(at.array(value).astype(np.int64)) for value in at.others(_LAYER)]
-    reach = 255 * weights.sum(axis=axes) + sum(biases)
-    first, offset, bits = finer_sums(multiplier, shift, at[_BROUGHT].output_zero_point)
-    if ((reach * multiplier >> 30 - first) + np.abs(offset)).max() >= 1 << 31:
-        return Left("sums in the units of the finest channel leave 32 bits")
-    names = [at.constant(np.broadcast_to(one, channels).astype(np.int32), DType.INT32) for one in (multiplier, first, offset)]
+    swing, bias = 255 * weights.sum(axis=axes), sum(at.array(one).astype(np.int64) for one in at.others(_LAYER))
+    multiplier, shift = (np.broadcast_to(at.array(one).astype(np.int64), channels) for one in (_MULTIPLIER, _SHIFT))
+    ends = [fixed_point(bias + one, multiplier, shift, Rounding.DOUBLE) for one in (-swing, swing)]
+    least, most = (np.clip(end + at[_BROUGHT].output_zero_point, at[_LIMITED].low, 127) for end in ends)
+    constant_ones = least == most  # whatever the operand
+    multiplier, shift = np.where(constant_ones, 0, multiplier), np.where(constant_ones, -1, shift)
+    if shift.min() < -_MOST_SHIFT or shift.max() > -1:
+        return Left(f"multipliers must be shifted by 1 to {_MOST_SHIFT}; here by {-shift.max()} to {-shift.min()}")
+    first, offset, bits = finer_sums(shift, at[_BROUGHT].output_zero_point)
+    offset = np.where(constant_ones, (least << bits) + 1, offset)
+    reach = (swing + np.abs(bias)) * multiplier >> 30 - first
+    if (reach + np.abs(offset)).max() >= 1 << 31:
+        return Left("sums in units fine enough for all channels leave 32 bits")
+    names = [at.constant(one.astype(np.int32), DType.INT32) for one in (multiplier, first, offset)]
     fine = at.add(Requantize(Rounding.DOWN), _LAYER, *names[:2])
     moved = at.add(Add(), at.add(Add(), fine, fine), names[2])
     scale = [at.constant(array, DType.INT32) for array in multiplier_arrays([2.0**-bits])]
     return at.add(at[_LIMITED], at.add(Requantize(Rounding.FLOAT32), moved, *scale))
 
 
-def _plain(at: RuleMatch) -> bool:
-    one, shift = at[_BROUGHT], at.array(_SHIFT)[at.array(_MULTIPLIER) != 0]
+def _rounds_twice(at: RuleMatch) -> bool:
+    one = at[_BROUGHT]
     own = (one.rounding, one.input_zero_point, one.left_shift) == (Rounding.DOUBLE, 0, 0)
-    return own and at.array(_MULTIPLIER).min() >= 0 and bool(np.all((shift >= -_MOST_SHIFT) & (shift < 0)))
+    return own and at.array(_MULTIPLIER).min() >= 0
 
 
 def in_two_steps(graph: Graph) -> Graph:
-    """A rewrite, exact: layers whose results are limited to the zero point and above are requantised by the core up to a
-    product and a shift; the array rounds and limits."""
+    """A rewrite, exact: of layers whose results are limited to the zero point and above, the core multiplies and shifts
+    the sums; the array rounds and limits them."""
     limits = lambda at: at[_LIMITED].low in (-128, 0) and at[_LIMITED].high == 127  # noqa: E731
     conditions = (
         lambda at: at.type(_LIMITED).dtype is DType.INT8 and prod(at.type(_LIMITED).shape) >= LEAST_RESULTS,
-        ("results below the zero point are rounded another way than those above", lambda at: at[_LIMITED].low >= at[_BROUGHT].output_zero_point),
+        (
+            "results below the zero point are rounded another way than those above",
+            lambda at: at[_LIMITED].low >= at[_BROUGHT].output_zero_point,
+        ),
         ("results must be limited to 127, and to -128 or 0", limits),
-        ("requantisation must round twice, by shifts of 1 to 15", _plain),
+        ("requantisation must round twice", _rounds_twice),
     )
     return rewriting(Rule(_LIMITED, _in_two_steps, conditions))(graph)

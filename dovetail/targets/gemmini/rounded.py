@@ -1,4 +1,4 @@
-"""Sums that the core has multiplied, rounded and limited by the array: in by three moves each, which add up, and out."""
+"""Sums that the core has multiplied, rounded and limited by the array: in by three moves, which add up, and out."""
 
 from __future__ import annotations
 
