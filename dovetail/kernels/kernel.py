@@ -215,6 +215,8 @@ class CoreTraits:
     """Functions of `HELPERS` it computes in its own way."""
     pairs: PairBlocks | None = None
     """How it computes sums of products of pairs."""
+    wide: bool = False
+    """Whether registers have 64 bits."""
     joined: int = 0
     """Instructions up to which compilers for it make several turns of a loop one, where nothing in it keeps them from
     that; 0 where they leave loops as they are."""
@@ -341,5 +343,5 @@ def core_traits(core: Core) -> CoreTraits:
     plain = kernel_cycles(core.isa)
     if core.kernels is not None and core.kernels.keys() >= plain.keys():  # both kinds of kernels were measured
         plain = core.kernels
-    own = core.instructions, room, core.streams, functions, core.pairs, joined
+    own = core.instructions, room, core.streams, functions, core.pairs, core.isa.startswith("rv64"), joined
     return CoreTraits(accumulators, *own, plain, core.kernels)

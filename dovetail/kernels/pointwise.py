@@ -10,13 +10,13 @@ left, it carries into the value from the step on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Offset, Quantize, Requantize, Rounding
+from dovetail.ir.operators.arithmetic import Offset, Quantize, Requantize
 from dovetail.ir.requantisation.bounds import last_where
 from dovetail.ir.requantisation.pairs import sum_chains
 from dovetail.ir.requantisation.rectified import rectified_sum
@@ -26,6 +26,7 @@ from dovetail.kernels.elements import nest
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import KernelWriter
 from dovetail.kernels.registry import ENDINGS, kernel
+from dovetail.kernels.requantise import fixed_point_call
 from dovetail.kernels.scope import REQUANTISED, KernelScope
 from dovetail.target.pattern import Match, Pattern, apply, constant, operand
 
@@ -144,37 +145,37 @@ _STEPS = 2048
 
 
 def _multiplied(scope: KernelScope) -> Lines | None:
-    """A product and a shift of int32 in memory, with numbers of a channel's own: some channels at a time, whose numbers
-    stay in registers, several rows a turn."""
+    """A requantisation of int32 in memory that stays int32, on a core whose registers hold a product: some channels at
+    a time, whose numbers stay in registers, and several rows a turn."""
     match = scope.whole(apply(Requantize, operand("x"), constant("multiplier"), constant("shift")))
-    if match is None or scope.layouts or match.values["x"] in scope.graph.constants:
+    if match is None or scope.layouts or not scope.core.wide or match.values["x"] in scope.graph.constants:
         return None
-    operator, kind = match.operator("requantize", Requantize), match.type("x")
-    if replace(operator, rounding=Rounding.DOWN) != Requantize(Rounding.DOWN) or operator.rounding is not Rounding.DOWN:
+    operator, kind, channels = match.operator("requantize", Requantize), match.type("x"), match.result.shape[-1]
+    function, constants = fixed_point_call(operator, match.array("multiplier"), match.array("shift"), False, False)
+    if kind.dtype is not DType.INT32 or kind.elements < _LEAST_ROWS * channels or function not in _WIDE:
         return None
-    multiplier, shift = match.array("multiplier"), match.array("shift")
-    channels = kind.shape[-1] if kind.shape else 0
-    if kind.dtype is not DType.INT32 or kind.elements < _LEAST_ROWS * channels or shift.min() < -31 or shift.max() > 30:
+    if operator.input_zero_point or operator.output_zero_point or operator.left_shift:
         return None
     rows, lanes = kind.elements // channels, channel_lanes(channels, _TURN)
     turn = channel_lanes(rows, min(max(_STEPS // (4 * channels), 1), _TOGETHER // lanes))
-    names = [
-        scope.constant(match.root, stem, np.broadcast_to(array, channels))
-        for stem, array in (("multiplier", multiplier), ("shift", (31 - shift).astype(np.int8)))
-    ]
-    own = [(lane, total("channel", lane)) for lane in range(lanes)]
-    lines = [f"const int64_t factor_{lane} = {names[0]}[{place}];" for lane, place in own]
-    lines += [f"const int32_t down_{lane} = {names[1]}[{place}];" for lane, place in own]
+    lines, zero = Lines(), ", 0" if function == _WIDE[1] else ""
+    for stem, array in constants:
+        name = scope.constant(match.root, stem, np.broadcast_to(array, channels))
+        own = c_type(DType.of(array.dtype))
+        lines += [f"const {own} {stem}_{lane} = {name}[{total('channel', lane)}];" for lane in range(lanes)]
     one = [f"const int32_t *from = {scope.input(match.values['x'])} + (row * {channels} + channel);"]
     one += [f"int32_t *to = output + (row * {channels} + channel);"]
     places = [(row * channels + lane, lane) for row in range(turn) for lane in range(lanes)]
     for first in range(0, len(places), _TURN):  # some loads, then their stores, which may be to where an operand is
         part = [*enumerate(places[first : first + _TURN], first)]
-        one += [f"const int64_t sum_{number} = from[{place}];" for number, (place, _) in part]
-        one += [
-            f"to[{place}] = (int32_t)((sum_{number} * factor_{lane}) >> down_{lane});" for number, (place, lane) in part
-        ]
+        one += [f"const int32_t sum_{number} = from[{place}];" for number, (place, _) in part]
+        for number, (place, lane) in part:
+            one.append(f"to[{place}] = {function}(sum_{number}, multiplier_{lane}, shift_{lane}{zero});")
     return loop("channel", channels, [*lines, *loop("row", rows, one, step=turn)], step=lanes)
+
+
+_WIDE = ("requantize_down", "requantize_double")
+"""Requantisations that are a product and a shift in registers of 64 bits."""
 
 
 def _addition(scope: KernelScope) -> Lines | None:

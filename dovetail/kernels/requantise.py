@@ -59,7 +59,7 @@ def _raised(operator: Requantize, x: Expression) -> Expression:
     return Expression(text, "int32_t", *INT32)
 
 
-def _fixed_point_call(
+def fixed_point_call(
     operator: Requantize, multiplier: Array, shift: Array, any_shift: bool, near: bool
 ) -> tuple[str, list[tuple[str, Array]]]:
     """The cheapest helper that is exact for these shifts, or for all; its constant arguments as (stem, values). `near`
@@ -119,7 +119,7 @@ def _requantize(scope: KernelScope, node: Node, operator: Requantize, x: Express
         multiplier, shift = _without_zeros(multiplier, shift)
     near = "requantize_near" in scope.core.functions and operator.rounding is Rounding.DOUBLE
     near = near and raised.reach + (1 << max(-int(shift.min()), 1) - 1) < INT32[1]
-    function, constants = _fixed_point_call(operator, multiplier, shift, scope.any_shift, near)
+    function, constants = fixed_point_call(operator, multiplier, shift, scope.any_shift, near)
     places = [scope.parameter(node.output, stem, array) for stem, array in constants]
     most, zero_point = int(shift.max()), operator.output_zero_point
     arguments, added = [raised.text, *places], scope.number(node.output, "output_zero_point", zero_point)

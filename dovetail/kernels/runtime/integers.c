@@ -305,11 +305,17 @@ static inline uint32_t round_up_shift(uint32_t value, int32_t right)
 
 //@ requantize_double: halved multiply_upper
 /* value * multiplier * 2^(-33 - shift), rounded twice as gemmlowp does: the product to its upper word, then the
-   shift by 1 + shift with halves away from zero; plus zero_point. */
+   shift by 1 + shift with halves away from zero; plus zero_point. Registers of 64 bits hold it all: both halves are added
+   to the product, and less by 1 in the units between the shifts for values below 0. */
 static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
 {
+#if defined(__riscv_xlen) && __riscv_xlen == 64
+    const int64_t halves = ((int64_t)1 << 30) + ((int64_t)1 << (31 + shift)), product = value * (int64_t)(multiplier >> 1);
+    return (int32_t)((product + (value & -0x80000000LL) + halves) >> (32 + shift)) + zero_point;
+#else
     const int32_t high = multiply_upper(value, multiplier);
     return halved((high + (high >> 31)) >> shift, zero_point);
+#endif
 }
 
 //@ requantize_rectified: halved multiply_upper

@@ -123,24 +123,28 @@ def mean_of(config: Config) -> dt.Offload:
     return dt.Offload("mean", pattern, limits, lambda match: {}, partial(lower.mean, config), cycles)
 
 
-def rounded_sums(config: Config) -> dt.Offload:
-    """The second step of `rewrites.in_two_steps`: sums in finer units are doubled, moved, scaled and limited."""
+def rounded_sums(config: Config) -> Iterator[dt.Offload]:
+    """The second step of `rewrites.in_two_steps`: what the core has multiplied, once or twice, is moved, scaled and
+    limited."""
     x = dt.operand("x")
-    moved = dt.apply(Add, dt.apply(Add, x, x, name="twice"), dt.constant("offset"), name="moved")
-    scaled = dt.apply(Requantize, moved, dt.constant("multiplier"), dt.constant("shift"))
     limits = (
         dt.one_of("sums must be int32", lambda m: m.type("x").dtype.text, "int32"),
         dt.one_of("results must be int8", lambda m: m.result.dtype.text, "int8"),
         layers.ONE_IMAGE,
         dt.one_of(
-            "there must be one offset for each channel", lambda m: m.type("offset").shape == m.result.shape[-1:], True
+            "there must be one offset for each channel",
+            lambda m: m.type("offset").shape == m.result.shape[-1:],
+            True,
         ),
         dt.one_of("zero points must be 0", lambda m: m.operator("requantize", Requantize).output_zero_point, 0),
         LIMITED,
         *FLOAT32_PER_LAYER.limits,
     )
     pack, commands, cycles = (partial(one, config) for one in (rounded.pack, rounded.commands, rounded.cycles))
-    return dt.Offload("rounding", dt.apply(Clip, scaled), limits, pack, commands, cycles, channel_step=config.dim)
+    for name, total in (("rounding", dt.apply(Add, x, x, name="twice")), ("limiting", x)):
+        moved = dt.apply(Add, total, dt.constant("offset"), name="moved")
+        scaled = dt.apply(Requantize, moved, dt.constant("multiplier"), dt.constant("shift"))
+        yield dt.Offload(name, dt.apply(Clip, scaled), limits, pack, commands, cycles, channel_step=config.dim)
 
 
 def engine(config: Config) -> dt.Engine:
@@ -149,7 +153,7 @@ def engine(config: Config) -> dt.Engine:
         name="gemmini",
         memory=DRAM.name,
         ideal_macs_per_cycle=float(config.dim**2),
-        offloads=(mean_of(config), *layers_of(config), rounded_sums(config)),
+        offloads=(mean_of(config), *layers_of(config), *rounded_sums(config)),
         driver=(f"{HERE}:driver/gemmini.h", f"{HERE}:driver/gemmini.c"),
         device=dt.DeviceModel(f"{HERE}.device:GemminiDevice", arguments=asdict(config), opcode=0x7B),
         stream=dt.CommandStream("gemmini_start", lambda unit, unfinished: FENCE, pieces=False),

@@ -7,6 +7,7 @@ takes twice that and an odd number, so that it never meets a half.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -148,6 +149,17 @@ def _in_two_steps(at: RuleMatch) -> str | Left:
     return at.add(at[_LIMITED], at.add(Requantize(Rounding.FLOAT32), moved, *scale))
 
 
+def _limited_apart(at: RuleMatch) -> str | None:
+    """clip(requantize(layer)), limited by the array: in float32 integers up to 2**24 are themselves."""
+    if prod(at.type(_LIMITED).shape) < LEAST_RESULTS or at.type(_LIMITED).dtype is not DType.INT8:
+        return None
+    offset = np.full(at.type(_LIMITED).shape[-1], at[_BROUGHT].output_zero_point, np.int32)
+    brought = at.add(replace(at[_BROUGHT], output_zero_point=0), _LAYER, _MULTIPLIER, _SHIFT)
+    one = [at.constant(array, DType.INT32) for array in multiplier_arrays([1.0])]
+    moved = at.add(Add(), brought, at.constant(offset, DType.INT32))
+    return at.add(at[_LIMITED], at.add(Requantize(Rounding.FLOAT32), moved, *one))
+
+
 def _rounds_twice(at: RuleMatch) -> bool:
     one = at[_BROUGHT]
     own = (one.rounding, one.input_zero_point, one.left_shift) == (Rounding.DOUBLE, 0, 0)
@@ -167,4 +179,4 @@ def in_two_steps(graph: Graph) -> Graph:
         ("results must be limited to 127, and to -128 or 0", limits),
         ("requantisation must round twice", _rounds_twice),
     )
-    return rewriting(Rule(_LIMITED, _in_two_steps, conditions))(graph)
+    return rewriting(Rule(_LIMITED, _in_two_steps, conditions), Rule(_LIMITED, _limited_apart))(graph)

@@ -1,4 +1,4 @@
-"""Sums that the core has multiplied, rounded and limited by the array: in by three moves, which add up, and out."""
+"""Sums that the core has multiplied, rounded and limited by the array: in by moves that add up, and out."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def moved(config: Config, tile: Tile, funct: int, place: int, address: int, step
         yield moves(funct, address + start * steps[0], local(place + start, count, width), loops)
 
 
-def words(config: Config, x: layers.Image, y: layers.Image, offsets: int, scale: float, relu: bool) -> Iterator[Words]:
+def words(
+    config: Config, x: layers.Image, y: layers.Image, offsets: int, twice: bool, scale: float, relu: bool
+) -> Iterator[Words]:
     """The launch: lines that follow one another without gaps are one."""
     dim = config.dim
     dense = x.row == x.columns * x.pixel and y.row == y.columns * y.pixel
@@ -77,7 +79,7 @@ def words(config: Config, x: layers.Image, y: layers.Image, offsets: int, scale:
             place = turn % QUARTERS * (config.sums // QUARTERS)
             source = x.address + line * x.row + pixel * x.pixel + 4 * channel
             yield from moved(config, tile, MVIN3, SUMS | place, offsets + 4 * channel, (0, 4 * dim))
-            for _ in range(2):
+            for _ in range(1 + twice):
                 yield from moved(config, tile, MVIN, ADDED | place, source, (x.pixel, 4 * dim))
             yield from after
             result = y.address + line * y.row + pixel * y.pixel + channel
@@ -90,7 +92,7 @@ def commands(config: Config, match: dt.Match, operands: Mapping[str, dt.Operand]
     """One list."""
     x, y = image_of(match.type("x"), operands[match.values["x"]]), image_of(match.result, operands["result"])
     relu = match.operator("clip", Clip).low == 0
-    launch = words(config, x, y, operands["offsets"].address, scale_of(match), relu)
+    launch = words(config, x, y, operands["offsets"].address, match.has("twice"), scale_of(match), relu)
     return (dt.Command("gemmini", tuple(chain.from_iterable(launch))),)
 
 
@@ -98,4 +100,5 @@ def cycles(config: Config, match: dt.Match) -> int:
     """Cycles of the moves in: rows of int32 twice, and of offsets."""
     lines, columns, channels = pixels_of(match.result.shape)
     blocks = -(-channels // config.dim)
-    return lines * columns * blocks * (1 + 2 * -(-config.dim // 4)) + 20 * blocks + STARTED
+    words = -(-config.dim // 4) * (1 + match.has("twice"))
+    return lines * columns * blocks * (1 + words) + 20 * blocks + STARTED
