@@ -29,7 +29,7 @@ from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder
-from dovetail.ir.operators.arithmetic import Add, Lookup, Quantize
+from dovetail.ir.operators.arithmetic import Add, Lookup, Quantize, Requantize, Rounding
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import MaxPool2d, SumPool2d
@@ -66,7 +66,7 @@ FAR = 0.08
 """A relative error that is too large."""
 MOST_CALL = 300.0
 """Cycles of a kernel's beginning and end at most; what else a fit finds there belongs to its loops."""
-RENEWED = ("MaxPool2d.", "end.Lookup", "end.Quantize_few")
+RENEWED = ("MaxPool2d.", "end.Lookup", "end.Quantize_few", "wide.")
 """Beginnings of the names of parts that `small` has layers of."""
 
 
@@ -165,8 +165,8 @@ def pools() -> Iterator[Graph]:
 
 
 def small() -> Iterator[Graph]:
-    """Largest values, tables and few floats that are quantised, from a few elements on: in the smallest shows what a
-    call takes."""
+    """Largest values, tables, few floats that are quantised, and int32 that is requantised, from a few elements on: in
+    the smallest shows what a call takes."""
     for rows, columns, channels in ((2, 2, 4), (4, 4, 8), (6, 6, 12), (8, 8, 16), (16, 16, 16), (9, 7, 20)):
         shape = (1, rows, columns, channels)
         for window, stride in (((2, 2), (2, 2)), ((3, 3), (1, 1)), ((3, 2), (2, 1)), ((rows, columns), (1, 1))):
@@ -181,6 +181,12 @@ def small() -> Iterator[Graph]:
         image = builder.input("x", TensorType(shape, DType.INT8))
         table = builder.constant("table", np.arange(-128, 128, dtype=np.int8)[::-1].copy())
         yield builder.finish([builder.add(Lookup(), [image, table], "y")])
+        for rounding, shift in ((Rounding.DOWN, 2), (Rounding.DOUBLE, -9)):
+            builder = GraphBuilder("requantised")
+            sums = builder.input("x", TensorType((1, rows, 2 * columns, channels), DType.INT32))
+            each = [np.full(channels, number, np.int32) for number in (3 << 29, shift)]
+            numbers = [builder.constant(f"number_{place}", array) for place, array in enumerate(each)]
+            yield builder.finish([builder.add(Requantize(rounding), [sums, *numbers], "y")])
 
 
 def narrow(target: Target) -> list[Layer]:

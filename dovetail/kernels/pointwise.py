@@ -144,26 +144,34 @@ _STEPS = 2048
 """Bytes from an address that one instruction of RISC-V reaches."""
 
 
-def _multiplied(scope: KernelScope) -> Lines | None:
-    """A requantisation of int32 in memory that stays int32, on a core whose registers hold a product: some channels at
-    a time, whose numbers stay in registers, and several rows a turn."""
+def in_wide_registers(scope: KernelScope) -> tuple[str, list[tuple[str, Array]]] | None:
+    """The function, and its constant arguments, of a requantisation of int32 in memory that stays int32, on a core
+    whose registers hold a product; None for other regions."""
     match = scope.whole(apply(Requantize, operand("x"), constant("multiplier"), constant("shift")))
     if match is None or scope.layouts or not scope.core.wide or match.values["x"] in scope.graph.constants:
         return None
-    operator, kind, channels = match.operator("requantize", Requantize), match.type("x"), match.result.shape[-1]
-    function, constants = fixed_point_call(operator, match.array("multiplier"), match.array("shift"), False, False)
-    if kind.dtype is not DType.INT32 or kind.elements < _LEAST_ROWS * channels or function not in _WIDE:
+    operator, kind = match.operator("requantize", Requantize), match.type("x")
+    if operator.input_zero_point or operator.output_zero_point or operator.left_shift or kind.dtype is not DType.INT32:
         return None
-    if operator.input_zero_point or operator.output_zero_point or operator.left_shift:
+    found = fixed_point_call(operator, match.array("multiplier"), match.array("shift"), False, False)
+    return found if found[0] in _WIDE and prod(kind.shape[:-1]) >= _LEAST_ROWS else None
+
+
+def _in_wide_registers(scope: KernelScope) -> Lines | None:
+    """Some channels at a time, whose numbers stay in registers, and several rows a turn."""
+    found = in_wide_registers(scope)
+    if found is None:
         return None
-    rows, lanes = kind.elements // channels, channel_lanes(channels, _TURN)
+    (function, constants), shape = found, scope.output_shape
+    rows, channels = prod(shape[:-1]), shape[-1]
+    lanes = channel_lanes(channels, _TURN)
     turn = channel_lanes(rows, min(max(_STEPS // (4 * channels), 1), _TOGETHER // lanes))
     lines, zero = Lines(), ", 0" if function == _WIDE[1] else ""
     for stem, array in constants:
-        name = scope.constant(match.root, stem, np.broadcast_to(array, channels))
-        own = c_type(DType.of(array.dtype))
-        lines += [f"const {own} {stem}_{lane} = {name}[{total('channel', lane)}];" for lane in range(lanes)]
-    one = [f"const int32_t *from = {scope.input(match.values['x'])} + (row * {channels} + channel);"]
+        name = scope.constant(scope.graph.outputs[0], stem, np.broadcast_to(array, channels))
+        kind = c_type(DType.of(array.dtype))
+        lines += [f"const {kind} {stem}_{lane} = {name}[{total('channel', lane)}];" for lane in range(lanes)]
+    one = [f"const int32_t *from = {scope.input(scope.graph.inputs[0])} + (row * {channels} + channel);"]
     one += [f"int32_t *to = output + (row * {channels} + channel);"]
     places = [(row * channels + lane, lane) for row in range(turn) for lane in range(lanes)]
     for first in range(0, len(places), _TURN):  # some loads, then their stores, which may be to where an operand is
@@ -323,5 +331,5 @@ def write_pointwise(scope: KernelScope) -> KernelWriter:
     return scope.writer(body, lambda: finish(scope, lambda shape: "0", None))
 
 
-_FORMS = (_flip, _rectified, _multiplied, _addition, _quantised, _by_bytes)
+_FORMS = (_flip, _rectified, _in_wide_registers, _addition, _quantised, _by_bytes)
 """Shorter statements for some regions of pointwise operators; each gives None for others."""

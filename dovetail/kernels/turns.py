@@ -16,6 +16,7 @@ from types import MappingProxyType
 from dovetail.ir.graph import Graph
 from dovetail.ir.requantisation.pairs import sum_chains
 from dovetail.kernels.kernel import RAISED, CoreTraits, Turns, UnsupportedRegion, summed_turns, turns_of_family
+from dovetail.kernels.pointwise import in_wide_registers
 from dovetail.kernels.registry import ENDINGS, TURNS, InstructedWay, family_of, registered
 from dovetail.kernels.scope import KernelScope, split
 from dovetail.target.costs import kernel_cycles
@@ -111,6 +112,8 @@ def _turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({})
         return summed_turns(*({f"{name}.element": count} for name, count in named))
     if region.anchor is None and sum_chains(graph, region.tree):  # one line computes the sum, `add_bytes` or as it is
         return {"line.element": elements, "line.call": 1}
+    if region.anchor is None and (found := in_wide_registers(region)):
+        return {f"wide.{found[0]}": elements, "wide.channel": region.output_shape[-1], "wide.call": 1}
     counts: Turns = {"pointwise.element": elements, "pointwise.call": 1}
     if region.anchor is not None:
         try:
