@@ -57,8 +57,8 @@ def test_the_authors_model_leaves_the_same_in_memory() -> None:
         expected[held[f"places_{number}"]] = held[f"bytes_{number}"]
         dim = row["dim"]
         machine = GemminiMachine(bus, dim, (256 << 10) // dim, (64 << 10) // (4 * dim))
-        for given in held[f"code_{number}"].tolist():
-            for step in expanded(machine, *map(int, given)):
+        for code in held[f"code_{number}"].tolist():
+            for step in expanded(machine, *map(int, code)):
                 machine.execute(*step)
         assert np.array_equal(memory, expected), (number, row)
 
