@@ -140,7 +140,8 @@ def rounded_sums(config: Config) -> Iterator[dt.Offload]:
         LIMITED,
         *FLOAT32_PER_LAYER.limits,
     )
-    pack, commands, cycles = (partial(one, config) for one in (rounded.pack, rounded.commands, rounded.cycles))
+    pack, commands = partial(rounded.pack, config), partial(rounded.commands, config)
+    cycles = partial(rounded.cycles, config)
     for name, total in (("rounding", dt.apply(Add, x, x, name="twice")), ("limiting", x)):
         moved = dt.apply(Add, total, dt.constant("offset"), name="moved")
         scaled = dt.apply(Requantize, moved, dt.constant("multiplier"), dt.constant("shift"))
