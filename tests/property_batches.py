@@ -130,7 +130,8 @@ def run_batch(cases: Sequence[Case], target: Target, simulator: str, folder: Pat
     doubtful = sum(int(array.sum()) for case, _ in kept for outputs in case.doubtful for array in outputs)
     off = 0 if failures else sum(int((a != b).sum()) for a, b in zip(got, wanted, strict=True))
     assert not failures, f"{len(failures)} of {len(kept)} models differ:\n" + "\n".join(failures[:8])
-    bounds = sum(int(np.isin(array, (np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)).sum()) for array in wanted)
+    limits = [(array, np.iinfo(array.dtype)) for array in wanted if array.dtype != np.bool_]
+    bounds = sum(int(np.isin(array, (limit.min, limit.max)).sum()) for array, limit in limits)
     return Outcome(len(kept), elements, doubtful, off, bounds / max(elements, 1), refused)
 
 

@@ -179,6 +179,7 @@ def add_n(v: TfliteValues) -> Value:
     v.same_type(v.output, *v.inputs)
     *terms, last = map(v.real, v.inputs)
     v.wrong_if(not terms, "has one operand, expected several")
+    v.tell_of_zero(v.output, "leaves the zero point of this sum out")
     return v.finish(Add(), [v.folded(BinaryKind.ADD, terms, False, "partial"), last])
 
 
@@ -297,9 +298,7 @@ def running_sums(v: TfliteValues) -> Value:
     if x.dtype in SHAPE_TYPES and x.quantisation is None:
         return v.add(operator, [v.value(x)])
     v.same_type(x, v.output)
-    if x.quantisation is not None and any(x.quantisation.zero_point):
-        what = "TensorFlow Lite Micro takes the zero point off these sums once too often; Dovetail does not"
-        v.tell(f"{v.where}: {what}")
+    v.tell_of_zero(x, "takes the zero point off these sums once too often")
     return v.finish(operator, [v.real(x)])
 
 

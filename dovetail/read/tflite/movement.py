@@ -287,6 +287,8 @@ def space_to_batch(v: TfliteValues) -> Value | None:
     apart = [part for size, block in pairs for part in (size // block, block)]
     rest = sizes[len(blocks) :]
     order = (*inner[2::2], 0, *inner[1::2], *range(len(inner), len(inner) + len(rest)))
+    if any(before + after):
+        v.tell_of_zero(x, "pads with 0 here in place of the zero point")
     moves = Reshape((batch, *apart, *rest)), Transpose(order), Reshape((batch * prod(blocks), *apart[::2], *rest))
     return v.moved(Pad(before, after, _border(v, x)), *moves)
 

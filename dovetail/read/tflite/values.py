@@ -173,6 +173,11 @@ class TfliteValues(Values):
         odd = tuple(shape) != self.output.shape
         self.wrong_if(odd, f"gives the shape {list(shape)}, the model declares {self.output}")
 
+    def tell_of_zero(self, tensor: TfliteTensor, what: str) -> None:
+        """Say what TensorFlow Lite Micro does wrong where a tensor has a zero point."""
+        if tensor.zero:
+            self.tell(f"{self.where}: TensorFlow Lite Micro {what}; Dovetail does not")
+
     def same_type(self, *tensors: TfliteTensor) -> None:
         """Refuse unless all tensors are activations of one element type."""
         if any(one.dtype is not tensors[0].dtype or one.dtype not in ACTIVATION_TYPES for one in tensors):
