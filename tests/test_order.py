@@ -61,6 +61,7 @@ CORE = (
         "arrays",
         "prove",
         "explain",
+        "survey",
         "api",
         "cli",
         "__main__",

@@ -12,7 +12,7 @@ import typer
 
 from dovetail.cli import kept
 from dovetail.cli.console import note, progress, say, short_name, show_table
-from dovetail.cli.options import Model, TargetName, option
+from dovetail.cli.options import Model, OptionalTarget, TargetName, option
 from dovetail.errors import BuildError
 from dovetail.folders import check_replaced, write_files
 from dovetail.options import Options
@@ -162,7 +162,6 @@ def _stripes_sentence(striped: StripedNetwork, macs: int) -> str:
 
 def explain(
     model: Model,
-    target: TargetName,
     options: Annotated[
         Options,
         *(
@@ -178,15 +177,20 @@ def explain(
             "calibration",
         ),
     ],
+    target: OptionalTarget = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     whole_names: Annotated[bool, typer.Option("--whole-names", help="Do not shorten the model's names.")] = False,
 ) -> None:
     """Show where every operator goes, and why.
 
-    What each engine would cost, or what keeps it from taking it.
+    What each engine would cost, or what keeps it from taking it. Without a target: what is in the model, and all it is
+    refused for.
 
     Example: dovetail explain net.tflite --target ne16
     """
+    if target is None:
+        _show_survey(model, options, as_json)
+        return
     with progress("starting") as report:
         from dovetail import explain as explaining
         from dovetail.target.registry import load_target
@@ -203,6 +207,29 @@ def explain(
         say(placed.pipeline.describe())
     if placed.striped is not None:
         say(_stripes_sentence(placed.striped, sum(region.macs for region in placed.regions)))
+
+
+def _show_survey(model: Path, options: Options, as_json: bool) -> None:
+    """Print what is in a model; ends with 1 where it is refused."""
+    from dovetail.survey import survey
+
+    found = survey(model, options)
+    if as_json:
+        say(json.dumps(found.to_json(), indent=2))
+    else:
+        headings = ("", "the model")
+        kinds = ", ".join(f"{count} {name}" for name, count in found.kinds.items())
+        rows = [("inputs", "\n".join(found.inputs))]
+        rows += [("outputs", "\n".join(found.outputs))] if found.outputs else []
+        rows += [("states", str(found.states))] if found.states else []
+        if not found.faults:
+            rows += [("operators", ", ".join(f"{count} {name}" for name, count in found.operators.items()))]
+            rows += [("constants", f"{found.constants:,} bytes"), ("computed values", kinds)]
+        rows += [("to know", text) for text in found.notes]
+        rows += [("refused", text) for text in found.reasons()]
+        show_table(headings, [*rows, ("outlook", found.outlook)], left=headings, fold=headings[1:])
+    if found.faults:
+        raise typer.Exit(1)
 
 
 def _print_placements(layers: Sequence[Mapping[str, Any]], whole_names: bool) -> None:

@@ -41,6 +41,7 @@ TargetName = Annotated[
         help="A target's or part's name (see dovetail targets), or the path of a target file.",
     ),
 ]
+OptionalTarget = Annotated[str | None, option("--target", "--part", "-t", help="As for compile.")]
 TargetArgument = Annotated[str, argument(metavar="TARGET", help="A target's name, or the path of a target file.")]
 TargetFile = Annotated[str | None, option("--target", "-t", help="The target file it was made for, if it was one.")]
 BuildFolder = Annotated[Path, argument(help="A folder made by dovetail compile.")]

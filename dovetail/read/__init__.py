@@ -25,13 +25,15 @@ def load_model(
     tell: Callable[[str], None] = lambda sentence: None,
     operators: Sequence[type[UserOperator]] = (),
     states: Mapping[str, str] | None = None,
+    faults: list[ModelError] | None = None,
 ) -> Graph:
     """Read a model file: TFLite (recognised by the identifier "TFL3"), Keras (a zip archive or HDF5) or ONNX (by the
     suffix .onnx). The network is in QDQ form, or of floats where the model is, and named after the file's stem.
     `shapes` are those of inputs an ONNX model leaves open, by name; `tell` is told what was taken for granted.
     `operators` are the user's own, known beside those of packages (`dovetail.operators.installed_operators`).
     `states` are inputs of an ONNX model by the output that each becomes in the next inference, beside those called
-    past and present.
+    past and present. With a list of `faults`, all refused operators of TFLite and ONNX are noted there, and the graph
+    is only good for looking at.
 
     Raises:
         ModelError: there is no such file, its format is unknown, it is damaged, or it says something
@@ -43,11 +45,11 @@ def load_model(
     if data[4:8] == b"TFL3":
         from dovetail.read.tflite import load_tflite
 
-        return load_tflite(path.name, data, name, known, tell)
+        return load_tflite(path.name, data, name, known, tell, faults)
     if path.suffix.lower() == ".onnx":
         from dovetail.read.onnx import load_onnx
 
-        graph = load_onnx(path.name, data, name, path.parent, shapes, tell, known)
+        graph = load_onnx(path.name, data, name, path.parent, shapes, tell, known, faults)
         graph = tied(graph, paired(graph, states or {}), tell)
         untied(graph, tell)
         return graph

@@ -103,6 +103,14 @@ class Value:
 T = TypeVar("T")
 
 
+STAND_IN = "in place of "
+"""How names of inputs begin that stand for results of refused operators."""
+
+
+class Consequence(ModelError):
+    """An operand is missing because the operator before is refused."""
+
+
 class Refusing(ABC):
     """Something that a model file says, and the errors about it."""
 
@@ -143,6 +151,8 @@ class Values(Refusing):
     """The graph being built, as one operator of the model sees it."""
 
     builder: GraphBuilder
+    faults: list[ModelError] | None = None
+    """All refusals so far, where reading goes on behind them; None where the first one ends it."""
 
     @property
     @abstractmethod
@@ -162,11 +172,24 @@ class Values(Refusing):
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Within it, a ValueError (mostly of an operator's type rule) is the fault of the operator being read."""
+        """Within it, a ValueError (mostly of an operator's type rule) is the fault of the operator being read. With a
+        list of `faults`, refusals are noted there, and results of the declared types stand for the operator's."""
         try:
             yield
-        except ValueError as error:
-            raise self.refuse(str(error)) from error
+        except (ValueError, ModelError) as error:
+            fault = error if isinstance(error, ModelError) else self.refuse(str(error))
+            if self.faults is None:
+                raise fault from error
+            if not isinstance(fault, Consequence):
+                self.faults.append(fault)
+            self.stand_in()
+
+    def stand_in(self) -> None:
+        """Let inputs of the graph be the operator's results, where their types are declared."""
+
+    def stood_in(self, name: str, kind: TensorType) -> Value:
+        """An input of the graph in place of a result that is not computed."""
+        return self.graph_input(self.builder.fresh(f"{STAND_IN}{name}"), kind)
 
     def axis(self, axis: int, rank: int) -> int:
         """An axis counted from either end as one counted from the front."""

@@ -37,6 +37,7 @@ def load_onnx(
     shapes: Mapping[str, Shape] | None = None,
     tell: Tell = lambda sentence: None,
     operators: Iterable[type[UserOperator]] = (),
+    faults: list[ModelError] | None = None,
 ) -> Graph:
     """Import an ONNX model as the graph `name`; external data is read from inside `folder`, the model's, only.
     `shapes` are those of inputs whose sizes are open; `tell` is told what was taken for granted; `operators` are known
@@ -55,8 +56,10 @@ def load_onnx(
         raise ModelError("the model has no inputs or no outputs", where=file_name, hint=hint)
     for entry, kind in v.file.inputs:
         v.values[entry] = v.graph_input(entry, kind)
-    v.tell, v.own = tell, by_onnx_name(operators)
+    v.faults, v.tell, v.own = faults, tell, by_onnx_name(operators)
     _walk(v, v.file.nodes)
+    if faults:
+        return v.finished([v.values[name] for name, _ in v.file.outputs if name in v.values])
     return with_attention(v.finished([_output(v, position, tell) for position in range(len(v.file.outputs))]))
 
 
@@ -101,9 +104,8 @@ def _import(v: OnnxValues) -> None:
         return
     importer = IMPORTERS.get((op.domain, op.op_type))
     if importer is None:
-        known = ", ".join(sorted(name for domain, name in IMPORTERS if domain == op.domain)) or "none"
         what = f"the operator {op.op_type} of the domain {op.domain or 'ai.onnx'} is not supported"
-        raise v.refuse(f"{what}; supported there are {known}", ADVICE)
+        raise v.refuse(what, f"{ADVICE}; docs/support.md lists those that are known")
     value = importer(v)
     if value is not None:
         v.bind(value)

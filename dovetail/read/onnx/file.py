@@ -4,7 +4,7 @@ ONNX's own checker, then decoding. No access to the protobuf is trusted after th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,8 @@ class OnnxFile:
     """Names, and their types where the model declares fixed ones."""
     constants: Mapping[str, Constant]
     nodes: tuple[OnnxNode, ...]
+    types: Mapping[str, TensorType] = field(default_factory=dict)
+    """Types the file declares of values on the way."""
 
 
 def read_onnx(name: str, data: bytes, folder: Path, shapes: Mapping[str, Shape], tell: Tell) -> OnnxFile:
@@ -133,11 +135,9 @@ class _OnnxReader(Refusing):
         from onnx import inliner
 
         self.check_versions(model)
-        for what, field in (("operators", "node"), ("initialisers", "initializer")):
-            count, hint = (
-                sum(len(getattr(graph, field)) for graph in graphs(model)),
-                "split the model, or simplify it first",
-            )
+        for what, entries in (("operators", "node"), ("initialisers", "initializer")):
+            count = sum(len(getattr(graph, entries)) for graph in graphs(model))
+            hint = "split the model, or simplify it first"
             self.refuse_if(count > MAX_NODES, f"the model has {count} {what}; the limit is {MAX_NODES}", hint)
         sparse = any(graph.sparse_initializer for graph in graphs(model))
         self.refuse_if(sparse, "the model has sparse initialisers", "store the weights dense")
@@ -309,7 +309,9 @@ class _OnnxReader(Refusing):
         outputs = tuple((_text(entry.name), _declared(entry)) for entry in graph.output)
         nodes = tuple(self.node(index, node) for index, node in enumerate(graph.node))
         opsets = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import}
-        return OnnxFile(self.name, opsets, inputs, outputs, constants, nodes)
+        declared = ((entry.name, _declared(entry)) for entry in graph.value_info)
+        types = {name: kind for name, kind in declared if kind is not None}
+        return OnnxFile(self.name, opsets, inputs, outputs, constants, nodes, types)
 
     def input(self, entry: Any) -> tuple[str, TensorType]:
         """An input, whose type must be fixed."""

@@ -16,7 +16,7 @@ from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.read.geometry import Pair, same_padding
 from dovetail.read.onnx.file import Constant, OnnxFile, OnnxNode, Tell, wrap
-from dovetail.read.values import AGAIN, ALIKE, FOLD, MAX_ELEMENTS, OTHERWISE, SMALLER, Value, Values, words
+from dovetail.read.values import AGAIN, ALIKE, FOLD, MAX_ELEMENTS, OTHERWISE, SMALLER, Consequence, Value, Values, words
 
 T = TypeVar("T")
 
@@ -76,10 +76,20 @@ class OnnxValues(Values):
         """Operators of the user's own and bundled ones, by domain and name."""
         self.steps: list[OnnxNode] = []
         """Every operator imported so far, those of bodies each time."""
+        self.lost: set[str] = set()
+        """ONNX values whose operators are refused, and whose types no one says."""
         self.depth = 0
         """How many bodies this one lies in."""
         self._places: dict[int, tuple[Constant, Value]] = {}
         """Constants put into the graph by their names, and their values."""
+
+    def stand_in(self) -> None:
+        for name in filter(None, self.op.outputs):
+            kind = self.file.types.get(name) or dict(self.file.outputs).get(name)
+            if kind is not None and name not in self.values:
+                self.values[name] = self.stood_in(name, kind)
+            elif name not in self.values:
+                self.lost.add(name)
 
     @property
     def stem(self) -> str:
@@ -186,6 +196,8 @@ class OnnxValues(Values):
     def named_value(self, name: str) -> Value:
         """The graph value of an ONNX value; constants are put into the graph once."""
         if name not in self.values:
+            if name in self.lost:
+                raise Consequence(f"{name!r} is not known", where=self.where)
             self.wrong_if(name not in self.constants, f"{name!r} is read before it is computed")
             held = self.constants[name]
             if id(held) not in self._places:

@@ -48,6 +48,7 @@ def load_tflite(
     name: str,
     operators: Iterable[type[UserOperator]] = (),
     tell: Callable[[str], None] = lambda sentence: None,
+    faults: list[ModelError] | None = None,
 ) -> Graph:
     """Import a TFLite model as the graph `name`, in QDQ form: images NHWC, quantised values named after the model's
     tensors, each arithmetic operator in float between Dequantize and Quantize. `operators` are known beside the
@@ -58,7 +59,7 @@ def load_tflite(
     """
     file = read_tflite(file_name, data)
     v = TfliteValues(file, name, by_custom_code(operators))
-    v.tell = tell
+    v.tell, v.faults = tell, faults
     _check_ends(file)
     if file.left_out:
         tell(f"{file_name}: only its first signature is compiled, without {', '.join(file.left_out)}")

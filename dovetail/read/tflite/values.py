@@ -82,6 +82,11 @@ class TfliteValues(Values):
         if known is not None:
             self._known[tensor.index] = known
 
+    def stand_in(self) -> None:
+        for tensor in (self.file.tensors[index] for index in self.op.outputs if index >= 0):
+            if tensor.index not in self._values and not tensor.is_constant:
+                self._values[tensor.index] = self.stood_in(tensor.name, tensor.type)
+
     @property
     def stem(self) -> str:
         return self.output.name
