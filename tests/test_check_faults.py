@@ -212,3 +212,16 @@ def test_a_report_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert ended.value.code == 1 and f"{tmp_path / 'missing' / 'report'}: cannot write it" in said
     assert "what to do: choose another file" in said
+
+
+def test_engines_that_share_a_file_are_checked_one_by_one(tmp_path: Path) -> None:
+    """The one driver of both needs the registers of both."""
+    old = "void small_init(void)"
+    more = "uint32_t other_finished(void) { return dovetail_mmio_read(OTHER_BASE + FINISHED); }"
+    target = port(tmp_path, old, f"uint32_t other_finished(void);\n{more}\n\n{old}", ".c")
+    engine = target.engines[0]
+    assert engine.device is not None
+    device = replace(engine.device, base=0x00203000, arguments={**engine.device.arguments, "name": "other"})
+    other = replace(engine, name="other", offloads=(), defines={"OTHER_BASE": 0x00203000}, device=device)
+    found = check(replace(target, engines=(engine, other)), order("dense", simulators=("iss",), limits=TINY))
+    assert found.findings == [] and found.tested[0].cases

@@ -147,6 +147,13 @@ def leaves(pattern: Pattern) -> dict[str, bool]:
     return {name: known for part in pattern.inputs for name, known in leaves(part).items()}
 
 
+def operators_of(pattern: Pattern) -> tuple[type[Operator], ...]:
+    """Every class of operators of a pattern, the outermost first."""
+    if isinstance(pattern, Leaf):
+        return ()
+    return (*pattern.kinds, *(kind for part in pattern.inputs for kind in operators_of(part)))
+
+
 class GraphView(Protocol):
     """A place to match patterns in: a graph, or a draft of one."""
 

@@ -10,6 +10,8 @@ from dovetail import kernels
 from dovetail.errors import ModelError
 from dovetail.ir.crop import moves_nothing
 from dovetail.ir.graph import Graph, Node, part_of
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.pattern import operators_of
 from dovetail.ir.types import DType
 from dovetail.schedule.region import Region, Share, match_of
 from dovetail.target.description import Target
@@ -162,18 +164,27 @@ class _Partition:
         """As `explain_mismatch`; empty where an engine takes it."""
         if node.output in self.declined:
             return self.declined[node.output]
-        best = Mismatch("", 0)
+        best, nearest, main = "", (False, 0), self._main(node)
         for engine, offload, outcome in self.attempts(node):
             if isinstance(outcome, Match):
                 return ""
-            if outcome.depth > best.depth:
-                best = Mismatch(f"{engine.name} {offload.name}: {outcome.sentence}", outcome.depth)
+            near = (main in operators_of(offload.pattern), outcome.depth)
+            if outcome.depth and near > nearest:
+                best, nearest = f"{engine.name} {offload.name}: {outcome.sentence}", near
         left = self.graph.left.get(node.output)
-        if left is not None and best.depth <= len(self.graph.nodes):  # no pattern is there for a limit to be asked of
-            return left
-        if best.depth or not self.target.engines:
-            return best.sentence
+        if left is not None:  # what a rewrite met is the cause of what a limit says, if one could be asked
+            return f"{left}; {best}" if nearest[1] > len(self.graph.nodes) else left
+        if best or not self.target.engines:
+            return best
         return f"no engine has a pattern that ends in {type(node.operator).__name__}"
+
+    def _main(self, node: Node) -> type[Operator]:
+        """The kind of the layer that ends in a node: the nearest of the kinds that layers are named after, else its
+        own."""
+        above: Node | None = node
+        while above is not None and type(above.operator).__name__ not in _LAYERS:
+            above = next((self.producers[name] for name in above.inputs if name in self.producers), None)
+        return type((above or node).operator)
 
     def _on_engine(self, node: Node) -> Region | None:
         """The region of the offload that takes most of what ends in a node, and nothing another region has.
@@ -311,6 +322,10 @@ _KINDS = {
     "Quantize": "quantize",
     "Dequantize": "dequantize",
 }
+
+
+_LAYERS = tuple(_KINDS)[: tuple(_KINDS).index("Lookup")]
+"""Kinds of operators that a layer is made around."""
 
 
 def _kind(region: Region) -> str:

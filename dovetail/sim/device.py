@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -309,7 +309,29 @@ def hurried(spec: DeviceSpec) -> DeviceSpec:
     return _around(spec, Hurried)
 
 
-def _around(spec: DeviceSpec, kind: type[_Around], **more: str) -> DeviceSpec:
+def slowed(spec: DeviceSpec, times: int) -> DeviceSpec:
+    """The same device with a clock so many times slower, so that whoever does not wait for it is early."""
+    return _around(spec, Slowed, times=times)
+
+
+def guarded(spec: DeviceSpec, unit: str, results: Sequence[OwnedBytes], others: Sequence[OwnedBytes]) -> DeviceSpec:
+    """The same device, which may change the bytes of `results` alone; raises SimulationError in a run where it changes
+    others, and names them. Only what a device views anew for each thing it does is seen.
+
+    Args:
+        spec: the device.
+        unit: its engine, for messages.
+        results: what its launches may write.
+        others: what lies elsewhere.
+    """
+    return _around(spec, Guarded, unit=unit, results=list(results), others=list(others))
+
+
+OwnedBytes = tuple[int, int, str]
+"""The first address of some bytes, the one past the last, and whose they are, for people."""
+
+
+def _around(spec: DeviceSpec, kind: type[_Around], **more: Any) -> DeviceSpec:
     inner = {"factory": spec.factory, "base": spec.base, "size": spec.size, "arguments": dict(spec.arguments)}
     return replace(spec, factory=f"{__name__}:{kind.__name__}", arguments={"inner": inner, **more})
 
@@ -343,6 +365,134 @@ class Hurried(_Around):
         self._device.write(offset, value, now)
         while (event := self._device.next_event()) is not None:
             self._device.advance(event)
+
+    def instruct(self, word: int, first: int, second: int, now: int) -> Taken:
+        """See `Coprocessor.instruct`."""
+        device = cast("Coprocessor", self._device)
+        taken = device.instruct(word, first, second, now)
+        device.fence(now)
+        return taken
+
+
+class Slowed(_Around):
+    """A device for which a cycle lasts `times` cycles of the others."""
+
+    def __init__(self, bus: Bus, inner: dict[str, Any], times: int) -> None:
+        super().__init__(bus, inner)
+        self._times = times
+
+    def read(self, offset: int, now: int) -> int:
+        """See `Device.read`."""
+        return self._device.read(offset, now // self._times)
+
+    def write(self, offset: int, value: int, now: int) -> None:
+        """See `Device.write`."""
+        self._device.write(offset, value, now // self._times)
+
+    def next_event(self) -> int | None:
+        """See `Device.next_event`."""
+        event = self._device.next_event()
+        return None if event is None else event * self._times
+
+    def advance(self, now: int) -> None:
+        """See `Device.advance`."""
+        self._device.advance(now // self._times)
+
+    def instruct(self, word: int, first: int, second: int, now: int) -> Taken:
+        """See `Coprocessor.instruct`."""
+        inner = now // self._times
+        taken = cast("Coprocessor", self._device).instruct(word, first, second, inner)
+        return replace(taken, resumed=now + (taken.resumed - inner) * self._times)
+
+    def fence(self, now: int) -> int:
+        """See `Coprocessor.fence`."""
+        inner = now // self._times
+        return now + (cast("Coprocessor", self._device).fence(inner) - inner) * self._times
+
+    def activities(self) -> list[Activity]:
+        """See `Device.activities`."""
+        own = self._device.activities()
+        return [replace(one, start=one.start * self._times, end=one.end * self._times) for one in own]
+
+
+class Guarded(_Around):
+    """A device that may change some bytes only."""
+
+    def __init__(
+        self, bus: Bus, inner: dict[str, Any], unit: str, results: list[OwnedBytes], others: list[OwnedBytes]
+    ) -> None:
+        self._bus, self._unit, self._results, self._others = _NotingBus(bus), unit, sorted(results), others
+        self._starts = np.array([start for start, _, _ in self._results], np.int64)
+        self._ends = np.maximum.accumulate(np.array([end for _, end, _ in self._results], np.int64))
+        super().__init__(self._bus, inner)
+
+    def write(self, offset: int, value: int, now: int) -> None:
+        """See `Device.write`."""
+        self._device.write(offset, value, now)
+        self._look()
+
+    def advance(self, now: int) -> None:
+        """See `Device.advance`."""
+        self._device.advance(now)
+        self._look()
+
+    def instruct(self, word: int, first: int, second: int, now: int) -> Taken:
+        """See `Coprocessor.instruct`."""
+        taken = cast("Coprocessor", self._device).instruct(word, first, second, now)
+        self._look()
+        return taken
+
+    def fence(self, now: int) -> int:
+        """See `Coprocessor.fence`."""
+        over = cast("Coprocessor", self._device).fence(now)
+        self._look()
+        return over
+
+    def _look(self) -> None:
+        """Raise SimulationError for the first byte that changed and is no result's."""
+        for address, memory, before in self._bus.viewed:
+            changed = address + np.flatnonzero(memory != before)
+            places = np.searchsorted(self._starts, changed, side="right") - 1
+            wrong = changed[(places < 0) | (changed >= self._ends[places])]
+            if wrong.size:
+                self._refuse(int(wrong[0]), wrong.size)
+        self._bus.viewed.clear()
+
+    def _refuse(self, address: int, count: int) -> None:
+        start, stop, result = min(self._results, key=lambda one: max(one[0] - address, address - one[1] + 1))
+        away = f"{address - stop} bytes behind" if address >= stop else f"{start - address} bytes before"
+        whose = next((text for first, last, text in self._others if first <= address < last), "nobody")
+        raise SimulationError(
+            f"{self._unit} writes outside of its result: it changes {count} bytes, the first at {address:#x}, {away} "
+            f"the result of {result}; that byte is of {whose}",
+            where=self._unit,
+            hint="compare the sizes and strides of that launch with what the engine writes",
+        )
+
+
+class _NotingBus:
+    """A bus that keeps what was in memory before a device could change it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.viewed: list[tuple[int, Bytes, Bytes]] = []
+        """Address, the memory there, and what it held."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the bus has."""
+        return getattr(self._bus, name)
+
+    @property
+    def regions(self) -> Sequence[MemoryRegion]:
+        """See `Bus.regions`."""
+        return self._bus.regions
+
+    def view(self, address: int, nbytes: int) -> Bytes:
+        """See `Bus.view`."""
+        memory = self._bus.view(address, nbytes)
+        if not any(start <= address and address + nbytes <= start + len(held) for start, held, _ in self.viewed):
+            self.viewed.append((address, memory, memory.copy()))
+        return memory
 
 
 class Watched(_Around):

@@ -28,7 +28,7 @@ def check(
     ] = None,
     only: Annotated[list[str] | None, option("--only", help="Only this offload; may be repeated.")] = None,
     full: Annotated[bool, typer.Option("--full", help="More and larger cases.")] = False,
-    first: Annotated[bool, typer.Option("--first", help="Stop behind the first offload with findings.")] = False,
+    first: Annotated[bool, option("--first", help="Stop behind the first offload of which a case fails.")] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds some 20 cases together may take.")] = 60.0,
     jobs: LocalJobs = 1,
     scheduler: Scheduler = None,

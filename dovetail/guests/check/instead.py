@@ -14,6 +14,7 @@ from dovetail.guests.check.layers import MadeLayer
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.elementwise import Binary
 from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected, Linear
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
@@ -157,11 +158,23 @@ def _of_linear(linear: Linear) -> Iterator[Change]:
     yield "forgotten zero point of the weights", linear.with_zero_points(zero).evaluate
     yield "the bias is forgotten", lambda inputs: same(inputs[:2])
     yield "the bias is taken off", _on(same, np.negative, 2)
+    for step in (1, -1):
+        yield f"parameters per channel: biases are shifted by {step}", _on(same, partial(np.roll, shift=step), 2)
+    yield (
+        "a broadcast operand is read wrongly: the bias counts for the first pixel alone",
+        partial(_first_biased, linear),
+    )
     yield "weights are read as unsigned", _on(same, lambda weights: weights.view(np.uint8).astype(np.int64), 1)
     yield "what is added to stored weights (128) is not taken off", _on(same, partial(np.add, np.int64(128)), 1)
     yield "the operand is read with the wrong sign: as unsigned, or as signed", _on(same, _other_sign, 0)
     for step in (128, -128, 1, -1):
         yield f"zero point of the operand: it is off by {step}", _on(same, partial(np.add, np.int64(step)), 0)
+
+
+def _first_biased(linear: Linear, inputs: Sequence[Array]) -> Array:
+    result, biased = linear.evaluate(inputs[:2]), linear.evaluate(inputs)
+    result[:1, ..., :1, :] = biased[:1, ..., :1, :]
+    return result
 
 
 def _other_sign(x: Array) -> Array:
@@ -289,6 +302,24 @@ def _of_add(add: Add) -> Iterator[Change]:
     yield "operands: the first is read twice, the second never", lambda inputs: add.evaluate([inputs[0]] * 2)
     yield "operands: the second is read twice, the first never", lambda inputs: add.evaluate([inputs[1]] * 2)
     yield "operands: the second is taken off, not added", _on(add.evaluate, np.negative, 1)
+    yield from _of_shapes(add)
+
+
+def _of_shapes(operator: Operator) -> Iterator[Change]:
+    """An operand of fewer elements than the other read otherwise, or one that is whole as if it had fewer."""
+    same, words = operator.evaluate, "a broadcast operand is read wrongly"
+    for place, name in enumerate(("first", "second")):
+        yield f"{words}: of the {name} one element counts for all", _on(same, lambda x: x[..., :1][:, :1, :1], place)
+        yield f"{words}: of the {name} one pixel counts for all", _on(same, lambda x: x[:, :1, :1], place)
+        yield f"{words}: of the {name} one row counts for all", _on(same, lambda x: x[:, :1], place)
+        repeated = partial(_repeated, operator, place)
+        yield f"{words}: the {name} is repeated along another axis", repeated
+
+
+def _repeated(operator: Operator, place: int, inputs: Sequence[Array]) -> Array:
+    """The operator with the elements of a smaller operand one behind the other, as often as they fit the result."""
+    shape = np.broadcast_shapes(*(x.shape for x in inputs))
+    return operator.evaluate([np.resize(x, shape) if at == place else x for at, x in enumerate(inputs)])
 
 
 def _of_maximum(pool: MaxPool2d) -> Iterator[Change]:
@@ -328,6 +359,7 @@ _MISTAKES: Mapping[type[Operator], Sequence[Callable[[Any], Iterable[Change]]]] 
     ScaleShift: (_of_scale_shift, _per_channel),
     Clip: (_of_clip,),
     Add: (_of_add,),
+    Binary: (_of_shapes,),
     MaxPool2d: (_of_maximum, _of_steps),
     AveragePool2d: (_of_mean, _of_steps),
     SumPool2d: (_of_mean, _of_steps),

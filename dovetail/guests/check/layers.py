@@ -21,6 +21,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.operators.user import UserOperator
+from dovetail.ir.pattern import operators_of
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target.offload import Cases
 from dovetail.target.pattern import Apply, Leaf, Pattern
@@ -71,10 +72,12 @@ OWN: dict[str, tuple[int, ...]] = {
     "along": (3, 1, 2, 0),
     "unequal": (1, 0),
     "first": (0, 1, 3),
+    "spread": (0, 1, 2),
 }
 """Axes of one operator of the pattern, as `axis:name`. Of a ScaleShift, `scale` 1: a shift only, one for all channels;
 `offset` 0: any, 1: a multiple of the scale, 2: none. `with`: whether an optional operator is there. `along`: of a
-concatenation; `unequal`: whether its operands have different sizes there. `first`: channels a slice begins behind."""
+concatenation; `unequal`: whether its operands have different sizes there. `first`: channels a slice begins behind.
+`spread`: the second of two operands is whole (0), has one element for each channel (1), or one alone (2)."""
 _DEFAULTS = SIZES | {axis: settings[0] for axis, settings in (MADE | NUMBERS | OWN).items()}
 
 
@@ -107,6 +110,8 @@ class LayerBuilder:
     used: dict[str, None] = field(default_factory=dict)
     work: int = 0
     matrix: bool = False
+    spread: str = ""
+    """The axis that says how many elements the leaf being made has; empty where it has all."""
     result: DType = DType.INT8
     """Type of the result of the part that is being made."""
 
@@ -182,7 +187,7 @@ def add_layer(builder: GraphBuilder, pattern: Pattern, cases: Cases | None, poin
     """
     seed = [abs(setting(point, axis)) for axis in _SEEDING]
     making = LayerBuilder(builder, point, prefix, np.random.default_rng(seed))
-    making.matrix = FullyConnected in operators(pattern)
+    making.matrix = FullyConnected in operators_of(pattern)
     root = _of_network(making, cases) if setting(point, "made") else _make(making, pattern)
     arrays = {name: making.arrays[name] for name in making.inputs.values()}
     return MadeLayer(root, arrays, making.arrays[root], tuple(making.used), making.work)
@@ -233,16 +238,9 @@ def single(pattern: Pattern, cases: Cases | None, point: Point) -> tuple[Graph, 
     return builder.finish([layer.root]), layer
 
 
-def operators(pattern: Pattern) -> tuple[type[Operator], ...]:
-    """Every operator of a pattern, the outermost first."""
-    if isinstance(pattern, Leaf):
-        return ()
-    return (pattern.operator, *(kind for part in pattern.inputs for kind in operators(part)))
-
-
 def left_out(pattern: Pattern) -> tuple[str, ...]:
     """Names of a pattern's operators that no layer is made with."""
-    return tuple(dict.fromkeys(kind.__name__ for kind in operators(pattern) if _maker(kind) is None))
+    return tuple(dict.fromkeys(kind.__name__ for kind in operators_of(pattern) if _maker(kind) is None))
 
 
 def _maker(kind: type[Operator]) -> Maker | None:
@@ -275,6 +273,8 @@ def _leaf(making: LayerBuilder, leaf: Leaf, along: int = 0, more: int = 0) -> st
     image = () if making.matrix else (making.get("rows"), making.get("columns"))
     shape = [images, *image, making.get("channels")]
     shape[along] += more
+    if making.spread and (spread := making.get(making.spread)):
+        shape = [*(1 for _ in shape[1:]), shape[-1] if spread == 1 else 1]
     kind = TensorType(tuple(shape), dtype)
     require_small(True, kind)
     return making.operand(leaf.name, kind)
@@ -497,7 +497,16 @@ _OPERATORS: Mapping[type[Operator], Callable[[LayerBuilder, Part, TensorType], O
 """Operators whose operands are all parts of the pattern, made for a first operand of a type."""
 
 
+_ELEMENTWISE = {Requantize, ScaleShift, Clip, Offset, Lookup, Add, Binary}
+
+
 def _applied(making: LayerBuilder, part: Part) -> str:
-    operands = [_make(making, one) for one in part.inputs]
+    operands = []
+    for number, one in enumerate(part.inputs):
+        of_two = number == 1 and part.operator in (Add, Binary)
+        if of_two and set(operators_of(one)) <= _ELEMENTWISE:
+            making.spread = f"spread:{part.name}"
+        operands.append(_make(making, one))
+        making.spread = ""
     kind = making.builder.type_of(operands[0])
     return making.add(_OPERATORS[part.operator](making, part, kind), *operands)

@@ -26,11 +26,22 @@ from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.layout import Layout
 from dovetail.ir.types import Array, TensorType
 from dovetail.program.interpret import ProgramInterpreter
-from dovetail.program.ir import LaunchStatement, View, byte_places, dense_view, load, store
+from dovetail.program.ir import LaunchStatement, View, byte_places, dense_view, load, store, stream_of, writes
 from dovetail.report import make_report
 from dovetail.run import Watchdog, run_build
 from dovetail.schedule.partition import initial_partition
-from dovetail.sim.device import Device, MemoryBus, MemoryRegion, accesses, hurried, make_device, spec_of
+from dovetail.sim.device import (
+    Device,
+    DeviceSpec,
+    MemoryBus,
+    MemoryRegion,
+    accesses,
+    guarded,
+    hurried,
+    make_device,
+    slowed,
+    spec_of,
+)
 from dovetail.sim.launch_queue import QueueDevice
 from dovetail.target.description import Target
 from dovetail.target.devices import JOB
@@ -210,14 +221,52 @@ class _MemoryAllocator:
 
 def in_no_time(target: Target) -> Target:
     """The target with engines that finish each job at once."""
+    return _with_devices(target, lambda engine, spec: hurried(spec))
 
-    def at_once(engine: Engine) -> Engine:
+
+def much_slower(target: Target) -> Target:
+    """The target with engines that take so long for each job that the core is never late."""
+    return _with_devices(target, lambda engine, spec: slowed(spec, _SLOWER))
+
+
+_SLOWER = 50
+
+
+def _with_devices(target: Target, around: Callable[[str, DeviceSpec], DeviceSpec]) -> Target:
+    """The target with something put around each engine's device."""
+
+    def changed(engine: Engine) -> Engine:
         if (device := engine.device) is None:
             return engine
-        spec = hurried(spec_of(device))
+        spec = around(engine.name, spec_of(device))
         return replace(engine, device=replace(device, factory=spec.factory, arguments=spec.arguments))
 
-    return replace(target, engines=tuple(map(at_once, target.engines)))
+    return replace(target, engines=tuple(map(changed, target.engines)))
+
+
+def guarded_target(compiled: Compiled, target: Target) -> Target:
+    """The target with devices that may write what the launches of a compiled network give, and nothing else."""
+    program = compiled.plan.program
+    placed = [buffer for buffer in program.buffers.values() if buffer.address is not None]
+    others = [(one.address or 0, (one.address or 0) + one.nbytes, one.name) for one in placed]
+    others += [(one.base, one.base + one.size, f"the memory {one.name}") for one in target.memories]
+
+    def around(engine: str, spec: DeviceSpec) -> DeviceSpec:
+        own = [s for s in program.statements if engine in (stream_of(s), getattr(s, "engine", ""))]
+        results = [(*part, program.layers[one.layer]) for one in own for view in writes(one) for part in places(view)]
+        return guarded(spec, engine, results, others) if results else spec
+
+    def places(view: View) -> Iterator[tuple[int, int]]:
+        address = program.buffers[view.buffer].address or 0
+        if view.layout is not None and not view.layout.is_row_major:  # what pads the last blocks may hold any bytes
+            yield address + view.span[0], address + view.span[1]
+            return
+        taken = np.unique(byte_places(view.bytewise, address))
+        ends = np.flatnonzero(np.diff(taken, append=taken[-1] + 2) > 1)
+        starts = [0, *(ends[:-1] + 1)]
+        yield from ((int(taken[a]), int(taken[b]) + 1) for a, b in zip(starts, ends, strict=True))
+
+    return _with_devices(target, around)
 
 
 INSTRUCTIONS = 30_000_000
@@ -333,7 +382,7 @@ def _refused(target: Target, case: Case) -> Outcome:
     """Whether the engine leaves a case alone that is outside of a limit. The core's result is not looked at."""
     offload = offload_of(target, case)
     graph, layer = single(offload.pattern, offload.cases, case.point)
-    regions = initial_partition(graph, _alone(target, case))
+    regions = initial_partition(graph, alone(target, case))
     taken = any(region.engine and region.graph.outputs == (layer.root,) for region in regions)
     error = f"the engine took it, against its limit: {case.failure}" if taken else ""
     return Outcome(case, layer.expected, layer.expected, error)
@@ -402,7 +451,7 @@ def compiled_cases(
         add_layer(builder, offload.pattern, offload.cases, case.point, f"c{index}_") for index, case in enumerate(cases)
     )
     graph = builder.finish([layer.root for layer in layers])
-    compiled = compile_graph(graph, _alone(target, cases[0]), Options(), interpret=False)
+    compiled = compile_graph(graph, alone(target, cases[0]), Options(), interpret=False)
     return compiled, {name: array for layer in layers for name, array in layer.inputs.items()}, layers
 
 
@@ -413,7 +462,7 @@ def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float
         outputs: Mapping[str, Array] = on_model(compiled, inputs, seconds)
     else:
         most = _START + sum(_PER_CASE + _PER_PRODUCT * layer.work for layer in layers)
-        outputs, found = _on_simulator(compiled, inputs, simulator, min(most, INSTRUCTIONS), seconds)
+        outputs, found = on_simulator(compiled, inputs, simulator, min(most, INSTRUCTIONS), seconds)
         claimed = {claim.layer: claim for claim in found if claim.unit == cases[0].engine}
     outcomes = []
     for index, (case, layer) in enumerate(zip(cases, layers, strict=True)):
@@ -428,19 +477,30 @@ def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float
     return outcomes
 
 
-def _alone(target: Target, case: Case) -> Target:
-    """The target with one engine and one offload only, and with as much memory as the case says."""
+def alone(target: Target, case: Case) -> Target:
+    """The target with one engine and one offload only, and with as much memory as the case says. What a file needs that
+    the engine shares with others comes along: their addresses and files."""
     engine = replace(target.engine(case.engine), offloads=(replace(offload_of(target, case), lossy="", prefer=True),))
+    for other in target.engines:
+        if other.name != engine.name and {*engine.driver, *engine.files} & {*other.driver, *other.files}:
+            engine = replace(
+                engine,
+                driver=tuple(dict.fromkeys((*engine.driver, *other.driver))),
+                files={**other.files, **engine.files},
+                headers=tuple(dict.fromkeys((*engine.headers, *other.headers))),
+                defines={**other.defines, **engine.defines},
+            )
     cut = engine.memory if case.room else None
     memories = tuple(replace(m, size=case.room) if m.name == cut else m for m in target.memories)
     return replace(target, engines=(engine,), memories=memories)
 
 
-def _on_simulator(
+def on_simulator(
     compiled: Compiled, inputs: Mapping[str, Array], simulator: str, instructions: int, seconds: float
 ) -> tuple[Mapping[str, Array], tuple[Claim, ...]]:
     """Outputs, and the claims of the layers."""
-    with built(compiled, compiled.unit.target) as build:
+    target = compiled.unit.target
+    with built(compiled, guarded_target(compiled, target) if simulator == "iss" else target) as build:
         folder = build.folder.parent
         with _last_accesses(folder) if simulator != "host" else nullcontext():
             watchdog = Watchdog(instructions, seconds, folder)

@@ -25,6 +25,7 @@ from dovetail.guests.check.cases import (
 )
 from dovetail.guests.check.findings import Checked, Finding, Tested
 from dovetail.guests.check.instructions import check_instructions
+from dovetail.guests.check.launches import launch_findings
 from dovetail.guests.check.layers import NoLayerError, left_out
 from dovetail.guests.check.networks import through_policies
 from dovetail.guests.check.run import SECONDS, STOPPED, Outcome, has_model, in_no_time, run, run_until_stopped
@@ -57,7 +58,7 @@ class Order:
     seconds: float = SECONDS
     """The most a batch of cases may take."""
     first: bool = False
-    """Whether to stop behind the first offload with findings."""
+    """Whether to stop behind the first offload of which a case fails."""
 
 
 def check(
@@ -92,7 +93,6 @@ def check(
     if "rtl" in order.simulators:
         verilog_devices(target)  # else each batch would say that it does not build
     checked = Checked(target.name, [_of_declarations(sentence) for sentence in lint_target(target)])
-    lints = len(checked.findings)
     if own:
         check_instructions(target, order.simulators, order.offloads, checked, progress)
     every = [(engine.name, offload.name) for engine in target.engines for offload in engine.offloads]
@@ -110,7 +110,7 @@ def check(
                 if not alone:
                     progress(f"{' '.join(place)}: its cases have ended")
                 checker.judge(place, outcome, checked)
-                if order.first and len(checked.findings) > lints:
+                if order.first and any(finding.outcome is not None for finding in checked.findings):
                     break
     except KeyboardInterrupt:
         known = {(one.engine, one.offload) for one in checked.tested}
@@ -137,6 +137,11 @@ class _SimulatorRun:
         """Whether Ctrl-C ended it."""
         return any(one.skipped == STOPPED for one in self.outcomes)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a case went wrong."""
+        return any(one.failed for one in self.outcomes)
+
 
 @dataclass(frozen=True)
 class _OffloadOutcome:
@@ -147,6 +152,8 @@ class _OffloadOutcome:
     """Why there are no cases; empty if there are some."""
     runs: tuple[_SimulatorRun, ...] = ()
     """Runs up to the first simulator with a failure: a case that fails on the model fails everywhere."""
+    launches: tuple[Finding, ...] = ()
+    """What is wrong only with several launches."""
     timed: tuple[Outcome, ...] = ()
     """Cases whose cycles on a simulated chip are known."""
 
@@ -184,8 +191,12 @@ def simulators(target: Target, engine: Engine, order: Order) -> tuple[str, ...]:
                 f"there is no simulator '{name}'", where="check", hint=f"use {', '.join(('model', *SIMULATORS))}"
             )
         if name == "model" and not has_model(target, engine):
-            what = f"{engine.name} has no Python model that works by itself (dt.JobRegisters)"
-            raise TargetError(what, where=target.name, hint="use --sim iss")
+            what = f"{engine.name} has no Python model that works by itself: only its driver knows how to talk to it"
+            hint = (
+                "use --sim iss, which runs driver and device; or describe its registers as dt.JobRegisters(names), "
+                "whose device(name, model file, base) needs no driver"
+            )
+            raise TargetError(what, where=target.name, hint=hint)
     return order.simulators
 
 
@@ -222,9 +233,14 @@ class _Checker:
                 tiled = self._run(_tiled(self.target, engine, offload, cases), simulator)
                 outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
             runs.append(_SimulatorRun(simulator, tuple(outcomes), time.monotonic() - began))
-            if any(outcome.failed or outcome.skipped == STOPPED for outcome in outcomes):
+            if runs[-1].failed or runs[-1].is_stopped:
                 break
-        return _OffloadOutcome(lints, remark, tuple(runs), tuple(self._timed(engine, offload, cases, runs)))
+        launches: tuple[Finding, ...] = ()
+        if runs and runs[-1].simulator == "iss" and not (runs[-1].is_stopped or runs[-1].failed):
+            self.progress(f"{where}: launches in a row on iss")
+            launches = tuple(launch_findings(self.target, cases[0], self.order.seconds))
+        timed = self._timed(engine, offload, cases, runs)
+        return _OffloadOutcome(lints, remark, tuple(runs), launches, tuple(timed))
 
     def _timed(
         self, engine: Engine, offload: Offload, cases: Sequence[Case], runs: Sequence[_SimulatorRun]
@@ -232,7 +248,7 @@ class _Checker:
         """The cases whose cycles are known; of software, if no simulator is asked for, the largest on the simulated
         chip."""
         known = [one for run in runs for one in run.outcomes if one.taken and not one.failed]
-        failed = any(one.failed or one.skipped == STOPPED for run in runs for one in run.outcomes)
+        failed = any(run.failed or run.is_stopped for run in runs)
         if known or failed or not runs or self.order.simulators or engine.device or self.target.core.is_host:
             return known
         self.progress(f"{engine.name} {offload.name}: cycles on iss")
@@ -248,7 +264,6 @@ class _Checker:
         checked.findings += tried.lints
         if tried.remark:
             checked.tested.append(Tested(*place, remark=tried.remark))
-        checked.findings += [_of_declarations(sentence) for sentence in _claims(where, tried.timed)]
         for number, one in enumerate(tried.runs):
             simulator, outcomes = one.simulator, one.outcomes
             right = [before.simulator for before in tried.runs[:number]]
@@ -264,6 +279,8 @@ class _Checker:
             if all(each.skipped for each in outcomes if each.case.taken):
                 sentence = f"{where}: no case was tried on {simulator}: {reason or 'there is none'}"
                 checked.findings.append(Finding(sentence, (f"nothing is known of it on {simulator}",), simulator))
+        checked.findings += tried.launches
+        checked.findings += [_of_declarations(sentence) for sentence in _claims(where, tried.timed)]
 
     def _explained(
         self, offload: Offload, ended: _SimulatorRun, right: Sequence[str], before: Sequence[Finding]

@@ -183,6 +183,8 @@ _ERRORS = (
         "a register is not written: what the launch before was given is not there, e.g. in a second context",
     ),
     ("deadlock", "the port hangs: the engine raised no interrupt, or the driver waits for one too many"),
+    ("fence is missing", "a fence or a wait is missing: what one launch writes the next one reads too early"),
+    ("wait is missing", "a fence or a wait is missing: what one launch writes the next one reads too early"),
     ("writes outside of its result", "the engine writes outside of its result: halo, size or stride"),
     ("not inside one memory", "an address is wrong: halo, size or stride"),
     ("align", "bad alignment: of an address, a stride or packed constants"),
