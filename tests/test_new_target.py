@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,11 @@ from dovetail.compile import Options, compile_model, sample_inputs
 from dovetail.errors import TargetError
 from dovetail.guests.check.cases import Limits
 from dovetail.guests.check.suite import Order, check
-from dovetail.guests.newtarget import write_new_target
+from dovetail.guests.newtarget import PortStyle, PortWish, write_new_target
+from dovetail.guests.newtarget.command import new_target
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
+from dovetail.target import Target
 from dovetail.targets import load_target
 
 
@@ -27,19 +31,97 @@ def test_it_passes_check(tmp_path: Path) -> None:
     assert sum(one.cases for one in found.tested) > 120
 
 
-def test_a_zoo_network_runs_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    main_status(["zoo", "digits", "-o", "digits.onnx"])
-    main_status(["new-target", "mine"])
-    target = load_target("mine.py")
-    compiled = compile_model(Path("digits.onnx"), target, Options())
-    assert [region.place for region in compiled.regions].count("mine") >= 3
+def ran(target: Target, model: Path) -> list[str]:
+    """Compile and run a model, whose outputs must be those of the integer graph; what computes each layer."""
+    compiled = compile_model(model, target, Options())
     write_project(compiled.project, Path("build"))
     inputs = sample_inputs(compiled.graph, 3)
     result = run_build(open_build(Path("build"), target), "iss", [inputs])
     expected = evaluate(compiled.graph, inputs)
     assert all(np.array_equal(array, expected[name]) for name, array in result.outputs[0].items())
     assert result.outputs[0]
+    return [region.place for region in compiled.regions]
+
+
+def test_a_zoo_network_runs_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    main_status(["zoo", "digits", "-o", "digits.onnx"])
+    main_status(["new-target", "mine"])
+    assert ran(load_target("mine.py"), Path("digits.onnx")).count("mine") >= 3
+
+
+CHECKED = {("registers", "float32"), ("registers", "shift"), ("list", "double"), ("list", "single")}
+
+
+@pytest.mark.parametrize("operators", ["conv", "dense,add", "conv,depthwise,dense,add"])
+@pytest.mark.parametrize("requant", ["double", "single", "float32", "shift"])
+@pytest.mark.parametrize("style", ["registers", "list"])
+def test_what_is_asked_for_is_there_and_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: str, requant: str, operators: str
+) -> None:
+    """Each combination compiles and runs a network, driver included; some, together of all, pass a small check."""
+    monkeypatch.chdir(tmp_path)
+    main_status(["zoo", "digits", "-o", "digits.onnx"])
+    options = ["--style", style, "--operators", operators, "--requant", requant]
+    assert main_status(["new-target", "mine", *options]) == 0
+    target = load_target("mine.py")
+    names = [offload.name for offload in target.engines[0].offloads]
+    wanted = {"conv": "convolution", "depthwise": "depthwise", "dense": "dense", "add": "sum"}
+    one_each = tuple(wanted[one] for one in operators.split(","))
+    assert set(one_each) <= set(names)
+    if (style, requant) in CHECKED and "depthwise" in operators:
+        found = check(target, Order(Limits(1_000, 300), ("iss",), one_each))
+        assert found.findings == [] and all(one.cases and one.cases > one.skipped for one in found.tested)
+    assert requant == "shift" or "mine" in ran(target, Path("digits.onnx"))
+
+
+def test_an_instruction_of_the_cores_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("exo")
+    monkeypatch.chdir(tmp_path)
+    main_status(["zoo", "digits", "-o", "digits.onnx"])
+    assert main_status(["new-target", "mine", "--style", "instruction"]) == 0
+    assert [path.name for path in sorted(tmp_path.glob("mine.*"))] == ["mine.c", "mine.py"]
+    found = check(load_target("mine.py"), Order(Limits(2_000, 400), ("iss",)))
+    assert found.findings == [] and found.tested[0].cases
+    assert set(ran(load_target("mine.py"), Path("digits.onnx"))) == {"core"}
+    assert "mine_dot(" in "".join(path.read_text() for path in Path("build").rglob("*.c"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--style", "soup"], "there is no 'soup'"),
+        (["--operators", "conv,soup"], "there is no 'soup'"),
+        (["--requant", "soup"], "there is no 'soup'"),
+        (["--operators", "add"], "an engine that only adds is not written here"),
+        (["--style", "instruction", "--requant", "single"], "wherever its meaning occurs"),
+    ],
+)
+def test_wishes_that_will_not_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert main_status(["new-target", "mine", "-o", str(tmp_path), *options]) == 1
+    error = capsys.readouterr().err
+    assert said in error and "what to do" in error and not list(tmp_path.iterdir())
+
+
+def test_on_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["list", "conv,add", "single"])
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.prompt", lambda question, default: next(answers))
+    new_target("mine", tmp_path)
+    asked = (tmp_path / "mine.py").read_text()
+    new_target("mine", tmp_path / "same", "list", "conv,add", "single")
+    assert (tmp_path / "same" / "mine.py").read_text() == asked and not list(answers)
+
+
+def test_a_first_port_needs_few_names(tmp_path: Path) -> None:
+    """At most 12 of the public interface that targets are written against."""
+    for style in PortStyle:
+        text = write_new_target("mine", tmp_path / style, wish=PortWish(style))[0].read_text()
+        names = set(re.findall(r"\bdt\.(\w+)", text))
+        assert 0 < len(names) <= 12, names
 
 
 def main_status(arguments: list[str]) -> int:

@@ -21,6 +21,14 @@ from dovetail.targets import load_target
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "port_faults.py"
 STANDARD = 20
+OF_LAUNCHES = (
+    "queue overrun",
+    "write outside the result",
+    "ignored outer stride",
+    "missing fence",
+    "broadcast operand",
+)
+"""Faults of what a launch writes, and of several launches."""
 TINY, SMALL = Limits(8_000, 1_500), Limits(30_000, 6_000)
 
 
@@ -55,14 +63,20 @@ ON_CHIP = (
     ("ne16 per-channel index", "dense"),
     ("diana bias", "dense"),
     ("diana swapped operands", "sum"),
+    ("kestrel queue overrun", "convolution"),
+    ("kestrel ignored outer stride", "convolution"),
+    ("kestrel write outside the result", "convolution"),
+    ("kestrel broadcast operand", "sum"),
+    ("gemmini missing fence", "dense"),
 )
 
 
 def test_every_port_has_every_fault(tmp_path: Path) -> None:
     names = [fault.name for fault in FAULTS.values() if fault.port == "macarray"]
-    assert len(names) == STANDARD
-    for port in ("macarray", "ne16", "diana"):
+    assert len(names) == STANDARD + len(OF_LAUNCHES) and names[STANDARD:] == list(OF_LAUNCHES)
+    for port in ("macarray", "ne16", "kestrel", "gemmini"):
         assert [fault.name for fault in FAULTS.values() if fault.port == port] == names
+    assert [fault.name for fault in FAULTS.values() if fault.port == "diana"] == names[:STANDARD]
     for number, fault in enumerate(FAULTS.values()):
         KIT.planted(fault, tmp_path / str(number))  # raises where an edit no longer fits
 

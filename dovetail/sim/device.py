@@ -463,8 +463,8 @@ class Guarded(_Around):
         away = f"{address - stop} bytes behind" if address >= stop else f"{start - address} bytes before"
         whose = next((text for first, last, text in self._others if first <= address < last), "nobody")
         raise SimulationError(
-            f"{self._unit} writes outside of its result: it changes {count} bytes, the first at {address:#x}, {away} "
-            f"the result of {result}; that byte is of {whose}",
+            f"{self._unit} writes outside of its result: {count} bytes, the first at {address:#x}, {away} the "
+            f"result of {result}; that byte is of {whose}",
             where=self._unit,
             hint="compare the sizes and strides of that launch with what the engine writes",
         )

@@ -17,6 +17,7 @@ from dovetail.guests.check.cases import Case, raised, taken
 from dovetail.guests.check.findings import Finding
 from dovetail.guests.check.layers import PADS, NoLayerError, add_layer, setting
 from dovetail.guests.check.run import INSTRUCTIONS, Outcome, alone, much_slower, offload_of, on_simulator
+from dovetail.guests.check.suspect import REPORTED, cause_of
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Lookup
 from dovetail.ir.operators.movement import Concat
@@ -26,6 +27,8 @@ from dovetail.target.offload import Offload
 
 _IN_A_ROW = 4
 """Launches that do not depend on one another: more than the places of any queue of ping-pong registers."""
+_TOGETHER = 2
+"""The launch of these before which the core does nothing."""
 _EARLY = (
     "results are read before they are there: on an engine that takes many times as long one launch alone is wrong, so "
     "the driver does not wait for its end"
@@ -67,7 +70,8 @@ def launch_findings(target: Target, case: Case, seconds: float) -> Iterator[Find
     if failed is not None and failed.failed:
         one = _outcome(slow, case, _row(offload, case.point, 1), seconds)
         first = _EARLY if one is not None and one.failed else _OVERRUN
-        yield Finding(f"{where}: {_IN_A_ROW} launches in a row on a slower engine", (first,), "iss", failed)
+        words = f"{where}: {_IN_A_ROW} launches in a row on a slower engine"
+        yield Finding(words, _with_cause(failed, first), "iss", failed)
         return
     for axis, sentence, words in (
         (None, _ORDER, "a launch that reads the result of another"),
@@ -77,8 +81,14 @@ def launch_findings(target: Target, case: Case, seconds: float) -> Iterator[Find
         network = _chained(offload, case, axis)
         outcome = _outcome(slow, case, network, seconds) if network else None
         if outcome is not None and outcome.failed:
-            yield Finding(f"{where}: {words}, on a slower engine", (sentence,), "iss", outcome)
+            yield Finding(f"{where}: {words}, on a slower engine", _with_cause(outcome, sentence), "iss", outcome)
             return
+
+
+def _with_cause(outcome: Outcome, sentence: str) -> tuple[str, ...]:
+    """What an error points to, if it is known, then the sentence."""
+    cause = cause_of(outcome.error) if outcome.error else REPORTED
+    return (sentence,) if cause.startswith(REPORTED) else (cause, sentence)
 
 
 def _outcome(target: Target, case: Case, network: _Network, seconds: float) -> Outcome | None:
@@ -100,13 +110,14 @@ def _outcome(target: Target, case: Case, network: _Network, seconds: float) -> O
 
 def _row(offload: Offload, point: Mapping[str, int], count: int) -> _Network:
     """Layers that do not depend on one another. The core computes something between them, so that an engine that takes
-    lists of commands gets one for each."""
+    lists of commands gets several, one of which is longer."""
     builder, arrays, made = GraphBuilder("check"), dict[str, Array](), list[str]()
     table = builder.constant("table", (-1 - np.arange(-128, 128)).astype(np.int8))
     for number in range(count):
-        own = builder.input(f"own{number}", TensorType((1, 4, 4, 16), DType.INT8))
-        arrays[own] = np.full((1, 4, 4, 16), number, np.int8)
-        made.append(builder.add(Lookup(), [own, table]))
+        if number != _TOGETHER:
+            own = builder.input(f"own{number}", TensorType((1, 4, 4, 16), DType.INT8))
+            arrays[own] = np.full((1, 4, 4, 16), number, np.int8)
+            made.append(builder.add(Lookup(), [own, table]))
         layer = add_layer(builder, offload.pattern, offload.cases, point, f"c{number}_")
         arrays |= layer.inputs
         made.append(layer.root)

@@ -159,8 +159,8 @@ def suspicions(
     `others` all that were tried."""
     needed = list(_of_needed(shrunk))
     if shrunk.outcome.error:
-        reason = _of_error(shrunk.outcome.error)
-        sentences = [*needed, reason] if reason.startswith(_REPORTED) else [reason, *needed]
+        reason = cause_of(shrunk.outcome.error)
+        sentences = [*needed, reason] if reason.startswith(REPORTED) else [reason, *needed]
     else:
         assert failed[0].actual is not None and failed[0].expected is not None
         likely, perhaps = explained([shrunk.outcome, *failed], others, offload)
@@ -169,7 +169,7 @@ def suspicions(
     return list(dict.fromkeys(sentences)) or ["nothing about it is known: compare the driver's registers with the job"]
 
 
-_REPORTED = "as the error says: "
+REPORTED = "as the error says: "
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 """Part of the errors of the port's own code."""
 _ERRORS = (
@@ -195,10 +195,10 @@ _ERRORS = (
 """Parts of errors, in lower case, and what they point to."""
 
 
-def _of_error(error: str) -> str:
-    """The cause an error points to."""
+def cause_of(error: str) -> str:
+    """The cause an error points to; begins with `REPORTED` where none is known."""
     line = error.splitlines()[0]
-    own = "the port's own code: " if _EXCEPTION.search(line) else _REPORTED
+    own = "the port's own code: " if _EXCEPTION.search(line) else REPORTED
     return next((sentence for part, sentence in _ERRORS if part in error.lower()), f"{own}{line}")
 
 
