@@ -109,7 +109,12 @@ def _shown(wish: PortWish) -> set[str]:
     add, depthwise = PortOperator.ADD in wish.operators, PortOperator.DEPTHWISE in wish.operators
     shown = {"fields_registers", "command_registers", "device_registers", "chip_dma"}
     if wish.style is PortStyle.LIST:
-        shown = {f"{name}_list" for name in ("fields", "command", "device")} | {"reach_values", "reach_engine", "moved", "any_import"}
+        shown = {f"{name}_list" for name in ("fields", "command", "device")} | {
+            "reach_values",
+            "reach_engine",
+            "moved",
+            "any_import",
+        }
         shown |= {f"list_{name}" for name in ("commands", "macs", "cycles", "compute")} | {"model_name", "pass_name"}
     if add:
         shown |= {f"add_{name}" for name in ("registers", "commands", "macs", "cycles", "compute", "model", "offload")}
