@@ -10,7 +10,6 @@ from dovetail import kernels
 from dovetail.errors import ModelError
 from dovetail.ir.crop import moves_nothing
 from dovetail.ir.graph import Graph, Node, part_of
-from dovetail.ir.operators.base import Operator
 from dovetail.ir.pattern import operators_of
 from dovetail.ir.types import DType
 from dovetail.schedule.region import Region, Share, match_of
@@ -164,11 +163,12 @@ class _Partition:
         """As `explain_mismatch`; empty where an engine takes it."""
         if node.output in self.declined:
             return self.declined[node.output]
-        best, nearest, main = "", (False, 0), self._main(node)
+        best, nearest, kinds = "", (False, 0), tuple(self._kinds_above(node))
+        main = next((kind for kind in kinds if kind in _LAYERS), kinds[0])
         for engine, offload, outcome in self.attempts(node):
             if isinstance(outcome, Match):
                 return ""
-            near = (main in operators_of(offload.pattern), outcome.depth)
+            near = (main in {kind.__name__ for kind in operators_of(offload.pattern)}, outcome.depth)
             if outcome.depth and near > nearest:
                 best, nearest = f"{engine.name} {offload.name}: {outcome.sentence}", near
         left = self.graph.left.get(node.output)
@@ -176,15 +176,14 @@ class _Partition:
             return f"{left}; {best}" if nearest[1] > len(self.graph.nodes) else left
         if best or not self.target.engines:
             return best
-        return f"no engine has a pattern that ends in {type(node.operator).__name__}"
+        return f"no engine has a pattern that ends in {kinds[0]}"
 
-    def _main(self, node: Node) -> type[Operator]:
-        """The kind of the layer that ends in a node: the nearest of the kinds that layers are named after, else its
-        own."""
+    def _kinds_above(self, node: Node) -> Iterator[str]:
+        """The kind of an operator, of the one that computes its first operand, and so on."""
         above: Node | None = node
-        while above is not None and type(above.operator).__name__ not in _LAYERS:
+        while above is not None:
+            yield type(above.operator).__name__
             above = next((self.producers[name] for name in above.inputs if name in self.producers), None)
-        return type((above or node).operator)
 
     def _on_engine(self, node: Node) -> Region | None:
         """The region of the offload that takes most of what ends in a node, and nothing another region has.

@@ -57,7 +57,7 @@ class _Network:
 
 
 def launch_findings(target: Target, case: Case, seconds: float) -> Iterator[Finding]:
-    """What is wrong with launches of an offload, of which single ones are right on the simulated chip.
+    """The faults of several launches of an offload, of which single ones are right on the simulated chip.
 
     Args:
         target: the machine.
@@ -86,13 +86,13 @@ def launch_findings(target: Target, case: Case, seconds: float) -> Iterator[Find
 
 
 def _with_cause(outcome: Outcome, sentence: str) -> tuple[str, ...]:
-    """What an error points to, if it is known, then the sentence."""
+    """The cause an error points to, if one is known, then the sentence."""
     cause = cause_of(outcome.error) if outcome.error else REPORTED
     return (sentence,) if cause.startswith(REPORTED) else (cause, sentence)
 
 
 def _outcome(target: Target, case: Case, network: _Network, seconds: float) -> Outcome | None:
-    """What comes of a network, the first wrong result of it if there is one; None where the memories do not hold it."""
+    """The outcome of a network, of its first wrong result if there is one; None where the memories do not hold it."""
     expected, case = evaluate(network.graph, network.inputs), replace(case, point=dict(network.point))
     try:
         compiled = compile_graph(network.graph, alone(target, case), Options(), interpret=False)

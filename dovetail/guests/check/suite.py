@@ -153,7 +153,7 @@ class _OffloadOutcome:
     runs: tuple[_SimulatorRun, ...] = ()
     """Runs up to the first simulator with a failure: a case that fails on the model fails everywhere."""
     launches: tuple[Finding, ...] = ()
-    """What is wrong only with several launches."""
+    """Faults of several launches in a row."""
     timed: tuple[Outcome, ...] = ()
     """Cases whose cycles on a simulated chip are known."""
 

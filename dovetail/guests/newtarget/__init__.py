@@ -26,7 +26,7 @@ class PortStyle(StrEnum):
 
 
 class PortOperator(StrEnum):
-    """What an engine computes."""
+    """A kind of layer an engine computes."""
 
     CONV = "conv"
     DEPTHWISE = "depthwise"
@@ -45,7 +45,7 @@ class PortRounding(StrEnum):
 
 @dataclass(frozen=True)
 class PortWish:
-    """What the hardware has."""
+    """The hardware a port begins with."""
 
     style: PortStyle = PortStyle.REGISTERS
     operators: Collection[PortOperator] = (PortOperator.CONV, PortOperator.DENSE)

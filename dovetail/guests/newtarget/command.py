@@ -66,7 +66,7 @@ def new_target(
 
 
 def _said(given: str | None, question: str, usual: str) -> str:
-    """What an option says, else what is answered on a terminal, else what is usual."""
+    """The text of an option, else the answer on a terminal, else the usual one."""
     if given is None and sys.stdin.isatty() and sys.stdout.isatty():
         return str(typer.prompt(question, default=usual))
     return usual if given is None else given
