@@ -154,8 +154,8 @@ def _chain(offload: Offload, point: Mapping[str, int], axis: int | None) -> _Net
             return None
         if axis is not None:
             value = builder.add(Concat(axis), [layer.root for layer in before])
-            name = ("rows", "columns")[axis - 1]
-            point = {**point, name: 2 * setting(point, name)}
+            size = ("rows", "columns")[axis - 1]
+            point = {**point, size: 2 * setting(point, size)}
         last = add_layer(builder, offload.pattern, offload.cases, point, "last_")
     except (ValueError, NoLayerError):
         return None
