@@ -257,7 +257,12 @@ class _Lowering:
         return terms
 
     def _operand(self, name: str) -> QuantisedValue | Array | None:
-        """An operand as quantised integers or as a float constant; None when it is a float of run time."""
+        """An operand as quantised integers or as a float constant; None when it is a float of run time. Computed
+        integers stand for themselves."""
+        kind = self.graph.types[name]
+        if kind.dtype is not DType.FLOAT32 and name not in self.graph.constants:
+            one, zero = np.ones(1, np.float32), np.zeros(1, np.int64)
+            return QuantisedValue(self._integer(name), kind, one, zero, 0, None)
         view = self._view(name, "")
         return view if view is not None else self.graph.constants.get(name)
 

@@ -31,6 +31,7 @@ from dovetail.ir.operators.linear import FullyConnected, Linear, MatrixProduct
 from dovetail.ir.operators.movement import Resample
 from dovetail.ir.operators.recurrent import Recurrent
 from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, Normalise, Reduce, SumPool2d
+from dovetail.ir.operators.sequence import DISTANCE_STEPS, FRACTION, Attention, FixedAttention
 from dovetail.ir.pattern import Apply, apply
 from dovetail.ir.scaling import ROWS
 from dovetail.ir.types import Array, DType
@@ -327,6 +328,21 @@ def _matrix_product(ask: QuantisationRequest[MatrixProduct], a: QuantisedValue, 
     return ask.finish(total, factors, rounding=rounding)
 
 
+_FINEST = 21
+"""Bits of the factor of distances in attention, so that products of any distance keep within 32 bits."""
+
+
+def _attention(ask: QuantisationRequest[Attention], q: QuantisedValue, k: QuantisedValue, v: QuantisedValue) -> str:
+    """Attention to the live places, whose sums of weighted values are rounded last."""
+    live = ask.operands[3]
+    assert isinstance(live, QuantisedValue)
+    real = ask.operator.scale * q.form.scale * k.form.scale * DISTANCE_STEPS
+    shift = next((bits for bits in range(_FINEST, 0, -1) if real * 2.0**bits < 1 << 28), 0)
+    fixed = FixedAttention(max(round(real * (1 << shift)), 1), shift, q.form.zero_point, v.form.zero_point)
+    total = ask.add(fixed, [q.name, k.name, v.name, live.name], "attended")
+    return ask.finish(total, [v.form.scale / ask.target.scale / (1 << FRACTION)])
+
+
 _WEIGHT_BITS = 10
 """Fraction bits of TFLite's interpolation weights (reference/resize_bilinear.h)."""
 
@@ -426,6 +442,7 @@ RULES = (
     QuantisationRule(_unary(UnaryKind.SIGMOID, UnaryKind.TANH), _sigmoid_of_16_bits, (DType.INT16,)),
     QuantisationRule(_unary(UnaryKind.LEAKY_RELU, UnaryKind.ABSOLUTE), _bent, (DType.INT16,)),
     QuantisationRule(apply(Unary), _table),
+    QuantisationRule(apply(Attention), _attention, (DType.INT8,), activations=3),
     QuantisationRule(apply(MatrixProduct), _matrix_product, (*BYTES, DType.INT16, DType.UINT16)),
     QuantisationRule(apply(Resample, having=lambda operator: len(operator.axes) <= 2), _resample, BYTES, activations=1),
     QuantisationRule(apply(Compare), _compare, _UPTO_16),

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.activation import Softmax
+from dovetail.ir.normalisation import ROOT_MEAN_SQUARE
+from dovetail.ir.operators.activation import Softmax, Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Select
 from dovetail.ir.operators.linear import MatrixProduct
-from dovetail.ir.operators.movement import Reshape, Transpose, permuted
+from dovetail.ir.operators.movement import Concat, Reshape, Slice, Transpose, permuted
 from dovetail.ir.operators.sequence import Attention, WriteRow
-from dovetail.ir.pattern import Apply, apply, occurrence, operand
+from dovetail.ir.pattern import Apply, Leaf, apply, occurrence, operand
 from dovetail.ir.rules import Draft, Rule, RuleMatch, run
 from dovetail.ir.types import DType, Shape
 
@@ -181,8 +183,63 @@ _written = Rule(
 """A transpose, a row written, the transpose back: the row written along the axis where it was."""
 
 
+_COSINE, _SINE = operand("cosine"), operand("sine")
+_LATER, _EARLIER = apply(Slice, _X), apply(Slice, _X)
+_TURNED = apply(Concat, apply(Unary(UnaryKind.NEGATIVE), _LATER), _EARLIER)
+_ROTATED = apply(
+    Add(),
+    apply(Binary(BinaryKind.MULTIPLY), _X, _COSINE, commutes=True),
+    apply(Binary(BinaryKind.MULTIPLY), _TURNED, _SINE, commutes=True),
+    commutes=True,
+)
+
+
+def _halves(at: RuleMatch) -> str:
+    """The halves of a rotated value, each computed by itself."""
+
+    def half(value: Leaf, later: bool) -> str:
+        shape = at.type(value).shape
+        start = (*(0,) * (len(shape) - 1), shape[-1] // 2 * later)
+        stop = (*shape[:-1], start[-1] + shape[-1] // 2)
+        return at.add(Slice(start, stop, (1,) * len(shape)), value)
+
+    def times(one: str, other: str) -> str:
+        return at.add(Binary(BinaryKind.MULTIPLY), one, other)
+
+    x, cosine, sine = ([half(value, later) for later in (False, True)] for value in (_X, _COSINE, _SINE))
+    real = at.add(Binary(BinaryKind.SUBTRACT), times(x[0], cosine[0]), times(x[1], sine[0]))
+    imaginary = at.add(Add(), times(x[1], cosine[1]), times(x[0], sine[1]))
+    return at.add(at[_TURNED], real, imaginary)
+
+
+def _is_half(at: RuleMatch) -> bool:
+    shape, widths = at.type(_X).shape, {at.type(value).shape[-1:] for value in (_X, _COSINE, _SINE)}
+    middle, size = shape[-1] // 2, shape[-1]
+    starts, stops = (tuple(getattr(at[part], end)[-1] for part in (_EARLIER, _LATER)) for end in ("start", "stop"))
+    return (
+        at[_TURNED].axis == len(shape) - 1
+        and (starts, stops, len(widths)) == ((0, middle), (middle, size), 1)
+        and at.type(_EARLIER).shape[:-1] == at.type(_LATER).shape[:-1] == shape[:-1]
+        and set(at[_EARLIER].step + at[_LATER].step) == {1}
+    )
+
+
+_rotated = Rule(_ROTATED, _halves, (_is_half,))
+"""x * cosine + (-later half, earlier half) * sine: the rotation of halves, each with ranges of its own."""
+
+
 def with_attention(graph: Graph) -> Graph:
-    """The graph with `Attention` where a mask that is computed limits scores, and with transposes around a row that is
-    written taken off."""
-    rows, masked = (any(map(one.fits, graph.nodes)) for one in (_WRITTEN, _SELECT))
-    return run(graph, (_attention, _written)) if rows or masked else graph
+    """The graph with `Attention` where a mask that is computed limits scores, with transposes around a row that is
+    written taken off, and with roots of mean squares as one operator."""
+    known = (_WRITTEN, _SELECT, _ROOT)
+    return (
+        run(graph, (_attention, _written, _rotated, *ROOT_MEAN_SQUARE)) if any(map(_any(known), graph.nodes)) else graph
+    )
+
+
+_ROOT = apply(Unary(UnaryKind.SQUARE_ROOT))
+
+
+def _any(patterns: Sequence[Apply[Any]]) -> Callable[[Node], bool]:
+    """The question whether a node is of one of some patterns."""
+    return lambda node: any(one.fits(node) for one in patterns)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dovetail.guests.ptq.preparation import input_steps as input_steps
     from dovetail.guests.ptq.preparation import is_quantised as is_quantised
     from dovetail.guests.ptq.preparation import prepare as prepare
+    from dovetail.guests.ptq.sequences import with_tables as with_tables
     from dovetail.guests.ptq.settings import Method as Method
     from dovetail.guests.ptq.settings import Preprocessing as Preprocessing
     from dovetail.guests.ptq.settings import Settings as Settings
@@ -28,6 +29,7 @@ __getattr__ = names(
         "dovetail.guests.ptq.calibration": ("finds_two_bits", "named_activations", "named_widths"),
         "dovetail.guests.ptq.data": ("Samples", "read_samples"),
         "dovetail.guests.ptq.network": ("QuantisedNetwork", "quantise_network"),
+        "dovetail.guests.ptq.sequences": ("with_tables",),
         "dovetail.guests.ptq.settings": ("Method", "Preprocessing", "Settings"),
         "dovetail.guests.ptq.preparation": ("input_steps", "is_quantised", "prepare"),
     },

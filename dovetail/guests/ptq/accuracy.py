@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,11 @@ from dovetail.guests.ptq.data import Samples, check_labels, read_samples
 from dovetail.guests.ptq.execute import count_of, part_of, run
 from dovetail.guests.ptq.preparation import prepare, unquantised
 from dovetail.guests.ptq.search import Noise, top1
+from dovetail.guests.ptq.sequences import bits_per_token, run_steps, tokens_of, with_tables
 from dovetail.guests.ptq.settings import Preprocessing, Told
 from dovetail.guests.ptq.steps import Data
 from dovetail.ir.boundary import Steps, boundary, steps_of
-from dovetail.ir.graph import Graph, Node, evaluate
+from dovetail.ir.graph import Graph, Node, evaluate, evaluate_all
 from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.rewrite import simplify
@@ -63,6 +64,8 @@ class Column:
     """Percent of the samples on which its answer is the float network's; None where the network gives no classes."""
     sqnr: float
     """Signal-to-noise ratio of the network's outputs, dB."""
+    bits: float | None = None
+    """Bits per token of a language model: of the tokens that follow in the data; None for other networks."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ def real_output(qdq: Graph, array: Array, dtype: DType) -> Array:
 
 def coded_inputs(qdq: Graph, sample: Data) -> dict[str, Array]:
     """One sample as the model takes it: floats become integers where it dequantises its inputs first."""
-    inputs, steps = {name: sample[name] for name in qdq.inputs}, boundary(qdq)
+    inputs, steps = {name: sample[name] for name in qdq.given}, boundary(qdq)
     for name, array in inputs.items():
         if name in steps and array.dtype == np.float32:
             inputs[name] = steps[name].quantize(array, qdq.types[name].dtype)
@@ -188,6 +191,7 @@ def accuracy_of(
     simulator: str | None,
     report: Told,
     operators: Sequence[type[UserOperator]] = (),
+    states: Mapping[str, str] | None = None,
 ) -> Accuracy:
     """A quantised model beside its float network on data, and on a target's firmware.
 
@@ -200,6 +204,7 @@ def accuracy_of(
         simulator: of the firmware; None for the target's default.
         report: told the progress.
         operators: the user's own.
+        states: inputs by the output that each becomes, beside those called past and present.
 
     Raises:
         DovetailError: a file is at fault, or they do not fit each other.
@@ -212,15 +217,16 @@ def accuracy_of(
     target = load_target(target_name) if target_name is not None else None
     operators = combined(target.operators if target is not None else (), operators)
     target = replace(target, operators=operators) if target is not None else None
-    qdq = simplify(load_model(model, operators=operators))
+    qdq = simplify(load_model(model, operators=operators, states=states))
     rounding = rounding_of(model, target, Options()) if target is not None else own_rounding(model)
     integer = quantize(qdq, rounding, allow_float=True)
     if float_model is not None:
-        reference = prepare(load_model(float_model, operators=operators), float_model.name)
+        loaded = with_tables(load_model(float_model, operators=operators, states=states), report)
+        reference = prepare(loaded, float_model.name)
     else:
         reference = unquantised(qdq)
-    if set(reference.inputs) != set(qdq.inputs):
-        what = f"the inputs {sorted(qdq.inputs)} are not those of the float model, {sorted(reference.inputs)}"
+    if set(reference.given) != set(qdq.given):
+        what = f"the inputs {sorted(qdq.given)} are not those of the float model, {sorted(reference.given)}"
         raise DovetailError(what, where=model.name, hint="compare with the float model that was quantised")
     samples = read_samples(data, reference, how)
     if samples.labels is not None:
@@ -230,6 +236,8 @@ def accuracy_of(
         integer = adapt(integer, target.policy(None))
         firmware = partial(firmware_outputs, model, target, simulator or default_simulator(target), report=report)
     factors = read_factors(model)
+    if reference.states:
+        return compare_sequences(qdq, integer, reference, samples, report, firmware)
     return compare(qdq, integer, reference, samples.inputs, samples.labels, factors, report, firmware)
 
 
@@ -279,6 +287,40 @@ def compare(
     classifies = labels is not None or (last is not None and last.operator.gives_shares)
     columns = tuple(column(name, wanted, outputs, labels, classifies) for name, outputs in ways.items())
     return Accuracy(columns, tuple(LayerNoise(p.real, p.origin, noise[p.integers].sqnr) for p in places))
+
+
+def compare_sequences(
+    qdq: Graph,
+    integer: Graph,
+    reference: Graph,
+    samples: Samples,
+    report: Told,
+    firmware: Callable[[Sequence[Data]], list[Array]] | None = None,
+) -> Accuracy:
+    """The same for networks with states, which begin anew with each sequence; of a language model also bits per token.
+    Arguments as of `compare`."""
+    steps, output = samples.steps, integer.results[0]
+    count, kind = samples.count // steps, integer.types[output].dtype
+    floats = [found.reshape(count, -1) for found in run_steps(reference, samples, report)]
+    wanted = [found[at] for at in range(count) for found in floats]
+    ways: dict[str, list[Array]] = {"float": wanted, "integer graph": [], **({"firmware": []} if firmware else {})}
+    for at in range(count):
+        report(f"comparing: sequence {at + 1} of {count}")
+        parts = [coded_inputs(qdq, part_of(samples.inputs, at * steps + step)) for step in range(steps)]
+        results = evaluate_all(integer, parts)
+        ways["integer graph"] += [real_output(qdq, one[output], kind) for one in results]
+        if firmware is not None:
+            ways["firmware"] += [real_output(qdq, array, kind) for array in firmware(parts)]
+    tokens = tokens_of(reference, samples.inputs, steps, wanted[0].size)
+    columns = []
+    for name, arrays in ways.items():
+        made = column(name, wanted, arrays, None, tokens is not None)
+        if tokens is not None:
+            logits = np.array([array.reshape(-1) for array in arrays]).reshape(count, steps, -1)[:, :-1]
+            bits, right = bits_per_token(logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1))
+            made = replace(made, bits=bits, top1=right)
+        columns.append(made)
+    return Accuracy(tuple(columns))
 
 
 def _aligned(real: Array, integers: Array) -> Array:

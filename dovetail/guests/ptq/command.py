@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dovetail.guests.ptq import QuantisedNetwork, Samples
     from dovetail.guests.ptq.accuracy import Accuracy, Column
     from dovetail.guests.ptq.search import FrontierPoint, WidthSearchResult
+    from dovetail.ir.graph import Graph
     from dovetail.target import Target
 
 WORST = 5
@@ -74,7 +75,7 @@ def quantize(
     data: Data,
     target: TargetName,
     images: Preprocessing,
-    own: Annotated[Options, "operators"],
+    own: Annotated[Options, "operators", "states"],
     settings: Settings,
     options: QuantizeOptions,
 ) -> None:
@@ -94,13 +95,11 @@ def quantize(
         from dovetail.arrays import write_file
         from dovetail.guests import ptq
         from dovetail.guests.ptq.search import frontier_svg
-        from dovetail.operators import combined
-        from dovetail.read import load_model
         from dovetail.target.registry import load_target
 
         machine = load_target(target)
         report("reading the model")
-        loaded = load_model(model, operators=combined(machine.operators, own.operators))
+        loaded, told = _loaded(model, machine, own)
         again, steps = ptq.is_quantised(loaded), ptq.input_steps(loaded)
         graph = ptq.prepare(loaded, model.name)
         settings = replace(
@@ -119,6 +118,8 @@ def quantize(
             title = f"{graph.name} on {machine.name}: weights against signal-to-noise ratio"
             write_file(options.plot, frontier_svg(network.search, title).encode())
         rivals = _compared(model, network, samples, other or samples, report) if options.compare else None
+    for sentence in told:
+        note(sentence)
     if again:
         note(f"{model.name} was quantised already: it is taken for the floats its integers stand for")
     _print_widths(network, machine)
@@ -128,6 +129,18 @@ def quantize(
             note(sentence)
     layers = f"{len(network.widths)} layers ({' and '.join(filter(None, (options.weights, ', '.join(options.width))))})"
     say(f"{result}: {network.weight_bytes:,} bytes of weights in {layers}, {samples.count} samples")
+
+
+def _loaded(model: Path, machine: Target, own: Options) -> tuple[Graph, list[str]]:
+    """The network of a file, and sentences on what was taken for granted."""
+    from dovetail.guests import ptq
+    from dovetail.operators import combined
+    from dovetail.read import load_model
+
+    told: list[str] = []
+    operators = combined(machine.operators, own.operators)
+    graph = load_model(model, tell=told.append, operators=operators, states=own.states)
+    return ptq.with_tables(graph, told.append), told
 
 
 def _result_of(output: Path | None, model: Path, weights: str) -> Path:
@@ -221,7 +234,7 @@ def accuracy(
     model: Model,
     data: Data,
     images: Preprocessing,
-    own: Annotated[Options, "operators"],
+    own: Annotated[Options, "operators", "states"],
     target: Annotated[str | None, option("--target", "-t", help="Compare firmware for this target too.")] = None,
     float_model: Annotated[Path | None, option("--float-model", help="The float model it was made from.")] = None,
     sim: Annotated[
@@ -239,7 +252,7 @@ def accuracy(
     with progress("starting") as report:
         from dovetail.guests.ptq.accuracy import accuracy_of
 
-        comparison = accuracy_of(model, data, images, target, float_model, sim, report, own.operators)
+        comparison = accuracy_of(model, data, images, target, float_model, sim, report, own.operators, own.states)
     if float_model is None:
         note("no --float-model: float is this model with float activations, its weights as they are quantised")
     with beside_json(json_file, {"schema": 1, **asdict(comparison)}):
@@ -251,8 +264,10 @@ def _print_columns(columns: Sequence[Column]) -> None:
     for column in columns:
         shares = ["" if value is None else f"{value:.2f} %" for value in (column.top1, column.agreement)]
         ratio = "exact" if column.sqnr >= 200 else f"{column.sqnr:.1f} dB"
-        rows.append([column.name, str(column.samples), *shares, ratio])
-    show_table(("computed by", "samples", "top-1", "as float", "SQNR"), rows, left=("computed by",))
+        bits = [f"{column.bits:.3f}"] if column.bits is not None else []
+        rows.append([column.name, str(column.samples), *bits, *shares, ratio])
+    own = ["bits per token"] if columns and columns[0].bits is not None else []
+    show_table(("computed by", "samples", *own, "top-1", "as float", "SQNR"), rows, left=("computed by",))
 
 
 def _print_accuracy(comparison: Accuracy) -> None:

@@ -101,6 +101,8 @@ class Samples:
     """float32 [N, *shape] by input; the model's own integers for an integer input"""
     labels: Array | None
     """int64 [N], where there are any"""
+    steps: int = 1
+    """Samples of a sequence, which follow one another, for a network with states; all samples are of one length."""
 
     @property
     def count(self) -> int:
@@ -110,6 +112,8 @@ class Samples:
 
 def read_samples(path: Path, graph: Graph, how: Preprocessing, steps: StepsByValue | None = None) -> Samples:
     """Read the data a path holds.
+
+    For a network with states they are steps of sequences, [sequences, steps, *shape] or [steps, *shape].
 
     Args:
         path: an `.npz` with an array per input and perhaps `labels`; or a folder of `.npy` files (a sample or several
@@ -131,16 +135,22 @@ def read_samples(path: Path, graph: Graph, how: Preprocessing, steps: StepsByVal
     else:
         raise _wrong(path, "there is no such file or folder", "give an .npz file or a folder")
     labels = arrays.pop(LABELS, None)
-    inputs = {}
-    for name in graph.inputs:
+    inputs, lengths = {}, dict[str, int]()
+    for name in graph.given:
         real = as_reals(arrays[name], (steps or {}).get(name))
         own = replace(how, scale=1.0, offset=0.0) if real is not arrays[name] else how
+        if graph.states:
+            real, length = _steps(name, real, graph.types[name], path, how.most)
+            lengths[name], own = length, replace(own, most=len(real))
         inputs[name] = _samples(name, real, graph.types[name], path, own)
+    if len({*lengths.values()}) > 1:
+        raise _wrong(path, f"the inputs have sequences of different lengths: {lengths}", "give each the same steps")
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         hint = "give each input the same number of samples"
         raise _wrong(path, f"the inputs have different numbers of samples: {counts}", hint)
-    return Samples(inputs, _labels(labels, next(iter(counts.values())), path, how))
+    found = _labels(labels, next(iter(counts.values())), path, how)
+    return Samples(inputs, found, next(iter(lengths.values()), 1))
 
 
 def _read_archive(path: Path, graph: Graph) -> dict[str, Array]:
@@ -154,16 +164,16 @@ def _read_archive(path: Path, graph: Graph) -> dict[str, Array]:
 
 def _match(members: list[str], graph: Graph, where: str) -> dict[str, str]:
     """The member of each input, and of the labels."""
-    labels = {LABELS: LABELS} if LABELS in members and LABELS not in graph.inputs else {}
+    labels = {LABELS: LABELS} if LABELS in members and LABELS not in graph.given else {}
     others = [name for name in members if name not in labels]
     if not others:
         raise InputError("there are no arrays for the model's inputs", where=where, hint=HINT)
-    if len(graph.inputs) == len(others) == 1:
-        return {graph.inputs[0]: others[0], **labels}
-    if set(others) != set(graph.inputs):
-        wanted, got = (", ".join(f"'{n}'" for n in sorted(group)) for group in (graph.inputs, others))
+    if len(graph.given) == len(others) == 1:
+        return {graph.given[0]: others[0], **labels}
+    if set(others) != set(graph.given):
+        wanted, got = (", ".join(f"'{n}'" for n in sorted(group)) for group in (graph.given, others))
         raise InputError(f"expected arrays {wanted}, got {got}", where=where, hint=HINT)
-    return {name: name for name in (*graph.inputs, *labels)}
+    return {name: name for name in (*graph.given, *labels)}
 
 
 def _numbers(name: str, path: Path) -> Any:
@@ -178,9 +188,9 @@ def _read_folder(path: Path, graph: Graph, how: Preprocessing) -> dict[str, Arra
     files = folder_files(path, (".npy", *IMAGES))
     images = [file for file in files if file.suffix.lower() in IMAGES]
     labels = path / f"{LABELS}.npy"
-    first, *others = graph.inputs
+    first, *others = graph.given
     if others:
-        arrays = {name: _read_files(folder_files(path / name, (".npy",)), graph, name, path) for name in graph.inputs}
+        arrays = {name: _read_files(folder_files(path / name, (".npy",)), graph, name, path) for name in graph.given}
     elif images:
         arrays = {first: read_images(images[: how.most], graph.types[first], how.resize)}
     else:
@@ -232,6 +242,16 @@ def _shaped(name: str, array: Array, kind: TensorType, path: Path) -> Array:
         return array.reshape(len(array), *shape)
     what = f"'{name}' must be [n, {', '.join(map(str, inner))}], got {list(array.shape)}"
     raise _wrong(path, what, HINT)
+
+
+def _steps(name: str, array: Array, kind: TensorType, path: Path, most: int) -> tuple[Array, int]:
+    """The steps of sequences as samples, and the steps of each: [sequences, steps, *shape], or one sequence."""
+    inner = kind.shape[1:] if kind.shape[:1] == (1,) else kind.shape
+    sizes, wanted = ([size for size in shape if size != 1] for shape in (array.shape[2:], kind.shape))
+    if array.ndim < 2 or sizes != wanted or array.shape[1:] in (kind.shape, inner):
+        return array, len(array) if array.ndim else 1
+    chosen = array[:most]
+    return chosen.reshape(-1, *kind.shape), array.shape[1]
 
 
 def _samples(name: str, array: Array, kind: TensorType, path: Path, how: Preprocessing) -> Array:

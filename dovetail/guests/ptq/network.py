@@ -18,6 +18,7 @@ from dovetail.guests.ptq.data import Samples
 from dovetail.guests.ptq.onnx_writer import plain_onnx
 from dovetail.guests.ptq.qdq import qdq_graph
 from dovetail.guests.ptq.search import LayerCost, WidthSearchResult, activation_costs, search, weight_bytes
+from dovetail.guests.ptq.sequences import steps_as_samples
 from dovetail.guests.ptq.settings import Settings, Told
 from dovetail.guests.ptq.steps import Data
 from dovetail.ir.graph import Graph
@@ -68,6 +69,8 @@ def quantise_network(
         TargetError: the target does not take weights of a width.
         DovetailError: the network computes NaN or infinity on the data, or no choice keeps the budget.
     """
+    samples = steps_as_samples(graph, samples, report)
+    validation = steps_as_samples(graph, validation, report) if validation is not None else None
     data, measured = samples.inputs, validation or samples
     widths: Mapping[str, int] = weight_widths(graph, settings, target)
     calibrated = calibrate(graph, data, target.quantisation, settings, report)

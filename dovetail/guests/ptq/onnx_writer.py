@@ -21,6 +21,7 @@ from dovetail.ir.onnx_file import USER_DOMAIN, opaque_node
 from dovetail.ir.operators.base import Operator, SlidingWindow
 from dovetail.ir.operators.movement import Gather, Pad, Resample, Reshape, Transpose, permuted
 from dovetail.ir.operators.reduction import Normalise, ReduceKind
+from dovetail.ir.operators.sequence import WriteRow
 from dovetail.ir.pattern import apply, occurrence
 from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.read.geometry import ResizeAxis
@@ -219,6 +220,22 @@ def _reshape(writer: _OnnxWriter, node: Node, operator: Reshape) -> None:
     writer.node("Reshape", [x, target], writer.result(node))
 
 
+def _write_row(writer: _OnnxWriter, node: Node, operator: WriteRow) -> None:
+    """ScatterND, with the axis of the row first."""
+    rank, axis = len(writer.types[node.output].shape), operator.axis
+    order = (axis, *(other for other in range(rank) if other != axis))
+    x, row, place = (writer.read(name) for name in node.inputs)
+    if axis:
+        x, row = (writer.add("Transpose", [name], perm=list(order)) for name in (x, row))
+    place = writer.cast(writer.add("Reshape", [place, writer.integers((1, 1))]), DType.INT64)
+    output = writer.result(node)
+    if not axis:
+        writer.node("ScatterND", [x, place, row], output)
+        return
+    back = [order.index(other) for other in range(rank)]
+    writer.node("Transpose", [writer.add("ScatterND", [x, place, row])], output, perm=back)
+
+
 def _resample(writer: _OnnxWriter, node: Node, operator: Resample) -> None:
     if (mode := _resizing(writer.graph, node, operator)) is None:
         return _body(writer, node, operator)
@@ -316,6 +333,7 @@ _WRITERS: Mapping[type[Operator], Callable[[_OnnxWriter, Node, Any], None]] = {
     Transpose: _transpose,
     Reshape: _reshape,
     Resample: _resample,
+    WriteRow: _write_row,
     Gather: lambda writer, node, gather: writer.standard(node, "Gather", axis=gather.axis),
 }
 """How operators are written that other tools know in another form than their meaning's."""

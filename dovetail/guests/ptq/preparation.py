@@ -22,12 +22,13 @@ from dovetail.guests.ptq.attention import part_layers
 from dovetail.guests.ptq.steps import Data, TensorQuantisation, infinite
 from dovetail.ir.boundary import boundary
 from dovetail.ir.graph import Graph, GraphBuilder, Node, renamed
+from dovetail.ir.normalisation import NORMALISATION
 from dovetail.ir.operators.activation import Clamp, Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.movement import Pad
-from dovetail.ir.operators.reduction import Normalise, Pool2d, Reduce, ReduceKind
+from dovetail.ir.operators.reduction import Pool2d
 from dovetail.ir.pattern import Apply, Leaf, Pattern, apply, constant, either, occurrence, rest
 from dovetail.ir.rewrite import X, simplify
 from dovetail.ir.rules import Rule, RuleMatch, run
@@ -167,38 +168,6 @@ GELU = tuple(
     )
 )
 """x * (1 + erf(x / sqrt(2))) / 2, its products in any order, is a Gelu."""
-
-_EPSILON = constant("epsilon")
-_MEAN = apply(Reduce, X)
-_CENTRED = apply(Binary(BinaryKind.SUBTRACT), X, _MEAN)
-
-
-def _normalised(row: Pattern) -> tuple[Apply[Binary], Apply[Reduce]]:
-    """A row over the root of its mean square, and that mean."""
-    square = either(apply(Unary(UnaryKind.SQUARE), row), apply(Binary(BinaryKind.MULTIPLY), row, row))
-    mean = apply(Reduce, square)
-    root = apply(Unary(UnaryKind.SQUARE_ROOT), apply(Add(), mean, _EPSILON, commutes=True))
-    return apply(Binary(BinaryKind.DIVIDE), row, root), mean
-
-
-def _rule(row: Pattern, centred: bool) -> Rule:
-    pattern, mean = _normalised(row)
-
-    def averages_rows(at: RuleMatch) -> bool:
-        last = Reduce(ReduceKind.MEAN, (len(at.type(X).shape) - 1,))
-        means = [at[part] for part in (mean, _MEAN) if part in at.nodes]
-        return at.type(_EPSILON).elements == 1 and all(one == last for one in means)
-
-    def replacement(at: RuleMatch) -> str:
-        return at.add(Normalise(float(at.array(_EPSILON).reshape(-1)[0]), centred), X)
-
-    return Rule(pattern, replacement, (averages_rows,))
-
-
-NORMALISATION = (_rule(_CENTRED, True), _rule(X, False))
-"""(x - mean x) / sqrt(mean (x - mean x)**2 + epsilon) over the last axis is a Normalise, and so is the same without
-means."""
-
 
 _PASSING = (
     apply(Clamp, having=lambda clamp: clamp.low in (0.0, -inf) and clamp.high == inf),

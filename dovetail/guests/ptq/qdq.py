@@ -64,7 +64,7 @@ class _QdqWriter:
             self._input(name)
         for node in self.graph.nodes:
             self._node(node)
-        return self.builder.finish([self.outputs[name] for name in self.graph.outputs])
+        return self.builder.finish([self.outputs[name] for name in self.graph.outputs], self.graph.states)
 
     def _fresh(self, stem: str) -> str:
         return self.builder.fresh(stem, self.graph.types)

@@ -247,7 +247,16 @@ def shared(graph: Graph) -> dict[str, str]:
                 name = producers[name].inputs[0]
             if name in owner and len(users[name]) == 1 and name not in graph.inputs:
                 owner[name] = owner[whole]
+    for read, written, _ in graph.kept:
+        if read in owner and _origin(graph, owner, written):
+            owner[read] = owner[_origin(graph, owner, written)]
     return owner
+
+
+def _origin(graph: Graph, owner: Mapping[str, str], value: str) -> str:
+    """The quantised value whose integers a value has; empty where there is none."""
+    source = source_of(graph, value, owner)
+    return source if source in owner else ""
 
 
 def steps_of(graph: Graph, activations: StepsByValue, value: str) -> TensorQuantisation | None:

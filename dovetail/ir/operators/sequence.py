@@ -130,7 +130,7 @@ class Attention(Operator):
         return body.add("MatMul", [shares, spread(inputs[2], types[2])])
 
 
-_FINE = 64
+DISTANCE_STEPS = 64
 """Steps of the table of exponentials in which a distance grows by 1."""
 FRACTION = 8
 """Fraction bits of the result of FixedAttention."""
@@ -168,8 +168,8 @@ class FixedAttention(Int64Operator):
     def table(self, places: int) -> Array:
         """exp(-i / 64) in fixed point, int32, as far as it is not 0, and a 0 behind that."""
         unit = 1 << self.weight_bits(places)
-        count = next(i for i in range(1 << 12) if round(unit * exp(-i / _FINE)) == 0)
-        return np.array([round(unit * exp(-i / _FINE)) for i in range(count + 1)], np.int32)
+        count = next(i for i in range(1 << 12) if round(unit * exp(-i / DISTANCE_STEPS)) == 0)
+        return np.array([round(unit * exp(-i / DISTANCE_STEPS)) for i in range(count + 1)], np.int32)
 
     def farthest(self, places: int) -> int:
         """The least distance of a score from the largest whose weight is 0."""

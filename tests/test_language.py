@@ -1,0 +1,182 @@
+"""Language models in integers: calibration on sequences, bits per token, firmware that equals the integer graph."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from dovetail.arrays import built
+from dovetail.compile import Compiled, Options, compile_model
+from dovetail.guests import ptq
+from dovetail.guests.ptq.accuracy import accuracy_of
+from dovetail.guests.ptq.sequences import bits_per_token
+from dovetail.ir.graph import evaluate_all
+from dovetail.ir.operators.sequence import FixedAttention, WriteRow
+from dovetail.ir.types import Array, DType
+from dovetail.read import load_model
+from dovetail.run import run_build
+from dovetail.targets import load_target
+from test_sequence import EXPORTS, MODELS, STEPS, export, reference, saved, story
+
+__all__ = ["reference"]
+
+
+def ignored(text: str) -> None:
+    """Progress that nobody reads."""
+
+
+def sequences(which: str, stories: Sequence[Array], file: Path) -> Path:
+    """Stories as the data of an export: [stories, steps, ...] by input."""
+    rows = [story(which, tokens) for tokens in stories]
+    np.savez(file, **{name: np.stack([[step[name] for step in one] for one in rows]) for name in rows[0][0]})
+    return file
+
+
+def quantised(which: str, stories: Sequence[Array], folder: Path, bits: int = 8) -> Path:
+    """An export quantised with stories."""
+    loaded = ptq.with_tables(load_model(export(which)), ignored)
+    graph = ptq.prepare(loaded, which)
+    data = ptq.read_samples(sequences(which, stories, folder / "data.npz"), graph, ptq.Preprocessing())
+    network = ptq.quantise_network(graph, data, load_target("riscv"), ptq.Settings(bits=bits))
+    file = folder / f"{which}.onnx"
+    file.write_bytes(network.model.SerializeToString())
+    return file
+
+
+def held_to(compiled: Compiled) -> None:
+    """Integers throughout, caches of bytes that a step writes a row of."""
+    graph = compiled.graph
+    assert sum(isinstance(node.operator, FixedAttention) for node in graph.nodes) == 5
+    assert sum(isinstance(node.operator, WriteRow) for node in graph.nodes) == 10
+    assert not [node for node in graph.nodes if graph.types[node.inputs[0]].dtype is DType.FLOAT32]
+    caches = [graph.types[read] for read, _, _ in graph.kept if graph.types[read].elements > 1]
+    assert len(caches) == 10 and all(kind.dtype is DType.INT8 for kind in caches)
+
+
+@pytest.mark.parametrize("which", ["hf"])
+def test_integers_throughout(reference: Any, which: str, tmp_path: Path) -> None:
+    """Quantised with little data; the emitted C computes the integer graph over some steps."""
+    stories = [reference[f"story_{number}"][:12] for number in range(2)]
+    compiled = compile_model(quantised(which, stories, tmp_path), load_target("riscv"), Options())
+    held_to(compiled)
+    steps = story(which, reference["story_9"][:6])
+    with built(compiled, load_target("riscv")) as build:
+        found = run_build(build, "host", steps).outputs
+    for outputs, wanted in zip(found, evaluate_all(compiled.graph, steps), strict=True):
+        np.testing.assert_array_equal(outputs["logits"], wanted["logits"])
+
+
+@pytest.mark.oracles
+@pytest.mark.parametrize("which", EXPORTS)
+def test_bits_per_token_and_firmware(reference: Any, which: str, tmp_path: Path) -> None:
+    """Judged by the judge beside the models: at most 2 % above float. The firmware on the simulated core equals the
+    integer graph over 256 steps."""
+    model = quantised(which, [reference[f"story_{number}"][:STEPS] for number in range(8)], tmp_path)
+    target = load_target("riscv")
+    compiled = compile_model(model, target, Options())
+    held_to(compiled)
+    logits = {}
+    with built(compiled, target) as build:
+        for number in range(8, 12):
+            steps = story(which, reference[f"story_{number}"][:STEPS])
+            found = run_build(build, "iss" if number == 8 else "host", steps).outputs
+            logits[f"story_{number}"] = np.stack([outputs["logits"].reshape(-1) for outputs in found])
+            if number == 8:
+                for outputs, wanted in zip(found, evaluate_all(compiled.graph, steps), strict=True):
+                    np.testing.assert_array_equal(outputs["logits"], wanted["logits"])
+    np.savez(tmp_path / "logits.npz", **logits)
+    judge = [sys.executable, str(MODELS / "judge.py"), str(tmp_path / "logits.npz"), "2"]
+    verdict = subprocess.run(judge, capture_output=True, text=True, check=False)
+    assert verdict.returncode == 0, verdict.stdout
+
+
+def small_cache(quantised_apart: bool) -> Any:
+    """A sum over a cache whose input and output are quantised with steps of their own, or alike."""
+    width, size = 3, 6
+    scales = {"a": 0.02, "b": 0.05 if quantised_apart else 0.02}
+    held = {name: np.array(scale, np.float32) for name, scale in scales.items()} | {"zero": np.array(0, np.int8)}
+    held["axes"] = np.array([0], np.int64)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["past_x", "a", "zero"], ["past_q"]),
+        helper.make_node("DequantizeLinear", ["past_q", "a", "zero"], ["past_r"]),
+        helper.make_node("QuantizeLinear", ["row", "b", "zero"], ["row_q"]),
+        helper.make_node("DequantizeLinear", ["row_q", "b", "zero"], ["row_r"]),
+        helper.make_node("ScatterND", ["past_r", "place", "row_r"], ["new_r"]),
+        helper.make_node("QuantizeLinear", ["new_r", "b", "zero"], ["new_q"]),
+        helper.make_node("DequantizeLinear", ["new_q", "b", "zero"], ["present_x"]),
+        helper.make_node("ReduceMean", ["present_x", "axes"], ["mean"], keepdims=1),
+        helper.make_node("QuantizeLinear", ["mean", "b", "zero"], ["mean_q"]),
+        helper.make_node("DequantizeLinear", ["mean_q", "b", "zero"], ["y"]),
+    ]
+    real = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT)
+    ends = [real("row", shape=(1, width)), real("past_x", shape=(size, width))]
+    ends.append(helper.make_tensor_value_info("place", TensorProto.INT64, (1, 1)))
+    results = [real("y", shape=(1, width)), real("present_x", shape=(size, width))]
+    constants = [numpy_helper.from_array(array, name) for name, array in held.items()]
+    graph = helper.make_graph(nodes, "net", ends, results, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_state_has_one_scale_or_stays_float(tmp_path: Path, apart: bool) -> None:
+    """Where both sides agree the buffer holds bytes; otherwise what is handed on are the numbers, not the integers."""
+    file = saved(tmp_path, small_cache(apart))
+    graph = compile_model(file, load_target("riscv"), Options()).graph
+    ((read, _, _),) = graph.kept
+    assert graph.types[read].dtype is (DType.FLOAT32 if apart else DType.INT8)
+    rows = np.random.default_rng(3).normal(0, 0.3, (6, 1, 3)).astype(np.float32)
+    steps = [{"row": row, "place": np.array([[at]])} for at, row in enumerate(rows)]
+    for at, outputs in enumerate(evaluate_all(graph, steps)):
+        np.testing.assert_allclose(outputs["y"][0], rows[: at + 1, 0].sum(axis=0) / 6, atol=0.1)
+
+
+def test_an_int8_cache_that_is_no_state_is_warned_about(tmp_path: Path) -> None:
+    model = small_cache(True)
+    for ends, old, new in ((model.graph.input, "past_x", "x"), (model.graph.output, "present_x", "z")):
+        next(entry for entry in ends if entry.name == old).name = new
+    for node in model.graph.node:
+        node.input[:] = [{"past_x": "x", "present_x": "z"}.get(name, name) for name in node.input]
+        node.output[:] = [{"present_x": "z"}.get(name, name) for name in node.output]
+    told: list[str] = []
+    load_model(saved(tmp_path, model), tell=told.append)
+    assert len(told) == 1 and "--state z=x" in told[0] and "one scale" in told[0]
+
+
+def test_bits_per_token() -> None:
+    logits = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]))
+    bits, right = bits_per_token(logits, np.array([0, 2]))
+    assert bits == pytest.approx(1.5) and right == 50.0
+
+
+def test_accuracy_of_sequences(reference: Any, tmp_path: Path) -> None:
+    """Float, integers and firmware beside each other, in bits per token; both ends of the figure by hand."""
+    stories = [reference[f"story_{number}"][:10] for number in range(2)]
+    model = quantised("torch", stories, tmp_path)
+    data = sequences("torch", stories, tmp_path / "test.npz")
+    found = accuracy_of(model, data, ptq.Preprocessing(), "riscv", export("torch"), "host", ignored)
+    names = [column.name for column in found.columns]
+    assert names == ["float", "integer graph", "firmware"]
+    exact, integers, firmware = found.columns
+    assert integers.bits == firmware.bits and integers.top1 == firmware.top1
+    assert exact.bits is not None and integers.bits is not None and abs(integers.bits - exact.bits) < 0.3
+    logits = [outputs["logits"] for outputs in evaluate_all(load_model(export("torch")), story("torch", stories[0]))]
+    other = [outputs["logits"] for outputs in evaluate_all(load_model(export("torch")), story("torch", stories[1]))]
+    rows = np.concatenate([logits[:-1], other[:-1]]).reshape(18, -1)
+    assert exact.bits == pytest.approx(bits_per_token(rows, np.concatenate([one[1:] for one in stories]))[0], abs=1e-4)
+
+
+def test_data_of_sequences_of_different_lengths(reference: Any, tmp_path: Path) -> None:
+    from dovetail.errors import DovetailError
+
+    graph = load_model(export("torch"))
+    np.savez(tmp_path / "data.npz", token=np.zeros((2, 6), np.int64), position=np.zeros((3, 4), np.int64))
+    with pytest.raises(DovetailError, match="different lengths"):
+        ptq.read_samples(tmp_path / "data.npz", graph, ptq.Preprocessing())
