@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,6 +26,7 @@ from dovetail.codegen.emit.project import write_project
 from dovetail.codegen.manifest import BuildPort
 from dovetail.compile import compile_model
 from dovetail.errors import DovetailError
+from dovetail.files import TemporaryFolder
 from dovetail.ir.boundary import Steps
 from dovetail.ir.types import Array, DType
 from dovetail.operators import UserOperator, combined
@@ -95,7 +95,7 @@ class Build:
     notes: tuple[str, ...]
     """Assumptions about the model, and remarks on the build, in sentences."""
     _build: running.ProjectBuild = field(repr=False)
-    _kept: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
+    _kept: TemporaryFolder | None = field(default=None, repr=False, compare=False)
     """The folder it lies in, where that goes with the build."""
 
     @property
@@ -212,7 +212,7 @@ def compile(
     _check_kind("target", target, "give a name, the path of a target file, or a Target", str, Target)
     machine = target if isinstance(target, Target) else load_target(target)
     compiled = compile_model(Path(model), machine, replace(options, tell=tell), progress)
-    temporary = TemporaryDirectory(prefix="dovetail-") if folder is None else None
+    temporary = TemporaryFolder() if folder is None else None
     place = Path(temporary.name, "build") if temporary else Path(str(folder))
     write_project(compiled.project, place, replace=replace_folder)
     build = running.open_build(place, compiled.unit.target)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import DovetailError
-from dovetail.files import InputError, open_archive, read_npy, replace_file
+from dovetail.files import InputError, TemporaryFolder, open_archive, read_npy, replace_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,7 +185,7 @@ def built(compiled: Compiled, target: Target) -> Iterator[ProjectBuild]:
     from dovetail.codegen.emit.project import write_project
     from dovetail.run import open_build
 
-    with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
+    with TemporaryFolder() as folder:
         write_project(compiled.project, Path(folder) / "build", replace=False)
         yield open_build(Path(folder) / "build", target)
 

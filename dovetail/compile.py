@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from dovetail.codegen.manifest import OperatorWork
 from dovetail.codegen.plan_file import PLAN
 from dovetail.errors import BuildError, MissingExtraError, ModelError, PlanError, TargetError
 from dovetail.fields import changed, settings_of
+from dovetail.files import TemporaryFolder
 from dovetail.ir.boundary import Steps, boundary
 from dovetail.ir.crop import total_macs, trim
 from dovetail.ir.dead import without_dead
@@ -137,10 +137,11 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     graph, steps = replace(graph, name=options.name or graph.name), boundary(graph)
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
-    graph = trim(quantize(graph, rounding_of(model, target, options), options.allow_float))
+    graph = trim(quantize(graph, rounding_of(model, target, options), options.allow_float, options.tell))
     stages.add("integer", graph, lsb=1)
     graph, scales = integer_inputs(graph) if options.integer_inputs else (graph, {})
     graph, others = integer_outputs(graph) if options.integer_outputs else (graph, {})
+    _say_float_ends(graph, options)
     stages.before = None if scales or others else stages.before  # other ends than those of the stage before
     dead, kept = 0, graph
     slimmer = DeduplicatedGraph(graph, 0, 0) if options.keep_dead else without_redundant(graph)
@@ -153,6 +154,15 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     progress(f"adapting to {target.name}")
     graph = adapt(graph, policy_of(target, options), stages.add)
     return _IntegerModel(graph, dead, (slimmer.twice, slimmer.idle), {**steps, **scales, **others}, work)
+
+
+def _say_float_ends(graph: Graph, options: Options) -> None:
+    """Tell which ends stay floats that were asked for as integers."""
+    ends = ((options.integer_inputs, "inputs", graph.inputs), (options.integer_outputs, "outputs", graph.outputs))
+    for wanted, kind, names in ends:
+        if floats := [name for name in names if wanted and not graph.types[name].dtype.is_integer]:
+            why = "they are not only quantised" if kind == "inputs" else "they do not come from integers"
+            options.tell(f"--{kind} int8: {', '.join(floats)} stay float32: {why}")
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -270,7 +280,7 @@ def _with_stack(compiled: Compiled) -> Compiled:
 def _stack_need(unit: Unit, project: Project) -> StackNeed:
     """The stack of the program, measured; raises BuildError where the emitted C does not compile."""
     data = {f"src/{unit.model}_constants.c", f"src/{unit.model}_weights.S"}  # these have no functions
-    with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
+    with TemporaryFolder() as folder:
         write_project(replace(project, graph=None, data={}), Path(folder) / "build")
         try:
             need, compiler = firmware_stack(

@@ -9,11 +9,14 @@ import contextlib
 import hashlib
 import math
 import os
+import re
 import shutil
 import stat
 import sys
 import tempfile
+import time
 import warnings
+import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,6 +26,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from dovetail.errors import DovetailError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where nothing is locked or removed
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,15 +82,63 @@ def usable_cache(folder: Path) -> Path:
 
 
 @cache
-def _passing_cache(instead_of: Path, reason: str) -> tempfile.TemporaryDirectory[str]:
+def _passing_cache(instead_of: Path, reason: str) -> TemporaryFolder:
     """A cache folder of this process, and the warning that says so."""
     what = f"{instead_of}: nothing is kept in the cache, so the next command compiles it again; {reason}"
     warnings.warn(f"{what}; DOVETAIL_CACHE names another folder", CacheWarning, stacklevel=3)
-    return tempfile.TemporaryDirectory(prefix="dovetail-")
+    return TemporaryFolder()
 
 
 class CacheWarning(UserWarning):
     """Nothing is kept in a cache, so the next command takes longer."""
+
+
+class TemporaryFolder(tempfile.TemporaryDirectory[str]):
+    """A temporary folder that is locked as long as it is used: what a killed process left is unlocked, and removed by
+    whoever next makes one in the same place.
+
+    Args:
+        place: the folder it is made in, where its name is hidden; None for that of temporary files.
+    """
+
+    def __init__(self, place: Path | None = None) -> None:
+        _remove_abandoned(place or Path(tempfile.gettempdir()))
+        super().__init__(prefix=f".{_TEMPORARY}" if place else _TEMPORARY, dir=place, ignore_cleanup_errors=True)
+        if (lock := _locked(Path(self.name))) is not None:
+            weakref.finalize(self, os.close, lock)
+
+
+_TEMPORARY = "dovetail-tmp-"
+_OURS = re.compile(rf"\.?{_TEMPORARY}[a-z0-9_]{{8}}")
+_NEW_SECONDS = 10
+"""Seconds a process has to lock a file or folder it has made."""
+
+
+def _locked(path: Path) -> int | None:
+    """A handle that holds a file or folder until it is closed; None where another process holds it."""
+    if fcntl is None:
+        return None
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove the temporary files and folders of the user's that nobody holds."""
+    with contextlib.suppress(OSError):
+        for path in [Path(entry) for entry in os.scandir(place) if _OURS.fullmatch(entry.name)]:
+            with contextlib.suppress(OSError):
+                state = path.lstat()
+                new = time.time() - state.st_mtime < _NEW_SECONDS
+                if new or stat.S_ISLNK(state.st_mode) or state.st_uid != os.getuid():
+                    continue
+                if (lock := _locked(path)) is not None:
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+                    os.close(lock)
 
 
 def _cache_place() -> Path:
@@ -103,7 +159,8 @@ def replace_file(path: Path, data: bytes) -> None:
         OSError: it cannot be written; nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{_TEMPORARY}", dir=path.parent)
+    lock = _locked(Path(name))
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -111,6 +168,9 @@ def replace_file(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def keep_file(path: Path, data: bytes) -> None:

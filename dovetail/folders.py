@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import BuildError
+from dovetail.files import TemporaryFolder
 
 MANIFEST = "dovetail.json"
 """The file of a build that describes it."""
@@ -28,41 +27,42 @@ def check_replaced(folder: Path, replace: bool) -> None:
         raise BuildError("this is not a build of Dovetail's and is not replaced", where=str(folder), hint=hint)
 
 
-def write_files(files: Mapping[str, Contents], folder: Path, replace: bool = False) -> None:
-    """Write files, by relative path, bytes or arrays one after the other, into a temporary folder beside `folder`, then
-    rename it there: whenever this process ends, the folder is the old one, the new one or not there, and never a part
-    of either. A link in its place is replaced, not followed. Raises BuildError where the folder exists and `replace` is
-    not given, or it cannot be written."""
+def check_free(folder: Path, replace: bool) -> None:
+    """Raise BuildError where a folder is a link, or exists and `replace` is not given."""
+    if folder.is_symlink():
+        hint = "name the folder it leads to, or remove the link"
+        raise BuildError(f"this is a link to {os.readlink(folder)}, and is not replaced", where=str(folder), hint=hint)
     if folder.exists() and not replace:
         hint = "choose another folder, or give --force to replace it"
         raise BuildError("the output folder exists", where=str(folder), hint=hint)
-    place, temporary, old = folder.parent, None, None
+
+
+def write_files(files: Mapping[str, Contents], folder: Path, replace: bool = False) -> None:
+    """Write files, by relative path, bytes or arrays one after the other, into a temporary folder beside `folder`, then
+    rename it there: whenever this process ends, the folder is the old one, the new one or not there, and never a part
+    of either. Raises BuildError as `check_free`, or where it cannot be written."""
+    check_free(folder, replace)
+    place = folder.parent
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        place = folder
-        for name, content in files.items():
-            path = temporary / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                parts = [content] if isinstance(content, bytes) else content
-                file.writelines(part if isinstance(part, bytes) else part.data for part in parts)
-        temporary.chmod(0o755)
-        if folder.is_symlink():
-            folder.unlink()
-        elif folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            os.rename(folder, old)  # onto an empty folder
-        try:
-            os.rename(temporary, folder)
-        except BaseException:
-            if old is not None:
-                os.rename(old, folder)
-            raise
+        with TemporaryFolder(folder.parent) as temporary, TemporaryFolder(folder.parent) as old:
+            place, new = folder, Path(temporary, "new")
+            new.mkdir(mode=0o755)
+            for name, content in files.items():
+                path = new / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as file:
+                    parts = [content] if isinstance(content, bytes) else content
+                    file.writelines(part if isinstance(part, bytes) else part.data for part in parts)
+            new.chmod(0o755)
+            if replaced := folder.exists():
+                os.rename(folder, Path(old, "old"))
+            try:
+                os.rename(new, folder)
+            except BaseException:
+                if replaced:
+                    os.rename(Path(old, "old"), folder)
+                raise
     except OSError as error:
         hint = "choose another folder with -o, or free space and give permission"
         raise BuildError(f"cannot write there: {error.strerror}", where=str(place), hint=hint) from None
-    finally:
-        for rest in (temporary, old):
-            if rest is not None:  # the first is gone where all went well
-                shutil.rmtree(rest, ignore_errors=True)

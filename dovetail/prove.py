@@ -20,7 +20,7 @@ from dovetail.ir.onnx_file import load_graph
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType
 from dovetail.operators import combined, known_operators
-from dovetail.run import ProjectBuild, RunResult, run_build
+from dovetail.run import ProjectBuild, RunResult, one_version, run_build
 from dovetail.schedule.partition import initial_partition
 from dovetail.schedule.region import Region
 
@@ -61,10 +61,11 @@ def read_graph(build: ProjectBuild, operators: Sequence[type[UserOperator]] = ()
         ModelError: it has operators that are not given.
     """
     path = build.folder / GRAPH
-    if not path.is_file():
-        what = f"the build has no {GRAPH}, so there is nothing to compare its outputs with"
-        raise BuildError(what, where=str(build.folder), hint="compile the model again, or run with --no-check")
-    graph = load_graph(path, known_operators(combined(build.target.operators, operators)))
+    with one_version(build):
+        if not path.is_file():
+            what = f"the build has no {GRAPH}, so there is nothing to compare its outputs with"
+            raise BuildError(what, where=str(build.folder), hint="compile the model again, or run with --no-check")
+        graph = load_graph(path, known_operators(combined(build.target.operators, operators)))
     wanted = [{port.name for port in ports} for ports in (build.manifest.inputs, build.manifest.outputs)]
     if [set(graph.given), set(graph.results)] != wanted:
         what = f"the graph in {GRAPH} is not that of this build: it has other inputs or outputs"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,24 +145,51 @@ def run_build(
         raise DovetailError("it has no signals to write", where=f"simulator '{simulator}'", hint="use --sim rtl")
     if core and simulator != "rtl":
         raise DovetailError(f"its core is not RTL on '{simulator}'", where="--core", hint="use --sim rtl")
-    if board is not None:
-        simulation = _run_board(build, board, sets, wanted, cache)
-    elif simulator in ("iss", "rtl"):
-        verilog, core = {}, core or _core_of_unit(build.target, simulator)
-        if simulator == "rtl" and (not core or waves or _has_verilog(build.target)):
-            verilog = verilog_devices(build.target, waves, cache)
-        simulation, sizes = _run_iss(build, target_devices(build.target, verilog), sets, wanted, cache, watchdog, core)
-    elif simulator == "host":
-        simulation = _run_host(build, sets, wanted, cache, watchdog)
-    else:
-        raise DovetailError(
-            f"there is no simulator '{simulator}'", where="--sim", hint=f"use one of {', '.join(SIMULATORS)}"
-        )
+    if board is None and simulator not in SIMULATORS:
+        hint = f"use one of {', '.join(SIMULATORS)}"
+        raise DovetailError(f"there is no simulator '{simulator}'", where="--sim", hint=hint)
+    with one_version(build):
+        if board is not None:
+            simulation = _run_board(build, board, sets, wanted, cache)
+        elif simulator in ("iss", "rtl"):
+            core = core or _core_of_unit(build.target, simulator)
+            devices = _devices_on(build.target, simulator, core, waves, cache)
+            simulation, sizes = _run_iss(build, devices, sets, wanted, cache, watchdog, core)
+        else:
+            simulation = _run_host(build, sets, wanted, cache, watchdog)
     stretches = build.manifest.stretches if any(engine.stream for engine in build.target.engines) else ()
     inferences = tuple(with_lists(stretches, one) for one in simulation.inferences[delay:])
     simulation = replace(simulation, inferences=inferences)
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)
     return RunResult(build, f"{simulator}{_apart(build.target, core)}", outputs, simulation, sizes)
+
+
+@contextmanager
+def one_version(build: ProjectBuild) -> Iterator[None]:
+    """While the body reads the files of a build: raises BuildError where another build has taken its place meanwhile,
+    instead of whatever error that brought about."""
+    try:
+        yield
+    except (DovetailError, OSError):
+        _check_same(build)
+        raise
+    _check_same(build)
+
+
+def _check_same(build: ProjectBuild) -> None:
+    try:
+        same = read_manifest(build.folder).digest == build.manifest.digest
+    except BuildError:
+        same = False
+    if not same:
+        what = "another build took its place, or it was removed, while it was read"
+        raise BuildError(what, where=str(build.folder), hint="run the command again") from None
+
+
+def _devices_on(target: Target, simulator: str, core: str, waves: Waves | None, cache: Path | None) -> _Devices:
+    """The devices of a simulator; on `rtl` those that are there in Verilog, which a core that is RTL does without."""
+    wanted = simulator == "rtl" and (not core or waves is not None or _has_verilog(target))
+    return target_devices(target, verilog_devices(target, waves, cache) if wanted else {})
 
 
 def _core_of_unit(target: Target, simulator: str) -> str:

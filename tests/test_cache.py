@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import dovetail
+from command_line import dovetail, refused
 from dovetail import files
 from dovetail.arrays import seeded_inputs
 from dovetail.codegen.emit.project import Project, write_project
@@ -166,20 +166,66 @@ def failing(last: int) -> Callable[[Path, Path], None]:
 
 
 def test_a_folder_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails on the way, the old one or the new one is whole; a link is replaced, not what it leads to."""
+    """Whatever fails on the way, the old one or the new one is whole; a link is not replaced, nor what it leads to."""
     project, folder = Project({MANIFEST: "{}", "a/b.c": "new"}, (), ()), tmp_path / "build"
     old = {MANIFEST: b"{}", "x.c": b"old"}
     elsewhere = tmp_path / "elsewhere"
     write_files(old, elsewhere)
-    folder.symlink_to(elsewhere)
-    write_project(project, folder, replace=True)
-    assert not folder.is_symlink() and (folder / "a/b.c").read_text() == "new"
-    assert (elsewhere / "x.c").read_bytes() == b"old"
+    for place in (elsewhere, tmp_path / "nowhere"):
+        folder.symlink_to(place)
+        with pytest.raises(DovetailError, match=f"build: this is a link to {place}, and is not replaced"):
+            write_project(project, folder, replace=True)
+        assert folder.is_symlink() and (elsewhere / "x.c").read_bytes() == b"old" and not place.is_symlink()
+        folder.unlink()
     write_files(old, folder, replace=True)
     for last in (1, 2):
-        monkeypatch.setattr("dovetail.codegen.emit.project.os.rename", failing(last))
+        monkeypatch.setattr("dovetail.folders.os.rename", failing(last))
         with pytest.raises(DovetailError, match="No space left"):
             write_project(project, folder, replace=True)
         monkeypatch.undo()
         assert (folder / "x.c").read_bytes() == b"old", "the old one is there"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["build", "elsewhere"]
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its temporary folders and files; not what a living one holds, nor what only looks alike."""
+    pytest.importorskip("fcntl", reason="nothing is locked here")
+    monkeypatch.setattr("dovetail.files._NEW_SECONDS", 0)
+    code = (
+        "import sys, time; from pathlib import Path; from dovetail.files import TemporaryFolder\n"
+        "one = TemporaryFolder(Path(sys.argv[1])); (Path(one.name) / 'file').touch(); print(one.name, flush=True)\n"
+        "time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    held = Path(child.stdout.readline().strip())
+    others = [".dovetail-tmp-notes", ".dovetail-tmp-1234567", "dovetail-tmp-12345678.c", ".b.12345678"]
+    for name in others:
+        (tmp_path / name).touch()
+    (tmp_path / ".dovetail-tmp-12345678").touch()
+    write_files({"a.c": b""}, tmp_path / "first")
+    assert (held / "file").is_file() and not (tmp_path / ".dovetail-tmp-12345678").exists()
+    child.kill()
+    child.wait()
+    write_files({"a.c": b""}, tmp_path / "second")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["first", "second", *others])
+
+
+@pytest.mark.parametrize("place", ["dovetail.prove.load_graph", "dovetail.run.firmware"])
+def test_a_build_that_is_replaced_while_it_is_read_is_said(
+    place: str, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_chip()
+    shutil.copytree(build, tmp_path / "build")
+    assert dovetail("compile", build.parent / "digits.onnx", "-t", "riscv", "-o", tmp_path / "other") == 0
+    module, _, name = place.rpartition(".")
+    read = getattr(sys.modules[module], name)
+
+    def replaced(*words: object, **named: object) -> object:
+        shutil.rmtree(tmp_path / "build")
+        shutil.copytree(tmp_path / "other", tmp_path / "build")
+        return read(*words, **named)
+
+    monkeypatch.setattr(place, replaced)
+    assert "another build took its place" in refused(capsys, "run", tmp_path / "build")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 
 from command_line import dovetail, refused
 from conftest import shared_dir
+from dovetail import open_build
 
 FUZZ = "faults/fuzz"
 
@@ -63,3 +68,39 @@ def test_paths_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "file name too long" in refused(capsys, *command, tmp_path / ("n" * 300))
     (tmp_path / "file").touch()
     assert "not a directory" in refused(capsys, *command, tmp_path / "b", "--save-stages", tmp_path / "file" / "x")
+
+
+@pytest.mark.parametrize("file", ["q2.onnx", "q3.onnx"])
+@pytest.mark.parametrize("target", ["riscv", "cortex_m4", "ne16", "vta", "diana", "gemmini"])
+def test_sums_beyond_32_bits_do_not_turn(
+    file: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a bias at an end of 32 bits, beside ONNX Runtime, whose floats do not wrap around."""
+    model = shared_dir() / FUZZ / file
+    assert dovetail("compile", model, "-t", target, "-o", tmp_path / "build") == 0
+    assert "so that no sum wraps around" in capsys.readouterr().err
+    image = np.random.default_rng(0).integers(-128, 128, (1, 4, 6, 6)).astype(np.int8)
+    (expected,) = onnxruntime.InferenceSession(model).run(None, {"x": image})
+    found = open_build(tmp_path / "build").run({"x": image}).outputs[0]["y"]
+    assert np.array_equal(found, expected) and len(np.unique(expected)) == 1
+
+
+def test_what_stays_float_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = network(tmp_path, "floats", "(float[1,4] x) => (float[1,4] y) { y = Relu (x) }")
+    ends = ("--inputs", "int8", "--outputs", "int8")
+    assert dovetail("compile", model, "-t", "riscv", "--float", *ends, "-o", tmp_path / "build") == 0
+    said = capsys.readouterr().err
+    assert "--inputs int8: x stay float32: they are not only quantised" in said
+    assert "--outputs int8: y stay float32: they do not come from integers" in said
+
+
+def test_a_big_endian_processor_is_told(tmp_path: Path) -> None:
+    """By an error of the preprocessor, from whichever compiler."""
+    pytest.importorskip("ziglang")
+    model = network(tmp_path, "model", "(float[1,4] x) => (float[1,4] y) { y = Relu (x) }")
+    assert dovetail("compile", model, "-t", "riscv", "--float", "-o", tmp_path / "build") == 0
+    command = [sys.executable, "-m", "ziglang", "cc", "-Isrc", "-Iruntime", "-c", "src/model.c", "-o", "model.o"]
+    for machine, code, said in (("mips", 1, "this C is for little-endian processors"), ("mipsel", 0, "")):
+        compiler = [*command, "-target", f"{machine}-freestanding"]
+        ended = subprocess.run(compiler, cwd=tmp_path / "build", capture_output=True, text=True, check=False)
+        assert ended.returncode == code and said in ended.stderr, ended.stderr

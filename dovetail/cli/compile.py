@@ -14,7 +14,7 @@ from dovetail.cli import kept
 from dovetail.cli.console import note, progress, say, short_name, show_table
 from dovetail.cli.options import Model, OptionalTarget, TargetName, option
 from dovetail.errors import BuildError
-from dovetail.folders import check_replaced, write_files
+from dovetail.folders import check_free, check_replaced, write_files
 from dovetail.options import Options
 
 if TYPE_CHECKING:
@@ -107,10 +107,7 @@ def _written_again(place: Path, build: Path, force: bool) -> bool:
 
 def _check_folders(build: Path, force: bool, save_stages: Path | None) -> None:
     """Raise BuildError where a build is not to be replaced, or stages would go into a file."""
-    if build.exists() and not force:
-        raise BuildError(
-            "the output folder exists", where=str(build), hint="choose another folder, or give --force to replace it"
-        )
+    check_free(build, force)
     if save_stages is not None and save_stages.exists() and not save_stages.is_dir():
         raise BuildError("this is not a folder", where=str(save_stages), hint="choose another --save-stages")
 

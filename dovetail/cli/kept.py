@@ -151,7 +151,8 @@ def keep(place: Path, inputs: Mapping[str, str], folder: Path, notes: Sequence[s
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
     if all(inputs.values()) and sum(map(len, files.values())) <= MOST_BYTES // 4:
-        keep_file(place, msgspec.msgpack.encode(KeptBuild(dict(inputs), files, list(notes), summary)))
+        with contextlib.suppress(UnicodeEncodeError):  # of a file name that is no UTF-8
+            keep_file(place, msgspec.msgpack.encode(KeptBuild(dict(inputs), files, list(notes), summary)))
         _thin_out(place.parent)
 
 

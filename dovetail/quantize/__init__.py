@@ -9,6 +9,7 @@ Dequantize answers it with the integers it stands on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,7 +37,12 @@ HINT = (
 )
 
 
-def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bool = False) -> Graph:
+def quantize(
+    graph: Graph,
+    rounding: Rounding = Rounding.DOUBLE,
+    allow_float: bool = False,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Graph:
     """The integer graph of a graph in QDQ form; values keep the names of the QDQ graph's integers.
 
     Args:
@@ -44,6 +50,7 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
         rounding: of every fixed-point product; DOUBLE is TFLite Micro's, SINGLE is TOSA's and XNNPACK's.
             (64-bit accumulators of int16 activations always use WIDE, TFLite's only rule for them.)
         allow_float: what has no integer form stays as it is, to be computed in float32 on the core.
+        tell: hears in sentences where the integers compute something else than the model says.
 
     Returns:
         A graph of integer operators. A float input keeps a Quantize behind it, a float output a Dequantize before it.
@@ -61,7 +68,7 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
                 raise ModelError(what, where=_place(node), hint=HINT)
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # scales as odd as they may be
         graph = run(graph, (fold_into_scales, factor_into_softmax))
-        return integer_states(_Lowering(graph, rounding, allow_float).run())
+        return integer_states(_Lowering(graph, rounding, allow_float, tell).run())
 
 
 def _stays(node: Node) -> bool:
@@ -99,9 +106,11 @@ class _Lowering:
     graph: Graph
     rounding: Rounding
     allow_float: bool
+    tell: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self.emitter = Emitter(GraphBuilder(self.graph.name), frozenset(self.graph.types), self.rounding)
+        builder = GraphBuilder(self.graph.name)
+        self.emitter = Emitter(builder, frozenset(self.graph.types), self.rounding, tell=self.tell)
         self.producers = self.graph.producers()
         self.names: dict[str, str] = {}
         """New name of each integer value, and of the graph's inputs."""

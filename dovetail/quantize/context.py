@@ -6,7 +6,7 @@ Facts on factors and bounds from tflite-micro's kernels/internal/quantization_ut
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Generic, TypeVar
@@ -117,6 +117,8 @@ class Emitter:
     rounding: Rounding
     origin: str = ""
     """The model's operator that the next nodes come from."""
+    tell: Callable[[str], None] = lambda sentence: None
+    """Hears where the integers compute something else than the model says."""
 
     def fresh(self, stem: str) -> str:
         """A name neither graph uses, beginning with `stem`."""

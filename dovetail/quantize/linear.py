@@ -44,7 +44,7 @@ def linear(ask: QuantisationRequest[Linear], x: QuantisedValue) -> str:
         return fine
     if bias is not None:
         array = _integer_bias(bias, scale, weights.kind.shape[axis], accumulator_type(x.kind.dtype))
-        operands.append(_bias_constant(ask, bias, array))
+        operands.append(_bias_constant(ask, bias, _within_32_bits(ask, x, weights, array)))
     total = ask.add(on_integers, operands, "accumulator")
     # All in double: kernel_util.cc's PopulateConvolutionQuantizationParams for convolutions. For dense layers older
     # sources multiply in float32; what TensorFlow Lite Micro computes today fits the double product alone.
@@ -145,6 +145,26 @@ def _integer_bias(bias: QuantisedValue | Array, scale: Array, channels: int, dty
     steps = np.rint(np.broadcast_to(real, (channels,)) / scale)
     limit = float(DType.INT32.high)  # also for int64: larger biases cannot be meant
     return np.asarray(np.clip(steps, -limit, limit).astype(dtype.numpy))
+
+
+def _within_32_bits(ask: QuantisationRequest[Linear], x: QuantisedValue, weights: QuantisedValue, bias: Array) -> Array:
+    """The bias limited so that no sum leaves 32 bits, where its sign would turn; says where that changes it, and where
+    sums may leave them without a bias."""
+    if weights.array is None or bias.dtype != np.int32:
+        return bias
+    rows = ask.operator.filters(weights.array).astype(np.int64) - int(weights.zero_point[0])
+    ends = [rows * (end - x.form.zero_point) for end in (x.kind.dtype.low, x.kind.dtype.high)]
+    lowest, highest = np.minimum(*ends).sum(axis=1), np.maximum(*ends).sum(axis=1)
+    least, most = DType.INT32.low - lowest, DType.INT32.high - highest
+    tell, where = ask.emitter.tell, ask.emitter.origin or ask.stem
+    if (least > most).any():
+        reach = int(np.maximum(-lowest, highest).max())
+        tell(f"{where}: its sums may reach {reach:,}; 32 bits hold {DType.INT32.high:,}, and larger ones wrap around")
+        return bias
+    limited = np.clip(bias, least, most).astype(np.int32)
+    if moved := int(np.abs(limited.astype(np.int64) - bias).max(initial=0)):
+        tell(f"{where}: biases near the ends of 32 bits are moved, by at most {moved:,}, so that no sum wraps around")
+    return limited
 
 
 def moved_constant(emitter: Emitter, operator: Operator, weights: QuantisedValue, stem: str) -> QuantisedValue | None:

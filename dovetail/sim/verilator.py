@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from dovetail.codegen.build.toolchain import compile_cpp, cpp_compiler, digest, link_shared, run_tool
 from dovetail.errors import BuildError, MissingExtraError
-from dovetail.files import default_cache, is_sealed, keep_file, kept_file, seal, usable_cache
+from dovetail.files import TemporaryFolder, default_cache, is_sealed, keep_file, kept_file, seal, usable_cache
 
 _RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 _OPTIONS = "--cc -O3 --no-timing --x-assign fast --x-initial unique -Wno-fatal --prefix Vdut"
@@ -126,7 +125,7 @@ def build_design(design: Design, cache: Path | None = None, check: Callable[[str
         made = cache / f"{_content_key(request, listed.decode().splitlines())}.so"
         if is_sealed(made):
             return made
-    with tempfile.TemporaryDirectory(prefix="dovetail_rtl_") as name:
+    with TemporaryFolder() as name:
         read = _verilate(design, verilator, Path(name))
         check((Path(name) / "Vdut.h").read_text("utf-8"))
         made = cache / f"{_content_key(request, read)}.so"

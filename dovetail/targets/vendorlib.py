@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import dovetail.target as dt
 from dovetail.errors import TargetError
+from dovetail.files import TemporaryFolder
 from dovetail.ir.layout import Layout
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array
@@ -368,7 +368,7 @@ def _ask(root: Path, include: str, sources: tuple[str, ...], defines: tuple[tupl
     from dovetail.codegen.build.toolchain import compile_host
     from dovetail.sim.worker import simulate_host
 
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryFolder() as folder:
         asking = Path(folder) / "query.c"
         asking.write_text(text)
         files = [asking, *((root / source).resolve() for source in sources)]

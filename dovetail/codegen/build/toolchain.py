@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -24,7 +23,16 @@ from typing import Literal
 from dovetail.codegen.build.instruction_sets import InstructionSet, instruction_set
 from dovetail.codegen.build.stack import stack_need
 from dovetail.errors import BuildError, MissingExtraError
-from dovetail.files import default_cache, is_sealed, keep_file, kept_file, replace_file, seal, usable_cache
+from dovetail.files import (
+    TemporaryFolder,
+    default_cache,
+    is_sealed,
+    keep_file,
+    kept_file,
+    replace_file,
+    seal,
+    usable_cache,
+)
 
 Kind = Literal["zig", "gcc", "cc"]
 Defines = Mapping[str, str | int | None]
@@ -353,7 +361,7 @@ class _CompileContext:
 
     def _run(self, arguments: Sequence[str], made: Path) -> None:
         zig = str(self.cache / "zig")
-        with tempfile.TemporaryDirectory(prefix=".", dir=self.cache) as folder:
+        with TemporaryFolder(self.cache) as folder:
             output = Path(folder) / made.name
             command = [*self.compiler.command, *arguments, *self.compiler.out, str(output)]
             if not self.compiler.out:  # zig's own commands

@@ -103,9 +103,6 @@ _HEAD = """\
    {digest}. */
 #if !defined(__ELF__)
 #error "this needs an assembler for ELF: compile the network again with --weights text"
-#endif
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the weights are little-endian, the processor is not: compile the network again with --weights text"
 #endif"""
 _TAIL = """\
 #if defined(__linux__)

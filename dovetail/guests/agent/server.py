@@ -13,7 +13,6 @@ import ipaddress
 import secrets
 import select
 import socket
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dovetail.errors import BoardError, DovetailError
+from dovetail.files import TemporaryFolder
 from dovetail.guests.agent.settings import AgentBoard, AgentSettings
 from dovetail.sim import agent
 from dovetail.sim.board import load_firmware
@@ -264,7 +264,7 @@ class Agent:
         try:
             if image:
                 place.close()
-                with tempfile.TemporaryDirectory(prefix="dovetail-agent-") as folder:
+                with TemporaryFolder() as folder:
                     elf = Path(folder) / "firmware.elf"
                     elf.write_bytes(image)
                     load_firmware(Board(bench.where, load=bench.load), elf)

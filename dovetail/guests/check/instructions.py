@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.build.toolchain import compile_firmware
 from dovetail.codegen.emit.firmware import RUNTIME, SIMULATION_MAIN, linker_script, runtime_path
 from dovetail.errors import MissingExtraError, SimulationError
+from dovetail.files import TemporaryFolder
 from dovetail.guests.check.findings import Checked, Finding, Tested
 from dovetail.ir.types import Array
 from dovetail.kernels.helpers import helper_source
@@ -215,7 +215,7 @@ def check_instructions(
         return
     usual = ("iss", "rtl") if core.unit else ("iss",)
     before: _Operands = {}
-    with tempfile.TemporaryDirectory(prefix="dovetail_check_") as folder:
+    with TemporaryFolder() as folder:
         elf = _built(target, tried, Path(folder))
         for simulator in (one for one in usual if not simulators or one in simulators):
             progress(f"core: {len(tried)} loops of instructions on {simulator}")

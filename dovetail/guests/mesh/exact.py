@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from dovetail.errors import MissingExtraError, SimulationError
 from dovetail.farm import farm
+from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.building import build_programs, used_bytes
 from dovetail.guests.mesh.emit import MeshProject
 from dovetail.guests.mesh.layers import Ints, Show, unseen
@@ -91,7 +91,7 @@ def run_exact(
     words = [word_of(mapped.topology.position(one.element)) for one in project.elements]
     given = [(number, one.input) for number, one in enumerate(build.tensors) if one.input]
     tensors = [{n: np.ascontiguousarray(arrays[name]).tobytes() for n, name in given} for arrays in inputs]
-    with farm(jobs, scheduler) as spread, TemporaryDirectory() as folder:
+    with farm(jobs, scheduler) as spread, TemporaryFolder() as folder:
         firmware = build_programs(project.files, target, Path(folder), jobs, show)
         hint = "cut the layer into more pieces in the mapping file, give fewer slots, or use more chips"
         used = used_bytes(firmware, target, mapped.parts.mesh.usable, hint)

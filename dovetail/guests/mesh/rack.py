@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from dovetail.errors import SimulationError
 from dovetail.farm import Farm, LostResult, farm
+from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.element import StoredPart
 from dovetail.guests.mesh.layers import Ints, Show, unseen
 from dovetail.guests.mesh.manifest import name_of, word_of
@@ -211,7 +211,7 @@ class LoadedElements:
     def _by_sections(self, setup: SimulationSetup, drams: Sequence[dict[int, bytearray]], show: Show) -> RackOutcome:
         """Run all elements from barrier to barrier."""
         rate = self._topology.mesh.rates.dram / len(self.elements)
-        with TemporaryDirectory() as folder:
+        with TemporaryFolder() as folder:
             elf = Path(folder) / "element.elf"
             elf.write_bytes(self.elements[0].firmware)
             live = {

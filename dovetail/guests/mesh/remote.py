@@ -7,7 +7,6 @@ anew and given the inputs again whose results did not come.
 from __future__ import annotations
 
 import struct
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Self
 import numpy as np
 
 from dovetail.errors import BuildError
+from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.building import build_programs
 from dovetail.guests.mesh.layers import Ints, Show, unseen
 from dovetail.guests.mesh.manifest import Images, MeshBuild, outputs_of, rack_images
@@ -70,7 +70,7 @@ def mesh_images(build: MeshBuild, target: Target, show: Show = unseen) -> Images
     for program in sorted({program for program, _ in build.elements.values()}):
         if not any(name.startswith(f"programs/{program}/") for name in files):
             raise BuildError(f"there is no program {program}", where=str(build.folder), hint="run dovetail mesh again")
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryFolder() as folder:
         return rack_images(build, build_programs(files, target, Path(folder), 1, show), files)
 
 

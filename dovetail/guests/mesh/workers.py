@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +12,7 @@ import numpy as np
 
 from dovetail.errors import SimulationError
 from dovetail.farm import Farm, LostResult
+from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.element import BASE, ElementDevice, StoredPart
 from dovetail.guests.mesh.layers import Ints
 from dovetail.sim.device import DeviceSpec, regions_of, target_devices
@@ -80,7 +80,7 @@ def run_element(setup: SimulationSetup, job: ElementJob) -> ElementRun:
     Raises:
         SimulationError: it does something it must not, or a device model of the user's fails.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryFolder() as folder:
         path = Path(folder) / "element.elf"
         path.write_bytes(job.firmware)
         try:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from dovetail.arrays import built
 from dovetail.errors import DovetailError, MissingExtraError
+from dovetail.files import TemporaryFolder
 from dovetail.guests.ptq.data import Samples, check_labels, read_samples
 from dovetail.guests.ptq.execute import count_of, part_of, run
 from dovetail.guests.ptq.preparation import prepare, unquantised
@@ -366,7 +366,7 @@ def compare_with_runtime(
         "ONNX Runtime, dynamic": lambda target: quantization.quantize_dynamic(model, target),
     }
     columns, failures = list[Column](), list[str]()
-    with TemporaryDirectory() as folder, _quiet():
+    with TemporaryFolder() as folder, _quiet():
         try:
             wanted = _outputs(model, measured.inputs)
         except Exception as error:  # what the runtime raises has no common class

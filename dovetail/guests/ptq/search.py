@@ -3,7 +3,6 @@ budget, and a picture of the frontier."""
 
 from __future__ import annotations
 
-import tempfile
 from bisect import bisect_left
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 
 from dovetail.arrays import built
 from dovetail.errors import DovetailError
+from dovetail.files import TemporaryFolder
 from dovetail.guests.ptq.calibration import CalibratedNetwork, choose_layers, shared_widths
 from dovetail.guests.ptq.data import Samples, check_labels
 from dovetail.guests.ptq.execute import Values, batches, compute, part_of, run, sampled, value_bytes
@@ -246,7 +246,7 @@ def run_report(graph: Graph, target: Target) -> Report:
     from dovetail.compile import Options, compile_model, sample_inputs
     from dovetail.run import run_build
 
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryFolder() as folder:
         model = Path(folder) / f"{graph.name}.onnx"
         model.write_bytes(plain_onnx(graph).SerializeToString(deterministic=True))
         compiled = compile_model(model, target, Options(allow_float=True))

@@ -12,6 +12,7 @@ from dovetail.cli.options import Json, Model, Page, Scheduler, TargetName, optio
 from dovetail.options import Options
 
 if TYPE_CHECKING:
+    from dovetail.fields import Field
     from dovetail.guests.sweep.run import SweepOutcome
 
 
@@ -51,11 +52,9 @@ def sweep(
 
     known = load_target(target)
     if not settings:
-        for field in fields.fields_of(known).values():
-            say(f"{field.name:28} {field.present!s:>12}  {field.about}".rstrip())
+        say("\n".join(map(_field_line, fields.fields_of(known).values())))
         return
     axes, policy = fields.axes_of(known, settings), policy_of(known, options).name
-    task = SweepTask(model.resolve(), target, options)
     with progress("starting") as show:
 
         def told(done: int, count: int, point: Mapping[str, Any], outcome: SweepOutcome) -> None:
@@ -64,6 +63,7 @@ def sweep(
 
         try:
             folder, processes = default_cache() / "sweep", processors() if jobs is None else jobs
+            task = SweepTask(model.resolve(), target, options)
             outcomes, repeated = sweeping.sweep(task, axes, processes, folder, told, scheduler)
         except KeyboardInterrupt:
             note("stopped; every point that has ended is kept. Run the same command to go on.")
@@ -75,6 +75,11 @@ def sweep(
         if repeated:
             note(f"{repeated} of the points were made earlier")
         say(f"{page}: {_sweep_sentence(data)}")
+    sys.exit(int(data["best"] is None))
+
+
+def _field_line(field: Field) -> str:
+    return f"{field.name:28} {field.present!s:>12}  {field.about}".rstrip()
 
 
 def _settings_text(settings: Mapping[str, Any]) -> str:

@@ -4,6 +4,10 @@
 
 #include <stdint.h>
 
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "this C is for little-endian processors: elements of several bytes are read and written as they lie"
+#endif
+
 #ifdef DOVETAIL_HOST
 
 /* Supplied by whoever loads the library, if it contains drivers at all. */
