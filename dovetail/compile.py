@@ -484,14 +484,15 @@ def policy_of(target: Target, options: Options) -> Policy:
 
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
-    """Bytes of each memory that constants, code, stacks and kernels' own room take, by the name of the memory."""
+    """Bytes of each memory that constants, code, stacks and the own room of kernels and libraries take, by the name of
+    the memory."""
     constants = sum(array.nbytes for array in (*graph.constants.values(), *graph.states))
     types = graph.types
     workspaces = (node.operator.workspace([types[name] for name in node.inputs]) for node in graph.nodes)
     nbytes = {target.code: constants + CODE_RESERVE}
     nbytes[target.values] = (
         nbytes.get(target.values, 0) + _stacks(target) + sum(-(-size // 8) * 8 for size in workspaces)
-    )
+    ) + sum(engine.holds for engine in target.engines)
     return nbytes
 
 

@@ -33,7 +33,7 @@ from dovetail.codegen.manifest import BuildManifest, LayerWork, MemoryUse
 from dovetail.energy import energy
 from dovetail.errors import visible
 from dovetail.names import names
-from dovetail.program.ir import core_queue
+from dovetail.program.ir import CORE, core_queue
 from dovetail.schedule.layout import Conversion
 from dovetail.sim.stretches import busy as busy
 from dovetail.sim.stretches import jobs_of
@@ -248,10 +248,27 @@ def make_report(result: RunResult) -> Report:
         estimated=manifest.estimated,
         bound=round(least.cycles, 1) or None,
         bound_by=least.by,
-        notes=(*device_notes(result), *_beaten(first.total_cycles, least)),
+        notes=(*device_notes(result), *_beside_the_plan(result), *_beaten(first.total_cycles, least)),
         claims=claims(result, _awake(layers, cores), [layer.cycles for layer in layers]),
         energy=energy(result, {**each[0].cycles, **{core.name: core.cycles for core in cores}}, macs),
     )
+
+
+_LEAST_BESIDE = 1024
+"""Bytes beside the plan that are worth a note."""
+
+
+def _beside_the_plan(result: RunResult) -> tuple[str, ...]:
+    """A note where the firmware has more variables than the plan, and what drivers and libraries say, have bytes."""
+    target, sizes = result.build.target, result.sizes
+    reached = (name for name in result.build.manifest.memory if target.memory(name).is_reached_by(CORE))
+    planned = sum(result.build.manifest.memory[name].peak for name in reached)
+    beside = sizes.get("bss", 0) + sizes.get("data", 0) - planned
+    said = sum(engine.holds for engine in target.engines)
+    if beside - said < _LEAST_BESIDE:
+        return ()
+    what = f"variables of drivers, libraries and kernels take {beside:,} bytes beside the plan"
+    return (f"{what}, of which Engine.holds says {said:,}",)
 
 
 def _beaten(taken: int | None, least: Bound) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from command_line import dovetail
 from conftest import shared_dir
 from dovetail.arrays import built, seeded_inputs
 from dovetail.claims import Claim
-from dovetail.compile import compile_model
+from dovetail.compile import compile_model, reserved
 from dovetail.errors import TargetError
 from dovetail.guests.calibrate.measure import non_negative
 from dovetail.guests.check.cases import Limits
@@ -177,6 +177,15 @@ def test_acme_is_not_taken_after_calibration(tmp_path: Path) -> None:
     assert [claim.layer for claim in claims] == taken and len(taken) >= 6
     assert all(claim.sentence.count("M") == 3 for claim in claims)
     assert sum(claim.taken for claim in claims) > 3 * sum(claim.instead for claim in claims)
+    (note,) = [note for note in before.notes if "beside the plan" in note]
+    assert "take 98,576 bytes" in note and note.endswith("of which Engine.holds says 0"), (
+        "its pool is in no plan, unsaid"
+    )
+    telling = replace(target, engines=tuple(replace(engine, holds=96 << 10) for engine in target.engines))
+    told = report_of(network, telling)
+    assert not any("beside the plan" in note for note in told.notes) and told.cycles == before.cycles
+    graph = compile_model(network, target, Options()).graph
+    assert reserved(graph, telling)[target.values] == reserved(graph, target)[target.values] + (96 << 10)
     assert dovetail("calibrate", port, "-o", file) == 0
     after = report_of(network, target, calibration=file)
     assert {layer.engine for layer in after.layers} == {"core"}

@@ -130,6 +130,8 @@ def _summary(compiled: Compiled) -> str:
     used = [use for use in compiled.plan.placements if use.peak]
     memory = "; ".join(f"{u.memory} {u.peak:,} bytes at the peak, lower bound {u.lower_bound:,}" for u in used)
     parts = [f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine", memory]
+    target = compiled.unit.target
+    parts += [f"{one.name} keeps {one.holds:,} bytes of {target.values} besides" for one in target.engines if one.holds]
     if compiled.unit.stack:
         need, reserved = compiled.unit.stack, compiled.unit.target.core.stack
         said = f"no bound on the stack ({need.why})" if need.nbytes is None else f"stack {need.nbytes:,} bytes at most"

@@ -246,6 +246,9 @@ class Engine:
     """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
     made: Callable[[Deployed], Mapping[str, str]] | None = None
     """Further files of the driver, made for a network: path below the project's `driver` -> text."""
+    holds: int = 0
+    """Bytes of the memory of values that its driver or library keeps for itself, such as a static pool: the planner
+    leaves them free, and `compile` counts them."""
     libraries: tuple[str, ...] = ()
     """Linker flags of a program for this computer, e.g. "-ldl"."""
     environment: Callable[[], Mapping[str, str]] | None = None

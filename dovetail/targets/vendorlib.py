@@ -56,6 +56,8 @@ class Library:
     """C function called once before the first call of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
     """Macros it is compiled with."""
+    holds: int = 0
+    """Bytes that it keeps for itself between calls, such as a static pool: the planner leaves them free."""
     success: int | None = None
     """Return value of success of `wait`, or of every function without one: any other value ends the
     inference with a message. None to leave what they return alone."""
@@ -325,6 +327,7 @@ def with_library(
         headers=(library.header,),
         defines=library.defines,
         success=library.success,
+        holds=library.holds,
     )
     sentence = f"{base.sentence}; with the library {library.name}"
     policies = tuple(replace(one, rounding=rounding or one.rounding) for one in base.policies)
