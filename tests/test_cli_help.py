@@ -87,7 +87,7 @@ def test_examples_with_a_mistake_are_noticed() -> None:
 @pytest.mark.parametrize(
     ("name", "option", "kind", "left_out"),
     [
-        ("compile", "rounding", Rounding, {"wide", "down", "float32"}),  # of models and engines that ask for them
+        ("compile", "rounding", Rounding, {"wide", "down", "away", "float32"}),  # engines have them
         ("compile", "optimize", Optimize, set()),
         ("sweep", "optimize", Optimize, set()),
         ("mesh", "objective", Objective, set()),

@@ -406,6 +406,9 @@ def plain_fixed_point(x: int, multiplier: int, shift: int, rounding: Rounding) -
         return (x * multiplier + (1 << (14 - shift))) >> (15 - shift)
     if rounding is Rounding.DOWN:
         return math.floor(Fraction(x * multiplier, 1 << (31 - shift)))
+    if rounding is Rounding.AWAY:
+        size = math.floor(Fraction(abs(x * multiplier), 1 << (31 - shift)) + Fraction(1, 2))
+        return size if x * multiplier >= 0 else -size
     if rounding is Rounding.FLOAT32:
         product = float(np.float32(x) * np.float32(math.ldexp(multiplier, shift - 31)))
         return int(min(max(round(product), -MOST_FLOAT), MOST_FLOAT))

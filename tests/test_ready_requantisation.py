@@ -15,8 +15,18 @@ from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding, fixed_point
 from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.requantisation.equal import HALVES, LimitedSums, equal_scales
 from dovetail.ir.types import DType, TensorType
-from dovetail.legalize.ready import FLOAT32, READY, SHIFTED, SHIFTED_PER_LAYER, TFLITE, Requantisation, normal
+from dovetail.legalize.ready import (
+    COMMON_SHIFT,
+    FLOAT32,
+    READY,
+    SHIFTED,
+    SHIFTED_PER_LAYER,
+    TFLITE,
+    Requantisation,
+    normal,
+)
 from dovetail.program.interpret import sample_inputs
 from dovetail.run import run_build
 from dovetail.target.layers import requantised
@@ -102,3 +112,88 @@ def test_roundings_mean_what_they_say(x: int, multiplier: int, shift: int) -> No
 def test_a_scale_in_float32_is_the_pattern_s_own() -> None:
     made, match = brought(ANY, FLOAT32)
     assert match is not None and made.nodes[1].operator == replace(ANY.nodes[1].operator, rounding=Rounding.FLOAT32)
+
+
+def test_one_shift_beside_multipliers_of_their_own() -> None:
+    """Multipliers of 15 bits are near enough beside one shift; of 6 bits they are not, and it is said how far off."""
+    graph = layer([1518500250, 1277123456, 1 << 30, (1 << 31) - 1], [-9, -12, -8, -10])
+    _, match = brought(graph, COMMON_SHIFT)
+    assert match is not None and match.array("shift").size == 1
+    multipliers = match.array("multiplier").astype(np.int64)
+    assert ((multipliers >> 16) << 16 == multipliers).all() and (multipliers >> 16).max() >= 1 << 14
+    few = replace(COMMON_SHIFT, bits=6)
+    left = few.rewrite().apply(graph).left["y"]
+    assert "beside one shift for all channels the multiplier of channel" in left and left.endswith(" off")
+    assert few.rewrite().apply(POWERS).left == {}
+
+
+SUMS = st.integers(-(1 << 12), 1 << 12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(1 << 30, (1 << 31) - 1), min_size=1, max_size=3),
+    st.integers(-9, -2),
+    st.sampled_from([Rounding.DOUBLE, Rounding.SINGLE, Rounding.AWAY]),
+    st.sampled_from(list(HALVES)),
+    st.integers(3, 18),
+    st.booleans(),
+    st.tuples(SUMS, SUMS).map(sorted),
+    st.integers(-8, 8),
+)
+def test_equal_multipliers_are_equal_for_every_sum(
+    multipliers: list[int],
+    shift: int,
+    old: Rounding,
+    new: Rounding,
+    bits: int,
+    common: bool,
+    ends: list[int],
+    zero: int,
+) -> None:
+    """Against plain integers, over all sums; and where none is said to be there, every multiplier differs somewhere."""
+    before = np.array(multipliers, np.int64)
+    low, high = (np.full(len(before), end, np.int64) for end in ends)
+    wanted = LimitedSums(Requantize(old, 0, zero), Clip(-9, 11, DType.INT8), before, np.array([shift]), low, high)
+    sums = np.arange(ends[0], ends[1] + 1)[:, None]
+    results = wanted.result(sums)
+    found = equal_scales(wanted, new, bits, common)
+    if not isinstance(found, int):
+        multiplier, places = found
+        assert len(places) == (1 if common else len(before)) and multiplier.max() < 1 << 31
+        for channel, own in enumerate(np.broadcast_to(places, len(before))):
+            scale, right = int(multiplier[channel]) >> (31 - bits), bits - int(own)
+            plain = [limited(rounded(int(x) * scale, right, new) + zero) for x in sums[:, 0]]
+            assert plain == results[:, channel].tolist()
+    elif not common and bits <= 5:
+        for right in range(1, bits + 31):
+            for scale in range(1 << bits):
+                plain = fixed_point(sums[:, 0], scale, 31 - right, new)
+                assert (np.clip(plain + zero, -9, 11) != results[:, found]).any()
+
+
+def limited(value: int) -> int:
+    return min(max(value, -9), 11)
+
+
+def rounded(value: int, right: int, rounding: Rounding) -> int:
+    """value / 2**right in unbounded integers."""
+    if rounding is Rounding.DOWN:
+        return value >> right
+    size = (abs(value) + (1 << (right - 1))) >> right
+    return (value + (1 << (right - 1))) >> right if rounding is Rounding.SINGLE else size if value >= 0 else -size
+
+
+def test_exact_means_exact() -> None:
+    """Powers of two are brought without a changed result; others are left with a channel and its sums."""
+    away = replace(COMMON_SHIFT, name="exact")
+    small = away.rewrite(exact=True)
+    left = small.apply(ANY).left["y"]
+    assert small.lsb == 0 and "no multiplier of 15 bits beside a common shift gives channel" in left
+    assert "the same result for every sum from -" in left
+    wide = replace(away, bits=31)
+    made, inputs = wide.rewrite(exact=True).apply(ANY), sample_inputs(ANY, 4)
+    scaled = made.producers()[made.producers()["y"].inputs[0]].operator
+    if not made.left:
+        assert isinstance(scaled, Requantize) and scaled.rounding is Rounding.AWAY
+    assert np.array_equal(evaluate(made, inputs)["y"], evaluate(ANY, inputs)["y"])

@@ -73,14 +73,16 @@ def fixed_point_call(
     refuse(multiplier.min() < 0 and wide, f"a multiplier of {int(multiplier.min())} is negative.")
     doubled = (multiplier.astype(np.int64) * 2).astype(np.uint32)
     normal, right = multiplier.min() >= 1 << 30, shift.max() < 0 and not any_shift
-    upper = normal and not shift.any() and not any_shift and not wide
+    halves_up = operator.rounding in (Rounding.DOUBLE, Rounding.SINGLE)
+    upper = halves_up and normal and not shift.any() and not any_shift
     name = f"requantize_{operator.rounding.value}"
-    if operator.rounding is Rounding.FLOAT32 and not upper:
+    if operator.rounding is Rounding.FLOAT32:
         return name, [("scale", float_scale(multiplier, shift))]
     exact = normal or (operator.rounding is Rounding.SINGLE and multiplier.min() >= 0)
     reduced = np.where(multiplier < 0x7FFF0000, (multiplier.astype(np.int64) + (1 << 15)) >> 16, 0x7FFF)
     forms = (
         (wide, name, reduced.astype(np.int16), 15 - shift),
+        (operator.rounding is Rounding.AWAY, name, multiplier, 31 - shift),
         (near and right and normal, "requantize_near", doubled, -shift),
         (upper, "multiply_upper", doubled, None),
         (operator.rounding is Rounding.DOWN, name, multiplier, 31 - shift),

@@ -11,13 +11,16 @@ What each costs in accuracy: docs/quantisation.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.arithmetic import Requantize, Rounding
+from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.ir.operators.linear import Linear
 from dovetail.ir.pattern import apply, constant, operand, rest
+from dovetail.ir.requantisation.bounds import sum_bounds
+from dovetail.ir.requantisation.equal import HALVES, LimitedSums, equal_scales
 from dovetail.ir.rules import Left, Rule, RuleMatch, run
 from dovetail.ir.types import Array, DType
 from dovetail.legalize.requantisation import Accepts, accepted
@@ -27,6 +30,7 @@ from dovetail.target.pattern import Constraint, Match, one_of
 _X, _WEIGHTS, _MULTIPLIER, _SHIFT = operand("x"), constant("weights"), constant("multiplier"), constant("shift")
 _LAYER = apply(Linear, _X, _WEIGHTS, rest("bias", known=True))
 _SCALED = apply(Requantize, _LAYER, _MULTIPLIER, _SHIFT)
+_LIMITED = apply(Clip, _SCALED)
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,19 @@ class Requantisation:
     """Bits of the multiplier; of 1 it is a power of two, and requantisation a shift."""
     per_channel: bool = True
     """A multiplier and a shift for each output channel; else one for the layer."""
+    common_shift: bool = False
+    """Whether all channels of a layer have one shift, beside multipliers of their own."""
     half_in_bias: bool = False
     """Whether the rewrite adds half a step of the result to the bias, for an engine that only cuts off."""
 
     @property
     def limits(self) -> tuple[Constraint, ...]:
         """Limits of `layers.requantised` patterns."""
-        words = {Rounding.DOUBLE: "twice, as TensorFlow Lite Micro does", Rounding.SINGLE: "once, halves up"}
+        words = {
+            Rounding.DOUBLE: "twice, as TensorFlow Lite Micro does",
+            Rounding.SINGLE: "once, halves up",
+            Rounding.AWAY: "once, halves away from zero",
+        }
         how = words.get(self.rounding, f"as `{self.rounding.value}` does")
         found = [
             one_of(f"requantisation must round {how}", _rounding, self.rounding.value),
@@ -55,24 +65,61 @@ class Requantisation:
         if self.bits < 31:
             sentence = f"a multiplier has at most {self.bits} bits"
             sentence = "multipliers must be powers of two" if self.bits == 1 else sentence
-            found.append(Constraint(sentence, _bits, lambda most: most <= self.bits))
+            bits = partial(_bits, together=self.common_shift)
+            found.append(Constraint(sentence, bits, lambda most: most <= self.bits))
+        if self.common_shift:
+            found.append(one_of("the shift must be one for all channels", _shifts, 1))
         if not self.per_channel:
             found.append(one_of("multiplier and shift must be one for all channels", _count, 1))
         return tuple(found)
 
-    def rewrite(self, accepts: Accepts = lambda types, node: True) -> Rewrite:
+    def rewrite(self, accepts: Accepts = lambda types, node: True, exact: bool = False) -> Rewrite:
         """The step of a policy that brings requantised layers to this form; what it cannot bring there it leaves alone,
         and says why.
 
         Args:
             accepts: whether the engine computes a layer; told the types of all values and the layer.
+            exact: whether only multipliers are taken that give the same result for every sum the layer can have
+                (`dovetail.ir.requantisation.equal`); for roundings of one product and one shift.
         """
-
-        exact = self == Requantisation(self.name)
+        if exact:
+            rule = Rule(_LIMITED, self._equal, (accepted(accepts, _LAYER),))
+            return Rewrite(self.name, lambda graph: run(graph, [rule]), lsb=0)
+        same = self == Requantisation(self.name)
         rule = Rule(_SCALED, self._brought, (accepted(accepts, _LAYER),))
         return Rewrite(
-            self.name, lambda graph: _at_ends(run(graph, [rule])), lsb=0 if exact else 1 if self.bits > 12 else 2
+            self.name, lambda graph: _at_ends(run(graph, [rule])), lsb=0 if same else 1 if self.bits > 12 else 2
         )
+
+    def _equal(self, at: RuleMatch) -> str | Left | None:
+        """The layer with the same results for every sum."""
+        operator, limits = at[_SCALED], at[_LIMITED]
+        if operator.input_zero_point or operator.left_shift or self.half_in_bias or self.rounding not in HALVES:
+            return Left(f"{self.name}: nothing is known about the results of other sums")
+        weights = at[_LAYER].filters(at.array(_WEIGHTS))
+        kind, zero_point = at.type(_X).dtype, at[_LAYER].input_zero_point
+        (bias,) = [at.array(value).astype(np.int64) for value in at.others(_LAYER)] or [np.zeros(1, np.int64)]
+        low, high = (edge + bias for edge in sum_bounds(weights, kind.low - zero_point, kind.high - zero_point))
+        wanted = LimitedSums(operator, limits, at.array(_MULTIPLIER), at.array(_SHIFT), low, high)
+        found = equal_scales(wanted, self.rounding, self.bits, self.common_shift or not self.per_channel)
+        if isinstance(found, int):
+            sums = f"every sum from {low[found]} to {high[found]}"
+            beside = " beside a common shift" if self.common_shift else ""
+            return Left(f"no multiplier of {self.bits} bits{beside} gives channel {found} the same result for {sums}")
+        if not self.per_channel and len(set(found[0].tolist())) > 1:
+            return Left("the multipliers of channels differ; dovetail quantize can make it one")
+        return self._scaled(at, *found)
+
+    def _scaled(self, at: RuleMatch, multiplier: Array, shift: Array) -> str | None:
+        """The limited requantisation with these parameters; None where it has them already."""
+        arrays = [multiplier.astype(np.int32), shift.astype(np.int32)]
+        same = all(np.array_equal(at.array(leaf), new) for leaf, new in zip((_MULTIPLIER, _SHIFT), arrays, strict=True))
+        if same and at[_SCALED].rounding is self.rounding:
+            return None
+        leaves = zip(arrays, (_MULTIPLIER, _SHIFT), strict=True)
+        names = [at.constant(array, DType.INT32, leaf) for array, leaf in leaves]
+        scaled = at.add(replace(at[_SCALED], rounding=self.rounding), at.value(_LAYER), *names, like=_SCALED)
+        return at.add(at[_LIMITED], scaled)
 
     def _brought(self, at: RuleMatch) -> str | Left | None:
         before = [at.array(_MULTIPLIER), at.array(_SHIFT)]
@@ -82,7 +129,12 @@ class Requantisation:
         if self.bits == 1 and crooked.size:
             what = f"the multiplier of channel {crooked[0]} is no power of two ({factor[crooked[0]]:.6g})"
             return Left(f"{what}; dovetail quantize can make it one")
-        multiplier, shift = normal(*_narrowed(multiplier, shift, self.bits))
+        if self.common_shift:
+            multiplier, shift = _side_by_side(multiplier, shift, self.bits)
+            if said := _missed(_reach(at), factor, multiplier * 2.0 ** (shift - 31.0)):
+                return Left(said)
+        else:
+            multiplier, shift = normal(*_narrowed(multiplier, shift, self.bits))
         if not self.per_channel and any(len(set(own.reshape(-1).tolist())) > 1 for own in (multiplier, shift)):
             what = f"the multipliers of channels differ: {factor.min():.6g} to {factor.max():.6g}"
             return Left(f"{what}; dovetail quantize can make it one")
@@ -116,6 +168,42 @@ def _narrowed(multiplier: Array, shift: Array, bits: int) -> tuple[Array, Array]
     return np.where(over, rounded >> 1, rounded), np.where(over, shift + 1, shift)
 
 
+def _side_by_side(multiplier: Array, shift: Array, bits: int) -> tuple[Array, Array]:
+    """The nearest factors with multipliers of so many bits beside one shift, the least with which none is too large."""
+    places = np.broadcast_to(shift, np.broadcast_shapes(multiplier.shape, shift.shape))
+    most, cut = places.max(), np.int64(31 - bits)
+    while True:
+        fine = np.minimum(cut + most - places, 62)
+        found = (multiplier + (np.int64(1) << fine >> 1)) >> fine
+        if found.max() < np.int64(1) << bits:
+            return found << cut, np.array([most], np.int64)
+        most += 1
+
+
+_MOST_LOST = 0.5
+"""Steps of a result by which a multiplier beside a common shift may miss."""
+
+
+def _reach(at: RuleMatch) -> Array:
+    """The greatest magnitude of each channel's sums."""
+    kind, zero_point = at.type(_X).dtype, at[_LAYER].input_zero_point
+    weights = at[_LAYER].filters(at.array(_WEIGHTS))
+    (bias,) = [at.array(value).astype(np.int64) for value in at.others(_LAYER)] or [np.zeros(1, np.int64)]
+    low, high = (edge + bias for edge in sum_bounds(weights, kind.low - zero_point, kind.high - zero_point))
+    return np.maximum(np.abs(low), np.abs(high))
+
+
+def _missed(reach: Array, wanted: Array, found: Array) -> str:
+    """Why factors are too far from the wanted ones for results of 8 bits; empty where they are not."""
+    lost = np.abs(found - wanted) * np.minimum(reach, 256 / np.maximum(wanted, 2.0**-60))
+    channel = int(lost.argmax())
+    if lost[channel] <= _MOST_LOST:
+        return ""
+    wanted, found = (np.broadcast_to(each, lost.shape) for each in (wanted, found))
+    what = f"beside one shift for all channels the multiplier of channel {channel} is {found[channel]:.6g}"
+    return f"{what} for {wanted[channel]:.6g}: results may be {lost[channel]:.1f} off"
+
+
 def _raised(at: RuleMatch, factor: Array) -> str:
     """The layer's sums with half a step of the result in the bias: the part that is cut off is then rounded."""
     (bias,) = [at.array(value) for value in at.others(_LAYER)] or [np.zeros(at.type(_LAYER).shape[-1], np.int32)]
@@ -142,11 +230,16 @@ def _before(match: Match) -> tuple[int, int]:
     return _requantize(match).input_zero_point, _requantize(match).left_shift
 
 
-def _bits(match: Match) -> int:
-    """Bits between the highest and the lowest that is set, of any multiplier."""
+def _bits(match: Match, together: bool) -> int:
+    """Bits between the highest and the lowest that is set, of any multiplier, or of all of them `together`."""
     wide = match.array("multiplier").astype(np.int64)
     lowest = np.maximum(wide & -wide, 1)
+    lowest = lowest[wide > 0].min(initial=1 << 31) if together else lowest
     return int(np.frexp((wide // lowest).astype(np.float64))[1].max())
+
+
+def _shifts(match: Match) -> int:
+    return len(set(match.array("shift").reshape(-1).tolist()))
 
 
 def _count(match: Match) -> int:
@@ -169,5 +262,7 @@ SHIFTED = Requantisation("shifted", Rounding.SINGLE, bits=1)
 """A right shift per channel, halves up."""
 SHIFTED_PER_LAYER = replace(SHIFTED, name="shifted, all alike", per_channel=False)
 """One right shift for the layer."""
-READY = (TFLITE, HALF_UP, HALF_UP_16, TRUNCATED, FLOAT32, FLOAT32_PER_LAYER, SHIFTED, SHIFTED_PER_LAYER)
+COMMON_SHIFT = Requantisation("one shift, halves away", Rounding.AWAY, bits=15, common_shift=True)
+"""A multiplier of 15 bits per channel and one shift for the layer, halves away from zero, as NVDLA's converters do."""
+READY = (TFLITE, HALF_UP, HALF_UP_16, TRUNCATED, COMMON_SHIFT, FLOAT32, FLOAT32_PER_LAYER, SHIFTED, SHIFTED_PER_LAYER)
 """All of them."""

@@ -29,6 +29,7 @@ from dovetail.target.engine import IN_PLACE_ALIGNMENT
 _ROUNDED = {
     Rounding.DOUBLE: "twice, as in TensorFlow Lite Micro",
     Rounding.SINGLE: "once, as in ONNX Runtime",
+    Rounding.AWAY: "once, halves away from zero",
 }
 
 

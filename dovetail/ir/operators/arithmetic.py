@@ -32,6 +32,8 @@ class Rounding(enum.Enum):
     """TFLite Micro for 64-bit accumulators: the multiplier cut to 16 bits, one rounding shift (half up)."""
     DOWN = "down"
     """One 64-bit product, one shift that rounds down: what is shifted out is lost."""
+    AWAY = "away"
+    """One 64-bit product, one shift that rounds to the nearest (halves away from zero), as NVDLA's converters do."""
     FLOAT32 = "float32"
     """In float32: the integer, times multiplier * 2**(shift - 31), rounded to the nearest (half to even), within 2**20
     on either side of 0."""
@@ -54,6 +56,8 @@ def fixed_point(x: Any, multiplier: Any, shift: Any, rounding: Rounding) -> Any:
     x, multiplier, shift = (a if isinstance(a, FOLLOWED) else np.asarray(a, np.int64) for a in (x, multiplier, shift))
     if rounding is Rounding.DOWN:
         return x * multiplier >> 31 - shift
+    if rounding is Rounding.AWAY:
+        return gemmlowp.rounding_shift(x * multiplier, 31 - shift)
     if rounding in (Rounding.SINGLE, Rounding.WIDE):
         if rounding is Rounding.WIDE:
             multiplier = np.where(multiplier < 0x7FFF0000, (multiplier + (1 << 15)) >> 16, 0x7FFF)
