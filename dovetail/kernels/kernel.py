@@ -224,6 +224,8 @@ class CoreTraits:
     """Cycles of each part of kernels without instructions of its own; None: those are taken wherever they are found."""
     rates: Mapping[str, float] | None = field(default=None, hash=False)
     """The same of kernels as the core has them; None where nobody measured: own instructions are then counted."""
+    aligned: bool = False
+    """Whether words must begin at multiples of their size."""
 
     def chosen(self, choice: Choice) -> CoreTraits:
         """The core for a kernel with a choice: without pairs, if weights stay bytes."""
@@ -344,4 +346,5 @@ def core_traits(core: Core) -> CoreTraits:
     if core.kernels is not None and core.kernels.keys() >= plain.keys():  # both kinds of kernels were measured
         plain = core.kernels
     own = core.instructions, room, core.streams, functions, core.pairs, core.isa.startswith("rv64"), joined
-    return CoreTraits(accumulators, *own, plain, core.kernels)
+    aligned = core.isa.startswith("rv") or core.isa in CALLING
+    return CoreTraits(accumulators, *own, plain, core.kernels, aligned)

@@ -49,6 +49,7 @@ from dovetail.kernels.kernel import (
     refuse,
     turns_of_family,
 )
+from dovetail.kernels.patch_words import TYPE, patch_words
 from dovetail.kernels.registry import TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import COLUMN, ROW, Nest, anchored, window_of
@@ -59,6 +60,10 @@ _WRITTEN_OUT = {"short": 8, "middle": 16}
 """Lengths of a run, in elements, up to which one compiler or another writes a copy of known size out."""
 _LINE = 16
 """Bytes that a turn of memcpy takes."""
+
+
+_LEAST_APART = 12
+"""Bytes of a row that is moved in words from a place to one that lies apart in words."""
 
 
 def _boxes(scope: KernelScope) -> Iterator[tuple[int, Box, Walk]]:
@@ -117,14 +122,48 @@ def _movement(scope: KernelScope, operator: Operator) -> KernelWriter:
     return scope.writer(lambda: [line for box in _boxes(scope) for line in _copy(scope, *box)])
 
 
+def _byte_rows(scope: KernelScope, box: Box, source: Walk) -> tuple[int, int, int, int] | None:
+    """The rows of bytes that a padded result has of its operand: where the first begins, how many, bytes of each, and
+    from one to the next; None where they are no such rows."""
+    result = scope.output_shape
+    to = broadcast_walk(result, result, box)
+    *outer, (size, strides) = merge(box_shape(box), [to, source]) or [(1, (1, 1))]
+    if scope.tree or scope.type(0).dtype.bits != 8 or strides != (1, 1) or size < SHORT or len(outer) != 1:
+        return None
+    ((rows, (pitch, _)),) = outer
+    ends_later = to.start + rows * pitch > prod(result)  # where the next row would begin
+    return None if ends_later else (to.start, rows, size, pitch)
+
+
+def _bordered(scope: KernelScope, rows: tuple[int, int, int, int], value: int) -> Lines:
+    """Rows of bytes, with a value before the first, between them and behind the last."""
+    start, count, size, pitch = rows
+    kind, name, outer = c_type(scope.type(0).dtype), scope.operand(0, "input"), [(count, (pitch, size))]
+    behind = prod(scope.output_shape) - start - count * pitch
+
+    def filled(place: str, count: int) -> Lines:
+        if 0 < count <= _LINE:  # a call costs more
+            return [f"{{ {kind} *gap = {place}; {' '.join(f'gap[{i}] = {value};' for i in range(count))} }}"]
+        return [f"__builtin_memset({place}, {value & 255}, {count});"] if count else []
+
+    to, gap = (total("output", walk_text(0, start + ahead, outer)) for ahead in (0, size))
+    apart = scope.core.aligned and size >= _LEAST_APART and any(number % 4 for number in (start, size, pitch))
+    copied = "copy_apart" if apart else "__builtin_memcpy"
+    row = [f"{copied}({to}, {total(name, walk_text(1, 0, outer))}, {size});", *filled(gap, pitch - size)]
+    rest = filled(f"output + {start + count * pitch}", behind)
+    return [*filled("output", start), *nested(zip(loop_names(1), [count], strict=True), row), *rest]
+
+
 @kernel(Pad)
 def _pad(scope: KernelScope, operator: Pad) -> KernelWriter:
     kind = scope.type(0)
 
     def body() -> Lines:
         refuse(kind.dtype.bits > 32, f"Pad of {kind} is not computed on the core.")
-        filled = _fill(scope, kind, operator.value)
-        return filled + [line for box in _padded(scope) for line in _copy(scope, *box)]
+        ((position, box, source),) = _padded(scope)
+        if (rows := _byte_rows(scope, box, source)) is not None:
+            return _bordered(scope, rows, int(operator.value))
+        return _fill(scope, kind, operator.value) + _copy(scope, position, box, source)
 
     return scope.writer(body)
 
@@ -171,7 +210,16 @@ def _im2col(scope: KernelScope) -> Lines:
 
 @kernel(Im2col, windowed=True)
 def _patches(scope: KernelScope, operator: Im2col) -> KernelWriter:
-    return scope.writer(lambda: _im2col(scope))
+    def body() -> Lines:
+        words = patch_words(window_of(scope)) if scope.core.aligned and not scope.tree else None
+        plain = _im2col(scope)
+        if words is None or scope.source_dtype.bits != 8 or scope.compact:
+            return plain
+        fits = "__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && (((uintptr_t)input | (uintptr_t)output) & 3) == 0"
+        by_words = block(f"if ({fits})", [TYPE, *loop("image", words.window.batch, words.lines())])
+        return [*by_words[:-1], *block("} else", plain)]
+
+    return scope.writer(body)
 
 
 def _picked(scope: KernelScope, owner: str, axis: int, places: Sequence[int], at: str) -> str:
@@ -254,12 +302,16 @@ def _moved_turns(scope: KernelScope) -> Turns:
 
 @kernel(Pad, table=TURNS)
 def _padded_turns(scope: KernelScope) -> Turns:
-    return _turns(scope, _padded(scope), scope.result.elements)
+    ((_, box, source),) = _padded(scope)
+    rows = _byte_rows(scope, box, source)
+    inside = prod(box_shape(box)) if rows is not None else 0
+    apart = 2 if rows is not None and scope.core.aligned else 0
+    return _turns(scope, _padded(scope), scope.result.elements - inside, apart)
 
 
-def _turns(scope: KernelScope, boxes: Iterator[tuple[int, Box, Walk]], filled: int) -> Turns:
+def _turns(scope: KernelScope, boxes: Iterator[tuple[int, Box, Walk]], filled: int, apart: int = 0) -> Turns:
     """Runs of neighbouring bytes, word by word where all begin with one; short ones, and what is computed from, element
-    by element."""
+    by element. A byte that lies otherwise in its word counts as `apart` of the others, where that is not 0."""
     result, size = scope.result, scope.result.dtype.numpy.itemsize
     counts = defaultdict[str, float](float, {"call": 1, **({"filled": filled * size} if filled else {})})
     for _, box, source in boxes:
@@ -275,7 +327,8 @@ def _turns(scope: KernelScope, boxes: Iterator[tuple[int, Box, Walk]], filled: i
         else:
             alike = _alike([size * (walks[0].start - source.start), *(size * (to - at) for _, (to, at) in outer)])
             bytes_ = float(rows * run)
-            own = {"run": rows, "byte": bytes_ * alike, "odd_byte": bytes_ * (1 - alike), "tail": rows * (run % _LINE)}
+            odd, tail = bytes_ * (1 - alike), rows * (run % _LINE)
+            own = {"run": rows, "byte": bytes_ * alike + odd * apart, "odd_byte": 0 if apart else odd, "tail": tail}
         for part, number in own.items():
             counts[part] += number
     return turns_of_family("move", counts)

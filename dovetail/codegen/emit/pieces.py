@@ -101,7 +101,8 @@ def folded(commands: Sequence[tuple[int, ...]]) -> tuple[ListItem, ...]:
         items = found
     made = [word for item in items for word in _words(item.kind, item.first)]
     if made != [word % _MODULUS for words in commands for word in words]:
-        raise ProgramError("loops of commands do not make the list", hint="report this with the model and the target")
+        hint = "report this with the model and the target"
+        raise ProgramError("loops of commands do not make the list", where="a list of commands", hint=hint)
     return tuple(items)
 
 

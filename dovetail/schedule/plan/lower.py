@@ -178,8 +178,12 @@ def _region(
         held = context.laid.starts_with_next(region)
         parts = ((part, tilings[part.name], operands, result, held) for part in region.parts)
         return _together([EngineLowering(context, index, *part).lowered() for part in parts])
-    is_relayout = region.graph.nodes[0].operator.changes_layout
-    copying = region.copied_by if is_relayout else target.dma or target.engines
+    first = region.graph.nodes[0]
+    is_relayout = first.operator.changes_layout
+    copying = bool(region.copied_by if is_relayout else target.dma or target.engines)
+    by_kernel = first.operator.pads or first.operator.window([region.graph.types[value] for value in first.inputs])
+    if by_kernel and not (target.dma or any(engine.dma for engine in target.engines)):  # it is faster than copies
+        copying = any(not view.is_dense or view.layout for view in (result, *operands.values()))
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
         wanted = (copy for copy in moved if copy.source != copy.destination or copy.before)

@@ -235,7 +235,15 @@ static void fill(uint8_t *to, uint32_t bytes, uint32_t rows, uint32_t stride, in
         fill_blocks(to, rows, stride, value);
         return;
     }
-    for (; rows != 0u && bytes != 0u; rows--, to += stride) {
+    if (bytes < BLOCK) { /* a call for each takes longer */
+        for (; rows != 0u; rows--, to += stride) {
+            for (uint32_t place = 0; place < bytes; place++) {
+                to[place] = (uint8_t)value;
+            }
+        }
+        return;
+    }
+    for (; rows != 0u; rows--, to += stride) {
         __builtin_memset(to, value, bytes);
     }
 }
