@@ -1,0 +1,1 @@
+"""Text from language models: tokenizers, and tokens chosen from what a build computes."""
