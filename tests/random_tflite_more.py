@@ -246,9 +246,10 @@ def slopes(m: Maker) -> int:
 
 
 def compared(m: Maker) -> int:
-    x = some(m)
-    other = [m.one_of(size, size, 1) for size in m.shape(x)]
-    b = m.add(m.entry(other, m.near(m.scale(x))))
+    shape = [m.one_of(1, 2, 3, 5) for _ in range(m.number(1, 4))]
+    other = [m.one_of(size, size, 1) for size in shape]
+    # TensorFlow Lite Micro ends the process where a scale is not below 1.
+    x, b = (m.add(m.entry(sizes, min(m.near(0.1), 0.9))) for sizes in (shape, other))
     kind = m.one_of("LESS", "GREATER", "LESS_EQUAL", "GREATER_EQUAL", "EQUAL", "NOT_EQUAL")
     y = m.add(TensorEntry("holds", m.shape(x), "bool"))
     names = {"LESS": "Less", "GREATER": "Greater", "LESS_EQUAL": "LessEqual", "GREATER_EQUAL": "GreaterEqual"}

@@ -17,7 +17,10 @@ from dovetail.arrays import built, seeded_inputs
 from dovetail.compile import Options, compile_model
 from dovetail.errors import BuildError, ModelError
 from dovetail.guests import zoo
-from dovetail.ir.graph import evaluate_all
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate_all
+from dovetail.ir.operators.arithmetic import Dequantize, Quantize
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.types import DType, TensorType
 from dovetail.run import run_build
 from dovetail.targets import load_target
 from networks import single
@@ -151,3 +154,35 @@ def test_floats_may_differ_by_rounding_alone() -> None:
     assert prove._parted(one * 1.01, one, True) is not None
     assert prove._parted(np.array([1.0, 2.0, 3.0], np.float32), one, True) is not None
     assert prove._parted(np.array([3], np.int8), np.array([5], np.int8), True) is not None
+
+
+def rounded_twice() -> Graph:
+    """Floats made integers, scaled as floats, and made integers again."""
+    builder = GraphBuilder("rounded")
+    x = builder.input("x", TensorType((1, 64), DType.FLOAT32))
+    scale, zero = (
+        builder.constant("scale", np.array([0.1], np.float32)),
+        builder.constant("zero", np.zeros(1, np.int32)),
+    )
+    for name in ("first", "second"):
+        share = builder.add(
+            Binary(BinaryKind.MULTIPLY), [x, builder.constant("share", np.array(0.37, np.float32))], name
+        )
+        x = builder.add(
+            Dequantize(), [builder.add(Quantize(DType.INT8), [share, scale, zero], name), scale, zero], name
+        )
+    return builder.finish([x])
+
+
+def test_a_step_where_float32_decides_a_rounding_is_no_fault() -> None:
+    graph = rounded_twice()
+    (name,) = graph.results
+    values = np.linspace(-8, 8, 64, dtype=np.float32).reshape(1, 64)
+    values[0, 7] = 0.15 / 0.37  # 1.5 steps, and a step of the second quantiser hangs on it
+    inputs = [{"x": values}]
+    outputs = evaluate_all(graph, inputs)
+    for place, count in ((7, 1), (20, None)):
+        changed = outputs[0][name].copy()
+        changed[0, place] += np.float32(0.1)
+        found, stepped = prove._compared(graph, inputs, [{name: changed}])
+        assert (found is None) == (count is not None) and stepped == (count or 0)

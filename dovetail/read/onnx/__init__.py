@@ -24,7 +24,7 @@ from dovetail.read.attention import with_attention
 from dovetail.read.einsum import einsum
 from dovetail.read.onnx import control, linear, movement, quantised, sequence, windows
 from dovetail.read.onnx.file import Constant, OnnxNode, Tell, element_type, read_onnx, wrap
-from dovetail.read.onnx.values import Importer, OnnxValues, fold
+from dovetail.read.onnx.values import QONNX_DOMAINS, Importer, OnnxValues, fold
 from dovetail.read.user import ADVICE, add_user, by_onnx_name
 from dovetail.read.values import Value, words
 
@@ -462,6 +462,6 @@ IMPORTERS: Mapping[tuple[str, str], Importer] = {
     **{("ai.onnx.ml", name): build for name, build in LEARNING.items()},
     **{("com.microsoft", name): build for name, build in MICROSOFT.items()},
     ("", "SimplifiedLayerNormalization"): MICROSOFT["SimplifiedLayerNormalization"],  # ONNX Runtime has it there
-    **{(domain, name): build for domain in quantised.DOMAINS for name, build in QONNX.items()},
+    **{(domain, name): build for domain in QONNX_DOMAINS for name, build in QONNX.items()},
 }
 """Every ONNX operator Dovetail reads."""

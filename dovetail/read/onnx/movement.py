@@ -87,7 +87,7 @@ def slice_(v: OnnxValues) -> Value:
     for axis, *bounds in zip(axes, starts, stops, steps, strict=True):
         place = v.axis(axis, len(places))
         places[place] = range(x.shape[place])[slice(*bounds)]
-    v.wrong_if(not all(places), f"the slice {list(starts)} to {list(stops)} of {x.type} is empty")
+    v.refuse_if(not all(places), f"the slice {list(starts)} to {list(stops)} of {x.type} is empty")
     return v.pick(x, places) if min(steps, default=1) < 0 else v.add(slice_of(places), [x])
 
 
@@ -174,6 +174,7 @@ def split(v: OnnxValues) -> None:
     each = -(-size // max(count, 1))
     equal = tuple(min(each, size - part * each) for part in range(min(count, size + 1)))
     sizes = v.integers(1, "sizes of the parts", equal, "split")
+    v.refuse_if(0 in sizes, f"the parts {list(sizes)} do not make up values with elements")
     odd = len(sizes) != len(v.op.outputs) or sum(sizes) != size or min(sizes) < 1
     v.wrong_if(odd, f"the parts {list(sizes)} do not make up the {size} elements of axis {axis}")
     start = 0

@@ -200,9 +200,6 @@ def qlinear_pool(pool: Callable[[OnnxValues, Value], Value]) -> Importer:
     return build
 
 
-DOMAINS = ("qonnx.custom_op.general", "finn.custom_op.general", "onnx.brevitas")
-"""Domains QONNX's operators are found in."""
-
 MOST_BITS = 16
 """Widest integers of theirs that are read."""
 

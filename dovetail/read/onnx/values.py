@@ -30,6 +30,9 @@ ADVICE: Mapping[str, str] = {
 }
 """Advice for each kind of refusal."""
 
+QONNX_DOMAINS = ("qonnx.custom_op.general", "finn.custom_op.general", "onnx.brevitas")
+"""Domains QONNX's operators are found in."""
+
 UNPADDED: Padding2d = ((0, 0), (0, 0))
 """No border."""
 

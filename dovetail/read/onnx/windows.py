@@ -17,7 +17,7 @@ from dovetail.ir.operators.movement import Slice
 from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, MaxPool2d, Normalise, Reduce, ReduceKind
 from dovetail.ir.types import DType, Shape
 from dovetail.read.geometry import Pair
-from dovetail.read.onnx.values import UNPADDED, Importer, OnnxValues
+from dovetail.read.onnx.values import QONNX_DOMAINS, UNPADDED, Importer, OnnxValues
 from dovetail.read.values import Value, kept_shape
 
 
@@ -189,6 +189,9 @@ def batch_normalization(v: OnnxValues) -> Value:
     scale, offset, mean, variance = (v.array(place, name).astype(np.float64) for place, name in enumerate(names, 1))
     odd = scale.ndim != 1 or not scale.shape == offset.shape == mean.shape == variance.shape
     v.wrong_if(odd, "scale, offset, mean and variance must be vectors of one length")
+    if any(node.domain in QONNX_DOMAINS for node in v.file.nodes):
+        what = "goes into the layer before it, with an offset in whole sums: results within 1/64 of a step of a half"
+        v.tell(f"{v.where}: {what} may be rounded the other way than by qonnx")
     factor, x = scale / np.sqrt(variance + v.attribute("epsilon", 1e-5)), v.x
     offset = (offset - mean * factor).astype(np.float32)
     factor = factor.astype(np.float32)
