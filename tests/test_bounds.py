@@ -17,12 +17,13 @@ from dovetail.codegen.emit.project import write_project
 from dovetail.codegen.manifest import BuildManifest, LayerEntry, OperatorWork
 from dovetail.codegen.plan_file import PlanEdge
 from dovetail.compile import Compiled, Options, compile_graph, compile_model
-from dovetail.guests.report import least
+from dovetail.guests.report import least, page
+from dovetail.guests.report.detail import detail
 from dovetail.legalize import adapt
 from dovetail.report import make_report
 from dovetail.run import open_build, run_build
 from dovetail.schedule.partition import initial_partition
-from dovetail.target import Best, Macs, Target
+from dovetail.target import Best, Macs, Match, Offload, Target
 from dovetail.targets import load_target
 from firmware import require_chip
 from networks import image_net
@@ -154,14 +155,54 @@ def test_no_layer_takes_less_than_its_engine_makes_of_its_kind_at_best(name: str
     assert checked > 3
 
 
-def test_the_core_s_passes_around_an_engine_s_layers() -> None:
+def test_the_longest_ways_to_and_from_layers() -> None:
     """Input, a pass, a layer of the engine, two passes; then a second layer of the engine beside them."""
     chain: list[PlanEdge] = [{"reads": [name], "makes": made} for name, made in ("xa", "ab", "bc", "cd")]
-    passed = [10.0, 0.0, 20.0, 5.0]
-    assert least._ends(chain, {1}, passed, ()) == (10, 25)
-    assert least._ends(chain, {1}, passed, {2}) == (10, 0), "a slice may begin when its part is there"
+    own, whole = [10.0, 7.0, 20.0, 5.0], [False] * 4
+    assert least.longest(chain, own, whole) == [(0, 32), (10, 25), (17, 5), (37, 0)]
+    sliced = [False, False, True, False]
+    assert least.longest(chain, own, sliced)[1] == (10, 0), "a slice may begin when its part is there"
+    assert least.longest(chain, own, sliced)[2] == (10, 5), "and no sooner than what it is of"
     beside: list[PlanEdge] = [*chain, {"reads": ["x"], "makes": "e"}]
-    assert least._ends(beside, {1, 4}, [*passed, 0.0], ()) == (0, 0), "the second waits for nothing, nothing for it"
+    assert least.longest(beside, [*own, 3.0], [False] * 5)[4] == (0, 0), "it waits for nothing, nothing for it"
+
+
+def test_jobs_in_turn_take_what_the_worst_of_them_do() -> None:
+    """By hand: a long pass of the core in the middle, which the engine waits for, and the start of each launch."""
+    jobs = [least._Job(100, 5, 90), least._Job(50, 105, 40), least._Job(10, 185, 0)]
+    assert least._in_turn(jobs, 0) == 5 + 100 + 50 + 40
+    assert least._in_turn(jobs, 20) == 5 + 100 + 20 + 50 + 40
+    assert least._in_turn(jobs[2:], 20) == 195
+
+
+def test_a_layer_whose_cost_model_raises_is_named(tmp_path: Path) -> None:
+    """It raises after the build, for one layer of two: JSON, `report` and the page say so, and the other has a least."""
+    require_chip()
+    net = image_net("two", 8, 16)
+    graph, target = net.finish(net.convolution(net.convolution(net.x, 24), 8)), load_target("macarray")
+    compiled = compile_graph(adapt(graph, target.policy(None)), target, Options(), work=model_work(graph))
+    write_project(compiled.project, tmp_path / "net")
+    build = open_build(tmp_path / "net", target)
+    result = run_build(build, "iss", [seeded_inputs(build.manifest.inputs)])
+
+    def seeded(offload: Offload) -> Offload:
+        def cycles(match: Match) -> int:
+            if match.type("x").shape[-1] == 24:
+                raise ZeroDivisionError("no such mode")
+            return offload.cycles(match)
+
+        return replace(offload, cycles=cycles)
+
+    engine = target.engines[0]
+    broken = replace(engine, offloads=tuple(map(seeded, engine.offloads)))
+    found = detail(replace(result, build=replace(build, target=replace(target, engines=(broken,)))))
+    first, second = (layer for layer in found["layers"] if layer["engine"] == "macarray")
+    assert first["least"] and second["least"] is None and second["least_parts"] is None
+    assert "ZeroDivisionError('no such mode')" in second["why_least"]
+    (said,) = (note for note in found["notes"] if "least" in note)
+    assert second["name"] in said and first["name"] not in said and "no such mode" in said
+    assert "no such mode" in page.page(found)
+    assert not any("least" in note for note in detail(result)["notes"])
 
 
 def test_a_run_below_its_bound_says_so(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def report(
         write_file(trace, trace_text(data).encode())
     note_seeded(run.input_file)
     with beside_json(json_file, data):
+        for note in data["notes"]:
+            say(f"note: {note}")
         if bound:
             _print_bound(data)
         say(f"{page}: {_report_sentence(data)}")

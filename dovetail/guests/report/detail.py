@@ -41,6 +41,7 @@ def detail(result: RunResult, graph: Graph | None = None) -> Json:
     data["graph"] = plan["graph"]
     cycles, data["least_by"] = network_least(manifest, plan, found, target) if data["bound"] else (0.0, "")
     data["least"] = round(cycles, 1) or None
+    data["notes"] += _without_least(data["layers"])
     data["memories"] = {name: {**memory, "live": _live(memory)} for name, memory in plan["memories"].items()}
     data["steps"] = _steps(plan, first)
     data["moves"] = plan["moves"]
@@ -83,8 +84,8 @@ def _layers(
             "weights": [{key: w[key] for key in ("dtype", "bits", "elements", "bytes")} for w in weights],
             "why_not_offloaded": own["reason"],
             "dma_cycles": moving[number] if owners is not None else None,
-            "least": least.cycles if least else None,
-            "least_parts": least.parts if least else None,
+            "least": least.cycles or None if least else None,
+            "least_parts": least.parts or None if least else None,
             "why_least": least.why if least else "",
             "spent": cycles,
             "time": time,
@@ -92,6 +93,15 @@ def _layers(
         }
         layers.append(whole | {"gap": reason(whole, target, cores)})
     return layers
+
+
+def _without_least(layers: Sequence[Json]) -> list[str]:
+    """Which layers on engines have no least of their own, and why: a sentence for each reason."""
+    names: dict[str, list[str]] = {}
+    for layer in layers:
+        if layer["why_least"] and not layer["least"]:
+            names.setdefault(layer["why_least"], []).append(layer["name"])
+    return [f"no engine's least, so none in the network's: {', '.join(own)}: {why}" for why, own in names.items()]
 
 
 _SUMS = ("time", "cycles", "waiting", "engine_cycles", "dma_cycles", "least", "bound", "macs", "bytes_moved")

@@ -1,15 +1,15 @@
 """The least cycles of each layer on its engine in its best form, by the engine's own cost model; of the network so.
 
 This bound keeps who computes each layer, and knows what an engine makes of it: modes, blocks that are not full,
-products with padding. It leaves out how layers are cut, starts, waits, and transfers but for bytes that must be
-brought. What is between it and the bound of the model and the hardware is said in words.
+products with padding. It leaves out how layers are cut, waits, starts but for those nothing can hide, and transfers but
+for bytes that must be brought. What is between it and the bound of the model and the hardware is said in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, prod
+from math import ceil, prod
 
 from dovetail.bounds import best, core_word, model_bound, work_of
 from dovetail.codegen.emit.plan_file import products_of
@@ -38,6 +38,8 @@ _CUTS = 16
 """Most ways to cut channels that are looked at."""
 _PASSED_OVER = {"Slice", "Pick", "Gather"}
 """Operators that leave out elements of their operand."""
+_AROUND = {"Pad", "Concat"}
+"""Operators whose operands may lie inside their result, where they are made."""
 _TELLING = 0.02
 """Share of the least cycles from which on a part is told."""
 
@@ -47,6 +49,7 @@ class Least:
     """The least cycles of a layer on its engine."""
 
     cycles: int
+    """0 where none are known; `why` then says why."""
     parts: Mapping[str, float]
     """The parts of these, by `BETWEEN`."""
     packed: int
@@ -55,22 +58,28 @@ class Least:
     """The distance from the engine's peak, as a sentence."""
 
 
+_SEVERAL, _PART = "several engines compute it", "it is a part of a layer, or another form of it"
+
+
 def leasts(manifest: BuildManifest, plan: PlanFile, graph: Graph, target: Target) -> list[Least | None]:
-    """The least of each layer; None for those of cores, of several engines, and of bands (`--memory-budget`). `graph`
-    is the integer graph of the build."""
+    """The least of each layer, one of 0 cycles for engines' layers that have none of their own; None for layers of
+    cores and DMAs. `graph` is the integer graph of the build."""
     regions = {region.name: region for region in initial_partition(graph, target)}
+    engines = {engine.name: engine for engine in target.engines}
     works, found = work_of(manifest.layers, manifest.operators), list[Least | None]()
     for layer, own, work in zip(manifest.layers, plan["layers"], works, strict=True):
-        engine = next((one for one in target.engines if one.name == layer.engine), None)
-        offload = next((one for one in engine.offloads if one.name == own["offload"]), None) if engine else None
-        found.append(None)
-        if engine and offload and (region := regions.get(layer.name)):
-            whole = full_box(region.shape)
-            part = EnginePart(region.name, region.graph, engine, offload, whole, {}, {}, frozenset(), region.origins)
-            try:
-                found[-1] = _least(part, target.works_in_place(engine), work)
-            except Exception:  # another form of it, or a cost model that knows no layer larger than a tile
-                continue
+        places = [engines[name] for name in layer.engine.split("+") if name in engines]
+        region = regions.get(layer.name)
+        offload = next((one for one in places[0].offloads if one.name == own["offload"]), None) if places else None
+        if len(places) != 1 or region is None or offload is None:
+            found.append(Least(0, {}, 0, _SEVERAL if len(places) > 1 else _PART) if places else None)
+            continue
+        whole, (engine,) = full_box(region.shape), places
+        part = EnginePart(region.name, region.graph, engine, offload, whole, {}, {}, frozenset(), region.origins)
+        try:
+            found.append(_least(part, target.works_in_place(engine), work))
+        except Exception as error:  # a target's own function, of which a report must not end
+            found.append(Least(0, {}, 0, f"{offload.name} says no cycles of it as a whole: {error!r}"))
     return found
 
 
@@ -127,59 +136,95 @@ def _partial(sizes: Sequence[int], block: Sequence[int]) -> list[str]:
     return [f"{size} {name} where {of} are computed together" for name, size, of in named if size % of]
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Layers an engine computes side by side: their cycles, and the least before they can begin and after their end."""
+
+    cycles: int
+    before: float
+    after: float
+
+
 def network_least(
     manifest: BuildManifest, plan: PlanFile, found: Sequence[Least | None], target: Target
 ) -> tuple[float, str]:
     """The least cycles of a network whose layers are where this build has them, and who sets them: model and hardware;
-    the engine that has most to do, or the DMA that brings constants, a transfer for each layer that has some; the core
-    before any of an engine's layers can begin, and after the last of them has ended."""
-    layers, word = manifest.layers, core_word(target.cores)
-    passed = [_passed(one.engine, own, word) for one, own in zip(layers, plan["layers"], strict=True)]
-    # a layer that passes over elements need not wait for all of its operand
-    early = {number for number, own in enumerate(plan["layers"]) if _PASSED_OVER & set(own["kinds"])}
-    whole = model_bound(manifest.operators, target)
-    limits = [(whole.cycles, whole.by)]
+    layers of an engine one after the other, with what must come before and after them; or the DMA that brings
+    constants, a transfer for each layer that has some."""
+    layers, whole = manifest.layers, model_bound(manifest.operators, target)
+    ends, limits = _ends(manifest, plan, found, target), [(whole.cycles, whole.by)]
     for engine in target.engines:
         own = {number: one for number, one in enumerate(found) if one and layers[number].engine == engine.name}
-        together: dict[frozenset[str], int] = {}
-        for number, one in own.items():
-            side = frozenset((layers[number].name, *layers[number].beside))
-            together[side] = max(together.get(side, 0), one.cycles)
-        if not own:
+        sides: dict[frozenset[str], list[int]] = {}
+        for number in own:
+            sides.setdefault(frozenset((layers[number].name, *layers[number].beside)), []).append(number)
+        jobs = [
+            _Job(max(own[one].cycles for one in side), *(min(ends[one][at] for one in side) for at in (0, 1)))
+            for side in sides.values()
+        ]
+        if not jobs:
             continue
-        # the stages of a pipeline do not wait for each other
-        before, after = (0.0, 0.0) if manifest.delay else _ends(plan["graph"]["edges"], own, passed, early)
-        limits.append((before + sum(together.values()) + after, f"layers on {engine.name} at its own least"))
+        # the core starts a launch when an engine that holds one has ended the one before
+        between = engine.launching if engine.queue == 1 and engine.wait else 0
+        limits.append((_in_turn(jobs, between), f"layers on {engine.name} at its own least"))
         dma = target.dma_of(engine)
         if dma is not None and not target.reads_constants(engine):
             copies = [dma.setup_cycles + one.packed / dma.bytes_per_cycle for one in own.values() if one.packed]
-            limits.append((sum(copies) + after, f"constants through {dma.name}"))
+            limits.append((sum(copies) + min(job.after for job in jobs), f"constants through {dma.name}"))
     return max(limits)
+
+
+def _in_turn(jobs: Sequence[_Job], between: int) -> float:
+    """Least cycles of jobs that are done one at a time: of any of them, the least before, their own, the least after.
+    The worst are those that begin no sooner than some cycle and have no less after them than some others."""
+    most, last = 0.0, sorted(jobs, key=lambda job: -job.after)
+    for first in {job.before for job in jobs}:
+        cycles = first - between
+        for job in last:
+            if job.before >= first:
+                cycles += job.cycles + between
+                most = max(most, cycles + job.after)
+    return most
 
 
 def _passed(where: str, layer: PlanLayer, word: float) -> float:
     """Cycles of a core in a pass over a layer's operands: a load and an instruction a word, and the stores."""
-    if where != CORE or layer["nothing"]:
+    if where != CORE or layer["nothing"] or _AROUND & set(layer["kinds"]):
         return 0.0
     read = min(layer["read"], layer["written"]) if _PASSED_OVER & set(layer["kinds"]) else layer["read"]
     return read / 4 * (word + 1) + layer["written"] / 4 * word
 
 
 def _ends(
-    edges: Sequence[PlanEdge], own: Container[int], passed: Sequence[float], early: Container[int]
-) -> tuple[float, float]:
-    """Cycles of the core before any of an engine's layers can begin, and after the last of them has ended; `early` are
-    layers that may begin before."""
+    manifest: BuildManifest, plan: PlanFile, found: Sequence[Least | None], target: Target
+) -> list[tuple[float, float]]:
+    """The least cycles before each layer can begin, and after it has ended: of engines at their least and passes of the
+    core, one after the other. None in a pipeline, whose stages do not wait for each other."""
+    edges, word = plan["graph"]["edges"], core_word(target.cores)
+    if manifest.delay:
+        return [(0.0, 0.0)] * len(edges)
+    own = [
+        one.cycles if one else _passed(layer.engine, said, word)
+        for one, layer, said in zip(found, manifest.layers, plan["layers"], strict=True)
+    ]
+    # a layer that passes over elements need not wait for all of its operand
+    early = [bool(_PASSED_OVER & set(layer["kinds"])) for layer in plan["layers"]]
+    return longest(edges, own, early)
+
+
+def longest(edges: Sequence[PlanEdge], own: Sequence[float], early: Sequence[bool]) -> list[tuple[float, float]]:
+    """The longest ways to and from each layer through cycles of the layers, `own`; an `early` one begins with those it
+    reads."""
     makers = {edge["makes"]: number for number, edge in enumerate(edges)}
-    readers: dict[int, list[int]] = {number: [] for number in range(len(edges))}
     before, after = [0.0] * len(edges), [0.0] * len(edges)
-    for number, edge in enumerate(edges):
-        earlier = [makers[name] for name in edge["reads"] if makers.get(name, number) < number]
-        before[number] = max((before[one] + passed[one] for one in earlier), default=0.0)
-        for one in earlier:
-            readers[one].append(number)
-    for number in reversed(readers):
-        ways = (inf if one in own else passed[one] + after[one] for one in readers[number] if one not in early)
-        after[number] = max(ways, default=0.0)
-    mine = [number for number in readers if number in own]
-    return min(before[number] for number in mine), min(after[number] for number in mine)
+    reads = [
+        [makers[name] for name in edge["reads"] if makers.get(name, number) < number]
+        for number, edge in enumerate(edges)
+    ]
+    for number, earlier in enumerate(reads):
+        ways = (before[one] + (0.0 if early[number] else own[one]) for one in earlier)
+        before[number] = max(ways, default=0.0)
+    for number, earlier in reversed(list(enumerate(reads))):
+        for one in () if early[number] else earlier:
+            after[one] = max(after[one], own[number] + after[number])
+    return list(zip(before, after, strict=True))

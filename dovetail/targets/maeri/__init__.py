@@ -20,6 +20,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array
+from dovetail.legalize import pools_as_depthwise
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.bound import addition_cycles
@@ -194,6 +195,8 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
     rewrites = [dt.Rewrite("no zeros of stretched images", without_zeros, 0)]
     if own != Rules():
         rewrites.append(dt.Rewrite("rules of the target", in_ruled_order(own, config), 0, orders=True))
+    if config.requantise:
+        rewrites.insert(0, dt.Rewrite("pools", pools_as_depthwise(lambda *_: True, dt.Rounding.DOUBLE), 0))
     who, rounding = ("engine", dt.Rounding.DOUBLE) if config.requantise else ("core", None)
     return dt.Target(
         name=name,

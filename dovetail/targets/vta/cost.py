@@ -20,6 +20,7 @@ from dovetail.loops import bias_rows, shifts
 from dovetail.target import Best, Macs
 from dovetail.targets.vta.config import VtaConfig, macs_per_cycle
 from dovetail.targets.vta.mapping import depth, joined, shared_taps
+from dovetail.targets.vta.writer import VtaLoop, micro
 
 STREAMING = 8
 """Slots for data that cannot stay as a whole: more would only need more micro-operations."""
@@ -137,8 +138,8 @@ def cycles(s: RegionShape, t: VtaTiling, config: VtaConfig) -> int:
     image_tiles = down * across
     blocks = s.out_blocks / groups
     entries = s.rows * s.columns * s.out_blocks / (image_tiles * groups)
-    steps = blocks if s.by_block else s.in_blocks
-    products = entries * _products(s) + config.pipeline_cycles * _instructions(s, steps, blocks)
+    steps, tile = blocks if s.by_block else s.in_blocks, (min(t.rows, s.rows), min(t.columns, s.columns))
+    products = entries * _products(s) + config.pipeline_cycles * _instructions(s, tile, config, blocks)
     alu = (entries * config.alu_interval + config.pipeline_cycles) * s.alu
     image, weights = _transfers(s, t, config, blocks)
     out = entries * config.out_element / config.bus_bytes
@@ -177,17 +178,37 @@ def best(products: Macs, config: VtaConfig) -> Best:
 
 
 def floor(s: RegionShape, config: VtaConfig) -> int:
-    """Cycles no schedule can do without: all products and ALU steps one after the other, or every byte once over the
-    bus, whichever takes longer."""
-    entries = s.rows * s.columns * s.out_blocks
-    compute = entries * (_products(s) + config.alu_interval * s.alu)
+    """Cycles no schedule can do without: every byte once over the bus, or what computing takes under the tiling that
+    needs least for it (`least`), whichever takes longer."""
     height = (s.rows - 1) * s.stride[0] + s.kernel[0]
     width = (s.columns - 1) * s.stride[1] + s.kernel[1]
     matrices = s.out_blocks * ((0 if s.pool else s.matrices * s.in_blocks) + s.digits)
     operand = min(height * width, s.rows * s.columns * s.stride[0] * s.stride[1]) * s.image_blocks * config.inp_element
-    bus = operand + matrices * config.wgt_element + entries * config.out_element
+    bus = operand + matrices * config.wgt_element + s.rows * s.columns * s.out_blocks * config.out_element
     bus += s.parameters * s.out_blocks * config.acc_element
-    return max(compute, bus // config.bus_bytes)
+    return max(bus // config.bus_bytes, min(least(s, t, config) for t in tilings(s, config) if t.channels_first))
+
+
+def least(s: RegionShape, t: VtaTiling, config: VtaConfig) -> int:
+    """Cycles a tiling cannot do without, however its loads lie beside computing: all products and ALU steps one after
+    the other, and the fill of every instruction; before the first product the loads of its operands, but for the time
+    in which sums are cleared; after the last step the store of the last tile."""
+    axes = ((s.rows, t.rows), (s.columns, t.columns), (s.out_blocks, t.blocks))
+    kinds = list(product(*(_parts(extent, size) for extent, size in axes)))
+    instructions = sum(
+        down * across * often * (_instructions(s, (rows, columns), config, blocks) + s.alu)
+        for (down, rows), (across, columns), (often, blocks) in kinds
+    )
+    entries = s.rows * s.columns * s.out_blocks
+    compute = entries * (_products(s) + config.alu_interval * s.alu) + config.pipeline_cycles * instructions
+    if s.pool:
+        return round(compute)
+    height, width = (max(1, size - edge) for size, edge in zip(_image(s, t), s.before, strict=True))
+    image = min(height, s.size[0]) * -(-min(width, s.size[1]) * config.inp_element // config.bus_bytes)
+    first, last = (prod(part[1] for part in kinds[place]) for place in (0, -1))
+    weights = s.matrices * (1 if s.by_block else kinds[0][2][1]) * config.wgt_element / config.bus_bytes
+    loaded = max(0, 2 * config.bus_latency + image + weights - first - config.pipeline_cycles)
+    return round(loaded + compute + config.bus_latency + last * config.out_element / config.bus_bytes)
 
 
 def _products(s: RegionShape) -> int:
@@ -195,12 +216,32 @@ def _products(s: RegionShape) -> int:
     return 1 + (0 if s.pool else s.taps * s.in_blocks + s.digits + s.parts)
 
 
-def _instructions(s: RegionShape, steps: float, blocks: float) -> float:
-    """GEMM instructions of a tile: the taps of a single block are instructions of their own (micro.py)."""
+def _parts(extent: int, size: int) -> list[tuple[int, int]]:
+    """How often each size comes along an axis that is cut: the whole ones, and the last if it is smaller."""
+    count, rest = divmod(extent, min(size, extent))
+    return [(count, min(size, extent)), *([(1, rest)] if rest else [])]
+
+
+def _instructions(s: RegionShape, tile: tuple[int, int], config: VtaConfig, blocks: float) -> float:
+    """GEMM instructions of a tile of so many rows, columns and blocks: a reset, those of each step, and one for the
+    digits."""
     if s.pool:
         return 1.0
-    apart = s.taps if s.by_block or blocks <= 1 else 1
-    return 1 + steps * apart + min(s.digits, 1)
+    return 1 + (blocks if s.by_block else s.in_blocks) * _apart(s, tile, config, blocks) + min(s.digits, 1)
+
+
+def _apart(s: RegionShape, tile: tuple[int, int], config: VtaConfig, blocks: float) -> int:
+    """Instructions of a step, whose successive products must write different sums: one where a block follows another,
+    else as many as the pixels and taps of a block need."""
+    if s.taps == 1 or (blocks > 1 and not s.by_block):
+        return 1
+    if s.differ:
+        return s.taps
+    rows, columns = tile
+    width = (columns - 1) * s.stride[1] + s.kernel[1]
+    pixels = (VtaLoop(rows, (columns, s.stride[0] * width, 0)), VtaLoop(columns, (1, s.stride[1], 0)))
+    taps = (VtaLoop(s.kernel[0], (0, width, s.kernel[1])), VtaLoop(s.kernel[1], (0, 1, 1)))
+    return len(micro((*pixels, *taps), config.uop_entries, config.pipeline_cycles, True).starts)
 
 
 def _transfers(s: RegionShape, t: VtaTiling, config: VtaConfig, blocks: float) -> tuple[float, float]:
