@@ -4,7 +4,7 @@
 
 Every layer is a network of its own with random weights and the engine's requantisation; on ne16 its input and output
 lie in L2, on vta in DRAM in the engine's layout. Cycles are those of the `iss` simulator, outputs compared with the
-integer graph. "floor" is what no choice can beat (`dovetail/guests/tune/floor.py`).
+integer graph. "floor" is what no choice can beat (`Candidates.floor`).
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def test_jobs_in_turn_take_what_the_worst_of_them_do() -> None:
 
 
 def test_a_layer_whose_cost_model_raises_is_named(tmp_path: Path) -> None:
-    """It raises after the build, for one layer of two: JSON, `report` and the page say so, and the other has a least."""
+    """It raises after the build, for one layer of two: JSON and page say so, and the other has a least."""
     require_chip()
     net = image_net("two", 8, 16)
     graph, target = net.finish(net.convolution(net.convolution(net.x, 24), 8)), load_target("macarray")

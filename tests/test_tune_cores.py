@@ -9,7 +9,8 @@ import pytest
 
 from command_line import dovetail, refused
 from dovetail.compile import Options, compile_graph, prepare
-from dovetail.guests.tune.floor import core_floor
+from dovetail.guests.tune.layers import tunable_layers
+from dovetail.guests.tune.search import candidates
 from dovetail.ir.types import DType
 from dovetail.kernels import core_traits, generate
 from dovetail.schedule.knobs import choose, region_space
@@ -17,7 +18,6 @@ from dovetail.schedule.partition import partition
 from dovetail.schedule.tuning import read_tuning
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
-from dovetail.timing.kernels import core_cycles
 from tuning_cases import adapted, digits_file, layer_graph
 
 pytest.importorskip("lightgbm", reason="tuning needs lightgbm (dovetail[tune])")
@@ -105,9 +105,8 @@ def test_no_two_choices_of_a_padded_layer_are_one_kernel(name: str, size: tuple[
 @pytest.mark.parametrize("name", TARGETS)
 def test_floors_are_below_what_the_model_says(name: str, model: Path) -> None:
     target = load_target(name)
-    graph = prepare(model, target, Options())
-    layers = [region for region in partition(graph, target) if region_space(region, target).knobs]
+    layers = tunable_layers(prepare(model, target, Options()), target)[1]
     assert layers
-    for region in layers:
-        floor = core_floor(region, target)
-        assert floor is not None and 0 < floor < core_cycles(region.graph, target), region.name
+    for layer in layers:
+        found = candidates(layer, target, 0)
+        assert found.floor is not None and 0 < found.floor < found.estimates.min(), layer.names

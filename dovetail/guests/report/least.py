@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from dovetail.bounds import best, core_word, model_bound, work_of
+from dovetail.bounds import best, core_product, core_word, model_bound, work_of
 from dovetail.codegen.emit.plan_file import products_of
 from dovetail.codegen.manifest import BuildManifest, OperatorWork
 from dovetail.codegen.plan_file import PlanEdge, PlanFile, PlanLayer
@@ -187,9 +187,9 @@ def _in_turn(jobs: Sequence[_Job], between: int) -> float:
     return most
 
 
-def _passed(where: str, layer: PlanLayer, word: float) -> float:
+def _passed(layer: PlanLayer, word: float) -> float:
     """Cycles of a core in a pass over a layer's operands: a load and an instruction a word, and the stores."""
-    if where != CORE or layer["nothing"] or _AROUND & set(layer["kinds"]):
+    if layer["nothing"] or _AROUND & set(layer["kinds"]):
         return 0.0
     read = min(layer["read"], layer["written"]) if _PASSED_OVER & set(layer["kinds"]) else layer["read"]
     return read / 4 * (word + 1) + layer["written"] / 4 * word
@@ -198,15 +198,16 @@ def _passed(where: str, layer: PlanLayer, word: float) -> float:
 def _ends(
     manifest: BuildManifest, plan: PlanFile, found: Sequence[Least | None], target: Target
 ) -> list[tuple[float, float]]:
-    """The least cycles before each layer can begin, and after it has ended: of engines at their least and passes of the
-    core, one after the other. None in a pipeline, whose stages do not wait for each other."""
-    edges, word = plan["graph"]["edges"], core_word(target.cores)
+    """The least cycles before each layer can begin, and after it has ended: engines at their least, and cores, one
+    after the other. None in a pipeline, whose stages do not wait for each other."""
+    edges, word, product = plan["graph"]["edges"], core_word(target.cores), core_product(target.cores)
     if manifest.delay:
         return [(0.0, 0.0)] * len(edges)
-    own = [
-        one.cycles if one else _passed(layer.engine, said, word)
-        for one, layer, said in zip(found, manifest.layers, plan["layers"], strict=True)
-    ]
+    own = [float(one.cycles) if one else 0.0 for one in found]
+    for number, work in enumerate(work_of(manifest.layers, manifest.operators)):
+        if manifest.layers[number].engine == CORE:
+            products = sum(each.count for one in work for each in one.products)
+            own[number] = _passed(plan["layers"][number], word) + products * product
     # a layer that passes over elements need not wait for all of its operand
     early = [bool(_PASSED_OVER & set(layer["kinds"])) for layer in plan["layers"]]
     return longest(edges, own, early)

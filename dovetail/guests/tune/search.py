@@ -16,8 +16,9 @@ from math import log2
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.bounds import model_bound
+from dovetail.codegen.emit.plan_file import model_work
 from dovetail.errors import MissingExtraError
-from dovetail.guests.tune.floor import core_floor, engine_floor
 from dovetail.guests.tune.layers import LayerKind, LayerModel
 from dovetail.schedule.knobs import CONTEXT, canonical
 from dovetail.schedule.tiles.clock import Estimate
@@ -73,7 +74,8 @@ class Candidates:
     features: Floats
     """One row per choice."""
     floor: int | None = None
-    """Cycles no choice is below; None where no choice is on the engine. Of a sampled space, that of the sample."""
+    """Cycles no choice is below; None where no choice is on the engine. On an engine the offload's own, or the busy
+    cycles of engine and DMA, nothing waited for, of a sampled space in the sample; on cores those of `bounds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,11 @@ def candidates(layer: LayerKind, target: Target, seed: int) -> Candidates:
     first = model.planned or Estimate(max(1, region.macs))
     costs = [first, *(cost for _, cost in rows)]
     table = [features(point, cost, knobs) for point, cost in ((default, first), *rows)]
-    if region.engine is None:
-        floor = core_floor(region, target)
-    else:
-        floor = engine_floor(region, [cost for cost in costs[0 if estimate(model.default) else 1 :] if cost.engine])
+    floor: int | None = round(model_bound(model_work(layer.graph), target).cycles)
+    if region.engine is not None and region.offload is not None and region.match is not None:
+        busy = [max(one.engine, one.copying) for one in costs[0 if estimate(model.default) else 1 :] if one.engine]
+        least = region.offload.floor
+        floor = min(busy, default=None) if least is None or not busy else least(region.match)
     choices = ({}, *(canonical(point) for point, _ in rows))
     return Candidates(choices, np.array([cost.cycles for cost in costs]), np.array(table), floor)
 
