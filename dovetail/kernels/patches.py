@@ -277,13 +277,14 @@ class Patches(RaisedNest):
                 number = blocks * rows * times * channels
                 turns_of_block, rest = divmod(layout.words, self.unroll)
                 straight = self.written_out(pixels)  # places are numbers then, and no pointer moves
+                once = pixels == 1 and turns_of_block <= 1  # no loop in which to hide where sums begin and end
                 own = {
                     "product": number * layout.words * pixels * self.channels,
                     "load": number * layout.words * (pixels + self.channels),
                     "step": number * layout.words,
                     "turn": number * (turns_of_block if turns_of_block > 1 else 0),
                     "rest": 0 if straight else number * min(rest, 1),
-                    f"block_{pixels}x{self.channels}": 0 if straight else number,
+                    "block_once" if once else f"block_{pixels}x{self.channels}": 0 if straight else number,
                     "sum": number * pixels * self.channels,
                     "straight_group" if straight else "group": blocks * rows * times,
                 }

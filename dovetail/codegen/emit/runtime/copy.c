@@ -184,7 +184,12 @@ void copy_3d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
         copy_from_planes(to, from, rows, source_plane_stride);
         return;
     }
+    const int few = (row_bytes != 0u && row_bytes < 4u);
     for (; planes != 0u; planes--, to += target_plane_stride, from += source_plane_stride) {
+        if (few) {
+            copy_few(to, from, row_bytes, rows, target_row_stride, source_row_stride);
+            continue;
+        }
         copy_2d(to, from, row_bytes, rows, target_row_stride, source_row_stride);
     }
 }
