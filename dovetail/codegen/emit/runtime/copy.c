@@ -184,12 +184,7 @@ void copy_3d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
         copy_from_planes(to, from, rows, source_plane_stride);
         return;
     }
-    const int few = (row_bytes != 0u && row_bytes < 4u);
     for (; planes != 0u; planes--, to += target_plane_stride, from += source_plane_stride) {
-        if (few) {
-            copy_few(to, from, row_bytes, rows, target_row_stride, source_row_stride);
-            continue;
-        }
         copy_2d(to, from, row_bytes, rows, target_row_stride, source_row_stride);
     }
 }
@@ -225,7 +220,12 @@ static void fill_blocks(uint8_t *to, uint32_t rows, uint32_t stride, int value)
 {
     uint32_t words[BLOCK / 4u];
     __builtin_memset(words, value, BLOCK);
-    for (; rows != 0u; rows--, to += stride) {
+    for (; rows >= 2u; rows -= 2u) { /* a turn takes as long as two stores */
+        __builtin_memcpy(__builtin_assume_aligned(to, 4), words, BLOCK);
+        __builtin_memcpy(__builtin_assume_aligned(to += stride, 4), words, BLOCK);
+        to += stride;
+    }
+    if (rows != 0u) {
         __builtin_memcpy(__builtin_assume_aligned(to, 4), words, BLOCK);
     }
 }
