@@ -4,7 +4,7 @@
 
 Every layer is a network of its own with random weights and the engine's requantisation; on ne16 its input and output
 lie in L2, on vta in DRAM in the engine's layout. Cycles are those of the `iss` simulator, outputs compared with the
-integer graph. "floor" is what no choice can beat (`Candidates.floor`).
+integer graph.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     target = load_target(given.target)
-    print("| layer | default | tuned | saved | floor | choice |\n| --- | ---: | ---: | ---: | ---: | --- |")
+    print("| layer | default | tuned | saved | choice |\n| --- | ---: | ---: | ---: | --- |")
     saved = []
     with tempfile.TemporaryDirectory() as folder, runner(given.jobs, None) as run:
         request = TuningRequest(Path("layer"), given.target, Path(folder) / "log", given.trials, seed=given.seed)
@@ -119,13 +119,13 @@ def main() -> None:
             for number, shape in enumerate(LAYERS, 1):
                 layer = only_layer(shape, target)
                 result = tune_layer(trials, request, target, layer, (number, len(LAYERS)), lambda progress: None)
-                assert result.default is not None and result.best is not None and result.floor is not None
+                assert result.default is not None and result.best is not None
                 tuned = result.best.outcome.cycles
                 assert tuned is not None and tuned <= result.default
                 saved.append(100 * (result.default - tuned) / result.default)
                 choice = ", ".join(f"{name} {value}" for name, value in result.best.choice.items() if name != PLACEMENT)
                 cells = (shape.text, f"{result.default:,}", f"{tuned:,}", f"{saved[-1]:.1f} %")
-                print(f"| {' | '.join(cells)} | {result.floor:,} | {choice or 'the default'} |", flush=True)
+                print(f"| {' | '.join(cells)} | {choice or 'the default'} |", flush=True)
     print(f"\nat least 5 % saved: {sum(one >= 5 for one in saved)} of {len(saved)} layers; {given.trials} trials each")
 
 

@@ -169,7 +169,7 @@ def test_the_longest_ways_to_and_from_layers() -> None:
 
 def test_jobs_in_turn_take_what_the_worst_of_them_do() -> None:
     """By hand: a long pass of the core in the middle, which the engine waits for, and the start of each launch."""
-    jobs = [least._Job(100, 5, 90), least._Job(50, 105, 40), least._Job(10, 185, 0)]
+    jobs = [(100, 5.0, 90.0), (50, 105.0, 40.0), (10, 185.0, 0.0)]
     assert least._in_turn(jobs, 0) == 5 + 100 + 50 + 40
     assert least._in_turn(jobs, 20) == 5 + 100 + 20 + 50 + 40
     assert least._in_turn(jobs[2:], 20) == 195

@@ -89,7 +89,7 @@ def test_layers_on_the_chip(widths: tuple[int, ...], choice: Choice) -> None:
     graph = dense(*widths)
     region = region_alone(graph, TARGET)
     choice = {"placement": "digital", "tile_channels": 16, **choice}
-    estimate = estimator(region, TARGET, ()).estimate(choice)
+    estimate = estimator(region, TARGET, ())(choice)
     taken = measured(graph, TARGET, None, {region.name: choice})
     assert estimate is not None and abs(estimate.cycles - taken) <= 0.05 * taken
 

@@ -138,8 +138,7 @@ def test_on_the_chip_with_a_cluster_and_without(model: Path, tmp_path: Path) -> 
             assert trials(log) == trials(request.log)
     (result,) = tune(chip).layers
     assert result.default is not None and all(trial.outcome.cycles for trial in result.trials)
-    assert result.floor is not None and result.best is not None and result.best.outcome.cycles is not None
-    assert 0 < result.floor <= result.best.outcome.cycles  # a small layer: most of it is starting
+    assert result.best is not None and result.best.outcome.cycles is not None
     print("dense_13:", [trial.outcome.cycles for trial in result.trials])
 
 

@@ -9,8 +9,6 @@ import pytest
 
 from command_line import dovetail, refused
 from dovetail.compile import Options, compile_graph, prepare
-from dovetail.guests.tune.layers import tunable_layers
-from dovetail.guests.tune.search import candidates
 from dovetail.ir.types import DType
 from dovetail.kernels import core_traits, generate
 from dovetail.schedule.knobs import choose, region_space
@@ -100,13 +98,3 @@ def test_no_two_choices_of_a_padded_layer_are_one_kernel(name: str, size: tuple[
     said = "unroll = 2 changes nothing: a turn takes one of the taps inside"
     assert space.refusal(one) is None and space.refusal(twice) == said
     assert len({generate(graph, "layer", core, choice=choice).source for choice in (one, twice)}) == 1
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_floors_are_below_what_the_model_says(name: str, model: Path) -> None:
-    target = load_target(name)
-    layers = tunable_layers(prepare(model, target, Options()), target)[1]
-    assert layers
-    for layer in layers:
-        found = candidates(layer, target, 0)
-        assert found.floor is not None and 0 < found.floor < found.estimates.min(), layer.names

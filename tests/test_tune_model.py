@@ -59,7 +59,7 @@ def farthest(name: str) -> float:
     graph, region = adapted(layer, target)
     near = (*graph.inputs, *graph.outputs) if inside else ()
     model, default = cost.estimator(region, target, near), resolved_default(region, target, near)
-    found = [model.estimate({**default, **(choice if cut else {})}) for cut in (False, True)]
+    found = [model({**default, **(choice if cut else {})}) for cut in (False, True)]
     ratios = [one.cycles / cycles(name, cut) for cut, one in enumerate(found) if one is not None]
     print(name, ratios)
     return max(abs(ratio - 1) for ratio in ratios)

@@ -207,7 +207,7 @@ def test_the_largest_choices_that_are_offered_fit(name: str, size: int, channels
     held = [
         (found.nbytes, number, choice)
         for number, choice in enumerate(candidates(layer, target, 0).choices[1:])
-        if (found := model.estimate(choice)) is not None
+        if (found := model(choice)) is not None
     ]
     for _, _, choice in sorted(held, reverse=True)[:3]:
         compile_graph(layer.graph, target, Options(), choices={region.name: choice}, near=layer.near, interpret=False)

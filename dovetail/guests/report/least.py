@@ -136,13 +136,8 @@ def _partial(sizes: Sequence[int], block: Sequence[int]) -> list[str]:
     return [f"{size} {name} where {of} are computed together" for name, size, of in named if size % of]
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Layers an engine computes side by side: their cycles, and the least before they can begin and after their end."""
-
-    cycles: int
-    before: float
-    after: float
+_Job = tuple[int, float, float]
+"""Layers an engine computes side by side: their cycles, and the least before they can begin and after their end."""
 
 
 def network_least(
@@ -159,7 +154,7 @@ def network_least(
         for number in own:
             sides.setdefault(frozenset((layers[number].name, *layers[number].beside)), []).append(number)
         jobs = [
-            _Job(max(own[one].cycles for one in side), *(min(ends[one][at] for one in side) for at in (0, 1)))
+            (max(own[one].cycles for one in side), min(ends[one][0] for one in side), min(ends[one][1] for one in side))
             for side in sides.values()
         ]
         if not jobs:
@@ -170,20 +165,20 @@ def network_least(
         dma = target.dma_of(engine)
         if dma is not None and not target.reads_constants(engine):
             copies = [dma.setup_cycles + one.packed / dma.bytes_per_cycle for one in own.values() if one.packed]
-            limits.append((sum(copies) + min(job.after for job in jobs), f"constants through {dma.name}"))
+            limits.append((sum(copies) + min(after for _, _, after in jobs), f"constants through {dma.name}"))
     return max(limits)
 
 
 def _in_turn(jobs: Sequence[_Job], between: int) -> float:
     """Least cycles of jobs that are done one at a time: of any of them, the least before, their own, the least after.
     The worst are those that begin no sooner than some cycle and have no less after them than some others."""
-    most, last = 0.0, sorted(jobs, key=lambda job: -job.after)
-    for first in {job.before for job in jobs}:
-        cycles = first - between
-        for job in last:
-            if job.before >= first:
-                cycles += job.cycles + between
-                most = max(most, cycles + job.after)
+    most, last = 0.0, sorted(jobs, key=lambda job: -job[2])
+    for first in {before for _, before, _ in jobs}:
+        total = first - between
+        for cycles, before, after in last:
+            if before >= first:
+                total += cycles + between
+                most = max(most, total + after)
     return most
 
 

@@ -102,7 +102,7 @@ def tune(
 
 def _print_tuning(tuned: TuningResult) -> None:
     unit = "ns" if tuned.tuning.measure == "host" else "cycles"
-    headings = ("layers", "trials", "failed", "floor", f"default {unit}", f"best {unit}", "saved", "choice")
+    headings = ("layers", "trials", "failed", f"default {unit}", f"best {unit}", "saved", "choice")
     rows = [_row(result, tuned.dropped) for result in tuned.layers]
     show_table(headings, rows, left=("layers", "choice"), fold=headings)
 
@@ -138,8 +138,7 @@ def _row(result: LayerResult, dropped: tuple[str, ...]) -> tuple[str, ...]:
     figures = ["failed" if cycles is None else f"{cycles:,}" for cycles in (result.default, best)]
     saved = "" if best is None or result.default is None else _percent(result.default, best)
     chosen = ", ".join(f"{name} {value}" for name, value in choice.items()) or "the default"
-    floor = f"{result.floor:,}" if result.floor else ""
-    return names, str(len(result.trials)), str(failed), floor, *figures, saved, chosen
+    return names, str(len(result.trials)), str(failed), *figures, saved, chosen
 
 
 def _percent(before: int, after: int) -> str:

@@ -3,6 +3,7 @@ kernel's loops; changes of layout at both ends are part of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from dovetail.ir.types import Shape
@@ -23,23 +24,19 @@ def _alone(cost: Estimate, target: Target) -> Estimate:
     return replace(cost, cycles=cost.cycles + target.core.statements.around)
 
 
-class CoreEstimator:
-    """Estimates choices for the kernel of a region that the core computes."""
-
-    def __init__(self, region: Region, target: Target) -> None:
-        self.region, self._target, self._parts = region, target, core_parts(region.graph, target)
-
-    def estimate(self, choice: Choice) -> Estimate | None:
-        """The cost of a choice."""
-        return _alone(Estimate(shared_cycles(self._parts, self._target, choice)), self._target)
+Estimator = Callable[[Choice], Estimate | None]
+"""The cost of a whole, allowed choice; None when its tiles need more memory than there is."""
 
 
-def estimator(region: Region, target: Target, near: tuple[str, ...]) -> Estimator | CoreEstimator:
+def estimator(region: Region, target: Target, near: tuple[str, ...]) -> Estimator:
     """The estimator of a region, on an engine or on the core."""
-    return CoreEstimator(region, target) if region.engine is None else Estimator(region, target, near)
+    if region.engine is not None:
+        return _OnEngine(region, target, near).estimate
+    parts = core_parts(region.graph, target)
+    return lambda choice: _alone(Estimate(shared_cycles(parts, target, choice)), target)
 
 
-class Estimator:
+class _OnEngine:
     """Estimates whole choices for one layer's own region, nothing chosen. The inputs and outputs `near` lie in the
     engine's memory."""
 
@@ -58,7 +55,7 @@ class Estimator:
         self._room = target.memory(part.engine.memory).size - sum(laid.nbytes(name) for name in {*near, *inner})
 
     def estimate(self, choice: Choice) -> Estimate | None:
-        """The cost of a whole, allowed choice; None when its tiles need more memory than there is."""
+        """As of `Estimator`."""
         if choice.get(PLACEMENT) == "core":
             return _alone(Estimate(cores_cycles(self.region.graph, self._target)), self._target)
         shape = tile_shape(self._clock.part.shape, choice)

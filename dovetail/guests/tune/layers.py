@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.compile import reserved
 from dovetail.errors import DovetailError
-from dovetail.guests.tune.cost import CoreEstimator, Estimator, estimator
+from dovetail.guests.tune.cost import Estimator, estimator
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits, offered
 from dovetail.schedule.assign import assign
@@ -133,7 +133,7 @@ class LayerModel:
     space: Space
     default: Choice
     """The whole choice that stands for the planner's own."""
-    estimator: Estimator | CoreEstimator
+    estimator: Estimator
     planned: Estimate | None
     """The cost of what a compile chooses by itself, which may be the core; None where that has too little memory."""
 
@@ -142,9 +142,9 @@ class LayerModel:
         """The model of a layer; raises DovetailError where the layer does not fit the target even by default."""
         region = region_alone(layer.graph, target)
         default, costs = resolved_default(region, target, layer.near), estimator(region, target, layer.near)
-        first = costs.estimate(placed(region, default, target))
+        first = costs(placed(region, default, target))
         return cls(region, region_space(region, target), default, costs, first)
 
     def estimate(self, choice: Choice) -> Estimate | None:
         """The cost of a choice, empty for none; None when its tiles need more memory than there is."""
-        return self.estimator.estimate({**self.default, **choice}) if choice else self.planned
+        return self.estimator({**self.default, **choice}) if choice else self.planned

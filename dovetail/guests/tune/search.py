@@ -16,8 +16,6 @@ from math import log2
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.bounds import model_bound
-from dovetail.codegen.emit.plan_file import model_work
 from dovetail.errors import MissingExtraError
 from dovetail.guests.tune.layers import LayerKind, LayerModel
 from dovetail.schedule.knobs import CONTEXT, canonical
@@ -73,9 +71,6 @@ class Candidates:
     """Cycles the cost model thinks each takes."""
     features: Floats
     """One row per choice."""
-    floor: int | None = None
-    """Cycles no choice is below; None where no choice is on the engine. On an engine the offload's own, or the busy
-    cycles of engine and DMA, nothing waited for, of a sampled space in the sample; on cores those of `bounds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +85,17 @@ def candidates(layer: LayerKind, target: Target, seed: int) -> Candidates:
     """Every allowed choice of a layer that fits the memory, or a sample of them.
     Raises DovetailError where the layer does not fit the target even by default."""
     model = LayerModel.of(layer, target)
-    region, estimate = model.region, model.estimator.estimate
     knobs = {knob.name: knob.values for knob in model.space.knobs if knob.name not in CONTEXT}
     space = Space(tuple(knob for knob in model.space.knobs if knob.name in knobs), model.space.problem)
     default = {name: value for name, value in model.default.items() if name in knobs}
     points = [point for point in _points(space, _generator(seed, layer.key, "points")) if point != default]
-    rows = [(point, cost) for point in points if (cost := estimate(point)) is not None]
+    rows = [(point, cost) for point in points if (cost := model.estimator(point)) is not None]
     # The planner may have moved an end away to make room; then nothing is known of its own choice but that it exists.
-    first = model.planned or Estimate(max(1, region.macs))
+    first = model.planned or Estimate(max(1, model.region.macs))
     costs = [first, *(cost for _, cost in rows)]
     table = [features(point, cost, knobs) for point, cost in ((default, first), *rows)]
-    floor: int | None = round(model_bound(model_work(layer.graph), target).cycles)
-    if region.engine is not None and region.offload is not None and region.match is not None:
-        busy = [max(one.engine, one.copying) for one in costs[0 if estimate(model.default) else 1 :] if one.engine]
-        least = region.offload.floor
-        floor = min(busy, default=None) if least is None or not busy else least(region.match)
     choices = ({}, *(canonical(point) for point, _ in rows))
-    return Candidates(choices, np.array([cost.cycles for cost in costs]), np.array(table), floor)
+    return Candidates(choices, np.array([cost.cycles for cost in costs]), np.array(table))
 
 
 def _points(space: Space, random: np.random.Generator) -> Sequence[dict[str, Value]]:

@@ -137,8 +137,6 @@ class LayerResult:
     layer: LayerKind
     trials: tuple[Trial, ...]
     """The default first."""
-    floor: int | None
-    """Cycles no choice is below; None where that is not known, or nanoseconds are measured."""
 
     @property
     def default(self) -> int | None:
@@ -175,7 +173,7 @@ def tune_layer(
         try:
             batch = steps.send(outcomes)
         except StopIteration as stop:
-            return LayerResult(layer, stop.value, None if request.measure == "host" else space.floor)
+            return LayerResult(layer, stop.value)
 
 
 def _task(request: TuningRequest, graph: Graph, near: Sequence[str] = ()) -> MeasureTask:
