@@ -1,6 +1,6 @@
 """The cheaper way of each layer where layers come one after the other: another offload of the engine, or the core.
 
-Where the core is far slower by estimate and no other offload takes a layer, nothing is worked out: it stays there.
+Where the core is far slower by estimate and no other offload takes a layer, it stays there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from dovetail.schedule.assign.costs import Candidate, PlacementReason, RegionCos
 from dovetail.schedule.partition import PartitionCache, named, partition, without_offloads
 from dovetail.schedule.region import AssignedRegion, Region
 from dovetail.schedule.tiles.tiling import TileCache
-from dovetail.target.description import Target
-from dovetail.timing.clock import start_cycles
 from dovetail.timing.kernels import core_cycles
-from dovetail.timing.transfers import dma_cycles
-from dovetail.user_file import asking
 
 _DOUBT = 1.33
 """The core must look so many times faster to get what the engine takes: by estimate layers are up to a fifth off."""
@@ -125,14 +121,14 @@ def _candidates(
     lossless = without_offloads(target, {engine.name: False for engine in target.engines})
     cache = PartitionCache()
     ways = list(others(region.graph, [region], lossless, cache))
-    if not ways and core_cycles(region.graph, target) >= _FAR * _about(region, target):
-        return
     try:
         first = costs.candidate(region.name, (region,), tiles)
     except PlanError:  # no memory for it; where that is all there is, the plan says so
         return
     yield first
     far = _FAR * cost(first)
+    if not ways and core_cycles(region.graph, target) >= far:
+        return
     for way in ways:
         if len(way) == 1 and _alike(way[0], region):
             renamed = AssignedRegion.of(replace(way[0], name=region.name))
@@ -151,20 +147,6 @@ def _alike(one: Region, other: Region) -> bool:
     matched = one.match.values == other.match.values and one.match.nodes == other.match.nodes
     renamed = replace(one.offload, name=other.offload.name, pattern=other.offload.pattern)
     return same and matched and renamed == other.offload
-
-
-def _about(region: Region, target: Target) -> int:
-    """Cycles of the engine, about, in one piece and with everything copied."""
-    assert region.engine is not None and region.offload is not None and region.match is not None
-    with asking(f"the cycles of {region.offload.name} for {region.name}"):
-        try:
-            own = region.offload.cycles(region.match)
-        except ValueError:  # not in one piece
-            return core_cycles(region.graph, target)
-    kinds = [region.graph.types[value] for value in (*region.graph.inputs, region.output, *region.graph.constants)]
-    near = target.dma is None or target.works_in_place(region.engine)
-    moved = 0 if near else sum(dma_cycles(target.dma, kind.nbytes) for kind in kinds)
-    return own + start_cycles(region.engine, target.core.statements) + moved
 
 
 def _label(candidate: Candidate) -> str:
