@@ -39,9 +39,9 @@ static inline float digits_dequantize_output_0(int8_t integer)
     return (float)((int32_t)integer - DIGITS_OUTPUT_0_ZERO_POINT) * DIGITS_OUTPUT_0_SCALE;
 }
 
-/* Bytes of stack digits_run needs at most, interrupts apart: by the frames of
-   zig 0.17.1 for code made for speed; other compilers have others. */
-#define DIGITS_STACK_BYTES 48u
+/* Bytes of stack digits_run needs at most, with a main that only calls it, interrupts apart: by the
+   frames of zig 0.17.1 for code made for speed; other compilers have others. */
+#define DIGITS_STACK_BYTES 64u
 
 /* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */
 void digits_run(void);
