@@ -127,7 +127,7 @@ def shape(region: Graph, config: VtaConfig) -> RegionShape:
 
 def cycles(s: RegionShape, t: VtaTiling, config: VtaConfig) -> int:
     """Cycles of a region under a tiling, about: what it cannot do without (`least`) or what the bus moves, whichever
-    takes longer, and a third of the other, for which one waits; all of it where not two slots of everything fit. What
+    takes longer, and most of the other, for which one waits; all of it where not two slots of everything fit. What
     earlier tiles left in the SRAMs is not loaded again. A pool widens its operand: every entry is cleared and
     multiplied, like a sum."""
     tiles, groups = -(-s.rows // t.rows) * -(-s.columns // t.columns), -(-s.out_blocks // t.blocks)
@@ -139,7 +139,7 @@ def cycles(s: RegionShape, t: VtaTiling, config: VtaConfig) -> int:
     if s.pool:
         compute += round(2 * prod(_average(s, t)) * tiles * s.out_blocks)
     overlaps = all(need <= capacities(s, config)[memory] for memory, need in _needs(s, t, 2).items())
-    return round(max(compute, bus) + min(compute, bus) / 3 if overlaps else compute + bus) + 3 * config.bus_latency
+    return round(max(compute, bus) + min(compute, bus) * 3 / 4 if overlaps else compute + bus) + 3 * config.bus_latency
 
 
 def best(products: Macs, config: VtaConfig) -> Best:
