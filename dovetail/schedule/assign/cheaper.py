@@ -130,23 +130,10 @@ def _candidates(
     if not ways and core_cycles(region.graph, target) >= far:
         return
     for way in ways:
-        if len(way) == 1 and _alike(way[0], region):
-            renamed = AssignedRegion.of(replace(way[0], name=region.name))
-            yield replace(first, steps=(replace(first.steps[0], region=renamed),))
-        elif sum(costs.step(part).cycles for part in way if not part.shares) < far:
+        if sum(costs.step(part).cycles for part in way if not part.shares) < far:
             with suppress(PlanError):
                 yield costs.candidate(region.name, way)
     yield from on_core(region, costs, {}, cache, _DOUBT)
-
-
-def _alike(one: Region, other: Region) -> bool:
-    """Whether two offloads that take a layer alike are the same functions and limits."""
-    if one.offload is None or other.offload is None or one.match is None or other.match is None:
-        return False
-    same = one.place == other.place and one.graph.nodes == other.graph.nodes
-    matched = one.match.values == other.match.values and one.match.nodes == other.match.nodes
-    renamed = replace(one.offload, name=other.offload.name, pattern=other.offload.pattern)
-    return same and matched and renamed == other.offload
 
 
 def _label(candidate: Candidate) -> str:
