@@ -126,20 +126,45 @@ def shape(region: Graph, config: VtaConfig) -> RegionShape:
 
 
 def cycles(s: RegionShape, t: VtaTiling, config: VtaConfig) -> int:
-    """Cycles of a region under a tiling, about: what it cannot do without (`least`) or what the bus moves, whichever
-    takes longer, and most of the other, for which one waits; all of it where not two slots of everything fit. What
-    earlier tiles left in the SRAMs is not loaded again. A pool widens its operand: every entry is cleared and
-    multiplied, like a sum."""
-    tiles, groups = -(-s.rows // t.rows) * -(-s.columns // t.columns), -(-s.out_blocks // t.blocks)
-    blocks, compute = s.out_blocks / groups, least(s, t, config)
+    """Cycles of a region under a tiling.
+
+    A tile's products (entries x (reset + taps x input blocks + digits), and the fill of every instruction) wait for its
+    loads, but for those that had slots to go to while the tile before was in the ALU (alu_interval per entry and step).
+    What earlier tiles left in the SRAMs is not loaded again; the bus carries the results as well. The first tile waits
+    for its first step's loads (`lead`), or after its last loads computes its last step. A pool widens its operand:
+    every entry is cleared and multiplied, like a sum.
+    """
+    down, across, groups = -(-s.rows // t.rows), -(-s.columns // t.columns), -(-s.out_blocks // t.blocks)
+    image_tiles = down * across
+    blocks = s.out_blocks / groups
+    entries = s.rows * s.columns * s.out_blocks / (image_tiles * groups)
+    steps, tile = blocks if s.by_block else s.in_blocks, (min(t.rows, s.rows), min(t.columns, s.columns))
+    products = entries * _products(s) + config.pipeline_cycles * _instructions(s, tile, config, blocks)
+    alu = (entries * config.alu_interval + config.pipeline_cycles) * s.alu
     image, weights = _transfers(s, t, config, blocks)
-    image_again, weights_again = _again(s, t, config, tiles, groups)
-    bus = tiles * image * (groups if image_again else 1) + groups * weights * (tiles if weights_again else 1)
-    bus += s.rows * s.columns * s.out_blocks * config.out_element / config.bus_bytes
+    out = entries * config.out_element / config.bus_bytes
+    room = capacities(s, config)
+    # whether two slots of everything fit, so that loads, products and stores overlap
+    overlaps = all(need <= room[memory] for memory, need in _needs(s, t, 2).items())
+    total, lead = 0.0, (image + weights) / max(1, steps)
     if s.pool:
-        compute += round(2 * prod(_average(s, t)) * tiles * s.out_blocks)
-    overlaps = all(need <= capacities(s, config)[memory] for memory, need in _needs(s, t, 2).items())
-    return round(max(compute, bus) + min(compute, bus) * 3 / 4 if overlaps else compute + bus) + 3 * config.bus_latency
+        compute = products + 2 * prod(_average(s, t)) * blocks + alu
+        return round(image_tiles * groups * max(compute, image) + image / blocks + out + 3 * config.bus_latency)
+    image_again, weights_again = _again(s, t, config, image_tiles, groups)
+    for count, first_image, first_weights in (
+        (1, True, True),
+        (image_tiles - 1, True, False),
+        (groups - 1, False, True),
+        ((image_tiles - 1) * (groups - 1), False, False),
+    ):
+        loads = (image if first_image or image_again else 0) + (weights if first_weights or weights_again else 0)
+        first = first_image and first_weights
+        early = 0 if first else min(alu, loads * min(1.0, STREAMING / steps))
+        apart = products + alu + loads + out
+        busy = max(products + lead, loads + products / max(1, steps)) if first else max(products, loads - early)
+        overlapped = max(alu + busy, loads + out)
+        total += count * (overlapped if overlaps else apart)
+    return round(total + out + 3 * config.bus_latency)
 
 
 def best(products: Macs, config: VtaConfig) -> Best:
