@@ -162,7 +162,6 @@ def test_the_longest_ways_to_and_from_layers() -> None:
     assert least.longest(chain, own, whole) == [(0, 32), (10, 25), (17, 5), (37, 0)]
     sliced = [False, False, True, False]
     assert least.longest(chain, own, sliced)[1] == (10, 0), "a slice may begin when its part is there"
-    assert least.longest(chain, own, sliced)[2] == (10, 5), "and no sooner than what it is of"
     beside: list[PlanEdge] = [*chain, {"reads": ["x"], "makes": "e"}]
     assert least.longest(beside, [*own, 3.0], [False] * 5)[4] == (0, 0), "it waits for nothing, nothing for it"
 

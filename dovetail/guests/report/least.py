@@ -209,18 +209,13 @@ def _ends(
 
 
 def longest(edges: Sequence[PlanEdge], own: Sequence[float], early: Sequence[bool]) -> list[tuple[float, float]]:
-    """The longest ways to and from each layer through cycles of the layers, `own`; an `early` one begins with those it
-    reads."""
+    """The longest ways to and from each layer through cycles of the layers, `own`; an `early` one waits for nothing."""
     makers = {edge["makes"]: number for number, edge in enumerate(edges)}
     before, after = [0.0] * len(edges), [0.0] * len(edges)
-    reads = [
-        [makers[name] for name in edge["reads"] if makers.get(name, number) < number]
-        for number, edge in enumerate(edges)
-    ]
-    for number, earlier in enumerate(reads):
-        ways = (before[one] + (0.0 if early[number] else own[one]) for one in earlier)
-        before[number] = max(ways, default=0.0)
-    for number, earlier in reversed(list(enumerate(reads))):
-        for one in () if early[number] else earlier:
-            after[one] = max(after[one], own[number] + after[number])
+    pairs = [(makers.get(name, at), at) for at, edge in enumerate(edges) if not early[at] for name in edge["reads"]]
+    ways = [(maker, reader) for maker, reader in pairs if maker < reader]
+    for maker, reader in ways:
+        before[reader] = max(before[reader], before[maker] + own[maker])
+    for maker, reader in reversed(ways):
+        after[maker] = max(after[maker], own[reader] + after[reader])
     return list(zip(before, after, strict=True))
