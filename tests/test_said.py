@@ -18,6 +18,7 @@ import pytest
 import dovetail as package
 from command_line import dovetail, refused
 from dovetail import DovetailError, Options
+from dovetail.codegen.build.toolchain import compiler_error
 from dovetail.errors import visible
 
 HOSTILE = "\x1b[31m\x1b]0;title\x07\u202e\udcff"
@@ -148,3 +149,26 @@ def test_numbers_beyond_any_count_are_refused(
     manifest["outputs"][0]["bytes"] = 1 << 70
     (tmp_path / "build" / "dovetail.json").write_text(json.dumps(manifest))
     assert "outputs[0].bytes: must be a whole number" in refused(capsys, "run", tmp_path / "build")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rp2400", "did you mean rp2040? Else use one of cortex_m0plus, "),
+        ("riscvv", "did you mean riscv? Else use one of "),
+        ("zzz", "what to do: use one of cortex_m0plus, "),
+        ("gull_nope.py", "gull_nope.py: there is no such target file"),
+    ],
+)
+def test_a_target_that_is_not_there(
+    name: str, said: str, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, "compile", digits, "-t", name, "-o", tmp_path / "build")
+
+
+def test_a_driver_that_copies_without_a_dma_is_told_why(tmp_path: Path) -> None:
+    """The template's own driver on a chip without one."""
+    said = compiler_error("driver/gull.c:3:10: fatal error: 'dma.h' file not found\n", 1)
+    assert said.where == "driver/gull.c:3:10" and "the target has no DMA" in said.hint and "report" not in said.hint
+    assert "report it" in compiler_error("driver/gull.c:3:10: fatal error: 'own.h' file not found\n", 1).hint
+    assert compiler_error("fatal error: error writing to x.o: No space left on device\n", 1).what == "the disk is full"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
 from dovetail import plugins
@@ -43,10 +44,13 @@ def load_target(name: str) -> Target:
     target = plugins.load(plugins.TARGETS, name, lambda value: _accepted(value, name))
     if target is not None:
         return target
-    if not name.endswith(".py") or not Path(name).is_file():
-        known = ", ".join(plugins.names(plugins.TARGETS))
-        hint = f"use one of {known}, a part (dovetail targets --parts), or the path of a target file"
-        raise TargetError("there is no such target", where=f"target '{name}'", hint=hint)
+    if not name.endswith(".py"):
+        known = plugins.names(plugins.TARGETS)
+        near = [f"did you mean {one}? Else " for one in get_close_matches(name, [*known, *PARTS], n=1)]
+        hint = f"use one of {', '.join(known)}, a part (dovetail targets --parts), or the path of a target file"
+        raise TargetError("there is no such target", where=f"target '{name}'", hint="".join([*near, hint]))
+    if not Path(name).is_file():
+        raise TargetError("there is no such target file", where=name, hint="check the spelling and the directory")
     own = getattr(import_file(Path(name)), "TARGET", None)
     if not isinstance(own, Target):
         raise TargetError("the file does not define TARGET", where=name, hint="end the file with TARGET = Target(...)")
