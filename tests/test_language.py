@@ -14,13 +14,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.arrays import built
-from dovetail.compile import Compiled, Options, compile_model
+from dovetail.compile import Compiled, Options, compile_graph, compile_model
 from dovetail.guests import ptq
 from dovetail.guests.ptq.accuracy import accuracy_of
 from dovetail.guests.ptq.sequences import bits_per_token
-from dovetail.ir.graph import evaluate_all
+from dovetail.ir.graph import GraphBuilder, evaluate, evaluate_all
+from dovetail.ir.operators.arithmetic import Clip, Dequantize, Requantize, Rounding
+from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.sequence import FixedAttention, WriteRow
-from dovetail.ir.types import Array, DType
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.read import load_model
 from dovetail.run import run_build
 from dovetail.targets import load_target
@@ -96,6 +98,26 @@ def test_bits_per_token_and_firmware(reference: Any, which: str, tmp_path: Path)
     judge = [sys.executable, str(MODELS / "judge.py"), str(tmp_path / "logits.npz"), "2"]
     verdict = subprocess.run(judge, capture_output=True, text=True, check=False)
     assert verdict.returncode == 0, verdict.stdout
+
+
+@pytest.mark.parametrize("name", ["riscv", "cortex_m4", "riscv_xpulp"])
+def test_logits_are_floats_on_every_core(name: str) -> None:
+    """A dense layer whose sums become floats in its own kernel, with the core's own instructions where it has some."""
+    rng, builder = np.random.default_rng(4), GraphBuilder("logits")
+    x = builder.input("x", TensorType((1, 64), DType.INT8))
+    total = builder.add(FullyConnected(), [x, builder.constant("w", rng.integers(-127, 128, (70, 64)).astype(np.int8))])
+    factors = builder.constant("m", rng.integers(1 << 30, 1 << 31, 70).astype(np.int32))
+    scaled = builder.add(
+        Requantize(Rounding.SINGLE), [total, factors, builder.constant("s", np.full(70, -4, np.int32))]
+    )
+    narrow = builder.add(Clip(-32768, 32767, DType.INT16), [scaled])
+    steps = [builder.constant("scale", np.array([0.37], np.float32)), builder.constant("zero", np.zeros(1, np.int32))]
+    graph = builder.finish([builder.add(Dequantize(), [narrow, *steps], "y")])
+    target = load_target(name)
+    sample = {"x": rng.integers(-128, 128, (1, 64)).astype(np.int8)}
+    with built(compile_graph(graph, target, Options(allow_float=True)), target) as build:
+        (found,) = run_build(build, "iss", [sample]).outputs
+    np.testing.assert_array_equal(found["y"], evaluate(graph, sample)["y"])
 
 
 def small_cache(quantised_apart: bool) -> Any:

@@ -239,7 +239,7 @@ def looked_up(array: str, bits: int, place: str) -> str:
 
 
 _KINDS = {"at_position": "position", "at_channel": "channel", "0": "one"}
-_PROMOTED = {wide: wide for wide in ("int64_t", "uint32_t")}
+_PROMOTED = {held: held for held in ("int64_t", "uint32_t", "float")}
 
 
 @dataclass(frozen=True)
