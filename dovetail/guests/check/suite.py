@@ -116,7 +116,8 @@ def check(
         known = {(one.engine, one.offload) for one in checked.tested}
         checked.tested += [Tested(*place, remark=STOPPED) for place in wanted if place not in known]
         checked.stopped = True
-    checked.findings[:] = _merged(checked.findings)
+    # a layer that is wrong comes before cycles that are not as declared, whichever offload was tried first
+    checked.findings[:] = sorted(_merged(checked.findings), key=lambda finding: finding.outcome is None)
     return checked
 
 

@@ -174,7 +174,7 @@ _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 """Part of the errors of the port's own code."""
 _ERRORS = (
     ("gave no answer", "the port hangs: the device model, the driver or a library never comes to an end"),
-    ("hang", "the port hangs: the engine never finishes, or the driver waits for the wrong register"),
+    ("hangs", "the port hangs: the engine never finishes, or the driver waits for the wrong register"),
     ("instructions without an end", "the port hangs: the driver polls for what never comes"),
     ("places taken", "a launch is started while the engine has no room: the driver does not wait for the one before"),
     ("before a job is acquired", "a job is written while the engine has no room: the driver does not wait for one"),
