@@ -6,7 +6,7 @@ What it is from and what its figures are: docs/gemmini.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import dovetail.target as dt
@@ -145,7 +145,8 @@ def rounded_sums(config: Config) -> Iterator[dt.Offload]:
     for name, total in (("rounding", dt.apply(Add, x, x, name="twice")), ("limiting", x)):
         moved = dt.apply(Add, total, dt.constant("offset"), name="moved")
         scaled = dt.apply(Requantize, moved, dt.constant("multiplier"), dt.constant("shift"))
-        yield dt.Offload(name, dt.apply(Clip, scaled), limits, pack, commands, cycles, channel_step=config.dim)
+        own = dt.Offload(name, dt.apply(Clip, scaled), limits, pack, commands, cycles, channel_step=config.dim)
+        yield replace(own, cases=rounded.cases) if total is not x else own
 
 
 def engine(config: Config) -> dt.Engine:

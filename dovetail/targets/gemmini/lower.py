@@ -424,7 +424,7 @@ def busy(shape: LayerShape) -> int:
     moved = lines * -(-columns // dim) * groups + shape.blocks * -(-shape.weight_rows // dim)
     products = 0
     for band in shape.bands:
-        taps = ROW_OF_TAPS + shape.window.kernel[1] * -(-shape.inputs // dim) * band.walk.cycles(dim)
+        taps = ROW_OF_TAPS + shape.window.kernel[1] * (TAP + -(-shape.inputs // dim) * band.walk.cycles(dim))
         products += STEP + shape.window.kernel[0] * taps
         moved += shape.blocks * (-(-band.rows // dim) + band.lines * -(-shape.y[1] // dim))
     sums = sum(band.rows for band in shape.bands) * shape.blocks
@@ -432,7 +432,7 @@ def busy(shape: LayerShape) -> int:
     return max(products * shape.blocks + MOVE * moved, loaded)
 
 
-ROW_OF_TAPS, STEP, MOVE = 60, 120, 10
+ROW_OF_TAPS, TAP, STEP, MOVE = 60, 23, 60, 5
 """Cycles of the core for each of these, in the driver's loops."""
 
 

@@ -165,12 +165,13 @@ class PixelWalk:
         """Cycles for a block of weights: those of the array, or of the core if it takes longer to issue them."""
         chunks, rest = divmod(self.length, dim)
         array = self.runs * (chunks * dim + max(rest, LEAST if rest else 0))
-        pairs, sweeps = self.runs * (chunks + bool(rest)), bool(chunks) + bool(rest)
-        return max(array, PAIR * pairs + TURN * min(self.runs, chunks) + SWEEP * sweeps)
+        pairs, around = self.runs * (chunks + bool(rest)), SWEEP * bool(chunks) + SHORT * bool(rest)
+        return max(array, PAIR * pairs + TURN * min(self.runs, chunks) + around)
 
 
-PAIR, TURN, SWEEP = 8, 8, 45
-"""Cycles of the core for a preload and a compute in the driver's loop, and for what stands around it."""
+PAIR, TURN, SWEEP, SHORT = 8, 8, 44, 52
+"""Cycles of the core for a preload and a compute in the driver's loop, and for what stands around it: around those of
+`dim` pixels, and of fewer."""
 LEAST = 4
 """Rows the array takes at least."""
 

@@ -8,10 +8,11 @@ from itertools import chain
 import numpy as np
 
 import dovetail.target as dt
-from dovetail.ir.operators.arithmetic import Clip
-from dovetail.ir.types import Array
+from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding, multiplier_arrays
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target import layers
-from dovetail.targets.gemmini.lower import QUARTERS, STARTED, image_of, pixels_of, scale_of
+from dovetail.targets.gemmini.lower import QUARTERS, image_of, pixels_of, scale_of
 from dovetail.targets.gemmini.nests import (
     ADDED,
     FENCE,
@@ -97,8 +98,26 @@ def commands(config: Config, match: dt.Match, operands: Mapping[str, dt.Operand]
 
 
 def cycles(config: Config, match: dt.Match) -> int:
-    """Cycles of the moves in: rows of int32 twice, and of offsets."""
+    """Cycles of the moves in, of offsets and of int32 once or twice, and of the last tile's way out."""
     lines, columns, channels = pixels_of(match.result.shape)
-    blocks = -(-channels // config.dim)
-    words = -(-config.dim // 4) * (1 + match.has("twice"))
-    return lines * columns * blocks * (1 + words) + 20 * blocks + STARTED
+    turns, rows = 1 + match.has("twice"), 0
+    for _, count, width in cut(channels, config.dim):
+        rows += count * (1 + turns * -(-width // 4))
+    pixels = lines * columns
+    issued = TILE * sum(1 for _ in tiles(config, pixels, channels))
+    return max(pixels * rows, issued) + min(pixels, config.sums // QUARTERS) + ENDED
+
+
+TILE, ENDED = 150, 250
+"""Cycles of the core for the moves of a tile, and of a launch before its first and behind its last."""
+
+
+def cases(settings: Mapping[str, int]) -> Graph:
+    """A layer of two steps' second, for `dovetail check`, which makes no operator of twice the same operand."""
+    builder, channels = GraphBuilder("rounding"), settings["channels"]
+    x = builder.input("x", TensorType((1, settings["rows"], settings["columns"], channels), DType.INT32))
+    numbers = (np.arange(channels, dtype=np.int32) * 37 - 11, *multiplier_arrays([2.0**-24]))
+    offset, *scale = (builder.constant(f"number_{place}", one) for place, one in enumerate(numbers))
+    moved = builder.add(Add(), [builder.add(Add(), [x, x], "twice"), offset], "moved")
+    scaled = builder.add(Requantize(Rounding.FLOAT32), [moved, *scale], "scaled")
+    return builder.finish([builder.add(Clip(-128, 127, DType.INT8), [scaled], "y")])
