@@ -152,15 +152,17 @@ def quantised(path: Path, data: Array, folder: Path) -> Path:
 
 @pytest.mark.parametrize("dim", [4, 8, 16, 32])
 def test_digits(dim: int, tmp_path: Path) -> None:
-    """Arrays of all sizes: all multiply-accumulates on it, the integer graph's outputs."""
+    """Arrays of all sizes, both policies: all multiply-accumulates on it, the integer graph's outputs."""
     require_chip()
     path, graph = digits(tmp_path)
     shape = graph.types[graph.inputs[0]].shape
     data = np.random.default_rng(3).normal(size=(16, *shape)).astype(np.float32)
-    build = dovetail.compile(quantised(path, data, tmp_path), "gemmini", settings={"gemmini.dim": dim})
-    run = build.run()
-    assert run.proof
-    print(f"{dim}: {run.cycles:,} cycles")
+    model = quantised(path, data, tmp_path)
+    for policy in ("one scale", "exact"):
+        build = dovetail.compile(model, "gemmini", policy=policy, settings={"gemmini.dim": dim})
+        run = build.run()
+        assert run.proof
+        print(f"{dim}, {policy}: {run.cycles:,} cycles")
 
 
 def test_a_network_without_fences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
