@@ -36,15 +36,17 @@ def dependencies(placed: SectionPlacement) -> list[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     links = router.links
     sources = set(zip(placed.chip.tolist(), placed.router.tolist(), placed.traffic.group.tolist(), strict=True))
+    start = placed.traffic.start
     for chip, at, group in sorted(sources):
-        tree = router.to_set(chip, at, group, False)
-        arrived = [False] * len(tree.link)
-        for place, (link, before) in enumerate(zip(tree.link, tree.before, strict=True)):
-            arrived[place] = link < links.noc or (before >= 0 and arrived[before])
-            if before >= 0:
-                here = link + links.count * (link >= links.noc and arrived[place])
-                there = tree.link[before] + links.count * (tree.link[before] >= links.noc and arrived[before])
-                found.add((there, here))
+        members = placed.traffic.members[start[group] : start[group + 1]]
+        segments = router.to_pieces(chip, at, members.tolist(), False)
+        numbers = [
+            [link + links.count * (number > 0 and link >= links.noc) for link in segment.link]
+            for number, segment in enumerate(segments)
+        ]
+        for own, segment in zip(numbers, segments, strict=True):
+            found.update((own[before], link) for link, before in zip(own, segment.before, strict=True) if before >= 0)
+            found.update((own[place], numbers[other][0]) for other, place in segment.onward if place >= 0)
     return sorted(found)
 
 

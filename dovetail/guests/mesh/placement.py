@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from dovetail.errors import PlanError
 from dovetail.guests.mesh.layers import Ints
 from dovetail.guests.mesh.partition import Section
 from dovetail.guests.mesh.topology import Topology, Trees
-from dovetail.guests.mesh.traffic import Loads, Traffic, chip_flows, loads_of, spread, traffic_of
+from dovetail.guests.mesh.traffic import Flows, Loads, Traffic, chip_flows, loads_of, spread, traffic_of
 from dovetail.target.mesh import Mesh
 
 _SWAPS = 400
@@ -153,10 +153,10 @@ def _exchanged(bytes_: NDArray[np.float64], hops: NDArray[np.float64], chips: In
 
 def _between(topology: Topology, traffic: Traffic, element: Ints) -> NDArray[np.float64]:
     """[chips, chips] bytes, both ways together, each destination of a message counted."""
-    flows, aim_set, aim_chip = chip_flows(traffic, topology, element)
-    flow, aim = spread(np.searchsorted(aim_set, np.arange(traffic.sets + 1)), flows.group)
-    total = np.zeros((len(topology.places),) * 2)
-    np.add.at(total, (flows.chip[flow], aim_chip[aim]), flows.size[flow])
+    flows, chips = chip_flows(traffic, topology, element), len(topology.places)
+    flow, aim = spread(flows.first, flows.group)
+    total = np.zeros((chips, chips))
+    np.add.at(total, (flows.chip[flow], flows.aims[aim] % chips), flows.size[flow])
     total += total.T
     np.fill_diagonal(total, 0)
     return total
@@ -205,7 +205,7 @@ def tables_of(placed: SectionPlacement) -> Tables:
     rank = np.argsort(flow, kind="stable")
     key = np.empty(len(flow), np.int64)
     key[rank] = np.arange(len(flow)) - (np.cumsum(count) - count)[flow[rank]] + base[flow[rank]]
-    which, where, ways, local = _visits(placed)
+    which, where, ways, local = _visits(flows, chips)
     entries = _merged(where, base[which], room[which], ways, local)
     tables = Tables(key, *entries)
     if tables.largest() > topology.mesh.route_entries:
@@ -215,20 +215,15 @@ def tables_of(placed: SectionPlacement) -> Tables:
     return tables
 
 
-def _visits(placed: SectionPlacement) -> tuple[Ints, Ints, Ints, Ints]:
+def _visits(flows: Flows, chips: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Flow, chip, directions and local set of every chip a flow is at."""
-    topology, traffic, flows = placed.topology, placed.traffic, placed.loads.flows
-    chips = len(topology.places)
-    before = topology.between.parent[flows.chip[flows.visit_flow], flows.visit_chip].astype(np.int64)
-    way = np.argmax(topology.neighbours[before] == flows.visit_chip[:, None], axis=1)
-    members = np.unique(traffic.set_of_members() * chips + placed.chip[traffic.members])
-    flow, entry = spread(np.searchsorted(members // chips, np.arange(traffic.sets + 1)), flows.group)
-    at = np.concatenate((flows.visit_flow * chips + before, flow * chips + members[entry] % chips))
-    out = np.concatenate((1 << way, np.zeros(len(flow), np.int64)))
+    flow, aim = spread(flows.first, flows.group)
+    at = np.concatenate((flows.visit_flow * chips + flows.before, flow * chips + flows.aims[aim] % chips))
+    out = np.concatenate((1 << flows.way, np.zeros(len(flow), np.int64)))
     code, place = np.unique(at, return_inverse=True)
     ways = np.zeros(len(code), np.int64)
     np.bitwise_or.at(ways, place.reshape(-1), out)
-    here = np.isin(flows.group[code // chips] * chips + code % chips, members)
+    here = np.isin(flows.group[code // chips] * chips + code % chips, flows.aims)
     return code // chips, code % chips, ways, np.where(here, flows.group[code // chips], -1)
 
 
@@ -250,15 +245,29 @@ def _merged(chip: Ints, first: Ints, keys: Ints, ways: Ints, local: Ints) -> tup
 
 
 @dataclass(slots=True)
-class MulticastTree:
-    """A multicast tree: links in an order in which the one before each comes first."""
+class TreeSegment:
+    """The part of a multicast tree on one chip: links in an order in which the one before each comes first."""
 
     link: list[int] = field(default_factory=list)
-    """Numbers of links; see `Links`."""
+    """Numbers of links, see `Links`; that between chips which leads here is the first."""
     before: list[int] = field(default_factory=list)
-    """Place in this tree of the link before, -1 for the first."""
-    leaf: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(chip, router) -> place of the link that leads there, -1 for the source's own."""
+    """Place in this segment of the link before, -1 for where the message enters."""
+    at: dict[int, int] = field(default_factory=dict)
+    """Router -> place of the link that leads there, -1 where the message enters."""
+    onward: list[tuple[int, int]] = field(default_factory=list)
+    """Segments on other chips, and the place here their links begin at."""
+    members: list[int] = field(default_factory=list)
+    """Readers here."""
+    leaves: list[int] = field(default_factory=list)
+    """Place here of the link that leads to each reader."""
+    stored: int = -1
+    """Place of the DRAM the message is stored in, -1 for none."""
+
+    def add(self, link: int, before: int) -> int:
+        """Add a link behind the one at a place; returns its own."""
+        self.link.append(link)
+        self.before.append(before)
+        return len(self.link) - 1
 
 
 @dataclass(frozen=True)
@@ -311,70 +320,59 @@ class Links:
 
 
 class Router:
-    """Makes trees; sources on one router that send to one set share theirs."""
+    """Makes multicast trees: lists of segments, the one where the message begins first."""
 
     def __init__(self, placed: SectionPlacement) -> None:
-        self._topology = placed.topology
-        self.links = Links(placed.topology)
-        traffic = placed.traffic
-        count = placed.topology.routers
-        code = placed.chip[traffic.members] * count + placed.router[traffic.members]
-        self._aims: list[list[int]] = [
-            np.unique(code[a:b]).tolist() for a, b in zip(traffic.start[:-1], traffic.start[1:], strict=True)
-        ]
-        self._trees: dict[tuple[int, int, int, bool], MulticastTree] = {}
+        self._topology, self.links = placed.topology, Links(placed.topology)
+        self._home = list(zip(placed.chip.tolist(), placed.router.tolist(), strict=True))
 
-    def to_set(self, chip: int, router: int, group: int, store: bool) -> MulticastTree:
-        """The tree from a router to the members of a set, and to the chip's DRAM if the message is stored."""
-        key = (chip, router, group, store)
-        if key not in self._trees:
-            self._trees[key] = self._tree(chip, router, self._aims[group], store)
-        return self._trees[key]
-
-    def from_dram(self, chip: int, aims: list[int]) -> MulticastTree:
-        """The tree from the DRAM of a chip to routers on it, given as chip * routers + router."""
-        tree = MulticastTree([self.links.dram + chip], [-1])
-        self._inside(tree, chip, self._topology.dram, [aim % self._topology.routers for aim in aims], 0)
-        return tree
-
-    def _tree(self, chip: int, router: int, aims: list[int], store: bool) -> MulticastTree:
-        topology, tree = self._topology, MulticastTree()
-        by_chip: dict[int, list[int]] = {}
-        for aim in aims:
-            by_chip.setdefault(aim // topology.routers, []).append(aim % topology.routers)
-        ends = by_chip.pop(chip, []) + [topology.gate] * bool(by_chip) + [topology.dram] * store
-        self._inside(tree, chip, router, ends, -1)
+    def to_pieces(self, chip: int, router: int, pieces: Sequence[int], store: bool) -> list[TreeSegment]:
+        """The tree from a router to pieces, and to the chip's DRAM if the message is stored."""
+        topology = self._topology
+        aims: dict[int, list[int]] = {chip: [topology.dram] * store}
+        for other, at in map(self._home.__getitem__, pieces):
+            aims.setdefault(other, []).append(at)
+        if len(aims) > 1:
+            aims[chip].append(topology.gate)
+        first = self._segment(chip, router, aims.pop(chip))
         if store:
-            tree.link.append(self.links.dram + chip)
-            tree.before.append(tree.leaf[chip, topology.dram])
-        if by_chip:
-            gate = tree.leaf[chip, topology.gate]
-            arrived = _grow(tree, topology.between, chip, list(by_chip), gate, self.links.between)
-            for other, routers in by_chip.items():
-                self._inside(tree, other, topology.gate, routers, arrived[other])
-        return tree
+            first.stored = first.add(self.links.dram + chip, first.at[topology.dram])
+        segments, number = [first], {chip: 0}
+        for before, to in _steps(topology.between, chip, aims):
+            segments[number[before]].onward.append((len(segments), 0 if number[before] else first.at[topology.gate]))
+            number[to] = len(segments)
+            segments.append(self._segment(to, topology.gate, aims.get(to, ()), self.links.between(before, to)))
+        for piece in pieces:
+            self._end(segments[number[self._home[piece][0]]], piece)
+        return segments
 
-    def _inside(self, tree: MulticastTree, chip: int, source: int, routers: list[int], before: int) -> None:
-        """Add the links from a router to others of its chip."""
-        links = partial(self.links.inside, chip)
-        arrived = _grow(tree, self._topology.routes(chip), source, routers, before, links)
-        tree.leaf.update(((chip, router), arrived[router]) for router in routers)
+    def from_dram(self, chip: int, pieces: Sequence[int]) -> list[TreeSegment]:
+        """The tree from the DRAM of a chip to pieces on it."""
+        aims = [self._home[piece][1] for piece in pieces]
+        segment = self._segment(chip, self._topology.dram, aims, self.links.dram + chip)
+        for piece in pieces:
+            self._end(segment, piece)
+        return [segment]
+
+    def _segment(self, chip: int, source: int, aims: Sequence[int], entry: int = -1) -> TreeSegment:
+        """The links from a router to others of its chip, behind the link by which the message enters, if it does."""
+        segment = TreeSegment()
+        segment.at[source] = segment.add(entry, -1) if entry >= 0 else -1
+        for before, to in _steps(self._topology.routes(chip), source, aims):
+            segment.at[to] = segment.add(self.links.inside(chip, before, to), segment.at[before])
+        return segment
+
+    def _end(self, segment: TreeSegment, piece: int) -> None:
+        segment.members.append(piece)
+        segment.leaves.append(segment.at[self._home[piece][1]])
 
 
-def _grow(
-    tree: MulticastTree, trees: Trees, source: int, aims: list[int], before: int, link: Callable[[int, int], int]
-) -> dict[int, int]:
-    """Add the links to some routers (or chips), nearest first; returns the place of the link that leads to each."""
+def _steps(trees: Trees, source: int, aims: Iterable[int]) -> list[tuple[int, int]]:
+    """The links to some routers (or chips), nearest first: the one before, and where it leads."""
     parent, hops = trees.parent[source], trees.hops[source]
     reached = {source}
     for aim in aims:
         while aim not in reached:
             reached.add(aim)
             aim = int(parent[aim])
-    arrived = {source: before}
-    for to in sorted(reached - {source}, key=lambda router: (hops[router], router)):
-        previous = int(parent[to])
-        arrived[to] = len(tree.link)
-        tree.link.append(link(previous, to))
-        tree.before.append(arrived[previous])
-    return arrived
+    return [(int(parent[to]), to) for to in sorted(reached - {source}, key=lambda one: (hops[one], one))]

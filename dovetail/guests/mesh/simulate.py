@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from dovetail.errors import SimulationError
 from dovetail.guests.mesh.layers import Ints
-from dovetail.guests.mesh.placement import MulticastTree, Router, SectionPlacement
+from dovetail.guests.mesh.placement import Router, SectionPlacement, TreeSegment
 from dovetail.guests.mesh.traffic import Fetch, Floats
 
 _START, _FINISH, _SENT, _HOP = range(4)
@@ -56,29 +56,12 @@ class StreamTiming:
     """[times, 3] link, first and last clock it was held by a message; empty where that was not asked for."""
 
 
-@dataclass(slots=True)
-class _TreeSegment:
-    """Part of a tree on one chip, with the link between chips that leads to it."""
-
-    link: list[int] = field(default_factory=list)
-    before: list[int] = field(default_factory=list)
-    """Place in this segment of the link before, -1 for where the message enters."""
-    onward: list[tuple[int, int]] = field(default_factory=list)
-    """Segments on other chips, and the place here their links begin at."""
-    members: list[int] = field(default_factory=list)
-    """Readers here."""
-    leaves: list[int] = field(default_factory=list)
-    """Place here of the link that leads to each reader, -1 where it enters."""
-    stored: int = -1
-    """Place of the DRAM the message is stored in, -1 for none."""
-
-
 @dataclass(frozen=True)
 class _Senders:
     """Pieces, and behind them what is fetched from DRAM: who sends what to whom by which tree."""
 
     size: Floats
-    segments: list[list[_TreeSegment]]
+    segments: list[list[TreeSegment]]
     """Segments of each sender's tree, the one it begins in first."""
     members: list[Ints]
     """Readers of each sender."""
@@ -313,15 +296,15 @@ def _phases(back: float, ready: float, free: float) -> list[tuple[float, int]]:
 
 
 def _senders(placed: SectionPlacement, router: Router) -> _Senders:
-    traffic, count = placed.traffic, placed.topology.routers
-    code = placed.chip * count + placed.router
+    traffic = placed.traffic
     segments, members, held = [], [], []
-    trees: dict[tuple[int, int, int, bool], list[_TreeSegment]] = {}
+    trees: dict[tuple[int, int, int, bool], list[TreeSegment]] = {}
     sources = (placed.chip, placed.router, traffic.group, traffic.stores)
     for key in zip(*(ends.tolist() for ends in sources), strict=True):
-        span = slice(traffic.start[key[2]], traffic.start[key[2] + 1])
+        chip, at, group, store = key
+        span = slice(traffic.start[group], traffic.start[group + 1])
         if key not in trees:
-            trees[key] = _split(router.to_set(*key), router, traffic.members[span], code, count)
+            trees[key] = router.to_pieces(chip, at, traffic.members[span].tolist(), store)
         segments.append(trees[key])
         members.append(traffic.members[span])
         held.append(traffic.held[span])
@@ -329,38 +312,11 @@ def _senders(placed: SectionPlacement, router: Router) -> _Senders:
     slots = np.concatenate([np.full(stage.pieces, stage.slots[0]) for stage in placed.section.stages])
     for fetch in traffic.fetches:
         for chip, pieces, size in _shared(placed, fetch):
-            own = np.array(pieces)
-            tree = router.from_dram(chip, np.unique(code[own]).tolist())
-            segments.append(_split(tree, router, own, code, count, fetched=True))
-            members.append(own)
-            held.append(slots[own])
+            segments.append(router.from_dram(chip, pieces))
+            members.append(np.array(pieces))
+            held.append(slots[pieces])
             sizes.append(size)
     return _Senders(np.array(sizes, float), segments, members, held)
-
-
-def _split(
-    tree: MulticastTree, router: Router, members: Ints, code: Ints, count: int, fetched: bool = False
-) -> list[_TreeSegment]:
-    segments = [_TreeSegment()]
-    home: list[tuple[int, int]] = []
-    for link, before in zip(tree.link, tree.before, strict=True):
-        owner, place = home[before] if before >= 0 else (0, -1)
-        if link < router.links.noc:
-            segments.append(_TreeSegment())
-            segments[owner].onward.append((len(segments) - 1, place))
-            owner, place = len(segments) - 1, -1
-        segment = segments[owner]
-        segment.link.append(link)
-        segment.before.append(place)
-        home.append((owner, len(segment.link) - 1))
-        if link >= router.links.dram and not fetched:
-            segment.stored = len(segment.link) - 1
-    ends = [tree.leaf[divmod(int(at), count)] for at in code[members]]
-    places = np.array([home[end] if end >= 0 else (0, -1) for end in ends], np.int64).reshape(-1, 2)
-    for number in np.unique(places[:, 0]).tolist():
-        mine = places[:, 0] == number
-        segments[number].members, segments[number].leaves = members[mine].tolist(), places[mine, 1].tolist()
-    return segments
 
 
 def _shared(placed: SectionPlacement, fetch: Fetch) -> list[tuple[int, list[int], int]]:

@@ -152,7 +152,13 @@ class Flows:
     visit_flow: Ints
     """[visits] which flow."""
     visit_chip: Ints
-    """[visits] a chip it is sent on to; the chip before it is the tree's."""
+    """[visits] a chip it is sent on to, `before`: the chip it comes from, and `way`: the direction."""
+    before: Ints
+    way: Ints
+    aims: Ints
+    """Set * chips + chip for every chip that has members of a set, in this order."""
+    first: Ints
+    """[sets + 1] where the aims of each set begin."""
 
 
 @dataclass(frozen=True)
@@ -183,17 +189,19 @@ def spread(start: Ints, which: Ints) -> tuple[Ints, Ints]:
     return owner, start[which][owner] + within
 
 
-def chip_flows(traffic: Traffic, topology: Topology, element: Ints) -> tuple[Flows, Ints, Ints]:
-    """The flows between chips, and the distinct (set, chip) of members as two arrays."""
+def chip_flows(traffic: Traffic, topology: Topology, element: Ints) -> Flows:
+    """The flows between chips."""
     chips = len(topology.places)
     chip = element // topology.mesh.per_chip
     sources, place = np.unique(traffic.group * chips + chip, return_inverse=True)
     size = np.bincount(place.reshape(-1), weights=traffic.size).astype(np.int64)
     aims = np.unique(traffic.set_of_members() * chips + chip[traffic.members])
-    flow, aim = spread(np.searchsorted(aims // chips, np.arange(traffic.sets + 1)), sources // chips)
+    first = np.searchsorted(aims // chips, np.arange(traffic.sets + 1))
+    flow, aim = spread(first, sources // chips)
     visit_flow, visit_chip = tree_links(topology.between, sources % chips, flow, aims[aim] % chips)
-    flows = Flows(sources % chips, sources // chips, size, visit_flow, visit_chip)
-    return flows, aims // chips, aims % chips
+    before = topology.between.parent[(sources % chips)[visit_flow], visit_chip].astype(np.int64)
+    way = np.argmax(topology.neighbours[before] == visit_chip[:, None], axis=1)
+    return Flows(sources % chips, sources // chips, size, visit_flow, visit_chip, before, way, aims, first)
 
 
 def loads_of(traffic: Traffic, topology: Topology, element: Ints) -> Loads:
@@ -205,24 +213,22 @@ def loads_of(traffic: Traffic, topology: Topology, element: Ints) -> Loads:
         element: [pieces] where each is.
     """
     mesh = topology.mesh
-    flows, aim_set, aim_chip = chip_flows(traffic, topology, element)
-    before = topology.between.parent[flows.chip[flows.visit_flow], flows.visit_chip]
-    ways = np.argmax(topology.neighbours[before] == flows.visit_chip[:, None], axis=1)
-    code = before * topology.neighbours.shape[1] + ways
+    flows = chip_flows(traffic, topology, element)
+    code = flows.before * topology.neighbours.shape[1] + flows.way
     links = np.bincount(code, weights=flows.size[flows.visit_flow], minlength=topology.neighbours.size)
     links = links.reshape(topology.neighbours.shape)
-    noc = _noc(traffic, topology, element, flows, aim_set, aim_chip)
+    noc = _noc(traffic, topology, element, flows)
     busiest = max(links.max(initial=0) / mesh.rates.link, noc.max(initial=0) / mesh.rates.noc)
     return Loads(flows, links, noc, busiest, float(links.sum() + noc.sum()))
 
 
-def _noc(traffic: Traffic, topology: Topology, element: Ints, flows: Flows, aim_set: Ints, aim_chip: Ints) -> Floats:
+def _noc(traffic: Traffic, topology: Topology, element: Ints, flows: Flows) -> Floats:
     """[chips, routers, 4] bytes between routers: from elements to the gate and to members on the same chip, and from
     the gate to members of what comes from other chips."""
     chips, count = len(topology.places), topology.routers
     chip, router = element // topology.mesh.per_chip, topology.router_of[element % topology.mesh.per_chip]
     members = np.unique((traffic.set_of_members() * chips + chip[traffic.members]) * count + router[traffic.members])
-    aims = aim_set * chips + aim_chip  # sorted
+    aims, (aim_set, aim_chip) = flows.aims, np.divmod(flows.aims, chips)
     table = np.searchsorted(members // count, np.concatenate((aims, [traffic.sets * chips])))
     # from elements: those of one router and set are one flow
     senders, place = np.unique((traffic.group * chips + chip) * count + router, return_inverse=True)
