@@ -173,12 +173,14 @@ def test_every_step_says_how_far_it_is() -> None:
     mesh = build_topology(replace(FOUR, grid=Grid(2, 2, 1)))
     found = map_network(graph, partition(graph, TARGET), mesh, Objective.LATENCY, show=said.append)
     execute(found.parts, sample_inputs(graph), said.append)
-    run_exact(found, emit_mesh(found, TARGET), TARGET, [sample_inputs(graph)], jobs=1, show=said.append)
-    sections, pieces = len(found.placed), sum(section.pieces for section in found.parts.sections)
+    project = emit_mesh(found, TARGET)
+    run_exact(found, project, TARGET, [sample_inputs(graph)], jobs=1, show=said.append)
+    steps = len(found.placed) * len(project.elements)
+    pieces = sum(section.pieces for section in found.parts.sections)
     count = len(found.parts.layers)
     for text in (
         *(f"measuring sections: {count} of {count} layers", f"computing every piece: {pieces} of {pieces}"),
-        *("compiling the elements' programs: 1 of 1", f"running sections: {sections} of {sections}, input 1 of 1"),
+        *("compiling the elements' programs: 1 of 1", f"running every element's firmware: {steps} of {steps}"),
     ):
         assert text in said
 

@@ -166,7 +166,7 @@ class ElementDevice:
         the machine stopped at `end`."""
         clocks = np.zeros((inputs, len(self.inputs), 4), np.int64)
         rests = [after.begun - turn.done for turn, after in zip(self.turns, self.turns[1:], strict=False)]
-        rests.append(rests[-1] if rests else end - self.turns[-1].done)  # nothing begins behind the last
+        rests += [rests[-1] if rests else end - turn.done for turn in self.turns[-1:]]  # nothing begins behind the last
         for turn, rest in zip(self.turns, rests, strict=True):
             clocks[turn.input, turn.piece] = turn.begun, turn.back, turn.done, turn.done + rest
         return clocks

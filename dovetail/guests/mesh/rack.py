@@ -3,7 +3,7 @@
 Nothing is known of the network but what was loaded. An element runs when all messages that some of its pieces read were
 sent, over all inputs; one with several pieces runs again when more of them can compute, the last time with all, and
 every time it must send the same. Elements that can run at the same time are a wave, which is spread over a farm. Of a
-network in several sections all elements stand at the barrier of a section; each is then run to the next, wave by wave.
+network in several sections all elements stand at the barrier of a section; each goes on from there to the next.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class _LoadedPiece:
     """A piece by its data."""
 
     section: int
+    unit: int
+    """Its number for the element's message unit: that of its section where there are several."""
     key: int
     sends: bool
     reads: frozenset[int]
@@ -122,7 +124,8 @@ class LoadedElements:
 
     @cache  # noqa: B019 - there is one for each run
     def waves(self, section: int) -> list[_Wave]:
-        """All runs of elements in a section, in order; raises RefusedError where some wait for ever."""
+        """All runs of elements in a section, in order; of several, those that have no piece there are the last wave.
+        Raises RefusedError where some wait for ever."""
         waves: list[_Wave] = []
         todo = {
             one.word: {n for n, piece in enumerate(one.pieces) if piece.section == section} for one in self.elements
@@ -144,7 +147,8 @@ class LoadedElements:
                             raise RefusedError(f"a message goes to element {name_of(word)}, which was not loaded")
                         keys[word].add(one.pieces[number].key)
                 done[one.word] = pieces
-        return waves
+        idle = [(one, frozenset[int]()) for one in self.elements if not todo[one.word]]
+        return [*waves, idle] if self.sections > 1 else waves
 
     def run(
         self,
@@ -165,27 +169,47 @@ class LoadedElements:
             SimulationError: an element does something it must not.
             RefusedError: what was loaded cannot run.
         """
+        count, sections = len(inputs), range(self.sections)
         drams = [self._dram(tensors) for tensors in inputs]
-        if self.sections > 1:
-            return self._by_sections(setup, drams, show)
-        messages: dict[int, list[dict[int, bytes]]] = {one.word: [{} for _ in inputs] for one in self.elements}
-        total = sum(map(len, self.waves(0)))
-        done = iter(range(1, total + 1))
+        total = sum(len(wave) for section in sections for wave in self.waves(section))
+        live = self._live(setup) if self.sections > 1 else {}
+        turns = [range(n, n + 1) for n in range(count)] if live else [range(count)]
+        done = iter(range(1, total * len(turns) + 1))
+
+        def ended() -> None:
+            show(f"running every element's firmware: {next(done)} of {total * len(turns)}")
+
         runs: dict[int, ElementRun] = {}
-        for wave in self.waves(0):
-            jobs = {one.word: _job(one, pieces, messages[one.word], inputs) for one, pieces in wave}
-            runs |= run_wave(
-                spread, setup, jobs, lambda: show(f"running every element's firmware: {next(done)} of {total}")
-            )
-            for one, pieces in wave:
-                for number in sorted(pieces):
-                    self._deliver(one, one.pieces[number].key, runs[one.word], range(len(inputs)), messages)
-        for one in self.elements:
-            for turn, dram in enumerate(drams):
-                stores = {number for number, piece in enumerate(one.pieces) if piece.stores}
-                _store(one, runs[one.word].stored.get(turn, ()), stores, dram)
-        clocks = np.concatenate([runs[one.word].clocks for one in self.elements], axis=1)
-        return RackOutcome(drams, clocks, runs)
+        clocks = {one.word: np.zeros((count, len(one.pieces), 4), np.int64) for one in self.elements}
+        for turn, section in product(turns, sections):
+            messages: dict[int, list[dict[int, bytes]]] = {one.word: [{} for _ in turn] for one in self.elements}
+            tensors = [{n: bytes(tensor) for n, tensor in drams[number].items()} for number in turn]
+            for wave in self.waves(section):
+                for word in [one.word for one, _ in wave] if live else ():
+                    runs[word] = live[word].step(section, turn.start, messages[word][0], tensors[0])
+                    ended()
+                if not live:
+                    jobs = {one.word: _job(one, pieces, messages[one.word], tensors) for one, pieces in wave}
+                    runs |= run_wave(spread, setup, jobs, ended)
+                for one, pieces in wave:
+                    run = runs[one.word]
+                    for number in sorted(pieces):
+                        clocks[one.word][turn, number] = run.clocks[:, one.pieces[number].unit]
+                        self._deliver(one, one.pieces[number].key, run, turn, messages)
+                    stores = {one.pieces[number].unit for number in pieces if one.pieces[number].stores}
+                    for number in turn:
+                        _store(one, run.stored.get(number, ()), stores, drams[number])
+        return RackOutcome(drams, np.concatenate([clocks[one.word] for one in self.elements], axis=1), runs)
+
+    def _live(self, setup: SimulationSetup) -> dict[int, LiveElement]:
+        """All elements before their first section, by their words."""
+        rate = self._topology.mesh.rates.dram / len(self.elements)
+        with TemporaryDirectory() as folder:
+            elf = Path(folder) / "element.elf"
+            elf.write_bytes(self.elements[0].firmware)
+            own = replace(setup, elf=elf)
+            images = ((one, self._images[one.word & _CHIP]) for one in self.elements)
+            return {one.word: LiveElement(own, one.data, self.sections, dram, rate) for one, dram in images}
 
     def _dram(self, tensors: Mapping[int, bytes]) -> dict[int, bytearray]:
         """The tensors in DRAM for an input."""
@@ -207,35 +231,6 @@ class LoadedElements:
                     what = f"with more pieces on element {name_of(one.word)}, its message {key} is another"
                     hint = "look at the element's driver: a piece must not change what another reads"
                     raise SimulationError(what, where="mesh", hint=hint)
-
-    def _by_sections(self, setup: SimulationSetup, drams: Sequence[dict[int, bytearray]], show: Show) -> RackOutcome:
-        """Run all elements from barrier to barrier."""
-        rate = self._topology.mesh.rates.dram / len(self.elements)
-        with TemporaryFolder() as folder:
-            elf = Path(folder) / "element.elf"
-            elf.write_bytes(self.elements[0].firmware)
-            live = {
-                one.word: LiveElement(
-                    replace(setup, elf=elf), one.data, self.sections, self._images[one.word & _CHIP], rate
-                )
-                for one in self.elements
-            }
-        runs: dict[int, ElementRun] = {}
-        clocks = {one.word: np.zeros((len(drams), len(one.pieces), 4), np.int64) for one in self.elements}
-        for number, section in product(range(len(drams)), range(self.sections)):
-            messages: dict[int, list[dict[int, bytes]]] = {one.word: [{}] for one in self.elements}
-            steps = [(one, sorted(pieces)) for wave in self.waves(section) for one, pieces in wave]
-            here = {one.word for one, _ in steps}
-            tensors = {n: bytes(tensor) for n, tensor in drams[number].items()}
-            for one, pieces in [*steps, *((one, []) for one in self.elements if one.word not in here)]:
-                run = runs[one.word] = live[one.word].step(section, number, messages[one.word][0], tensors)
-                for piece in pieces:
-                    clocks[one.word][number, piece] = run.clocks[0, 0]
-                    self._deliver(one, one.pieces[piece].key, run, (number,), messages)
-                stores = any(one.pieces[piece].stores for piece in pieces)
-                _store(one, run.stored[number], {section} if stores else set(), drams[number])
-            show(f"running sections: {section + 1} of {self.sections}, input {number + 1} of {len(drams)}")
-        return RackOutcome(drams, np.concatenate([clocks[one.word] for one in self.elements], axis=1), runs)
 
 
 @dataclass(frozen=True)
@@ -303,11 +298,11 @@ def _element(loaded: RackContents, word: int) -> _LoadedElement:
         raise RefusedError(f"element {name_of(word)} has no program")
     source = bytes(loaded.parts[LoadKind.DRAM].get(word & _CHIP, b"")) or data
     places = zip(*(iter(numbers[1:]),) * 3, strict=True)
-    pieces = tuple(_piece(source, *place, word) for place in places)
+    pieces = tuple(_piece(source, *place, word, number) for number, place in enumerate(places))
     return _LoadedElement(word, bytes(loaded.parts[LoadKind.PROGRAM][numbers[0]]), data, pieces)
 
 
-def _piece(data: bytes, section: int, place: int, first: int, word: int) -> _LoadedPiece:
+def _piece(data: bytes, section: int, place: int, first: int, word: int, number: int) -> _LoadedPiece:
     try:
         key, sends, stores, _, _, messages, fetches, _ = ELEMENT_HEADER.unpack_from(data, place)
         count = min(messages + fetches, len(data))
@@ -315,7 +310,7 @@ def _piece(data: bytes, section: int, place: int, first: int, word: int) -> _Loa
     except struct.error:
         raise RefusedError(f"the data of element {name_of(word)} are damaged") from None
     parts = frozenset(keys[:messages]), frozenset(keys[messages:])
-    return _LoadedPiece(section, key, bool(sends), *parts, bool(stores))
+    return _LoadedPiece(section, max(section, number), key, bool(sends), *parts, bool(stores))
 
 
 def _routes(content: bytes) -> _Routes:

@@ -8,15 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dovetail.errors import SimulationError
 from dovetail.farm import Farm, LostResult
 from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.element import BASE, ElementDevice, StoredPart
 from dovetail.guests.mesh.layers import Ints
 from dovetail.sim.device import DeviceSpec, regions_of, target_devices
-from dovetail.sim.protocol import RunRequest, SimulationSetup
+from dovetail.sim.protocol import RunRequest, SimulationResult, SimulationSetup
 from dovetail.target.description import Target
 from dovetail.user_file import blamed
 
@@ -97,9 +95,15 @@ def _run(setup: SimulationSetup, job: ElementJob) -> ElementRun:
     device.inputs, device.own, device.tensors = job.inputs, job.own, job.tensors
     device.messages = [dict(messages) for messages in job.messages]
     result = machine.run(RunRequest((), {}, _LIMIT))
-    clocks = device.clocks(len(job.messages), machine.cycles)
+    return _run_of(machine, result, device.clocks(len(job.messages), machine.cycles))
+
+
+def _run_of(machine: Machine, result: SimulationResult, clocks: Ints) -> ElementRun:
+    """The run of an element since it began, or since its last barrier."""
+    device = machine.devices[0]
+    assert isinstance(device, ElementDevice)
     counts = (machine.cycles, result.executed_instructions or 0, result.stack_bytes or 0)
-    return ElementRun(dict(device.sent), dict(device.stored), clocks, *counts)
+    return ElementRun(dict(device.sent), {number: [*parts] for number, parts in device.stored.items()}, clocks, *counts)
 
 
 def _element(setup: SimulationSetup, data: bytes) -> tuple[Machine, ElementDevice]:
@@ -141,17 +145,14 @@ class LiveElement:
             tensors: in DRAM, by number.
 
         Returns:
-            What it did; its clocks, [1, 1 piece or none, 4], count from the barrier, waiting for loads left out.
+            What it did; its clocks, [1, sections, 4], count from the barrier, waiting for loads left out.
         """
         machine, device = self._machine, self._device
         before = machine.cycles
         device.enter(section, number, messages, tensors)
         result = machine.run(RunRequest(({},), {}, _LIMIT))
-        begin = before + device.waited
-        ends = [(one.begun, one.back, one.done, machine.cycles) for one in device.turns]
-        clocks = np.array(ends, np.int64).reshape(1, -1, 4) - begin
-        counts = (machine.cycles, result.executed_instructions or 0, result.stack_bytes or 0)
-        return ElementRun({number: dict(device.sent[number])}, {number: [*device.stored[number]]}, clocks, *counts)
+        clocks = device.clocks(number + 1, machine.cycles)[number:]
+        return _run_of(machine, result, clocks - before - device.waited)
 
 
 def run_wave(
