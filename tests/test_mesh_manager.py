@@ -119,7 +119,7 @@ def results(folder: Path, program: Path, fault: Fault, inputs: int) -> int:
     with (
         process(program) as board,
         Line(board, fault=fault) as line,
-        RackSession(small(folder), IMAGES, lambda: open_link(line.where), 2, UNTOLD.append) as session,
+        RackSession(small(), IMAGES, lambda: open_link(line.where), 2, UNTOLD.append) as session,
     ):
         found = session.run(given)
     added = sum(IMAGES[0][2]) % 256

@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from command_line import dovetail, refused
 from dovetail.codegen.manifest import TensorPort
@@ -26,7 +26,7 @@ from dovetail.errors import BoardError, BuildError
 from dovetail.guests.agent.server import Agent
 from dovetail.guests.agent.settings import read_settings
 from dovetail.guests.mesh.compiled import with_compiler
-from dovetail.guests.mesh.manifest import MeshBuild, TensorRecord, read_mesh
+from dovetail.guests.mesh.manifest import ElementRecord, MeshRecord, TensorRecord, read_mesh
 from dovetail.guests.mesh.rack import EmulatedElements
 from dovetail.guests.mesh.remote import Images, RackSession, mesh_images
 from dovetail.ir.types import Array
@@ -151,7 +151,7 @@ def test_a_network_in_sections(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_what_is_wrong_with_what_was_loaded_is_found(folder: Path) -> None:
     """Routes, tables and data are what is used: with one of them changed, nothing comes out, or something else."""
     build, target = read_mesh(folder), with_compiler(load_target("spinnaker2"))
-    images = mesh_images(build, target)
+    images = mesh_images(folder, build, target)
     given = [{one.name: np.full(one.shape, 3, np.int8) for one in build.inputs}]
     machine = EmulatedElements(target)
     right = run_on(machine, build, images, given)
@@ -172,7 +172,7 @@ def test_what_is_wrong_with_what_was_loaded_is_found(folder: Path) -> None:
 
 
 def run_on(
-    machine: RackBackend, build: MeshBuild, images: Images, given: Sequence[Mapping[str, Array]]
+    machine: RackBackend, build: MeshRecord, images: Images, given: Sequence[Mapping[str, Array]]
 ) -> Mapping[str, Array]:
     """The outputs of the first input, of a rack of this process."""
     rack = Rack(machine)
@@ -198,11 +198,11 @@ IMAGES: Images = [
 ]
 
 
-def small(folder: Path) -> MeshBuild:
+def small() -> MeshRecord:
     """What fits `Adder`."""
-    ports = [TensorPort(name=name, shape=(24,), dtype="uint8") for name in ("x", "y")]
-    tensors = [TensorRecord(24, "x", ("y",))]
-    return MeshBuild(folder, "none", "5a" * 16, ports[:1], ports[1:], tensors, {7: ("p", ((0, 0, 0),))})
+    ports = tuple(TensorPort(name=name, shape=(24,), dtype="uint8") for name in ("x", "y"))
+    tensors, elements = (TensorRecord(24, "x", ("y",)),), (ElementRecord((0, 0, 7), "p", ((0, 0, 0),)),)
+    return MeshRecord("small", "none", "5a" * 16, ports[:1], ports[1:], tensors, elements)
 
 
 def test_lines_that_are_cut_and_agents_that_end(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_lines_that_are_cut_and_agents_that_end(secret: Path, tmp_path: Path, mo
     try:
         for _ in range(20):  # no agent may be there at first, which is an error: nothing has begun
             with suppress(BoardError):
-                session = RackSession(small(tmp_path), IMAGES, opener(board), 20, UNTOLD.append)
+                session = RackSession(small(), IMAGES, opener(board), 20, UNTOLD.append)
                 break
             time.sleep(0.1)
         with session:
@@ -319,7 +319,7 @@ def test_a_line_that_is_cut_at_any_byte(secret: Path, tmp_path: Path, monkeypatc
     added = sum(IMAGES[0][2]) % 256
     given = [{"x": np.random.default_rng(n).integers(0, 256, 24).astype(np.uint8)} for n in range(5)]
 
-    def run(name: str, build: MeshBuild, after: int, upwards: bool) -> tuple[float, OneCut]:
+    def run(name: str, build: MeshRecord, after: int, upwards: bool) -> tuple[float, OneCut]:
         """The seconds of a run over a line that is cut, and the relay."""
         relay, begin = OneCut(agent.address[1], after, upwards), time.monotonic()
         board = Board(f"agent:127.0.0.1:{relay.port}/{name}", secret=secret)
@@ -331,14 +331,14 @@ def test_a_line_that_is_cut_at_any_byte(secret: Path, tmp_path: Path, monkeypatc
         ]
         return time.monotonic() - begin, relay
 
-    usual, relay = run("a", small(tmp_path), 1 << 30, True)
+    usual, relay = run("a", small(), 1 << 30, True)
     slowest, wrong = [0.0], list[str]()
 
     def runs(name: str, seed: int) -> None:
         generator = random.Random(seed)
         for number in range(CUTS // 3):
             # another digest each time, so that everything is loaded again
-            build = replace(small(tmp_path), digest=f"{seed * CUTS + number + 1:032x}")
+            build = replace(small(), digest=f"{seed * CUTS + number + 1:032x}")
             upwards = generator.random() < 0.7
             after = generator.randrange(relay.carried[upwards])
             try:
@@ -403,7 +403,7 @@ def test_frames_that_are_none_are_refused() -> None:
             content = bytes(generator.choice([0, 1, 7, 255]) for _ in content)
         refused_ones += rack.answer(Frame(kind, turn % 256, content)).kind == REFUSED
     assert refused_ones > 5000 and rack.runs == 0 and rack.loaded.nbytes() < 64 << 20
-    with RackSession(small(Path()), IMAGES, lambda: rack_link(rack, "here"), 5, UNTOLD.append) as session:
+    with RackSession(small(), IMAGES, lambda: rack_link(rack, "here"), 5, UNTOLD.append) as session:
         assert session.run([{"x": np.zeros(24, np.uint8)}]).outputs[0]["y"][0] == sum(IMAGES[0][2]) % 256
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from dovetail.documents import read_document
 from dovetail.errors import BuildError
 from dovetail.guests.mesh.emit import MeshProject, read_chip_image
 from dovetail.guests.mesh.mapping import MeshMapping
+from dovetail.ir.graph import Graph
 from dovetail.ir.onnx_file import graph_bytes
 from dovetail.ir.types import Array
 from dovetail.sim.rack import LoadKind
@@ -55,44 +56,43 @@ class ElementRecord(msgspec.Struct, frozen=True):
     program: Annotated[str, Meta(pattern="^[^./][^/]*$", description="the name of a program")]
     places: tuple[tuple[Count, Count, Count], ...]
 
+    @property
+    def word(self) -> int:
+        """Column, row and number in one word."""
+        return word_of(self.on)
+
 
 class MeshRecord(msgspec.Struct, frozen=True):
-    """The contents of `mesh.json`, behind its schema."""
+    """A network mapped by `dovetail mesh`, as it is run: the contents of `mesh.json`, behind its schema."""
 
     network: str
     target: str
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{32}$", description="32 hexadecimal digits")]
+    """Of everything emitted."""
     inputs: tuple[TensorPort, ...]
     outputs: tuple[TensorPort, ...]
     tensors: tuple[TensorRecord, ...]
+    """Tensors in DRAM, by number."""
     elements: tuple[ElementRecord, ...]
+    """In the order of their words."""
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces of all elements."""
+        return sum(len(one.places) for one in self.elements)
+
+    @property
+    def programs(self) -> list[str]:
+        """Names of the programs, by number."""
+        return sorted({one.program for one in self.elements})
 
     def __post_init__(self) -> None:
         if unknown := {one.input for one in self.tensors} - {"", *(one.name for one in self.inputs)}:
             raise ValueError(f"the tensor '{min(unknown)}' is no input")
         if missing := {one.name for one in self.outputs} - {name for one in self.tensors for name in one.outputs}:
             raise ValueError(f"no tensor is the output '{min(missing)}'")
-
-
-@dataclass(frozen=True)
-class MeshBuild:
-    """A network mapped by `dovetail mesh`, as it is run."""
-
-    folder: Path
-    target: str
-    digest: str
-    """Digest of everything emitted, 32 hexadecimal digits."""
-    inputs: Sequence[TensorPort]
-    outputs: Sequence[TensorPort]
-    tensors: Sequence[TensorRecord]
-    """Tensors in DRAM, by number."""
-    elements: Mapping[int, tuple[str, tuple[tuple[int, int, int], ...]]]
-    """Word -> an element's program, and of each piece what `Element.places` has; in the order of words."""
-
-    @property
-    def pieces(self) -> int:
-        """Number of pieces of all elements."""
-        return sum(len(places) for _, places in self.elements.values())
+        if any(one.word >= after.word for one, after in pairwise(self.elements)):
+            raise ValueError("the elements are not in the order of their places")
 
 
 def word_of(position: Sequence[int]) -> int:
@@ -105,21 +105,17 @@ def name_of(word: int) -> str:
     return f"({word >> 24}, {word >> 16 & 0xFF}, {word & 0xFFFF})"
 
 
-def mesh_manifest(mapped: MeshMapping, project: MeshProject, target: Target) -> dict[str, bytes]:
+def mesh_manifest(build: MeshRecord, graph: Graph) -> dict[str, bytes]:
     """The files by which the folder of a network can be run: the manifest and the integer graph."""
-    content = {"schema": _SCHEMA, **msgspec.to_builtins(_record(mapped, project, target))}
+    content = {"schema": _SCHEMA, **msgspec.to_builtins(build)}
     text = json.dumps(content, separators=(",", ":"))
-    return {MANIFEST: text.encode() + b"\n", GRAPH: graph_bytes(mapped.parts.graph)}
+    return {MANIFEST: text.encode() + b"\n", GRAPH: graph_bytes(graph)}
 
 
-def mesh_build(mapped: MeshMapping, project: MeshProject, target: Target) -> MeshBuild:
-    """A network as it is run, without a folder."""
-    return _build(_record(mapped, project, target), Path())
-
-
-def _record(mapped: MeshMapping, project: MeshProject, target: Target) -> MeshRecord:
+def mesh_build(mapped: MeshMapping, project: MeshProject, target: Target) -> MeshRecord:
+    """A network as it is run."""
     parts, position = mapped.parts, mapped.topology.position
-    ordered = sorted(project.elements, key=lambda one: word_of(position(one.element)))
+    elements = (ElementRecord(position(one.element), one.program, one.places) for one in project.elements)
     outputs: dict[str, list[str]] = {}
     for name, layer in parts.outputs.items():
         outputs.setdefault(parts.layers[layer].graph.outputs[0], []).append(name)
@@ -139,7 +135,7 @@ def _record(mapped: MeshMapping, project: MeshProject, target: Target) -> MeshRe
         ports(parts.graph.inputs),
         ports(parts.graph.outputs),
         tuple(tensors),
-        tuple(ElementRecord(position(one.element), one.program, one.places) for one in ordered),
+        tuple(sorted(elements, key=lambda one: one.word)),
     )
 
 
@@ -150,26 +146,19 @@ def _digest(files: Mapping[str, bytes]) -> str:
     return state.hexdigest()[:32]
 
 
-def _build(record: MeshRecord, folder: Path) -> MeshBuild:
-    elements = dict(sorted((word_of(one.on), (one.program, one.places)) for one in record.elements))
-    ports = (record.inputs, record.outputs)
-    return MeshBuild(folder, record.target, record.digest, *ports, record.tensors, elements)
-
-
-def read_mesh(folder: Path) -> MeshBuild:
+def read_mesh(folder: Path) -> MeshRecord:
     """A folder of `dovetail mesh -o`; raises BuildError where it is none, or damaged."""
     path = folder / MANIFEST
     if not path.is_file():
         what = f"this is not a mapped network: it has no {MANIFEST}"
         raise BuildError(what, where=str(folder), hint="make one with dovetail mesh -o")
     hint = f"the file is damaged: {_AGAIN}"
-    document = read_document(
+    return read_document(
         path, "json", MeshRecord, hint=hint, schema=_SCHEMA, most_bytes=_MOST_BYTES, error=BuildError
-    )
-    return _build(document.value, folder)
+    ).value
 
 
-def read_images(build: MeshBuild, files: Mapping[str, bytes]) -> list[tuple[LoadKind, int, bytes]]:
+def read_images(build: MeshRecord, files: Mapping[str, bytes]) -> list[tuple[LoadKind, int, bytes]]:
     """Data of every element by its word, and routes and DRAM of each chip by its word: what the files in chips/ hold.
 
     Raises:
@@ -182,30 +171,29 @@ def read_images(build: MeshBuild, files: Mapping[str, bytes]) -> list[tuple[Load
         try:
             chip = read_chip_image(files[name])
         except (struct.error, ValueError) as error:
-            where = str(build.folder / name)
-            raise BuildError(f"the image is damaged: {error}", where=where, hint=_AGAIN) from None
+            raise BuildError(f"the image is damaged: {error}", where=name, hint=_AGAIN) from None
         images += [(LoadKind.DATA, word_of((*chip.place, number)), data) for number, data in chip.data.items()]
         word = word_of((*chip.place, 0))
         images += [(LoadKind.ROUTES, word, chip.routes)] + [(LoadKind.DRAM, word, chip.dram)] * bool(chip.dram)
     words = {word for kind, word, _ in images if kind is LoadKind.DATA}
-    if words != set(build.elements):
+    if words != {one.word for one in build.elements}:
         what = f"chips/ has {len(words)} elements, {MANIFEST} {len(build.elements)}, and they are not the same"
-        raise BuildError(what, where=str(build.folder), hint=_AGAIN)
+        raise BuildError(what, where=build.network, hint=_AGAIN)
     return images
 
 
-def rack_images(build: MeshBuild, firmware: Mapping[str, Path], files: Mapping[str, bytes]) -> Images:
+def rack_images(build: MeshRecord, firmware: Mapping[str, Path], files: Mapping[str, bytes]) -> Images:
     """Everything a rack is loaded with: programs, what the files in chips/ hold, sizes of tensors; as `read_images`."""
-    numbers = {name: number for number, name in enumerate(sorted({program for program, _ in build.elements.values()}))}
-    images = [(LoadKind.PROGRAM, number, firmware[name].read_bytes()) for name, number in numbers.items()]
+    programs = build.programs
+    images = [(LoadKind.PROGRAM, number, firmware[name].read_bytes()) for number, name in enumerate(programs)]
     images += read_images(build, files)
-    for word, (program, places) in build.elements.items():
-        words = (numbers[program], *(one for place in places for one in place))
-        images.append((LoadKind.TABLE, word, struct.pack(f"<{len(words)}I", *words)))
+    for element in build.elements:
+        words = (programs.index(element.program), *(one for place in element.places for one in place))
+        images.append((LoadKind.TABLE, element.word, struct.pack(f"<{len(words)}I", *words)))
     return [*images, *((LoadKind.TENSOR, n, struct.pack("<I", one.bytes)) for n, one in enumerate(build.tensors))]
 
 
-def outputs_of(build: MeshBuild, stored: Mapping[int, bytes], inputs: int) -> list[dict[str, Array]]:
+def outputs_of(build: MeshRecord, stored: Mapping[int, bytes], inputs: int) -> list[dict[str, Array]]:
     """The outputs of each input, from tensors of all inputs by number; raises BuildError where sizes differ."""
     outputs: list[dict[str, Array]] = [{} for _ in range(inputs)]
     ports = {one.name: one for one in build.outputs}
@@ -214,7 +202,7 @@ def outputs_of(build: MeshBuild, stored: Mapping[int, bytes], inputs: int) -> li
             array = np.frombuffer(stored[number], ports[name].kind.numpy).reshape(inputs, *ports[name].shape)
         except (ValueError, KeyError):
             what = f"'{name}' is not what elements stored"
-            raise BuildError(what, where=str(build.folder), hint=_AGAIN) from None
+            raise BuildError(what, where=build.network, hint=_AGAIN) from None
         for one, own in zip(outputs, array, strict=True):
             one[name] = own.copy()
     return outputs

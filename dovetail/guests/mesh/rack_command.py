@@ -13,7 +13,7 @@ from dovetail.errors import DovetailError
 from dovetail.options import Options
 
 if TYPE_CHECKING:
-    from dovetail.guests.mesh.manifest import MeshBuild
+    from dovetail.guests.mesh.manifest import MeshRecord
     from dovetail.guests.mesh.remote import MeshRun
     from dovetail.sim.line import Board, Link
     from dovetail.target.description import Target
@@ -49,13 +49,13 @@ def run_mesh(folder: Path, options: RunOptions, on: BoardOptions, own: Options) 
         element = with_compiler(load_target(options.target or build.target))
         inputs, batched = inputs_of(options.input_file, build.inputs)
         show("compiling the elements' programs")
-        images = mesh_images(build, element, show)
+        images = mesh_images(folder, build, element, show)
         with RackSession(build, images, _opener(element, board), board.timeout if board else 600.0, show) as session:
             run = session.run(inputs)
     note_seeded(options.input_file)
     if options.output_file is not None:
         write_outputs(options.output_file, run.outputs, batched)
-    with beside_json(options.json_file, _as_json(build, run)):
+    with beside_json(options.json_file, _as_json(folder, build, run)):
         _print_run(build, run)
     if options.check:
         graph = load_graph(folder / GRAPH, known_operators(combined(element.operators, own.operators)))
@@ -74,9 +74,9 @@ def _opener(target: Target, board: Board | None) -> Callable[[], Link]:
     return opener(board) if board else partial(rack_link, Rack(EmulatedElements(target)), "this process")
 
 
-def _print_run(build: MeshBuild, run: MeshRun) -> None:
+def _print_run(build: MeshRecord, run: MeshRun) -> None:
     taken = run.clocks[:, :, 3] - run.clocks[:, :, 0]
-    names = [name for name, places in build.elements.values() for _ in places]
+    names = [one.program for one in build.elements for _ in one.places]
     slowest = int(taken.max(axis=0).argmax())
     say(
         f"{len(build.elements)} elements, {len(run.outputs)} inputs; the slowest piece, of {names[slowest]}, "
@@ -85,12 +85,12 @@ def _print_run(build: MeshBuild, run: MeshRun) -> None:
     )
 
 
-def _as_json(build: MeshBuild, run: MeshRun) -> dict[str, Any]:
+def _as_json(folder: Path, build: MeshRecord, run: MeshRun) -> dict[str, Any]:
     """The run with the clocks of every piece: began, gave its slots back, sent, was free."""
     return {
         "schema": 1,
-        "network": str(build.folder),
-        "elements": [[word >> 24, word >> 16 & 0xFF, word & 0xFFFF, one[0]] for word, one in build.elements.items()],
+        "network": str(folder),
+        "elements": [[*one.on, one.program] for one in build.elements],
         "clocks": run.clocks.tolist(),
         "requests": run.asked,
         "sent_again": run.repeated,

@@ -18,7 +18,7 @@ from dovetail.errors import BuildError
 from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.building import build_programs
 from dovetail.guests.mesh.layers import Ints, Show, unseen
-from dovetail.guests.mesh.manifest import Images, MeshBuild, outputs_of, rack_images
+from dovetail.guests.mesh.manifest import Images, MeshRecord, outputs_of, rack_images
 from dovetail.ir.types import Array
 from dovetail.sim.frames import (
     BoardRestart,
@@ -59,18 +59,18 @@ class MeshRun:
     """Times the rack had begun anew."""
 
 
-def mesh_images(build: MeshBuild, target: Target, show: Show = unseen) -> Images:
-    """Build the programs of a folder; returns everything a rack is loaded with. `show` is told how far it is.
+def mesh_images(path: Path, build: MeshRecord, target: Target, show: Show = unseen) -> Images:
+    """Build the programs of a network's folder; returns everything a rack is loaded with. `show` is told how far it is.
 
     Raises:
         DovetailError: the folder is damaged, or the compiler refuses a program.
     """
-    paths = {path.relative_to(build.folder).as_posix(): path for path in sorted(build.folder.rglob("*"))}
+    paths = {one.relative_to(path).as_posix(): one for one in sorted(path.rglob("*"))}
     files = {n: p.read_bytes() for n, p in paths.items() if n.split("/")[0] in _FOLDERS and p.is_file()}
-    for program in sorted({program for program, _ in build.elements.values()}):
+    for program in build.programs:
         if not any(name.startswith(f"programs/{program}/") for name in files):
-            raise BuildError(f"there is no program {program}", where=str(build.folder), hint="run dovetail mesh again")
-    with TemporaryFolder() as folder:
+            raise BuildError(f"there is no program {program}", where=str(path), hint="run dovetail mesh again")
+    with tempfile.TemporaryDirectory() as folder:
         return rack_images(build, build_programs(files, target, Path(folder), 1, show), files)
 
 
@@ -79,7 +79,7 @@ class RackSession:
 
     def __init__(
         self,
-        build: MeshBuild,
+        build: MeshRecord,
         images: Images,
         open_line: Callable[[], Link],
         timeout: float,

@@ -18,7 +18,7 @@ from dovetail.guests.mesh.compiled import CompiledPieces, share_on_engines, used
 from dovetail.guests.mesh.emit import emit_mesh
 from dovetail.guests.mesh.exact import run_exact
 from dovetail.guests.mesh.layers import Show
-from dovetail.guests.mesh.manifest import mesh_manifest
+from dovetail.guests.mesh.manifest import mesh_build, mesh_manifest
 from dovetail.guests.mesh.mapping import MeshMapping, Performance, measure
 from dovetail.guests.mesh.mapping_file import SCHEMA as FILE_SCHEMA
 from dovetail.guests.mesh.own_routes import routes_of
@@ -126,7 +126,8 @@ def files_of(mapped: MeshMapping, performance: Performance, target: Target) -> d
     files = {"mapping.json": mapping_json(mapped), "mesh.html": page, **project.files}
     if mapped.parts.resident:
         files["mapping.yaml"] = mapping_yaml(mapped)
-    return {**files, **mesh_manifest(mapped, project, target), **manager_files()}
+    build = mesh_build(mapped, project, target)
+    return {**files, **mesh_manifest(build, mapped.parts.graph), **manager_files()}
 
 
 def mapping_json(mapped: MeshMapping) -> bytes:
