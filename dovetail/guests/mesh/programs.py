@@ -16,7 +16,7 @@ from dovetail.guests.mesh.cuts import PieceSizes, rows_together
 from dovetail.guests.mesh.finish import SUMS, lines_behind, requantisation_of, tail_of
 from dovetail.guests.mesh.partition import MeshStage, read_span
 from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
-from dovetail.ir.graph import Graph, Node
+from dovetail.ir.graph import Graph, Node, part_of
 from dovetail.ir.types import Box, box_shape
 from dovetail.kernels import CoreKernel, core_traits
 from dovetail.target.description import Target
@@ -177,7 +177,10 @@ def _on_array(stage: MeshStage, piece: int, graph: Graph, target: Target) -> Ele
     whole = layer.lines.of(first_channel, last_channel) if layer.lines and requantisation_of(tail) else None
     if lines := whole or lines_behind(tail, graph, anchor):  # those of the whole layer, so that programs are alike
         helpers.append("narrow_sums")
-        first, behind = tail.nodes[2].output, _behind_lines(tail)
+        first, rest = tail.nodes[2].output, tail.nodes[3:]
+        behind = part_of(tail, rest, tail.name) if rest else None
+        if behind:  # the array's value is the first operand
+            behind = replace(behind, inputs=tuple(sorted(behind.inputs, key=lambda one: one != first)))
         numbers = lines.numbers()
         place = f"(const int32_t *)(const void *)(element_data + {add_constant(constants, numbers.tobytes())}u)"
         to = "narrowed" if behind else f"(int8_t *)(void *)(result + row * {row_bytes}u)"
@@ -236,19 +239,6 @@ def _by_turns(rows: int, together: int, job: Sequence[str], done: str, finish: S
         "    }",
         "}",
     ]
-
-
-def _behind_lines(tail: Graph) -> Graph | None:
-    """The tail without its first three operators; None if it has no others."""
-    nodes = tail.nodes[3:]
-    if not nodes:
-        return None
-    read = {name for node in nodes for name in node.inputs}
-    inputs = (tail.nodes[2].output, *(name for name in tail.inputs if name in read))
-    constants = {name: array for name, array in tail.constants.items() if name in read}
-    written = {node.output for node in nodes}
-    types = {name: kind for name, kind in tail.types.items() if name in read | written}
-    return replace(tail, inputs=inputs, nodes=nodes, types=types, constants=constants)
 
 
 def result_size(stage: MeshStage, piece: int) -> tuple[int, int, int]:
