@@ -153,6 +153,8 @@ class CoreClocks:
     """Cycles of these from the message being ready to the start of the next input."""
     section: float = 0.0
     """For each section of an input: what it does before it computes, beside padding."""
+    section_go: float = 0.0
+    """For each go of a piece in a section, besides: its buffers lie where the section puts them."""
     padding_row: float = 0.0
     """For each stretch of padding that is written in a section."""
     padding: float = 0.0

@@ -88,7 +88,7 @@ MESH = Mesh(
         **{"finished": 8.5, "gaining": 6.3, "without_lines": 18.6, "passed": 6.0, "joined": 2.0, "added": 6.8},
         **{"group": 17.8, "turn": 64.1, "handling": 160.0, "after": 60.3},
         # of sections, fitted to executed ones (docs/mesh.md)
-        **{"section": 316.0, "padding_row": 48.0, "padding": 0.36},
+        **{"section": 316.0, "section_go": 37.3, "padding_row": 48.0, "padding": 0.36},
     ),
 )
 """A board. Links that would close rings are not used, so that routes need no second channel for them."""

@@ -81,9 +81,8 @@ class CompiledPieces:
         if key not in self.prices:
             try:
                 costs = RegionCosts(graph, self.target)
-                steps = [costs.step(region) for region in initial_partition(graph, self.target)]
-                self.prices[key] = sum(one.cycles + one.fetch + one.launch for one in steps)
-                self.prices[key] += messages(graph, self.target, graph.inputs)
+                alone = (costs.step(region).alone for region in initial_partition(graph, self.target))
+                self.prices[key] = sum(alone) + messages(graph, self.target, graph.inputs)
             except (PlanError, ModelError):
                 self.prices[key] = NEVER
         return self.prices[key]

@@ -168,6 +168,11 @@ def rows_together(layer: MeshLayer, sizes: PieceSizes, mesh: Mesh) -> Ints:
     return np.asarray(wanted, np.int64)
 
 
+def goes(layer: MeshLayer, sizes: PieceSizes, mesh: Mesh) -> Ints:
+    """Goes in which the rows of pieces of these sizes are computed: one of the core's layers."""
+    return -(-sizes.rows // rows_together(layer, sizes, mesh)) if layer.on_array else np.ones_like(sizes.rows)
+
+
 def by_turns(layer: MeshLayer, sizes: PieceSizes, mesh: Mesh, together: Ints) -> NDArray[np.float64]:
     """Clocks of pieces of these sizes: the core finishes some rows while the array computes the next."""
     turns, array = -(-sizes.rows // together), mesh.mac.clocks(work_of(layer, sizes))

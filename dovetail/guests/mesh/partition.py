@@ -245,14 +245,19 @@ _MOST_LINED = 16
 
 
 def sizes_of(layer: MeshLayer, cut: Cut, boxes: NDArray[np.int64], mesh: Mesh) -> PieceSizes:
-    """The sizes of the pieces in boxes, [pieces, 8]."""
-    parts = np.full(len(boxes), cut.sums)
-    place, lined = np.arange(len(boxes)) % cut.sums, None
+    """The sizes of the pieces in boxes, [pieces, 8], and how their sums are requantised."""
+    sizes = piece_sizes(cut, boxes)
     channels, which = np.unique(boxes[:, 4:6], axis=0, return_inverse=True)
-    if mesh.pieces is None and cut.sums == 1 and len(channels) <= _MOST_LINED:
-        lined = np.array([layer.line_use(*span) for span in channels.tolist()])[which.reshape(-1)]
+    if mesh.pieces is not None or cut.sums > 1 or len(channels) > _MOST_LINED:
+        return sizes
+    lined = np.array([layer.line_use(*span) for span in channels.tolist()])
+    return replace(sizes, lined=lined[which.reshape(-1)])
+
+
+def piece_sizes(cut: Cut, boxes: NDArray[np.int64]) -> PieceSizes:
+    """The sizes of the pieces in boxes, [pieces, 8]."""
     rows, columns, channels, sums = (boxes[:, 1::2] - boxes[:, ::2]).T
-    return PieceSizes(rows, columns, channels, sums, parts, place, lined)
+    return PieceSizes(rows, columns, channels, sums, np.full(len(boxes), cut.sums), np.arange(len(boxes)) % cut.sums)
 
 
 def boxes_of(layer: MeshLayer, cut: Cut, mesh: Mesh) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dovetail.guests.mesh.cuts import Cut, frontier
+from dovetail.guests.mesh.cuts import Cut, frontier, goes
 from dovetail.guests.mesh.layers import Ints, MeshLayer, Show
 from dovetail.guests.mesh.partition import (
     SMALL,
@@ -25,13 +25,14 @@ from dovetail.guests.mesh.partition import (
     boxes_of,
     dram_bytes,
     frontiers_of,
+    piece_sizes,
     read_span,
     resident_section,
     residents,
     results_read_later,
 )
 from dovetail.guests.mesh.placement import SectionPlacement, place
-from dovetail.guests.mesh.simulate import StreamTiming, simulate
+from dovetail.guests.mesh.simulate import StreamTiming, charged, simulate
 from dovetail.guests.mesh.topology import Topology
 
 LAYER_CODE = 1536
@@ -59,8 +60,12 @@ class SectionTimes:
     @cached_property
     def timing(self) -> StreamTiming:
         """The time of one input, weights loaded."""
-        clocks = self.clocks
-        return simulate(self.placed, 1, turns=None if clocks is None else (clocks[:, 1:] - clocks[:, :1])[None])
+        clocks, stages, mesh = self.clocks, self.placed.section.stages, self.placed.topology.mesh
+        if clocks is not None:
+            return simulate(self.placed, 1, turns=(clocks[:, 1:] - clocks[:, :1])[None])
+        sizes = ((stage.layer, piece_sizes(stage.cut, stage.boxes)) for stage in stages)
+        more = np.concatenate([goes(layer, each, mesh) for layer, each in sizes]) * mesh.core.section_go
+        return simulate(self.placed, 1, turns=charged(self.placed) + more[:, None])
 
     @property
     def load(self) -> float:

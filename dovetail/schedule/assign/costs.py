@@ -59,6 +59,11 @@ class CandidateStep:
     filled: tuple[int, ...] = ()
     """Thousandths of each engine's room for constants that wait, which the step's own take until it begins."""
 
+    @property
+    def alone(self) -> int:
+        """Cycles where nothing else is under way: constants are fetched, it is started, and it computes."""
+        return self.fetch + self.launch + self.cycles
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
