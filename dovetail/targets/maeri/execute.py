@@ -19,7 +19,7 @@ import numpy as np
 
 import dovetail.target as dt
 from dovetail.errors import DovetailError, SimulationError
-from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.graph import Graph, GraphBuilder, Node, part_of
 from dovetail.ir.operators.linear import Convolution
 from dovetail.ir.operators.movement import Pad, Reshape
 from dovetail.ir.pattern import apply
@@ -129,12 +129,7 @@ def _part(graph: Graph, root: Node, inner: Set[str]) -> Graph:
         if value in inner and value not in own:
             own.add(value)
             waiting += producers[value].inputs
-    nodes = tuple(node for node in graph.nodes if node.output in own)
-    read = dict.fromkeys(name for node in nodes for name in node.inputs if name not in own)
-    inputs = tuple(name for name in read if not graph.is_constant(name))
-    constants = {name: graph.constants[name] for name in read if graph.is_constant(name)}
-    types = {name: graph.types[name] for name in (*read, *own)}
-    return Graph(graph.name, inputs, (root.output,), nodes, types, constants)
+    return part_of(graph, [node for node in graph.nodes if node.output in own], graph.name)
 
 
 def lowered(net: StepGraph, order: NetworkOrder, places: Mapping[str, int] | None = None) -> Program:
