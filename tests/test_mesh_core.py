@@ -25,7 +25,12 @@ def test_the_core_is_charged_with_what_was_measured() -> None:
     if find_spec("unicorn") is None or find_spec("ziglang") is None:
         pytest.skip("elements' firmware needs unicorn and ziglang")
     core, stages = measured(with_compiler(load_target("spinnaker2")))
-    of_sections = {"section", "section_go", "padding_row", "padding"}  # fitted to executed sections: tests/test_mesh_sections.py
+    of_sections = {
+        "section",
+        "section_go",
+        "padding_row",
+        "padding",
+    }  # fitted to executed sections: tests/test_mesh_sections.py
     shipped = {name: clocks for name, clocks in asdict(MESH.core).items() if name not in of_sections}
     found = {name: clocks for name, clocks in asdict(core).items() if name in shipped}
     assert found == pytest.approx(shipped, abs=0.15)

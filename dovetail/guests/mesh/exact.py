@@ -99,15 +99,18 @@ def run_exact(
         loaded = _loaded(rack_images(build, firmware, project.files), data)
         try:
             elements = LoadedElements(loaded, mapped.topology)
-            outcome = elements.run(spread, element_setup(target), tensors, show)
+            run, of_elements = elements.run(spread, element_setup(target), tensors, show)
         except RefusedError as error:
             hint = "report this: the tables of sender and receiver disagree"
             raise SimulationError(str(error), where="mesh", hint=hint) from None
-    outputs = outputs_of(build, outcome.rack_run().results, len(inputs))
-    order = np.array([piece for word in sorted(words) for piece in project.elements[words.index(word)].pieces])
-    clocks = np.empty_like(outcome.clocks)
-    clocks[:, order] = outcome.clocks
-    taken, runs = clocks[:, :, 3] - clocks[:, :, 0], [outcome.runs[word] for word in words]
+    outputs = outputs_of(build, run.results, len(inputs))
+    order = [
+        piece
+        for _, one in sorted(zip(words, project.elements, strict=True), key=lambda pair: pair[0])
+        for piece in one.pieces
+    ]
+    clocks = np.array(run.clocks).reshape(len(inputs), build.pieces, 4)[:, np.argsort(order)]
+    taken, runs = clocks[:, :, 3] - clocks[:, :, 0], [of_elements[word] for word in words]
     return ExactRun(
         tuple(outputs),
         sum(run.instructions for run in runs),

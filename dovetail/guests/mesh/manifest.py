@@ -68,7 +68,7 @@ class MeshRecord(msgspec.Struct, frozen=True):
     network: str
     target: str
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{32}$", description="32 hexadecimal digits")]
-    """Of everything emitted."""
+    """The digest of everything emitted."""
     inputs: tuple[TensorPort, ...]
     outputs: tuple[TensorPort, ...]
     tensors: tuple[TensorRecord, ...]

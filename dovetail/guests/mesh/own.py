@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -132,6 +133,7 @@ class _Cutting:
             members.setdefault(self.wishes.layer(layer.name).group, []).append(layer)
         return [(self.wishes.pools[group], own) for group, own in members.items()]
 
+    @cached_property
     def boxes(self) -> list[LayerBoxes]:
         """The pieces of every layer; raises PlanError where a pool has too few elements."""
         boxes = {index: one for pool, own in self._pools() for index, one in self._cut(pool, own)}
@@ -140,18 +142,18 @@ class _Cutting:
     def stages(self) -> Iterator[MeshStage]:
         """The layers in their pieces; raises PlanError where one does not fit."""
         first = 0
-        for layer, one, held in zip(self.layers, self.boxes(), self.slots, strict=True):
+        for layer, one, held in zip(self.layers, self.boxes, self.slots, strict=True):
             try:
                 yield (stage := boxed_stage(layer, one.cut, one.boxes, held, self.topology.mesh, first, one.free))
             except PlanError as error:
-                raise PlanError(error.what, where=_where(one.at[0], layer.name), hint=error.hint) from None
+                raise PlanError(error.what, where=_where(one.pieces[0].at, layer.name), hint=error.hint) from None
             first += stage.pieces
 
     def elements(self, section: Section, outputs: frozenset[int]) -> Ints:
         """The element of every piece; raises PlanError where pieces do not fit together."""
-        boxes = self.boxes()
-        fixed = [on for one in boxes for on in one.on]
-        homes = _PieceElements(section.stages, [at for one in boxes for at in one.at], self.topology.mesh)
+        wished = [piece for one in self.boxes for piece in one.pieces]
+        fixed = [piece.on for piece in wished]
+        homes = _PieceElements(section.stages, [piece.at for piece in wished], self.topology.mesh)
         for piece, element in enumerate(fixed):
             if element is not None:
                 homes.put(piece, element)
@@ -168,7 +170,7 @@ class _Cutting:
         needed, left = 0, [layer for layer in members if self.wished[layer.index] is None]
         for layer in members:
             if boxes := self.wished[layer.index]:
-                needed += (count := boxes.on.count(None))
+                needed += (count := sum(piece.on is None for piece in boxes.pieces))
                 if count > size:
                     what = f"{layer.name} has {count} pieces to be put on {size} elements"
                     hint = "cut it into fewer, or make the group larger"
@@ -187,7 +189,7 @@ class _Cutting:
             needed: elements for pieces of the pool's other layers.
             most_shared: pieces that share an element at most.
         """
-        named = {on for one in self.wished if one for on in one.on}
+        named = {piece.on for one in self.wished if one for piece in one.pieces}
         mesh, size = self.topology.mesh, len(pool.elements)
         room = len(set(pool.elements) - named)
         usual = [self.usual.stages[layer.index] for layer in layers] if self.usual and pool.at is None else None
@@ -253,17 +255,18 @@ class _PieceElements:
         of them."""
         empty = dict.fromkeys(element for element in elements if element not in self._pieces)
         if len(pieces) <= len(empty):
-            wanted = {piece: usual[piece] if usual else -1 for piece in pieces}
-            for piece in [piece for piece in pieces if wanted[piece] in empty]:
-                del empty[wanted[piece]]
-                self.put(piece, wanted.pop(piece))
-            by_chip: dict[int, list[int]] = {}
-            for element in reversed(empty):
-                by_chip.setdefault(element // self._mesh.per_chip, []).append(element)
-            for piece, near in wanted.items():
-                chip = near // self._mesh.per_chip
-                chip = chip if by_chip.get(chip) else next(reversed([one for one in by_chip if by_chip[one]]))
-                self.put(piece, by_chip[chip].pop())
+            per, left = self._mesh.per_chip, list[int]()
+            for piece in pieces:
+                if usual and usual[piece] in empty:
+                    del empty[usual[piece]]
+                    self.put(piece, usual[piece])
+                else:
+                    left.append(piece)
+            for piece in left:
+                near = (one for one in empty if usual and one // per == usual[piece] // per)
+                element = next(near, next(iter(empty)))
+                del empty[element]
+                self.put(piece, element)
             return
         for piece in sorted(pieces, key=lambda piece: -self._clocks[piece]):
             name = self._names[piece]

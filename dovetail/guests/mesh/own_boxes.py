@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dovetail.guests.mesh.cuts import Cut
 from dovetail.guests.mesh.layers import MeshLayer
-from dovetail.guests.mesh.mapping_file import LayerWish, PieceWish, WishPlace
+from dovetail.guests.mesh.mapping_file import LayerWish, PieceWish
 from dovetail.guests.mesh.partition import boxes_of
 from dovetail.ir.types import Box
 from dovetail.target.mesh import Mesh
@@ -28,17 +28,14 @@ class LayerBoxes:
     """As `MeshStage.boxes`."""
     free: bool
     """As `MeshStage.free`."""
-    on: tuple[int | None, ...]
-    """The element of each; None where it is chosen."""
-    at: tuple[WishPlace, ...]
-    """Place of each in the file; that of the layer for pieces the file leaves out."""
+    pieces: tuple[PieceWish, ...]
+    """The wish for each; at the layer's place in the file for pieces the file leaves out."""
 
 
 def boxes_of_cut(layer: MeshLayer, cut: Cut, wish: LayerWish, mesh: Mesh) -> LayerBoxes:
     """The pieces of a cut, on the elements that a wish lists, if it does."""
     boxes = boxes_of(layer, cut, mesh)
-    pieces = wish.pieces or (PieceWish(None, None, wish.at),) * len(boxes)
-    return LayerBoxes(cut, boxes, False, tuple(piece.on for piece in pieces), tuple(piece.at for piece in pieces))
+    return LayerBoxes(cut, boxes, False, wish.pieces or (PieceWish(None, None, wish.at),) * len(boxes))
 
 
 def boxes_wished(wish: LayerWish, layer: MeshLayer, mesh: Mesh) -> LayerBoxes | None:
@@ -113,4 +110,4 @@ def _sorted(pieces: list[PieceWish], wish: LayerWish) -> LayerBoxes:
         what = f"sums of {wish.name} are cut, and its boxes form no grid"
         raise pieces[0].at.wrong(what, "cut rows, columns and channels at the same places for all pieces")
     cut = Cut(rows=len(pieces)) if free else cut
-    return LayerBoxes(cut, boxes, free, tuple(piece.on for piece in pieces), tuple(piece.at for piece in pieces))
+    return LayerBoxes(cut, boxes, free, tuple(pieces))

@@ -21,7 +21,7 @@ from dovetail.errors import SimulationError
 from dovetail.farm import Farm, LostResult, farm
 from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.element import StoredPart
-from dovetail.guests.mesh.layers import Ints, Show, unseen
+from dovetail.guests.mesh.layers import Show, unseen
 from dovetail.guests.mesh.manifest import name_of, word_of
 from dovetail.guests.mesh.topology import Topology, build_topology
 from dovetail.guests.mesh.transfers import ELEMENT_HEADER, TRANSFER
@@ -156,7 +156,7 @@ class LoadedElements:
         setup: SimulationSetup,
         inputs: Sequence[Mapping[int, bytes]],
         show: Show = unseen,
-    ) -> RackOutcome:
+    ) -> tuple[RackRun, dict[int, ElementRun]]:
         """Run all elements.
 
         Args:
@@ -164,6 +164,9 @@ class LoadedElements:
             setup: the element.
             inputs: tensors by number of each input.
             show: told how far it is.
+
+        Returns:
+            Results and clocks, and the last run of each element by its word.
 
         Raises:
             SimulationError: an element does something it must not.
@@ -199,7 +202,9 @@ class LoadedElements:
                     stores = {one.pieces[number].unit for number in pieces if one.pieces[number].stores}
                     for number in turn:
                         _store(one, run.stored.get(number, ()), stores, drams[number])
-        return RackOutcome(drams, np.concatenate([clocks[one.word] for one in self.elements], axis=1), runs)
+        results = {number: b"".join(bytes(dram[number]) for dram in drams) for number in self._sizes}
+        marks = np.concatenate([clocks[one.word] for one in self.elements], axis=1).reshape(-1)
+        return RackRun(results, marks.tolist(), max(run.cycles for run in runs.values())), runs
 
     def _live(self, setup: SimulationSetup) -> dict[int, LiveElement]:
         """All elements before their first section, by their words."""
@@ -233,24 +238,6 @@ class LoadedElements:
                     raise SimulationError(what, where="mesh", hint=hint)
 
 
-@dataclass(frozen=True)
-class RackOutcome:
-    """Tensors, clocks and counts of a run of all elements."""
-
-    tensors: Sequence[Mapping[int, bytearray]]
-    """Tensors in DRAM by number, for each input."""
-    clocks: Ints
-    """As `RackRun.clocks`."""
-    runs: Mapping[int, ElementRun]
-    """The last run of each element, by its word."""
-
-    def rack_run(self) -> RackRun:
-        """The same as a rack answers it."""
-        numbers = self.tensors[0] if self.tensors else ()
-        results = {number: b"".join(bytes(one[number]) for one in self.tensors) for number in numbers}
-        return RackRun(results, self.clocks.reshape(-1).tolist(), max(run.cycles for run in self.runs.values()))
-
-
 def _store(one: _LoadedElement, parts: Sequence[StoredPart], wanted: set[int], dram: dict[int, bytearray]) -> None:
     """Put what an element stored into the DRAM; raises SimulationError where a piece of `wanted` stored nothing."""
     for part in parts:
@@ -278,7 +265,7 @@ class EmulatedElements(RackBackend):
         elements = LoadedElements(loaded, self._topology)
         with farm(1) as spread:  # firmware that ends its process does not end the rack's
             if elements.sections == 1:
-                return elements.run(spread, self._setup, inputs).rack_run()
+                return elements.run(spread, self._setup, inputs)[0]
             ((_, run),) = spread(partial(_alone, elements, self._setup), [inputs])
             if isinstance(run, LostResult):
                 raise SimulationError(run.value, where="mesh", hint=LOST_HINT)
@@ -288,7 +275,7 @@ class EmulatedElements(RackBackend):
 def _alone(elements: LoadedElements, setup: SimulationSetup, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
     """All elements in this process."""
     with farm(1, here=True) as spread:
-        return elements.run(spread, setup, inputs).rack_run()
+        return elements.run(spread, setup, inputs)[0]
 
 
 def _element(loaded: RackContents, word: int) -> _LoadedElement:
