@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from dovetail.errors import DovetailError, PlanError
 from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.layers import MeshLayer, layers_of
 from dovetail.guests.mesh.mapping import MeshMapping, measure
-from dovetail.guests.mesh.mapping_file import parse_wishes
+from dovetail.guests.mesh.mapping_file import MappingWishes, PartWishes, read_wishes
 from dovetail.guests.mesh.own import complete, read_mapping
 from dovetail.guests.mesh.pieces import check_covered
 from dovetail.guests.mesh.reporting import mapping_json, mapping_yaml
@@ -87,8 +88,16 @@ def own_of(
     """A network as a file asks."""
     known = {id(tiny("ic_resnet8")): "resnet8", id(small()): "small"}.get(id(graph))
     mesh, found = where or topology(), regions(known) if known else partition(graph, TARGET)
-    wishes = parse_wishes(text, "own.yaml", graph.name, layers_of(graph, found), mesh)
+    wishes = wishes_in(text.encode(), graph.name, layers_of(graph, found), mesh)
     return complete(wishes, graph, found, mesh, objective)
+
+
+def wishes_in(content: bytes, network: str, layers: Sequence[MeshLayer], mesh: Topology) -> MappingWishes:
+    """The wishes of a file."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "own.yaml"
+        file.write_bytes(content)
+        return read_wishes(file, network, layers, mesh, PartWishes())
 
 
 def elements_of(found: MeshMapping, name: str) -> set[int]:
@@ -349,7 +358,7 @@ def test_any_file_is_kept_or_refused_in_words(content: dict[str, Any]) -> None:
 @given(st.binary(max_size=60) | st.text(alphabet="{}[]:,- \n&*!|>'\"#%@0a", max_size=60).map(str.encode))
 def test_any_bytes_are_read_or_refused(content: bytes) -> None:
     try:
-        parse_wishes(content.decode(errors="replace"), "own.yaml", "net", (), topology())
+        wishes_in(content, "net", (), topology())
     except PlanError as error:
         assert "own.yaml" in str(error)
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.layers import Ints, LineUse, MeshLayer, OperandRead, core_reads, is_pool
+from dovetail.guests.mesh.layers import Ints, LineUse, MeshLayer, OperandRead, box_of, core_reads, is_pool
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.movement import Transpose
-from dovetail.ir.types import Box, Shape, full_box
+from dovetail.ir.types import full_box
 from dovetail.target.mesh import CoreClocks, Mesh, Work
 
 SUMS_TOGETHER = 512
@@ -221,18 +221,9 @@ def _gives_floats(layer: MeshLayer) -> bool:
 def _first_pieces(layer: MeshLayer, sizes: PieceSizes) -> Iterator[Graph]:
     """The computation of pieces of these sizes that begin where the result does."""
     shape = layer.graph.types[layer.graph.outputs[0]].shape
-    for rows, columns, channels in zip(
-        sizes.rows.tolist(), sizes.columns.tolist(), sizes.channels.tolist(), strict=True
-    ):
-        box = _box(shape, rows, columns, channels)
+    for size in np.stack((sizes.rows, sizes.columns, sizes.channels), axis=1).tolist():
+        box = box_of(shape, *((0, end) for end in size))
         yield layer.graph if box == full_box(shape) else crop(layer.graph, box).graph
-
-
-def _box(shape: Shape, rows: int, columns: int, channels: int) -> Box:
-    """The first elements of a result; all of one that is no image and no vector."""
-    if len(shape) == 4 and shape[0] == 1:
-        return (0, 1), (0, rows), (0, columns), (0, channels)
-    return ((0, 1), (0, channels)) if len(shape) == 2 and shape[0] == 1 else full_box(shape)
 
 
 def _first_operand(layer: MeshLayer, sizes: PieceSizes) -> tuple[Ints, Ints]:

@@ -24,7 +24,9 @@ from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.guests.mesh.placement import SectionPlacement, Tables
 from dovetail.guests.mesh.programs import HEADER_BYTES, ElementProgram, PieceCode, element_program
 from dovetail.guests.mesh.sections import LAYER_CODE
+from dovetail.guests.mesh.topology import word_of
 from dovetail.guests.mesh.transfers import ELEMENT_HEADER, piece_bytes, senders_of
+from dovetail.sim.rack import LoadKind
 from dovetail.target.description import Target
 
 SECTIONS = "sections"
@@ -200,31 +202,21 @@ def chip_images(
         yield f"chips/chip_{x}_{y}.img", b"".join([*content, *routes[chip], *sets[chip], dram])
 
 
-@dataclass(frozen=True)
-class ChipImage:
-    """Contents of a chip's image."""
-
-    place: tuple[int, int]
-    data: Mapping[int, bytes]
-    """Data of its elements by number."""
-    routes: bytes
-    """Counts of entries and sets, then these."""
-    dram: bytes
-
-
-def read_chip_image(content: bytes) -> ChipImage:
-    """The contents of an image; raises ValueError or struct.error where it is none."""
+def read_chip_image(content: bytes) -> Iterator[tuple[LoadKind, int, bytes]]:
+    """The contents of an image, as a rack is loaded with them: data of each element by its word, routes and DRAM by the
+    chip's. Raises ValueError or struct.error where it is none."""
     magic, x, y, count, entries, sets, dram = _IMAGE.unpack_from(content)
     if magic != _MAGIC:
         raise ValueError("no image")
-    data, place = {}, _IMAGE.size
+    place, end, chip = _IMAGE.size, len(content) - dram, word_of((x, y, 0))
     for _ in range(count):
         number, nbytes, _, _ = _LOADED.unpack_from(content, place)
         place += _LOADED.size
-        data[number] = content[place : place + nbytes]
+        yield LoadKind.DATA, chip | number, content[place : place + nbytes]
         place += -(-nbytes // 4) * 4
-    end = len(content) - dram
-    return ChipImage((x, y), data, struct.pack("<2I", entries, sets) + content[place:end], content[end:])
+    yield LoadKind.ROUTES, chip, struct.pack("<2I", entries, sets) + content[place:end]
+    if dram:
+        yield LoadKind.DRAM, chip, content[end:]
 
 
 @dataclass(frozen=True)

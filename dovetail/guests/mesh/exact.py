@@ -15,9 +15,10 @@ from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.building import build_programs, used_bytes
 from dovetail.guests.mesh.emit import MeshProject
 from dovetail.guests.mesh.layers import Ints, Show, unseen
-from dovetail.guests.mesh.manifest import Images, mesh_build, outputs_of, rack_images, word_of
+from dovetail.guests.mesh.manifest import Images, mesh_build, outputs_of, rack_images
 from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.guests.mesh.rack import LoadedElements
+from dovetail.guests.mesh.topology import word_of
 from dovetail.guests.mesh.workers import element_setup
 from dovetail.ir.types import Array
 from dovetail.sim.rack import LoadKind, RackContents, RefusedError

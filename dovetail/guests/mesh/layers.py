@@ -17,7 +17,7 @@ from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.linear import Linear
 from dovetail.ir.requantisation.lines import ChannelLines
-from dovetail.ir.types import Shape, TensorType, full_box
+from dovetail.ir.types import Box, Shape, TensorType, full_box
 from dovetail.kernels.scope import KernelScope as Parts
 from dovetail.kernels.scope import split
 from dovetail.schedule.region import Region
@@ -154,6 +154,13 @@ def image_of(shape: Shape) -> Image:
     if len(shape) == 4 and shape[0] == 1:
         return shape[1], shape[2], shape[3]
     return 1, 1, prod(shape)
+
+
+def box_of(shape: Shape, *spans: tuple[int, int]) -> Box:
+    """A box of a value by its rows, columns and channels; all of one that is no image and no vector."""
+    if len(shape) == 4 and shape[0] == 1:
+        return (0, 1), *spans
+    return ((0, 1), spans[2]) if len(shape) == 2 and shape[0] == 1 else full_box(shape)
 
 
 def layers_of(graph: Graph, regions: Sequence[Region]) -> tuple[MeshLayer, ...]:

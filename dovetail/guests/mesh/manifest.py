@@ -23,6 +23,7 @@ from dovetail.documents import read_document
 from dovetail.errors import BuildError
 from dovetail.guests.mesh.emit import MeshProject, read_chip_image
 from dovetail.guests.mesh.mapping import MeshMapping
+from dovetail.guests.mesh.topology import word_of
 from dovetail.ir.graph import Graph
 from dovetail.ir.onnx_file import graph_bytes
 from dovetail.ir.types import Array
@@ -95,16 +96,6 @@ class MeshRecord(msgspec.Struct, frozen=True):
             raise ValueError("the elements are not in the order of their places")
 
 
-def word_of(position: Sequence[int]) -> int:
-    """Column, row and number of an element in one word."""
-    return position[0] << 24 | position[1] << 16 | position[2]
-
-
-def name_of(word: int) -> str:
-    """Column, row and number of an element in text."""
-    return f"({word >> 24}, {word >> 16 & 0xFF}, {word & 0xFFFF})"
-
-
 def mesh_manifest(build: MeshRecord, graph: Graph) -> dict[str, bytes]:
     """The files by which the folder of a network can be run: the manifest and the integer graph."""
     content = {"schema": _SCHEMA, **msgspec.to_builtins(build)}
@@ -165,16 +156,11 @@ def read_images(build: MeshRecord, files: Mapping[str, bytes]) -> list[tuple[Loa
         BuildError: they are damaged.
     """
     images: list[tuple[LoadKind, int, bytes]] = []
-    for name in sorted(files):
-        if not name.startswith("chips/chip_"):
-            continue
+    for name in sorted(name for name in files if name.startswith("chips/chip_")):
         try:
-            chip = read_chip_image(files[name])
+            images += read_chip_image(files[name])
         except (struct.error, ValueError) as error:
             raise BuildError(f"the image is damaged: {error}", where=name, hint=_AGAIN) from None
-        images += [(LoadKind.DATA, word_of((*chip.place, number)), data) for number, data in chip.data.items()]
-        word = word_of((*chip.place, 0))
-        images += [(LoadKind.ROUTES, word, chip.routes)] + [(LoadKind.DRAM, word, chip.dram)] * bool(chip.dram)
     words = {word for kind, word, _ in images if kind is LoadKind.DATA}
     if words != {one.word for one in build.elements}:
         what = f"chips/ has {len(words)} elements, {MANIFEST} {len(build.elements)}, and they are not the same"

@@ -179,10 +179,13 @@ def place_and_route(parts: MeshPartition, topology: Topology) -> MeshMapping:
         DovetailError: an element's target cannot compute a piece.
     """
     parts = planned(parts)
-    (section,) = parts.sections
-    placed = place(section, topology, stored_layers(parts))
-    check_covered(section, placed.traffic)
-    return MeshMapping(parts, topology, (placed,), (tables_of(placed),))
+    return routed(parts, place(parts.sections[0], topology, stored_layers(parts)))
+
+
+def routed(parts: MeshPartition, placed: SectionPlacement) -> MeshMapping:
+    """A network as a whole on its elements; raises ProgramError where a piece is not sent all it reads."""
+    check_covered(placed.section, placed.traffic)
+    return MeshMapping(parts, placed.topology, (placed,), (tables_of(placed),))
 
 
 def planned(parts: MeshPartition) -> MeshPartition:

@@ -192,28 +192,12 @@ class PartWishes:
 
 
 def read_wishes(
-    path: Path | None, network: str, layers: Sequence[MeshLayer], topology: Topology, parts: PartWishes | None = None
+    path: Path | None, network: str, layers: Sequence[MeshLayer], topology: Topology, parts: PartWishes
 ) -> MappingWishes:
-    """The wishes of a file, if there is one, and of parts; arguments and errors as of `parse_wishes`."""
-    if path is None:
-        return _resolved(MappingRecord(), unread("mapping"), layers, topology, parts or PartWishes())
-    text = read_text(path, hint=HINT, most_bytes=_MOST_BYTES, error=PlanError, what="the mapping")
-    return parse_wishes(text, path.name, network, layers, topology, parts)
-
-
-def parse_wishes(
-    text: str,
-    file: str,
-    network: str,
-    layers: Sequence[MeshLayer],
-    topology: Topology,
-    parts: PartWishes | None = None,
-) -> MappingWishes:
-    """The wishes of a text.
+    """The wishes of a file, and of parts.
 
     Args:
-        text: a mapping file.
-        file: name of the file.
+        path: a mapping file, if there is one.
         network: name of the graph.
         layers: of it.
         topology: the mesh.
@@ -222,16 +206,13 @@ def parse_wishes(
     Raises:
         PlanError: it is no mapping file, or names what is not there; with the line.
     """
-    document = parse_document(text, file, "yaml", MappingRecord, schema=SCHEMA, error=PlanError, hint=HINT)
-    record, at = document.value, WishPlace(document)
-    if record.network not in (network, None):
-        raise at.inside("network").wrong(f"the network here is '{network[:60]}'", "the file is of another network")
-    return _resolved(record, at, layers, topology, parts or PartWishes())
-
-
-def _resolved(
-    record: MappingRecord, at: WishPlace, layers: Sequence[MeshLayer], topology: Topology, parts: PartWishes
-) -> MappingWishes:
+    record, at = MappingRecord(), unread("mapping")
+    if path is not None:
+        text = read_text(path, hint=HINT, most_bytes=_MOST_BYTES, error=PlanError, what="the mapping")
+        document = parse_document(text, path.name, "yaml", MappingRecord, schema=SCHEMA, error=PlanError, hint=HINT)
+        record, at = document.value, WishPlace(document)
+        if record.network not in (network, None):
+            raise at.inside("network").wrong(f"the network here is '{network[:60]}'", "the file is of another network")
     reader = _WishReader(record, at, topology, parts)
     routes = tuple(reader.route(one, at.inside("routes", number)) for number, one in enumerate(record.routes or ()))
     by_name, wishes = {layer.name: layer for layer in layers}, {}

@@ -21,16 +21,15 @@ from dovetail.errors import PlanError
 from dovetail.guests.mesh.choice import Objective, choose
 from dovetail.guests.mesh.cuts import Cut, frontier, require_fit
 from dovetail.guests.mesh.layers import Ints, MeshLayer, layers_of, output_layers
-from dovetail.guests.mesh.mapping import MeshMapping, map_network, planned, stored_layers
+from dovetail.guests.mesh.mapping import MeshMapping, map_network, planned, routed, stored_layers
 from dovetail.guests.mesh.mapping_file import ElementPool, MappingWishes, WishPlace, read_wishes
 from dovetail.guests.mesh.own_boxes import LayerBoxes, boxes_of_cut, boxes_wished
-from dovetail.guests.mesh.own_routes import routed
+from dovetail.guests.mesh.own_routes import with_routes
 from dovetail.guests.mesh.partition import MeshPartition, MeshStage, Section, boxed_stage, resident, slot_choices
 from dovetail.guests.mesh.parts import check_parts, wishes_of_parts
-from dovetail.guests.mesh.pieces import check_covered
-from dovetail.guests.mesh.placement import SectionPlacement, place, shared_bytes, tables_of
+from dovetail.guests.mesh.placement import place, placed_on, shared_bytes
 from dovetail.guests.mesh.topology import Topology
-from dovetail.guests.mesh.traffic import loads_of, traffic_of
+from dovetail.guests.mesh.traffic import traffic_of
 from dovetail.ir.graph import Graph
 from dovetail.schedule.region import Region
 from dovetail.target.mesh import Mesh
@@ -91,12 +90,8 @@ def complete(
                 raise
     section = replace(section, groups=())
     parts = planned(MeshPartition(graph, layers, outputs, topology.mesh, objective, (section,)))
-    section = parts.sections[0]
-    traffic = traffic_of(section, stored_layers(parts))
-    check_covered(section, traffic)
-    topology = routed(topology, wishes.routes)
-    placed = SectionPlacement(section, topology, traffic, element, loads_of(traffic, topology, element))
-    return MeshMapping(parts, topology, (placed,), (tables_of(placed),))
+    traffic = traffic_of(parts.sections[0], stored_layers(parts))
+    return routed(parts, placed_on(parts.sections[0], with_routes(topology, wishes.routes), traffic, element))
 
 
 def _usual_elements(section: Section, topology: Topology, outputs: frozenset[int]) -> list[int]:

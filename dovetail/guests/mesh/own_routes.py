@@ -15,7 +15,7 @@ from dovetail.guests.mesh.placement import SectionPlacement
 from dovetail.guests.mesh.topology import FAR, Topology, Trees, build_topology, routers_beside
 
 
-def routed(topology: Topology, routes: Sequence[RouteWish]) -> Topology:
+def with_routes(topology: Topology, routes: Sequence[RouteWish]) -> Topology:
     """The topology with some routes as a file gives them; every other stays.
 
     Messages to several readers share their way, so that from one source each place is reached from one place only; and

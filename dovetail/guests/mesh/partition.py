@@ -12,10 +12,19 @@ from numpy.typing import NDArray
 from dovetail.errors import PlanError
 from dovetail.guests.mesh.choice import Objective, SlabGroup, SlabSearch, choose
 from dovetail.guests.mesh.cuts import Cut, CutCosts, Frontier, PieceSizes, bounds, costs_of, frontier, grain
-from dovetail.guests.mesh.layers import INPUT, MOST_SUMS, Ints, MeshLayer, OperandRead, layers_of, output_layers
+from dovetail.guests.mesh.layers import (
+    INPUT,
+    MOST_SUMS,
+    Ints,
+    MeshLayer,
+    OperandRead,
+    box_of,
+    layers_of,
+    output_layers,
+)
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.graph import Graph
-from dovetail.ir.types import Array, Box, TensorType, box_shape, box_slices, full_box
+from dovetail.ir.types import Array, Box, TensorType, box_shape, box_slices
 from dovetail.schedule.region import Region
 from dovetail.target.mesh import Mesh
 
@@ -59,13 +68,8 @@ class MeshStage:
 
     def result_box(self, piece: int) -> Box:
         """The part of the layer's result that a piece computes."""
-        shape = self.result.shape
-        r0, r1, c0, c1, o0, o1 = (int(end) for end in self.boxes[piece, :6])
-        if len(shape) == 4 and shape[0] == 1:
-            return ((0, 1), (r0, r1), (c0, c1), (o0, o1))
-        if len(shape) == 2 and shape[0] == 1:
-            return ((0, 1), (o0, o1))
-        return full_box(shape)
+        ends = self.boxes[piece].tolist()
+        return box_of(self.result.shape, *zip(ends[:6:2], ends[1:6:2], strict=True))
 
     def put(self, values: dict[str, Array], piece: int, content: Array) -> None:
         """Put the result of a piece into the layer's result among values; zeros where no piece has put any."""

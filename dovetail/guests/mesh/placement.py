@@ -57,6 +57,11 @@ def shared_bytes(memory: Sequence[int], mesh: Mesh) -> int:
     return sum(memory) - (len(memory) - 1) * (mesh.stack + mesh.code // 2)
 
 
+def placed_on(section: Section, topology: Topology, traffic: Traffic, element: Ints) -> SectionPlacement:
+    """A section on the elements of its pieces."""
+    return SectionPlacement(section, topology, traffic, element, loads_of(traffic, topology, element))
+
+
 def place(section: Section, topology: Topology, outputs: frozenset[int], tries: int = TRIES) -> SectionPlacement:
     """Place the pieces of a section.
 
@@ -79,12 +84,8 @@ def place(section: Section, topology: Topology, outputs: frozenset[int], tries: 
     traffic = traffic_of(section, outputs)
     chips = np.array(list(dict.fromkeys((topology.elements // topology.mesh.per_chip).tolist())), np.int64)
     cluster, rank = _clusters(section, topology)
-
-    def placed(order: Ints) -> SectionPlacement:
-        element = _dealt(topology, cluster, rank, order)
-        return SectionPlacement(section, topology, traffic, element, loads_of(traffic, topology, element))
-
-    options = map(placed, _orders(topology, traffic, cluster, rank, chips, tries))
+    orders = _orders(topology, traffic, cluster, rank, chips, tries)
+    options = (placed_on(section, topology, traffic, _dealt(topology, cluster, rank, order)) for order in orders)
     return min(options, key=lambda one: (one.loads.busiest_link, one.loads.traffic))
 
 

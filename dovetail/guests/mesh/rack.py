@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
@@ -22,8 +21,7 @@ from dovetail.farm import Farm, LostResult, farm
 from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.element import StoredPart
 from dovetail.guests.mesh.layers import Show, unseen
-from dovetail.guests.mesh.manifest import name_of, word_of
-from dovetail.guests.mesh.topology import Topology, build_topology
+from dovetail.guests.mesh.topology import Topology, build_topology, name_of, word_of
 from dovetail.guests.mesh.transfers import ELEMENT_HEADER, TRANSFER
 from dovetail.guests.mesh.workers import LOST_HINT, ElementJob, ElementRun, LiveElement, element_setup, run_wave
 from dovetail.sim.protocol import SimulationSetup
@@ -195,13 +193,9 @@ class LoadedElements:
                     jobs = {one.word: _job(one, pieces, messages[one.word], tensors) for one, pieces in wave}
                     runs |= run_wave(spread, setup, jobs, ended)
                 for one, pieces in wave:
-                    run = runs[one.word]
-                    for number in sorted(pieces):
-                        clocks[one.word][turn, number] = run.clocks[:, one.pieces[number].unit]
-                        self._deliver(one, one.pieces[number].key, run, turn, messages)
-                    stores = {one.pieces[number].unit for number in pieces if one.pieces[number].stores}
-                    for number in turn:
-                        _store(one, run.stored.get(number, ()), stores, drams[number])
+                    for number in pieces:
+                        clocks[one.word][turn, number] = runs[one.word].clocks[:, one.pieces[number].unit]
+                    self._carry(one, pieces, runs[one.word], turn, messages, drams)
         results = {number: b"".join(bytes(dram[number]) for dram in drams) for number in self._sizes}
         marks = np.concatenate([clocks[one.word] for one in self.elements], axis=1).reshape(-1)
         return RackRun(results, marks.tolist(), max(run.cycles for run in runs.values())), runs
@@ -209,16 +203,28 @@ class LoadedElements:
     def _live(self, setup: SimulationSetup) -> dict[int, LiveElement]:
         """All elements before their first section, by their words."""
         rate = self._topology.mesh.rates.dram / len(self.elements)
-        with TemporaryDirectory() as folder:
-            elf = Path(folder) / "element.elf"
-            elf.write_bytes(self.elements[0].firmware)
-            own = replace(setup, elf=elf)
-            images = ((one, self._images[one.word & _CHIP]) for one in self.elements)
-            return {one.word: LiveElement(own, one.data, self.sections, dram, rate) for one, dram in images}
+        images = ((one, self._images[one.word & _CHIP]) for one in self.elements)
+        return {one.word: LiveElement(setup, one.firmware, one.data, self.sections, dram, rate) for one, dram in images}
 
     def _dram(self, tensors: Mapping[int, bytes]) -> dict[int, bytearray]:
         """The tensors in DRAM for an input."""
         return {number: bytearray(tensors.get(number) or bytes(size)) for number, size in self._sizes.items()}
+
+    def _carry(
+        self,
+        one: _LoadedElement,
+        pieces: frozenset[int],
+        run: ElementRun,
+        turn: Sequence[int],
+        messages: Mapping[int, list[dict[int, bytes]]],
+        drams: Sequence[dict[int, bytearray]],
+    ) -> None:
+        """Bring what pieces of an element sent to its readers, and what they stored to the DRAM."""
+        for number in sorted(pieces):
+            self._deliver(one, one.pieces[number].key, run, turn, messages)
+        stores = {one.pieces[number].unit for number in pieces if one.pieces[number].stores}
+        for number in turn:
+            _store(one, run.stored.get(number, ()), stores, drams[number])
 
     def _deliver(
         self,

@@ -115,14 +115,10 @@ class _Model:
         self.free = [0.0] * len(self.rates)
         self.busy = [0.0] * len(self.rates)
         self.tenants = list(placed.tenants.values())
-        self.home = [0] * self.pieces  # place of each one's element in `tenants`
-        for number, pieces in enumerate(self.tenants):
-            for piece in pieces:
-                self.home[piece] = number
+        numbers = {element: number for number, element in enumerate(placed.tenants)}
+        self.home = [numbers[element] for element in placed.element.tolist()]  # its place in `tenants`
         self.port_free = [0.0] * len(self.tenants)
-        need = np.bincount(placed.traffic.pairs()[1], minlength=self.pieces)
-        for sender in range(self.pieces, count):
-            need[self.senders.members[sender]] += 1
+        need = np.bincount(np.concatenate(self.senders.members), minlength=self.pieces)
         self.missing: list[list[int]] = np.repeat(need[None], inputs, axis=0).tolist()
         self.arrived = [[0.0] * self.pieces for _ in range(inputs)]
         self.sources, self.depths = _reverse(self.senders, self.pieces)

@@ -7,6 +7,7 @@ one source every router is reached through one router before it, so routes to ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,6 +21,16 @@ from dovetail.target.mesh import Faults, Mesh, Place
 
 FAR = 1 << 20
 """Hops to what cannot be reached."""
+
+
+def word_of(position: Sequence[int]) -> int:
+    """Column, row and number of an element in one word."""
+    return position[0] << 24 | position[1] << 16 | position[2]
+
+
+def name_of(word: int) -> str:
+    """Column, row and number of an element in text."""
+    return f"({word >> 24}, {word >> 16 & 0xFF}, {word & 0xFFFF})"
 
 
 @dataclass(frozen=True)

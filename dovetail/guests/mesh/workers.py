@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from dovetail.errors import SimulationError
@@ -78,23 +79,16 @@ def run_element(setup: SimulationSetup, job: ElementJob) -> ElementRun:
     Raises:
         SimulationError: it does something it must not, or a device model of the user's fails.
     """
-    with TemporaryFolder() as folder:
-        path = Path(folder) / "element.elf"
-        path.write_bytes(job.firmware)
-        try:
-            return _run(replace(setup, elf=path), job)
-        except Exception as error:
-            fault = None if isinstance(error, SimulationError) else blamed(error)
-            if fault is None:
-                raise
-            raise SimulationError(fault.what, where=fault.where, hint=fault.hint) from None
-
-
-def _run(setup: SimulationSetup, job: ElementJob) -> ElementRun:
-    machine, device = _element(setup, job.data)
-    device.inputs, device.own, device.tensors = job.inputs, job.own, job.tensors
-    device.messages = [dict(messages) for messages in job.messages]
-    result = machine.run(RunRequest((), {}, _LIMIT))
+    try:
+        machine, device = _element(setup, job.firmware, job.data)
+        device.inputs, device.own, device.tensors = job.inputs, job.own, job.tensors
+        device.messages = [dict(messages) for messages in job.messages]
+        result = machine.run(RunRequest((), {}, _LIMIT))
+    except Exception as error:
+        fault = None if isinstance(error, SimulationError) else blamed(error)
+        if fault is None:
+            raise
+        raise SimulationError(fault.what, where=fault.where, hint=fault.hint) from None
     return _run_of(machine, result, device.clocks(len(job.messages), machine.cycles))
 
 
@@ -106,11 +100,14 @@ def _run_of(machine: Machine, result: SimulationResult, clocks: Ints) -> Element
     return ElementRun(dict(device.sent), {number: [*parts] for number, parts in device.stored.items()}, clocks, *counts)
 
 
-def _element(setup: SimulationSetup, data: bytes) -> tuple[Machine, ElementDevice]:
-    """An element with its data, before its first instruction."""
+def _element(setup: SimulationSetup, firmware: bytes, data: bytes) -> tuple[Machine, ElementDevice]:
+    """An element with its firmware, an ELF file, and its data, before its first instruction."""
     from dovetail.sim.machine import Machine
 
-    machine = Machine(setup)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "element.elf"
+        path.write_bytes(firmware)
+        machine = Machine(replace(setup, elf=path))
     device = machine.devices[0]
     assert isinstance(device, ElementDevice)
     machine.firmware.write("element_data", data)
@@ -121,14 +118,17 @@ class LiveElement:
     """An element of a network in sections, at the barrier before one of them.
 
     Args:
-        setup: the element with its firmware.
+        setup: the element.
+        firmware: an ELF file.
         data: for the symbol element_data.
         sections: how many there are.
         dram: what it loads, at `rate` bytes per clock.
     """
 
-    def __init__(self, setup: SimulationSetup, data: bytes, sections: int, dram: bytes, rate: float) -> None:
-        self._machine, self._device = _element(setup, data)
+    def __init__(
+        self, setup: SimulationSetup, firmware: bytes, data: bytes, sections: int, dram: bytes, rate: float
+    ) -> None:
+        self._machine, self._device = _element(setup, firmware, data)
         self._device.inputs = [1 << 20] * sections
         self._device.dram, self._device.rate = dram, rate
         self._machine.run(RunRequest((), {}, _LIMIT))
