@@ -115,8 +115,8 @@ class _Model:
         self.free = [0.0] * len(self.rates)
         self.busy = [0.0] * len(self.rates)
         self.tenants = list(placed.tenants.values())
-        numbers = {element: number for number, element in enumerate(placed.tenants)}
-        self.home = [numbers[element] for element in placed.element.tolist()]  # its place in `tenants`
+        places = {element: number for number, element in enumerate(placed.tenants)}
+        self.home = [places[element] for element in placed.element.tolist()]  # its place in `tenants`
         self.port_free = [0.0] * len(self.tenants)
         need = np.bincount(np.concatenate(self.senders.members), minlength=self.pieces)
         self.missing: list[list[int]] = np.repeat(need[None], inputs, axis=0).tolist()
