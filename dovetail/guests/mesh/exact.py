@@ -13,7 +13,7 @@ from dovetail.errors import MissingExtraError, SimulationError
 from dovetail.farm import farm
 from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.building import build_programs, used_bytes
-from dovetail.guests.mesh.emit import MeshProject
+from dovetail.guests.mesh.emit import Element, MeshProject
 from dovetail.guests.mesh.layers import Ints, Show, unseen
 from dovetail.guests.mesh.manifest import Images, mesh_build, outputs_of, rack_images
 from dovetail.guests.mesh.mapping import MeshMapping
@@ -51,12 +51,12 @@ class ExactRun:
         return self.clocks[:, :, 1:] - self.clocks[:, :, :1]
 
 
-def _loaded(images: Images, data: Mapping[int, bytes]) -> RackContents:
-    """The contents of a rack with these images, and other data of elements in place of theirs."""
+def _loaded(images: Images, elements: Mapping[int, Element]) -> RackContents:
+    """The contents of a rack with these images, and the data of elements, by their words, in place of theirs."""
     loaded = RackContents()
     for kind, number, content in images:
         loaded.parts[kind][number] = bytearray(content)
-    loaded.parts[LoadKind.DATA].update((word, bytearray(content)) for word, content in data.items())
+    loaded.parts[LoadKind.DATA].update((word, bytearray(one.data)) for word, one in elements.items())
     return loaded
 
 
@@ -96,8 +96,7 @@ def run_exact(
         firmware = build_programs(project.files, target, Path(folder), jobs, show)
         hint = "cut the layer into more pieces in the mapping file, give fewer slots, or use more chips"
         used = used_bytes(firmware, target, mapped.parts.mesh.usable, hint)
-        data = {word: one.data for word, one in zip(words, project.elements, strict=True)}
-        loaded = _loaded(rack_images(build, firmware, project.files), data)
+        loaded = _loaded(rack_images(build, firmware, project.files), dict(zip(words, project.elements, strict=True)))
         try:
             elements = LoadedElements(loaded, mapped.topology)
             run, of_elements = elements.run(spread, element_setup(target), tensors, show)
