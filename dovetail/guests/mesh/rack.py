@@ -18,7 +18,6 @@ import numpy as np
 
 from dovetail.errors import SimulationError
 from dovetail.farm import Farm, LostResult, farm
-from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.element import StoredPart
 from dovetail.guests.mesh.layers import Show, unseen
 from dovetail.guests.mesh.topology import Topology, build_topology, name_of, word_of

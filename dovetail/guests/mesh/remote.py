@@ -70,7 +70,7 @@ def mesh_images(path: Path, build: MeshRecord, target: Target, show: Show = unse
     for program in build.programs:
         if not any(name.startswith(f"programs/{program}/") for name in files):
             raise BuildError(f"there is no program {program}", where=str(path), hint="run dovetail mesh again")
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryFolder() as folder:
         return rack_images(build, build_programs(files, target, Path(folder), 1, show), files)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from dovetail.errors import SimulationError
@@ -104,7 +103,7 @@ def _element(setup: SimulationSetup, firmware: bytes, data: bytes) -> tuple[Mach
     """An element with its firmware, an ELF file, and its data, before its first instruction."""
     from dovetail.sim.machine import Machine
 
-    with TemporaryDirectory() as folder:
+    with TemporaryFolder() as folder:
         path = Path(folder) / "element.elf"
         path.write_bytes(firmware)
         machine = Machine(replace(setup, elf=path))
