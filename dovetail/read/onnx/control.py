@@ -42,7 +42,7 @@ def loop(v: OnnxValues, walk: Walk) -> None:
 
 def scan(v: OnnxValues, walk: Walk) -> None:
     """Scan: the body once for each element along an axis of its inputs."""
-    v.refuse_if(v.opset < 9, f"Scan of opset {v.opset} is not supported, only from 9 on")
+    v.refuse_if(v.opset < 9, f"opset {v.opset} of this operator is not supported, only from 9 on")
     body, count = _body(v, "body"), v.attribute("num_scan_inputs", 1)
     kept = len(v.op.inputs) - count
     v.wrong_if(count < 1 or kept < 0, f"has {len(v.op.inputs)} operands, {count} of them to scan")

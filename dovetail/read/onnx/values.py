@@ -200,7 +200,7 @@ class OnnxValues(Values):
         """The graph value of an ONNX value; constants are put into the graph once."""
         if name not in self.values:
             if name in self.lost:
-                raise Consequence(f"{name!r} is not known", where=self.where)
+                raise Consequence(f"{name!r} is not known", where=self.where, hint="see the refusal before")
             self.wrong_if(name not in self.constants, f"{name!r} is read before it is computed")
             held = self.constants[name]
             if id(held) not in self._places:
