@@ -249,11 +249,14 @@ def guarded_target(compiled: Compiled, target: Target) -> Target:
     program = compiled.plan.program
     placed = [buffer for buffer in program.buffers.values() if buffer.address is not None]
     others = [(one.address or 0, (one.address or 0) + one.nbytes, one.name) for one in placed]
+    used = {target.code, target.values, *(one.memory for one in placed)}
+    private = [one for one in target.memories if one.name not in used]  # an engine's own, as of a port of loops
     others += [(one.base, one.base + one.size, f"the memory {one.name}") for one in target.memories]
 
     def around(engine: str, spec: DeviceSpec) -> DeviceSpec:
         own = [s for s in program.statements if engine in (stream_of(s), getattr(s, "engine", ""))]
         results = [(*part, program.layers[one.layer]) for one in own for view in writes(one) for part in places(view)]
+        results += [(one.base, one.base + one.size, one.name) for one in private] if results else []
         return guarded(spec, engine, results, others) if results else spec
 
     def places(view: View) -> Iterator[tuple[int, int]]:

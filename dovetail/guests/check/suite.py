@@ -116,8 +116,8 @@ def check(
         known = {(one.engine, one.offload) for one in checked.tested}
         checked.tested += [Tested(*place, remark=STOPPED) for place in wanted if place not in known]
         checked.stopped = True
-    # a layer that is wrong comes before cycles that are not as declared, whichever offload was tried first
-    checked.findings[:] = sorted(_merged(checked.findings), key=lambda finding: finding.outcome is None)
+    # what is wrong comes before cycles that are not as declared, whichever offload was tried first
+    checked.findings[:] = sorted(_merged(checked.findings), key=lambda one: one.outcome is None and one.simulator != "")
     return checked
 
 
@@ -281,7 +281,7 @@ class _Checker:
                 sentence = f"{where}: no case was tried on {simulator}: {reason or 'there is none'}"
                 checked.findings.append(Finding(sentence, (f"nothing is known of it on {simulator}",), simulator))
         checked.findings += tried.launches
-        checked.findings += [_of_declarations(sentence) for sentence in _claims(where, tried.timed)]
+        checked.findings += [Finding(sentence, (sentence,), "iss") for sentence in _claims(where, tried.timed)]
 
     def _explained(
         self, offload: Offload, ended: _SimulatorRun, right: Sequence[str], before: Sequence[Finding]
