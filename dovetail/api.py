@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -95,7 +96,7 @@ class Build:
     notes: tuple[str, ...]
     """Assumptions about the model, and remarks on the build, in sentences."""
     _build: running.ProjectBuild = field(repr=False)
-    _kept: TemporaryFolder | None = field(default=None, repr=False, compare=False)
+    _kept: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
     """The folder it lies in, where that goes with the build."""
 
     @property
