@@ -95,7 +95,7 @@ def bad_value(value: float) -> Array:
 BAD = {
     "NaN": ({"x": bad_value(np.nan)}, "'x' holds 1 values that are NaN or infinite"),
     "infinite": ({"x": bad_value(-np.inf)}, "'x' holds 1 values that are NaN or infinite"),
-    "shape": ({"x": samples(5, (1, 4, 5, 3))}, r"'x' must be \[n, 1, 4, 6, 3\], got \[5, 1, 4, 5, 3\]"),
+    "shape": ({"x": samples(5, (1, 4, 5, 3))}, r"'x' must be \[n, 4, 6, 3\], got \[5, 1, 4, 5, 3\]"),
     "no samples": ({"x": samples(0)}, "'x' is empty"),
     "no arrays": ({}, "there are no arrays for the model's inputs"),
     "only labels": ({"labels": np.arange(3)}, "there are no arrays for the model's inputs"),
