@@ -1,8 +1,8 @@
 """Turns: regions that read nothing of each other, computed side by side by an engine that can (`Engine.joint`).
 
-Looked for are the turns that end first, by the engine's own cycles and the core's for handing over. Only regions change
-places between which the core does nothing, that wait for the same work of the core, and that the same work of the core
-waits for: then nothing else can end later. (A copy of the core's waits for its own operand only.)
+The search looks for the turns that end first, by the engine's own cycles and the core's for handing over. Two regions
+may be reordered only if the core does nothing between them, both wait for the same core work, and the same core work
+waits for both. Then no other work ends later. (A copy by the core waits for its own operand only.)
 """
 
 from __future__ import annotations
