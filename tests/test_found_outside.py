@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
 import pytest
 
 from command_line import dovetail, refused
 from conftest import shared_dir
 from dovetail import open_build
+from dovetail.ir.onnx_runtime import runtime_session
 
 FUZZ = "faults/fuzz"
 
@@ -80,7 +80,7 @@ def test_sums_beyond_32_bits_do_not_turn(
     assert dovetail("compile", model, "-t", target, "-o", tmp_path / "build") == 0
     assert "so that no sum wraps around" in capsys.readouterr().err
     image = np.random.default_rng(0).integers(-128, 128, (1, 4, 6, 6)).astype(np.int8)
-    (expected,) = onnxruntime.InferenceSession(model).run(None, {"x": image})
+    (expected,) = runtime_session(model).run(None, {"x": image})
     found = open_build(tmp_path / "build").run({"x": image}).outputs[0]["y"]
     assert np.array_equal(found, expected) and len(np.unique(expected)) == 1
 

@@ -16,6 +16,7 @@ from dovetail.arrays import built
 from dovetail.compile import Options, compile_graph, compile_model
 from dovetail.errors import ModelError, ProgramError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate, evaluate_all
+from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.sequence import Attention, FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.program.ir import Call, Copy
@@ -314,9 +315,9 @@ def one_row_of_attention() -> Any:
 
 def test_grouped_attention_is_onnx_runtimes(tmp_path: Path) -> None:
     """Step by step, ONNX Runtime's buffers handed on by the test, ours states."""
-    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxruntime")
     model = one_row_of_attention()
-    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = runtime_session(model.SerializeToString())
     graph = load_model(saved(tmp_path, model))
     assert len(graph.states) == 2 and any(isinstance(node.operator, Attention) for node in graph.nodes)
     buffers = [np.zeros((1, 2, 12, 16), np.float32)] * 2

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from importlib.util import source_from_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,7 +25,7 @@ from dovetail.files import SEAL, default_cache, keep_file, kept_file
 from dovetail.options import Options
 
 MOST_BYTES = 256 << 20
-"""Bytes of all kept builds together; those that were used longest ago go first."""
+"""Bytes of all kept builds together; those that were used longest ago go first. No build has more than 1/16 of them."""
 _OF_SYSTEM = tuple(Path(name) for name in {"/proc", "/sys", "/dev", sys.prefix, sys.base_prefix})
 """Files of these folders are no inputs: packages are known by the folders they lie in."""
 
@@ -93,7 +93,8 @@ def inputs_of(*known: Path) -> Iterator[dict[str, str]]:
 def _digest(path: Path) -> str:
     """SHA-256 of a file; empty where it cannot be read."""
     try:
-        return sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""
 
@@ -147,10 +148,9 @@ def _is_inside(name: str) -> bool:
 
 def keep(place: Path, inputs: Mapping[str, str], folder: Path, notes: Sequence[str], summary: str) -> None:
     """Keep a build that lies in a folder, and give up those used longest ago where they are too many bytes."""
-    files = {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-    if all(inputs.values()) and sum(map(len, files.values())) <= MOST_BYTES // 4:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    if all(inputs.values()) and sum(path.stat().st_size for path in paths) <= MOST_BYTES // 16:
+        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
         with contextlib.suppress(UnicodeEncodeError):  # of a file name that is no UTF-8
             keep_file(place, msgspec.msgpack.encode(KeptBuild(dict(inputs), files, list(notes), summary)))
         _thin_out(place.parent)

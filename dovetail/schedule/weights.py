@@ -12,6 +12,9 @@ from dovetail.program.loops import digest
 from dovetail.schedule.region import AssignedRegion
 from dovetail.target.description import Target
 
+_OTHERS = 8
+"""One part in so many of the memory stays free of pairs: the user's own code lies there too."""
+
 
 def with_narrow_weights(
     regions: Sequence[AssignedRegion], target: Target, reserved: Mapping[str, int]
@@ -34,7 +37,8 @@ def with_narrow_weights(
         if not region.shares and (weights := pair_weights(region.graph, core)) is not None:
             groups.setdefault(key := digest(weights), []).append(region)
             sizes[key] = weights.nbytes
-    room = target.memory(target.code).size - reserved[target.code]
+    size = target.memory(target.code).size
+    room = size - size // _OTHERS - reserved[target.code]
     if target.code == target.values:
         room -= max((_values(region.graph) for region in regions), default=0)
     macs = {key: sum(region.macs for region in parts) for key, parts in groups.items()}

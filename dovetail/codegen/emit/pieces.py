@@ -56,11 +56,20 @@ class ListItem:
     """The words of its commands in the first turns."""
 
 
-def pieced(target: Target, lists: Sequence[CommandList], values: int) -> dict[str, tuple[ListItem, ...]]:
-    """The lists that the firmware makes as it goes, by name; `values` is the bytes of the planned values.
+def pieced(
+    target: Target, lists: Sequence[CommandList], values: int, constants: int = 0
+) -> dict[str, tuple[ListItem, ...]]:
+    """The lists that the firmware makes as it goes, by name.
 
-    Those of an engine are where `CommandStream.pieces` allows it, its tables are large and the loops' code small, and
-    two pieces have room beside the values.
+    Those of an engine are where `CommandStream.pieces` allows it, its tables are large, the loops' code is small, and
+    two pieces have room beside the values. Making words takes the core longer than an engine that does little with
+    each word, so tables smaller than the network's constants stay.
+
+    Args:
+        target: the machine.
+        lists: of all engines.
+        values: bytes of the planned values.
+        constants: bytes of the network's constants.
 
     Raises:
         ProgramError: the loops found would not make the list's words.
@@ -69,7 +78,7 @@ def pieced(target: Target, lists: Sequence[CommandList], values: int) -> dict[st
     for engine in target.engines:
         own = [one for one in lists if one.engine == engine.name]
         held = 4 * sum(len(one.words) for one in own)
-        if held < _LEAST_BYTES or not _may(engine, target, values):
+        if held < max(_LEAST_BYTES, constants) or not _may(engine, target, values):
             continue
         made = {one.name: folded(one.commands) for one in own}
         if held >= _LEAST_SAVED * _CODE_BYTES * sum(len(item.first) for items in made.values() for item in items):

@@ -232,7 +232,8 @@ class Unit:
     @cached_property
     def pieced(self) -> Mapping[str, tuple[ListItem, ...]]:
         """The lists that the firmware makes as it goes, by name."""
-        return pieced(self.target, self.lists, self.arenas().get(self.target.values, 0))
+        nbytes = sum(array.nbytes for array in self.program.constants.values())
+        return pieced(self.target, self.lists, self.arenas().get(self.target.values, 0), nbytes)
 
     @cached_property
     def started(self) -> dict[int, CommandList]:
