@@ -112,6 +112,15 @@ def test_checks_and_stages_are_not_kept(place: Path) -> None:
     assert not (place / "cache/builds").exists()
 
 
+def test_a_model_is_an_input_wherever_it_lies(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as below the folder that Python was installed in, as in containers."""
+    assert Path(sys.prefix) not in kept._OF_SYSTEM and Path(sys.base_prefix) not in kept._OF_SYSTEM
+    monkeypatch.setattr(kept, "_OF_SYSTEM", (place,))
+    with kept.inputs_of(place / "digits.onnx") as inputs:
+        (place / "mine.py").read_text()
+    assert list(inputs) == [str(place / "digits.onnx")] and inputs[str(place / "digits.onnx")]
+
+
 def test_a_file_that_changes_while_it_is_read_keeps_nothing(place: Path) -> None:
     with kept.inputs_of() as inputs:
         (place / "pins.toml").read_text()

@@ -22,8 +22,9 @@ from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.base import Types
 from dovetail.ir.operators.user import Said, UserOperator
-from dovetail.ir.types import Array, DType, Shape, TensorType
+from dovetail.ir.types import Array, Shape, TensorType
 from dovetail.targets import load_target
+from exported_models import inputs_of
 from oracles import run_litert_often
 
 SHAPES: Mapping[str, Mapping[str, Shape]] = {
@@ -49,7 +50,7 @@ def test_it_computes_what_its_runtime_does(name: str) -> None:
     path = shared_dir() / "models" / "wild" / name
     graph = prepare(path, load_target("riscv"), Options(allow_float=True, shapes=SHAPES.get(name, {})))
     for seed in range(3):
-        fed = _drawn(graph, seed)
+        fed = inputs_of(graph, seed)
         found = evaluate(graph, {**fed, **{name: first for name, _, first in graph.kept}})
         for own, wanted in zip(graph.results, _by_runtime(path, graph, fed), strict=True):
             _check(found[own], np.asarray(wanted), STEPS.get(name, 0.0))
@@ -65,7 +66,7 @@ def test_a_cell_is_limited_as_the_file_says(tmp_path: Path) -> None:
     for name, content in (("free", data), ("limited", data.replace(ten, quarter))):
         (path := tmp_path / f"{name}.tflite").write_bytes(content)
         graph = prepare(path, load_target("riscv"), Options(allow_float=True))
-        fed = _drawn(graph, 0)
+        fed = inputs_of(graph, 0)
         found = evaluate(graph, {**fed, **{state: first for state, _, first in graph.kept}})[graph.results[0]]
         _check(found, np.asarray(_by_runtime(path, graph, fed)[0]), 0.0)
         outputs.append(found)
@@ -110,7 +111,7 @@ def test_qonnx_is_met_or_it_is_said_by_how_much_not(name: str, share: float) -> 
     graph = prepare(path, load_target("riscv"), Options(allow_float=True, tell=told.append))
     model = runtime_session(of_standard_operators(onnx.load(path)), optimised=False)
     for seed in range(3):
-        fed = _drawn(graph, seed)
+        fed = inputs_of(graph, seed)
         (wanted,) = model.run(None, {model.get_inputs()[0].name: next(iter(fed.values()))})
         away = np.abs(evaluate(graph, fed)[graph.results[0]] - wanted)
         assert np.mean(away > 1e-5) <= share and away.max() <= (0.131 if share else 1e-6)
@@ -149,19 +150,8 @@ def test_an_operator_in_the_default_domain_that_is_not_onnx_s_is_named_and_may_b
         prepare(path, load_target("riscv"), options)
     assert "--operators" in caught.value.hint
     graph = prepare(path, load_target("riscv"), replace(options, operators=(RequantShift,)))
-    found = evaluate(graph, _drawn(graph, 0))[graph.results[0]]
+    found = evaluate(graph, inputs_of(graph, 0))[graph.results[0]]
     assert found.shape == (1, 12) and np.array_equal(found, np.rint(found))
-
-
-def _drawn(graph: Graph, seed: int) -> dict[str, Array]:
-    """Random inputs: the whole range of integers, floats of a normal distribution."""
-    random, found = np.random.default_rng(seed), {}
-    for name in graph.given:
-        kind = graph.types[name]
-        real = kind.dtype is DType.FLOAT32
-        drawn = random.normal(size=kind.shape) if real else random.integers(kind.dtype.low, kind.dtype.high, kind.shape)
-        found[name] = drawn.astype(kind.dtype.numpy)
-    return found
 
 
 def _by_runtime(path: Path, graph: Graph, fed: Mapping[str, Array]) -> list[Any]:

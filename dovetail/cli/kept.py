@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from hashlib import file_digest, sha256
 from importlib.util import source_from_cache
 from pathlib import Path, PurePosixPath
+from sysconfig import get_paths
 from typing import Any
 
 import msgspec
@@ -26,8 +27,16 @@ from dovetail.options import Options
 
 MOST_BYTES = 256 << 20
 """Bytes of all kept builds together; those that were used longest ago go first. No build has more than 1/16 of them."""
-_OF_SYSTEM = tuple(Path(name) for name in {"/proc", "/sys", "/dev", sys.prefix, sys.base_prefix})
-"""Files of these folders are no inputs: packages are known by the folders they lie in."""
+_OF_SYSTEM = tuple(
+    Path(name)
+    for name in (
+        "/proc",
+        "/sys",
+        "/dev",
+        *(get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
+)
+"""Files of these folders are no inputs: installed packages are known by the folders they lie in."""
 
 
 class KeptBuild(msgspec.Struct, frozen=True):
@@ -84,7 +93,8 @@ def inputs_of(*known: Path) -> Iterator[dict[str, str]]:
         yield found
         own = (*_OF_SYSTEM, Path(dovetail.__file__).parent, default_cache())
         for path, state in sorted(_READING.seen.items()):
-            if path.is_file() and not any(folder in path.parents for folder in own):
+            is_known = any(path == one.absolute() for one in known)
+            if path.is_file() and (is_known or not any(folder in path.parents for folder in own)):
                 found[str(path)] = _digest(path) if _state(path) == state else ""
     finally:
         _READING.seen = None
