@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -31,27 +32,46 @@ def pattern_text(pattern: Pattern) -> str:
     return f"{name}({', '.join(pattern_text(part) for part in pattern.inputs)})"
 
 
-def engine_lines(engine: Engine) -> list[str]:
-    """Every offload of an engine with its limits."""
-    lines = [f"### Engine `{engine.name}`", "", "The preferred first.", ""]
+def ranges(numbers: list[int]) -> str:
+    """Rising numbers as text, e.g. "1-3, 7"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def engine_lines(target: Target, engine: Engine) -> list[str]:
+    """The patterns of an engine, those with equal limits in one row, and each limit once with its number."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for offload in engine.offloads:
-        lines += [f"#### {offload.name}", "", f"`{pattern_text(offload.pattern)}`", ""]
-        lines += [f"- {constraint.sentence}" for constraint in offload.constraints]
-        lines.append("")
-    return lines
+        sentences = tuple(dict.fromkeys(constraint.sentence for constraint in offload.constraints))
+        rows.setdefault(sentences, []).append(f"{offload.name}: `{pattern_text(offload.pattern)}`")
+    count = Counter(sentence for sentences in rows for sentence in sentences)
+    known = {sentence: number for number, sentence in enumerate(sorted(count, key=lambda one: -count[one]), 1)}
+    title = f"## Engine `{engine.name}`" + (f" of `{target.name}`" if engine.name != target.name else "")
+    lines = [title, "", "| patterns | limits |", "|---|---|"]
+    lines += [
+        f"| {'<br>'.join(patterns)} | {ranges(sorted(known[sentence] for sentence in sentences))} |"
+        for sentences, patterns in rows.items()
+    ]
+    return [*lines, "", *(f"{number}. {sentence}" for sentence, number in known.items()), ""]
 
 
-def target_lines(target: Target) -> list[str]:
-    """A target with its memories, policies and engines."""
-    lines = [f"## Target `{target.name}`", "", f"{target.sentence}.", "", "| memory | bytes |", "|---|---:|"]
-    lines += [f"| {memory.name} | {memory.size:,} |" for memory in target.memories]
-    lines += ["", "| `--requant` | meaning |", "|---|---|"]
-    for position, policy in enumerate(target.policies):
-        lines.append(f"| `{policy.name}`{' (default)' if position == 0 else ''} | {policy.sentence} |")
-    lines.append("")
-    for engine in target.engines:
-        lines += engine_lines(engine)
-    return lines if target.engines else [*lines, "No engine: the core computes everything.", ""]
+def policies(target: Target) -> str:
+    """What `--requant` may be for a target; nothing where the core's way is the only one."""
+    only = len(target.policies) == 1 and not target.engines
+    return "" if only else "<br>".join(f"`{policy.name}`: {policy.sentence}" for policy in target.policies)
+
+
+def target_lines(targets: Sequence[Target]) -> list[str]:
+    """A table of targets with their memories and policies, and then the engines."""
+    lines = ["## Targets", "", "| target | what it is | `--requant`, the default first |", "|---|---|---|"]
+    lines += [f"| `{target.name}` | {target.sentence} | {policies(target)} |" for target in targets]
+    lines += ["", "Every core requantises as TensorFlow Lite Micro does.", ""]
+    return [*lines, *(line for target in targets for engine in target.engines for line in engine_lines(target, engine))]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -78,10 +98,10 @@ def core_lines() -> list[str]:
         "",
         "## TFLite operators",
         "",
-        "| operator | newest version |",
-        "|---|---:|",
+        "Each with its newest version:",
+        "",
+        ", ".join(f"`{name}` {importer.version}" for name, importer in versions),
     ]
-    lines += [f"| `{name}` | {importer.version} |" for name, importer in versions]
     lines += ["", "`CUSTOM` operators ([and those of one's own](own_operators.md)):", ""]
     lines += [listed(kind.custom_code for kind in installed_operators() if kind.custom_code)]
     lines += ["", "## ONNX operators", "", f"Standard domain: {listed(standard)}", ""]
@@ -136,13 +156,18 @@ def _reads(part: Microcontroller) -> str:
 def exporter_lines() -> list[str]:
     """Files of today's exporters, and how near the graph of each is to its own runtime."""
     entries = json.loads((REPOSITORY / "tests" / "data" / "exporters" / "exporters.json").read_text())
-    rows = sorted((entry["tool"], entry["version"], name, entry["bits"]) for name, entry in entries.items())
+    tools: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for name, entry in sorted(entries.items()):
+        tools.setdefault((entry["tool"], entry["version"]), {}).setdefault(entry["bits"], []).append(name)
     said = (
-        f"Small networks that {len({row[0] for row in rows})} tools wrote (`scripts/exporters.py`), each compared with "
-        "its own runtime over random inputs. All are read, and compile with `--float` where they are float."
+        f"Small networks that {len(tools)} tools wrote (`scripts/exporters.py`), each compared with its own runtime "
+        "over random inputs. All are read, and compile with `--float` where they are float."
     )
-    head = ["| tool | version | file | beside its runtime |", "|---|---|---|---|"]
-    return ["## Exporters", "", said, "", *head, *(f"| {a} | {b} | `{c}` | {d} |" for a, b, c, d in rows), ""]
+    rows = []
+    for (tool, version), found in sorted(tools.items()):
+        files = "; ".join(f"{listed(names)}: {bits}" for bits, names in found.items())
+        rows.append(f"| {tool} | {version.rsplit(' ', 1)[-1]} | {files} |")
+    return ["## Exporters", "", said, "", "| tool | version | files beside their runtime |", "|---|---|---|", *rows, ""]
 
 
 def page() -> str:
@@ -152,13 +177,14 @@ def page() -> str:
         "",
         "Written by `python scripts/support_tables.py` from the declarations in the code. Do not edit.",
         "",
-        "In a pattern, `*` marks an operand known at compile time and `[...]` an operator that may be absent. "
-        "Each limit is the sentence `dovetail explain` prints when it fails. Reading an operator is not enough "
-        "for a network to run: it must also be quantised, or compiled with `--float`.",
+        "An engine takes a layer that matches one of its patterns, the first preferred, within the limits with the "
+        "numbers beside it. `*` marks an operand known at compile time, `[...]` an operator that may be absent. "
+        "`dovetail explain MODEL --target TARGET` prints the limits that a layer fails.",
+        "",
+        "An operator that is read runs in a quantised network, or in a float one with `--float`.",
         "",
     ]
-    for name in BUILT_IN:
-        lines += target_lines(load_target(name))
+    lines += target_lines([load_target(name) for name in BUILT_IN])
     lines += part_lines()
     return "\n".join([*lines, *core_lines(), *keras_lines(), *exporter_lines()]).rstrip() + "\n"
 
