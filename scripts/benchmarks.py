@@ -5,7 +5,6 @@ Needs the reference models and facts in ../shared (models/mlperf_tiny, hardware)
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from tables import run, table  # noqa: E402
 
 from dovetail.codegen.emit import write_project  # noqa: E402
 from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs  # noqa: E402
+from dovetail.guests.report.detail import detail  # noqa: E402
 from dovetail.ir.graph import Graph, evaluate  # noqa: E402
 from dovetail.ir.operators.activation import FixedSoftmax  # noqa: E402
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected  # noqa: E402
@@ -37,8 +37,6 @@ from dovetail.quantize import quantize  # noqa: E402
 from dovetail.read import load_model, own_rounding  # noqa: E402
 from dovetail.run import RunResult, open_build, run_build  # noqa: E402
 from dovetail.targets import load_target  # noqa: E402
-from dovetail.targets.maeri import target as maeri  # noqa: E402
-from dovetail.targets.maeri.config import MaeriConfig  # noqa: E402
 
 NETWORKS = {
     "ad_autoencoder": ("autoencoder", 65_046),
@@ -55,14 +53,11 @@ BUDGETS: dict[str, tuple[int | None, ...]] = {
     "vww_mobilenetv1": (None, 40_960, 36_864, 32_768),
 }
 """Memory budgets measured, bytes, the stack's 4,096 among them; None for none."""
-FEWEST = {
-    **{"riscv": 2.0, "cortex_m4": 0.5, "riscv_dot4": 0.25, "riscv_xpulp": 0.25},
-    **{"riscv_imac": 2.0, "riscv64": 2.0, "cortex_m0plus": 2.0, "cortex_m3": 1.0, "cortex_m23": 2.0, "cortex_m55": 0.5},
-}
-"""Core -> instructions per product at the least: a product and an addition on RV32IM, one SMLAD for two products on the
-Cortex-M4, one dot product for four on the others; loads, loops and requantisation not counted."""
-LEAST_MEMORY = {"ic_resnet8": 32 * 1024, "vww_mobilenetv1": 36 * 1024}
-"""Budgets for the activations, in bytes; the stack comes on top."""
+CORES = (
+    *("riscv", "cortex_m4", "riscv_dot4", "riscv_xpulp", "riscv64"),
+    *("cortex_m0plus", "cortex_m3", "cortex_m23", "cortex_m55"),
+)
+"""The cores measured alone. `riscv_imac` takes as long as `riscv`."""
 LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
 COLD = """
 import sys
@@ -165,88 +160,19 @@ def cold_seconds(network: str) -> float:
 
 
 def cores_table() -> list[str]:
-    """Cores alone, beside the fewest instructions the instruction set needs for as many products."""
+    """Cores alone, beside the bound of products and of words that go through memory."""
     rows = []
-    for target, fewest in FEWEST.items():
+    for target in CORES:
         for network, (name, _) in NETWORKS.items():
             measured = measure(network, target, None)
-            small = measure(network, target, None, Optimize.SIZE).result.sizes["text"]
-            macs = sum(macs_of_model(network).values())
-            inference, sizes = measured.result.simulation.inferences[0], measured.result.sizes
-            instructions = inference.instructions or 0
-            placed = {p.memory: p for p in measured.compiled.plan.placements}[load_target(target).values]
-            rows.append(
-                [
-                    target,
-                    name,
-                    macs,
-                    instructions,
-                    f"{instructions / macs:.3f}",
-                    f"{fewest:.2f}",
-                    inference.total_cycles or 0,
-                    sizes["text"],
-                    small,
-                    sizes["rodata"],
-                    placed.peak,
-                    placed.lower_bound,
-                    *within(network, target),
-                ]
-            )
-    header = [
-        "core",
-        "network",
-        "MACs",
-        "instructions",
-        "per MAC",
-        "least per MAC",
-        "cycles",
-        "text",
-        "text for size",
-        "rodata",
-        "peak",
-        "bytes alive",
-        "within a budget",
-        "peak there",
-        "more MACs there",
-    ]
-    return ["### Cores alone", "", *table(header, rows)]
-
-
-def within(network: str, target: str) -> list[object]:
-    """The budget this page is about, the peak within it, and the multiply-accumulates that costs."""
-    most = LEAST_MEMORY.get(network)
-    if most is None:
-        return ["", "", ""]
-    stack = load_target(target).core.stack
-    compiled = compile_model(model_file(network), load_target(target), Options(memory_budget=most + stack))
-    placed = {p.memory: p for p in compiled.plan.placements}[load_target(target).values]
-    macs = sum(macs_by_origin(prepare(model_file(network), load_target(target), Options())).values())
-    extra = compiled.striped.extra_macs if compiled.striped else 0
-    return [most, placed.peak, f"{100 * extra / macs:.2f} %"]
-
-
-def size_table() -> list[str]:
-    """Code made for speed and for size."""
-    rows = []
-    for network, (name, _) in NETWORKS.items():
-        row: list[object] = [name]
-        for target in ("riscv", "cortex_m4"):
-            for optimize in Optimize:
-                measured = measure(network, target, None, optimize)
-                macs = sum(macs_of_model(network).values())
-                instructions = measured.result.simulation.inferences[0].instructions or 0
-                row += [measured.result.sizes["text"], f"{instructions / macs:.2f}"]
-        rows.append(row)
-    head = [
-        "network",
-        *(
-            f"{target}, {optimize.value}: {what}"
-            for target in ("riscv", "cortex_m4")
-            for optimize in Optimize
-            for what in ("text", "per MAC")
-        ),
-    ]
-    return ["### `--optimize speed` and `size`: bytes of .text, instructions per MAC", "", *table(head, rows)]
+            found = detail(measured.result, measured.compiled.project.graph)
+            cycles, instructions = found["cycles"]["total"], measured.result.simulation.inferences[0].instructions or 0
+            per_mac = f"{instructions / sum(macs_of_model(network).values()):.3f}"
+            sizes = measured.result.sizes
+            bound = f"{cycles / found['bound']:.2f}"
+            rows.append([target, name, cycles, bound, instructions, per_mac, sizes["text"], sizes["rodata"]])
+    head = ["core", "network", "cycles", "times the bound", "instructions", "per MAC", "text", "rodata"]
+    return ["### Cores alone", "", *table(head, rows)]
 
 
 def budget(network: str, most: int | None) -> list[object]:
@@ -374,29 +300,6 @@ def vta_table() -> list[str]:
     return ["### `--target vta`", "", *table(head, rows)]
 
 
-def device_table() -> list[str]:
-    """The NE16 device model beside the public model's jobs, and the RTL's cycles."""
-    from dovetail.targets.ne16.device import Ne16Device
-    from dovetail.targets.ne16.job import job_cycles
-    from test_ne16_device import OneMemory, load_output, measured_job, run, vector_job
-
-    jobs, exact = 0, 0
-    measured = json.loads((SHARED / "hardware" / "ne16_rtl_cycles.json").read_text())
-    apart = [abs(job_cycles(measured_job(one["job"])) - one["rtl_cycles"]) for one in measured["jobs"]]
-    with np.load(SHARED / "hardware" / "ne16_vectors.npz") as vectors:
-        for index, config in enumerate(json.loads(str(vectors["configs"]))):
-            bus = OneMemory(index)
-            job, expected = vector_job(bus, vectors, index, config)
-            cycles, _ = run(Ne16Device(bus), job)
-            jobs += 1
-            exact += bool(np.array_equal(load_output(bus, job), expected))
-            apart.append(abs(cycles - measured["vectors"]["rtl_cycles"][str(index)]))
-    header = ["NE16 device model", ""]
-    rows = [["jobs of the public model", jobs], ["outputs exact", exact], ["jobs run on the RTL", len(apart)]]
-    rows += [["in the RTL's cycles", apart.count(0)], ["most cycles apart", max(apart)]]
-    return ["### NE16 device model", "", *table(header, rows)]
-
-
 def rtl_table() -> list[str]:
     """The MAC array's Verilog beside its model: cycles, and how fast the simulation is."""
     from rtl_networks import built, layer, million_cycles_per_second
@@ -420,40 +323,15 @@ def rtl_table() -> list[str]:
     return ["### `--target macarray`: the engine's Python model and its Verilog", "", *table(header, rows), "", note]
 
 
-def engines_table() -> list[str]:
-    """Whole networks on MAC array and MAERI, and what the engine takes of them."""
-    chips = {name: load_target(name) for name in ("macarray", "maeri")}
-    chips["maeri without its stage"] = maeri(MaeriConfig(requantise=False), "maeri_sums")
-    rows = []
-    for name, target in chips.items():
-        for network, (called, _) in NETWORKS.items():
-            compiled = compile_model(model_file(network), target, Options())
-            with tempfile.TemporaryDirectory() as folder:
-                write_project(compiled.project, Path(folder) / "build")
-                given = sample_inputs(compiled.graph)
-                found = run_build(open_build(Path(folder) / "build", target), "iss", [given])
-            expected, one = evaluate(compiled.graph, given), found.simulation.inferences[0]
-            if any(not np.array_equal(found.outputs[0][value], expected[value]) for value in expected):
-                raise RuntimeError(f"{called} on {name}: the firmware differs from the integer graph")
-            taken, ended = 0, 0
-            for each in sorted(one.activities[target.engines[0].name], key=lambda each: (each.start, each.end)):
-                taken, ended = taken + max(each.end - max(each.start, ended), 0), max(ended, each.end)
-            rows.append([name, called, one.total_cycles or 0, taken, one.core_cycles or 0])
-    return ["### `--target macarray` and `maeri`", "", *table(["target", "network", "cycles", "engine", "core"], rows)]
-
-
 SECTIONS: dict[str, Callable[[], list[str]]] = {
     "cores": cores_table,
-    "size": size_table,
     "budget": budget_table,
     "engine": engine_tables,
     "exact": exact_table,
     "vta": vta_table,
-    "device": device_table,
     "several": lambda: several_cores({name: model_file(network) for network, (name, _) in NETWORKS.items()}),
     "bound": lambda: bound_table({name: model_file(network) for network, (name, _) in NETWORKS.items()}),
     "diana": diana_table,
-    "engines": engines_table,
     "joint": lambda: joint_table(model_file("ic_resnet8")),
     "rtl": rtl_table,
 }

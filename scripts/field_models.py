@@ -224,13 +224,12 @@ def sentence(result: dict[str, Any]) -> str:
     """What became of a model, in a few words."""
     if result["stage"] != "ran":
         return f"{result['stage']}: {result['message']}"
-    worst = []
-    for one in result["outputs"]:
-        if "lsb" in one:
-            worst.append("exact" if one["holds"] else f"{one['lsb']} LSB in {one['different']} of {one['of']}")
-        else:
-            worst.append("not finite alike" if one["relative"] is None else f"{one['relative']:.1e}")
-    told = ", ".join(dict.fromkeys(worst))
+    outputs = result["outputs"]
+    integers = [one for one in outputs if "lsb" in one]
+    texts = ["equal" if one["holds"] else f"{one['lsb']} LSB in {one['different']} of {one['of']}" for one in integers]
+    floats = [one["relative"] for one in outputs if "lsb" not in one]
+    texts += ["not finite alike"] if None in floats else [f"{max(floats):.1e}"] if floats else []
+    told = ", ".join(dict.fromkeys(texts))
     if "steps" in result:
         one = result["steps"]
         told += f"; each step {one['lsb']} LSB in {one['different']} of {one['of']}"
@@ -239,11 +238,11 @@ def sentence(result: dict[str, Any]) -> str:
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """The Markdown table, and how many hold."""
-    lines = ["| model | holds | against its runtime | cycles | |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines = ["| model | against its runtime | cycles |", "| --- | --- | ---: |"]
     for name, result in found.items():
         cycles = f"{result['cycles']:,}" if "cycles" in result else ""
-        float_ = "--float" if result.get("float") else ""
-        lines.append(f"| {name} | {'yes' if result['holds'] else 'no'} | {sentence(result)} | {cycles} | {float_} |")
+        float_ = " (float)" if result.get("float") else ""
+        lines.append(f"| {name}{float_} | {sentence(result)} | {cycles} |")
     held = sum(result["holds"] for result in found.values())
     return "\n".join([*lines, "", f"{held} of {len(found)} hold."])
 

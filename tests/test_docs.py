@@ -76,7 +76,7 @@ def test_support_page_names_every_limit_of_every_engine() -> None:
     engines = [engine for name in BUILT_IN for engine in load_target(name).engines]
     sentences = [limit.sentence for engine in engines for offload in engine.offloads for limit in offload.constraints]
     assert sentences
-    assert [sentence for sentence in sentences if f"- {sentence}\n" not in text] == []
+    assert [sentence for sentence in sentences if f". {sentence}\n" not in text] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
