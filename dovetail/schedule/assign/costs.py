@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import nbytes, same_bytes
+from dovetail.ir.layout import same_bytes
 from dovetail.program.ir import CORE, Queue, copy_queue
 from dovetail.program.transfers import same_packing
 from dovetail.schedule.cores import copies, cores_cycles, dense_views
 from dovetail.schedule.region import AssignedRegion, EnginePart, LaidRegion, Region, engine_layouts
 from dovetail.schedule.tiles import choose_tiling
-from dovetail.schedule.tiles.tile import tile_counts
 from dovetail.schedule.tiles.tiling import TileCache, Tiling, first_constants
 from dovetail.target.description import Target
-from dovetail.timing.clock import start_cycles
-from dovetail.timing.transfers import copy_cost, dma_cycles, relayout_cost
+from dovetail.timing.clock import EngineQueue, Issuer, start_cycles
+from dovetail.timing.transfers import copy_cost, relayout_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,27 +175,22 @@ class RegionCosts:
         """All parts at the same time, as far as the core can start them; the DMA brings operands as the step begins."""
         parts, target = LaidRegion.of(region).parts, self.target
         tilings = [self._tiling(part, parts, cache) for part in parts]
-        uses: list[QueueUse] = []
-        engines: list[str] = []
-        filled: list[int] = []
-        held = launches = 0
+        uses, engines, filled = list[QueueUse](), list[str](), list[int]()
+        core, launches = Issuer.of_list(), 0
         for part, tiling in zip(parts, tilings, strict=True):
             if not part.engine.wait:
                 uses.append(QueueUse(CORE, 0, tiling.ready_cycles))
                 continue
+            tiles, begin = tiling.estimate.tiles, core.now
+            end = EngineQueue(1, 0).launch(core, tiling.ready_cycles, tiling.estimate.starting // tiles)
+            uses.append(QueueUse(Queue(part.engine.name), begin, end - begin))
             engines.append(part.engine.name)
-            tiles = prod(tile_counts(part.extent, tiling.shape))
             filled.append(self._filled(part, tiling, tiles))
-            uses.append(
-                QueueUse(Queue(part.engine.name), held // tiles, max(tiling.ready_cycles, tiling.estimate.starting))
-            )
-            held += tiling.estimate.starting
             launches = max(launches, tiles)
-        cycles = max(use.offset + use.length for use in uses)
-        moving = sum(tiling.estimate.moving for tiling in tilings)
+        held, moving = sum(one.estimate.starting for one in tilings), sum(one.estimate.moving for one in tilings)
         if target.dma and moving:
             uses.append(QueueUse(copy_queue(target), 0, moving))
-            cycles = max(cycles, moving)
+        cycles = max(use.offset + use.length for use in uses)
         launch = sum(start_cycles(part.engine, target.core.statements) for part in parts)
         most = min(launches, _MOST_LAUNCHES)
         for number in range(0 if held else 1, most):
@@ -265,18 +258,10 @@ def border(value: str, maker: Region, reader: Region, target: Target) -> int:
     lies, wanted = engine_layouts(maker).get(value), engine_layouts(reader).get(value)
     cycles = 0
     if not _is_flexible(maker) and not _is_flexible(reader) and not same_bytes(lies, wanted, kind.shape):
-        if target.dma and same_packing(lies, wanted):
-            cycles += relayout_cost(target.dma, kind, lies, wanted).cycles
-        else:
-            cycles += _at_once(nbytes(lies, kind) + nbytes(wanted, kind), target)
+        cycles += relayout_cost(target.dma if same_packing(lies, wanted) else None, kind, lies, wanted).cycles
     if len({region.engine.memory for region in (maker, reader) if region.engine is not None}) == 2:
-        cycles += _at_once(kind.nbytes, target)
+        cycles += relayout_cost(target.dma, kind, lies, lies).cycles
     return cycles
-
-
-def _at_once(count: int, target: Target) -> int:
-    """Cycles of bytes that are moved in one transfer."""
-    return dma_cycles(target.dma, count) if target.dma else count
 
 
 def _is_flexible(region: Region) -> bool:

@@ -26,7 +26,7 @@ from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import LoweredNetwork, LoweringCache
 from dovetail.schedule.region import CoreGroup, EnginePart, Homes, Region
 from dovetail.schedule.tiles import choose_tiling
-from dovetail.schedule.tiles.chain import ChainLink, link, quickest, ways
+from dovetail.schedule.tiles.chain import ChainLink, ChainState, link, quickest, ways
 from dovetail.schedule.tiles.tile import EARLY
 from dovetail.schedule.tiles.tiling import CompleteTiling, TileCache, complete
 from dovetail.target.description import Target
@@ -182,7 +182,7 @@ class _Planner:
                     continue
                 if stuck := self._complete(chain):
                     return stuck
-                chain = [(part, [link(part, tiling, self.target)])]
+                chain = [(part, [link(part, tiling)])]
             if not (region.shares or region.is_view):
                 if stuck := self._complete(chain):
                     return stuck
@@ -191,7 +191,10 @@ class _Planner:
 
     def _complete(self, chain: Sequence[tuple[EnginePart, Sequence[ChainLink]]]) -> tuple[EnginePart, PlanError] | None:
         """Choose the tilings of parts one behind the other, so that all of them end first."""
-        for (part, options), chosen in zip(chain, quickest([options for _, options in chain]), strict=True):
+        if not chain:
+            return None
+        first = ChainState.first(chain[0][0].engine, self.target.core.statements)
+        for (part, options), chosen in zip(chain, quickest(first, [options for _, options in chain]), strict=True):
             for one in dict.fromkeys((chosen, options[0])):  # an engine may not take the last tile of a way
                 try:
                     timed = self.tiles.of(part, self.target).timed(one.tiling)

@@ -8,44 +8,41 @@ depends on its neighbours: the chain is walked, launch by launch, for the ways e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from dovetail.ir.types import box_shape
 from dovetail.schedule.region import EnginePart
 from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts, tile_counts
 from dovetail.schedule.tiles.tiling import PartTiles, Tiling
-from dovetail.target.description import Target
+from dovetail.target.costs import StatementCycles
+from dovetail.target.engine import Engine
+from dovetail.timing.clock import CopyQueue, EngineQueue, Issuer
 from dovetail.timing.layer import tiles_ahead
+from dovetail.timing.transfers import CopyCost
 
 
 @dataclass(frozen=True)
 class ChainLink:
-    """A layer of a chain, cut in one way. Times are cycles."""
+    """A layer of a chain, cut in one way."""
 
     tiling: Tiling
     parts: int
     """Number of parts its channels are cut into."""
     computing: int
-    """The engine computes a part."""
-    fetching: int
-    """The DMA fetches the constants of a part."""
-    gap: int
-    """The engine waits for its next launch."""
-    start: int
-    """From when constants have arrived to when the engine begins."""
+    """Cycles of the engine for a part."""
+    starting: int
+    """Cycles in which the core goes along with its start."""
+    constants: CopyCost
+    """Cost of fetching the constants of a part."""
 
 
-def link(part: EnginePart, tiling: Tiling, target: Target) -> ChainLink:
+def link(part: EnginePart, tiling: Tiling) -> ChainLink:
     """A layer cut as a tiling says."""
-    engine, whole = part.engine, box_shape(part.extent)
-    count = tile_counts(part.extent, tiling.shape)[-1]
-    launching, wake = (0, 0) if engine.stream else (engine.launching, target.core.statements.wake)
-    cuts_channels_only = tiling.shape[:-1] == whole[:-1]
-    computing = (
-        max(tiling.computing, tiling.estimate.moving // count) if cuts_channels_only else tiling.ready_cycles // count
-    )
-    gap = launching if engine.queue == 1 else 0
-    return ChainLink(tiling, count, computing, tiling.estimate.fetching // count, gap, launching + wake)
+    count, estimate = tile_counts(part.extent, tiling.shape)[-1], tiling.estimate
+    cuts_channels_only = tiling.shape[:-1] == box_shape(part.extent)[:-1]
+    computing = max(tiling.computing, estimate.moving // count) if cuts_channels_only else tiling.ready_cycles // count
+    return ChainLink(tiling, count, computing, estimate.starting // count, CopyCost(1, estimate.fetching // count))
 
 
 _MOST_PARTS = 16
@@ -61,7 +58,7 @@ def ways(tiles: PartTiles, tiling: Tiling, budget: int) -> Iterator[ChainLink]:
         budget: bytes of the engine's memory for its tiles.
     """
     part = tiles.part
-    yield link(part, tiling, tiles.target)
+    yield link(part, tiling)
     *rest, total = box_shape(part.extent)
     is_set = not part.choice.keys().isdisjoint((*TILE, BUFFERS))
     if is_set or not tiling.estimate.fetching or tiling.shape[:-1] != tuple(rest):
@@ -72,63 +69,65 @@ def ways(tiles: PartTiles, tiling: Tiling, budget: int) -> Iterator[ChainLink]:
             continue
         other = tiles.evaluate((*rest, channels), tiling.in_place, min(count, 2), budget)
         if isinstance(other, Tiling):
-            yield link(part, tiles.deepened(other, budget), tiles.target)
+            yield link(part, tiles.deepened(other, budget))
 
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """State of a chain after one of its layers. Times are cycles since the chain began."""
+    """A chain after one of its layers."""
 
-    computed: int = 0
-    """The engine has ended."""
-    copied: int = 0
-    """The DMA has ended."""
-    launched: int = 0
-    """The last part was launched: the core goes on to the next layer."""
+    core: Issuer
+    engine: EngineQueue
+    dma: CopyQueue
     asked: int = 0
-    """The DMA was asked for the last constants: those of the layer behind are fetched then."""
+    """When constants were fetched last: those of the layer behind are fetched then. Cycles since the chain began."""
     launches: int = 0
     link: ChainLink | None = None
     """The layer."""
     before: ChainState | None = None
 
+    @classmethod
+    def first(cls, engine: Engine, costs: StatementCycles) -> Self:
+        """An engine's chain without layers."""
+        return cls(Issuer(costs) if engine.stream is None else Issuer.of_list(), EngineQueue.of(engine), CopyQueue())
+
     @property
     def order(self) -> tuple[int, int, int]:
         """Sort key: end of the engine, then of the DMA, then number of launches."""
-        return self.computed, self.copied, self.launches
+        return self.engine.ends[-1], self.dma.free, self.launches
 
 
 def behind(before: ChainState, layer: ChainLink) -> ChainState:
     """The chain with one more layer."""
-    copied, arrived = max(before.copied, before.asked), list[int]()
-    computed, launched, asked = before.computed, before.launched, before.launched
-    tiling = layer.tiling
-    for _ in range(tiles_ahead(tiling.buffers, layer.parts, tiling.estimate.fetching, tiling.estimate.engine)):
-        arrived.append(copied := copied + layer.fetching)
+    core, dma = replace(before.core, now=before.asked), replace(before.dma)
+    engine, tiling = replace(before.engine, ends=[*before.engine.ends]), layer.tiling
+    ahead = tiles_ahead(tiling.buffers, layer.parts, tiling.estimate.fetching, tiling.estimate.engine)
+    arrived = [dma.copy(core, layer.constants) for _ in range(ahead)]
+    core.now = asked = max(core.now, before.core.now)
     for part in range(layer.parts):
-        launched = max(computed + layer.gap, arrived[part] + layer.start)
-        computed = launched + layer.computing
+        core.wait_copy(arrived[part])
+        engine.launch(core, layer.computing, layer.starting)
         if len(arrived) < layer.parts:
-            asked = launched
-            arrived.append(copied := max(copied, launched) + layer.fetching)
-    return ChainState(computed, copied, launched, asked, before.launches + layer.parts, layer, before)
+            asked = core.now
+            arrived.append(dma.copy(core, layer.constants))
+    return ChainState(core, engine, dma, asked, before.launches + layer.parts, layer, before)
 
 
 _KEPT = 8
 """Number of ways of cutting the layers so far that are kept."""
 
 
-def quickest(layers: Sequence[Sequence[ChainLink]]) -> list[ChainLink]:
+def quickest(first: ChainState, layers: Sequence[Sequence[ChainLink]]) -> list[ChainLink]:
     """The way of cutting each layer of a chain with which the chain ends first.
 
     A longer chain is only made of ways that none beats with both an earlier end and a DMA that is free earlier.
     """
-    states = [ChainState()]
+    states = [first]
     for options in layers:
-        first, *rest = sorted((behind(one, layer) for one in states for layer in options), key=lambda one: one.order)
-        states = [first]
+        best, *rest = sorted((behind(one, layer) for one in states for layer in options), key=lambda one: one.order)
+        states = [best]
         for one in rest:
-            if one.copied < states[-1].copied and len(states) < _KEPT:
+            if one.dma.free < states[-1].dma.free and len(states) < _KEPT:
                 states.append(one)
     links, state = list[ChainLink](), states[0]
     while state.link is not None and state.before is not None:
