@@ -127,10 +127,18 @@ def _locked(path: Path) -> int | None:
     return handle
 
 
+_swept: dict[Path, float] = {}
+"""Time of the last sweep of each place. A cache may hold 100,000 files: to list them takes as long as a compiler."""
+
+
 def _remove_abandoned(place: Path) -> None:
-    """Remove the temporary files and folders of the user's that nobody holds."""
+    """Remove the user's temporary files and folders that no process holds, unless that was just done."""
+    now = time.monotonic()
+    if now - _swept.get(place, -math.inf) < _NEW_SECONDS:
+        return
+    _swept[place] = now
     with contextlib.suppress(OSError):
-        for path in [Path(entry) for entry in os.scandir(place) if _OURS.fullmatch(entry.name)]:
+        for path in [Path(place, name) for name in os.listdir(place) if _TEMPORARY in name and _OURS.fullmatch(name)]:
             with contextlib.suppress(OSError):
                 state = path.lstat()
                 new = time.time() - state.st_mtime < _NEW_SECONDS
