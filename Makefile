@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo 'make venv    create $(VENV) with Dovetail and everything its tests need'
 	@echo 'make demo    compile a small network for NE16 and run it on the simulated chip'
-	@echo 'make lint    format, ruff and mypy'
+	@echo 'make lint    format, ruff, mypy, sizes of the code and sentences of the pages'
 	@echo 'make quick   a compile and run of each kind, and what holds for all modules: at most a minute'
 	@echo 'make test    lint, then the tests on $(JOBS) processes (JOBS=n)'
 	@echo 'make test-all    lint beside these tests and those below in one go, which takes less than one after the other'
@@ -58,6 +58,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check dovetail tests scripts
 	$(BIN)/mypy
 	$(BIN)/python scripts/house.py --hold
+	$(BIN)/python scripts/english.py --hold
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
 

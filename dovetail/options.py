@@ -198,8 +198,8 @@ class Options:
     )
     states: Mapping[str, str] = flag(
         dict,
-        "An output that becomes an input of the next inference: a state, kept in one buffer. Those called present and "
-        "past are tied by themselves.",
+        "An output that becomes an input of the next inference: a state, kept in one buffer. Inputs and outputs "
+        "called past and present are tied by their names.",
         "--state",
         kind=list[str] | None,
         read=_states,
@@ -268,7 +268,7 @@ class Options:
         False, "Let each core, or group of cores, work on an input of its own, in stages of equal length.", "--pipeline"
     )
     keep_dead: bool = flag(False, "Keep dead and duplicate operators.", "--keep-dead")
-    name: str | None = flag(None, "What the C names of the network begin with; the model's own name if not given.")
+    name: str | None = flag(None, "Prefix of the network's C names; the model's own name if not given.")
     arena: str | None = flag(
         None, "C name of an array of your own for the values, which several networks may share.", metavar="SYMBOL"
     )

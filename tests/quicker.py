@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,6 +65,31 @@ def hastily(*args: Any, flags: Sequence[str] = ("-O2",), defines: Any = None, **
     if "DOVETAIL_HOST" in (defines or {}):
         flags = ["-O1" if flag == "-O2" else flag for flag in flags]
     return HOST(*args, flags=flags, defines=defines, **options)
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that `make` fills, shared by all processes that run tests: a fixture of a module is otherwise made in
+    each process that runs one of the module's tests.
+
+    Args:
+        factory: the fixture `tmp_path_factory`.
+        name: the folder's name, the same in every process.
+        make: fills the folder; if it raises, the next process tries again.
+    """
+    base = factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, filled = base / name, base / f"{name}.filled"
+    with (base / f"{name}.lock").open("w") as lock:
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not filled.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            filled.touch()
+    return folder
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:

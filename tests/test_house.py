@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+import english
 import house
 
 pytestmark = pytest.mark.quick
@@ -47,3 +48,27 @@ def test_every_seeded_fault_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("long" in place for place in house.long_functions(60))
     assert "Target" in house.repeated_classes()
     assert house.riddles()["What"] > 0
+
+
+HARD = (
+    "What stands there is copied.",
+    "It is copied; what the engine reads is kept.",
+    "This is the layer it is the bias of.",
+    "It waits, for it is late.",
+    "The second follows behind it.",
+    "Layers of which none is cut are kept.",
+    "Nothing reads it any more.",
+    "This is a byte no engine can do without.",
+    "These are operators of one's own.",
+    "It is read by whoever is first.",
+    "Tickets wrap, and it does not mind.",
+)
+
+
+def test_hard_sentences_are_found_and_few() -> None:
+    """Each form is found in its own sentence; plain sentences have none."""
+    assert english.excess() == []
+    found = [english.forms(sentence) for sentence in HARD]
+    assert all(found) and {form for forms in found for form in forms} == set(english.FORMS)
+    for plain in ("The contents are copied.", "Which engine do I have?", "What is the limit?", "It waits for the DMA."):
+        assert english.forms(plain) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import venv
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from dovetail import plugins
 from dovetail.cli.main import all_commands
 from dovetail.operators import installed_operators
 from dovetail.target.registry import load_target
-from test_wheel import REPOSITORY, run
+from quicker import once
+from test_wheel import environment, run
 
 PACKAGES = Path(__file__).with_name("third_party")
 MODEL = """
@@ -26,19 +28,25 @@ save(helper.make_model(helper.make_graph([node], "g", ends[:1], ends[1:]), opset
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment with Dovetail and both packages."""
-    import venv
+    """The Python of a new environment with both packages, beside what the wheel's environment has."""
 
-    folder = tmp_path_factory.mktemp("plugins")
-    venv.create(folder / "venv", with_pip=True)
-    python = folder / "venv" / "bin" / "python"
-    for package in (REPOSITORY, PACKAGES / "osprey", PACKAGES / "broken"):
-        done = run(python, "-m", "pip", "install", "-q", "--no-compile", package, folder=folder)
-        if done.returncode and re.search("Could not find a version|connection|ConnectionError|resolve", done.stderr):
-            pytest.skip("the package index cannot be reached")
-        assert done.returncode == 0, done.stderr
-    assert run(python, "-c", MODEL, folder=folder).returncode == 0
-    return python
+    def install(folder: Path) -> None:
+        venv.create(folder / "venv", with_pip=False)
+        (site,) = (folder / "venv").glob("lib/*/site-packages")
+        wheel = environment(tmp_path_factory)
+        (wheels,) = wheel.parents[1].glob("lib/*/site-packages")
+        (site / "wheel.pth").write_text(f"{wheels}\n")
+        python = folder / "venv" / "bin" / "python"
+        for package in ("osprey", "broken"):
+            done = run(
+                *(wheel, "-m", "pip", "--python", python, "install", "-q", "--no-compile", "--no-deps"),
+                PACKAGES / package,
+                folder=folder,
+            )
+            assert done.returncode == 0, done.stderr
+        assert run(python, "-c", MODEL, folder=folder).returncode == 0
+
+    return once(tmp_path_factory, "plugins", install) / "venv" / "bin" / "python"
 
 
 def dovetail(python: Path, *words: str) -> subprocess.CompletedProcess[str]:

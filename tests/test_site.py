@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from browser import chromium
+from quicker import once
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 pytestmark = [
@@ -54,15 +55,16 @@ class Site:
     warnings: str
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The site, built in this process; notebooks are not executed (tests/test_notebooks.py does that)."""
+def build_site(folder: Path) -> None:
+    """The site in `html`, what Sphinx warned of in `warnings`; notebooks are not executed (tests/test_notebooks.py
+    does that)."""
     application = pytest.importorskip("sphinx.application", reason="the extra docs is not installed")
     pytest.importorskip("furo", reason="the extra docs is not installed")
     pytest.importorskip("myst_nb", reason="the extra docs is not installed")
     from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-    folder, warnings = tmp_path_factory.mktemp("site"), io.StringIO()
+    warnings = io.StringIO()
+    settings = {"nb_execution_mode": "off"}
     with (
         pytest.MonkeyPatch.context() as patch,
         patch_docutils(DOCS),
@@ -71,22 +73,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     ):
         patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # docs/conf.py writes these two, and leaves them
         patch.syspath_prepend(DOCS.parent)
-        built = application.Sphinx(
-            DOCS,
-            DOCS,
-            folder / "html",
-            folder / "trees",
-            "html",
-            {"nb_execution_mode": "off"},
-            status=None,
-            warning=warnings,
-        )
-        built.build()
+        places = DOCS, DOCS, folder / "html", folder / "trees"
+        application.Sphinx(*places, "html", settings, status=None, warning=warnings).build()
+    (folder / "warnings").write_text(warnings.getvalue())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The site that `build_site` made."""
+    folder = once(tmp_path_factory, "site", build_site)
     pages = {}
     for path in sorted((folder / "html").rglob("*.html")):
         pages[path] = Page()
         pages[path].feed(path.read_text())
-    return Site(folder / "html", pages, warnings.getvalue())
+    return Site(folder / "html", pages, (folder / "warnings").read_text())
 
 
 def test_no_warnings(site: Site) -> None:

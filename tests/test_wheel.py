@@ -15,21 +15,22 @@ import pytest
 
 from dovetail.guests import zoo
 from dovetail.targets import BUILT_IN
+from quicker import once
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 COMPILE_ALL = """
 import contextlib, io, json, sys
 from dovetail.cli.main import main
-told = []
+told = {}
 for name in sys.argv[1:]:
     status, out, errors = 0, io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-            main(["compile", "digits.onnx", "--target", name, "-o", f"build_{name}"])
+            main(["compile", "../wheel/digits.onnx", "--target", name, "-o", f"build_{name}"])
     except SystemExit as ended:
         status = int(ended.code or 0)
-    told.append((name, status, errors.getvalue()))
+    told[name] = status, errors.getvalue()
 print(json.dumps(told))
 """
 
@@ -41,10 +42,8 @@ def run(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(word) for word in command], cwd=folder, env=kept, capture_output=True, text=True)
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment with the wheel and what it depends on, and no extra."""
-    folder = tmp_path_factory.mktemp("wheel")
+def install(folder: Path) -> None:
+    """A new environment with the wheel and what it depends on, and no extra; the wheel and a model beside it."""
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     made = run(python, "-m", "pip", "wheel", "-q", "--no-deps", REPOSITORY, "-w", folder, folder=folder)
@@ -55,7 +54,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = run(python, "-m", "pip", "install", "-q", "--no-compile", wheel, folder=folder)
     assert found.returncode == 0, found.stderr
     (folder / "digits.onnx").write_bytes(zoo.build("digits"))
-    return python
+
+
+def environment(factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that `install` made."""
+    return once(factory, "wheel", install) / "venv" / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`environment` as a fixture."""
+    return environment(tmp_path_factory)
 
 
 def test_it_lies_where_it_was_installed(installed: Path) -> None:
@@ -66,33 +75,29 @@ def test_it_lies_where_it_was_installed(installed: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled(installed: Path) -> dict[str, tuple[int, str]]:
-    """For each target the status of `dovetail compile` and its errors, one after another in a process."""
-    found = run(installed, "-c", COMPILE_ALL, *BUILT_IN, folder=installed.parents[2])
-    assert found.returncode == 0, found.stderr
-    told: dict[str, tuple[int, str]] = {name: (status, text) for name, status, text in json.loads(found.stdout)}
-    return told
+def compiled(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of the model for each target, and `told.json`: the status of each `dovetail compile` and its errors."""
+
+    def compile_all(folder: Path) -> None:
+        found = run(installed, "-c", COMPILE_ALL, *BUILT_IN, folder=folder)
+        assert found.returncode == 0, found.stderr
+        (folder / "told.json").write_text(found.stdout)
+
+    return once(tmp_path_factory, "wheel_builds", compile_all)
 
 
 @pytest.mark.parametrize("target", BUILT_IN)
-def test_every_target_compiles_or_names_the_extra(
-    target: str, installed: Path, compiled: dict[str, tuple[int, str]]
-) -> None:
-    status, errors = compiled[target]
+def test_every_target_compiles_or_names_the_extra(target: str, compiled: Path) -> None:
+    status, errors = json.loads((compiled / "told.json").read_text())[target]
     if status == 0:
-        assert (installed.parents[2] / f"build_{target}" / "dovetail.json").is_file()
+        assert (compiled / f"build_{target}" / "dovetail.json").is_file()
         return
     assert status == 1, errors
     assert re.search(r"pip install 'dovetail\[[a-z]+\]'", errors) and "Traceback" not in errors, errors
 
 
-def test_what_simulates_names_its_extra(installed: Path) -> None:
-    folder = installed.parents[2]
-    assert (folder / "build_riscv").is_dir() or run(
-        *(installed, "-m", "dovetail", "compile", "digits.onnx", "--target", "riscv", "-o", "build_riscv"),
-        folder=folder,
-    ).returncode == 0
-    found = run(installed, "-m", "dovetail", "run", "build_riscv", folder=folder)
+def test_what_simulates_names_its_extra(installed: Path, compiled: Path) -> None:
+    found = run(installed, "-m", "dovetail", "run", "build_riscv", folder=compiled)
     assert found.returncode == 1 and "pip install 'dovetail[iss]'" in found.stderr and "Traceback" not in found.stderr
 
 
