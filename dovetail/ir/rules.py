@@ -121,11 +121,14 @@ class Draft:
 
     def _substitute(self, node: Node, value: str) -> bool:
         """Let `value` stand for the node's result; False when the result's name must stay on a node."""
+        if self.types[value].shape != self.types[node.output].shape:
+            shapes = f"{self.types[value].shape} in place of {self.types[node.output].shape}"
+            raise RuntimeError(f"a rewrite of {node.output!r} gives the shape {shapes}")
         old, last = node.output, self.nodes[-1] if self.nodes else None
         if last is not None and last.output == value and MARK in value and not self._readers[value]:
             self.nodes.pop()
             del self._producers[value]
-            self.types.pop(value)
+            self.types[old] = self.types.pop(value)
             self._append(replace(last, output=old))
         else:
             if old in self.graph.outputs:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from dovetail.ir.graph import Graph
+from dovetail.errors import TargetError
+from dovetail.ir.graph import Graph, verify
 from dovetail.ir.requantisation.engine import RequantisationLimits
 from dovetail.legalize.additions import addition_as_convolution, addition_by_shift
 from dovetail.legalize.bands import (
@@ -47,7 +48,11 @@ Stage = Callable[[str, Graph, int], None]
 
 
 def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
-    """The graph after every rewrite of a policy, in its order."""
+    """The graph after every rewrite of a policy, in its order.
+
+    Raises:
+        TargetError: the rewrites give a graph whose types contradict its operators.
+    """
     for rewrite in policy.rewrites:
         before = graph.left
         graph = rewrite.apply(graph)
@@ -57,6 +62,12 @@ def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
         graph = replace(graph, left=kept)
         if done is not None:
             done(rewrite.name, graph, rewrite.lsb)
+    if policy.rewrites:
+        try:
+            verify(graph)
+        except ValueError as error:
+            hint = "correct the rewrites of the target file; if they come with Dovetail, this is a bug: report it"
+            raise TargetError(f"the rewrites of the policy {policy.name!r}: {error}", hint=hint) from error
     return graph
 
 

@@ -165,11 +165,12 @@ def narrow_weights(types: Collection[DType] = (DType.INT2, DType.INT4)) -> Calla
 
 
 def _weights_only(graph: Graph) -> list[str]:
-    """Constant weights that nothing but layers reads."""
+    """Constant integer weights that nothing but layers reads."""
     users = graph.users()
 
     def weighs(node: Node, name: str) -> bool:
         return node.operator.weight_axis is not None and node.inputs[1] == name and node.inputs.count(name) == 1
 
-    kept = (name for name, array in graph.constants.items() if array.size and name not in graph.outputs and users[name])
+    integers = (name for name, array in graph.constants.items() if array.size and graph.types[name].dtype.is_integer)
+    kept = (name for name in integers if name not in graph.outputs and users[name])
     return [name for name in kept if all(weighs(node, name) for node in users[name])]

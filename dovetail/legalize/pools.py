@@ -149,8 +149,8 @@ def average_pool_as_depthwise(accepts: Accepts, limits: RequantisationLimits) ->
 
 
 def _stride(at: RuleMatch, pool: Apply[SummingPool2d]) -> tuple[int, int]:
-    """The stride of a pool as a layer: 1 where there is one window."""
-    return (1, 1) if prod(at.type(at.node(pool).output).shape[1:3]) == 1 else at[pool].stride
+    """The stride of a pool as a layer: 1 where the window is the whole image."""
+    return (1, 1) if at[pool].kernel == at.type(X).shape[1:3] else at[pool].stride
 
 
 _FRONT = layer(maybe(Pad, operand("image"), alone=True), alone=True)

@@ -153,6 +153,8 @@ class _Partition:
         match = match_pattern(offload.pattern, self.graph, node.output)
         if isinstance(match, Mismatch):
             return match
+        if not self.graph.types[node.output].shape:
+            return Mismatch("the result is a scalar, which has no axis to cut", len(self.graph.nodes))
         own = match_of(offload, self._subgraph({member.output: member for member in match.nodes.values()}))
         constraints = (constraint for constraint in offload.constraints if constraint.scope is not Scope.TILES)
         with asking(f"the limits of {offload.name} for {node.origin or node.output}"):
