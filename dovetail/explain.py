@@ -71,8 +71,10 @@ class PlacementReport:
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
         target, options = self.target, self.options
-        chosen = target.policies[0].name if options.policy is None else options.policy
-        found = {"schema": 1, "model": self.graph.name, "target": target.name, "policy": chosen, "layers": self.rows()}
+        policy = target.policy(options.policy)
+        found = {"schema": 1, "model": self.graph.name, "target": target.name, "policy": policy.name}
+        found["policy_is"] = policy.sentence if any(rewrite.lsb for rewrite in policy.rewrites) else ""
+        found["layers"] = self.rows()
         if self.assignment.schedule is not None:
             found["placement"] = {"cycles": self.assignment.schedule.finish, "bound": self.assignment.bound}
         if options.memory_budget is not None:

@@ -109,3 +109,13 @@ def test_benchmarks_were_written() -> None:
     for section in script("benchmarks").SECTIONS:
         inside = text.split(f"<!-- begin {section} -->\n")[1].split(f"<!-- end {section} -->")[0]
         assert inside.startswith("### "), f"run: python scripts/benchmarks.py --write {section}"
+
+
+def test_policies_are_as_near_to_the_exact_network_as_they_say() -> None:
+    """Fewer layers than on the page; each policy's sentence has its limit."""
+    from dovetail.targets import load_target
+
+    for (name, policy), found in script("policy_distance").measured(40).items():
+        within = re.search(r"within (\d+) step", load_target(name).policy(policy).sentence)
+        if within:  # one that adds to another's rewrites has that one's limit
+            assert found.changed and found.largest <= int(within[1]), (name, policy, found.worst)

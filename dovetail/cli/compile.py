@@ -200,6 +200,8 @@ def explain(
         say(json.dumps(data, indent=2))
         return
     _print_placements(data["layers"], whole_names)
+    if data["policy_is"]:
+        say(f"policy {data['policy']}: {data['policy_is']}")
     if placed.assignment.schedule is not None:
         say(placed.assignment.describe())
     if placed.pipeline is not None:

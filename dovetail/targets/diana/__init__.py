@@ -441,7 +441,7 @@ _PART = 250
 """Bytes of an image that keep engine, DMA and core as long as a further part of its pool."""
 DIGITAL = dt.Policy(
     "digital",
-    "the digital engine requantises by shifting, where scales are powers of two; else the core computes",
+    "the digital engine requantises by shifting, where scales are powers of two, within 1 step; else the core computes",
     (
         dt.Rewrite("requantisation", legalize.engine_requantisation(shifts_pay, LIMITS), lsb=1),
         dt.Rewrite("patches", legalize.convolution_as_im2col(patches_pay, shifted=True), lsb=0),

@@ -244,6 +244,6 @@ TARGET = dt.Target(
     name="kestrel",
     sentence="Arm Cortex-M4, 1 MiB flash, 256 KiB RAM, command-stream engine kestrel with 64 KiB and a DMA of its own",
     core=dt.Core("cortex-m4", stack=8192), memories=(FLASH, RAM, SRAM), code="flash", values="ram", engines=(ENGINE,),
-    policies=(dt.Policy("engine", "the engine requantises: one product, rounded once", (
+    policies=(dt.Policy("engine", "the engine requantises: one product, rounded once, within 1 step", (
         dt.Rewrite("one rounding", rounded_once, lsb=1),
         dt.Rewrite("patches", convolution_as_im2col(is_large), lsb=0))),))

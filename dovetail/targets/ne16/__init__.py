@@ -285,7 +285,7 @@ TARGET = dt.Target(
     policies=(
         dt.Policy(
             "engine",
-            "the engine requantises with its own scale and shift",
+            "the engine requantises with its own scale and shift, within 1 step",
             (
                 *SHARED,
                 dt.Rewrite("requantisation", legalize.engine_requantisation(takes, LIMITS), lsb=2),

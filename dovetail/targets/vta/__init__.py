@@ -304,7 +304,9 @@ def target(config: VtaConfig, name: str = "vta") -> dt.Target:
         values=DRAM.name,
         engines=(engine,),
         quantisation=dt.Quantisation(shifts=not config.multiplies),
-        policies=(dt.Policy("engine", "the engine requantises: 32-bit product, shift, limits", rewrites),),
+        policies=(
+            dt.Policy("engine", f"the engine requantises: shift, limits; within {MOST_LSB} steps, mostly 1", rewrites),
+        ),
     )
 
 
