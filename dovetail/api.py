@@ -40,7 +40,7 @@ from dovetail.target.registry import load_target
 if TYPE_CHECKING:
     from rich.console import Console
 
-Simulator = Literal["iss", "rtl", "host"]
+Simulator = Literal["iss", "rtl", "qemu", "host"]
 """The simulated chip; the same with engines in Verilog; the C code on this computer."""
 Inputs = Mapping[str, ArrayLike]
 """An array for each input of one inference, by the model's tensor names."""

@@ -52,8 +52,20 @@ def core_product(cores: Sequence[Core]) -> float:
 
 def core_word(cores: Sequence[Core]) -> float:
     """Fewest cycles in which some cores together load or store a word of 4 bytes."""
-    costs = (architecture_of(core.isa).word(core_costs(core.isa, core.costs, core.isa)) for core in cores)
-    return 1 / sum(1 / cycles for cycles in costs)
+    return 1 / sum(1 / _word(core) for core in cores)
+
+
+def _word(core: Core) -> float:
+    """One core's."""
+    cycles = architecture_of(core.isa).word(core_costs(core.isa, core.costs, core.isa))
+    return min(cycles, 4 / core.vectors.bytes_per_cycle) if core.vectors else float(cycles)
+
+
+def core_cycles(cores: Sequence[Core], products: float, nbytes: float) -> float:
+    """Fewest cycles of so many products, and of so many bytes that are loaded or stored: before or behind them, on
+    cores with vectors beside them."""
+    parts = products * core_product(cores), nbytes / 4 * core_word(cores)
+    return max(parts) if any(core.vectors for core in cores) else sum(parts)
 
 
 def _product(core: Core) -> float:
@@ -62,7 +74,8 @@ def _product(core: Core) -> float:
     basic = architecture_of(core.isa).product(core_costs(core.isa, core.costs, core.isa))
     single = [one for one in core.instructions if is_product(one) and block_of(one) is None]
     widths = [group * taps for group, taps in (extents(one) for one in single)]
-    return float(min([basic, *(1 / width for width in widths)]))
+    vectors = [1 / core.vectors.per_cycle] if core.vectors else []
+    return float(min([basic, *vectors, *(1 / width for width in widths)]))
 
 
 def best(engine: Engine, products: Macs) -> Best:
@@ -114,8 +127,8 @@ def _part(work: OperatorWork, macs: int, of: int) -> OperatorWork:
 
 def _ways(work: OperatorWork, target: Target) -> Iterator[Way]:
     """The ways an operator is computed."""
-    product, word = core_product(target.cores), core_word(target.cores)
-    yield {CORE: sum(each.count for each in work.products) * product + work.moved / 4 * word}
+    word = core_word(target.cores)
+    yield {CORE: core_cycles(target.cores, sum(each.count for each in work.products), work.moved)}
     for engine in target.engines:
         rates = [best(engine, each).macs_per_cycle for each in work.products]
         if not all(rates):

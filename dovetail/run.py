@@ -26,7 +26,7 @@ from dovetail.target.description import Target, with_cores
 from dovetail.target.engine import DeviceModel
 from dovetail.target.registry import is_installed, load_target
 
-SIMULATORS = ("iss", "rtl", "host")
+SIMULATORS = ("iss", "rtl", "qemu", "host")
 """Simulators a build runs on."""
 BOARD = "board"
 """Stands in place of the simulator's name for a run on a board."""
@@ -100,7 +100,7 @@ def open_build(folder: Path, target: Target | None = None) -> ProjectBuild:
 
 def default_simulator(target: Target) -> str:
     """The simulated chip, or where there is none, because the core is this computer, "host"."""
-    return "host" if instruction_set(target.core.isa).is_host else "iss"
+    return instruction_set(target.core.isa).simulator
 
 
 def run_build(
@@ -138,8 +138,7 @@ def run_build(
     ports = build.manifest.inputs
     sets = [{port.place: _contents(port, arrays[port.name]) for port in ports} for arrays in inputs]
     wanted = {port.place: port.bytes for port in build.manifest.outputs}
-    sizes: Mapping[str, int] = {}
-    delay = build.manifest.delay
+    sizes, delay = dict[str, int](), build.manifest.delay
     sets += sets[-1:] * delay
     if waves is not None and simulator != "rtl":
         raise DovetailError("it has no signals to write", where=f"simulator '{simulator}'", hint="use --sim rtl")
@@ -155,6 +154,8 @@ def run_build(
             core = core or _core_of_unit(build.target, simulator)
             devices = _devices_on(build.target, simulator, core, waves, cache)
             simulation, sizes = _run_iss(build, devices, sets, wanted, cache, watchdog, core)
+        elif simulator == "qemu":
+            simulation, sizes = _run_qemu(build, sets, wanted, cache, watchdog)
         else:
             simulation = _run_host(build, sets, wanted, cache, watchdog)
     stretches = build.manifest.stretches if any(engine.stream for engine in build.target.engines) else ()
@@ -248,7 +249,7 @@ def _run_iss(
     cache: Path | None,
     watchdog: Watchdog | None,
     core: str = "",
-) -> tuple[SimulationResult, Mapping[str, int]]:
+) -> tuple[SimulationResult, dict[str, int]]:
     from dovetail.codegen.build.elf import section_sizes
     from dovetail.sim.architecture import core_costs
     from dovetail.sim.device import regions_of, watched
@@ -259,6 +260,9 @@ def _run_iss(
         raise DovetailError(
             "the core is this computer, there is no chip to simulate", where=build.target.name, hint="use --sim host"
         )
+    if (other := instruction_set(build.target.core.isa).simulator) != "iss":
+        what = f"its emulator, Unicorn, does not know the instructions of {build.target.core.isa}"
+        raise DovetailError(what, where="simulator 'iss'", hint=f"use --sim {other}")
     library = Path()
     if core:
         from dovetail.sim.core_rtl import build_core
@@ -290,6 +294,27 @@ def _run_iss(
     with IssSession(setup, seconds) as session:
         result = session.run(list(inputs), dict(wanted), limit)
     return result, section_sizes(elf)
+
+
+def _run_qemu(
+    build: ProjectBuild, inputs: _Sets, wanted: _Wanted, cache: Path | None, watchdog: Watchdog | None
+) -> tuple[SimulationResult, dict[str, int]]:
+    from dovetail.codegen.build.elf import section_sizes
+    from dovetail.codegen.emit.firmware import SIMULATION_MAIN
+    from dovetail.sim.architecture import core_costs
+    from dovetail.sim.protocol import DEFAULT_TIMEOUT
+    from dovetail.sim.qemu import HARNESS, QemuSession
+
+    target = build.target
+    if instruction_set(target.core.isa).simulator != "qemu" or target.engines or target.dmas or target.workers:
+        what = f"it runs a core with Helium alone, {target.name} has {target.core.isa} and what is beside it"
+        raise DovetailError(what, where="simulator 'qemu'", hint=f"use --sim {default_simulator(target)}")
+    sources = [HARNESS if Path(name).name == SIMULATION_MAIN else Path(name) for name in build.manifest.sources.target]
+    macros = {**defines(build.manifest.model_prefix, target), "DOVETAIL_MARK_HOOK": None}
+    elf = firmware(build, sources, {name: value for name, value in macros.items() if name != "DOVETAIL_SIM"}, cache)
+    seconds = watchdog.seconds if watchdog else DEFAULT_TIMEOUT
+    with QemuSession(elf, core_costs(target.core.isa, target.core.costs, target.name), seconds) as session:
+        return session.run(list(inputs), dict(wanted)), section_sizes(elf)
 
 
 def _with_core(target: Target, name: str) -> Target:

@@ -71,7 +71,7 @@ write_project(compile_model(Path(sys.argv[1]), load_target("ne16"), Options()).p
 
 @dataclass(frozen=True)
 class Measured:
-    """A network compiled, built and run once on `iss`; its firmware equalled its integer graph."""
+    """A network compiled, built and run once on its simulator; its firmware equalled its integer graph."""
 
     compiled: Compiled
     result: RunResult
@@ -91,7 +91,7 @@ def measure(
     given = sample_inputs(compiled.graph)
     with tempfile.TemporaryDirectory() as folder:
         write_project(compiled.project, Path(folder) / "build")
-        result = run_build(open_build(Path(folder) / "build"), "iss", [given])
+        result = run_build(open_build(Path(folder) / "build"), None, [given])
     expected = evaluate(compiled.graph, given)
     for value in compiled.graph.outputs:
         if not np.array_equal(result.outputs[0][value], expected[value]):

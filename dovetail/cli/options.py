@@ -29,7 +29,7 @@ argument = functools.partial(typer.Argument, show_default=False)
 option = functools.partial(typer.Option, show_default=False)
 """An option without a default worth showing."""
 
-Simulator = Literal["iss", "rtl", "host"]
+Simulator = Literal["iss", "rtl", "qemu", "host"]
 
 Model = Annotated[Path, argument(help="A .tflite, .onnx, .keras or .h5 file.")]
 TargetName = Annotated[

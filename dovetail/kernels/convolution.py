@@ -28,6 +28,7 @@ from dovetail.kernels.registry import OFFERED, TURNS, InstructedWay, kernel
 from dovetail.kernels.scheduled.write import scheduled_loops
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Products, SumConstants, SumNest, blocked, products_of, row_bytes, sums_of, unpacked
+from dovetail.kernels.vectors import rows_of
 from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, WindowGeometry, pixel_loops
 from dovetail.target.pattern import Choice, Knob
 
@@ -195,7 +196,7 @@ class _ConvolutionKernel(SumNest):
         return self.functions(name, parts, lambda calls: pixel_loops(self.window, calls, self.pixels))
 
 
-_WAYS = (InstructedWay(patches_of), InstructedWay(scheduled_loops, explained=True))
+_WAYS = (InstructedWay(rows_of), InstructedWay(patches_of), InstructedWay(scheduled_loops, explained=True))
 
 
 @kernel(Conv2d, windowed=True, packed=True, once=True, compact=True, borders=True, ways=_WAYS)

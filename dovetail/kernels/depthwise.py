@@ -14,6 +14,7 @@ from dovetail.kernels.planes import planes_of
 from dovetail.kernels.registry import TURNS, InstructedWay, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Added, SumNest, looked_up, products_of, sums_of
+from dovetail.kernels.vectors import channels_of
 from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, WindowGeometry, pixel_loops
 
 _PIXELS = 5
@@ -253,7 +254,7 @@ def _turns_of_groups(window: WindowGeometry, groups: list[ColumnGroup]) -> Turns
     packed=True,
     compact=True,
     borders=True,
-    ways=(InstructedWay(planes_of), InstructedWay(lanes_loops)),
+    ways=(InstructedWay(channels_of), InstructedWay(planes_of), InstructedWay(lanes_loops)),
 )
 def _depthwise(scope: KernelScope, operator: DepthwiseConv2d) -> KernelWriter:
     """The writer of a DepthwiseConv2d kernel; one with a channel multiplier is a grouped convolution."""

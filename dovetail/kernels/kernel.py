@@ -11,7 +11,7 @@ from dovetail.errors import TargetError
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import Lines
 from dovetail.kernels.helpers import HELPERS
-from dovetail.target.chip import Core, CoreInstruction, PairBlocks, Streams
+from dovetail.target.chip import Core, CoreInstruction, PairBlocks, Streams, VectorUnit
 from dovetail.target.costs import kernel_cycles
 from dovetail.target.pattern import Choice, Knob, Space
 
@@ -215,6 +215,8 @@ class CoreTraits:
     """Functions of `HELPERS` it computes in its own way."""
     pairs: PairBlocks | None = None
     """How it computes sums of products of pairs."""
+    vectors: VectorUnit | None = None
+    """Its instructions on vectors of bytes."""
     wide: bool = False
     """Whether registers have 64 bits."""
     joined: int = 0
@@ -345,6 +347,7 @@ def core_traits(core: Core) -> CoreTraits:
     plain = kernel_cycles(core.isa)
     if core.kernels is not None and core.kernels.keys() >= plain.keys():  # both kinds of kernels were measured
         plain = core.kernels
-    own = core.instructions, room, core.streams, functions, core.pairs, core.isa.startswith("rv64"), joined
+    blocks = functions, core.pairs, core.vectors
+    own = core.instructions, room, core.streams, *blocks, core.isa.startswith("rv64"), joined
     aligned = core.isa.startswith("rv") or core.isa in CALLING
     return CoreTraits(accumulators, *own, plain, core.kernels, aligned)

@@ -180,7 +180,7 @@ _LIKE = {"multiply_add": "multiply", "multiply_long": "multiply", "multiply_long
 """The class whose cycles another one has where it has none of its own."""
 
 
-def _cycles(instruction: Instruction, before: Instruction | None, costs: CortexMCosts) -> int:
+def cycles_of(instruction: Instruction, before: Instruction | None, costs: CortexMCosts) -> int:
     """Cycles of an instruction that is executed, a conditional branch as not taken."""
     own = int(getattr(costs, instruction.kind)) or int(getattr(costs, _LIKE.get(instruction.kind, instruction.kind)))
     cycles = own + costs.transfer_word * instruction.words
@@ -310,7 +310,7 @@ class ArmCore(EmulatedCore):
                 before = None
             else:
                 instructions += 1
-                cycles += _cycles(instruction, before, costs)
+                cycles += cycles_of(instruction, before, costs)
                 before = instruction
                 if instruction.kind == "branch_not_taken":
                     taken_extra = costs.branch_taken - costs.branch_not_taken
@@ -327,7 +327,7 @@ class ArmCore(EmulatedCore):
         while position < start + size:
             instruction = self._decoded(position)
             if left:
-                yield position, _cycles(instruction, None, self._costs) - self._costs.skipped
+                yield position, cycles_of(instruction, None, self._costs) - self._costs.skipped
                 left -= 1
             else:
                 left = instruction.predicates

@@ -6,6 +6,8 @@ from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.target import costs
 from dovetail.target.calibration import calibrated
 from dovetail.target.chip import (
+    VECTOR_BYTES,
+    VECTOR_CHANNELS,
     Cache,
     Core,
     CoreInstruction,
@@ -16,6 +18,10 @@ from dovetail.target.chip import (
     PairBlocks,
     RegisterMemory,
     Streams,
+    VectorColumns,
+    VectorEnd,
+    VectorProducts,
+    VectorUnit,
 )
 from dovetail.target.description import (
     Derived,
@@ -72,6 +78,7 @@ from dovetail.target.pattern import (
 )
 
 __all__ = [
+    "VECTOR_BYTES", "VECTOR_CHANNELS",
     "Best", "CValue", "Cache", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks",
     "CoreInstruction", "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "FunctionUnit", "Grid",
     "JobRegisters", "Joint", "Knob",
@@ -80,7 +87,8 @@ __all__ = [
     "Policy", "Quantisation", "Rates", "Raw", "Recipe",
     "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma",
     "Streams",
-    "Struct", "Target", "Tile", "Work", "apply", "blocked", "calibrated", "constant", "costs", "crop", "from_notation",
+    "Struct", "Target", "Tile", "VectorColumns", "VectorEnd", "VectorProducts",
+    "VectorUnit", "Work", "apply", "blocked", "calibrated", "constant", "costs", "crop", "from_notation",
     "maybe",
     "one_of", "operand", "pack_weights", "packed", "results_of", "together",
 ]  # fmt: skip

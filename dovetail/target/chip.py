@@ -210,6 +210,84 @@ class PairBlocks:
 
 
 @dataclass(frozen=True)
+class VectorProducts:
+    """All products of some neighbouring pixels and some channels, of bytes in vectors of `VECTOR_BYTES`."""
+
+    pixels: int
+    channels: int
+    rows: int
+    """Rows of the kernel."""
+    taps: int
+    """Bytes of a row, which lie one behind the other."""
+    distance: int
+    """Bytes from a pixel to the next."""
+    row: int
+    """Bytes from a row to the next."""
+    sums: int
+    """Sums from those of a pixel to those of the next."""
+    exact: bool
+    """Whether bytes behind a row must not be read; else what is there is multiplied by zeros."""
+
+    @property
+    def steps(self) -> int:
+        """Vectors of a row."""
+        return -(-self.taps // VECTOR_BYTES)
+
+
+@dataclass(frozen=True)
+class VectorColumns:
+    """Sums of two neighbouring pixels and `VECTOR_CHANNELS` channels over the taps of a window, each channel for
+    itself."""
+
+    kernel: tuple[int, int]
+    """Rows and columns."""
+    column: int
+    """Bytes from a tap to the next of its row."""
+    row: int
+    """Bytes from a row to the next."""
+    distance: int
+    """Bytes from a pixel to the next."""
+
+
+@dataclass(frozen=True)
+class VectorEnd:
+    """Sums to bytes: fixed-point requantisation, rounded twice as TFLite does, by factors of at most 1 per channel."""
+
+    channels: int
+    zero_point: int
+    low: int
+    high: int
+    rectified: bool
+    """Whether what is below the zero point becomes `low` in any case."""
+
+
+VECTOR_BYTES = 16
+VECTOR_CHANNELS = 8
+"""Channels whose sums lie together: even ones in one vector, odd ones in the next."""
+
+
+@dataclass(frozen=True)
+class VectorUnit:
+    """Instructions on vectors of 16 bytes: bodies of C functions whose parameters and meaning are those that
+    `dovetail/kernels/vectors.py` writes. Where `condition` does not hold, and on this computer, they are plain C."""
+
+    name: str
+    condition: str
+    """C text of the preprocessor's condition under which compilers take the bodies."""
+    per_cycle: float
+    """Most products of a cycle, loads beside them."""
+    bytes_per_cycle: float
+    """Most bytes it loads or stores in a cycle."""
+    shapes: tuple[tuple[int, int], ...]
+    """Pixels and channels of `VectorProducts` there are registers for."""
+    products: Callable[[VectorProducts], str]
+    columns: Callable[[VectorColumns], str]
+    end: Callable[[VectorEnd], str]
+    copy: str
+    """Copies `count` bytes from `from` to `to`."""
+
+
+@dataclass(frozen=True)
 class FunctionUnit:
     """Verilog of a core's own instructions, on the function-unit bus of a core that is there as RTL.
 
@@ -250,6 +328,8 @@ class Core:
     """Instructions for inner loops of instructions with `assembly`; None for loads and branches of `isa`."""
     pairs: PairBlocks | None = None
     """How it computes blocks of sums of products of pairs; None for by `instructions` alone."""
+    vectors: VectorUnit | None = None
+    """Its instructions on vectors of bytes; None for none."""
     functions: Mapping[str, str] = field(default_factory=dict)
     """C functions that stand in for Dovetail's of the same name and meaning (`dovetail/kernels/runtime`) in firmware,
     e.g. with inline assembly; this computer keeps Dovetail's."""

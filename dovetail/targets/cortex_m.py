@@ -6,7 +6,7 @@ for the Cortex-M7, which issues up to two instructions at once, and none for the
 therefore more than the core takes, up to twice as many; for none has their error been measured, as no RTL of these
 cores is public.
 
-Of the Cortex-M55 only the scalar instructions are used, which are those of the Cortex-M33; Helium is left alone.
+The Cortex-M55 has Helium besides (`helium.py`), which `sim/helium.py` states cycles for.
 
 The DSP extension multiplies two pairs of 16-bit numbers at once (Armv7-M Architecture Reference Manual, SXTB16 and
 SMLAD). A word of four int8 becomes two such pairs, the first of taps 0 and 2, the second of taps 1 and 3.
@@ -26,6 +26,7 @@ from dovetail.target import (
     RegisterMemory,
     Target,
 )
+from dovetail.targets.helium import CYCLES, HELIUM
 
 PAIR = RegisterMemory("PAIR", "uint32_t", 2)
 """Two int8, each sign-extended to half a register."""
@@ -354,22 +355,24 @@ def cortex_m(number: int | str) -> Target:
     known = "no DSP extension" if plain else "DSP extension"
     instructions = () if plain else (UNPACK, smlad_block(2, 2), smlad_block(1, 4), SMLAD)
     functions = {} if plain else {"add_bytes": _add_bytes(), "quantize_bytes": _quantize_bytes()}
-    known += ", no Helium" if number == 55 else ""
+    cycles = CYCLES if number == 55 else {}
+    known += " and Helium" if number == 55 else ""
     return Target(
         name=f"cortex_m{number}",
         sentence=f"Arm Cortex-M{str(number).replace('plus', '+')} core alone ({known}, no floating point), "
         "1 MiB flash, 256 KiB RAM",
         core=Core(
-            f"cortex-m{number}",
+            f"cortex-m{number}" + ("+mve" if number == 55 else ""),
             stack=8192,
             costs=_PLAIN.get(str(number), {}),
             instructions=instructions,
-            pairs=None if plain else PAIRS,
+            pairs=None if plain or number == 55 else PAIRS,
+            vectors=HELIUM if number == 55 else None,
             functions=functions,
-            kernels=None if plain else dt.costs.kernel_cycles("cortex-m4+dsp"),
+            kernels=None if plain else {**dt.costs.kernel_cycles("cortex-m4+dsp"), **cycles},
         ),
         memories=(
-            Memory("flash", base=0x08000000, size=1024 * 1024),
+            Memory("flash", base=0x01000000 if number == 55 else 0x08000000, size=1024 * 1024),
             Memory("ram", base=0x20000000, size=256 * 1024),
         ),
         code="flash",

@@ -33,6 +33,7 @@ class InstructionSet:
         architecture: name for the linker's OUTPUT_ARCH. discarded: sections nobody needs in the firmware.
         library: whether firmware needs the compiler's own library even without floating point.
         bits: of a register and an address. "rv64gc" is compiled for without its floating point.
+        simulator: the one of `dovetail.run.SIMULATORS` that emulates it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class InstructionSet:
     discarded: str
     library: bool = False
     bits: int = 32
+    simulator: str = "iss"
 
     @property
     def is_host(self) -> bool:
@@ -61,9 +63,14 @@ _CORTEX_M: dict[str, tuple[str, tuple[str, ...]]] = {
     "cortex-m23": ("cortex_m23 -U__ARM_FEATURE_SAT", ("-mcpu=cortex-m23",)),
     "cortex-m33": ("cortex_m33+dsp", ("-mcpu=cortex-m33",)),
     "cortex-m55": ("cortex_m33+dsp", ("-march=armv8-m.main+dsp", "-mtune=cortex-m55")),
+    "cortex-m55+mve": (
+        "cortex_m33+dsp+v8_1m_main+lob+mve -D__ARM_FEATURE_MVE=1",
+        ("-mcpu=cortex-m55+nofp", "-mfloat-abi=softfp"),
+    ),
 }
 """zig's names and GCC's flags. zig leaves DSP instructions out of the Cortex-M33 unless they are asked for, and takes
-the Cortex-M23 to have SSAT. Of the Cortex-M55 only what the Cortex-M33 has too is used: the emulator knows no more."""
+the Cortex-M23 to have SSAT. "cortex-m55" is what the Cortex-M33 has too; "+mve" adds Helium for integers, which zig
+assembles but does not compile for, as it has no ABI for vectors without registers of floats."""
 
 
 def instruction_set(isa: str) -> InstructionSet:
@@ -81,11 +88,12 @@ def instruction_set(isa: str) -> InstructionSet:
     if isa in _CORTEX_M:
         processor, flags = _CORTEX_M[isa]
         target = ("-target", "thumb-freestanding-eabi", *f"-mcpu={processor}".split())  # eabi: no registers of floats
-        flags = (*flags, "-mthumb", "-mfloat-abi=soft")
+        flags = ("-mthumb", "-mfloat-abi=soft", *flags)
         unwanted = "*(.ARM.attributes) *(.ARM.exidx .ARM.exidx.* .ARM.extab .ARM.extab.*)"
         names = ("arm-none-eabi-gcc", "cortex_m_start.S", "Reset_Handler", "arm", unwanted)
-        return InstructionSet(isa, "arm", target, flags, *names, library=isa in CALLING)
+        simulator = "qemu" if isa.endswith("+mve") else "iss"
+        return InstructionSet(isa, "arm", target, flags, *names, library=isa in CALLING, simulator=simulator)
     if isa == "host":
-        return InstructionSet(isa, "host", (), (), "cc", "", "main", "", "")
+        return InstructionSet(isa, "host", (), (), "cc", "", "main", "", "", simulator="host")
     hint = f"use 'host', e.g. 'rv32imc', 'rv64gc', or one of {', '.join(_CORTEX_M)}"
     raise BuildError("there is no compiler for this instruction set", where=f"instruction set '{isa}'", hint=hint)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from dovetail.bounds import best, core_product, core_word, model_bound, work_of
+from dovetail.bounds import best, core_cycles, core_product, core_word, model_bound, work_of
 from dovetail.codegen.emit.plan_file import products_of
 from dovetail.codegen.manifest import BuildManifest, OperatorWork
 from dovetail.codegen.plan_file import PlanEdge, PlanFile, PlanLayer
@@ -202,7 +202,10 @@ def _ends(
     for number, work in enumerate(work_of(manifest.layers, manifest.operators)):
         if manifest.layers[number].engine == CORE:
             products = sum(each.count for one in work for each in one.products)
-            own[number] = _passed(plan["layers"][number], word) + products * product
+            layer = plan["layers"][number]
+            own[number] = _passed(layer, word) + products * product
+            if own[number] and any(core.vectors for core in target.cores):
+                own[number] = core_cycles(target.cores, products, layer["read"] + layer["written"])
     # a layer that passes over elements need not wait for all of its operand
     early = [bool(_PASSED_OVER & set(layer["kinds"])) for layer in plan["layers"]]
     return longest(edges, own, early)

@@ -39,7 +39,15 @@ Reset_Handler:
     cpsid   i                       /* the interrupt line ends wfi, but traps only after cpsie i */
     ldr     r0, =__stack_top        /* again, and the vectors: a boot loader need not have done it */
     mov     sp, r0
-#if defined(__ARM_ARCH_8M_MAIN__)
+#if defined(__ARM_FEATURE_MVE)
+    ldr     r0, =0xE000ED88         /* CPACR: Helium's registers, coprocessors 10 and 11 */
+    ldr     r1, [r0]
+    orr     r1, r1, #0xF00000
+    str     r1, [r0]
+    dsb
+    isb
+#endif
+#if defined(__ARM_ARCH_8M_MAIN__) || defined(__ARM_ARCH_8_1M_MAIN__)
     ldr     r0, =__stack_bottom     /* ARMv7-M has no limit register: there the linker puts nothing below the stack */
     msr     msplim, r0
 #endif
