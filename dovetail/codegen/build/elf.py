@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from dovetail.errors import BuildError, MissingExtraError
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
-    from elftools.elf.sections import Symbol as ElfSymbol
 
 _WRITE, _ALLOCATE, _EXECUTE = 1, 2, 4  # section flags, System V ABI, chapter 4
+_FUNCTION, _SECTION, _FILE = 2, 3, 4  # symbol types, ibid.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def opened(elf: Path) -> Iterator[ELFFile]:
     try:
         with elf.open("rb") as stream:
             yield ELFFile(stream)
-    except (OSError, ELFError) as error:
+    except (OSError, ELFError, struct.error) as error:
         raise BuildError(f"not a readable ELF file: {error}", where=elf.name, hint="compile the model again") from None
 
 
@@ -55,12 +56,18 @@ def section_sizes(elf: Path) -> dict[str, int]:
     return sizes
 
 
-def _named(file: ELFFile) -> Iterator[ElfSymbol]:
-    """The entries of the symbol table, if there is one."""
-    from elftools.elf.sections import SymbolTableSection
-
+def _named(file: ELFFile) -> Iterator[tuple[str, int, int, int]]:
+    """Name, value, size and type of the entries of the symbol table, if there is one. pyelftools takes 20 us an entry,
+    and compilers write thousands of local ones."""
     table = file.get_section_by_name(".symtab")
-    return table.iter_symbols() if isinstance(table, SymbolTableSection) else iter(())
+    if table is None:
+        return
+    names, order = file.get_section(table["sh_link"]).data(), "<" if file.little_endian else ">"
+    for entry in struct.iter_unpack(order + ("IBBHQQ" if file.elfclass == 64 else "IIIBBH"), table.data()):
+        name, value, size, info = entry[0], entry[-2], entry[-1], entry[1]
+        if file.elfclass == 32:
+            name, value, size, info = entry[:4]
+        yield names[name : names.find(0, name)].decode(errors="replace"), value, size, info & 15
 
 
 def symbols(elf: Path) -> dict[str, Symbol]:
@@ -68,12 +75,11 @@ def symbols(elf: Path) -> dict[str, Symbol]:
     found: dict[str, Symbol] = {}
     with opened(elf) as file:
         thumb = file["e_machine"] == "EM_ARM"  # bit 0 of a function's address says Thumb (ELF for the Arm architecture)
-        for symbol in _named(file):
-            kind = symbol["st_info"]["type"]
-            mapping = symbol.name.startswith("$") or symbol.name.startswith(".L")  # both ABIs, mapping symbols
-            if symbol.name and not mapping and kind not in ("STT_FILE", "STT_SECTION"):
-                address = int(symbol["st_value"]) & ~int(thumb and kind == "STT_FUNC")
-                found[symbol.name] = Symbol(address, int(symbol["st_size"]), kind == "STT_FUNC")
+        for name, value, size, kind in _named(file):
+            if (
+                name and not name.startswith(("$", ".L")) and kind not in (_SECTION, _FILE)
+            ):  # both ABIs, mapping symbols
+                found[name] = Symbol(value & ~int(thumb and kind == _FUNCTION), size, kind == _FUNCTION)
     return dict(sorted(found.items(), key=lambda item: (item[1].address, item[0])))
 
 
@@ -83,8 +89,7 @@ def code_ranges(elf: Path) -> list[tuple[int, int]]:
     sections."""
     found: list[tuple[int, int]] = []
     with opened(elf) as file:
-        named = [(int(symbol["st_value"]), symbol.name[:2]) for symbol in _named(file)]
-        marks = sorted(mark for mark in named if mark[1] in ("$t", "$d", "$a"))
+        marks = sorted((value, name[:2]) for name, value, _, _ in _named(file) if name.startswith(("$t", "$d", "$a")))
         for section in file.iter_sections():
             start, end = int(section["sh_addr"]), int(section["sh_addr"] + section["sh_size"])
             if not int(section["sh_flags"]) & _EXECUTE:
