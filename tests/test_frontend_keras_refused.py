@@ -78,6 +78,7 @@ LAYERS = {
     ),
     "quantised": (layer("Dense", "d", units=2, quantization_config={"mode": "int8"}), "already quantised by Keras"),
     "quantised policy": (layer("Dense", "d", units=2, dtype="int8_from_float32"), "already quantised by Keras"),
+    "qkeras": (layer("QDense", "q", units=2), "the layer QDense is not supported"),
     "mask": (layer("Masking", "m", mask_value=0.0), "the layer Masking is not supported"),
     "setting": (layer("Dropout", "d", rate=0.5, temperature=3), "the setting temperature = 3 is not supported"),
     "size": (layer("Reshape", "r", target_shape=[2, -1]), r"3 elements have not the shape \[2, -1\]"),

@@ -485,6 +485,20 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
             load_model(tmp_path / name)
     with pytest.raises(ModelError, match="directory"):
         load_model(tmp_path)
+    others = {
+        "saved_model.pb": "tf2onnx",
+        "a.pb": "graphdef",
+        "a.pte": "torch.onnx",
+        "a.pt": "torch.onnx",
+        "a.gguf": "ONNX",
+    }
+    for name, advice in others.items():
+        (tmp_path / name).write_bytes(b"PK\x03\x04" * 9)
+        with pytest.raises(ModelError, match="which is not read") as refused:
+            load_model(tmp_path / name)
+        assert advice in refused.value.hint
+    with pytest.raises(ModelError, match="this is a TensorFlow SavedModel"):
+        load_model(tmp_path)
     sparse = tmp_path / "large.tflite"
     with sparse.open("wb") as stream:
         stream.truncate(513 * 2**20)

@@ -67,7 +67,8 @@ def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
             verify(graph)
         except ValueError as error:
             hint = "correct the rewrites of the target file; if they come with Dovetail, this is a bug: report it"
-            raise TargetError(f"the rewrites of the policy {policy.name!r}: {error}", hint=hint) from error
+            where = f"the rewrites of the policy {policy.name!r}"
+            raise TargetError(str(error), where=where, hint=hint) from error
     return graph
 
 

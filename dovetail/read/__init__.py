@@ -11,6 +11,7 @@ from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Shape
 from dovetail.operators import installed_operators
+from dovetail.read.elsewhere import known_elsewhere
 from dovetail.read.states import paired, tied, untied
 
 MAX_BYTES = 512 * 2**20
@@ -56,11 +57,14 @@ def load_model(
     if states:
         what = "only ONNX models give states as inputs and outputs"
         raise _refused(path, what, "leave --state out: states of TFLite and Keras models are known")
-    if data.startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04")) or path.suffix.lower() == ".keras":
+    other = known_elsewhere(path, data)
+    is_keras = data.startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04")) and not other
+    if is_keras or path.suffix.lower() == ".keras":
         from dovetail.read.keras import load_keras
 
         return load_keras(path.name, data, name)
-    raise _refused(path, "this file is of no known model format", f"known are {KNOWN_FORMATS}")
+    what, how = other or ("this file is of no known model format", f"known are {KNOWN_FORMATS}")
+    raise _refused(path, what, how)
 
 
 def own_rounding(path: Path) -> Rounding:
@@ -77,7 +81,9 @@ def _read(path: Path) -> bytes:
     if not path.exists():
         raise _refused(path, "there is no such file", "check the spelling and the directory")
     if path.is_dir():
-        raise _refused(path, "this is a directory, not a model file", f"known are {KNOWN_FORMATS}")
+        nothing = ("this is a directory, not a model file", f"known are {KNOWN_FORMATS}")
+        what, how = known_elsewhere(path) or nothing
+        raise _refused(path, what, how)
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:

@@ -20,7 +20,7 @@ from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, CumSum, M
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import DType
 from dovetail.read.tflite import linear, movement, recurrent
-from dovetail.read.tflite.file import TfliteFile, TfliteTensor, read_map, read_tflite
+from dovetail.read.tflite.file import OperatorEntry, TfliteFile, TfliteTensor, read_map, read_tflite
 from dovetail.read.tflite.values import ACTIVATION_TYPES, SHAPE_TYPES, TfliteValues, same_quantisation
 from dovetail.read.user import ADVICE, add_user, by_custom_code
 from dovetail.read.values import Value, words
@@ -66,7 +66,20 @@ def load_tflite(
     for index in file.inputs:
         v.add_input(index)
     _walk(v)
+    if count := sum(_is_hybrid(file, op) for op in file.operators):
+        what = f"{count} layers with 8-bit weights at float operands compute on real values"
+        tell(f"{file_name}: {what}; LiteRT rounds the operands to 8 bits, so its results differ, as a rule by 0.1 %")
     return v.finished([v.value(file.tensors[index], where=file.name) for index in file.outputs])
+
+
+def _is_hybrid(file: TfliteFile, op: OperatorEntry) -> bool:
+    """Whether an operator multiplies floats with integer weights."""
+    pair = [file.tensors[index] for index in op.inputs[:2] if index >= 0]
+    return op.opcode in HYBRID and [one.dtype.is_integer for one in pair] == [False, True]
+
+
+HYBRID = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "BATCH_MATMUL", "SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM")
+"""Operators that LiteRT computes in 8 bits where their weights have 8 bits and their operands are floats."""
 
 
 def _walk(v: TfliteValues) -> None:
