@@ -32,11 +32,11 @@ OTHERS: tuple[tuple[str, str, bytes, str], ...] = (
     ("a GGUF file", r".*\.gguf", b"GGUF", _WEIGHTS),
     ("a file of pickled Python objects", r".*\.(pkl|pickle|joblib)", b"\x80", "export the model to ONNX"),
 )
-"""What it is; the whole name, as a regular expression, or the first bytes by which it is known; what to do."""
+"""For each format: its name, a regular expression for file names, its first bytes if known, and the way to ONNX."""
 
 
 def known_elsewhere(path: Path, data: bytes = b"") -> tuple[str, str] | None:
-    """What a file or folder is that another tool made, and how to get to a model file; None where nobody knows."""
+    """The name of another tool's format, as a fault, and the way to a model file; None for an unknown format."""
     folder = path.is_dir() and (path / "saved_model.pb").exists()
     name = "saved_model.pb" if folder else path.name.lower()
     for what, names, magic, how in OTHERS:
