@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +19,8 @@ from dovetail.targets import load_target
 from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig, configured
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import OrderNetwork, network
-from dovetail.targets.maeri.order import ItemSpan, NetworkOrder, Peak, features, prefetched
+from dovetail.targets.maeri.network import network
+from dovetail.targets.maeri.order import NetworkOrder, Peak, features, prefetched
 from maeri_trials import simulate
 from networks import limited_net
 from test_maeri_schedule import random_network
@@ -64,7 +64,7 @@ def counted(order: NetworkOrder) -> int:
 def test_features_counted_cycle_by_cycle(name: str) -> None:
     for graph, _ in (residual(), random_network(3), random_network(8)):
         order = arrange(network(graph), ENGINES[name])
-        assert features(order.network, order.config, order.spans).used == counted(order)
+        assert features(order).used == counted(order)
 
 
 def test_the_prefetch_buffer_of_one_filter() -> None:
@@ -73,7 +73,7 @@ def test_the_prefetch_buffer_of_one_filter() -> None:
     graph = net.finish(net.convolution(net.x, 1, 3, pad=0))
     config = MaeriConfig(64, 64, 64)
     order = arrange(network(graph), replace(config, prefetch_buffer=36 + 3 * 8 * 4))
-    assert prefetched(order.network, config, order.spans).used == 36 + 3 * 8 * 4
+    assert prefetched(order).used == 36 + 3 * 8 * 4
     with pytest.raises(TargetError, match="needs 132 bytes and has 131: 1 bytes short"):
         arrange(network(graph), replace(config, prefetch_buffer=36 + 3 * 8 * 4 - 1))
 
@@ -81,13 +81,11 @@ def test_the_prefetch_buffer_of_one_filter() -> None:
 @pytest.mark.parametrize(
     ("memory", "need", "engine"), [("feature_memory", features, "prefetch"), ("prefetch_buffer", prefetched, "plain")]
 )
-def test_orders_that_need_less_then_none(
-    memory: str, need: Callable[[OrderNetwork, MaeriConfig, Sequence[ItemSpan]], Peak], engine: str
-) -> None:
+def test_orders_that_need_less_then_none(memory: str, need: Callable[[NetworkOrder], Peak], engine: str) -> None:
     """Down to what is refused every order is exact and fits; the refusal's lever works."""
     graph, inputs = residual()
     net, config, made = network(graph), ENGINES[engine], 0
-    size = need(net, config, arrange(net, config).spans).used
+    size = need(arrange(net, config)).used
     while True:
         try:
             order = arrange(net, configured(config, {memory: size}))
@@ -97,10 +95,10 @@ def test_orders_that_need_less_then_none(
             arrange(net, configured(config, {memory: int(lever[1])}))
             break
         found, made = simulate(order, inputs), made + 1
-        assert need(net, config, order.spans).used <= size
+        assert need(order).used <= size
         for name, array in evaluate(graph, inputs).items():
             np.testing.assert_array_equal(found.outputs[name], array)
-        size = need(net, config, order.spans).used * 3 // 4
+        size = need(order).used * 3 // 4
     assert made
 
 
@@ -109,7 +107,7 @@ def test_an_order_for_larger_memories_is_found(memory: str) -> None:
     """A planted fault: the order of an engine without limits on one a byte too small."""
     graph, inputs = residual()
     order = arrange(network(graph), PLAIN)
-    used = (features if memory == "feature_memory" else prefetched)(order.network, PLAIN, order.spans).used
+    used = (features if memory == "feature_memory" else prefetched)(order).used
     simulate(replace(order, config=configured(PLAIN, {memory: used})), inputs)
     with pytest.raises(SimulationError, match="1 bytes short"):
         simulate(replace(order, config=configured(PLAIN, {memory: used - 1})), inputs)

@@ -17,8 +17,9 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.outputs import layer_rows
 from dovetail.targets.maeri.picture import Bottleneck, binds, use_of
-from dovetail.targets.maeri.schedule import order_page
+from dovetail.targets.maeri.schedule import HEADINGS
 from networks import ORDERED
 
 BARS = """[...document.querySelectorAll('[data-name="main"] rect')].map(
@@ -45,6 +46,11 @@ def order_of(name: str, *sizes: int) -> NetworkOrder:
     """The first order of a network."""
     graph, _ = ORDERED[name]()
     return arrange(network(graph), MaeriConfig(*sizes))
+
+
+def order_page(order: NetworkOrder) -> str:
+    """The page of an order, under a sentence."""
+    return picture.page(order, "An order.", HEADINGS, layer_rows(order))
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def measured_rows() -> list[tuple[OrderLayer, MultiplierTile, MaeriConfig, int]]
         numbers = [int(each) for each in line.split()]
         *engine, buffer, cycles = numbers[15:]
         config = MaeriConfig(*engine, accumulation_buffer=bool(buffer))
-        found.append((OrderLayer(*numbers[:8]), MultiplierTile(*numbers[8:15]), config, cycles))
+        found.append((OrderLayer(*numbers[:7], (numbers[7],) * 2), MultiplierTile(*numbers[8:15]), config, cycles))
     return found
 
 

@@ -39,6 +39,7 @@ from dovetail.legalize.pools import (
 from dovetail.legalize.ready import READY, Requantisation
 from dovetail.legalize.requantisation import ConverterLimits, engine_requantisation, split_bias, through_converter
 from dovetail.legalize.spans import bands_ahead, bands_behind, soonest
+from dovetail.legalize.stretched import without_zeros
 from dovetail.legalize.together import results_together
 from dovetail.legalize.unsigned import unsigned_activations
 from dovetail.target.description import Policy
@@ -108,4 +109,5 @@ __all__ = [
     "unsigned_activations",
     "windows_as_one",
     "without_dilation",
+    "without_zeros",
 ]

@@ -20,7 +20,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array
-from dovetail.legalize import pools_as_depthwise
+from dovetail.legalize import pools_as_depthwise, without_zeros
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.bound import addition_cycles
@@ -29,7 +29,6 @@ from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multip
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.rules import Rules
-from dovetail.targets.maeri.stretched import without_zeros
 from dovetail.targets.maeri.task import Part, Task, chip_rules, encode, in_ruled_order, side_by_side
 from dovetail.targets.maeri.tile import Item
 

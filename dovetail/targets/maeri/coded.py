@@ -7,16 +7,16 @@ product (maeri-project/MAERI_bsv@1351d1b src/ALUs/INT16_Multiplier.bsv), so feat
 8: the bits that are kept are then the product itself.
 
 A file is little-endian words of 32 bits: "MAER", the format, how many words there are, the CRC-32 of those behind this
-one; `_Header`; inputs, outputs, steps, words of Layer_Info of each layer, words of RN_Config of each configuration,
-phases (first cycle, configuration), items (`words_of_items`), constants. Records are those of this file, of `tile.py`
-and of the operators, in the words of `words.py`.
+one; the fields of `ProgrammingImage` up to its phases; items (`words_of_items`); the bytes of the constants, and these.
+Records are those of this file, of `tile.py` and of the operators, in the words of `words.py`.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from math import prod
 from typing import Any, cast
 
@@ -32,9 +32,8 @@ from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.pattern import Apply, OperatorT, apply
 from dovetail.ir.types import Array, DType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.outputs import tree_size
 from dovetail.targets.maeri.tile import Item, MultiplierTile
-from dovetail.targets.maeri.words import Address, Byte, Count, Natural, WordReader, words_of
+from dovetail.targets.maeri.words import Address, Byte, Count, Natural, WordReader, WordTable, words_of
 
 LAYER = apply(Linear)
 """The operator of a step that multipliers compute."""
@@ -57,20 +56,17 @@ StepOperator = (
 """Operators of a step, by the number that stands before them in the file. Each is computed as its class says."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumberFormat:
-    """Form of numbers in memory."""
+class NumberFormat(Enum):
+    """Form of numbers in memory: bytes of an element, and bits that features and weights are raised by."""
 
-    element: int
-    """Bytes of a feature's element, and of a weight."""
-    feature_shift: int
-    """Bits that features are raised by."""
-    weight_shift: int
-    """Bits that weights are raised by."""
+    INT8 = 1, 0, 0
+    INT16 = 2, 4, 8
+
+    def __init__(self, element: int, feature_shift: int, weight_shift: int) -> None:
+        self.element, self.feature_shift, self.weight_shift = element, feature_shift, weight_shift
 
 
-INT8 = NumberFormat(1, 0, 0)
-INT16 = NumberFormat(2, 4, 8)
+INT8, INT16 = NumberFormat
 FORMS = {"int8": INT8, "int16": INT16}
 """By the names of their files."""
 
@@ -206,20 +202,20 @@ class ProgrammingImage:
 
     config: MaeriConfig
     form: NumberFormat
-    makespan: int
+    makespan: Natural
     """Cycles of the order."""
-    memory: int
+    memory: Natural
     """Bytes, constants included."""
     inputs: tuple[FeatureMap, ...]
     """The network's, in its order."""
     outputs: tuple[FeatureMap, ...]
     steps: tuple[Step, ...]
     """Each after those it reads."""
-    infos: tuple[tuple[int, ...], ...]
+    infos: WordTable
     """Words of Layer_Info for each layer, in the order of steps."""
-    trees: tuple[tuple[int, ...], ...]
+    trees: WordTable
     """Words of RN_Config for each configuration of the reduction tree."""
-    phases: tuple[tuple[int, int], ...]
+    phases: tuple[tuple[Natural, Natural], ...]
     """(first cycle, number of the configuration)."""
     items: tuple[Item, ...]
     """The order of the multipliers; `work` is the number of the step."""
@@ -242,53 +238,21 @@ class ProgrammingImage:
 
 
 MAGIC = int.from_bytes(b"MAER", "little")
-FORMAT = 3
+FORMAT = 4
 MOST_BYTES = 1 << 28
 """Bytes of a file, and of the memory it describes."""
 MOST_MULTIPLIERS = 1 << 14
 MOST_ELEMENTS = 1 << 26
 """Elements of a value."""
-INFO_WORDS = 14
-"""Words of Layer_Info: two for each of K, C, R, S, Y and X; multipliers and virtual neurons; products of one."""
 _HEAD = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """The record before the lists."""
-
-    config: MaeriConfig
-    form: NumberFormat
-    makespan: int
-    memory: int
-    inputs: int
-    outputs: int
-    steps: int
-    infos: int
-    trees: int
-    phases: int
-    constants: int
-    """Bytes."""
 
 
 def write_image(image: ProgrammingImage) -> bytes:
     """An image as a file."""
-    constants = image.constants + bytes(-len(image.constants) % 4)
-    body = np.fromiter(_words(image), "<u4").tobytes() + constants
+    words = (*words_of(image, "items", "constants"), *words_of_items(image.items), len(image.constants))
+    body = np.array(words, "<u4").tobytes() + image.constants + bytes(-len(image.constants) % 4)
     head = (MAGIC, FORMAT, _HEAD + len(body) // 4, zlib.crc32(body))
     return np.array(head, "<u4").tobytes() + body
-
-
-def _words(image: ProgrammingImage) -> Iterator[int]:
-    """The words of an image, without head and constants."""
-    lists = (image.inputs, image.outputs, image.steps, image.infos, image.trees, image.phases)
-    counts = (*map(len, lists), len(image.constants))
-    yield from words_of(_Header(image.config, image.form, image.makespan, image.memory, *counts))
-    for record in (*image.inputs, *image.outputs, *image.steps):
-        yield from words_of(record)
-    for words in (*image.infos, *image.trees, *image.phases):
-        yield from words
-    yield from words_of_items(image.items)
 
 
 def words_of_items(items: Sequence[Item], *left_out: str) -> Iterator[int]:
@@ -338,36 +302,19 @@ def read_image(data: bytes) -> ProgrammingImage:
     if count != len(words) or check != zlib.crc32(data[4 * _HEAD :]):
         raise _wrong(f"it is damaged: {count} words with the check {check:#x} were written")
     reader = WordReader(words[_HEAD:], _wrong)
-    head = reader.record(_Header)
-    if head.config.multipliers > MOST_MULTIPLIERS or head.form not in (INT8, INT16):
-        raise _wrong(f"{head.config.multipliers} multipliers and {head.form} are not what an image may be for")
-
-    def pair() -> tuple[int, int]:
-        first, second = reader.take(2)
-        return first, second
-
-    image = ProgrammingImage(
-        head.config,
-        head.form,
-        head.makespan,
-        head.memory,
-        inputs=reader.many(head.inputs, lambda: reader.record(FeatureMap)),
-        outputs=reader.many(head.outputs, lambda: reader.record(FeatureMap)),
-        steps=reader.many(head.steps, lambda: reader.record(Step)),
-        infos=reader.many(head.infos, lambda: reader.take(INFO_WORDS)),
-        trees=reader.many(head.trees, lambda: reader.take(tree_size(head.config))),
-        phases=reader.many(head.phases, pair),
-        items=items_of(reader),
-        constants=data[4 * (_HEAD + reader.at) :][: max(head.constants, 0)],
-    )
-    if not 0 <= head.constants <= 4 * reader.left < head.constants + 4:
-        raise _wrong(f"{4 * reader.left} bytes are left, {head.constants} of them should be constants")
+    image = reader.record(ProgrammingImage, items=(), constants=b"")
+    items, (count,) = items_of(reader), reader.take(1)
+    if not count <= 4 * reader.left < count + 4:
+        raise _wrong(f"{4 * reader.left} bytes are left, {count} of them should be constants")
+    image = replace(image, items=items, constants=data[4 * (_HEAD + reader.at) :][:count])
     _check(image)
     return image
 
 
 def _check(image: ProgrammingImage) -> None:
     """Nothing lies outside of the memory, and numbers that point to something do."""
+    if image.config.multipliers > MOST_MULTIPLIERS:
+        raise _wrong(f"{image.config.multipliers} multipliers, {MOST_MULTIPLIERS} are the most")
     if not len(image.constants) <= image.memory <= MOST_BYTES:
         raise _wrong(f"a memory of {image.memory} bytes, {len(image.constants)} of them constants")
     for number, step in enumerate(image.steps):

@@ -119,22 +119,21 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
         own, self._held = (*self._held, self._task()), []
         tasks = [task for task, _ in own]
         try:
-            order = _order(tasks, self._graph(own)[0], self.config)
-            cycles = _cycles(tasks, order, self.config)
+            order, elements = _order(tasks, self._graph(own)[0], self.config), tasks[0].step.result.elements
+            cycles = check(order) if order else addition_cycles(self.config, elements)
         except DovetailError as error:
             hint = error.hint or "look at the words of the task"
-            raise SimulationError(f"the task cannot be computed: {error.what}", where=self.name, hint=hint) from error
+            what = f"the task cannot be computed: {error.where or ''}: {error.what}"
+            raise SimulationError(what, where=self.name, hint=hint) from error
         except (ValueError, IndexError, ZeroDivisionError, OverflowError, MemoryError) as error:
             hint = "look at the words of the task: they contradict each other"
             raise SimulationError(f"the task cannot be computed: {error}", where=self.name, hint=hint) from error
-        self.queue.hand_over(_MaeriLaunch(own, order), now, cycles)
+        self.queue.hand_over(_MaeriLaunch(own, order), now, cycles + STAGE_CYCLES * any(map(_has_stage, tasks)))
 
     def complete(self, launch: Launch[_MaeriLaunch]) -> Activity:
         """See `QueueDevice.complete`: computed from the contents of the memories now."""
         tasks, order = launch.work.tasks, launch.work.order
         graph, inputs = self._graph(tasks)
-        if order is not None:
-            check(order)
         for (task, _), result in zip(tasks, evaluate(graph, inputs).values(), strict=True):
             self._array(task.step.result.address, result.shape, task.strides[-1], result.dtype)[...] = result
         items = sum(len(task.items) for task, _ in tasks)
@@ -181,14 +180,6 @@ def _has_stage(task: Task) -> bool:
 def _macs(order: NetworkOrder | None) -> list[int]:
     """Products of each task; none of an addition."""
     return [work.layer.macs for work in order.network.works] if order else []
-
-
-def _cycles(tasks: Sequence[Task], order: NetworkOrder | None, config: MaeriConfig) -> int:
-    """Cycles from the first weight to the last result in memory."""
-    stage = STAGE_CYCLES * any(map(_has_stage, tasks))
-    if order is None:
-        return addition_cycles(config, tasks[0].step.result.elements) + stage
-    return max(end for _, end in layer_spans(order)) + stage
 
 
 def _order(tasks: Sequence[Task], graph: Graph, config: MaeriConfig) -> NetworkOrder | None:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import replace
+from functools import cache, reduce
 from itertools import chain, islice
 from math import ceil
 from time import process_time
@@ -37,7 +37,7 @@ from dovetail.targets.maeri.floor import (
     single_neurons,
 )
 from dovetail.targets.maeri.machine import NeuronClock, unfit
-from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork, Times
+from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork
 from dovetail.targets.maeri.order import NetworkOrder, broken, check, shortage
 from dovetail.targets.maeri.rules import ChannelRange, Grain, Rules, consistent_rules, shares, unit_rules
 from dovetail.targets.maeri.tile import ChannelSegment, Item, MultiplierTile, in_order, tile_of
@@ -149,15 +149,15 @@ def arrange(
     """
     rules = rules or Rules()
     order = first = _arrange(network, config, rules, sizes or {}, cautious, cut)
-    short, most = shortage(network, config, order.spans), rules.at_most or config.multipliers
-    while short is not None and most:
+    most = rules.at_most or config.multipliers
+    while shortage(order) and most:
         try:
             order = _arrange(network, config, replace(rules, at_most=most), sizes or {}, True, cut)
         except (ModelError, TargetError):  # the rules want more at the same time
             break
-        short, most = shortage(network, config, order.spans), most // 2
-    if short is not None:
-        raise short.error([order, first])
+        most //= 2
+    if short := shortage(order, (order, first)):
+        raise short
     return order
 
 
@@ -281,37 +281,14 @@ def _spread(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | No
         for candidate in [size] if size else tried_sizes(work, config, room.whole, spacing, room.region.size):
             tile = tile_of(work.layer, candidate)
             least = max(floor.time(unit, tile).size, 2)
-            for lanes in _lanes(floor, unit, max(min(least * spacing, room.region.size), least), room):
+            width = max(min(least * spacing, room.region.size), least)
+            count = min(room.region.size // width, room.most)
+            if count:
+                lanes = [Range(room.region.start + number * width, width) for number in range(count)]
                 items = _deal(floor, unit, room, tile, lanes)
                 fits = fits or floor.fits(items)
                 yield items
         spacing *= 2
-
-
-def _lanes(floor: Floorplan, unit: ChannelRange, width: int, room: UnitRoom) -> list[list[Range]]:
-    """Ways to place lanes: side by side from the left, and, if they are few, where multipliers are free first."""
-    work, region = floor.network.works[unit.work], room.region
-    count = min(region.size // width, room.most)
-    if not count:
-        return []
-    sums = unit.end - unit.first if room.whole or work.turned else (unit.end - unit.first) * work.positions
-    ways = [[Range(region.start + number * width, width) for number in range(count)]]
-    if sums < count:
-        free = np.maximum(floor.free[region.start : region.end], room.earliest)
-        ways.append([Range(region.start + start, width) for start in _first_free(free, width, sums)])
-    return ways
-
-
-def _first_free(free: Times, width: int, count: int) -> list[int]:
-    lanes, until, latest = list[int](), free.astype(np.int64), int(free.max())
-    for _ in range(count):
-        starts = np.lib.stride_tricks.sliding_window_view(until, width).max(axis=1)
-        place = int(starts.argmin())
-        if starts[place] > latest:  # only pieces are left
-            break
-        lanes.append(place)
-        until[place : place + width] = latest + 1
-    return lanes
 
 
 def tried_sizes(
@@ -323,16 +300,9 @@ def tried_sizes(
     accumulation buffer one more multiplier carries sums back.
     """
     taps, room = work.layer.taps, multipliers or config.multipliers
-    inside = room if config.accumulation_buffer else room - 1
-    if taps > room and (not config.fold or inside < 1):
-        return []
-    least = 1 if taps <= room else ceil(taps / inside)
-    most = min(taps, config.weight_depth) if config.fold and not (whole and taps <= room) else 1
-    if whole:
-        most = min(most, least)
-    if least > config.weight_depth:
-        return []
-    sizes = dict.fromkeys(max(ceil(taps / folds), min(taps, 2)) for folds in range(least, most + 1))
+    most = min(taps, config.weight_depth) if config.fold else 1
+    numbers = [folds for folds in range(1, most + 1) if ceil(taps / folds) + config.carried(folds) <= room]
+    sizes = dict.fromkeys(max(ceil(taps / folds), min(taps, 2)) for folds in numbers[: 1 if whole else most])
     fitting = [size for size in sizes if _drains(config, size, max(size, 2) * spacing, ceil(taps / size), room)]
     guesses = sorted((_guess(work, config, size), size) for size in fitting)
     return [size for _, size in guesses[:_SIZES]]
@@ -383,9 +353,7 @@ def best_order(
     until = process_time() + seconds
     rules, least = rules or Rules(), bound(network, config, rules).cycles
     consistent_rules(rules, network, config)
-    best = _OrderSearch(network, config, rules, until).found(frozenset(range(len(rules.parts()))))
-    if isinstance(best, DovetailError):
-        raise best
+    best = _with_rules(network, config, rules, until)
     took = process_time() - until + seconds
     report("list", best.makespan, least)
     if seconds <= 0 or config.shared_ports or rules != Rules():
@@ -413,52 +381,44 @@ def is_sound(order: NetworkOrder, rules: Rules) -> bool:
         return False
 
 
-@dataclass
-class _OrderSearch:
-    """Orders of a network by the rules they were found with."""
+def _with_rules(network: OrderNetwork, config: MaeriConfig, rules: Rules, until: float) -> NetworkOrder:
+    """The order that ends first, of those found with fewer rules that keep all of these; else one made with these.
 
-    network: OrderNetwork
-    config: MaeriConfig
-    rules: Rules
-    until: float
-    known: dict[frozenset[int], NetworkOrder | DovetailError] = field(default_factory=dict)
+    Raises:
+        DovetailError: there is none.
+    """
+    parts = rules.parts()
+    every = frozenset(range(len(parts)))
 
-    def of(self, kept: frozenset[int]) -> Rules:
-        """Some of the rules, by number."""
-        parts = self.rules.parts()
-        return (
-            self.rules if len(kept) == len(parts) else reduce(Rules.__or__, [parts[n] for n in sorted(kept)], Rules())
-        )
-
-    def found(self, kept: frozenset[int]) -> NetworkOrder | DovetailError:
-        """The order that ends first, of those found with fewer rules that keep all of these; else one made with these;
-        the error where there is none."""
-        if kept not in self.known:
-            every = len(self.rules.parts()) <= _MOST_RULES
-            fewer = (
-                [kept - {number} for number in sorted(kept)] if every or len(kept) == len(self.rules.parts()) else []
-            )
-            orders = [order for each in fewer if isinstance(order := self.found(each), NetworkOrder)]
-            keeping = [order for order in orders if not broken(order, self.of(kept))]
-            self.known[kept] = min(keeping, key=lambda order: order.makespan) if keeping else self.made(self.of(kept))
-        return self.known[kept]
-
-    def made(self, rules: Rules) -> NetworkOrder | DovetailError:
-        """The best order that is made with some rules."""
+    @cache
+    def found(kept: frozenset[int]) -> NetworkOrder | DovetailError:
+        own = rules if kept == every else reduce(Rules.__or__, [parts[number] for number in sorted(kept)], Rules())
+        fewer = [kept - {number} for number in sorted(kept)] if kept == every or len(parts) <= _MOST_RULES else []
+        orders = [order for order in map(found, fewer) if isinstance(order, NetworkOrder) and not broken(order, own)]
         try:
-            best = arrange(self.network, self.config, rules)
-            if not is_sound(best, rules):
-                best = arrange(self.network, self.config, rules, cautious=True)
+            return min(orders, key=lambda order: order.makespan) if orders else _made(network, config, own, until)
         except DovetailError as error:
             return error
-        for cut in (Grain.CHANNELS, Grain.PARTS) if not (self.config.shared_ports or rules.together) else ():
-            units = len(unit_rules(rules, self.network, cut).units)
-            if units > (_FEW_UNITS if process_time() > self.until else MOST_UNITS):
-                break
-            try:
-                order = arrange(self.network, self.config, rules, cut=cut)
-            except DovetailError:
-                continue
-            if order.makespan < best.makespan and is_sound(order, rules):
-                best = order
-        return best
+
+    best = found(every)
+    if isinstance(best, DovetailError):
+        raise best
+    return best
+
+
+def _made(network: OrderNetwork, config: MaeriConfig, rules: Rules, until: float) -> NetworkOrder:
+    """The best order that is made with some rules: of layers, or of small units where these are few."""
+    best = arrange(network, config, rules)
+    if not is_sound(best, rules):
+        best = arrange(network, config, rules, cautious=True)
+    for cut in (Grain.CHANNELS, Grain.PARTS) if not (config.shared_ports or rules.together) else ():
+        units = len(unit_rules(rules, network, cut).units)
+        if units > (_FEW_UNITS if process_time() > until else MOST_UNITS):
+            break
+        try:
+            order = arrange(network, config, rules, cut=cut)
+        except DovetailError:
+            continue
+        if order.makespan < best.makespan and is_sound(order, rules):
+            best = order
+    return best

@@ -18,40 +18,26 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected
 from dovetail.ir.pattern import Apply, apply, constant, occurrence, operand, rest
 from dovetail.ir.types import Array, Box, TensorType, full_box
-from dovetail.targets.maeri.words import Count, Natural
 
 
 @dataclass(frozen=True, slots=True)
 class OrderLayer:
     """Sizes of a convolution, with the input's padding; a dense layer is a convolution of 1x1."""
 
-    rows: Count
+    rows: int
     """Rows of the kernel."""
-    columns: Count
-    channels: Count
+    columns: int
+    channels: int
     """Input channels of one group."""
-    filters: Count
+    filters: int
     """Output channels of one group."""
-    in_rows: Count
-    in_columns: Count
-    groups: Count = 1
-    stride: Count = 1
-    """Rows from one window to the next."""
-    column_stride: Natural = 0
-    """Columns from one window to the next; 0 for as many as rows."""
-    dilation: Count = 1
-    """Rows from one tap of the kernel to the next."""
-    column_dilation: Natural = 0
-
-    @property
-    def strides(self) -> tuple[int, int]:
-        """Rows and columns from one window to the next."""
-        return self.stride, self.column_stride or self.stride
-
-    @property
-    def dilations(self) -> tuple[int, int]:
-        """Rows and columns from one tap of the kernel to the next."""
-        return self.dilation, self.column_dilation or self.dilation
+    in_rows: int
+    in_columns: int
+    groups: int = 1
+    strides: tuple[int, int] = (1, 1)
+    """Rows and columns from one window to the next."""
+    dilations: tuple[int, int] = (1, 1)
+    """Rows and columns from one tap of the kernel to the next."""
 
     @property
     def span(self) -> tuple[int, int]:
@@ -274,14 +260,11 @@ def _convolution(graph: Graph, node: Node) -> MultiplierLayer | None:
         return None
     depthwise = operator.weight_axis == 3
     groups = x[3] if depthwise else x[3] // w[3]
-    steps = [
-        number
-        for pair in (operator.stride, operator.dilation)
-        for number in (pair[0], pair[1] if pair[1] != pair[0] else 0)
-    ]
-    sizes = (w[1], w[2], x[3] // groups, w[operator.weight_axis] // groups, x[1], x[2], groups, *steps)
+    sizes = (w[1], w[2], x[3] // groups, w[operator.weight_axis] // groups, x[1], x[2], groups)
     kind = TaskKind.DEPTHWISE if depthwise else TaskKind.CONVOLUTION
-    return MultiplierLayer(node, "", OrderLayer(*sizes), kind, True, operator.zero_points)
+    return MultiplierLayer(
+        node, "", OrderLayer(*sizes, operator.stride, operator.dilation), kind, True, operator.zero_points
+    )
 
 
 def _refusal(graph: Graph, node: Node, count: int) -> ModelError:

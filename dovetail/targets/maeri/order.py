@@ -15,7 +15,7 @@ product of every sum is added exactly once. `broken` checks the user's rules, by
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
@@ -57,11 +57,6 @@ class NetworkOrder:
     def ends(self) -> Mapping[Item, int]:
         """The cycle after each item's last sum has left."""
         return {item: item.start + self.clock(item).end(item.segments) for item in dict.fromkeys(self.items)}
-
-    @property
-    def spans(self) -> list[tuple[Item, int, int]]:
-        """Every item, the cycle of its first weight, and the cycle after its last sum has left."""
-        return [(item, item.start, self.end(item)) for item in self.items]
 
     def clock(self, item: Item) -> NeuronClock:
         """Times of an item's virtual neurons."""
@@ -152,8 +147,6 @@ def _results(runs: Sequence[_ItemRun]) -> Times:
     return work.of_result(times)
 
 
-ItemSpan = tuple[Item, int, int]
-"""(item, cycle of its first weight, the cycle after its last sum has left)."""
 _LISTED = 6
 """Contents of a memory that an error names."""
 
@@ -170,26 +163,26 @@ class Peak:
     """Contents with their bytes, the largest first."""
 
 
-def features(network: OrderNetwork, config: MaeriConfig, spans: Sequence[ItemSpan]) -> Peak:
+def features(order: NetworkOrder) -> Peak:
     """Bytes of inputs and results that are alive at the same time."""
-    numbers, types, contents = range(len(network.works)), network.graph.types, []
-    begins = [min(begin for item, begin, _ in spans if item.work == number) for number in numbers]
-    ends = [max(end for item, _, end in spans if item.work == number) for number in numbers]
+    network, numbers, contents = order.network, range(len(order.network.works)), []
+    types, ends = network.graph.types, [max(map(order.end, order.of(number))) for number in numbers]
     for number, work in enumerate(network.works):
         last = max((ends[reader] for reader in numbers if number in network.earlier(reader)), default=max(ends))
-        contents.append((work.name, _result_bytes(network, work, config), begins[number], last))
+        begin = min(item.start for item in order.of(number))
+        contents.append((work.name, _result_bytes(network, work, order.config), begin, last))
     for name in network.graph.inputs:
         if readers := [ends[reader] for reader in numbers if name in network.inputs(reader)]:
             contents.append((name, types[name].elements * _width(types[name]), 0, max(readers)))
     return _peak(contents, {})
 
 
-def prefetched(network: OrderNetwork, config: MaeriConfig, spans: Iterable[ItemSpan]) -> Peak:
+def prefetched(order: NetworkOrder) -> Peak:
     """Bytes that ports send from at the same time."""
     contents, most = [], dict[str, int]()
-    for item, begin, end in spans:
-        for name, size, whole in _sent(network, item, config):
-            contents.append((name, size, begin, end))
+    for item in order.items:
+        for name, size, whole in _sent(order.network, item, order.config):
+            contents.append((name, size, item.start, order.end(item)))
             most[name] = whole
     return _peak(contents, most)
 
@@ -234,44 +227,33 @@ def _peak(contents: Sequence[tuple[str, int, int, int]], most: Mapping[str, int]
     return peak
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """A memory that is too small for an order."""
-
-    memory: str
-    """Field of `MaeriConfig`."""
-    size: int
-    peak: Peak
-    other: str
-    """Further advice."""
-
-    def error(self, orders: Sequence[NetworkOrder]) -> TargetError:
-        """The error: bytes, contents, and what to change, with the cycles of orders that would then be there."""
-        need = NEEDS[self.memory]
-        ways = {need(each.network, each.config, each.spans).used: each.makespan for each in orders}
-        levers = [f"--set {self.memory}={size} ({cycles:,} cycles)" for size, cycles in sorted(ways.items())]
-        listed = ", ".join(self.peak.holds[:_LISTED]) + (", ..." if len(self.peak.holds) > _LISTED else "")
-        what = f"the {self.memory.replace('_', ' ')} needs {self.peak.used:,} bytes and has {self.size:,}"
-        return TargetError(
-            f"{what}: {self.peak.used - self.size:,} bytes short",
-            where=f"cycle {self.peak.cycle:,}, where it holds {listed}",
-            hint=f"{' or '.join(levers) or f'--set {self.memory}={self.peak.used}'}; or {self.other}",
-        )
-
-
 NEEDS = {"feature_memory": features, "prefetch_buffer": prefetched}
 """Bytes of each memory that an order needs, by the field of `MaeriConfig`."""
 
 
-def shortage(network: OrderNetwork, config: MaeriConfig, spans: Sequence[ItemSpan]) -> Shortage | None:
-    """The memory that an order does not fit; None if it fits."""
+def shortage(order: NetworkOrder, others: Sequence[NetworkOrder] = ()) -> TargetError | None:
+    """The error of a memory that is too small for an order, with the bytes, what they are and what to change; None if
+    it fits.
+
+    Args:
+        order: the order.
+        others: orders that would be there with a larger memory; the error says their cycles.
+    """
     fewer = "let fewer virtual neurons work at the same time (rules at_most, apart)"
-    fewer += ", or turn prefetch off" if config.prefetch else ""
-    other = "order layers that hold much one after the other (rules before, apart), or take a smaller input"
-    for name, advice in (("feature_memory", other), ("prefetch_buffer", fewer)):
-        size = getattr(config, name)
-        if size and (peak := NEEDS[name](network, config, spans)).used > size:
-            return Shortage(name, size, peak, advice)
+    fewer += ", or turn prefetch off" if order.config.prefetch else ""
+    later = "order layers that hold much one after the other (rules before, apart), or take a smaller input"
+    for (memory, need), advice in zip(NEEDS.items(), (later, fewer), strict=True):
+        size = getattr(order.config, memory)
+        if size and (peak := need(order)).used > size:
+            ways = {need(each).used: f" ({each.makespan:,} cycles)" for each in others} or {peak.used: ""}
+            levers = [f"--set {memory}={wanted}{cycles}" for wanted, cycles in sorted(ways.items())]
+            listed = ", ".join(peak.holds[:_LISTED]) + (", ..." if len(peak.holds) > _LISTED else "")
+            what = f"the {memory.replace('_', ' ')} needs {peak.used:,} bytes and has {size:,}"
+            return TargetError(
+                f"{what}: {peak.used - size:,} bytes short",
+                where=f"cycle {peak.cycle:,}, where it holds {listed}",
+                hint=f"{' or '.join(levers)}; or {advice}",
+            )
     return None
 
 
@@ -285,10 +267,8 @@ def check(order: NetworkOrder) -> int:
     network = order.network
     runs = _runs(order.items, network.works, order.config)
     _check_places(order.config, runs)
-    short = shortage(network, order.config, [(run.item, run.item.start, run.played.until) for run in runs])
-    if short is not None:
-        error = short.error(())
-        raise SimulationError(error.what, where=error.where, hint=error.hint)
+    if short := shortage(order):
+        raise SimulationError(short.what, where=short.where, hint=short.hint)
     _check_phases(order.config, runs)
     exists: dict[str, Times] = {}
     for number, work in enumerate(network.works):

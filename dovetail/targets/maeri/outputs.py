@@ -67,12 +67,6 @@ def configurations(timeline: Sequence[Phase]) -> list[tuple[int, ...]]:
     return [words[number] for number in sorted(words)]
 
 
-def tree_size(config: MaeriConfig) -> int:
-    """Words of a configuration of the reduction tree."""
-    single = 2 * config.levels - 1
-    return -(-(config.multipliers - 1 - single) // 2 // 4) + -(-single // 8)
-
-
 def tree_words(config: MaeriConfig, tree: TreeConfiguration) -> list[int]:
     """A configuration of the reduction tree, 32 bits each: double switches, then single switches."""
     double, single, gives = [], [], set(tree.outputs)

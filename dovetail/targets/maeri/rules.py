@@ -168,14 +168,11 @@ def load_rules(path: Path) -> Rules:
     document = read_document(path, "yaml", _RuleFile, hint=hint, error=ModelError, what="the file of rules")
     file = document.value
     most = file.at_most if isinstance(file.at_most, dict) else {"network": file.at_most}
+    lists: dict[str, Any] = {name: getattr(file, name) or () for name in _LISTS if name != "at_most_of"}
     return Rules(
-        before=file.before or (),
-        apart=file.apart or (),
+        **lists,
         at_most=most.get("network"),
         whole_filters=file.whole_filters,
-        together=file.together or (),
-        pin=file.pin or (),
-        priority=file.priority or (),
         at_most_of=tuple((name, limit) for name, limit in most.items() if name != "network" and limit),
         place=replace(document, name=path.name).place,
     )

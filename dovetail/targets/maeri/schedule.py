@@ -61,7 +61,8 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
         order, notes = best_order(network(graph), config, rules, request.seconds, report), []
         if wrong := broken(order, rules):
             raise AssertionError(f"the order breaks rules: {wrong}")
-    timeline, notes = phases(order), [*notes, _summary(order), *_prices(order, rules)]
+    timeline, rows, summary = phases(order), layer_rows(order), _summary(order)
+    notes = [*notes, summary, *_prices(order, rules)]
     if request.inputs is not None:
         request.progress("simulating")
         notes.append(_simulation_note(order))
@@ -69,8 +70,8 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
     notes += refusals
     if files and request.inputs is not None:
         notes.append(_image_note(order, files, request.inputs))
-    rows = tuple(cells for _, cells in layer_rows(order))
-    return Ordered(HEADINGS, rows, tuple(notes), {**order_files(order, timeline, order_page(order)), **files})
+    files |= order_files(order, timeline, page(order, summary, HEADINGS, rows))
+    return Ordered(HEADINGS, tuple(cells for _, cells in rows), tuple(notes), files)
 
 
 def _prices(order: NetworkOrder, rules: Rules) -> list[str]:
@@ -79,9 +80,7 @@ def _prices(order: NetworkOrder, rules: Rules) -> list[str]:
     if not sizes:
         return []
     free = arrange(order.network, configured(order.config, sizes), rules)
-    cost, ways = order.makespan - free.makespan, []
-    for name in sizes:
-        ways.append(f"{name}={NEEDS[name](order.network, free.config, free.spans).used}")
+    cost, ways = order.makespan - free.makespan, [f"{name}={NEEDS[name](free).used}" for name in sizes]
     return [f"The memories' sizes cost {cost:,} cycles: with {' and '.join(ways)} none."] if cost > 0 else []
 
 
@@ -144,11 +143,6 @@ def _summary(order: NetworkOrder) -> str:
         f"{order.makespan:,} cycles, {times} ({least.binds}); "
         f"layer by layer {alone:,}, with the best equal virtual neurons {uniform:,}."
     )
-
-
-def order_page(order: NetworkOrder) -> str:
-    """The picture of an order."""
-    return page(order, _summary(order), HEADINGS, layer_rows(order))
 
 
 _HINT = "take schedule.json of `dovetail schedule -o` as an example, and change its items"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
+from itertools import chain
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -26,6 +27,8 @@ Natural = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Size = Annotated[int, Meta(ge=1, lt=1 << 16)]
 Byte = Annotated[int, Meta(ge=-128, lt=128)]
+WordTable = Annotated[tuple[tuple[int, ...], ...], Meta(description="rows of words without a sign, of equal length")]
+"""How many rows there are and how long they are stands before the words."""
 T = TypeVar("T")
 
 
@@ -45,7 +48,9 @@ def words_of(record: object, *left_out: str) -> Iterator[int]:
 
 def _words(kind: Any, value: Any) -> Iterator[int]:
     members = get_args(kind)
-    if get_origin(kind) is tuple:
+    if kind == WordTable:
+        yield from (len(value), len(value[0]) if value else 0, *chain.from_iterable(value))
+    elif get_origin(kind) is tuple:
         if members[-1] is Ellipsis:
             yield len(value)
         for each in value:
@@ -101,6 +106,9 @@ class WordReader:
 
     def _value(self, kind: Any, owner: type, name: str) -> Any:
         origin, members = get_origin(kind), get_args(kind)
+        if kind == WordTable:
+            rows, length = self.take(2)
+            return self.many(rows, lambda: self.take(length))
         if origin is tuple:
             count = self.take(1)[0] if members[-1] is Ellipsis else len(members)
             return self.many(count, lambda: self._value(members[0], owner, name))

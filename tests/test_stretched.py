@@ -15,7 +15,7 @@ from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Pad, Reshape, Slice
 from dovetail.ir.types import DType, TensorType
-from dovetail.legalize import adapt
+from dovetail.legalize import adapt, without_zeros
 from dovetail.program.interpret import sample_inputs
 from dovetail.run import open_build, run_build
 from dovetail.target import OrderRequest
@@ -23,7 +23,6 @@ from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.stretched import without_zeros
 from firmware import require_chip
 from maeri_trials import simulate
 
