@@ -19,7 +19,6 @@ from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.outputs import layer_rows
 from dovetail.targets.maeri.picture import Bottleneck, binds, use_of
-from dovetail.targets.maeri.schedule import HEADINGS
 from networks import ORDERED
 
 BARS = """[...document.querySelectorAll('[data-name="main"] rect')].map(
@@ -50,7 +49,7 @@ def order_of(name: str, *sizes: int) -> NetworkOrder:
 
 def order_page(order: NetworkOrder) -> str:
     """The page of an order, under a sentence."""
-    return picture.page(order, "An order.", HEADINGS, layer_rows(order))
+    return picture.page(order, "An order.", layer_rows(order))
 
 
 @pytest.fixture

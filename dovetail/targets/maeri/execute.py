@@ -256,11 +256,8 @@ def _order(image: ProgrammingImage, net: StepGraph) -> NetworkOrder:
         what = f"of {len(image.layers)} layers {len(works.works)} are needed for the outputs"
         raise _wrong(what, "programming image")
     items = tuple(replace(item, work=image.layers.index(item.work)) for item in image.items)
-    for number, item in enumerate(items):
-        layer = works.works[item.work].layer
-        wrong = f"{layer.macs:,} products of a layer" if layer.macs > MOST_PRODUCTS else item.fault(layer, image.config)
-        if wrong:
-            raise _wrong(wrong, f"item {number}")
+    if (most := max(work.layer.macs for work in works.works)) > MOST_PRODUCTS:
+        raise _wrong(f"{most:,} products of a layer", "programming image")
     return NetworkOrder(works, image.config, items, image.makespan)
 
 

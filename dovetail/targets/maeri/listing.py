@@ -39,7 +39,7 @@ from dovetail.targets.maeri.floor import (
 from dovetail.targets.maeri.machine import NeuronClock, unfit
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork
 from dovetail.targets.maeri.order import NetworkOrder, broken, check, shortage
-from dovetail.targets.maeri.rules import ChannelRange, Grain, Rules, consistent_rules, shares, unit_rules
+from dovetail.targets.maeri.rules import ChannelRange, Grain, Rules, consistent_rules, shares, units_of
 from dovetail.targets.maeri.tile import ChannelSegment, Item, MultiplierTile, in_order, tile_of
 from dovetail.targets.maeri.tree import Range, leaving, sums_by_cycle
 
@@ -412,8 +412,7 @@ def _made(network: OrderNetwork, config: MaeriConfig, rules: Rules, until: float
     if not is_sound(best, rules):
         best = arrange(network, config, rules, cautious=True)
     for cut in (Grain.CHANNELS, Grain.PARTS) if not (config.shared_ports or rules.together) else ():
-        units = len(unit_rules(rules, network, cut).units)
-        if units > (_FEW_UNITS if process_time() > until else MOST_UNITS):
+        if len(units_of(rules, network, cut)) > (_FEW_UNITS if process_time() > until else MOST_UNITS):
             break
         try:
             order = arrange(network, config, rules, cut=cut)

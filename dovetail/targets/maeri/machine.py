@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -104,10 +104,15 @@ class NeuronSimulator:
     loops: FeedbackLoops | None
     played: dict[tuple[int, int], PositionSequence] = field(default_factory=dict, compare=False)
 
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether ports send as much for a row's first position as for the others."""
+        return all(port.first == port.later for port in self.ports)
+
     def stretch(self, column: int, count: int) -> PositionSequence:
         """`count` positions from a column of a row on; those of a single virtual neuron, whose sums come one after the
         other, are the start of any longer stretch."""
-        key = (0 if all(port.first == port.later for port in self.ports) else column, count)
+        key = (0 if self.is_even else column, count)
         if key not in self.played:
             is_single = len(self.climbs) == 1 and self.loops is None
             longer = max(1 << (count - 1).bit_length(), _SHORT) if is_single else count
@@ -342,20 +347,38 @@ def clock_of(config: MaeriConfig, layer: OrderLayer, item: Item) -> NeuronClock:
 
 @dataclass(frozen=True)
 class ItemTimeline:
-    """An item from its first weight to its last sum; arrays by position, in its order."""
+    """An item of a layer from its first weight to its last sum; arrays by position, in its order."""
 
+    layer: OrderLayer
+    item: Item
     group: NeuronGroup
     begins: Cycles
     """The cycle in which the first input of each position is sent."""
-    exists: Cycles
+    alone: Cycles
     """The cycle from which its sums are in memory, if no other item's meet them on their lines."""
     arrives: Cycles
     """[virtual neuron, position]: the cycle in which each sum is at its line."""
+    late: Cycles | int = 0
+    """Cycles that each position's sums wait for those of other items on their lines."""
 
     @cached_property
     def until(self) -> int:
         """The cycle from which its multipliers and adders do nothing more."""
-        return int(self.exists.max())
+        return int(self.alone.max())
+
+    @cached_property
+    def exists(self) -> Cycles:
+        """The cycle from which each position's sums are in memory."""
+        return self.alone + self.late
+
+    @cached_property
+    def period(self) -> float:
+        """Cycles between positions: in the long run at least one for each sum of its fullest line, though sums of the
+        first few positions may overtake each other."""
+        if len(self.alone) == 1:
+            return float(self.until)
+        fullest = max(Counter(self.group.lines).values())
+        return max(float(self.alone[-1] - self.alone[0]) / (len(self.alone) - 1), float(fullest))
 
 
 def play(config: MaeriConfig, layer: OrderLayer, item: Item) -> ItemTimeline:
@@ -367,16 +390,16 @@ def play(config: MaeriConfig, layer: OrderLayer, item: Item) -> ItemTimeline:
     own = clock_of(config, layer, item)
     starts, sequences = zip(*own.segments(item.segments), strict=True)
     later = np.repeat(starts, [part.count for part in item.segments]) + item.start
-    begins, exists, arrives = (
+    begins, alone, arrives = (
         np.concatenate([getattr(sequence, name) for sequence in sequences], axis=-1) + later
         for name in ("begins", "exists", "arrives")
     )
-    return ItemTimeline(own.group, begins, exists, arrives)
+    return ItemTimeline(layer, item, own.group, begins, alone, arrives)
 
 
-def waits(played: Sequence[ItemTimeline]) -> list[Cycles]:
-    """Cycles that the sums of each position of items wait for those of others on their lines."""
-    late = [np.zeros_like(each.exists) for each in played]
+def beside_each_other(played: Sequence[ItemTimeline]) -> list[ItemTimeline]:
+    """Items that were played alone, their sums as late as the lines they share make them."""
+    late = [np.zeros_like(each.alone) for each in played]
     users: dict[int, dict[int, list[int]]] = {}
     """Line -> item -> virtual neurons that use it."""
     for number, each in enumerate(played):
@@ -390,4 +413,4 @@ def waits(played: Sequence[ItemTimeline]) -> list[Cycles]:
             for number, alone, taken in zip(sharing, arrives, parts, strict=True):
                 wait = (taken.reshape(alone.shape) - in_turn(alone)).max(axis=0)
                 np.maximum(late[number], wait, out=late[number])
-    return late
+    return [replace(each, late=own) for each, own in zip(played, late, strict=True)]

@@ -25,7 +25,7 @@ import numpy as np
 from dovetail.errors import SimulationError, TargetError
 from dovetail.ir.types import TensorType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.machine import ItemTimeline, NeuronClock, clock_of, play, waits
+from dovetail.targets.maeri.machine import ItemTimeline, NeuronClock, beside_each_other, clock_of, play
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times, exists_from
 from dovetail.targets.maeri.rules import ChannelRange, Pin, Rules, unit_rules
 from dovetail.targets.maeri.tile import ChannelSegment as ChannelSegment
@@ -88,51 +88,22 @@ class LayerItems:
         return int(self.times.max())
 
 
-@dataclass(frozen=True)
-class _ItemRun:
-    """An item on the hardware, beside others."""
-
-    item: Item
-    work: MultiplierLayer
-    played: ItemTimeline
-    late: Numbers
-    """Cycles that each position's sums wait for those of other items on their lines."""
-
-    def __str__(self) -> str:
-        """The item as messages name it."""
-        return _name(self.item, self.work)
-
-    @cached_property
-    def exists(self) -> Numbers:
-        """Cycle from which each position's sums are in memory."""
-        return self.played.exists + self.late
-
-    @cached_property
-    def period(self) -> float:
-        """Cycles between positions: in the long run at least one for each sum of its fullest line, though sums of the
-        first few positions may overtake each other."""
-        exists, fullest = self.played.exists, max(Counter(self.played.group.lines).values())
-        if len(exists) == 1:
-            return float(self.played.until)
-        return max(float(exists[-1] - exists[0]) / (len(exists) - 1), float(fullest))
-
-
-def _runs(items: Sequence[Item], works: Sequence[MultiplierLayer], config: MaeriConfig) -> list[_ItemRun]:
-    """Every item played, its sums as late as the lines it shares with others make them."""
-    played = [_play(config, works[item.work], item) for item in items]
-    lates = waits(played)
-    return [_ItemRun(i, works[i.work], own, late) for i, own, late in zip(items, played, lates, strict=True)]
+def _runs(items: Sequence[Item], works: Sequence[MultiplierLayer], config: MaeriConfig) -> list[ItemTimeline]:
+    """Every item played beside the others."""
+    for item in items:
+        if wrong := item.fault(works[item.work].layer, config):
+            raise _wrong(wrong, _name(item, works))
+    return beside_each_other([play(config, works[item.work].layer, item) for item in items])
 
 
 def laid_out(items: Sequence[Item], works: Sequence[MultiplierLayer], config: MaeriConfig) -> LayerItems:
     """Items of a layer that the machine plays beside each other."""
     runs = _runs(items, works, config)
-    return LayerItems(tuple(items), tuple(run.played.until for run in runs), _results(runs))
+    return LayerItems(tuple(items), tuple(run.until for run in runs), _results(works[items[0].work], runs))
 
 
-def _results(runs: Sequence[_ItemRun]) -> Times:
+def _results(work: MultiplierLayer, runs: Sequence[ItemTimeline]) -> Times:
     """Cycle from which each channel and row of a layer's result exists: that of the last of its sums in some items."""
-    work = runs[0].work
     times, layer = np.zeros((work.outputs, work.layer.out_rows), np.int64), work.layer
     for run in runs:
         item, tile, own = run.item, run.item.tile, run.exists
@@ -266,7 +237,7 @@ def check(order: NetworkOrder) -> int:
     """
     network = order.network
     runs = _runs(order.items, network.works, order.config)
-    _check_places(order.config, runs)
+    _check_places(order, runs)
     if short := shortage(order):
         raise SimulationError(short.what, where=short.where, hint=short.hint)
     _check_phases(order.config, runs)
@@ -274,8 +245,8 @@ def check(order: NetworkOrder) -> int:
     for number, work in enumerate(network.works):
         own = _of_layer(runs, number)
         _check_sums(work, own)
-        _check_inputs(work, exists_from(network.graph, work.node.inputs[0], exists), own)
-        exists[work.node.output] = _results(own)
+        _check_inputs(network.works, number, exists_from(network.graph, work.node.inputs[0], exists), own)
+        exists[work.node.output] = _results(work, own)
     return max(int(times.max()) for times in exists.values())
 
 
@@ -291,61 +262,49 @@ def layer_spans(order: NetworkOrder) -> list[tuple[int, int]]:
     return [(min(run.item.start for run in own), max(int(run.exists.max()) for run in own)) for own in layers]
 
 
-def _of_layer(runs: Sequence[_ItemRun], number: int) -> list[_ItemRun]:
+def _of_layer(runs: Sequence[ItemTimeline], number: int) -> list[ItemTimeline]:
     return [run for run in runs if run.item.work == number]
 
 
-def _play(config: MaeriConfig, work: MultiplierLayer, item: Item) -> ItemTimeline:
-    name = _name(item, work)
-    if not item.segments:
-        raise _wrong("an item without work", name)
-    if item.taps != (0, work.layer.taps) and not config.accumulation_buffer:
-        hint = "turn the accumulation buffer on in the configuration, or order without cut sums"
-        raise SimulationError("a sum in parts needs the accumulation buffer", where=name, hint=hint)
-    width = item.tile.size + config.carried(-(-item.products // item.tile.size))
-    end = max(item.place.end, item.place.start + item.tile.neurons * width)
-    if item.place.start < 0 or item.start < 0 or end > config.multipliers:
-        raise _wrong(f"there are {config.multipliers} multipliers, from cycle 0 on", name)
-    return play(config, work.layer, item)
-
-
-def _wrong(what: str, where: object) -> SimulationError:
+def _wrong(what: str, where: str) -> SimulationError:
     hint = "report this with the network and the rules; --rules may avoid the order meanwhile"
-    return SimulationError(what, where=str(where), hint=hint)
+    return SimulationError(what, where=where, hint=hint)
 
 
-def _name(item: Item, work: MultiplierLayer) -> str:
-    return f"{work.name} on multipliers {item.place} from cycle {item.start}"
+def _name(item: Item, works: Sequence[MultiplierLayer]) -> str:
+    return f"{works[item.work].name} on multipliers {item.place} from cycle {item.start}"
 
 
-def _check_places(config: MaeriConfig, runs: Sequence[_ItemRun]) -> None:
+def _check_places(order: NetworkOrder, runs: Sequence[ItemTimeline]) -> None:
     """One item per multiplier at a time, and per port."""
+    config, works = order.config, order.network.works
     width = config.feed_width if config.ports or config.shared_ports else 1
-    owners: dict[int, _ItemRun] = {}
+    owners: dict[int, ItemTimeline] = {}
     for run in sorted(runs, key=lambda each: each.item.start):
-        place, end = run.item.place, run.played.group.places[-1].end
+        place, end = run.item.place, run.group.places[-1].end
         if end > place.end or (config.ports and place.start % width):
             what = f"{run.item.tile.neurons} virtual neurons up to multiplier {end} do not fit"
-            raise _wrong(f"{what}, or do not begin at a multiple of {width}", run)
+            raise _wrong(f"{what}, or do not begin at a multiple of {width}", _name(run.item, works))
         for multiplier in range(place.start // width * width, -(-place.end // width) * width):
             owner = owners.get(multiplier)
-            if owner is not None and owner.played.until > run.item.start:
-                raise _wrong(f"multiplier {multiplier} is in use until cycle {owner.played.until} by {owner}", run)
+            if owner is not None and owner.until > run.item.start:
+                what = f"multiplier {multiplier} is in use until cycle {owner.until} by {_name(owner.item, works)}"
+                raise _wrong(what, _name(run.item, works))
             owners[multiplier] = run
 
 
 _configure = lru_cache(maxsize=4096)(configure)
 
 
-def _check_phases(config: MaeriConfig, runs: Sequence[_ItemRun]) -> None:
+def _check_phases(config: MaeriConfig, runs: Sequence[ItemTimeline]) -> None:
     """The tree can be configured for every set of virtual neurons that works at the same time, and no line gets more
     than one sum per cycle."""
     checked = set[tuple[tuple[Range, int, float], ...]]()
-    for cycle, working in sweep([(run.item.start, run.played.until) for run in runs]):
+    for cycle, working in sweep([(run.item.start, run.until) for run in runs]):
         neurons = [
             (place, line, runs[number].period)
             for number in working
-            for place, line in zip(runs[number].played.group.places, runs[number].played.group.lines, strict=True)
+            for place, line in zip(runs[number].group.places, runs[number].group.lines, strict=True)
         ]
         phase = tuple(sorted(neurons, key=lambda neuron: neuron[0].start))
         if phase in checked:
@@ -361,14 +320,14 @@ def _check_phases(config: MaeriConfig, runs: Sequence[_ItemRun]) -> None:
                 raise _wrong(what, f"from cycle {cycle}")
 
 
-def _check_inputs(work: MultiplierLayer, times: Times, runs: Sequence[_ItemRun]) -> None:
-    """Every input exists in the cycle it is first multiplied in."""
-    layer = work.layer
+def _check_inputs(works: Sequence[MultiplierLayer], number: int, times: Times, runs: Sequence[ItemTimeline]) -> None:
+    """Every input of a layer exists in the cycle it is first multiplied in."""
+    work, layer = works[number], works[number].layer
     if work.turned:
         for run in runs:
             if run.item.start < times.max(initial=0):
                 what = f"the vector is sent in cycle {run.item.start}; its inputs exist from cycle {times.max()}"
-                raise _wrong(what, run)
+                raise _wrong(what, _name(run.item, works))
         return
     if not work.is_image:
         times = np.broadcast_to(times.max(axis=1, keepdims=True), (times.shape[0], layer.in_rows))
@@ -381,12 +340,12 @@ def _check_inputs(work: MultiplierLayer, times: Times, runs: Sequence[_ItemRun])
         wanted = needs[key][groups, rows]
         for further in range(1, run.item.tile.groups):
             wanted = np.maximum(wanted, needs[key][np.minimum(groups + further, layer.groups - 1), rows])
-        early = np.flatnonzero(run.played.begins < wanted)
+        early = np.flatnonzero(run.begins < wanted)
         if early.size:
             at = int(early[0])
             what = f"position {run.item.positions[at]} of channel {run.item.channels[at]} is begun in cycle"
-            what += f" {run.played.begins[at]}; its inputs exist from cycle {wanted[at]}"
-            raise _wrong(what, run)
+            what += f" {run.begins[at]}; its inputs exist from cycle {wanted[at]}"
+            raise _wrong(what, _name(run.item, works))
 
 
 def _needed(layer: OrderLayer, times: Times, taps: tuple[int, int], height: int) -> Times:
@@ -402,7 +361,7 @@ def _needed(layer: OrderLayer, times: Times, taps: tuple[int, int], height: int)
     return need
 
 
-def _check_sums(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> None:
+def _check_sums(work: MultiplierLayer, runs: Sequence[ItemTimeline]) -> None:
     """Every product of every sum is added exactly once."""
     layer, parts = work.layer, sorted({run.item.taps for run in runs})
     ends = [0, *(taps[1] for taps in parts)]
@@ -418,16 +377,21 @@ def _check_sums(work: MultiplierLayer, runs: Sequence[_ItemRun]) -> None:
             raise _wrong(f"{what} are added {count[position, channel]} times", work.name)
 
 
-def _places(run: _ItemRun) -> Iterator[Numbers]:
+def _places(run: ItemTimeline) -> Iterator[Numbers]:
     """The results [position, channel] that each virtual neuron of an item computes, as one number."""
-    tile, layer = run.item.tile, run.work.layer
+    tile, layer = run.item.tile, run.layer
     groups, filters = np.divmod(run.item.channels, layer.filters)
     rows, columns = np.divmod(run.item.positions, grid(layer, tile)[1])
     for g, k, x, y in product(*map(range, (tile.groups, tile.filters, tile.out_rows, tile.out_columns))):
         row, column = rows * tile.out_rows + x, columns * tile.out_columns + y
         inside = (groups + g < layer.groups) & (filters + k < layer.filters)
         inside &= (row < layer.out_rows) & (column < layer.out_columns)
-        places = (row * layer.out_columns + column) * run.work.outputs + run.item.channels + g * layer.filters + k
+        places = (
+            (row * layer.out_columns + column) * (layer.groups * layer.filters)
+            + run.item.channels
+            + g * layer.filters
+            + k
+        )
         yield places[inside]
 
 

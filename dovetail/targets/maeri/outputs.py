@@ -119,6 +119,11 @@ def layer_words(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile) ->
     return [*words, config.multipliers << 16 | tile.neurons, tile.size]
 
 
+def layer_info(order: NetworkOrder, number: int) -> list[int]:
+    """The sizes of a layer of an order, and of the tile of its first item."""
+    return layer_words(order.config, order.network.works[number].layer, order.of(number)[0].tile)
+
+
 FORMAT = 1
 """Version of the JSON."""
 
@@ -139,10 +144,13 @@ def order_files(order: NetworkOrder, timeline: Sequence[Phase], page: str) -> di
     }
     for number, words in enumerate(configurations(timeline)):
         files[f"trees/RN_Config_{number:04d}.vmh"] = _vmh(words, 3)
-    for number, work in enumerate(order.network.works):
-        tile = order.of(number)[0].tile
-        files[f"layers/Layer_Info_{number:03d}.vmh"] = _vmh(layer_words(order.config, work.layer, tile), 2)
+    for number in range(len(order.network.works)):
+        files[f"layers/Layer_Info_{number:03d}.vmh"] = _vmh(layer_info(order, number), 2)
     return {name: text.encode() for name, text in files.items()}
+
+
+HEADINGS = ("layer", "start", "end", "virtual neurons", "multipliers each", "steps", "MACs", "used")
+"""Headings of the table of layers."""
 
 
 def layer_rows(order: NetworkOrder) -> list[tuple[int, tuple[str, ...]]]:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from dovetail.targets.maeri.network import MultiplierLayer
 from dovetail.targets.maeri.order import NetworkOrder
+from dovetail.targets.maeri.outputs import HEADINGS
 from dovetail.targets.maeri.tile import Item, grid, traffic
 from dovetail.targets.maeri.tree import Range
 
@@ -120,16 +121,13 @@ class ItemBar:
     items: int
 
 
-def page(
-    order: NetworkOrder, summary: str, headings: Sequence[str], rows: Sequence[tuple[int, tuple[str, ...]]]
-) -> str:
+def page(order: NetworkOrder, summary: str, rows: Sequence[tuple[int, tuple[str, ...]]]) -> str:
     """The page of an order.
 
     Args:
         order: the order.
         summary: a sentence about it.
-        headings: of the table of layers.
-        rows: number of each layer and its cells, by start.
+        rows: of the table of layers (`layer_rows`).
     """
     bars, use = _bars(order), use_of(order, _SPANS)
     files = {name: resources.files(__package__).joinpath("templates", name).read_text("utf-8") for name in _FILES}
@@ -149,7 +147,7 @@ def page(
         ),
         gantt=_gantt(order, bars, (0, order.makespan), "main"),
         use=_use(order, use),
-        table=_table(headings, ((_link(n, escape(cells[0])), *map(escape, cells[1:])) for n, cells in rows)),
+        table=_table(HEADINGS, ((_link(n, escape(cells[0])), *map(escape, cells[1:])) for n, cells in rows)),
         layers="".join(_layer(order, number, bars) for number, _ in rows),
     )
 

@@ -33,7 +33,7 @@ from dovetail.targets.maeri.coded import (
 )
 from dovetail.targets.maeri.execute import ALIGNMENT, StepGraph, lowered, size_of, step_graph
 from dovetail.targets.maeri.order import NetworkOrder
-from dovetail.targets.maeri.outputs import Phase, configurations, layer_words
+from dovetail.targets.maeri.outputs import Phase, configurations, layer_info
 
 _BEHIND_INPUTS = apply((Quantize, Transpose))
 _BEFORE_OUTPUTS = apply((Dequantize, Transpose))
@@ -77,10 +77,7 @@ def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase
 
     sums = {net.layers[match.root]: at for at, match in enumerate(net.matches) if match.root in net.layers}
     numbers = [sums[work.node.output] for work in order.network.works]
-    infos = {
-        number: tuple(layer_words(order.config, work.layer, next(i.tile for i in order.items if i.work == at)))
-        for at, (number, work) in enumerate(zip(numbers, order.network.works, strict=True))
-    }
+    in_steps = sorted(range(len(numbers)), key=numbers.__getitem__)
     return ProgrammingImage(
         config=order.config,
         form=form,
@@ -89,7 +86,7 @@ def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase
         inputs=tuple(map(place, graph.inputs)),
         outputs=tuple(map(place, graph.outputs)),
         steps=tuple(step_of(match.graph, constants, place) for match in net.matches),
-        infos=tuple(infos[number] for number in sorted(infos)),
+        infos=tuple(tuple(layer_info(order, number)) for number in in_steps),
         trees=tuple(configurations(timeline)),
         phases=tuple((phase.start, phase.configuration) for phase in timeline),
         items=tuple(replace(item, work=numbers[item.work]) for item in order.items),

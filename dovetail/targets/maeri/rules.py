@@ -284,15 +284,14 @@ def _taps(work: MultiplierLayer, grain: Grain) -> list[tuple[int, int] | None]:
     return [(first, first + area) for first in range(0, taps, area)]
 
 
-def unit_rules(rules: Rules, network: OrderNetwork, grain: Grain = Grain.RULES) -> UnitRules:
-    """Rules for the units of a network, as they stand.
+def units_of(rules: Rules, network: OrderNetwork, grain: Grain) -> list[ChannelRange]:
+    """The units of a network, in its order.
 
     Raises:
         ModelError: a rule names a layer or channels that the network has not.
     """
-    ranges = {what: channel_range(what, network) for what in _names(rules)}
     cuts = [{0, work.channels} for work in network.works]
-    for part in ranges.values():
+    for part in (channel_range(what, network) for what in _names(rules)):
         cuts[part.work] |= {part.first, part.end}
     whole, units = whole_layers(rules, network), list[ChannelRange]()
     for number, work in enumerate(network.works):
@@ -300,6 +299,12 @@ def unit_rules(rules: Rules, network: OrderNetwork, grain: Grain = Grain.RULES) 
             cuts[number] |= set(range(0, work.channels, -(-work.channels // _PARTS) if work.turned else 1))
         taps = [None] if number in whole else _taps(work, grain)
         units += [ChannelRange(number, *pair, part) for pair in pairwise(sorted(cuts[number])) for part in taps]
+    return units
+
+
+def unit_rules(rules: Rules, network: OrderNetwork, grain: Grain = Grain.RULES) -> UnitRules:
+    """Rules for the units of a network, as they stand; raises as `units_of` does."""
+    ranges, units = {what: channel_range(what, network) for what in _names(rules)}, units_of(rules, network, grain)
 
     def of(what: str) -> list[ChannelRange]:
         """The units of a layer or channels, of a kind of layers, or of the network."""
@@ -322,7 +327,7 @@ def unit_rules(rules: Rules, network: OrderNetwork, grain: Grain = Grain.RULES) 
     groups = {number: [unit for what in group for unit in of(what)] for number, group in enumerate(rules.together)}
     return UnitRules(
         units=tuple(units),
-        whole=whole,
+        whole=whole_layers(rules, network),
         reads=_dependencies(network, units),
         before=pairs("before", pairwise),
         no_later={(x, y): why for (x, y), why in priority.items() if y.work not in network.ancestors[x.work]},

@@ -23,16 +23,13 @@ from dovetail.targets.maeri.listing import arrange, best_order
 from dovetail.targets.maeri.machine import clock_of
 from dovetail.targets.maeri.network import OrderNetwork, network
 from dovetail.targets.maeri.order import NEEDS, NetworkOrder, broken, check
-from dovetail.targets.maeri.outputs import Phase, layer_rows, order_files, phases
+from dovetail.targets.maeri.outputs import HEADINGS, Phase, layer_rows, order_files, phases
 from dovetail.targets.maeri.picture import page
 from dovetail.targets.maeri.programming import inner, programmed
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.tile import ChannelSegment, Item, MultiplierTile, in_order
 from dovetail.targets.maeri.tree import Range
 from dovetail.targets.maeri.words import Count, Natural
-
-HEADINGS = ("layer", "start", "end", "virtual neurons", "multipliers each", "steps", "MACs", "used")
-"""Headings of the table of layers."""
 
 
 def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Rules) -> Ordered:
@@ -70,7 +67,7 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
     notes += refusals
     if files and request.inputs is not None:
         notes.append(_image_note(order, files, request.inputs))
-    files |= order_files(order, timeline, page(order, summary, HEADINGS, rows))
+    files |= order_files(order, timeline, page(order, summary, rows))
     return Ordered(HEADINGS, tuple(cells for _, cells in rows), tuple(notes), files)
 
 

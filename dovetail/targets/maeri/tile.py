@@ -351,13 +351,19 @@ class Item:
         return self.taps[1] - self.taps[0]
 
     def fault(self, layer: OrderLayer, config: MaeriConfig) -> str:
-        """Why it is no item of a layer on the multipliers; empty if it is one."""
+        """Why it is no item of a layer on the engine; empty if it is one."""
         low, high, tile = *self.taps, self.tile
-        if not low < high <= layer.taps or tile.size * tile.neurons > min(self.place.size, config.multipliers):
-            what = f"{tile.neurons} virtual neurons of {tile.size} for the products [{low}, {high}) of {layer.taps}"
-            return f"{what} are not on the multipliers {self.place} of {config.multipliers}"
-        if self.place.end > config.multipliers:
-            return f"{self.place} are not on the multipliers [0, {config.multipliers})"
+        width = tile.size + config.carried(-(-self.products // tile.size))
+        end = max(self.place.end, self.place.start + tile.neurons * width)
+        if min(self.start, self.place.start) < 0 or end > config.multipliers:
+            what = f"{tile.neurons} virtual neurons of {width} are not on the multipliers {self.place}"
+            return f"{what}: there are {config.multipliers} multipliers, from cycle 0 on"
+        if not 0 <= low < high <= layer.taps:
+            return f"there are no products [{low}, {high}) among the {layer.taps} of a sum"
+        if high - low < layer.taps and not config.accumulation_buffer:
+            return "a sum in parts needs the accumulation buffer"
+        if not self.segments:
+            return "an item without work"
         (rows, columns), channels = grid(layer, tile), layer.filters * layer.groups
         for part in self.segments:
             if part.channel >= channels or part.first + part.count > rows * columns:
