@@ -22,6 +22,7 @@ from dovetail.compile import Compiled, Options, compile_graph, prepare, sample_i
 from dovetail.errors import ProgramError, SimulationError
 from dovetail.explain import PlacementReport
 from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.operators.linear import Conv2d
 from dovetail.program.interpret import check_program
 from dovetail.program.ir import Call, LaunchStatement, Program, Wait, side_by_side
 from dovetail.program.synchronise import synchronise
@@ -36,9 +37,9 @@ from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import OrderLayer, TaskKind
+from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.order import check
-from dovetail.targets.maeri.task import Task, encode, of_parts
+from dovetail.targets.maeri.task import Part, Task, encode, of_parts
 from dovetail.targets.maeri.task import side_by_side as ordered_together
 from firmware import require_chip
 from networks import branches, image_net, mixed_kernels
@@ -211,10 +212,16 @@ def test_waits_are_for_the_launch_that_starts_all() -> None:
 LAYER = OrderLayer(3, 3, 4, 4, 6, 6)
 
 
+def part_of(layer: OrderLayer) -> Part:
+    """A convolution as a part of a launch."""
+    shape = (layer.filters, layer.rows, layer.columns, layer.channels)
+    return Conv2d(), (1, layer.in_rows, layer.in_columns, layer.channels), shape
+
+
 def test_the_device_refuses() -> None:
     """More tasks than may begin together, additions beside others, tasks on the same multipliers."""
     bus = MemoryBus([MemoryRegion("ram", 0x1000, 0x4000)])
-    order = ordered_together(((LAYER, TaskKind.CONVOLUTION),), NARROW)
+    order = ordered_together((part_of(LAYER),), NARROW)
     assert order is not None
     task = layer_task(LAYER, order.items)
 
@@ -243,7 +250,7 @@ def test_machine_and_model_agree_on_joint_launches() -> None:
     layers = [OrderLayer(k, k, c, f, n + k - 1, n + k - 1) for k, c, f, n in sizes]
     for config in (MaeriConfig(), NARROW):
         for pair in combinations(layers, 2):
-            parts = tuple((layer, TaskKind.CONVOLUTION) for layer in pair)
+            parts = tuple(map(part_of, pair))
             order = arrange(of_parts(parts), config)
             cycles = check(order)
             assert abs(order.makespan - cycles) <= 8

@@ -17,6 +17,7 @@ from dovetail.cli.main import all_commands, command_line, main
 from dovetail.compile import Options, prepare
 from dovetail.errors import PlanError
 from dovetail.guests import zoo
+from dovetail.ir.operators.linear import Conv2d
 from dovetail.schedule.assign.candidates import others
 from dovetail.schedule.partition import PartitionCache, initial_partition, partition
 from dovetail.schedule.plan.lifetimes import Lifetime
@@ -26,12 +27,11 @@ from dovetail.schedule.tiles.tiling import TileCache, Tiling
 from dovetail.target.description import Target
 from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import OrderLayer, TaskKind
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.task import find_together, of_parts, side_by_side, stored
 
 allocate = import_module("dovetail.schedule.plan.allocate")  # the package has a function of this name
-PARTS = ((OrderLayer(3, 3, 8, 8, 10, 10), TaskKind.CONVOLUTION), (OrderLayer(1, 1, 8, 16, 8, 8), TaskKind.CONVOLUTION))
+PARTS = ((Conv2d(), (1, 10, 10, 8), (8, 3, 3, 8)), (Conv2d(), (1, 8, 8, 8), (16, 1, 1, 8)))
 """Two layers that do not read each other."""
 
 

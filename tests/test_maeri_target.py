@@ -18,6 +18,7 @@ from dovetail.errors import SimulationError
 from dovetail.guests import zoo
 from dovetail.ir.graph import GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Requantize
+from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import DType, TensorType
 from dovetail.run import open_build, run_build
@@ -29,7 +30,7 @@ from dovetail.targets.maeri.coded import FeatureMap, StepConstant, step_of
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.device import MaeriDevice, MaeriRegister
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import OrderLayer, TaskKind, network
+from dovetail.targets.maeri.network import OrderLayer, network
 from dovetail.targets.maeri.outputs import phases
 from dovetail.targets.maeri.task import Task, decode, encode
 from dovetail.targets.maeri.tile import Item
@@ -225,8 +226,9 @@ def layer_task(layer: OrderLayer, items: tuple[Item, ...] = (), padding: int = 0
     sizes = (layer.in_rows - padding, layer.in_columns, layer.channels * layer.groups)
     x = builder.input("x", TensorType((1, *sizes), DType.INT8))
     image = builder.add(Pad((0, padding, 0, 0), (0,) * 4, 0), [x]) if padding else x
-    weights = np.zeros(TaskKind.CONVOLUTION.weight_shape(layer), np.int8)
-    result = TaskKind.CONVOLUTION.add_to(builder, image, weights, layer=layer, zero_point=0, stem="sums")
+    shape = (layer.filters * layer.groups, layer.rows, layer.columns, layer.channels)
+    weights = builder.constant("weights", np.zeros(shape, np.int8))
+    result = builder.add(Conv2d(layer.strides, layer.dilations), [image, weights])
     if stage:
         scale = [builder.constant(name, np.array([number], np.int32)) for name, number in (("m", 1 << 30), ("s", -4))]
         result = builder.add(

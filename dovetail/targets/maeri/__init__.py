@@ -17,7 +17,7 @@ import numpy as np
 import dovetail.target as dt
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array
 from dovetail.legalize import pools_as_depthwise, without_zeros
@@ -97,8 +97,9 @@ def _commands(
 
 
 def _part(match: dt.Match) -> Part:
-    work = network(match.graph).works[0]
-    return work.layer, work.kind
+    node, types = network(match.graph).works[0].node, match.graph.types
+    layer = node.expect(Linear).with_zero_points(0)
+    return layer, types[node.inputs[0]].shape, types[node.inputs[1]].shape
 
 
 def pack(match: dt.Match) -> dict[str, Array]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -13,11 +12,11 @@ import numpy.typing as npt
 
 from dovetail.errors import ModelError
 from dovetail.ir.crop import macs
-from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected
 from dovetail.ir.pattern import Apply, apply, constant, occurrence, operand, rest
-from dovetail.ir.types import Array, Box, TensorType, full_box
+from dovetail.ir.types import Box, TensorType, full_box
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +65,6 @@ class OrderLayer:
         return self.taps * self.filters * self.groups * self.out_rows * self.out_columns
 
 
-class TaskKind(IntEnum):
-    """Kinds of layers, by the shape of their weights; the number stands in tasks and programming images."""
-
-    CONVOLUTION = 0
-    """[O, R, S, C]; a dense layer of several vectors too."""
-    DEPTHWISE = 1
-    """[1, R, S, C * M]."""
-    TURNED = 2
-    """[positions, C]: a dense layer of a single vector, which stays in the multipliers. The vector is the one filter,
-    and the rows of weights are sent past it as inputs, a position each."""
-
-    def weight_shape(self, layer: OrderLayer) -> tuple[int, ...]:
-        """Shape of the weights of a layer of this kind."""
-        kernel, channels = (layer.rows, layer.columns), layer.filters * layer.groups
-        if self is TaskKind.TURNED:
-            return layer.in_rows, layer.channels
-        return (1, *kernel, channels) if self is TaskKind.DEPTHWISE else (channels, *kernel, layer.channels)
-
-    def add_to(
-        self, builder: GraphBuilder, x: str, weights: Array, *bias: str, layer: OrderLayer, zero_point: int, stem: str
-    ) -> str:
-        """Add a layer of this kind, without padding, to a graph; the name of its sums."""
-        names = [x, builder.constant(f"{stem} weights", weights), *bias]
-        if self is TaskKind.TURNED:
-            return builder.add(FullyConnected(input_zero_point=zero_point), names, stem)
-        operator = DepthwiseConv2d if self is TaskKind.DEPTHWISE else Conv2d
-        return builder.add(operator(layer.strides, layer.dilations, zero_point), names, stem)
-
-
 _X, _WEIGHTS = operand("x"), constant("weights")
 _CONVOLUTION: Apply[Convolution] = apply((Conv2d, DepthwiseConv2d), _X, _WEIGHTS, rest("bias"))
 _DENSE = apply(FullyConnected, _X, _WEIGHTS, rest("bias"))
@@ -113,16 +83,16 @@ class MultiplierLayer:
     name: str
     """As the user's model calls it."""
     layer: OrderLayer
-    kind: TaskKind
-    is_image: bool
-    """Whether the result has rows and columns; a dense layer's is one row."""
-    zero_points: tuple[int, int]
-    """Taken off the elements of the operand, and off the weights."""
+    family: str
+    """Kind of layer in the words of rules: convolution, depthwise or dense."""
+    turned: bool = False
+    """Whether the layer is a dense one of a single vector, which stays in the multipliers. The vector is the one
+    filter, and the rows of weights are sent past it as inputs, a position each."""
 
     @property
-    def turned(self) -> bool:
-        """Whether the layer is a dense one of a single vector, see `TaskKind.TURNED`."""
-        return self.kind is TaskKind.TURNED
+    def is_image(self) -> bool:
+        """Whether the result has rows and columns; a dense layer's is one row."""
+        return self.family != "dense"
 
     @property
     def outputs(self) -> int:
@@ -133,11 +103,6 @@ class MultiplierLayer:
     def channels(self) -> int:
         """Channels of the result."""
         return self.positions if self.turned else self.outputs
-
-    @property
-    def family(self) -> str:
-        """Kind of layer in the words of rules."""
-        return self.kind.name.lower() if self.is_image else "dense"
 
     @property
     def positions(self) -> int:
@@ -261,10 +226,8 @@ def _convolution(graph: Graph, node: Node) -> MultiplierLayer | None:
     depthwise = operator.weight_axis == 3
     groups = x[3] if depthwise else x[3] // w[3]
     sizes = (w[1], w[2], x[3] // groups, w[operator.weight_axis] // groups, x[1], x[2], groups)
-    kind = TaskKind.DEPTHWISE if depthwise else TaskKind.CONVOLUTION
-    return MultiplierLayer(
-        node, "", OrderLayer(*sizes, operator.stride, operator.dilation), kind, True, operator.zero_points
-    )
+    layer = OrderLayer(*sizes, operator.stride, operator.dilation)
+    return MultiplierLayer(node, "", layer, "depthwise" if depthwise else "convolution")
 
 
 def _refusal(graph: Graph, node: Node, count: int) -> ModelError:
@@ -283,10 +246,8 @@ def _dense(graph: Graph, node: Node) -> MultiplierLayer | None:
     if (match := occurrence(_DENSE, graph, node)) is None:
         return None
     vectors, w = prod(match.type(_X).shape[:-1]), match.type(_WEIGHTS).shape
-    kind, layer = TaskKind.TURNED, OrderLayer(1, 1, w[1], 1, w[0], 1)
-    if vectors > 1:
-        kind, layer = TaskKind.CONVOLUTION, OrderLayer(1, 1, w[1], w[0], vectors, 1)
-    return MultiplierLayer(node, "", layer, kind, False, match[_DENSE].zero_points)
+    sizes = (1, w[0], 1) if vectors == 1 else (w[0], vectors, 1)
+    return MultiplierLayer(node, "", OrderLayer(1, 1, w[1], *sizes), "dense", vectors == 1)
 
 
 def exists_from(graph: Graph, value: str, results: Mapping[str, Times]) -> Times:

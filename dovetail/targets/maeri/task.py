@@ -18,12 +18,13 @@ from msgspec.json import encode as encode_json
 from dovetail.errors import DovetailError, ModelError, SimulationError
 from dovetail.files import kept_answer
 from dovetail.ir.graph import Graph, GraphBuilder, Node
-from dovetail.ir.types import DType, TensorType
+from dovetail.ir.operators.linear import Linear
+from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.target import Match
 from dovetail.targets.maeri.coded import Step, items_of, words_of_items
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import OrderLayer, OrderNetwork, TaskKind, layers_in, network, own_name
+from dovetail.targets.maeri.network import OrderNetwork, layers_in, network, own_name
 from dovetail.targets.maeri.order import NetworkOrder, check
 from dovetail.targets.maeri.rules import Pin, Rules, consistent_rules, grain
 from dovetail.targets.maeri.tile import Item, in_order
@@ -70,8 +71,8 @@ def _wrong(what: str) -> SimulationError:
     return SimulationError(f"these words are no task: {what}", where="maeri", hint=hint)
 
 
-Part = tuple[OrderLayer, TaskKind]
-"""A layer, and how its weights lie."""
+Part = tuple[Linear, Shape, Shape]
+"""A layer, the shape of its image or vectors, and the shape of its weights."""
 _TURNS = 3
 """Layers of which every turn is tried."""
 _WORTH = 100
@@ -93,12 +94,9 @@ FREE = ChipRules()
 def of_parts(parts: Sequence[Part], names: Sequence[str] = ()) -> OrderNetwork:
     """Layers beside each other as a network with weights of zeros, with names if these are given."""
     builder, results = GraphBuilder("launch"), []
-    for layer, kind in parts:
-        image = (1, layer.in_rows, layer.in_columns, layer.channels * layer.groups)
-        shape = (1, layer.channels) if kind is TaskKind.TURNED else image
-        x = builder.input(builder.fresh("x"), TensorType(shape, DType.INT8))
-        weights = np.zeros(kind.weight_shape(layer), np.int8)
-        results.append(kind.add_to(builder, x, weights, layer=layer, zero_point=0, stem="result"))
+    for layer, image, shape in parts:
+        x = builder.input(builder.fresh("x"), TensorType(image, DType.INT8))
+        results.append(builder.add(layer, [x, builder.constant("weights", np.zeros(shape, np.int8))], "result"))
     net = network(builder.finish(results))
     works = (replace(work, name=name) for work, name in zip(net.works, names, strict=True)) if names else net.works
     return replace(net, works=tuple(works))
@@ -152,11 +150,15 @@ def find_together(parts: tuple[Part, ...], config: MaeriConfig, kept: ChipRules 
     """As `side_by_side`, without the cache."""
     turns = list(permutations(range(len(parts)))) if len(parts) <= _TURNS else [tuple(range(len(parts)))]
     best = _first_to_end([_in_turn(parts, turn, config, kept) for turn in turns])
-    work = sum(layer.macs for layer, _ in parts)
-    if best is None or len(parts) == 1 or (best.makespan - work // config.multipliers) * _WORTH < best.makespan:
+    macs = [work.layer.macs for work in of_parts(parts).works]
+    if best is None or len(parts) == 1 or (best.makespan - sum(macs) // config.multipliers) * _WORTH < best.makespan:
         return best
-    by_work = sorted(range(len(parts)), key=lambda number: parts[number][0].macs)
-    ways = [(turn, places) for turn in (by_work, by_work[::-1]) for places in _shares(parts, turn, config)]
+    by_work = sorted(range(len(parts)), key=macs.__getitem__)
+    ways = [
+        (turn, places)
+        for turn in (by_work, by_work[::-1])
+        for places in _shares([macs[number] for number in turn], config)
+    ]
     ways += [(by_work, [(0, config.multipliers * quarters // 4)]) for quarters in (2, 3)]
     return _first_to_end([best, *(_in_turn(parts, turn, config, kept, places) for turn, places in ways)])
 
@@ -185,10 +187,10 @@ def _in_turn(
     return NetworkOrder(of_parts(parts), config, items, cycles)
 
 
-def _shares(parts: Sequence[Part], turn: Sequence[int], config: MaeriConfig) -> Iterator[list[tuple[int, int]]]:
-    """Multipliers for each layer in turn, by its products, rounded down and up."""
+def _shares(work: Sequence[int], config: MaeriConfig) -> Iterator[list[tuple[int, int]]]:
+    """Multipliers for each layer, by its products, rounded down and up."""
     width = grain(config)
-    ports, work = config.multipliers // width, [parts[number][0].macs for number in turn]
+    ports = config.multipliers // width
     for rounding in (0.3, 0.7):
         ends = [int(total * ports / sum(work) + rounding) for total in accumulate(work)]
         spans = list(pairwise((0, *ends[:-1], ports)))
