@@ -17,14 +17,14 @@ import numpy as np
 import dovetail.target as dt
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array
 from dovetail.legalize import pools_as_depthwise, without_zeros
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.bound import addition_cycles
-from dovetail.targets.maeri.coded import INT8, FeatureMap, kept_constants, step_of
+from dovetail.targets.maeri.coded import INT8, LAYER, FeatureMap, kept_constants, operators, step_of
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import NetworkOrder
@@ -98,8 +98,8 @@ def _commands(
 
 def _part(match: dt.Match) -> Part:
     node, types = network(match.graph).works[0].node, match.graph.types
-    layer = node.expect(Linear).with_zero_points(0)
-    return layer, types[node.inputs[0]].shape, types[node.inputs[1]].shape
+    (layer,) = operators(LAYER, [node])
+    return layer.with_zero_points(0), types[node.inputs[0]].shape, types[node.inputs[1]].shape
 
 
 def pack(match: dt.Match) -> dict[str, Array]:
