@@ -151,7 +151,7 @@ def find_together(parts: tuple[Part, ...], config: MaeriConfig, kept: ChipRules 
     turns = list(permutations(range(len(parts)))) if len(parts) <= _TURNS else [tuple(range(len(parts)))]
     best = _first_to_end([_in_turn(parts, turn, config, kept) for turn in turns])
     macs = [work.layer.macs for work in of_parts(parts).works]
-    if best is None or len(parts) == 1 or (best.makespan - sum(macs) // config.multipliers) * _WORTH < best.makespan:
+    if best is None or (best.makespan - sum(macs) // config.multipliers) * _WORTH < best.makespan:
         return best
     by_work = sorted(range(len(parts)), key=macs.__getitem__)
     ways = [
