@@ -81,10 +81,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--target", "riscv"], "riscv: this target is a machine alone, not a mesh"),
         (["--target", "spinnaker2", "--chips", "49"], "49 chips: a board has 48"),
         (["--target", "spinnaker2", "--boards", "25"], "25 boards: there are places for 24"),
-        (["--target", "spinnaker2", "--faults", "1.5"], "--faults: a share is from 0 to below 1, not 1.5"),
         (["--target", "spinnaker2", "--chips", "1", "--mapping", "absent.yaml"], "cannot be read"),
     ],
 )
 def test_wrong_wishes(more: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     model = shared_dir() / "models" / "mlperf_tiny" / "ic_resnet8_int8.tflite"
     assert sentence in refused(capsys, "mesh", model, *more)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--faults", 1.5), ("--faults", -0.1), ("--inputs", 0), ("--jobs", 0)])
+def test_numbers_out_of_their_range(option: str, value: float, capsys: pytest.CaptureFixture[str]) -> None:
+    model = shared_dir() / "models" / "mlperf_tiny" / "ic_resnet8_int8.tflite"
+    assert dovetail("mesh", model, "--target", "spinnaker2", option, value) == 2
+    assert option in capsys.readouterr().err

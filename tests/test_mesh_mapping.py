@@ -16,7 +16,7 @@ from dovetail.errors import PlanError, TargetError
 from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure
 from dovetail.guests.mesh.pieces import check_covered, execute
-from dovetail.guests.mesh.placement import Router, SectionPlacement
+from dovetail.guests.mesh.placement import Links, Router, SectionPlacement
 from dovetail.guests.mesh.simulate import simulate
 from dovetail.guests.mesh.topology import build_topology, random_faults
 from dovetail.ir.graph import Graph, evaluate
@@ -183,14 +183,15 @@ def test_faults(chips: int | None, share: float, seed: int) -> None:
 def check_links_alive(found: MeshMapping) -> None:
     """No byte goes over a dead link, between chips or on one."""
     placed, _ = found.whole
-    topology, grid = found.topology, found.parts.mesh.grid
+    topology, grid, links = found.topology, found.parts.mesh.grid, Links(found.topology)
+    busy = simulate(placed, 1).busy
     for place, way in found.parts.mesh.faults.links:
-        assert placed.loads.links[topology.places.index(place), way] == 0
+        chip = topology.places.index(place)
+        assert placed.links[chip, way] == 0 and busy[chip * len(found.parts.mesh.directions) + way] == 0
     for place, a, b in found.parts.mesh.faults.noc:
         chip = topology.places.index(place)
-        for (x0, y0), (x1, y1) in ((a, b), (b, a)):
-            way = ((1, 0), (0, 1), (-1, 0), (0, -1)).index((x1 - x0, y1 - y0))
-            assert placed.loads.noc[chip, y0 * grid.width + x0, way] == 0
+        routers = [y * grid.width + x for x, y in (a, b)]
+        assert busy[links.inside(chip, *routers)] == busy[links.inside(chip, *routers[::-1])] == 0
 
 
 def test_loads_equal_those_of_every_message() -> None:
@@ -203,8 +204,8 @@ def test_loads_equal_those_of_every_message() -> None:
     ways = len(found.parts.mesh.directions)
     chips = len(found.topology.places)
     between = timing.busy[: chips * ways].reshape(chips, ways) * rates.link
-    assert np.allclose(between, placed.loads.links)
-    assert placed.loads.links.sum() > 0
+    assert np.allclose(between, placed.links)
+    assert placed.links.sum() > 0
 
 
 def test_routes_are_shortest_on_a_whole_board() -> None:

@@ -282,7 +282,7 @@ def test_routes_are_taken() -> None:
     chips = found.topology.chips
     assert usual.topology.between.parent[chips[1, 1], chips[0, 0]] != chips[1, 0]
     assert found.topology.between.parent[chips[1, 1], chips[0, 0]] == chips[1, 0]
-    assert found.whole[0].loads.links[chips[1, 1]].sum() > 0
+    assert found.whole[0].links[chips[1, 1]].sum() > 0
     check_own(found)
 
 

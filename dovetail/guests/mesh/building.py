@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -110,27 +111,17 @@ def build_programs(
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    runtime = (
-        instruction_set(target.core.isa).start,
-        "dovetail_rt.c",
-        "element.c",
-        "mesh_sim.c",
-        "mesh_sections_sim.c",
-    )
-    shared = [folder / "runtime" / name for name in runtime if f"runtime/{name}" in files]
-    shared += [folder / name for name in shared_files(target) if name.endswith(".c")]
-    has_sections = "runtime/mesh_sections.h" in files
-    drivers = [folder / "driver"] if (folder / "driver").is_dir() else []
+    shared = [folder / name for name in sorted(files) if re.fullmatch(r"(runtime|driver)/.*\.[cS]", name)]
 
     def build(program: Path) -> tuple[str, Path]:
-        own = sorted(program.glob("*.c"), reverse=not has_sections)
+        own = sorted(program.glob("*.c"))
         return program.name, compile_firmware(
             program,
             [*own, *shared],
             linker_script=folder / "link.ld",
             isa=target.core.isa,
             defines=macros(target),
-            include=(folder / "runtime", *drivers),
+            include=(folder / "runtime", folder / "driver"),
             flags=EMITTED_C,
             compiler_runtime=any(b"float" in path.read_bytes() for path in own),
         )

@@ -31,11 +31,11 @@ class MeshOptions:
     )
     parts: Path | None = flag(None, "A folder of ONNX models: what each element computes.", kind=Path | None)
     save_parts: Path | None = flag(None, "Folder for such models of every element.", kind=Path | None)
-    faults: float = flag(0.0, "Share of elements and links taken to be dead, at random.")
+    faults: float = flag(0.0, "Share of elements and links taken to be dead, at random.", min=0.0, max=0.99)
     seed: int = flag(0, "Of the faults.")
-    inputs: int = flag(12, "Inputs of the stream that is modelled.")
+    inputs: int = flag(12, "Inputs of the stream that is modelled.", min=1)
     exact: bool = flag(False, "Run every element's firmware in an emulated core of its own.", "--exact")
-    jobs: int = flag(2, "Processes that do so on this machine.")
+    jobs: int = flag(2, "Processes that do so on this machine.", min=1)
     scheduler: str | None = flag(None, "Address of a Dask scheduler to use instead.")
 
 
@@ -72,7 +72,6 @@ def mesh(
         if element.mesh is None:
             hint = advice(lambda one: one.mesh is not None)
             raise TargetError("this target is a machine alone, not a mesh", where=element.name, hint=hint)
-        _check_numbers(options)
         topology = resized_topology(element, options.boards, options.chips, options.faults, options.seed)
         graph = prepare(model, element, Options(), show)
         regions, aim = partition(graph, element), Objective(options.objective)
@@ -99,13 +98,3 @@ def mesh(
             files = reporting.files_of(mapped, performance, element)
             write_files(files, folder, force)
             say(f"{folder}: {', '.join(sorted({name.split('/')[0] for name in files}))}")
-
-
-def _check_numbers(options: MeshOptions) -> None:
-    """Raise TargetError for numbers out of their range."""
-    if not 0 <= options.faults < 1:
-        hint = "such as --faults 0.01"
-        raise TargetError(f"a share is from 0 to below 1, not {options.faults}", where="--faults", hint=hint)
-    if options.inputs < 1 or options.jobs < 1:
-        what = f"the least is 1, were given {options.inputs} and {options.jobs}"
-        raise TargetError(what, where="--inputs, --jobs", hint="give 1 or more, or leave them out")

@@ -22,6 +22,7 @@ from dovetail.codegen.emit.weights import Weights
 from dovetail.compile import Compiled, Options, compile_graph
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
+from dovetail.ir.onnx_file import graph_bytes
 from dovetail.schedule.assign.costs import RegionCosts
 from dovetail.schedule.partition import initial_partition
 from dovetail.target.description import Target
@@ -173,14 +174,7 @@ def with_compiler(target: Target) -> Target:
 
 def digest(graph: Graph) -> str:
     """Equal for pieces that are computed alike."""
-    state = hashlib.sha256(repr((graph.inputs, graph.outputs)).encode())
-    for node in graph.nodes:
-        state.update(repr((node.operator, node.inputs, node.output)).encode())
-    for name, kind in sorted(graph.types.items()):
-        state.update(f"{name} {kind}\0".encode())
-    for name, array in sorted(graph.constants.items()):
-        state.update(f"{name} {array.dtype}\0".encode() + np.ascontiguousarray(array).tobytes())
-    return state.hexdigest()
+    return hashlib.sha256(graph_bytes(replace(graph, name=MODEL))).hexdigest()
 
 
 def copying(target: Target, to: str, source: str, nbytes: int) -> str:

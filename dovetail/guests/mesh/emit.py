@@ -42,8 +42,8 @@ _TABLE_ROOM = 416
 class Element:
     """An element, with the program and data it is loaded with."""
 
-    element: int
-    """Chip * elements per chip + number on it."""
+    on: tuple[int, int, int]
+    """Column and row of its chip, and its number there."""
     program: str
     data: bytes
     """For the symbol element_data."""
@@ -53,12 +53,18 @@ class Element:
     """The section of each piece, and the first bytes of its header and its transfers: in the element's data, or in the
     DRAM where there are several sections."""
 
+    @property
+    def word(self) -> int:
+        """Column, row and number in one word."""
+        return word_of(self.on)
+
 
 @dataclass(frozen=True)
 class MeshProject:
     """Everything that is emitted."""
 
     elements: tuple[Element, ...]
+    """In the order of their words."""
     keys: tuple[Tables, ...]
     """Keys and routing entries of each section; no key is used in two."""
     files: Mapping[str, bytes]
@@ -89,6 +95,7 @@ def emit_mesh(mapped: MeshMapping, target: Target) -> MeshProject:
         elements, sources, dram = _one_section(mapped.placed[0], pieces[0], target)
     else:
         elements, sources, dram = _several_sections(mapped, pieces)
+    elements = tuple(sorted(elements, key=lambda one: one.word))
     files = dict(build_files(sources, target, sections=len(pieces) > 1))
     files |= dict(chip_images(mapped.placed, keys, elements, dram))
     return MeshProject(elements, keys, files, tensors)
@@ -150,7 +157,7 @@ def _one_section(placed: SectionPlacement, pieces: _Pieces, target: Target) -> _
         begins = zip(places_of(sizes[kinds[element]]), own, strict=False)
         places = tuple((0, at, at + _transfers_place(data)) for at, data in begins)
         data = joined_data(own, sizes[kinds[element]])
-        elements.append(Element(element, kinds[element], data, tenants, places))
+        elements.append(Element(placed.topology.position(element), kinds[element], data, tenants, places))
     return tuple(elements), {name: program_files(codes, sizes[name]) for codes, name in names.items()}, b""
 
 
@@ -177,8 +184,8 @@ def chip_images(
     """
     topology = placed[0].topology
     per, by_chip = topology.mesh.per_chip, defaultdict[int, list[Element]](list)
-    for element in sorted(elements, key=lambda one: one.element):
-        by_chip[element.element // per].append(element)
+    for element in elements:
+        by_chip[topology.chips[element.on[:2]]].append(element)
     routes, sets = defaultdict[int, list[bytes]](list), defaultdict[int, list[bytes]](list)
     first = 1
     for one, table in zip(placed, tables, strict=True):
@@ -197,7 +204,7 @@ def chip_images(
         x, y = topology.places[chip]
         content = [_IMAGE.pack(_MAGIC, x, y, len(by_chip[chip]), len(routes[chip]), len(sets[chip]), len(dram))]
         for element in by_chip[chip]:
-            content.append(_LOADED.pack(element.element % per, len(element.data), element.program.encode()[:32], 0))
+            content.append(_LOADED.pack(element.on[2], len(element.data), element.program.encode()[:32], 0))
             content.append(element.data + bytes(-len(element.data) % 4))
         yield f"chips/chip_{x}_{y}.img", b"".join([*content, *routes[chip], *sets[chip], dram])
 
@@ -276,7 +283,7 @@ def _several_sections(mapped: MeshMapping, pieces: Sequence[_Pieces]) -> _Layout
     first = list(accumulate((one.section.pieces for one in placed), initial=0))
     elements = tuple(
         Element(
-            element,
+            mapped.topology.position(element),
             SECTIONS,
             content,
             tuple(first[section] + piece for section, piece in home[element]),

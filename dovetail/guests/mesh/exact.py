@@ -18,7 +18,6 @@ from dovetail.guests.mesh.layers import Ints, Show, unseen
 from dovetail.guests.mesh.manifest import Images, mesh_build, outputs_of, rack_images
 from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.guests.mesh.rack import LoadedElements
-from dovetail.guests.mesh.topology import word_of
 from dovetail.guests.mesh.workers import element_setup
 from dovetail.ir.types import Array
 from dovetail.sim.rack import LoadKind, RackContents, RefusedError
@@ -89,14 +88,14 @@ def run_exact(
     if find_spec("unicorn") is None:
         raise MissingExtraError("unicorn", "iss", "simulating firmware")
     build = mesh_build(mapped, project, target)
-    words = [word_of(mapped.topology.position(one.element)) for one in project.elements]
+    words = {one.word: one for one in project.elements}
     given = [(number, one.input) for number, one in enumerate(build.tensors) if one.input]
     tensors = [{n: np.ascontiguousarray(arrays[name]).tobytes() for n, name in given} for arrays in inputs]
     with farm(jobs, scheduler) as spread, TemporaryFolder() as folder:
         firmware = build_programs(project.files, target, Path(folder), jobs, show)
         hint = "cut the layer into more pieces in the mapping file, give fewer slots, or use more chips"
         used = used_bytes(firmware, target, mapped.parts.mesh.usable, hint)
-        loaded = _loaded(rack_images(build, firmware, project.files), dict(zip(words, project.elements, strict=True)))
+        loaded = _loaded(rack_images(build, firmware, project.files), words)
         try:
             elements = LoadedElements(loaded, mapped.topology)
             run, of_elements = elements.run(spread, element_setup(target), tensors, show)
@@ -104,11 +103,7 @@ def run_exact(
             hint = "report this: the tables of sender and receiver disagree"
             raise SimulationError(str(error), where="mesh", hint=hint) from None
     outputs = outputs_of(build, run.results, len(inputs))
-    order = [
-        piece
-        for _, one in sorted(zip(words, project.elements, strict=True), key=lambda pair: pair[0])
-        for piece in one.pieces
-    ]
+    order = [piece for one in project.elements for piece in one.pieces]
     clocks = np.array(run.clocks).reshape(len(inputs), build.pieces, 4)[:, np.argsort(order)]
     taken, runs = clocks[:, :, 3] - clocks[:, :, 0], [of_elements[word] for word in words]
     return ExactRun(

@@ -6,7 +6,6 @@ these words, and the pieces of each.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from dovetail.codegen.build.toolchain import digest
 from dovetail.codegen.manifest import Count, TensorPort
 from dovetail.documents import read_document
 from dovetail.errors import BuildError
@@ -105,8 +105,7 @@ def mesh_manifest(build: MeshRecord, graph: Graph) -> dict[str, bytes]:
 
 def mesh_build(mapped: MeshMapping, project: MeshProject, target: Target) -> MeshRecord:
     """A network as it is run."""
-    parts, position = mapped.parts, mapped.topology.position
-    elements = (ElementRecord(position(one.element), one.program, one.places) for one in project.elements)
+    parts = mapped.parts
     outputs: dict[str, list[str]] = {}
     for name, layer in parts.outputs.items():
         outputs.setdefault(parts.layers[layer].graph.outputs[0], []).append(name)
@@ -122,19 +121,12 @@ def mesh_build(mapped: MeshMapping, project: MeshProject, target: Target) -> Mes
     return MeshRecord(
         parts.graph.name,
         target.name,
-        _digest(project.files),
+        digest(*(part for name, content in sorted(project.files.items()) for part in (name.encode(), content)))[:32],
         ports(parts.graph.inputs),
         ports(parts.graph.outputs),
         tuple(tensors),
-        tuple(sorted(elements, key=lambda one: one.word)),
+        tuple(ElementRecord(one.on, one.program, one.places) for one in project.elements),
     )
-
-
-def _digest(files: Mapping[str, bytes]) -> str:
-    state = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        state.update(struct.pack("<QQ", len(name), len(content)) + name.encode() + content)
-    return state.hexdigest()[:32]
 
 
 def read_mesh(folder: Path) -> MeshRecord:

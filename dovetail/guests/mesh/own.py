@@ -27,7 +27,7 @@ from dovetail.guests.mesh.own_boxes import LayerBoxes, boxes_of_cut, boxes_wishe
 from dovetail.guests.mesh.own_routes import with_routes
 from dovetail.guests.mesh.partition import MeshPartition, MeshStage, Section, boxed_stage, resident, slot_choices
 from dovetail.guests.mesh.parts import check_parts, wishes_of_parts
-from dovetail.guests.mesh.placement import place, placed_on, shared_bytes
+from dovetail.guests.mesh.placement import SectionPlacement, place, shared_bytes
 from dovetail.guests.mesh.topology import Topology
 from dovetail.guests.mesh.traffic import traffic_of
 from dovetail.ir.graph import Graph
@@ -91,7 +91,7 @@ def complete(
     section = replace(section, groups=())
     parts = planned(MeshPartition(graph, layers, outputs, topology.mesh, objective, (section,)))
     traffic = traffic_of(parts.sections[0], stored_layers(parts))
-    return routed(parts, placed_on(parts.sections[0], with_routes(topology, wishes.routes), traffic, element))
+    return routed(parts, SectionPlacement(parts.sections[0], with_routes(topology, wishes.routes), traffic, element))
 
 
 def _usual_elements(section: Section, topology: Topology, outputs: frozenset[int]) -> list[int]:

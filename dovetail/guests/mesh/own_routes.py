@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dovetail.guests.mesh.layers import Ints
 from dovetail.guests.mesh.mapping_file import RouteWish
@@ -40,7 +39,7 @@ def with_routes(topology: Topology, routes: Sequence[RouteWish]) -> Topology:
 
 def routes_of(placed: SectionPlacement) -> list[str]:
     """The ways messages take between chips, and those on chips that are not the mesh's own choice, as YAML."""
-    topology, flows = placed.topology, placed.loads.flows
+    topology, flows = placed.topology, placed.flows
     visits = np.unique(np.column_stack((flows.chip[flows.visit_flow], flows.visit_chip)), axis=0)
     routes = [str([list(topology.places[chip]) for chip in way]) for way in _ways(topology.between, visits)]
     width, usual = topology.mesh.grid.width, build_topology(topology.mesh)
@@ -82,24 +81,9 @@ def _changed(trees: Trees, neighbours: Ints, ways: Sequence[_Way]) -> Trees:
                 what = f"from {list(wish.way[0])}, {list(places[here])} is reached by two ways"
                 raise wish.at.wrong(what, "messages to several readers share their way: give one", other.at)
             parent[way[0], here] = before
-    changed = Trees(parent, _hops(parent))
+    changed = Trees(parent)
     _check_rings(changed, [(way, wish) for way, wish in ways])
     return changed
-
-
-def _hops(parent: NDArray[np.int32]) -> NDArray[np.int32]:
-    """[source, place]: links on the way."""
-    count = len(parent)
-    rows = np.arange(count)[:, None]
-    at = np.broadcast_to(np.arange(count, dtype=np.int64), parent.shape).copy()
-    hops = np.zeros(parent.shape, np.int32)
-    for _ in range(count):
-        moving = (at != rows) & (at >= 0)
-        if not moving.any():
-            break
-        hops += moving
-        at = np.where(moving, parent[rows, np.maximum(at, 0)], at)
-    return np.where(at == rows, hops, FAR).astype(np.int32)
 
 
 def _check_rings(trees: Trees, ways: Sequence[_Way]) -> None:

@@ -66,10 +66,14 @@ class MeshStage:
         """Type of the layer's result."""
         return self.layer.result
 
+    def spans(self, piece: int) -> list[tuple[int, int]]:
+        """First and last + 1 of a piece's rows, columns, channels and sums."""
+        ends = self.boxes[piece].tolist()
+        return list(zip(ends[::2], ends[1::2], strict=True))
+
     def result_box(self, piece: int) -> Box:
         """The part of the layer's result that a piece computes."""
-        ends = self.boxes[piece].tolist()
-        return box_of(self.result.shape, *zip(ends[:6:2], ends[1:6:2], strict=True))
+        return box_of(self.result.shape, *self.spans(piece)[:3])
 
     def put(self, values: dict[str, Array], piece: int, content: Array) -> None:
         """Put the result of a piece into the layer's result among values; zeros where no piece has put any."""
@@ -94,6 +98,11 @@ class Section:
     def pieces(self) -> int:
         """Number of pieces."""
         return sum(stage.pieces for stage in self.stages)
+
+    @cached_property
+    def layers(self) -> frozenset[int]:
+        """Indices of its layers."""
+        return frozenset(stage.layer.index for stage in self.stages)
 
     @cached_property
     def owners(self) -> list[tuple[MeshStage, int]]:

@@ -52,8 +52,7 @@ def part_graphs(mapped: MeshMapping) -> Iterator[tuple[str, Graph]]:
 def _named(stage: MeshStage, piece: int) -> Graph:
     """The graph of a piece, its values named for the part of the network they are."""
     graph, reads = piece_graph(stage, piece)
-    box = _spans(stage, piece)
-    suffix = _suffix(box, stage.layer)
+    suffix = _suffix(stage.spans(piece), stage.layer)
     names = {name: name + suffix for name in graph.types if name not in graph.inputs}
     names |= {graph.outputs[0]: stage.layer.graph.outputs[0] + suffix}
     for reading in stage.layer.readings:
@@ -62,15 +61,9 @@ def _named(stage: MeshStage, piece: int) -> Graph:
             part = reads[reading.name]
             names[reading.name] = reading.view + ("" if part == full_box(whole.shape) else _shown(_image(part)))
     if PARTIAL in graph.inputs:
-        names[PARTIAL] = stage.layer.graph.outputs[0] + _suffix(_spans(stage, piece - 1), stage.layer)
+        names[PARTIAL] = stage.layer.graph.outputs[0] + _suffix(stage.spans(piece - 1), stage.layer)
     again = renamed(graph, names)
     return replace(again, inputs=tuple(dict.fromkeys(again.inputs)))
-
-
-def _spans(stage: MeshStage, piece: int) -> Box:
-    """Rows, columns, channels and sums of a piece."""
-    ends = stage.boxes[piece].tolist()
-    return tuple(zip(ends[::2], ends[1::2], strict=True))
 
 
 def _image(box: Box) -> Box:
@@ -79,13 +72,13 @@ def _image(box: Box) -> Box:
     return ((0, 1),) * (3 - len(ends)) + ends
 
 
-def _shown(box: Box) -> str:
+def _shown(box: Sequence[tuple[int, int]]) -> str:
     return "[" + ",".join(f"{first}:{last}" for first, last in box) + "]"
 
 
-def _suffix(box: Box, layer: MeshLayer) -> str:
+def _suffix(box: Sequence[tuple[int, int]], layer: MeshLayer) -> str:
     """The text behind the name of a value for a box of rows, columns, channels and sums."""
-    whole = tuple((0, size) for size in (*layer.image, layer.summed))
+    whole = [(0, size) for size in (*layer.image, layer.summed)]
     sums = "" if box[3] == whole[3] else f"{{{box[3][0]}:{box[3][1]}}}"
     return "" if box == whole else _shown(box[:3]) + sums
 
@@ -171,12 +164,14 @@ def check_parts(mapped: MeshMapping, graphs: Mapping[str, Graph]) -> None:
         ModelError: one computes something else; with the value.
     """
     layers = {layer.graph.outputs[0]: layer for layer in mapped.parts.layers}
-    owner = {(one[0].layer.index, _spans(*one)): one for one in mapped.parts.sections[0].owners}
+    owner = {
+        (stage.layer.index, *stage.spans(piece)): (stage, piece) for stage, piece in mapped.parts.sections[0].owners
+    }
     for name, graph in graphs.items():
         seen: set[str] = set()
         makers = {node.output: node for node in graph.nodes}
         for value, layer, box in [(v, *part) for v in makers for part in _piece_of(v, layers)]:
-            ours = _named(*owner[layer.index, box])
+            ours = _named(*owner[layer.index, *box])
             wrong = _different(ours, ours.outputs[0], graph, value, makers, seen)
             if wrong:
                 what = f"'{wrong[:80]}' is not what {layer.name} of the network computes there"

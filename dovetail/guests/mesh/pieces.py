@@ -37,7 +37,7 @@ def _partial(stage: MeshStage, piece: int, whole: Graph, reads: dict[str, Box]) 
     """A piece cut along what it sums over: the last adds the bias and computes everything behind the sums."""
     parts = stage.layer.parts
     assert parts is not None and parts.anchor is not None
-    span = (int(stage.boxes[piece, 6]), int(stage.boxes[piece, 7]))
+    span = stage.spans(piece)[3]
     is_first, is_last = piece % stage.cut.sums == 0, bool(stage.last[piece])
     source, weights, *_ = parts.anchor.inputs
     types, constants = dict(whole.types), dict(whole.constants)

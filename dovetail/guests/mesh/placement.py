@@ -13,7 +13,7 @@ from dovetail.errors import PlanError
 from dovetail.guests.mesh.layers import Ints
 from dovetail.guests.mesh.partition import Section
 from dovetail.guests.mesh.topology import Topology, Trees
-from dovetail.guests.mesh.traffic import Flows, Loads, Traffic, chip_flows, loads_of, spread, traffic_of
+from dovetail.guests.mesh.traffic import Floats, Flows, Traffic, chip_flows, link_bytes, spread, traffic_of
 from dovetail.target.mesh import Mesh
 
 _SWAPS = 400
@@ -31,7 +31,16 @@ class SectionPlacement:
     traffic: Traffic
     element: Ints
     """[pieces] chip * elements per chip + number on it."""
-    loads: Loads
+
+    @cached_property
+    def flows(self) -> Flows:
+        """The messages between chips."""
+        return chip_flows(self.traffic, self.topology, self.element)
+
+    @cached_property
+    def links(self) -> Floats:
+        """[chips, directions] bytes per input on the links that leave each chip."""
+        return link_bytes(self.flows, self.topology)
 
     @property
     def chip(self) -> Ints:
@@ -57,17 +66,12 @@ def shared_bytes(memory: Sequence[int], mesh: Mesh) -> int:
     return sum(memory) - (len(memory) - 1) * (mesh.stack + mesh.code // 2)
 
 
-def placed_on(section: Section, topology: Topology, traffic: Traffic, element: Ints) -> SectionPlacement:
-    """A section on the elements of its pieces."""
-    return SectionPlacement(section, topology, traffic, element, loads_of(traffic, topology, element))
-
-
 def place(section: Section, topology: Topology, outputs: frozenset[int], tries: int = TRIES) -> SectionPlacement:
     """Place the pieces of a section.
 
     Pieces are dealt to chips' worth of elements: slab by slab of each group of layers, else layer by layer. Which chip
-    each is, is then improved by exchanging two, to save bytes times hops; of the states on the way the one with
-    the least time on the busiest link is taken.
+    each is, is then improved by exchanging two, to save bytes times hops; of the states on the way the one with the
+    fewest bytes on links is taken whose busiest link is no busier than the slowest piece.
 
     Args:
         section: what is placed, everything resident.
@@ -85,8 +89,10 @@ def place(section: Section, topology: Topology, outputs: frozenset[int], tries: 
     chips = np.array(list(dict.fromkeys((topology.elements // topology.mesh.per_chip).tolist())), np.int64)
     cluster, rank = _clusters(section, topology)
     orders = _orders(topology, traffic, cluster, rank, chips, tries)
-    options = (placed_on(section, topology, traffic, _dealt(topology, cluster, rank, order)) for order in orders)
-    return min(options, key=lambda one: (one.loads.busiest_link, one.loads.traffic))
+    options = (SectionPlacement(section, topology, traffic, _dealt(topology, cluster, rank, one)) for one in orders)
+    # a link less busy than the slowest piece holds nobody up
+    least = max(int(stage.costs.clocks.max()) for stage in section.stages) * topology.mesh.rates.link
+    return min(options, key=lambda one: (max(one.links.max(), least), one.links.sum()))
 
 
 def _clusters(section: Section, topology: Topology) -> tuple[Ints, Ints]:
@@ -194,7 +200,7 @@ def tables_of(placed: SectionPlacement) -> Tables:
     Raises:
         PlanError: a chip needs more entries than it has.
     """
-    topology, traffic, flows = placed.topology, placed.traffic, placed.loads.flows
+    topology, traffic, flows = placed.topology, placed.traffic, placed.flows
     chips = len(topology.places)
     code = traffic.group * chips + placed.chip
     flow = np.searchsorted(flows.group * chips + flows.chip, code)

@@ -12,9 +12,9 @@ import numpy as np
 from dovetail import kernels
 from dovetail.guests.mesh.building import c_template
 from dovetail.guests.mesh.compiled import CompiledPieces, copying
-from dovetail.guests.mesh.cuts import PieceSizes, rows_together
+from dovetail.guests.mesh.cuts import rows_together
 from dovetail.guests.mesh.finish import SUMS, lines_behind, requantisation_of, tail_of
-from dovetail.guests.mesh.partition import MeshStage, read_span
+from dovetail.guests.mesh.partition import MeshStage, piece_sizes, read_span
 from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
 from dovetail.ir.graph import Graph, Node, part_of
 from dovetail.ir.types import Box, box_shape
@@ -157,11 +157,13 @@ def _on_array(stage: MeshStage, piece: int, graph: Graph, target: Target) -> Ele
     parts, constants = layer.parts, bytearray(HEADER_BYTES)
     assert parts is not None and parts.anchor is not None
     anchor = next(node for node in graph.nodes if type(node.operator) is type(parts.anchor.operator))
-    rows, columns, outputs = result_size(stage, piece)
+    rows, columns, outputs = box_shape(tuple(stage.spans(piece)[:3]))
     places, skip = _array_operands(stage, piece, graph)
     weights = add_constant(constants, pack_weights(layer.kind, graph.constants[anchor.inputs[1]]).tobytes())
     tail = tail_of(graph, anchor)
-    together = _together(stage, piece, target) if tail else rows
+    assert target.mesh is not None
+    sizes = piece_sizes(stage.cut, stage.boxes[piece : piece + 1])
+    together = int(rows_together(layer, sizes, target.mesh)[0]) if tail else rows
     row_bytes = columns * outputs * graph.types[graph.outputs[0]].dtype.numpy.itemsize
     if not tail:
         job = _job(stage, places[0], weights, "(int32_t *)(void *)result", columns, outputs, graph, anchor)
@@ -173,8 +175,7 @@ def _on_array(stage: MeshStage, piece: int, graph: Graph, target: Target) -> Ele
     names = [reading.name for reading in layer.readings] + [PARTIAL] * (PARTIAL in graph.inputs)
     pointers = {SUMS: f"done + (at - row) * {columns * outputs}u"}
     behind: Graph | None = tail
-    first_channel, last_channel = (int(end) for end in stage.boxes[piece][4:6])
-    whole = layer.lines.of(first_channel, last_channel) if layer.lines and requantisation_of(tail) else None
+    whole = layer.lines.of(*stage.spans(piece)[2]) if layer.lines and requantisation_of(tail) else None
     if lines := whole or lines_behind(tail, graph, anchor):  # those of the whole layer, so that programs are alike
         helpers.append("narrow_sums")
         first, rest = tail.nodes[2].output, tail.nodes[3:]
@@ -184,8 +185,8 @@ def _on_array(stage: MeshStage, piece: int, graph: Graph, target: Target) -> Ele
         numbers = lines.numbers()
         place = f"(const int32_t *)(const void *)(element_data + {add_constant(constants, numbers.tobytes())}u)"
         to = "narrowed" if behind else f"(int8_t *)(void *)(result + row * {row_bytes}u)"
-        sizes = f"(int32_t)count * {columns}, {outputs}, {place}, {12 if lines.gains is not None else 8}"
-        body.append(f"narrow_sums({to}, done, {sizes}, {lines.raise_by}, {(lines.centre * 0x10001):#x}u);")
+        shape = f"(int32_t)count * {columns}, {outputs}, {place}, {12 if lines.gains is not None else 8}"
+        body.append(f"narrow_sums({to}, done, {shape}, {lines.raise_by}, {(lines.centre * 0x10001):#x}u);")
         narrowed = together * columns * outputs if behind else 0
         pointers[first] = f"narrowed + (at - row) * {columns * outputs}u"
     if behind:
@@ -199,14 +200,6 @@ def _on_array(stage: MeshStage, piece: int, graph: Graph, target: Target) -> Ele
     row_sums = (buffers, together * columns * outputs)
     source = _source(kernel, places, rows * row_bytes, row_sums, text, helpers, narrowed, target.core.functions)
     return ElementProgram(source, bytes(constants), tuple(places), skip)
-
-
-def _together(stage: MeshStage, piece: int, target: Target) -> int:
-    """Rows whose sums are finished in one go."""
-    assert target.mesh is not None
-    spans = np.diff(stage.boxes[piece].reshape(4, 2), axis=1)
-    sizes = PieceSizes(spans[0], spans[1], spans[2], spans[3], np.array([stage.cut.sums]))
-    return int(rows_together(stage.layer, sizes, target.mesh)[0])
 
 
 def _half(row: str, together: int, buffers: int) -> str:
@@ -241,16 +234,11 @@ def _by_turns(rows: int, together: int, job: Sequence[str], done: str, finish: S
     ]
 
 
-def result_size(stage: MeshStage, piece: int) -> tuple[int, int, int]:
-    """Rows, columns and channels of a piece's result; whatever is no image is one row of one column."""
-    shape = box_shape(stage.result_box(piece))
-    return (shape[1], shape[2], shape[3]) if len(shape) == 4 else (1, 1, shape[1])
-
-
-def wanted(stage: MeshStage, piece: int, number: int) -> list[list[int]]:
+def wanted(stage: MeshStage, piece: int, number: int) -> list[tuple[int, int]]:
     """First and last + 1 along each axis of what a piece reads of an operand."""
-    reading, box = stage.layer.readings[number], stage.boxes[piece][None]
-    return [[int(end[0]) for end in read_span(reading, stage.layer, axis, box)] for axis in range(3)]
+    reading, box = stage.layer.readings[number], stage.boxes[piece : piece + 1]
+    ends = (read_span(reading, stage.layer, axis, box) for axis in range(3))
+    return [(int(first[0]), int(last[0])) for first, last in ends]
 
 
 def _job(
@@ -288,25 +276,24 @@ def _job(
 
 def _array_operands(stage: MeshStage, piece: int, graph: Graph) -> tuple[list[OperandPlace], int]:
     """Places of the operands of a piece on the array, and the bytes of the first that are skipped."""
-    layer, box = stage.layer, stage.boxes[piece]
-    first = layer.readings[0]
-    rows, columns, _ = result_size(stage, piece)
+    layer, first = stage.layer, stage.layer.readings[0]
+    *whole, (first_sum, _) = stage.spans(piece)
+    rows, columns, _ = box_shape(tuple(whole))
     spans = wanted(stage, piece, 0)
     skip = 0
     if layer.kind == "dense":
         place = dense_place(spans, 1, stage.slots[0])
         if first.image[0] * first.image[1] > 1:
-            skip = int(box[6]) - spans[0][0] * first.image[1] * first.image[2]
+            skip = first_sum - spans[0][0] * first.image[1] * first.image[2]
     else:
         high = (rows - 1) * first.step[0] + first.span[0]
         wide = (columns - 1) * first.step[1] + first.span[1]
         depth = spans[2][1] - spans[2][0]
-        start = (int(box[0]) * first.step[0] - first.lead[0], int(box[2]) * first.step[1] - first.lead[1], spans[2][0])
+        top, left = (whole[axis][0] * first.step[axis] - first.lead[axis] for axis in (0, 1))
         row = -(-wide // 16) * 16 * depth
         pad = layer.parts.pad if layer.parts else None
         fill = int(pad.operator.value) & 0xFF if pad else 0  # type: ignore[attr-defined]
-        place = OperandPlace(start, row, depth, 1, high * row, stage.slots[0], fill)
-    whole = tuple((int(box[2 * axis]), int(box[2 * axis + 1])) for axis in range(3))
+        place = OperandPlace((top, left, spans[2][0]), row, depth, 1, high * row, stage.slots[0], fill)
     others = zip(layer.readings[1:], stage.slots[1:], strict=True)
     places = [place, *(dense_place(whole, reading.itemsize, slots) for reading, slots in others)]
     if PARTIAL in graph.inputs:

@@ -36,7 +36,7 @@ from dovetail.target.description import Target
 _MOST_RESTARTS = 20
 """How often a rack may begin anew before one more result has come."""
 _LEAST_PAYLOAD = 32
-_FOLDERS = ("programs", "runtime", "driver", "src", "link.ld", "chips")
+_FOLDERS = ("programs", "runtime", "driver", "link.ld", "chips")
 """Files of a folder that its programs are built from, and images of its chips."""
 _HINT = "see that a rack of the mesh's target is there: dovetail agent, or mesh_manager.c"
 

@@ -124,12 +124,9 @@ def _loaded_bytes(placed: SectionPlacement) -> int:
     hold is read once."""
     total = np.zeros(len(placed.topology.places), np.int64)
     for stage in placed.section.stages:
-        part = np.arange(stage.pieces) % (stage.cut.channels * stage.cut.sums)
-        if stage.free:
-            part = np.unique(stage.boxes[:, 4:], axis=0, return_inverse=True)[1].reshape(-1)
         chip = placed.chip[stage.first : stage.first + stage.pieces]
-        rows = np.unique(np.column_stack((chip, part, stage.costs.constants)), axis=0)
-        np.add.at(total, rows[:, 0], rows[:, 2])
+        rows = np.unique(np.column_stack((chip, stage.boxes[:, 4:], stage.costs.constants)), axis=0)
+        np.add.at(total, rows[:, 0], rows[:, -1])
     return int(total.max())
 
 

@@ -39,13 +39,21 @@ class Trees:
 
     parent: NDArray[np.int32]
     """[source, router]: the router before it on the way; itself at the source, -1 where there is no way."""
-    hops: NDArray[np.int32]
-    """[source, router]: links on the way; `FAR` where there is no way."""
+
+    @cached_property
+    def hops(self) -> NDArray[np.int32]:
+        """[source, router]: links on the way; `FAR` where there is no way."""
+        source, at = np.indices(self.parent.shape)
+        hops = np.zeros(self.parent.shape, np.int32)
+        while (moving := (at >= 0) & (at != source) & (hops < len(at))).any():
+            hops += moving
+            at = np.where(moving, self.parent[source, at], at)
+        return np.where(at == source, hops, FAR).astype(np.int32)
 
     @property
     def connected(self) -> bool:
         """True where every router reaches every other."""
-        return bool((self.hops < FAR).all())
+        return bool((self.parent >= 0).all())
 
 
 def ranked_trees(neighbours: Ints, rank: Ints) -> Trees:
@@ -76,8 +84,7 @@ def ranked_trees(neighbours: Ints, rank: Ints) -> Trees:
                     better &= falling[:, router] >= FAR
                 hops[better, router] = longer[better]
                 parent[better, router] = before
-    hops[hops > FAR] = FAR
-    return Trees(parent, hops)
+    return Trees(parent)
 
 
 def safe_trees(neighbours: Ints, rank: Ints) -> Trees:
@@ -86,25 +93,18 @@ def safe_trees(neighbours: Ints, rank: Ints) -> Trees:
     if trees.connected:
         return trees
     hops = _plain_hops(neighbours)
-    middle = int(np.argmin(np.where(hops >= FAR, FAR, hops).max(axis=1)))
+    middle = int(np.argmin(hops.max(axis=1)))
     return ranked_trees(neighbours, np.lexsort((rank, hops[middle])).argsort())
 
 
 def _plain_hops(neighbours: Ints) -> NDArray[np.int32]:
     """[routers, routers]: hops by any route."""
-    count = len(neighbours)
-    hops = np.full((count, count), FAR, np.int32)
+    hops = np.full((len(neighbours), len(neighbours)), FAR, np.int32)
     np.fill_diagonal(hops, 0)
-    for step in range(count):
-        reached = hops == step
-        if not reached.any():
-            break
-        for direction in range(neighbours.shape[1]):
-            near = neighbours[:, direction]
-            have = near >= 0
-            new = np.zeros_like(reached)
-            new[:, near[have]] = reached[:, have]
-            hops[new & (hops >= FAR)] = step + 1
+    router, way = np.nonzero(neighbours >= 0)
+    hops[router, neighbours[router, way]] = 1
+    for between in range(len(hops)):
+        hops = np.minimum(hops, hops[:, [between]] + hops[[between]])
     return hops
 
 
@@ -113,7 +113,7 @@ def grid_trees(width: int, height: int) -> Trees:
     x, y = np.arange(width * height) % width, np.arange(width * height) // width
     right, below = x[None] - x[:, None], y[None] - y[:, None]
     across = np.arange(width * height)[None] - np.where(below != 0, np.sign(below) * width, np.sign(right))
-    return Trees(across.astype(np.int32), (np.abs(right) + np.abs(below)).astype(np.int32))
+    return Trees(across.astype(np.int32))
 
 
 def tree_links(trees: Trees, source: Ints, flow: Ints, router: Ints) -> tuple[Ints, Ints]:
@@ -218,7 +218,7 @@ def build_topology(mesh: Mesh) -> Topology:
     x, y = np.array(places).T
     span = int(y.max() - y.min()) + 1
     between = safe_trees(neighbours, (x + y) * span + (y - y.min()))
-    unreached = np.nonzero((between.hops[0] >= FAR) | (between.hops[:, 0] >= FAR))[0]
+    unreached = np.nonzero((between.parent[0] < 0) | (between.parent[:, 0] < 0))[0]
     if len(unreached):
         raise TargetError(
             f"the elements of {len(unreached)} chips cannot be reached: no working link leads to chip "

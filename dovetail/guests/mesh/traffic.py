@@ -55,7 +55,6 @@ class Traffic:
 class Fetch:
     """An operand that a stage's pieces read from DRAM."""
 
-    value: str
     pieces: Ints
     boxes: Ints
     """[pieces, 6]: first and last + 1 of rows, columns, channels."""
@@ -100,7 +99,7 @@ def _fetch(stage: MeshStage, reading: OperandRead) -> Fetch:
     boxes = stage.boxes[readers]
     spans = [read_span(reading, stage.layer, axis, boxes) for axis in range(3)]
     size = np.prod([stop - start for start, stop in spans], axis=0) * reading.itemsize
-    return Fetch(reading.value, stage.first + readers, np.stack([e for span in spans for e in span], axis=1), size)
+    return Fetch(stage.first + readers, np.stack([e for span in spans for e in span], axis=1), size)
 
 
 _User = tuple[MeshStage, OperandRead, int]
@@ -161,21 +160,6 @@ class Flows:
     """[sets + 1] where the aims of each set begin."""
 
 
-@dataclass(frozen=True)
-class Loads:
-    """Bytes per input."""
-
-    flows: Flows
-    links: Floats
-    """[chips, directions] leaving each chip."""
-    noc: Floats
-    """[chips, routers, 4] leaving each router to the right, downwards, left, upwards."""
-    busiest_link: float
-    """Clocks of the busiest link, between chips or on one."""
-    traffic: float
-    """Bytes times links crossed."""
-
-
 def spread(start: Ints, which: Ints) -> tuple[Ints, Ints]:
     """Every entry of some of the rows of a table: (place in `which`, place in the table).
 
@@ -204,75 +188,8 @@ def chip_flows(traffic: Traffic, topology: Topology, element: Ints) -> Flows:
     return Flows(sources % chips, sources // chips, size, visit_flow, visit_chip, before, way, aims, first)
 
 
-def loads_of(traffic: Traffic, topology: Topology, element: Ints) -> Loads:
-    """The bytes on every link.
-
-    Args:
-        traffic: the messages.
-        topology: the mesh.
-        element: [pieces] where each is.
-    """
-    mesh = topology.mesh
-    flows = chip_flows(traffic, topology, element)
+def link_bytes(flows: Flows, topology: Topology) -> Floats:
+    """[chips, directions] bytes per input on the links that leave each chip."""
     code = flows.before * topology.neighbours.shape[1] + flows.way
     links = np.bincount(code, weights=flows.size[flows.visit_flow], minlength=topology.neighbours.size)
-    links = links.reshape(topology.neighbours.shape)
-    noc = _noc(traffic, topology, element, flows)
-    busiest = max(links.max(initial=0) / mesh.rates.link, noc.max(initial=0) / mesh.rates.noc)
-    return Loads(flows, links, noc, busiest, float(links.sum() + noc.sum()))
-
-
-def _noc(traffic: Traffic, topology: Topology, element: Ints, flows: Flows) -> Floats:
-    """[chips, routers, 4] bytes between routers: from elements to the gate and to members on the same chip, and from
-    the gate to members of what comes from other chips."""
-    chips, count = len(topology.places), topology.routers
-    chip, router = element // topology.mesh.per_chip, topology.router_of[element % topology.mesh.per_chip]
-    members = np.unique((traffic.set_of_members() * chips + chip[traffic.members]) * count + router[traffic.members])
-    aims, (aim_set, aim_chip) = flows.aims, np.divmod(flows.aims, chips)
-    table = np.searchsorted(members // count, np.concatenate((aims, [traffic.sets * chips])))
-    # from elements: those of one router and set are one flow
-    senders, place = np.unique((traffic.group * chips + chip) * count + router, return_inverse=True)
-    size = np.bincount(place.reshape(-1), weights=traffic.size)
-    there = _find(aims, senders // count)
-    local = np.nonzero(there >= 0)[0]
-    owner, entry = spread(table, there[local])
-    flow, aim = local[owner], members[entry] % count
-    abroad = np.bincount(aim_set, minlength=traffic.sets)[senders // count // chips] > (there >= 0)
-    flow = np.concatenate((flow, np.nonzero(abroad)[0]))
-    aim = np.concatenate((aim, np.full(int(abroad.sum()), topology.gate)))
-    # to members: what the other chips send to the set
-    total = np.bincount(flows.group, weights=flows.size, minlength=traffic.sets)
-    own = np.zeros(len(aims))
-    at = _find(aims, flows.group * chips + flows.chip)
-    own[at[at >= 0]] = flows.size[at >= 0]
-    coming = total[aim_set] - own
-    entering = np.nonzero(coming > 0)[0]
-    owner, entry = spread(table, entering)
-    source = np.concatenate((senders % count, np.full(len(entering), topology.gate)))
-    where = np.concatenate((senders // count % chips, aim_chip[entering]))
-    sizes = np.concatenate((size, coming[entering]))
-    flow = np.concatenate((flow, len(senders) + owner))
-    aim = np.concatenate((aim, members[entry] % count))
-    return _router_loads(topology, source, where, sizes, flow, aim)
-
-
-def _find(numbers: Ints, wanted: Ints) -> Ints:
-    """The place of each wanted number among sorted ones, -1 where it is not there."""
-    place = np.searchsorted(numbers, wanted)
-    return np.where(np.isin(wanted, numbers), place, -1)
-
-
-def _router_loads(topology: Topology, source: Ints, chip: Ints, size: Floats, flow: Ints, aim: Ints) -> Floats:
-    """Loads of flows on chips, each over the routes of its chip."""
-    width = topology.mesh.grid.width
-    loads = np.zeros((len(topology.places), topology.routers, 4))
-    special = np.isin(chip, np.array(list(topology.detours), np.int64))
-    for number in (-1, *topology.detours):
-        trees = topology.routes(number)
-        mine = ~special[flow] if number < 0 else chip[flow] == number
-        which, router = tree_links(trees, source, flow[mine], aim[mine])
-        before = trees.parent[source[which], router]
-        step = router - before
-        way = np.select([step == 1, step == width, step == -1], [0, 1, 2], 3)
-        np.add.at(loads, (chip[which], before, way), size[which])
-    return loads
+    return links.reshape(topology.neighbours.shape)

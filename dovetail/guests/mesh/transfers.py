@@ -7,14 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dovetail.guests.mesh.partition import MeshStage
 from dovetail.guests.mesh.placement import SectionPlacement, Tables
-from dovetail.guests.mesh.programs import (
-    HEADER_BYTES,
-    ElementProgram,
-    OperandPlace,
-    dense_place,
-    result_size,
-    wanted,
-)
+from dovetail.guests.mesh.programs import HEADER_BYTES, ElementProgram, OperandPlace, dense_place, wanted
 
 ELEMENT_HEADER = struct.Struct("<8I")
 """`element_t`."""
@@ -64,14 +57,14 @@ def _messages(
 ) -> Iterator[tuple[int, ...]]:
     """The transfers of one sender's message: into every operand that reads some of it."""
     (stage, piece), (sending, part) = placed.section.owners[number], placed.section.owners[sender]
-    key, sent = int(tables.key[sender]), sending.boxes[part].reshape(4, 2)[:3].tolist()
+    key, sent = int(tables.key[sender]), sending.spans(part)[:3]
     if sending is stage:  # partial sums
         yield _transfer(key, len(program.operands) - 1, program.operands[-1], sent, sent)
         return
     for operand, reading in enumerate(stage.layer.readings):
         if reading.producer == sending.layer.index and (operand == 0 or stage.last[piece]):
             spans = zip(wanted(stage, piece, operand), sent, strict=True)
-            both = [[max(a, first), min(b, last)] for (a, b), (first, last) in spans]
+            both = [(max(a, first), min(b, last)) for (a, b), (first, last) in spans]
             if all(a < b for a, b in both):
                 yield _transfer(key, operand, program.operands[operand], sent, both)
 
@@ -81,28 +74,23 @@ def _fetches(
 ) -> Iterator[tuple[int, ...]]:
     """The transfers of operands from DRAM; the key is the tensor's number."""
     stage, piece = placed.section.owners[number]
-    done: set[int] = set()
-    for fetch in placed.traffic.fetches:
-        for operand, reading in enumerate(stage.layer.readings):
-            if operand not in done and reading.value == fetch.value and number in fetch.pieces:
-                done.add(operand)
-                whole = [[0, size] for size in reading.image]
-                yield _transfer(
-                    tensors.index(fetch.value), operand, program.operands[operand], whole, wanted(stage, piece, operand)
-                )
+    for operand, reading in enumerate(stage.layer.readings):
+        if reading.producer not in placed.section.layers and (operand == 0 or stage.last[piece]):
+            whole, part = [(0, size) for size in reading.image], wanted(stage, piece, operand)
+            yield _transfer(tensors.index(reading.value), operand, program.operands[operand], whole, part)
 
 
 def _stores(placed: SectionPlacement, number: int, tensors: Sequence[str]) -> Iterator[tuple[int, ...]]:
     """The transfer of a result to DRAM, if it is wanted there."""
     stage, piece = placed.section.owners[number]
     if placed.traffic.stores[number]:
-        box, whole = stage.boxes[piece, :6].reshape(3, 2).tolist(), [[0, size] for size in stage.layer.image]
+        box, whole = stage.spans(piece)[:3], [(0, size) for size in stage.layer.image]
         place = dense_place(box, stage.layer.itemsize, 1)
         yield _transfer(tensors.index(stage.layer.graph.outputs[0]), 0, place, whole, box)
 
 
 def _transfer(
-    key: int, operand: int, place: OperandPlace, sent: list[list[int]], part: list[list[int]]
+    key: int, operand: int, place: OperandPlace, sent: Sequence[tuple[int, int]], part: Sequence[tuple[int, int]]
 ) -> tuple[int, ...]:
     """Fields of `mesh_transfer_t`: part of a dense message, which holds the box `sent`, into an operand."""
     size, (_, columns, channels) = place.itemsize, (stop - start for start, stop in sent)
@@ -120,8 +108,8 @@ def _padding(stage: MeshStage, piece: int, place: OperandPlace) -> Iterator[tupl
     layer = stage.layer
     if not layer.on_array or layer.kind == "dense":
         return
-    reading, (_, columns, _) = layer.readings[0], result_size(stage, piece)
-    high, wide = place.nbytes // place.row_bytes, (columns - 1) * reading.step[1] + reading.span[1]
+    reading, (first, last) = layer.readings[0], stage.spans(piece)[1]
+    high, wide = place.nbytes // place.row_bytes, (last - first - 1) * reading.step[1] + reading.span[1]
     spans = zip(wanted(stage, piece, 0), place.start, strict=True)
     (top, below), (left, right), _ = ((first - start, last - start) for (first, last), start in spans)
     boxes = [(0, top, 0, wide), (below, high - below, 0, wide), (top, below - top, 0, left)]
