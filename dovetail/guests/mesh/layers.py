@@ -6,24 +6,29 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import ModelError
-from dovetail.guests.mesh.finish import lines_behind, tail_of
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
 from dovetail.ir.operators.linear import Linear
-from dovetail.ir.requantisation.lines import ChannelLines
-from dovetail.ir.types import Box, Shape, TensorType, full_box
+from dovetail.ir.requantisation.bounds import weight_sums
+from dovetail.ir.requantisation.lines import ChannelLines, lines_of
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box
 from dovetail.kernels.scope import KernelScope as Parts
 from dovetail.kernels.scope import split
 from dovetail.schedule.region import Region
 
 INPUT = -1
 """The producer of the network's inputs."""
+SUMS, FOLDED = "row_of_sums", "folded_bias"
+"""Names of the operands of what the core does behind the array."""
 MOST_SUMS = 64
 """Into how many parts the sums of a layer are cut at most."""
 
@@ -121,17 +126,33 @@ class MeshLayer:
         """The core's work behind the array; None where the sums are the result, or nothing is on the array."""
         return tail_of(self.graph, self.anchor) if self.anchor and self.on_array else None
 
-    def _lines(self, first: int = 0, last: int | None = None) -> ChannelLines | None:
-        return lines_behind(self.tail, self.graph, self.anchor, first, last) if self.tail and self.anchor else None
+    def _found_lines(self, first: int, last: int) -> ChannelLines | None:
+        """Lines for some channels alone, where a requantisation to int8 stands first behind the sums."""
+        tail, anchor = self.tail, self.anchor
+        if tail is None or anchor is None or len(tail.nodes) < 3:
+            return None
+        begin, users, operator = tail.nodes[:3], tail.users(), tail.nodes[1].operator
+        is_chain = all(b.inputs[0] == a.output and len(users[a.output]) == 1 for a, b in pairwise(begin))
+        if not is_chain or not isinstance(operator, Requantize) or begin[2].operator != Clip(-128, 127, DType.INT8):
+            return None
+        most = 128 if self.graph.types[anchor.inputs[0]].dtype.signed else 255
+        folded, reach = tail.constants[FOLDED], most * np.add(*_weight_sums(self.graph, anchor))
+        parameters = (np.broadcast_to(tail.constants[name], folded.shape) for name in begin[1].inputs[1:])
+        return lines_of(operator, *(one[first:last] for one in (*parameters, folded, reach)))
 
     @cached_property
-    def lines(self) -> ChannelLines | None:
-        """By which the whole layer's sums are requantised; None where there are none."""
-        return self._lines()
+    def _lines(self) -> ChannelLines | None:
+        """Those of the whole layer."""
+        return self._found_lines(0, self.image[2])
+
+    def lines(self, first: int, last: int) -> ChannelLines | None:
+        """By which the sums of the channels from `first` to before `last` are requantised: those of the whole layer if
+        it has them, so that its pieces share a program; None where there are none."""
+        return self._lines.of(first, last) if self._lines else self._found_lines(first, last)
 
     def line_use(self, first: int, last: int) -> LineUse:
         """How the channels from `first` to before `last` are requantised."""
-        lines = self.lines or (self._lines(first, last) if (first, last) != (0, self.image[2]) else None)
+        lines = self.lines(first, last)
         return LineUse.NOT if lines is None else LineUse.PLAIN if lines.gains is None else LineUse.GAINING
 
     @property
@@ -143,6 +164,36 @@ class MeshLayer:
     def result_bytes(self) -> int:
         """Bytes of the whole result."""
         return prod(self.image) * self.itemsize
+
+
+def _weight_sums(graph: Graph, anchor: Node) -> tuple[Array, Array]:
+    return weight_sums(np.moveaxis(graph.constants[anchor.inputs[1]], anchor.operator.weight_axis or 0, 0))
+
+
+def tail_of(graph: Graph, anchor: Node) -> Graph | None:
+    """The operators behind the sums, for one row of them; None where there are none."""
+    positive, negative = _weight_sums(graph, anchor)
+    folded = -anchor.operator.input_zero_point * (positive - negative)  # type: ignore[attr-defined]
+    if len(anchor.inputs) > 2:
+        folded = folded + graph.constants[anchor.inputs[2]]
+    behind = graph.nodes[[node.output for node in graph.nodes].index(anchor.output) + 1 :]
+    if not behind and not folded.any():
+        return None
+    shape = graph.types[anchor.output].shape
+    row = (1, 1, *shape[2:]) if len(shape) == 4 else shape
+
+    def narrowed(kind: TensorType) -> TensorType:
+        return TensorType(row, kind.dtype) if kind.shape == shape else kind
+
+    nodes = (Node(Add(), (SUMS, FOLDED), anchor.output), *behind)
+    read = dict.fromkeys(name for node in nodes for name in node.inputs)
+    constants = {name: graph.constants[name] for name in read if name in graph.constants}
+    names = {*read, *(node.output for node in nodes)}
+    types = {n: kind if n in constants else narrowed(kind) for n, kind in graph.types.items() if n in names}
+    types |= {SUMS: TensorType(row, DType.INT32), FOLDED: TensorType(folded.shape, DType.INT32)}
+    constants[FOLDED] = folded.astype(np.int32)
+    inputs = (SUMS, *(name for name in graph.inputs if name in read))
+    return Graph("row", inputs, graph.outputs, nodes, types, constants)
 
 
 def unseen(now: str) -> None:

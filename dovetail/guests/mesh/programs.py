@@ -13,7 +13,7 @@ from dovetail import kernels
 from dovetail.guests.mesh.building import c_template
 from dovetail.guests.mesh.compiled import CompiledPieces, copying
 from dovetail.guests.mesh.cuts import rows_together
-from dovetail.guests.mesh.finish import SUMS, lines_behind, requantisation_of, tail_of
+from dovetail.guests.mesh.layers import SUMS, tail_of
 from dovetail.guests.mesh.partition import MeshStage, piece_sizes, read_span
 from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
 from dovetail.ir.graph import Graph, Node, part_of
@@ -175,8 +175,7 @@ def _on_array(stage: MeshStage, piece: int, graph: Graph, target: Target) -> Ele
     names = [reading.name for reading in layer.readings] + [PARTIAL] * (PARTIAL in graph.inputs)
     pointers = {SUMS: f"done + (at - row) * {columns * outputs}u"}
     behind: Graph | None = tail
-    whole = layer.lines.of(*stage.spans(piece)[2]) if layer.lines and requantisation_of(tail) else None
-    if lines := whole or lines_behind(tail, graph, anchor):  # those of the whole layer, so that programs are alike
+    if lines := layer.lines(*stage.spans(piece)[2]) if stage.cut.sums == 1 else None:
         helpers.append("narrow_sums")
         first, rest = tail.nodes[2].output, tail.nodes[3:]
         behind = part_of(tail, rest, tail.name) if rest else None
