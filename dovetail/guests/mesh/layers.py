@@ -142,7 +142,7 @@ class MeshLayer:
 
     @cached_property
     def _lines(self) -> ChannelLines | None:
-        """Those of the whole layer."""
+        """Lines of the whole layer."""
         return self._found_lines(0, self.image[2])
 
     def lines(self, first: int, last: int) -> ChannelLines | None:
