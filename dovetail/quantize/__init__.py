@@ -29,6 +29,7 @@ from dovetail.quantize.factors import factor_into_softmax
 from dovetail.quantize.linear import fold_into_scales, moved_constant, scaled_afterwards
 from dovetail.quantize.recurrent import reads_cells
 from dovetail.quantize.rules import on_integers, requantize, rules_for, standardise
+from dovetail.quantize.tables import one_table
 
 _DEQUANTIZE, _SUM = apply(Dequantize), apply(Add)
 HINT = (
@@ -68,7 +69,7 @@ def quantize(
                 raise ModelError(what, where=_place(node), hint=HINT)
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # scales as odd as they may be
         graph = run(graph, (fold_into_scales, factor_into_softmax))
-        return integer_states(_Lowering(graph, rounding, allow_float, tell).run())
+        return run(integer_states(_Lowering(graph, rounding, allow_float, tell).run()), (one_table,))
 
 
 def _stays(node: Node) -> bool:

@@ -11,11 +11,16 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dovetail.ir.graph import Node
 from dovetail.ir.operators import gemmlowp
 from dovetail.ir.operators.activation import UNARY_FUNCTIONS, Unary, UnaryKind
-from dovetail.ir.operators.arithmetic import Rounding, fixed_point, quantize_multiplier
+from dovetail.ir.operators.arithmetic import Clip, Lookup, Rounding, fixed_point, quantize_multiplier
+from dovetail.ir.pattern import apply, operand
+from dovetail.ir.rules import Draft, Rule, RuleMatch
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.context import QuantParameters
+
+_LOOKUP, _END = apply(Lookup), apply(Clip, operand("x"))
 
 
 def unary_table(operator: Unary, x: QuantParameters, y: QuantParameters) -> Array:
@@ -132,3 +137,53 @@ _EXACT: dict[UnaryKind, Callable[[Unary, Array, QuantParameters, QuantParameters
     UnaryKind.RECIPROCAL_ROOT: _reciprocal_root,
     **dict.fromkeys((UnaryKind.ELU, UnaryKind.GELU, UnaryKind.GELU_TANH, UnaryKind.EXPONENTIAL), _looked_up),
 }
+
+
+def _cone(draft: Draft, root: Node) -> tuple[set[str], int] | None:
+    """The bytes a value is computed from element by element, and how many tables are between; None where it is not."""
+    leaves, tables, frontier, seen = set[str](), 0, [root.output], set[str]()
+    while frontier:
+        value = frontier.pop()
+        node = root if value == root.output else draft.producer(value)
+        looked_up = node is not None and _LOOKUP.fits(node)
+        if draft.types[value].shape != draft.types[root.output].shape:
+            return None
+        if node != root and draft.types[value].dtype.bits == 8 and not looked_up:
+            leaves.add(value)
+        elif node is None or not node.operator.pointwise:
+            return None
+        elif value not in seen:
+            seen.add(value)
+            tables += looked_up
+            frontier += [name for name in node.inputs if name not in draft.constants]
+            if not looked_up and any(draft.constants[name].size > 1 for name in node.inputs if name in draft.constants):
+                return None
+    return leaves, tables
+
+
+def _table_of(at: RuleMatch) -> str | None:
+    draft, kind = at.draft, at.type(at.root.output).dtype
+    cone = _cone(draft, at.root)
+    if cone is None or len(cone[0]) != 1 or not cone[1] or kind.bits > 16:
+        return None
+    (leaf,) = cone[0]
+    held = at.type(leaf).dtype
+
+    def computed(value: str) -> Array:
+        if value in draft.constants:
+            return draft.constants[value]
+        if value == leaf:
+            return np.arange(held.low, held.high + 1).astype(held.numpy)
+        node = draft.producer(value)
+        assert node is not None
+        return of(node)
+
+    def of(node: Node) -> Array:
+        return node.operator.evaluate([computed(name) for name in node.inputs])
+
+    return at.add(Lookup(), leaf, at.constant(of(at.root), kind))
+
+
+one_table = Rule(_END, _table_of)
+"""A table of a byte, computed on element by element with other functions of the same byte, is one table (as in x times
+sigmoid(x))."""

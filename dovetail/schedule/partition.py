@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from dovetail import kernels
 from dovetail.errors import ModelError
-from dovetail.ir.crop import moves_nothing
+from dovetail.ir.crop import moves_nothing, total_macs
 from dovetail.ir.graph import Graph, Node, part_of
-from dovetail.ir.pattern import operators_of
+from dovetail.ir.operators.arithmetic import Lookup
+from dovetail.ir.pattern import apply, operators_of
 from dovetail.ir.types import DType
 from dovetail.schedule.region import Region, Share, match_of
 from dovetail.target.description import Target
@@ -18,6 +19,9 @@ from dovetail.target.engine import Engine
 from dovetail.target.offload import Offload
 from dovetail.target.pattern import Match, Mismatch, Scope, match_pattern
 from dovetail.user_file import asking
+
+
+_TABLE = apply(Lookup)
 
 
 @dataclass
@@ -202,7 +206,7 @@ class _Partition:
     def _on_core(self, node: Node) -> Region:
         """A region of the core, grown from its last node upwards as far as one kernel reaches; or a copy."""
         is_noop, is_copied = self._is_noop(node), self._is_copied(node)
-        members = {node.output: node} if is_noop or is_copied else self._narrow(node, self._grown(node))
+        members = {node.output: node} if is_noop or is_copied else self._instructed(node, self._narrow(node, self._grown(node)))
         graph = self._subgraph(members)
         is_view = all(member.operator.is_view for member in graph.nodes)
         if not is_view and (refusal := self._refusal(members)):
@@ -244,6 +248,21 @@ class _Partition:
             if (count := len(self._wide(members))) < least:
                 best, least = members, count
         return best
+
+    def _instructed(self, root: Node, members: dict[str, Node]) -> dict[str, Node]:
+        """Give back a table, with what only it reads, where the core's own instructions then compute the products: no
+        kernel of those looks anything up."""
+        traits = kernels.core_traits(self.target.core)
+        tables = [node for node in members.values() if _TABLE.fits(node)]
+        if not traits.instructions or not tables or not total_macs(self._subgraph(members)):
+            return members
+        for table in tables:
+            end = self.producers[table.inputs[0]] if table is root and table.inputs[0] in members else root
+            rest = self._own(end, {name: node for name, node in members.items() if node is not table})
+            scope = kernels.scope_of(self._subgraph(rest), "candidate", traits)
+            if not self._refusal(rest) and kernels.generated(scope).instructions:
+                return rest if end is root else {root.output: root}
+        return members
 
     def _own(self, root: Node, members: Mapping[str, Node]) -> dict[str, Node]:
         """The members that a root is computed from by way of members, and that nobody else reads."""
