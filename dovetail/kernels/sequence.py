@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
 
-from dovetail.ir.operators.sequence import FRACTION, Attention, FixedAttention, WriteRow
-from dovetail.kernels.c import Lines, c_type, code, indent, loop, product, real, total, variable
+from dovetail.ir.operators.sequence import FRACTION, ROOM, Attention, FixedAttention, WriteRow
+from dovetail.kernels.c import Lines, block, c_type, code, indent, loop, product, real, total, variable
 from dovetail.kernels.elements import place_in
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion, refuse
+from dovetail.kernels.planes import Pairs, pairs_of
 from dovetail.kernels.registry import kernel
+from dovetail.kernels.scheduled.knobs import call_of, extents, is_product
 from dovetail.kernels.scope import KernelScope
+from dovetail.kernels.sums import MULTIPLY_ADD
+from dovetail.target.chip import CoreInstruction
 
 _WRITTEN_OUT = 16
 """Most elements of a head whose products are written out, so that they stay in registers."""
@@ -40,46 +46,20 @@ def _write_row(scope: KernelScope, operator: WriteRow) -> KernelWriter:
     return scope.writer(body)
 
 
-def _dot(depth: int) -> Lines:
-    """The statements that multiply a query with a key."""
-    if depth > _WRITTEN_OUT:
-        return loop("depth", depth, ["score += query[depth] * key[depth];"])
-    return [f"score += {' + '.join(f'query_{at} * key[{at}]' for at in range(depth))};"]
-
-
-def _query(kind: str, depth: int, zero_point: int) -> Lines:
-    """The statements that read a query."""
-    if depth > _WRITTEN_OUT:
-        read = f"query[depth] = {total('from[depth]', -zero_point)};"
-        return [f"{kind} query[{depth}];", *loop("depth", depth, [read])]
-    return [f"const {kind} query_{at} = {total(f'from[{at}]', -zero_point)};" for at in range(depth)]
-
-
-def _sums(kind: str, width: int) -> Lines:
-    """Declarations of the sums of weighted values."""
-    zero = "0.0f" if kind == "float" else "0"
-    if width > _WRITTEN_OUT:
-        return [f"{kind} sums[{width}] = {{{zero}}};"]
-    return [f"{kind} sum_{at} = {zero};" for at in range(width)]
-
-
-def _weighted(width: int) -> Lines:
-    """The statements that add a weighted value to the sums."""
-    if width > _WRITTEN_OUT:
-        return loop("channel", width, ["sums[channel] += weight * value[channel];"])
-    return [f"sum_{at} += weight * value[{at}];" for at in range(width)]
-
-
 @dataclass(frozen=True)
 class _Weighting:
-    """How scores become weights, and weighted sums elements of the result."""
+    """How scores become weights, and weighted sums elements of the result; `{n}` in a text is the number of a head
+    among those that are computed together."""
 
     kind: str
     """C type of scores and sums."""
     lowest: str
-    """C text of a number below every score."""
+    """C text of a number below every score: that of places that are not live."""
     weight: Lines
-    """Statements that make `weight` of `distance`, how far a score is below the largest, and add it to `all`."""
+    """Statements that make `weight_{n}` of `distance_{n}`, how far a score is below the largest, and add it to
+    `all_{n}`."""
+    worth: str
+    """C text of an integer that is 0 where a weight does not count."""
     ending: Lines
     """Statements between the sums and the elements."""
     element: str
@@ -88,14 +68,63 @@ class _Weighting:
     """The element, which is called `attended`."""
     zero_point: int = 0
     """Taken off queries."""
+    adds: str = ""
+    """A function that adds a product to a sum, where the core has its own."""
+
+    def added(self, sum_: str, left: str, right: str) -> str:
+        """The statement that adds a product to a sum."""
+        return f"{sum_} = {self.adds}({sum_}, {left}, {right});" if self.adds else f"{sum_} += {left} * {right};"
 
 
-def _attention(scope: KernelScope, how: _Weighting) -> KernelWriter:
-    """The writer of attention: each head of each row by itself, from the first live place to the last."""
-    rows, places, masks = scope.type(0).shape[1], scope.type(1).shape[1], scope.type(3).shape[0]
+@dataclass(frozen=True)
+class _Attention:
+    """A kernel of attention being written: heads that read the same keys are computed together, from the first live
+    place to the last."""
 
-    def body() -> Lines:
-        heads, live, row = _heads_of(scope, how), scope.operand(3, "live"), variable("row", rows)
+    scope: KernelScope
+    how: _Weighting
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int]:
+        """Heads, rows, depth, heads of keys, places, width."""
+        (heads, rows, depth), (groups, places, _) = self.scope.type(0).shape, self.scope.type(1).shape
+        return heads, rows, depth, groups, places, self.scope.type(2).shape[2]
+
+    @property
+    def together(self) -> int:
+        """Heads that are computed together: of two, queries or sums stay in registers."""
+        heads, _, depth, groups, _, width = self.sizes
+        fits = 2 * max(depth, width) <= _WRITTEN_OUT and heads // groups % 2 == 0
+        return 2 if fits and self.how.kind == "int32_t" else 1
+
+    @cached_property
+    def own(self) -> CoreInstruction | Pairs | None:
+        """The core's own instructions that multiply queries with keys, if it has any that fit."""
+        if self.how.kind == "float":
+            return None
+        depth, instructions = self.sizes[2], self.scope.core.instructions
+        dots = (one for one in instructions if not one.memories and is_product(one) and extents(one)[:-1] == (1,))
+        words = next((one for one in dots if depth % extents(one)[-1] == 0), None)
+        return words or (pairs_of(instructions) if depth % 4 == 0 else None)
+
+    @property
+    def used(self) -> tuple[CoreInstruction, ...]:
+        """The core's own instructions in the kernel."""
+        return (self.own.load, self.own.product) if isinstance(self.own, Pairs) else (self.own,) if self.own else ()
+
+    def writer(self) -> KernelWriter:
+        """The writer of the kernel."""
+        writer, names = self.scope.writer(self.body), tuple(one.name for one in self.used)
+        return replace(writer, declarations=tuple(one.declarations for one in self.used), instructions=names)
+
+    def each(self, *lines: str) -> Lines:
+        """Lines for each of the heads that are computed together."""
+        return [line.replace("{n}", str(number)) for number in range(self.together) for line in lines]
+
+    def body(self) -> Lines:
+        """All rows."""
+        rows, places, masks = self.sizes[1], self.sizes[4], self.scope.type(3).shape[0]
+        live, row = self.scope.operand(3, "live"), variable("row", rows)
         limits = code(
             f"""
             const uint8_t *const lives = {total(live, product(row, places)) if masks > 1 else live};
@@ -109,104 +138,180 @@ def _attention(scope: KernelScope, how: _Weighting) -> KernelWriter:
             }}
             """
         )
-        return [f"{how.kind} scores[{places}];", *loop("row", rows, [*limits, *heads])]
+        scores = self.each(f"{self.how.kind} scores_{{n}}[{places}];")
+        return [*scores, *loop("row", rows, [*limits, *self._heads()])]
 
-    return scope.writer(body)
-
-
-def _heads_of(scope: KernelScope, how: _Weighting) -> Lines:
-    """The loop over the heads of a row."""
-    (heads, rows, depth), (groups, places, _), width = scope.type(0).shape, scope.type(1).shape, scope.type(2).shape[2]
-    held, group = c_type(scope.type(0).dtype), "head" if heads == groups else f"head / {heads // groups}"
-    q, k, v = (scope.operand(at, name) for at, name in enumerate(("queries", "keys", "values")))
-    return code(
-        f"""
-        for (int32_t head = 0; head < {heads}; ++head) {{
-            const {held} *const from = {total(q, place_in(scope.type(0).shape, ("head", variable("row", rows), "0")))};
-            const {held} *key = {total(k, product(group, places * depth), product("first", depth))};
-            const {held} *value = {total(v, product(group, places * width), product("first", width))};
-            @query
-            {how.kind} largest = {how.lowest};
-            for (int32_t place = first; place < last; ++place, key += {depth}) {{
-                if (lives[place] != 0u) {{
-                    {how.kind} score = 0;
-                    @dot
-                    scores[place] = score;
-                    largest = score > largest ? score : largest;
+    def _heads(self) -> Lines:
+        """The loop over the heads of a row."""
+        how, scope = self.how, self.scope
+        heads, rows, depth, groups, _, width = self.sizes
+        group = "head" if heads == groups else f"head / {heads // groups}"
+        q, k, v = (scope.operand(at, name) for at, name in enumerate(("queries", "keys", "values")))
+        held, shape = c_type(scope.type(0).dtype), scope.type(0).shape
+        places = [place_in(shape, (f"head + {n}" if n else "head", variable("row", rows), "0")) for n in range(2)]
+        asked = [f"const {held} *const from_{n} = {total(q, places[n])};" for n in range(self.together)]
+        weigh = [f"const {how.kind} distance_{{n}} = largest_{{n}} - scores_{{n}}[place];", *how.weight]
+        return code(
+            f"""
+            for (int32_t head = 0; head < {heads}; head += {self.together}) {{
+                const {held} *key = {total(k, product(group, self.sizes[4] * depth), product("first", depth))};
+                const {held} *value = {total(v, product(group, self.sizes[4] * width), product("first", width))};
+                @asked
+                @largest
+                for (int32_t place = first; place < last; ++place, key += {depth}) {{
+                    if (lives[place] != 0u) {{
+                        @dot
+                    }} else {{
+                        @dead
+                    }}
                 }}
-            }}
-            {how.kind} all = 0;
-            @sums
-            for (int32_t place = first; place < last; ++place, value += {width}) {{
-                if (lives[place] != 0u) {{
-                    const {how.kind} distance = largest - scores[place];
+                @sums
+                for (int32_t place = first; place < last; ++place, value += {width}) {{
                     @weight
+                    @taken
                 }}
+                @channels
             }}
-            @ending
-            @channels
-        }}
-        """,
-        query=_query(how.kind, depth, how.zero_point),
-        dot=_dot(depth),
-        sums=_sums(how.kind, width),
-        weight=[line for part in how.weight for line in (_weighted(width) if part == _TAKEN else [part])],
-        ending=how.ending,
-        channels=_channels(scope, how, width),
-    )
+            """,
+            asked=[*asked, *self._queries()],
+            largest=self.each(f"{how.kind} largest_{{n}} = {how.lowest};"),
+            dot=[
+                *self.each(f"{how.kind} score_{{n}} = 0;"),
+                *self._dot(),
+                *self.each(
+                    "scores_{n}[place] = score_{n};", "largest_{n} = score_{n} > largest_{n} ? score_{n} : largest_{n};"
+                ),
+            ],
+            dead=self.each(f"scores_{{n}}[place] = {how.lowest};"),
+            sums=[*self.each(f"{how.kind} all_{{n}} = 0;"), *self._sums()],
+            weight=self.each(*weigh),
+            taken=block(f"if (({' | '.join(self.each(how.worth))}) != 0)", self._weighted()),
+            channels=[line for n in range(self.together) for line in ("{", *indent(self._channels(n)), "}")],
+        )
 
+    def _queries(self) -> Lines:
+        """The statements that read the queries."""
+        depth, zero, kind = self.sizes[2], -self.how.zero_point, self.how.kind
+        if isinstance(self.own, CoreInstruction):
+            return []
+        if isinstance(self.own, Pairs):
+            halves = [f"(uint16_t)({total(f'from_{{n}}[at / 2 * 4 + at % 2 + {at}]', zero)})" for at in (0, 2)]
+            pair = f"query_{{n}}[at] = (uint32_t){halves[0]} | (uint32_t){halves[1]} << 16;"
+            return self.each(f"uint32_t query_{{n}}[{depth // 2}];", *loop("at", depth // 2, [pair]))
+        if depth > _WRITTEN_OUT:
+            read = loop("depth", depth, [f"query_{{n}}[depth] = {total('from_{n}[depth]', zero)};"])
+            return self.each(f"{kind} query_{{n}}[{depth}];", *read)
+        return self.each(
+            *(f"const {kind} query_{{n}}_{at} = {total(f'from_{{n}}[{at}]', zero)};" for at in range(depth))
+        )
 
-def _channels(scope: KernelScope, how: _Weighting, width: int) -> Lines:
-    """The statements that store a head's result."""
-    row = variable("row", scope.type(0).shape[1])
+    def _dot(self) -> Lines:
+        """The statements that multiply the queries with a key."""
+        depth, added = self.sizes[2], self.how.added
+        if isinstance(self.own, CoreInstruction):
+            return self._words(self.own)
+        if isinstance(self.own, Pairs):
+            lines = ["uint32_t part[2];"]
+            for at in range(0, depth, 4):
+                lines.append(call_of(self.own.load, ("&part[0]", f"&key[{at}]")))
+                products = (("&score_{n}", f"&query_{{n}}[{at // 2 + half}]", f"&part[{half}]") for half in (0, 1))
+                lines += self.each(*(call_of(self.own.product, one) for one in products))
+            return lines
+        if depth > _WRITTEN_OUT:
+            return loop("depth", depth, self.each(added("score_{n}", "query_{n}[depth]", "key[depth]")))
+        return self._in_order("key", depth, lambda at: added("score_{n}", f"query_{{n}}_{at}", "element"))
 
-    def channel(at: str) -> Lines:
-        text = how.element.format(sum=f"sums[{at}]" if width > _WRITTEN_OUT else f"sum_{at}")
-        stored = finish(scope, lambda shape: place_in(shape, ("head", row, at)), how.value)
-        return [f"const {how.kind} attended = {text};", *stored]
+    def _words(self, product: CoreInstruction) -> Lines:
+        """Products of whole words; those of the query's zero point are taken off."""
+        lines, taps, zero = Lines(), extents(product)[-1], self.how.zero_point
+        for at in range(0, self.sizes[2], taps):
+            lines += self.each(call_of(product, ("&score_{n}", f"&from_{{n}}[{at}]", f"&key[{at}]")))
+        if not zero:
+            return lines
+        zeros = self.scope.constant(self.scope.node.output, "zeros", np.full(taps, zero, np.int8))
+        lines.append("int32_t past = 0;")
+        lines += [call_of(product, ("&past", zeros, f"&key[{at}]")) for at in range(0, self.sizes[2], taps)]
+        return [*lines, *self.each("score_{n} -= past;")]
 
-    if width > _WRITTEN_OUT:
-        return loop("channel", width, channel("channel"))
-    return [line for at in range(width) for line in ("{", *indent(channel(str(at))), "}")]
+    def _sums(self) -> Lines:
+        """Declarations of the sums of weighted values."""
+        kind, width = self.how.kind, self.sizes[5]
+        zero = "0.0f" if kind == "float" else "0"
+        if width > _WRITTEN_OUT:
+            return self.each(f"{kind} sums_{{n}}[{width}] = {{{zero}}};")
+        return self.each(*(f"{kind} sum_{{n}}_{at} = {zero};" for at in range(width)))
 
+    def _weighted(self) -> Lines:
+        """The statements that add a weighted value to the sums."""
+        width, added = self.sizes[5], self.how.added
+        if width > _WRITTEN_OUT:
+            return loop("channel", width, self.each(added("sums_{n}[channel]", "weight_{n}", "value[channel]")))
+        return self._in_order("value", width, lambda at: added(f"sum_{{n}}_{at}", "weight_{n}", "element"))
 
-_TAKEN = "@taken"
-"""Stands for the statements that add a weighted value to the sums."""
+    def _in_order(self, array: str, count: int, product: Callable[[int], str]) -> Lines:
+        """Each element of an array read and multiplied, one after the other."""
+        lines = [f"{self.how.kind} element = {array}[0];", *self.each(product(0))]
+        for at in range(1, count):
+            lines += ["in_order();", f"element = {array}[{at}];", *self.each(product(at))]
+        return lines
+
+    def _channels(self, number: int) -> Lines:
+        """The statements that store a head's result."""
+        row, width, how = variable("row", self.sizes[1]), self.sizes[5], self.how
+        head, own = f"head + {number}" if number else "head", str(number)
+
+        def channel(at: str) -> Lines:
+            text = f"sums_{own}[{at}]" if width > _WRITTEN_OUT else f"sum_{own}_{at}"
+            text = how.element.replace("{n}", own).replace("{sum}", text)
+            stored = finish(self.scope, lambda shape: place_in(shape, (head, row, at)), how.value)
+            return [f"const {how.kind} attended = {text};", *stored]
+
+        ending = [line.replace("{n}", own) for line in how.ending]
+        if width > _WRITTEN_OUT:
+            return [*ending, *loop("channel", width, channel("channel"))]
+        return [*ending, *(line for at in range(width) for line in ("{", *indent(channel(str(at))), "}"))]
 
 
 @kernel(Attention)
 def _float_attention(scope: KernelScope, operator: Attention) -> KernelWriter:
-    weight = [f"const float weight = exponential(-distance * {real(operator.scale)});", "all += weight;", _TAKEN]
-    ending = ["const float share = last > first ? 1.0f / all : 0.0f;"]
     refuse(operator.scale <= 0, f"the scale {operator.scale} of attention must be positive.")
+    exact = f"exponential(-distance_{{n}} * {real(operator.scale)})"
+    weight = [f"const float weight_{{n}} = lives[place] != 0u ? {exact} : 0.0f;", "all_{n} += weight_{n};"]
+    ending = ["const float share = last > first ? 1.0f / all_{n} : 0.0f;"]
     value = Expression("attended", "float")
-    return _attention(scope, _Weighting("float", "-3.402823466e38f", weight, ending, "{sum} * share", value))
+    how = _Weighting("float", "-3.402823466e38f", weight, "lives[place]", ending, "{sum} * share", value)
+    return _Attention(scope, how).writer()
 
 
 @kernel(FixedAttention)
 def _fixed_attention(scope: KernelScope, operator: FixedAttention) -> KernelWriter:
     places, zero = scope.type(1).shape[1], operator.value_zero_point
     table = scope.constant(scope.node.output, "exponentials", operator.table(places).astype(np.uint16))
-    index = f"(uint32_t)distance * {operator.multiplier}u >> {operator.shift}"
-    weight = [
-        f"if (distance < {operator.farthest(places)}) {{",
-        f"    const int32_t weight = (int32_t){table}[{index}];",
-        "    all += weight;",
-        _TAKEN,
-        "}",
-    ]
-    ending = code(
+    index = f"(uint32_t)distance_{{n}} * {operator.multiplier}u >> {operator.shift}"
+    farthest = 255 * 128 * scope.type(0).shape[2]  # no score is farther from 0
+    far = min(operator.farthest(places), 2 * farthest + 1)
+    weight = code(
         f"""
-        const uint32_t whole = all == 0 ? 1u : (uint32_t)all;
-        const int32_t room = leading_zeros(whole) - 1;
-        const int32_t reciprocal = 2147483647 / (int32_t)(whole << room >> 15);
-        const int32_t back = {31 + 15 - FRACTION} - room;
+        int32_t weight_{{n}} = 0;
+        if (distance_{{n}} < {far}) {{
+            weight_{{n}} = (int32_t){table}[{index}];
+            all_{{n}} += weight_{{n}};
+        }}
         """
     )
-    centred = f"({{sum}} - all * {zero})" if zero > 0 else f"({{sum}} + all * {-zero})" if zero else "{sum}"
+    ending = code(
+        f"""
+        const uint32_t whole = all_{{n}} == 0 ? 1u : (uint32_t)all_{{n}};
+        const int32_t room = leading_zeros(whole) - 1;
+        const int32_t reciprocal = 2147483647 / (int32_t)(whole << room >> 15) * {1 << (FRACTION - 6)};
+        const int32_t raise = room - {ROOM - 1};
+        """
+    )
+    centred = f"({{sum}} - all_{{n}} * {zero})" if zero > 0 else f"({{sum}} + all_{{n}} * {-zero})" if zero else "{sum}"
     reach = 255 << FRACTION
     value = Expression("attended", "int32_t", -reach, reach)
-    element = f"(int32_t)((int64_t){centred} * reciprocal >> back)"
-    return _attention(
-        scope, _Weighting("int32_t", "-2147483647 - 1", weight, ending, element, value, operator.query_zero_point)
-    )
+    element = f"(int32_t)((int64_t)({centred} * (1 << raise)) * reciprocal >> 32)"
+    adds = MULTIPLY_ADD if MULTIPLY_ADD in scope.core.functions else ""
+    zeros = operator.query_zero_point
+    how = _Weighting("int32_t", str(-farthest - far), weight, "weight_{n}", ending, element, value, zeros, adds)
+    return _Attention(scope, how).writer()

@@ -134,6 +134,8 @@ DISTANCE_STEPS = 64
 """Steps of the table of exponentials in which a distance grows by 1."""
 FRACTION = 8
 """Fraction bits of the result of FixedAttention."""
+ROOM = 9
+"""Bits above a sum of weights at least: a value's, its sign's, and one more."""
 _RECIPROCAL_BITS = 15
 
 
@@ -163,7 +165,7 @@ class FixedAttention(Int64Operator):
 
     def weight_bits(self, places: int) -> int:
         """Fraction bits of the weights: so many that no sum of so many weighted values leaves 32 bits."""
-        return min(15, 31 - 8 - (places - 1).bit_length())
+        return min(15, 31 - ROOM - (places - 1).bit_length())
 
     def table(self, places: int) -> Array:
         """exp(-i / 64) in fixed point, int32, as far as it is not 0, and a 0 behind that."""
