@@ -59,7 +59,7 @@ class _Weighting:
     """Statements that make `weight_{n}` of `distance_{n}`, how far a score is below the largest, and add it to
     `all_{n}`."""
     worth: str
-    """C text of an integer that is 0 where a weight does not count."""
+    """C text of whether a place counts; empty where its weights say it."""
     ending: Lines
     """Statements between the sums and the elements."""
     element: str
@@ -136,10 +136,13 @@ class _Attention:
             while (last > first && lives[last - 1] == 0u) {{
                 --last;
             }}
+            int32_t holes = 0;
+            for (int32_t place = first; place < last; ++place) {{
+                holes += lives[place] == 0u;
+            }}
             """
         )
-        scores = self.each(f"{self.how.kind} scores_{{n}}[{places}];")
-        return [*scores, *loop("row", rows, [*limits, *self._heads()])]
+        return [f"{self.how.kind} scores[{places * self.together}];", *loop("row", rows, [*limits, *self._heads()])]
 
     def _heads(self) -> Lines:
         """The loop over the heads of a row."""
@@ -150,24 +153,34 @@ class _Attention:
         held, shape = c_type(scope.type(0).dtype), scope.type(0).shape
         places = [place_in(shape, (f"head + {n}" if n else "head", variable("row", rows), "0")) for n in range(2)]
         asked = [f"const {held} *const from_{n} = {total(q, places[n])};" for n in range(self.together)]
-        weigh = [f"const {how.kind} distance_{{n}} = largest_{{n}} - scores_{{n}}[place];", *how.weight]
+        weigh = [f"const {how.kind} distance_{{n}} = largest_{{n}} - score[{{n}}];", *how.weight]
+        greater = ["if (__builtin_expect({score} > largest_{n}, 0)) {", "    largest_{n} = {score};", "}"]
         return code(
             f"""
             for (int32_t head = 0; head < {heads}; head += {self.together}) {{
                 const {held} *key = {total(k, product(group, self.sizes[4] * depth), product("first", depth))};
                 const {held} *value = {total(v, product(group, self.sizes[4] * width), product("first", width))};
                 @asked
+                {how.kind} *score = scores;
                 @largest
-                for (int32_t place = first; place < last; ++place, key += {depth}) {{
-                    if (lives[place] != 0u) {{
-                        @dot
-                    }} else {{
+                for (int32_t place = first; place < last; ++place, key += {depth}, score += {self.together}) {{
+                    @dot
+                }}
+                if (holes != 0) {{
+                    score = scores;
+                    @lowest
+                    for (int32_t place = first; place < last; ++place, score += {self.together}) {{
                         @dead
                     }}
                 }}
-                @sums
-                for (int32_t place = first; place < last; ++place, value += {width}) {{
+                score = scores;
+                @alls
+                for (int32_t place = first; place < last; ++place, score += {self.together}) {{
                     @weight
+                }}
+                score = scores;
+                @sums
+                for (int32_t place = first; place < last; ++place, value += {width}, score += {self.together}) {{
                     @taken
                 }}
                 @channels
@@ -178,14 +191,17 @@ class _Attention:
             dot=[
                 *self.each(f"{how.kind} score_{{n}} = 0;"),
                 *self._dot(),
-                *self.each(
-                    "scores_{n}[place] = score_{n};", "largest_{n} = score_{n} > largest_{n} ? score_{n} : largest_{n};"
-                ),
+                *self.each("score[{n}] = score_{n};", *(line.replace("{score}", "score_{n}") for line in greater)),
             ],
-            dead=self.each(f"scores_{{n}}[place] = {how.lowest};"),
-            sums=[*self.each(f"{how.kind} all_{{n}} = 0;"), *self._sums()],
-            weight=self.each(*weigh),
-            taken=block(f"if (({' | '.join(self.each(how.worth))}) != 0)", self._weighted()),
+            lowest=self.each(f"largest_{{n}} = {how.lowest};"),
+            dead=self.each(
+                f"score[{{n}}] = lives[place] != 0u ? score[{{n}}] : {how.lowest};",
+                *(line.replace("{score}", "score[{n}]") for line in greater),
+            ),
+            alls=self.each(f"{how.kind} all_{{n}} = 0;"),
+            weight=self.each(*weigh, "score[{n}] = weight_{n};"),
+            sums=self._sums(),
+            taken=[*self.each(f"const {how.kind} weight_{{n}} = score[{{n}}];"), *self._taken()],
             channels=[line for n in range(self.together) for line in ("{", *indent(self._channels(n)), "}")],
         )
 
@@ -241,12 +257,15 @@ class _Attention:
             return self.each(f"{kind} sums_{{n}}[{width}] = {{{zero}}};")
         return self.each(*(f"{kind} sum_{{n}}_{at} = {zero};" for at in range(width)))
 
-    def _weighted(self) -> Lines:
-        """The statements that add a weighted value to the sums."""
+    def _taken(self) -> Lines:
+        """The statements that take the weighted values of a place."""
+        worth = self.how.worth or f"({' | '.join(self.each('weight_{n}'))}) != 0"
         width, added = self.sizes[5], self.how.added
         if width > _WRITTEN_OUT:
-            return loop("channel", width, self.each(added("sums_{n}[channel]", "weight_{n}", "value[channel]")))
-        return self._in_order("value", width, lambda at: added(f"sum_{{n}}_{at}", "weight_{n}", "element"))
+            lines = loop("channel", width, self.each(added("sums_{n}[channel]", "weight_{n}", "value[channel]")))
+        else:
+            lines = self._in_order("value", width, lambda at: added(f"sum_{{n}}_{at}", "weight_{n}", "element"))
+        return block(f"if ({worth})", lines)
 
     def _in_order(self, array: str, count: int, product: Callable[[int], str]) -> Lines:
         """Each element of an array read and multiplied, one after the other."""
@@ -279,7 +298,7 @@ def _float_attention(scope: KernelScope, operator: Attention) -> KernelWriter:
     weight = [f"const float weight_{{n}} = lives[place] != 0u ? {exact} : 0.0f;", "all_{n} += weight_{n};"]
     ending = ["const float share = last > first ? 1.0f / all_{n} : 0.0f;"]
     value = Expression("attended", "float")
-    how = _Weighting("float", "-3.402823466e38f", weight, "lives[place]", ending, "{sum} * share", value)
+    how = _Weighting("float", "-3.402823466e38f", weight, "lives[place] != 0u", ending, "{sum} * share", value)
     return _Attention(scope, how).writer()
 
 
@@ -313,5 +332,5 @@ def _fixed_attention(scope: KernelScope, operator: FixedAttention) -> KernelWrit
     element = f"(int32_t)((int64_t)({centred} * (1 << raise)) * reciprocal >> 32)"
     adds = MULTIPLY_ADD if MULTIPLY_ADD in scope.core.functions else ""
     zeros = operator.query_zero_point
-    how = _Weighting("int32_t", str(-farthest - far), weight, "weight_{n}", ending, element, value, zeros, adds)
+    how = _Weighting("int32_t", str(-farthest - far), weight, "", ending, element, value, zeros, adds)
     return _Attention(scope, how).writer()

@@ -206,7 +206,11 @@ class _Partition:
     def _on_core(self, node: Node) -> Region:
         """A region of the core, grown from its last node upwards as far as one kernel reaches; or a copy."""
         is_noop, is_copied = self._is_noop(node), self._is_copied(node)
-        members = {node.output: node} if is_noop or is_copied else self._instructed(node, self._narrow(node, self._grown(node)))
+        members = (
+            {node.output: node}
+            if is_noop or is_copied
+            else self._instructed(node, self._narrow(node, self._grown(node)))
+        )
         graph = self._subgraph(members)
         is_view = all(member.operator.is_view for member in graph.nodes)
         if not is_view and (refusal := self._refusal(members)):
