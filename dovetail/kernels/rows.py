@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+import numpy as np
+
 from dovetail.ir.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16, FixedStandard
 from dovetail.ir.operators.reduction import ArgExtreme, CumSum, Normalise, Reduce, ReduceKind
@@ -321,6 +323,11 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
     offset, size = -operator.zero_point, operator.size
     kind = "int64_t" if scope.type(0).dtype.bits > 8 else "int32_t"
 
+    # The product is raised so that its upper word is enough, where no spread is so small that it has to be whole.
+    raised = 31 - (size << scope.type(0).dtype.bits).bit_length()
+    right = int(operator.scaling(np.array([operator.epsilon]))[1][0]) + raised - 32
+    upper = operator.epsilon > 0 and right > 1
+
     def before(_: int) -> Lines:
         value = f"({total('from[along]', offset)})"
         square = f"squares += {'(int64_t)' if kind == 'int64_t' else ''}{value} * {value};"
@@ -335,7 +342,7 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
             const int32_t half = above > 1 ? (32 - leading_zeros((uint32_t)above)) >> 1 : 0;
             int32_t root_shift = 0;
             const int32_t inverse = inverse_root((int32_t)(spread >> (2 * half)), &root_shift);
-            const int32_t power = half - root_shift + {31 - operator.fraction_bits};
+            const int32_t power = half - root_shift + {31 - operator.fraction_bits + (raised - 32) * upper};
             """,
             sums=[*sums, *_collected(size, f"{kind} squares = 0;", *steps)],
         )
@@ -343,6 +350,9 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
     def element(at: str) -> Computed:
         value = product(atom(total(at, offset)), size)
         centred = f"{value} - sum" if operator.centred else value
+        if upper:
+            high = f"(int32_t)((int64_t)(({centred}) * {1 << raised}) * inverse >> 32)"
+            return _limited(f"clip(({high} + (1 << (power - 1))) >> power, -32768, 32767)", -32768, 32767)
         scaled = f"((int64_t)({centred}) * inverse + ((int64_t)1 << (power - 1))) >> power"
         return _limited(f"clip_wide({scaled}, -32768, 32767)", -32768, 32767)
 

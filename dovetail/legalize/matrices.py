@@ -45,8 +45,8 @@ REQUANTISED_FIRST = Rule(
 
 
 def dense_as_convolution(chooses: Accepts) -> Callable[[Graph], Graph]:
-    """A rewrite: a chosen dense layer of many rows becomes a 1x1 convolution of a column of pixels, between reshapes
-    that move nothing; the one behind it goes behind the requantisation. Exact.
+    """A rewrite: a chosen dense layer of many rows becomes a 1x1 convolution of a column of pixels, one of a single row
+    a layer of a matrix, between reshapes that move nothing; the one behind it goes behind the requantisation. Exact.
 
     Args:
         chooses: of types and layer.
@@ -62,7 +62,16 @@ def dense_as_convolution(chooses: Accepts) -> Callable[[Graph], Graph]:
     def has_rows(at: RuleMatch) -> bool:
         return prod(at.type(_X).shape[:-1]) != 1
 
-    return rewriting(Rule(_DENSE, as_pixels, (has_rows, accepted(chooses, _DENSE))), REQUANTISED_FIRST)
+    def as_row(at: RuleMatch) -> str:
+        row = at.add(Reshape((1, at.type(_X).shape[-1])), _X)
+        return at.add(Reshape(at.type(_DENSE).shape), at.add(at[_DENSE], row, _WEIGHTS, *at.others(_DENSE)))
+
+    def is_deep(at: RuleMatch) -> bool:
+        return not has_rows(at) and len(at.type(_X).shape) > 2
+
+    chosen = accepted(chooses, _DENSE)
+    rows = Rule(_DENSE, as_pixels, (has_rows, chosen)), Rule(_DENSE, as_row, (is_deep, chosen))
+    return rewriting(*rows, REQUANTISED_FIRST)
 
 
 _LEFT, _RIGHT = operand("left"), operand("right")

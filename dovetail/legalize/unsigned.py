@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dovetail.ir.graph import Node
 from dovetail.ir.operators.arithmetic import Clip, Offset, Requantize
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.pattern import apply, occurrence, operand, rest
@@ -51,11 +52,18 @@ def _limited(at: RuleMatch) -> str:
     return _signed(at, Clip(clip.low + _SHIFT, clip.high + _SHIFT, DType.UINT8), [total])
 
 
+def _is_buffer(at: RuleMatch, node: Node | None) -> bool:
+    """Whether a node's result is a buffer that is changed in place, which would be copied."""
+    while node is not None and node.operator.is_view:
+        node = at.draft.producer(node.inputs[0])
+    return node is not None and node.operator.in_place
+
+
 def _raised(at: RuleMatch) -> str | None:
     """The operator for values that are higher, where it can be."""
     values, operator = at.root.inputs, at.root.operator
     whole, chooses = _by(at, values), bool(operator.chosen_from(values))
-    if chooses and (not all(whole) or at.root.output in at.draft.graph.outputs):
+    if chooses and (not all(whole) or at.root.output in at.draft.graph.outputs or _is_buffer(at, at.root)):
         return None
     for by in (whole, [*whole[:1], *(0 for _ in values[1:])]):
         higher = operator.raised(by) if any(by) else None

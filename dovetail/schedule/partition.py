@@ -20,7 +20,6 @@ from dovetail.target.offload import Offload
 from dovetail.target.pattern import Match, Mismatch, Scope, match_pattern
 from dovetail.user_file import asking
 
-
 _TABLE = apply(Lookup)
 
 

@@ -144,13 +144,17 @@ class FixedStandard(Int64Operator, Rowwise):
         require(fits, f"cannot normalise rows of {x} as integers")
         return TensorType(x.shape, DType.INT16)
 
+    def scaling(self, spread: Any) -> tuple[Any, Any]:
+        """The multiplier for what is under the root, and by how many bits the product is too high."""
+        half = (32 - gemmlowp.leading_zeros(np.maximum(spread >> 29, 1))) >> 1
+        multiplier, shift = gemmlowp.inverse_root(spread >> (half * 2))
+        return multiplier, half - shift + (31 - self.fraction_bits)
+
     def meaning(self, x: Any) -> Any:
         centred = x - self.zero_point
         total = np.sum(centred, axis=-1, keepdims=True) * int(self.centred)
         spread = np.sum(centred * centred, axis=-1, keepdims=True) * self.size - total * total + self.epsilon
-        half = (32 - gemmlowp.leading_zeros(np.maximum(spread >> 29, 1))) >> 1
-        multiplier, shift = gemmlowp.inverse_root(spread >> (half * 2))
-        power = half - shift + (31 - self.fraction_bits)
+        multiplier, power = self.scaling(spread)
         one = total * 0 + 1
         scaled = ((centred * self.size - total) * multiplier + (one << (power - 1))) >> power
         result: Array = np.clip(scaled, -32768, 32767)
