@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,27 +133,56 @@ def test_firmware_equals_tflite_micro_at_each_call(name: str, core: str, tmp_pat
     assert f"void {compiled.unit.model}_reset(void);" in compiled.project.files[f"src/{compiled.unit.model}.h"]
 
 
-def test_a_new_sequence_begins_after_reset(tmp_path: Path) -> None:
-    streamed = streaming_model(2)
-    path = tmp_path / "net.tflite"
+def host_library(streamed: Any, folder: Path) -> tuple[ctypes.CDLL, Any, Any]:
+    """The C of a model as a library of this computer, and the memory of its input and of its output."""
+    path = folder / "net.tflite"
     path.write_bytes(streamed.model)
     compiled = compile_model(path, load_target("riscv"), Options())
-    write_project(compiled.project, tmp_path / "build")
+    write_project(compiled.project, folder / "build")
     sources = [Path(name) for name in compiled.project.host_sources]
     folders = [Path("src"), Path("runtime")]
-    made = compile_host(tmp_path / "build", sources, defines={"DOVETAIL_HOST": None}, include=folders)
+    made = compile_host(folder / "build", sources, defines={"DOVETAIL_HOST": None}, include=folders)
     library = ctypes.CDLL(str(made))
-    manifest = read_manifest(tmp_path / "build")
+    manifest = read_manifest(folder / "build")
     ports = (*manifest.inputs, *manifest.outputs)
     size = max(port.offset + port.bytes for port in ports)
     memory = np.frombuffer((ctypes.c_byte * size).in_dll(library, ports[0].symbol), np.int8)
     given, result = (memory[port.offset : port.offset + port.bytes] for port in ports)
+    return library, given, result
+
+
+def test_a_new_sequence_begins_after_reset(tmp_path: Path) -> None:
+    streamed = streaming_model(2)
+    library, given, result = host_library(streamed, tmp_path)
     for sequence in range(3):
         for x, expected in zip(streamed.inputs[: 4 + sequence], micro(streamed), strict=False):
             given[:] = x.reshape(-1)
             library.net_run()
             np.testing.assert_array_equal(result, expected.reshape(-1))
         library.net_reset()
+
+
+def test_a_sequence_goes_on_from_what_was_saved(tmp_path: Path) -> None:
+    """Saved after two inferences, restored after another sequence."""
+    streamed = streaming_model(2)
+    library, given, result = host_library(streamed, tmp_path)
+    size = int(re.findall(r"NET_STATE_BYTES (\d+)u", (tmp_path / "build" / "src" / "net.h").read_text())[0])
+    before, saved = (ctypes.c_uint8 * size)(), (ctypes.c_uint8 * size)()
+
+    def step(at: int) -> None:
+        given[:] = streamed.inputs[at].reshape(-1)
+        library.net_run()
+        np.testing.assert_array_equal(result, micro(streamed)[at].reshape(-1))
+
+    library.net_save(before)
+    step(0)
+    step(1)
+    library.net_save(saved)
+    assert bytes(saved) != bytes(before)
+    library.net_restore(before)
+    step(0)
+    library.net_restore(saved)
+    step(2)
 
 
 def test_engines_leave_results_of_16_bits_to_the_core(tmp_path: Path) -> None:

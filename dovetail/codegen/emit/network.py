@@ -55,7 +55,7 @@ def model_source(unit: Unit) -> str:
         headers=[f'#include "{header}"' for header in headers],
         arenas=arenas,
         functions=[line for _, text in functions for line in text],
-        reset=_reset_function(unit) if unit.program.states else [],
+        reset=_state_functions(unit) if unit.program.states else [],
         first=first,
         prepared=[f"{one.prepare}();" for one in unit.target.engines if one.prepare and one.name in used],
         layers=[f"{name}();" for name, _ in functions],
@@ -64,14 +64,18 @@ def model_source(unit: Unit) -> str:
     return "\n".join([*lines, ""])
 
 
-def _reset_function(unit: Unit) -> Lines:
-    """The function that gives every state its first contents: one byte repeated, or what a constant holds."""
-    states = Lines()
+def _state_functions(unit: Unit) -> Lines:
+    """The functions that give every state its first contents, one byte repeated or what a constant holds, that copy the
+    states away, and back."""
+    states, copied, at = Lines(), {"save": Lines(), "restore": Lines()}, 0
     for index, kept in enumerate(unit.program.states):
         content = kept.first.reshape(-1).view(np.uint8)
         value = f"{unit.model}_state_{index}_first[i]" if len(set(content.tolist())) > 1 else f"{content[0]}u"
         place = f"({unit.first_byte(kept.view)})[i] = {value};"
         states += block(f"for (uint32_t i = 0; i < {content.size}u; ++i)", [place])
+        for name, ends in (("save", f"to + {at}, {{0}}"), ("restore", f"{{0}}, from + {at}")):
+            copied[name].append(f"__builtin_memcpy({ends.format(unit.first_byte(kept.view))}, {content.size}u);")
+        at += content.size
     lines = code(
         f"""
         static uint8_t has_states; /* 0 until what is kept between inferences has been set */
@@ -81,8 +85,23 @@ def _reset_function(unit: Unit) -> Lines:
             @states
             has_states = 1u;
         }}
+
+        void {unit.model}_save(uint8_t *to)
+        {{
+            if (has_states == 0u) {{
+                {unit.model}_reset();
+            }}
+            @save
+        }}
+
+        void {unit.model}_restore(const uint8_t *from)
+        {{
+            @restore
+            has_states = 1u;
+        }}
         """,
         states=states,
+        **copied,
     )
     return [*lines, ""]
 

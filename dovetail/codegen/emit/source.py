@@ -70,6 +70,14 @@ def header_source(unit: Unit, version: str) -> str:
         lines.append(f"/* Forgets what is kept between inferences ({nbytes} bytes), for the start of a new sequence.")
         lines.append("   Before the first inference it happens by itself. */")
     lines += [f"void {unit.model}_reset(void);", ""] if unit.delay or program.states else []
+    if program.states:
+        lines += code(f"""
+            /* Copies what is kept between inferences away, and back for the next inference. */
+            #define {unit.model.upper()}_STATE_BYTES {sum(kept.first.nbytes for kept in program.states)}u
+            void {unit.model}_save(uint8_t *to);
+            void {unit.model}_restore(const uint8_t *from);
+        """)
+        lines.append("")
     lines += ["#ifdef __cplusplus", "}", "#endif", ""]
     return guard(f"{unit.model.upper()}_H", "\n".join(lines))
 
