@@ -16,7 +16,7 @@ from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import manifest
 from dovetail.codegen.emit.plan_file import model_work, plan_text
 from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, with_stack_said, write_project
-from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed
+from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed, differs
 from dovetail.codegen.emit.weights import Weights
 from dovetail.codegen.manifest import OperatorWork
 from dovetail.codegen.plan_file import PLAN
@@ -486,7 +486,8 @@ def policy_of(target: Target, options: Options) -> Policy:
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
     """Bytes of each memory that constants, code, stacks and the own room of kernels and libraries take, by the name of
     the memory."""
-    constants = sum(array.nbytes for array in (*graph.constants.values(), *graph.states))
+    states = (array for array in graph.states if differs(array))
+    constants = sum(array.nbytes for array in (*graph.constants.values(), *states))
     types = graph.types
     workspaces = (node.operator.workspace([types[name] for name in node.inputs]) for node in graph.nodes)
     nbytes = {target.code: constants + CODE_RESERVE}

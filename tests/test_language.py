@@ -14,17 +14,19 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.arrays import built
-from dovetail.compile import Compiled, Options, compile_graph, compile_model
+from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare
 from dovetail.guests import ptq
 from dovetail.guests.ptq.accuracy import accuracy_of
 from dovetail.guests.ptq.sequences import bits_per_token
 from dovetail.ir.graph import GraphBuilder, evaluate, evaluate_all
 from dovetail.ir.operators.arithmetic import Clip, Dequantize, Requantize, Rounding
+from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.sequence import FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.read import load_model
 from dovetail.run import run_build
+from dovetail.schedule.partition import initial_partition
 from dovetail.targets import load_target
 from test_sequence import EXPORTS, MODELS, STEPS, export, reference, saved, story
 
@@ -63,17 +65,44 @@ def held_to(compiled: Compiled) -> None:
     assert len(caches) == 10 and all(kind.dtype is DType.INT8 for kind in caches)
 
 
-@pytest.mark.parametrize("which", ["hf"])
-def test_integers_throughout(reference: Any, which: str, tmp_path: Path) -> None:
-    """Quantised with little data; the emitted C computes the integer graph over some steps."""
+@pytest.fixture(scope="module")
+def small(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export quantised with little data."""
     stories = [reference[f"story_{number}"][:12] for number in range(2)]
-    compiled = compile_model(quantised(which, stories, tmp_path), load_target("riscv"), Options())
+    return quantised("hf", stories, tmp_path_factory.mktemp("small"))
+
+
+def test_integers_throughout(reference: Any, small: Path) -> None:
+    """The emitted C computes the integer graph over some steps, in little more memory than the caches take."""
+    compiled = compile_model(small, load_target("riscv"), Options())
     held_to(compiled)
-    steps = story(which, reference["story_9"][:6])
+    caches = sum(array.nbytes for array in compiled.graph.states)
+    steps = story("hf", reference["story_9"][:6])
     with built(compiled, load_target("riscv")) as build:
+        assert build.manifest.memory["ram"].peak <= caches + (16 << 10)
         found = run_build(build, "host", steps).outputs
     for outputs, wanted in zip(found, evaluate_all(compiled.graph, steps), strict=True):
         np.testing.assert_array_equal(outputs["logits"], wanted["logits"])
+
+
+def test_an_engine_leaves_the_caches_where_they_are(small: Path) -> None:
+    """Dense layers of one row are the engine's; nothing but attention reads a cache of bytes, which stays as it is."""
+    target = load_target("ne16")
+    graph = prepare(small, target, Options())
+    users = graph.users()
+
+    def readers(value: str) -> list[Operator]:
+        found: list[Operator] = []
+        for node in users[value]:
+            found += readers(node.output) if node.operator.is_view else [node.operator]
+        return found
+
+    written = [node.output for node in graph.nodes if isinstance(node.operator, WriteRow)]
+    assert len(written) == 10
+    for value in written:
+        assert [type(operator) for operator in readers(value)] == [FixedAttention]
+    regions = initial_partition(graph, target)
+    assert len([region for region in regions if region.engine is not None]) >= 5 * 9
 
 
 @pytest.mark.oracles

@@ -18,6 +18,7 @@ from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize, Requantize, Rounding
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.pattern import apply, occurrence
 from dovetail.ir.rewrite import run
@@ -28,10 +29,12 @@ from dovetail.quantize.ends import integer_states
 from dovetail.quantize.factors import factor_into_softmax
 from dovetail.quantize.linear import fold_into_scales, moved_constant, scaled_afterwards
 from dovetail.quantize.recurrent import reads_cells
-from dovetail.quantize.rules import on_integers, requantize, rules_for, standardise
+from dovetail.quantize.rules import on_integers, requantize, rules_for, standardise, sum_of_products
 from dovetail.quantize.tables import one_table
 
 _DEQUANTIZE, _SUM = apply(Dequantize), apply(Add)
+_ADDED = apply(Operator, having=lambda one: one in (Add(), Binary(BinaryKind.SUBTRACT)))
+_TIMES = apply(Binary(BinaryKind.MULTIPLY))
 HINT = (
     "quantise the model first, with dovetail quantize or the framework's own post-training quantisation to int8; "
     "or let the core compute in float32: dovetail compile --float"
@@ -229,6 +232,9 @@ class _Lowering:
             answer = None
         if answer is not None:
             return answer
+        if products := self._products(node):
+            ask = QuantisationRequest(self.emitter, node.operator, (*products[0], *products[1]), target, bounds, stem)
+            return sum_of_products(ask, products)
         rules = rules_for(node) if not reads_cells(self.graph, node) else []
         operands = [self._operand(name) for name in self._terms(node)]
         found = [operand for operand in operands if operand is not None]
@@ -257,6 +263,14 @@ class _Lowering:
             return standardise(ask, x, *found[2:])
         rows = standardise(replace(ask, stem=self.emitter.fresh(f"{stem}_rows")), x, *found[2:])
         return self.emitter.add(Reshape(shape), [rows], stem)
+
+    def _products(self, node: Node) -> list[list[QuantisedValue]]:
+        """The factors of two products of 8-bit values that are not quantised themselves and of which a node is the sum
+        or the difference; empty where it is none."""
+        made = [self.producers.get(name) for name in node.inputs] if _ADDED.fits(node) else []
+        views = [[self._view(name, "") for name in one.inputs] for one in made if one and _TIMES.fits(one)]
+        known = [[one for one in pair if one and one.per_tensor and one.kind.dtype.bits == 8] for pair in views]
+        return known if [len(pair) for pair in known] == [2, 2] else []
 
     def _terms(self, node: Node) -> list[str]:
         """The node's operands; of a sum of sums, which rounds nothing in between, all terms."""

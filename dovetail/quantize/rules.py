@@ -81,6 +81,23 @@ def _product(ask: QuantisationRequest[Binary], *values: QuantisedValue) -> str:
     return ask.finish(product, [values[0].form.scale * values[1].form.scale / ask.target.scale])
 
 
+_EVEN = 12
+"""Bits to which the scales of products that are summed are brought to one."""
+
+
+def sum_of_products(ask: QuantisationRequest[Operator], products: Sequence[Sequence[QuantisedValue]]) -> str:
+    """Products of two 8-bit values each, added or taken from each other, and scaled once."""
+    scales = [prod(value.form.scale for value in product) for product in products]
+    unit, terms = 1 if len(set(scales)) == 1 else 1 << _EVEN, []
+    for number, (product, scale) in enumerate(zip(products, scales, strict=True)):
+        factors = [_centred(ask, value, f"factor_{number}_{at}") for at, value in enumerate(product)]
+        terms.append(ask.add(Binary(BinaryKind.MULTIPLY), factors, f"product_{number}"))
+        if unit > 1:
+            share = ask.constant(f"share_{number}", np.array([round(scale / max(scales) * unit)], np.int32))
+            terms[-1] = ask.add(Binary(BinaryKind.MULTIPLY), [terms[-1], share], f"term_{number}")
+    return ask.finish(ask.add(ask.operator, terms, "accumulator"), [max(scales) / unit / ask.target.scale])
+
+
 def _refused(ask: QuantisationRequest[Any], x: QuantisedValue, *_: QuantisedValue) -> str:
     raise ask.refuse(x)
 

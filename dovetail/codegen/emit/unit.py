@@ -56,6 +56,12 @@ KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
 Blocks = Mapping[str, tuple[str, tuple[str, ...]]]
 """C name -> C type and initialisers of each block of a compact kernel."""
 
+def differs(first: Array) -> bool:
+    """Whether the first contents of a state are a constant of the program: they are not one byte repeated."""
+    content = first.reshape(-1).view(np.uint8)
+    return bool((content != content[:1]).any())
+
+
 CODE_RESERVE = 24 * 1024
 """Bytes kept free for code beside the constants when memory is planned; the linker has the last word."""
 _LITTLE = 1 / 512
@@ -287,7 +293,7 @@ def make_unit(
     constants = {f"{model}_{name}": ("uint8_t", program.constants[name]) for name in by_linker}
     for index, kept in enumerate(program.states):
         content = kept.first.reshape(-1).view(np.uint8)
-        if len(set(content.tolist())) > 1:
+        if differs(content):
             constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
     calls, functions, blocks = kernel_calls(program, regions, target, model, optimize, constants)
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, LaunchStatement)]

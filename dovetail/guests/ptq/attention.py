@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.guests.ptq.steps import RECURRENT, carries
+from dovetail.guests.ptq.steps import RECURRENT, carries, of_table, row_source
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import Add
@@ -88,13 +88,6 @@ def _parts(graph: Graph, layer: Node) -> dict[str, _ChannelSlice]:
     return parts if len(parts) > 1 else {}
 
 
-def _source(graph: Graph, value: str) -> str:
-    """The value whose elements a value has, or the rows that are taken from a table."""
-    while (node := graph.producer(value)) is not None and carries(node) and node.inputs[0] not in graph.constants:
-        value = node.inputs[0]
-    return value
-
-
 def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
     """The values that get 16 bits, because no layer multiplies them with weights and what is lost there stays to the
     network's end: products with rows of a table that sums read, products with a sigmoid that products read, those that
@@ -108,7 +101,7 @@ def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
     """
     wide = _streams(graph) | _of_attention(graph) | _parts_of_sums(graph)
     for node in graph.nodes:
-        value = _source(graph, node.inputs[0]) if _takes_wide(graph, node) else ""
+        value = row_source(graph, node.inputs[0]) if _takes_wide(graph, node) else ""
         if value and all(_takes_wide(graph, one) for one in _readers(graph, value)):
             wide.add(value)
     if any(RECURRENT.fits(node) or ROWS.fits(node) for node in graph.nodes):
@@ -128,7 +121,7 @@ def _readers(graph: Graph, value: str) -> list[Node]:
 def _streams(graph: Graph) -> set[str]:
     """Values that only layer normalisations and sums read, from those that normalisations read on, along sums."""
     wide: set[str] = set()
-    waiting = [_source(graph, node.inputs[0]) for node in graph.nodes if ROWS.fits(node)]
+    waiting = [row_source(graph, node.inputs[0]) for node in graph.nodes if ROWS.fits(node)]
     while waiting:
         value = waiting.pop()
         readers = _readers(graph, value)
@@ -138,7 +131,7 @@ def _streams(graph: Graph) -> set[str]:
         waiting += [node.output for node in readers if node.operator == Add()]
         producer = graph.producer(value)
         if producer is not None and producer.operator == Add():
-            waiting += [_source(graph, name) for name in producer.inputs]
+            waiting += [row_source(graph, name) for name in producer.inputs]
     return wide
 
 
@@ -146,9 +139,9 @@ def _parts_of_sums(graph: Graph) -> set[str]:
     """Products with rows of a table that only sums read, and products with a sigmoid that only products read."""
     wide: set[str] = set()
     for node in filter(_TIMES.fits, graph.nodes):
-        sources = [graph.producer(_source(graph, name)) for name in node.inputs]
+        sources = [graph.producer(row_source(graph, name)) for name in node.inputs]
         readers = _readers(graph, node.output)
-        rotated = any(one is not None and carries(one) and one.inputs[0] in graph.constants for one in sources)
+        rotated = of_table(graph, node)
         gated = any(one is not None and _SIGMOID.fits(one) for one in sources)
         sums = rotated and all(_SUM.fits(one) or _LESS.fits(one) for one in readers)
         if node.output not in graph.outputs and (sums or (gated and all(map(_TIMES.fits, readers)))):
@@ -161,7 +154,7 @@ def _of_attention(graph: Graph) -> set[str]:
     wide: set[str] = set()
     for node in graph.nodes:
         if node.operator.gives_shares and node.output not in graph.outputs:
-            scores, given = _source(graph, node.inputs[0]), graph.producer(_source(graph, node.inputs[0]))
+            scores, given = row_source(graph, node.inputs[0]), graph.producer(row_source(graph, node.inputs[0]))
             multiplied = all(_PRODUCT.fits(one) and _left(graph, one, node) for one in _readers(graph, node.output))
             if multiplied and given is not None and _PRODUCT.fits(given) and _readers(graph, scores) == [node]:
                 wide |= {scores, node.output}
@@ -183,5 +176,5 @@ def _has_weights(node: Node) -> bool:
 
 def _left(graph: Graph, product: Node, softmax: Node) -> bool:
     """Whether a product has a softmax' shares on the left, and there only."""
-    left, right = (_source(graph, name) for name in product.inputs)
+    left, right = (row_source(graph, name) for name in product.inputs)
     return left == softmax.output and right != left

@@ -15,6 +15,8 @@ from dovetail.guests.ptq.settings import Method
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.recurrent import Recurrent
 from dovetail.ir.pattern import apply, constant, occurrence, operand
 from dovetail.ir.scaling import scaled_rows
@@ -34,6 +36,8 @@ SMALLEST = 0.2
 ENOUGH = 32
 """Elements per bin on average from which on a distribution is known well enough for its entropy."""
 _CLAMP = apply(Clamp)
+_ADDED = apply(Operator, having=lambda one: one in (Add(), Binary(BinaryKind.SUBTRACT)))
+_TIMES = apply(Binary(BinaryKind.MULTIPLY))
 RECURRENT = apply(Recurrent)
 _INTEGER_RECURRENT = apply(
     Recurrent,
@@ -190,7 +194,7 @@ def quantised_values(graph: Graph) -> tuple[str, ...]:
         moved = carries(node) and node.inputs[0] not in graph.constants  # elements picked from a table are computed
         if graph.types[node.output].dtype is not DType.FLOAT32 or moved:
             continue
-        if in_normalisation(graph, users, node.output) or _stays_float(graph, node):
+        if in_normalisation(graph, users, node.output) or _stays_float(graph, node) or _in_rotation(graph, users, node):
             continue
         readers = users[node.output]
         is_inner = len(readers) == 1 and node.output not in graph.outputs
@@ -223,6 +227,28 @@ def in_normalisation(graph: Graph, users: Mapping[str, Sequence[Node]], value: s
     while reader.operator.is_view and len(users[reader.output]) == 1:
         (reader,) = users[reader.output]
     return reader.operator.pointwise == 2 and scaled_rows(graph, reader) is not None
+
+
+def _in_rotation(graph: Graph, users: Mapping[str, Sequence[Node]], node: Node) -> bool:
+    """Whether a node is one of two products with rows of tables, whose sum or difference alone is rounded."""
+    readers = users[node.output]
+    if not _TIMES.fits(node) or len(readers) != 1 or not _ADDED.fits(readers[0]) or node.output in graph.outputs:
+        return False
+    terms = [graph.producer(name) for name in readers[0].inputs]
+    return all(term is not None and len(users[term.output]) == 1 and of_table(graph, term) for term in terms)
+
+
+def row_source(graph: Graph, value: str) -> str:
+    """The value whose elements a value has, or the rows that are taken from a table."""
+    while (node := graph.producer(value)) is not None and carries(node) and node.inputs[0] not in graph.constants:
+        value = node.inputs[0]
+    return value
+
+
+def of_table(graph: Graph, node: Node) -> bool:
+    """Whether a node is a product with rows picked from a table."""
+    sources = [graph.producer(row_source(graph, name)) for name in node.inputs] if _TIMES.fits(node) else []
+    return any(one is not None and carries(one) and one.inputs[0] in graph.constants for one in sources)
 
 
 def shares(graph: Graph) -> frozenset[str]:
