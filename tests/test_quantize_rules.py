@@ -9,13 +9,16 @@ from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
 from dovetail.ir.onnx_file import check_stages
 from dovetail.ir.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
-from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
+from dovetail.ir.operators.arithmetic import Add, Clip, Dequantize, Lookup, Offset, Quantize, Requantize
+from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.movement import Concat, Gather, Pick, Reshape, Transpose
 from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, MaxPool2d, Reduce, ReduceKind
+from dovetail.ir.rules import run
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.quantize import quantize
+from dovetail.quantize.tables import one_table
 from dovetail.read import load_model
 from oracles import derived_file
 
@@ -311,3 +314,40 @@ def test_rows_too_long_for_the_fixed_point_are_refused() -> None:
         quantize(graph)
     assert caught.value.where == "LOG_SOFTMAX 0 (log)"
     assert quantize(graph, allow_float=True).outputs
+
+
+def test_a_table_and_its_operand_are_one_table() -> None:
+    """x times a table of x, requantised, is a table of 16 bits; with another operand it is none."""
+    rng, results = np.random.default_rng(3), []
+    for alone in (True, False):
+        builder = GraphBuilder("table")
+        x, other = (builder.input(name, TensorType((2, 300), DType.INT8)) for name in "xy")
+        table = builder.constant("table", rng.integers(-128, 128, 256).astype(np.int8))
+        looked_up = builder.add(Lookup(), [x if alone else other, table])
+        factors = [builder.add(Offset(by, DType.INT32), [value]) for by, value in ((-3, x), (128, looked_up))]
+        product = builder.add(Binary(BinaryKind.MULTIPLY), factors)
+        scale = [builder.constant(name, np.array([value], np.int32)) for name, value in (("m", 1518500250), ("s", -1))]
+        scaled = builder.add(Requantize(), [product, *scale])
+        graph = builder.finish([builder.add(Clip(-32768, 32767, DType.INT16), [scaled], "z")])
+        changed = run(graph, (one_table,))
+        inputs = {name: rng.integers(-128, 128, (2, 300)).astype(np.int8) for name in "xy"}
+        np.testing.assert_array_equal(evaluate(changed, inputs)["z"], evaluate(graph, inputs)["z"])
+        results.append([type(node.operator) for node in changed.nodes])
+    assert results[0] == [Lookup] and len(results[1]) == 6
+
+
+@pytest.mark.parametrize("kind", [Add(), Binary(BinaryKind.SUBTRACT)])
+def test_products_that_are_summed_are_rounded_once(kind: Operator) -> None:
+    """As a rotation has them, with scales of their own: no result is more than half a step off."""
+    made, scales = QdqBuilder(), ((0.02, 5), (1 / 127, 0), (0.031, -9), (0.0075, 3))
+    values = [made.input((3, 40), *form) for form in scales]
+    products = [made.builder.add(Binary(BinaryKind.MULTIPLY), pair) for pair in (values[:2], values[2:])]
+    float_graph = made.graph(made.quantised(made.builder.add(kind, products), 0.05, 7))
+    graph, inputs = quantize(float_graph), random_inputs(float_graph, 5)
+    assert sum(isinstance(node.operator, Requantize) for node in graph.nodes) == 1
+    forms = zip(graph.given, scales, strict=True)
+    reals = [(inputs[name].astype(np.float64) - zero) * scale for name, (scale, zero) in forms]
+    sign = 1 if kind == Add() else -1
+    exact = (reals[0] * reals[1] + sign * reals[2] * reals[3]) / 0.05 + 7
+    (found,) = evaluate(graph, inputs).values()
+    assert np.abs(found - np.clip(exact, -128, 127)).max() < 0.52

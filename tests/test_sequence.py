@@ -154,6 +154,22 @@ def test_kernels_attend_to_live_places(fixed: bool, shapes: tuple[int, ...]) -> 
             np.testing.assert_allclose(outputs["y"], wanted, atol=0 if fixed else 1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["riscv", "cortex_m4", "riscv_xpulp"])
+@pytest.mark.parametrize("shapes", [(8, 4, 1, 12, 8, 8), (3, 3, 1, 9, 12, 5)], ids=str)
+def test_cores_attend_with_their_own_instructions(name: str, shapes: tuple[int, ...]) -> None:
+    """Two heads of the same keys, and one by one; a prefix, and holes."""
+    rng, target, graph = np.random.default_rng(4), load_target(name), attention(True, shapes, 1)
+    lives = [np.arange(shapes[3])[None] < 5, rng.random((1, shapes[3])) < 0.5]
+    samples = [drawn(graph, rng, live) for live in lives]
+    compiled = compile_graph(graph, target, Options())
+    kernels = next(text for file, text in compiled.project.files.items() if file.endswith("_kernels.c"))
+    assert ("smlad(" in str(kernels), "sdotsp_b(" in str(kernels)) == (name == "cortex_m4", name == "riscv_xpulp")
+    with built(compiled, target) as build:
+        found = run_build(build, "iss", samples).outputs
+    for sample, outputs in zip(samples, found, strict=True):
+        np.testing.assert_array_equal(outputs["y"], evaluate(graph, sample)["y"])
+
+
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(seed=st.integers(0, 1 << 30), scale=st.floats(1e-5, 0.02))
 def test_fixed_attention_is_attention(seed: int, scale: float) -> None:
