@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -235,7 +235,7 @@ class _Attention:
             return lines
         if depth > _WRITTEN_OUT:
             return loop("depth", depth, self.each(added("score_{n}", "query_{n}[depth]", "key[depth]")))
-        return self._in_order("key", depth, lambda at: added("score_{n}", f"query_{{n}}_{at}", "element"))
+        return self._in_order("key", ["score_{n}"] * depth)
 
     def _words(self, product: CoreInstruction) -> Lines:
         """Products of whole words; those of the query's zero point are taken off."""
@@ -264,14 +264,19 @@ class _Attention:
         if width > _WRITTEN_OUT:
             lines = loop("channel", width, self.each(added("sums_{n}[channel]", "weight_{n}", "value[channel]")))
         else:
-            lines = self._in_order("value", width, lambda at: added(f"sum_{{n}}_{at}", "weight_{n}", "element"))
+            lines = self._in_order("value", [f"sum_{{n}}_{at}" for at in range(width)])
         return block(f"if ({worth})", lines)
 
-    def _in_order(self, array: str, count: int, product: Callable[[int], str]) -> Lines:
-        """Each element of an array read and multiplied, one after the other."""
-        lines = [f"{self.how.kind} element = {array}[0];", *self.each(product(0))]
-        for at in range(1, count):
-            lines += ["in_order();", f"element = {array}[{at}];", *self.each(product(at))]
+    def _in_order(self, array: str, sums: Sequence[str]) -> Lines:
+        """Each element of an array read while the one before is multiplied and added, to one sum or each to its own."""
+        roomy = self.how.kind == "int32_t" and self.scope.core.accumulators > 2 * len(sums) - 1
+        lines = [f"const {self.how.kind} element_0 = {array}[0];"]
+        for at, total_ in enumerate(sums):
+            if at + 1 < len(sums):
+                lines += [f"const {self.how.kind} element_{at + 1} = {array}[{at + 1}];", "in_order();"]
+            factor = "weight_{n}" if array == "value" else f"query_{{n}}_{at}"
+            lines += self.each(self.how.added(total_, factor, f"element_{at}"))
+            lines += self.each(f"{total_} = held({total_});") if roomy else []
         return lines
 
     def _channels(self, number: int) -> Lines:
