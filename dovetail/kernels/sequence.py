@@ -77,7 +77,7 @@ class _Weighting:
 
 
 @dataclass(frozen=True)
-class _Attention:
+class _AttentionWriter:
     """A kernel of attention being written: heads that read the same keys are computed together, from the first live
     place to the last."""
 
@@ -304,7 +304,7 @@ def _float_attention(scope: KernelScope, operator: Attention) -> KernelWriter:
     ending = ["const float share = last > first ? 1.0f / all_{n} : 0.0f;"]
     value = Expression("attended", "float")
     how = _Weighting("float", "-3.402823466e38f", weight, "lives[place] != 0u", ending, "{sum} * share", value)
-    return _Attention(scope, how).writer()
+    return _AttentionWriter(scope, how).writer()
 
 
 @kernel(FixedAttention)
@@ -338,4 +338,4 @@ def _fixed_attention(scope: KernelScope, operator: FixedAttention) -> KernelWrit
     adds = MULTIPLY_ADD if MULTIPLY_ADD in scope.core.functions else ""
     zeros = operator.query_zero_point
     how = _Weighting("int32_t", str(-farthest - far), weight, "", ending, element, value, zeros, adds)
-    return _Attention(scope, how).writer()
+    return _AttentionWriter(scope, how).writer()
