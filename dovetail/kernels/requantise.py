@@ -229,7 +229,10 @@ def _dequantize(scope: KernelScope, node: Node, operator: Dequantize, x: Express
         refuse(zero_point.any() and x.reach > 1 << 62, "Dequantize of int64 is not computed on the core.")
         x = Expression(f"(int64_t){atom(x.text)}", "int64_t")
     text = f"({summand(x.text)} - {scope.element(names[1], shape)})" if zero_point.any() else atom(x.text)
-    return scope.named("real", "float", f"(float){text} * {scope.element(names[0], shape)}")
+    scale, factors = scope.element(names[0], shape), scope.graph.constants[node.inputs[1]]
+    if max(-low, high) <= 1 << 24 and ((factors > 2.0**-100) & (factors < 2.0**100)).all():
+        return scope.named("real", "float", f"scaled_real({text}, {scale})")
+    return scope.named("real", "float", f"(float){text} * {scale}")
 
 
 @rule(Quantize)

@@ -56,6 +56,7 @@ KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
 Blocks = Mapping[str, tuple[str, tuple[str, ...]]]
 """C name -> C type and initialisers of each block of a compact kernel."""
 
+
 def differs(first: Array) -> bool:
     """Whether the first contents of a state are a constant of the program: they are not one byte repeated."""
     content = first.reshape(-1).view(np.uint8)

@@ -16,6 +16,51 @@ static inline uint32_t as_bits(float value)
     return bits;
 }
 
+//@ scaled_real: as_bits as_float
+/* value * scale, rounded to the nearest, halves to even, of a value of at most 24 bits and a scale from 2^-100 to 2^100:
+   in integers, which cores without floating point multiply sooner. */
+static inline float scaled_real(int32_t value, float scale)
+{
+    const uint32_t bits = as_bits(scale);
+    uint32_t size = value < 0 ? 0u - (uint32_t)value : (uint32_t)value;
+    uint32_t power = (bits >> 23) + 31u;
+    if (size == 0u) {
+        return 0.0f;
+    }
+    if (size < 0x10000u) {
+        size <<= 16;
+        power -= 16u;
+    }
+    if (size < 0x1000000u) {
+        size <<= 8;
+        power -= 8u;
+    }
+    if (size < 0x10000000u) {
+        size <<= 4;
+        power -= 4u;
+    }
+    if (size < 0x40000000u) {
+        size <<= 2;
+        power -= 2u;
+    }
+    if (size < 0x80000000u) {
+        size <<= 1;
+        power -= 1u;
+    }
+    const uint64_t product = (uint64_t)size * ((bits | 0x800000u) << 8);
+    uint32_t high = (uint32_t)(product >> 32);
+    uint32_t low = (uint32_t)product;
+    if (high < 0x80000000u) {
+        high = high * 2u + (low >> 31);
+        low *= 2u;
+        power -= 1u;
+    }
+    const uint32_t kept = high >> 8;
+    const uint32_t rest = ((high & 0x7Fu) | low) != 0u ? 1u : 0u;
+    const uint32_t rounded = kept + ((high >> 7) & (rest | kept) & 1u);
+    return as_float(((uint32_t)value & 0x80000000u) | ((power << 23) + rounded));
+}
+
 //@ absolute: as_float as_bits
 /* The value without its sign. */
 static inline float absolute(float value)
