@@ -45,6 +45,9 @@ def library(folder: Path) -> ctypes.CDLL:
         loop = f"for (int32_t i = 0; i < count; ++i) {{ y[i] = {name}(x[i]); }}"
         source.append(f"void run_{name}(float *y, const float *x, int32_t count);")
         source.append(f"void run_{name}(float *y, const float *x, int32_t count) {{ {loop} }}")
+    head = "void run_scaled_real(float *y, const int32_t *x, float scale, int32_t count)"
+    loop = "for (int32_t i = 0; i < count; ++i) { y[i] = scaled_real(x[i], scale); }"
+    source += [f"{head};", f"{head} {{ {loop} }}"]
     (folder / "functions.c").write_text("\n".join(source))
     warnings = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wdouble-promotion", "-Werror", "-Wno-unused-function")
     flags = ("-O2", *warnings)
@@ -117,3 +120,17 @@ def test_special_values(run: Callable[[str, Array], Array]) -> None:
     }
     for name, (given, expected) in cases.items():
         np.testing.assert_array_equal(run(name, np.array(given, np.float32)), np.array(expected, np.float32), name)
+
+
+def test_integers_are_scaled_as_floats(tmp_path: Path) -> None:
+    """To the last bit, ties and all: what float32 gives for integers of up to 24 bits."""
+    rng, made = np.random.default_rng(6), library(tmp_path)
+    ends = np.array([0, 1, -1, 3, 1 << 24, -(1 << 24), (1 << 24) - 1], np.int32)
+    for number in range(300):
+        scale = np.float32(2.0 ** rng.uniform(-99, 99)) if number % 3 else np.float32(1 + number / 256)
+        bits = rng.integers(1, 25, 500)
+        x = np.concatenate([ends, rng.integers(-(1 << bits), (1 << bits) + 1).astype(np.int32)])
+        y = np.empty(len(x), np.float32)
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (y, x)]
+        made.run_scaled_real(*pointers, ctypes.c_float(scale), len(x))
+        np.testing.assert_array_equal(y.view(np.uint32), (x.astype(np.float32) * scale).view(np.uint32))
