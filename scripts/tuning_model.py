@@ -172,6 +172,8 @@ class Row:
 
     def faults(self) -> Iterator[str]:
         """The limits that are not kept."""
+        if not self.networks:
+            yield f"{self.name}: nothing was measured"
         off = {
             "network": max((abs(one - 1) for one in self.networks), default=0.0),
             "median": float(np.median([abs(one - 1) for one in self.defaults])) if self.layers else 0.0,
@@ -211,6 +213,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", action="store_true", help="print every choice")
     given, faults = parser.parse_args(), list[str]()
+    if not given.models:
+        parser.error("no models: name some by --models, or have those of ../shared")
     of = "median, worst"
     print(f"| target | networks: {of} | layers | defaults: {of} | all: {of} | Spearman: median, least | choices/s |")
     print("| --- | --- | ---: | --- | --- | --- | ---: |", flush=True)

@@ -177,3 +177,14 @@ def test_a_driver_that_goes_along_with_a_grid_waits_for_the_engine() -> None:
     queue.launch(core, 10_000)
     queue.launch(core, 8_000, 7_000)
     assert core.now == 90 + 10_000 + 7_000 + core.costs.room
+
+
+def test_layers_cut_in_place_are_estimated_in_the_plan_s_tiles() -> None:
+    """Sums of eight pixels fit the registers: the planner cuts though nothing is copied, and no knob says how."""
+    target = load_target(str(shared_dir() / "faults" / "ports" / "puffin" / "puffin.py"))
+    layers = tunable_layers(prepare(network("ic_resnet8"), target, Options()), target)[1]
+    (layer,) = [one for one in layers if one.names[0] == "conv_1"]
+    planned = LayerModel.of(layer, target).planned
+    compiled = compile_graph(layer.graph, target, Options(), near=layer.near, interpret=False)
+    assert planned is not None and planned.tiles > 1
+    assert planned.cycles == timed(compiled.plan.program, compiled.regions, target)[0]

@@ -105,8 +105,6 @@ def resolved_default(region: Region, target: Target, near: Collection[str]) -> d
         return dict(offered(region.graph, core_traits(target.core)).default)
     (part,) = LaidRegion.of(region).parts
     own = {PLACEMENT: region.engine.name, **offload_choice(part, part.match)}
-    if target.works_in_place(region.engine):
-        return own
     tiling = planned(region.graph, [region], target, near).tilings[region.name]
     sizes = tiling.shape[1:] if len(tiling.shape) == 4 else tiling.shape[-1:]
     names = TILE if len(tiling.shape) == 4 else TILE[2:]

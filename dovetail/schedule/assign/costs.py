@@ -1,7 +1,7 @@
 """Candidates of a layer, and their costs: cycles of engines, DMA and core, and of what lies between two regions.
 
 Engine cycles are the target's own formula, by way of the tiling the planner would choose with the values in the
-engine's memory; DMA cycles those of sim/dma.py; the core's follow from its kernels' loops and `Core.kernels`.
+engine's memory; those of DMAs, launches and kernels are of `dovetail.timing`.
 """
 
 from __future__ import annotations
