@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import to_builtins
@@ -20,7 +21,7 @@ from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed, differs
 from dovetail.codegen.emit.weights import Weights
 from dovetail.codegen.manifest import OperatorWork
 from dovetail.codegen.plan_file import PLAN
-from dovetail.errors import BuildError, MissingExtraError, ModelError, PlanError, TargetError
+from dovetail.errors import BuildError, MissingExtraError, ModelError, PlanError, TargetError, TileError
 from dovetail.fields import changed, settings_of
 from dovetail.files import TemporaryFolder
 from dovetail.ir.boundary import Steps, boundary
@@ -58,6 +59,8 @@ from dovetail.schedule.weights import with_narrow_weights
 from dovetail.target.calibration import calibrated
 from dovetail.target.description import Policy, Target, check_cores, with_cores
 from dovetail.target.pattern import Choice
+from dovetail.timing.kernels import core_cycles
+from dovetail.user_file import asking
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,38 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
         dead, graph = total_macs(graph) - total_macs(alive), alive
     work = model_work(without_dead(without_redundant(kept).graph) if options.keep_dead else graph)
     progress(f"adapting to {target.name}")
-    graph = adapt(graph, policy_of(target, options), stages.add)
+    integers, graph = graph, adapt(graph, policy_of(target, options), stages.add)
+    if options.policy is None:
+        _tell_of_policies(integers, graph, target, options)
     return _IntegerModel(graph, dead, (slimmer.twice, slimmer.idle), {**steps, **scales, **others}, work)
+
+
+_LESS = 0.9
+"""Share of the default policy's cycles that another one must stay below to be named."""
+
+
+def _tell_of_policies(integers: Graph, adapted: Graph, target: Target, options: Options) -> None:
+    """Tell where another policy than the default takes clearly fewer cycles, by estimate."""
+    own, *others = target.policies
+    if not others or target.core.is_host:
+        return
+    cycles = {one.name: _estimate(adapt(integers, one), target) for one in others}
+    least, default = min(cycles, key=lambda name: cycles[name]), _estimate(adapted, target)
+    if cycles[least] < _LESS * default:
+        figures = f"{cycles[least]:,.0f} cycles in place of {default:,.0f} by estimate"
+        options.tell(f"the policy '{own.name}' is the default; --requant '{least}' would take {figures}")
+
+
+def _estimate(graph: Graph, target: Target) -> float:
+    """Cycles of a graph's layers one after the other, copies and tiles left out."""
+    cycles = 0.0
+    for one in initial_partition(graph, target):
+        if one.offload is not None and one.match is not None:
+            with asking(f"the cycles of {one.offload.name} for {one.name}"):
+                cycles += one.offload.cycles(one.match)
+        elif not one.is_view:
+            cycles += core_cycles(one.graph, target)
+    return cycles
 
 
 def _say_float_ends(graph: Graph, options: Options) -> None:
@@ -365,15 +398,26 @@ def _roomy(target: Target) -> Target:
     return replace(target, memories=tuple(memories))
 
 
-def _plan_regions(graph: Graph, regions: tuple[Region, ...], request: _CompileRequest) -> _ProgramPlan:
-    """The stages behind partitioning; one layer after the other where memory does not hold several."""
+def _plan_regions(
+    graph: Graph,
+    regions: tuple[Region, ...],
+    request: _CompileRequest,
+    refused: Mapping[str, str] = MappingProxyType({}),
+) -> _ProgramPlan:
+    """The stages behind partitioning; one layer after the other where memory does not hold several. A layer that an
+    engine computes in no tiles is computed elsewhere: `refused` says of which that was found, and why."""
     chosen = choose(regions, request.choices, request.target)
     chosen = with_narrow_weights(chosen, request.target, reserved(graph, request.target))
     request.progress("placing")
     pins = request.options.pins if request.cores is None else {}  # which the stages keep
-    assignment = assign(graph, chosen, request.target, pins, request.choices)
+    assignment = assign(graph, chosen, request.target, pins, request.choices, refused)
     try:
         return _plan_layouts(graph, assignment, request)
+    except TileError as error:
+        if error.layer in {*refused, *request.choices} or pins or len(request.target.engines) != 1:
+            raise
+        request.options.tell(f"{error.layer} is not computed there: {error.what}")
+        return _plan_regions(graph, regions, request, {**refused, error.layer: error.what})
     except PlanError:
         if all(region.slot is None for region in assignment.regions):
             raise

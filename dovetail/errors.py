@@ -52,6 +52,13 @@ class PlanError(DovetailError):
     """A network or region that does not fit the memories of the target."""
 
 
+class TileError(PlanError):
+    """A region that an engine computes in no tiles, however small."""
+
+    layer = ""
+    """Its name."""
+
+
 class PlaceError(DovetailError):
     """A wish about where a layer is computed that cannot be kept."""
 

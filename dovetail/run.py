@@ -13,12 +13,13 @@ import numpy as np
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines
 from dovetail.codegen.manifest import BuildManifest, BuildPort, read_manifest
+from dovetail.codegen.plan_file import PLAN, read_plan
 from dovetail.errors import BoardError, BuildError, DovetailError
 from dovetail.fields import changed, fields_of
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
 from dovetail.ir.types import Array, TensorType
 from dovetail.names import names
-from dovetail.sim.device import DeviceSpec, target_devices
+from dovetail.sim.device import DeviceSpec, guarded, target_devices
 from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
 from dovetail.sim.stretches import with_lists
@@ -153,6 +154,7 @@ def run_build(
         elif simulator in ("iss", "rtl"):
             core = core or _core_of_unit(build.target, simulator)
             devices = _devices_on(build.target, simulator, core, waves, cache)
+            devices = _guarded(build, devices) if simulator == "iss" else devices
             simulation, sizes = _run_iss(build, devices, sets, wanted, cache, watchdog, core)
         elif simulator == "qemu":
             simulation, sizes = _run_qemu(build, sets, wanted, cache, watchdog)
@@ -191,6 +193,26 @@ def _devices_on(target: Target, simulator: str, core: str, waves: Waves | None, 
     """The devices of a simulator; on `rtl` those that are there in Verilog, which a core that is RTL does without."""
     wanted = simulator == "rtl" and (not core or waves is not None or _has_verilog(target))
     return target_devices(target, verilog_devices(target, waves, cache) if wanted else {})
+
+
+def _guarded(build: ProjectBuild, devices: _Devices) -> _Devices:
+    """The devices of a target, each of which may write what its engine's launches give, and no other byte."""
+    if not (build.folder / PLAN).is_file():
+        return devices
+    layers, target = build.manifest.layers, build.target
+    plan = read_plan(build.folder, len(layers))
+    placed = [(memory, buffer) for memory in plan["memories"].values() for buffer in memory["buffers"]]
+    starts = [(memory["base"] + buffer["address"], buffer) for memory, buffer in placed]
+    others = [(start, start + buffer["bytes"], buffer["name"]) for start, buffer in starts]
+    others += [(one.base, one.base + one.size, f"the memory {one.name}") for one in target.memories]
+    used = {target.code, target.values, *(name for name, one in plan["memories"].items() if one["buffers"])}
+    own = [(one.base, one.base + one.size, one.name) for one in target.memories if one.name not in used]
+    found = list(devices)
+    for place, engine in enumerate(engine for engine in target.engines if engine.device):
+        if results := plan.get("results", {}).get(engine.name):
+            named = [(first, stop, layers[layer].name) for first, stop, layer in results]
+            found[place] = guarded(found[place], engine.name, [*named, *own], others)
+    return found
 
 
 def _core_of_unit(target: Target, simulator: str) -> str:

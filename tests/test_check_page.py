@@ -24,6 +24,40 @@ def test_findings_give_status_1_and_files(
     assert "the bias is forgotten" in (tmp_path / "c.md").read_text()
 
 
+OWN_CLASS = '''
+
+class Mine(JobDevice):
+    """A class of the port's own, which does a command without the driver."""
+
+    def carry_out(self, words):
+        self._compute(dict(zip(NAMES, words, strict=True)), self.bus)
+'''
+
+
+def test_a_class_of_ones_own_is_tried_without_its_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert dovetail("new-target", "mine") == 0
+    path = tmp_path / "mine.py"
+    text = path.read_text().replace(
+        "\nENGINE =", "\nJOBS = REGISTERS.device('mine', str(HERE), base=0x00201000)\nENGINE ="
+    )
+    device = 'dt.DeviceModel(f"{HERE}:Mine", JOBS.base, JOBS.size, JOBS.arguments)'
+    text = text.replace('REGISTERS.device("mine", str(HERE), base=0x00201000)', device)
+    head = "from dovetail.sim.launch_queue import JobDevice\n"
+    own = OWN_CLASS.replace("NAMES", "REGISTERS.names")
+    path.write_text(text.replace("import numpy as np\n", f"import numpy as np\n{head}", 1) + own)
+    assert dovetail("check", "mine.py", "--only", "dense", "--sim", "model") == 0
+    assert "mine: no findings" in capsys.readouterr().out
+    path.write_text(path.read_text().replace("np.int64) + bias", "np.int64)"))
+    assert dovetail("check", "mine.py", "--only", "dense", "--sim", "model") == 1
+    assert "suspicion the bias is forgotten" in capsys.readouterr().out
+    path.write_text(path.read_text().replace("def carry_out", "def other"))
+    assert dovetail("check", "mine.py", "--only", "dense", "--sim", "model") == 1
+    assert "give its class carry_out(words)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -15,8 +15,14 @@ from typing import Any
 
 import pytest
 
+from dovetail.arrays import seeded_inputs
+from dovetail.codegen.emit.project import write_project
+from dovetail.compile import Options, compile_graph
+from dovetail.errors import SimulationError
 from dovetail.guests.check.cases import QUICK, Limits
 from dovetail.guests.check.suite import Order, check
+from dovetail.legalize import adapt
+from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "port_faults.py"
@@ -139,3 +145,17 @@ def test_weights_in_the_wrong_order_are_no_halo(importable: Path) -> None:
     target = load_target(str(KIT.planted(KIT.Fault("macarray", "packing", (edit,), ""), importable)))
     found = check(target, Order(QUICK, ("model",), ("convolution",))).findings
     assert [one.suspicions[0].split(":")[0] for one in found] == ["weight order"]
+
+
+def test_a_run_names_writes_outside_of_results(importable: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The engine, its job, the address, and whose byte it is."""
+    target = load_target(str(KIT.planted(FAULTS["macarray write outside the result"], importable)))
+    folder = tmp_path_factory.mktemp("build")
+    graph = adapt(KIT.network(False), target.policies[0])
+    write_project(compile_graph(graph, target, Options()).project, folder / "net", replace=False)
+    build = open_build(folder / "net", target)
+    with pytest.raises(
+        SimulationError, match=r"macarray writes outside of its result: \d+ bytes in .*, the first at 0x"
+    ) as e:
+        run_build(build, "iss", [seeded_inputs(build.manifest.inputs)])
+    assert re.search(r"\d+ bytes (behind|before) the result of \w+; that byte is of \w+", e.value.what)

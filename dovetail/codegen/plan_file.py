@@ -1,13 +1,13 @@
 """The file a build keeps for its report, `dovetail-plan.json`: place and time of every buffer, and every copy.
 
-`codegen/emit/plan_file.py` writes it; nothing but the report reads it. The fields are those of the report's JSON
-(docs/report.md). Layers are named by their numbers, lists of numbers by what each is.
+`codegen/emit/plan_file.py` writes it; reports read it, and runs that look at what engines write. The fields are those
+of the report's JSON (docs/report.md). Layers are named by their numbers, lists of numbers by what each is.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import msgspec
 
@@ -132,6 +132,8 @@ class PlanFile(TypedDict):
     moves: list[PlanMove]
     transfers: list[PlanTransfers]
     """Every copy of a DMA."""
+    results: NotRequired[dict[str, list[tuple[Count, Count, Count]]]]
+    """By engine, the bytes its launches may write: first address, one past the last, and the layer."""
 
 
 def read_plan(folder: Path, layers: int) -> PlanFile:

@@ -272,6 +272,16 @@ def around(inner: Box, shape: Shape) -> Iterator[Box]:
 
 
 @dataclass(frozen=True)
+class Buffered:
+    """A place in an engine's own buffer."""
+
+    place: range
+    """Addresses."""
+    is_loaded: bool
+    """Whether a launch before has loaded the same there."""
+
+
+@dataclass(frozen=True)
 class LaunchStatement:
     """A start of an engine on one tile."""
 
@@ -293,6 +303,8 @@ class LaunchStatement:
     """Engine whose list it is a command of; empty for none."""
     starts_with_next: bool = False
     """Whether it begins only with the engine's next launch, which starts both, and so in no order with it."""
+    buffered: Mapping[str, Buffered] = field(default_factory=dict)
+    """Operands and constants it loads into its engine's own buffer, by the name of a leaf or a packed constant."""
 
     @property
     def graph(self) -> Graph:
@@ -550,7 +562,9 @@ def _body(program: Program, statement: Copy | LaunchStatement | Call | Wait) -> 
         kinds = "+".join(type(node.operator).__name__ for node in statement.graph.nodes)
         operands = ", ".join(map(print_view, statement.operands.values()))
         held = ", held for the next" if isinstance(statement, LaunchStatement) and statement.starts_with_next else ""
-        return f"{who}: {kinds} of {operands} into {print_view(statement.result)}{held}"
+        buffered = statement.buffered.items() if isinstance(statement, LaunchStatement) else ()
+        places = (f", {n} {'found' if one.is_loaded else 'loaded'} at {one.place.start:#x}" for n, one in buffered)
+        return f"{who}: {kinds} of {operands} into {print_view(statement.result)}{held}{''.join(places)}"
     who = f"{statement.known_to}: " if statement.known_to else ""
     return f"{who}wait for {statement.queue} to finish {statement.statement}"
 

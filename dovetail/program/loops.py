@@ -56,6 +56,9 @@ def numbers(program: Program, statement: Statement) -> tuple[Number, ...]:
     if isinstance(statement, Wait):
         return statement.layer, statement.statement
     places = tuple(_place_of(program, view) for view in _views(statement))
+    if isinstance(statement, LaunchStatement):
+        buffered = statement.buffered.values()
+        return statement.layer, *places, *(number for one in buffered for number in (one.place.start, one.is_loaded))
     if not isinstance(statement, Copy):
         return statement.layer, *places
     source, target = statement.source, statement.destination

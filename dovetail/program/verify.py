@@ -39,7 +39,7 @@ from dovetail.program.ir import (
     touches,
     writes,
 )
-from dovetail.program.loops import check_loops
+from dovetail.program.loops import check_loops, digest
 from dovetail.program.transfers import transfers
 from dovetail.target.chip import Memory
 from dovetail.target.description import Target
@@ -133,6 +133,9 @@ class _ProgramWalk:
     """States that hold their next contents already, with the values that they were before, where they were changed in
     place: what is read of them since then is the next contents."""
 
+    buffered: dict[str, dict[tuple[int, int], View | bytes]] = field(default_factory=dict)
+    """By engine, what lies in its own buffer between two addresses: what was loaded from there, or a digest of it."""
+
     def __post_init__(self) -> None:
         self.identity = {name: number + 1 for number, name in enumerate(sorted(self.program.buffers))}
         self.owner = {memory.name: np.zeros(memory.size, dtype=np.int32) for memory in self.target.memories}
@@ -181,6 +184,11 @@ class _ProgramWalk:
                 raise ProgramError(f"writes to the constant {view.buffer}")
             self._check_free(view, queue, waiter, beside, is_write=True)
             self.mark(view)
+            for held in self.buffered.values():
+                for place in [
+                    place for place, what in held.items() if isinstance(what, View) and self._meet(what, view)
+                ]:
+                    del held[place]
         for view, is_write in touches(statement) if queue != CORE else ():
             if (span := self.span(view)) is not None:
                 self.running.append(access(self.memory(view).name, span, view, is_write))
@@ -309,11 +317,37 @@ class _ProgramWalk:
         if (launch.queue != CORE) != bool(engine.wait):
             hint = "give the Engine a wait= function exactly if its driver returns before the work is done"
             raise ProgramError(f"{engine.name} {'is' if engine.wait else 'cannot be'} waited for", hint=hint)
+        self._check_buffered(launch, engine.buffer)
         for name, array in launch.packed.items():
             nbytes = launch.operands[name].type.nbytes
             if nbytes != array.nbytes:
                 hint = "look at the Offload's constants: they must have the bytes of their declared type"
                 raise ProgramError(f"constant {name} has {nbytes} of {array.nbytes} bytes", hint=hint)
+
+    def _meet(self, one: View, other: View) -> bool:
+        """Whether two views share bytes."""
+        span, written = self.span(one), self.span(other)
+        same = self.memory(one) is self.memory(other)
+        return same and span is not None and written is not None and span[0] < written[1] and written[0] < span[1]
+
+    def _check_buffered(self, launch: LaunchStatement, memory: str) -> None:
+        """Loads lie within its engine's buffer; one that is said to be there already is."""
+        held, places = self.buffered.setdefault(launch.engine, {}), list(launch.buffered.values())
+        for name, one in launch.buffered.items():
+            view = launch.operands[name if name in launch.packed else launch.match.values[name]]
+            what = digest(launch.packed[name]) if name in launch.packed else view
+            first, stop = one.place.start, one.place.stop
+            base, size = self.target.memory(memory).base, self.target.memory(memory).size
+            shared = any(other.place.start < stop and first < other.place.stop for other in places if other is not one)
+            if first < base or stop > base + size or shared:
+                raise ProgramError(f"{name} is loaded to {first:#x} to {stop:#x}, which is not its own in {memory}")
+            if one.is_loaded and held.get((first, stop)) != what:
+                raise ProgramError(
+                    f"{name} is not in {memory} at {first:#x}, where a launch before is said to have put it"
+                )
+            for place in [place for place in held if place[0] < stop and first < place[1]]:
+                del held[place]
+            held[first, stop] = what
 
     def _check_apart(self, statement: Copy | LaunchStatement | Call) -> None:
         """A statement writes over nothing it reads, but for an operand of the core that is read only at the place of

@@ -462,9 +462,10 @@ class Guarded(_Around):
         start, stop, result = min(self._results, key=lambda one: max(one[0] - address, address - one[1] + 1))
         away = f"{address - stop} bytes behind" if address >= stop else f"{start - address} bytes before"
         whose = next((text for first, last, text in self._others if first <= address < last), "nobody")
+        job = "".join(f" in {one.label}" for one in self._device.activities()[-1:])
         raise SimulationError(
-            f"{self._unit} writes outside of its result: {count} bytes, the first at {address:#x}, {away} the "
-            f"result of {result}; that byte is of {whose}",
+            f"{self._unit} writes outside of its result: {count} bytes{job}, the first at {address:#x}, "
+            f"{away} the result of {result}; that byte is of {whose}",
             where=self._unit,
             hint="compare the sizes and strides of that launch with what the engine writes",
         )

@@ -187,6 +187,9 @@ class Target:
     def __post_init__(self) -> None:
         sizes = {memory.name: memory.size for memory in self.memories}
         object.__setattr__(self, "policies", tuple(policy.within(sizes) for policy in self.policies))
+        buffers = {memory.name: memory for memory in self.memories}
+        engines = (one.within(buffers[one.buffer]) if one.buffer in buffers else one for one in self.engines)
+        object.__setattr__(self, "engines", tuple(engines))
 
     @property
     def cores(self) -> tuple[Core, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dovetail.target.chip import Memory
 from dovetail.target.offload import Command, Offload, Operand
 from dovetail.target.pattern import Match
 
@@ -246,6 +247,9 @@ class Engine:
     """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
     made: Callable[[Deployed], Mapping[str, str]] | None = None
     """Further files of the driver, made for a network: path below the project's `driver` -> text."""
+    buffer: str = ""
+    """A memory of its own that its launches load operands and constants into (`Offload.buffered`): the compiler finds
+    places there, and says what is there already. Empty for none."""
     holds: int = 0
     """Bytes of the memory of values that its driver or library keeps for itself, such as a static pool: the planner
     leaves them free, and `compile` counts them."""
@@ -265,6 +269,10 @@ class Engine:
         if not self.launching:
             words = len(says.get("registers", ()))
             object.__setattr__(self, "launching", 27 + (3 if words <= _UNROLLED else 8) * words if words else 70)
+
+    def within(self, buffer: Memory) -> Engine:
+        """The engine, whose launches load no more than its buffer holds."""
+        return replace(self, offloads=tuple(one.within(buffer.size, buffer.alignment) for one in self.offloads))
 
     @property
     def constants_memory(self) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.types import Array, dense_steps
-from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
+from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Scope, Space
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,10 @@ class Operand:
     strides: tuple[int, ...]
     """Bytes between neighbours along each physical dimension but one within a byte, of the layout the offload takes the
     operand in (along each axis of the logical shape if that is row-major)."""
+    buffer: int | None = None
+    """Address in `Engine.buffer` that the launch loads it to (`Offload.buffered`); None for what it does not load."""
+    is_loaded: bool = False
+    """Whether it lies there already, from a launch before."""
 
 
 def results_of(match: Match, operands: Mapping[str, Operand]) -> tuple[Operand, ...]:
@@ -33,6 +37,20 @@ def results_of(match: Match, operands: Mapping[str, Operand]) -> tuple[Operand, 
         places.append(Operand(first, tuple(size * step for step in dense_steps(kind.shape))))
         first += kind.nbytes
     return tuple(places)
+
+
+def placed(wanted: Mapping[str, int | range], alignment: int, taken: Sequence[range] = ()) -> dict[str, range]:
+    """Places in a buffer, counted from its first byte: those that are given, and the first free ones for so many
+    bytes, at multiples of `alignment`, beside these and what is `taken`."""
+    found = {name: one for name, one in wanted.items() if isinstance(one, range)}
+    for name, nbytes in wanted.items():
+        if isinstance(nbytes, int):
+            start = 0
+            for other in sorted([*taken, *found.values()], key=lambda one: one.start):
+                if start + nbytes > other.start:
+                    start = max(start, -(-other.stop // alignment) * alignment)
+            found[name] = range(start, start + nbytes)
+    return found
 
 
 @dataclass(frozen=True)
@@ -129,6 +147,11 @@ class Offload:
     starting: Callable[[Match], int] = lambda match: 0
     """Cycles of a tile in which starting it keeps the core busy, beyond what any start takes: a driver that hands over
     one piece after the other."""
+    buffered: Callable[[Match], Mapping[str, int | range]] | None = None
+    """Operands that a launch loads into `Engine.buffer` before it computes, by the name of a leaf or a packed constant:
+    how many bytes, for which the compiler finds a place, or which of the buffer's bytes. Those that a launch of the
+    same offload loaded before, from the same unchanged bytes, are there until something is loaded over them:
+    `Operand.is_loaded` says so to `commands`, `Match.loaded` to `cycles`. None where nothing is loaded."""
     prefer: bool = False
     """Whether it is taken wherever it fits, without a comparison with other offloads and the core. Else what takes the
     fewest cycles does a layer, by `cycles`, the DMA's and an estimate of the core's."""
@@ -138,6 +161,20 @@ class Offload:
     "channels", "outputs", "kernel_rows", "stride_rows", "top", "input_zero", ... as `check` names them, and "variant",
     a number from 0 to 7 that means what you like. What is asked for is what is tried. Raises ValueError where there is
     no such network."""
+
+    def within(self, size: int, alignment: int) -> Offload:
+        """The offload, each launch of which loads no more than a buffer of so many bytes holds."""
+        if (buffered := self.buffered) is None:
+            return self
+        sentence = "what a launch loads must fit the buffer of the engine"
+        limit = Constraint(
+            f"{sentence}, {size:,} bytes",
+            lambda match: max((one.stop for one in placed(buffered(match), alignment).values()), default=0),
+            lambda needed: bool(needed <= size),
+            Scope.TILES,
+        )
+        kept = (one for one in self.constraints if not one.sentence.startswith(sentence))
+        return replace(self, constraints=(*kept, limit))
 
     def layouts_of(self, match: Match) -> Mapping[str, Layout]:
         """The layouts for a region, or a tile of it."""

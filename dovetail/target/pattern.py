@@ -117,6 +117,9 @@ class Match:
     within: Mapping[str, Shape] = field(default_factory=dict)
     """Values known to lie as parts of larger ones -> the shapes of those; only when cycles of choices are asked for."""
 
+    loaded: frozenset[str] = frozenset()
+    """Names of `Offload.buffered` whose bytes lie in the engine's buffer already; only when cycles are asked for."""
+
     def apart(self, value: str) -> bool:
         """True when an image is known to have others' columns between its rows."""
         return value in self.within and self.within[value][-2] != self.graph.types[value].shape[-2]

@@ -80,12 +80,19 @@ def _check_names(target: Target, where: str) -> None:
     named = [("the program", target.code), ("the values", target.values)]
     named += [(f"the operands of {engine.name}", engine.memory) for engine in target.engines]
     named += [(f"the constants of {engine.name}", engine.constants) for engine in target.engines if engine.constants]
+    named += [(f"the buffer of {engine.name}", engine.buffer) for engine in target.engines if engine.buffer]
     for what, memory in named:
         if memory not in memories:
             hint = f"the memories are {', '.join(memories)}"
             raise TargetError(f"there is no memory '{memory}' for {what}", where=where, hint=hint)
     _check_reach(target, where)
     for engine in target.engines:
+        if engine.buffer and (engine.buffer in (engine.memory, target.values, target.code) or engine.joint):
+            what = f"the buffer of {engine.name} must be a memory of its own, of launches one after the other"
+            raise TargetError(what, where=where, hint="give Engine.buffer a Memory for nothing else, and no joint")
+        if loads := [one.name for one in engine.offloads if one.buffered and not engine.buffer]:
+            what = f"{', '.join(loads)} of {engine.name} load into a buffer, which it has not"
+            raise TargetError(what, where=where, hint="name a memory as Engine.buffer, or leave out Offload.buffered")
         missing = [path for path in engine.files.values() if isinstance(path, Path) and not path.is_file()]
         if missing:
             hint = f"write {missing[0]}, or change `files` of the engine"

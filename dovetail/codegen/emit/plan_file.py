@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
+
+import numpy as np
 
 from dovetail.codegen.emit.manifest import engine_moves
 from dovetail.codegen.manifest import OperatorWork
@@ -27,8 +29,11 @@ from dovetail.program.ir import (
     Program,
     Role,
     Statement,
+    View,
+    byte_places,
     queue_of,
     reads,
+    stream_of,
     writes,
 )
 from dovetail.program.transfers import transfer_count, transfers
@@ -55,6 +60,7 @@ def plan_text(graph: Graph, regions: Sequence[Region], planned: Plan, target: Ta
         "layers": [_layer(region, mine, planned, regions, target) for region, mine in zip(regions, own, strict=True)],
         "memories": _memories(program, planned, target),
         "moves": _moves(program),
+        "results": {engine.name: _results(program, engine.name) for engine in target.engines if engine.device},
         "transfers": [
             [copy.layer, transfer_count(copy), *([copy.queue] if copy.queue else [])]
             for copy in copies
@@ -249,6 +255,35 @@ def _memories(program: Program, planned: Plan, target: Target) -> dict[str, Plan
         busiest = placement.busiest if buffers else None
         memories[memory.name] = {"base": memory.base, "size": memory.size, "busiest": busiest, "buffers": buffers}
     return memories
+
+
+def _results(program: Program, engine: str) -> list[tuple[int, int, int]]:
+    """Bytes that launches of an engine and its own DMA may write: first address, one past the last, and the layer."""
+    spans: dict[int, set[tuple[int, int]]] = {}
+    for statement in program.statements:
+        if engine in (stream_of(statement), getattr(statement, "engine", "")):
+            parts = (part for view in writes(statement) for part in _stretches(view, program))
+            spans.setdefault(statement.layer, set()).update(parts)
+    found: list[tuple[int, int, int]] = []
+    for layer, own in spans.items():
+        before = len(found)
+        for first, stop in sorted(own):
+            if len(found) > before and first <= found[-1][1]:
+                found[-1] = (found[-1][0], max(found[-1][1], stop), layer)
+            else:
+                found.append((first, stop, layer))
+    return found
+
+
+def _stretches(view: View, program: Program) -> Iterator[tuple[int, int]]:
+    """The bytes of a view, side by side each; what pads its last blocks may hold any bytes."""
+    address = program.buffers[view.buffer].address or 0
+    if view.is_dense or (view.layout is not None and not view.layout.is_row_major):
+        yield address + view.span[0], address + view.span[1]
+        return
+    taken = np.unique(byte_places(view.bytewise, address))
+    ends = np.flatnonzero(np.diff(taken, append=taken[-1] + 2) > 1)
+    yield from zip(taken[[0, *(ends[:-1] + 1)]].tolist(), (taken[ends] + 1).tolist(), strict=True)
 
 
 def _users(program: Program) -> dict[str, tuple[int, int]]:

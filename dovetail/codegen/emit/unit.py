@@ -377,6 +377,9 @@ def addressed_operands(program: Program, launch: LaunchStatement) -> dict[str, O
     for name, view in views.items():
         address = program.buffers[view.buffer].address  # none where the linker places it
         found[name] = Operand(view.offset - blob if address is None else address + view.offset, view.strides)
+    for name, one in launch.buffered.items():
+        known = name if name in launch.packed else launch.match.values[name]
+        found[known] = replace(found[known], buffer=one.place.start, is_loaded=one.is_loaded)
     return found
 
 

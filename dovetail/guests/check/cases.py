@@ -452,7 +452,7 @@ def lint_target(target: Target) -> Iterator[str]:
     used = {target.code, target.values}
     for engine in target.engines:
         used |= {engine.memory, *engine.raw.contents, *engine.raw.pointers.values()}
-        used |= {engine.constants} if engine.constants else set()
+        used |= {name for name in (engine.constants, engine.buffer) if name}
         if engine.device is not None and engine.ideal_macs_per_cycle <= 0:
             yield f"{engine.name}: its ideal_macs_per_cycle is {engine.ideal_macs_per_cycle:g}; it must be positive"
         seen: dict[object, str] = {}

@@ -159,7 +159,9 @@ def _of_linear(linear: Linear) -> Iterator[Change]:
     yield "the bias is forgotten", lambda inputs: same(inputs[:2])
     yield "the bias is taken off", _on(same, np.negative, 2)
     for step in (1, -1):
-        yield f"parameters per channel: biases are shifted by {step}", _on(same, partial(np.roll, shift=step), 2)
+        sentence = f"parameters per channel: biases are shifted by {step}"
+        yield sentence, _on(same, partial(np.roll, shift=step), 2)
+        yield sentence, _on(same, partial(_moved_in, step), 2)
     yield (
         "a broadcast operand is read wrongly: the bias counts for the first pixel alone",
         partial(_first_biased, linear),
@@ -169,6 +171,13 @@ def _of_linear(linear: Linear) -> Iterator[Change]:
     yield "the operand is read with the wrong sign: as unsigned, or as signed", _on(same, _other_sign, 0)
     for step in (128, -128, 1, -1):
         yield f"zero point of the operand: it is off by {step}", _on(same, partial(np.add, np.int64(step)), 0)
+
+
+def _moved_in(step: int, array: Array) -> Array:
+    """The array shifted by a place along its last axis, with 0 where nothing comes in."""
+    moved = np.roll(array, step, -1)
+    moved[..., 0 if step > 0 else -1] = 0
+    return moved
 
 
 def _first_biased(linear: Linear, inputs: Sequence[Array]) -> Array:

@@ -26,7 +26,7 @@ from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.layout import Layout
 from dovetail.ir.types import Array, TensorType
 from dovetail.program.interpret import ProgramInterpreter
-from dovetail.program.ir import LaunchStatement, View, byte_places, dense_view, load, store, stream_of, writes
+from dovetail.program.ir import LaunchStatement, View, byte_places, dense_view, load, store
 from dovetail.report import make_report
 from dovetail.run import Watchdog, run_build
 from dovetail.schedule.partition import initial_partition
@@ -36,7 +36,7 @@ from dovetail.sim.device import (
     MemoryBus,
     MemoryRegion,
     accesses,
-    guarded,
+    find,
     hurried,
     make_device,
     slowed,
@@ -46,7 +46,7 @@ from dovetail.sim.launch_queue import QueueDevice
 from dovetail.target.description import Target
 from dovetail.target.devices import JOB
 from dovetail.target.engine import Engine
-from dovetail.target.offload import Command, Offload, Operand
+from dovetail.target.offload import Command, Offload, Operand, placed
 from dovetail.target.pattern import Scope
 
 LAST = 8
@@ -62,8 +62,19 @@ def bus_of(target: Target) -> MemoryBus:
 
 def has_model(target: Target, engine: Engine) -> bool:
     """Whether an engine can be tried by its Python model alone."""
-    alone = engine.device is not None and engine.device.factory == "dovetail.sim.launch_queue:JobDevice"
-    return alone and not target.reads_constants(engine)
+    return not target.reads_constants(engine) and (takes_jobs(engine) or _carries_out(engine))
+
+
+def takes_jobs(engine: Engine) -> bool:
+    """Whether its model is that of `JobRegisters`."""
+    return engine.device is not None and engine.device.factory == "dovetail.sim.launch_queue:JobDevice"
+
+
+def _carries_out(engine: Engine) -> bool:
+    """Whether its model is of a class that does commands without the driver."""
+    with suppress(DovetailError):
+        return engine.device is not None and hasattr(find(engine.device.factory, "device factory"), "carry_out")
+    return False
 
 
 def writes_of(command: Command) -> list[tuple[int, int]]:
@@ -80,6 +91,9 @@ def last_writes(command: Command) -> str:
 def carry_out(device: Device, command: Command, seconds: float) -> None:
     """One job from start to end; raises SimulationError if it takes longer."""
     with time_limit(seconds, last_writes(command)):
+        if hasattr(device, "carry_out"):
+            device.carry_out(command.words)
+            return
         for offset, value in writes_of(command):
             device.write(offset, value, 0)
         while (event := device.next_event()) is not None:
@@ -171,6 +185,11 @@ def on_device(target: Target, case: Case, checked: PointCheck, seconds: float) -
     laid_out = {**views, "result": result}
     operands = {name: Operand(memory.base + view.offset, view.strides) for name, view in laid_out.items()}
     operands |= {name: Operand(memory.base + place, (1,)) for name, place in (places | {"scratch": scratch}).items()}
+    own = target.memory(engine.buffer) if engine.buffer and offload.buffered else memory
+    wanted = offload.buffered(match) if offload.buffered else {}
+    for leaf, one in placed(wanted, own.alignment).items():
+        name = leaf if leaf in packed else match.values[leaf]
+        operands[name] = replace(operands[name], buffer=own.base + one.start)
     device = device_of(engine, bus)
     for command in offload.commands(match, operands):
         if isinstance(command, Command):
@@ -242,34 +261,6 @@ def _with_devices(target: Target, around: Callable[[str, DeviceSpec], DeviceSpec
         return replace(engine, device=replace(device, factory=spec.factory, arguments=spec.arguments))
 
     return replace(target, engines=tuple(map(changed, target.engines)))
-
-
-def guarded_target(compiled: Compiled, target: Target) -> Target:
-    """The target with devices that may write what the launches of a compiled network give, and nothing else."""
-    program = compiled.plan.program
-    placed = [buffer for buffer in program.buffers.values() if buffer.address is not None]
-    others = [(one.address or 0, (one.address or 0) + one.nbytes, one.name) for one in placed]
-    used = {target.code, target.values, *(one.memory for one in placed)}
-    private = [one for one in target.memories if one.name not in used]  # an engine's own, as of a port of loops
-    others += [(one.base, one.base + one.size, f"the memory {one.name}") for one in target.memories]
-
-    def around(engine: str, spec: DeviceSpec) -> DeviceSpec:
-        own = [s for s in program.statements if engine in (stream_of(s), getattr(s, "engine", ""))]
-        results = [(*part, program.layers[one.layer]) for one in own for view in writes(one) for part in places(view)]
-        results += [(one.base, one.base + one.size, one.name) for one in private] if results else []
-        return guarded(spec, engine, results, others) if results else spec
-
-    def places(view: View) -> Iterator[tuple[int, int]]:
-        address = program.buffers[view.buffer].address or 0
-        if view.layout is not None and not view.layout.is_row_major:  # what pads the last blocks may hold any bytes
-            yield address + view.span[0], address + view.span[1]
-            return
-        taken = np.unique(byte_places(view.bytewise, address))
-        ends = np.flatnonzero(np.diff(taken, append=taken[-1] + 2) > 1)
-        starts = [0, *(ends[:-1] + 1)]
-        yield from ((int(taken[a]), int(taken[b]) + 1) for a, b in zip(starts, ends, strict=True))
-
-    return _with_devices(target, around)
 
 
 INSTRUCTIONS = 30_000_000
@@ -503,7 +494,7 @@ def on_simulator(
 ) -> tuple[Mapping[str, Array], tuple[Claim, ...]]:
     """Outputs, and the claims of the layers."""
     target = compiled.unit.target
-    with built(compiled, guarded_target(compiled, target) if simulator == "iss" else target) as build:
+    with built(compiled, target) as build:
         folder = build.folder.parent
         with _last_accesses(folder) if simulator != "host" else nullcontext():
             watchdog = Watchdog(instructions, seconds, folder)

@@ -38,6 +38,8 @@ from dovetail.target.registry import load_target
 
 _MANY, _FEW = 9, 2
 """Rounds in which a failing case is made simpler, and where a usual mistake explains it on a chip."""
+_ADDRESS = "not inside one memory"
+"""Part of the error of a wrong address, which may be one of a launch before."""
 _TIMED = 6
 """Cases of software whose cycles are compared with those it declares."""
 _FAR = 0.25
@@ -194,8 +196,8 @@ def simulators(target: Target, engine: Engine, order: Order) -> tuple[str, ...]:
         if name == "model" and not has_model(target, engine):
             what = f"{engine.name} has no Python model that works by itself: only its driver knows how to talk to it"
             hint = (
-                "use --sim iss, which runs driver and device; or describe its registers as dt.JobRegisters(names), "
-                "whose device(name, model file, base) needs no driver"
+                "use --sim iss, which runs driver and device; or give its class carry_out(words), which does a command "
+                "without the driver; or describe its registers as dt.JobRegisters(names)"
             )
             raise TargetError(what, where=target.name, hint=hint)
     return order.simulators
@@ -311,7 +313,7 @@ class _Checker:
             mistakes = explained(failed, outcomes, offload)[0] if dear and not is_error else []
             small, of_time, stopped = MinimalCase(first, ()), [], ended.is_stopped
             try:
-                if simulator == "iss" and not (is_error or mistakes or stopped):
+                if simulator == "iss" and not (mistakes or stopped or (is_error and _ADDRESS not in first.error)):
                     of_time = list(self._of_time(outcomes, first))
                 if not (of_time or stopped or set(mistakes[:1]) & suspected):
                     rounds = _FEW if mistakes else _MANY

@@ -241,6 +241,8 @@ def _of_difference(actual: Array, expected: Array) -> Iterator[str]:
     if (np.ascontiguousarray(actual[wrong]).view(np.uint8) == INITIAL_BYTE).all():
         yield f"never written: {_where(wrong) or 'part of the result'}"
     if (order := _permutation(actual, expected)) is not None:
+        if _is_written_over(order):
+            yield "a buffer of sums or results holds two blocks of channels: the later one lies over the first"
         yield f"output channels permuted: weight order (result channels are {order[:8]}...)"
     if actual.ndim == 4 and actual.shape[1] == actual.shape[2] and np.array_equal(actual.swapaxes(1, 2), expected):
         yield "rows and columns of the result are swapped: strides"
@@ -283,8 +285,21 @@ def _permutation(actual: Array, expected: Array) -> list[int] | None:
     return order if order != sorted(order) else None
 
 
+def _is_written_over(order: Sequence[int]) -> bool:
+    """Whether the first channels are those of a later block, which is there as well."""
+    steps = {at - place for place, at in enumerate(order) if at != place}
+    moved = [place for place, at in enumerate(order) if at != place]
+    return len(steps) == 1 and min(steps) > 0 and moved == list(range(len(moved))) and len(moved) <= min(steps)
+
+
+_LARGE = 64
+"""Rows or columns from which on a layer is thought to be computed in parts."""
+
+
 def _of_needed(shrunk: MinimalCase) -> Iterator[str]:
     needed = {axis.split(":")[0] for axis in shrunk.needed}
+    if any(shrunk.outcome.case.point[axis] >= _LARGE for axis in needed & {"rows", "columns"}):
+        yield "strides or addresses of parts: only large images, which are computed in parts, are wrong"
     for axes, sentence in _NEEDED:
         if needed & set(axes):
             yield sentence

@@ -36,7 +36,7 @@ from dovetail.files import InputError, open_archive, read_npy
 from dovetail.folders import write_files
 from dovetail.guests.check.cases import Case, UserCodeError, base
 from dovetail.guests.check.layers import NoLayerError
-from dovetail.guests.check.run import INSTRUCTIONS, SECONDS, compiled_cases, has_model, writes_of
+from dovetail.guests.check.run import INSTRUCTIONS, SECONDS, compiled_cases, takes_jobs, writes_of
 from dovetail.ir.types import Array
 from dovetail.program.interpret import ProgramInterpreter, observe
 from dovetail.program.ir import Role, View
@@ -135,7 +135,7 @@ def vectors_of(target: Target, engine: Engine, offload: Offload) -> Vectors | No
             blocks.append(Block("x" if name in inputs and len(inputs) == 1 else name, places[name].address, content))
     commands = [command for _, command in unit.commands[observed.index] if isinstance(command, Command)]
     words: dict[str, Array] = {}
-    if has_model(target, engine):
+    if takes_jobs(engine):
         writes = tuple(write for command in commands for write in writes_of(command))
     else:
         read = commands if engine.raw.pointers else []  # others' words are written into registers

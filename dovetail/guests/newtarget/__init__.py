@@ -23,6 +23,8 @@ class PortStyle(StrEnum):
     REGISTERS = "registers"
     LIST = "list"
     INSTRUCTION = "instruction"
+    IN_PLACE = "in-place"
+    LIBRARY = "library"
 
 
 class PortOperator(StrEnum):
@@ -56,7 +58,15 @@ _FILES = {
     PortStyle.REGISTERS: {".py": "target.py.txt", ".c": "driver.c.txt", ".h": "driver.h.txt"},
     PortStyle.LIST: {".py": "target.py.txt", ".c": "list.c.txt", ".h": "list.h.txt"},
     PortStyle.INSTRUCTION: {".py": "instruction.py.txt", ".c": "instruction.c.txt"},
+    PortStyle.IN_PLACE: {one: f"in_place{one}.txt" for one in (".py", "_model.py", ".c", ".h")},
+    PortStyle.LIBRARY: {one: f"library{one}.txt" for one in (".py", ".c", ".h")},
 }
+FIXED = {
+    PortStyle.INSTRUCTION: "an instruction is used wherever its meaning occurs",
+    PortStyle.IN_PLACE: "this one has convolutions and dense layers, 15 bits a channel and one shift a layer",
+    PortStyle.LIBRARY: "a library computes what its functions do",
+}
+"""Why operators and rounding are not asked for with a style."""
 _LAYERS = {
     PortOperator.CONV: ("convolution", "Conv2d"),
     PortOperator.DEPTHWISE: ("depthwise", "DepthwiseConv2d"),

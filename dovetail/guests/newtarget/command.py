@@ -12,7 +12,7 @@ import typer
 from dovetail.cli.console import say
 from dovetail.cli.options import ReplaceFiles, argument, option
 from dovetail.errors import TargetError
-from dovetail.guests.newtarget import PortOperator, PortRounding, PortStyle, PortWish
+from dovetail.guests.newtarget import FIXED, PortOperator, PortRounding, PortStyle, PortWish
 
 Kind = TypeVar("Kind", bound=Enum)
 
@@ -24,8 +24,8 @@ def new_target(
         str | None,
         option(
             "--style",
-            help="How the engine is told its work: registers, a list of commands in memory (list), or an instruction "
-            "of the core's own (instruction).",
+            help="How the engine is told its work: registers, a list of commands in memory (list), an instruction "
+            "of the core's own (instruction), registers of one that works in DRAM (in-place), calls (library).",
         ),
     ] = None,
     operators: Annotated[
@@ -51,10 +51,10 @@ def new_target(
     from dovetail.guests.newtarget import write_new_target
 
     chosen = _one(PortStyle, "--style", style, "How is the engine told its work?", "registers")
-    if chosen is PortStyle.INSTRUCTION:
+    if chosen in FIXED:
         if operators or requant:
             hint = "leave out --operators and --requant, or choose another --style"
-            raise TargetError("an instruction is used wherever its meaning occurs", where="--style", hint=hint)
+            raise TargetError(FIXED[chosen], where="--style", hint=hint)
         wish = PortWish(chosen)
     else:
         wanted = _said(operators, "What does it compute? (of conv, depthwise, dense, add)", "conv,dense")

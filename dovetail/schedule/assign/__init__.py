@@ -13,6 +13,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from dovetail.files import kept_answer
 from dovetail.ir.graph import Graph
@@ -124,7 +125,12 @@ class Assignment:
 
 
 def assign(
-    graph: Graph, regions: Sequence[Region], target: Target, pins: Mapping[str, str], held: Collection[str] = ()
+    graph: Graph,
+    regions: Sequence[Region],
+    target: Target,
+    pins: Mapping[str, str],
+    held: Collection[str] = (),
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> Assignment:
     """Decide where every region is computed.
 
@@ -134,6 +140,7 @@ def assign(
         target: the machine.
         pins: layer or operator -> engine, "core", a core by its number ("core1"), or engines or cores joined by "+".
         held: names of regions that stay where they are, since knobs were chosen for them.
+        refused: names of regions that the only engine cannot compute in tiles, as was found later, and why.
 
     Raises:
         PlaceError: a pin names what does not exist, or wants a layer where it cannot be; says why.
@@ -142,7 +149,7 @@ def assign(
     wishes = resolve(pins, own, target)
     if len(target.engines) < 2 and not wishes:
         tiles = TileCache()
-        chosen, compared = cheaper(costs, own, held, tiles)
+        chosen, compared = cheaper(costs, own, held, tiles, refused)
         return Assignment(chosen, compared=compared, tiles=tiles)
     options, dma = layers(costs, own, wishes, held), copy_queue(target)
     schedule, bound = _solved(options, dma)

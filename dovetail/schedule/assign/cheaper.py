@@ -28,7 +28,11 @@ Reasons = dict[str, PlacementReason]
 
 
 def cheaper(
-    costs: RegionCosts, regions: Sequence[AssignedRegion], held: Collection[str], tiles: TileCache
+    costs: RegionCosts,
+    regions: Sequence[AssignedRegion],
+    held: Collection[str],
+    tiles: TileCache,
+    refused: Mapping[str, str],
 ) -> tuple[tuple[AssignedRegion, ...], Reasons]:
     """The regions, each as it takes the fewest cycles, and what there is to say of those that were compared.
 
@@ -37,6 +41,7 @@ def cheaper(
         regions: of the partition.
         held: names of the regions that stay as they are.
         tiles: gains the tiles of the regions as they are given.
+        refused: names of regions that their offloads cannot compute, and why.
     """
     if costs.target.core.is_host:
         return tuple(regions), {}
@@ -53,6 +58,9 @@ def cheaper(
     reasons: Reasons = {}
     declined: dict[str, str] = {}
     for region in regions:
+        if region.name in refused:
+            chosen += _elsewhere(region, costs, cost, refused[region.name]) or [region]
+            continue
         candidates = () if region.name in held else tuple(_candidates(region, costs, cost, tiles))
         if len(candidates) < 2:
             chosen.append(region)
@@ -134,6 +142,22 @@ def _candidates(
             with suppress(PlanError):
                 yield costs.candidate(region.name, way)
     yield from on_core(region, costs, {}, cache, _DOUBT)
+
+
+def _elsewhere(
+    region: AssignedRegion, costs: RegionCosts, cost: Callable[[Candidate], int], why: str
+) -> list[AssignedRegion]:
+    """The cheapest way of a layer that its offload computes in no tiles; none where there is no other."""
+    lossless, cache = (
+        without_offloads(costs.target, {engine.name: False for engine in costs.target.engines}),
+        PartitionCache(),
+    )
+    found = [*on_core(region, costs, {}, cache)]
+    for way in others(region.graph, [region], lossless, cache):
+        with suppress(PlanError):
+            found.append(costs.candidate(region.name, way))
+    steps = min(found, key=cost).steps if found else ()
+    return [replace(one.region, reason=why) if one.region.place == CORE else one.region for one in steps]
 
 
 def _label(candidate: Candidate) -> str:

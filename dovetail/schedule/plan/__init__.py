@@ -20,6 +20,7 @@ from dovetail.program.ir import (
 from dovetail.program.synchronise import mirror, synchronise
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.plan.allocate import Placement, allocate
+from dovetail.schedule.plan.buffered import filled, with_buffers
 from dovetail.schedule.plan.homes import ValueLifetimes, first_homes, same_bytes_as
 from dovetail.schedule.plan.lifetimes import Timeline, overwrites
 from dovetail.schedule.plan.lower import lower
@@ -295,7 +296,11 @@ class _Planner:
             states=states,
             moves=mirror(statements, buffers, copying, [*inputs.values(), *kept], [*outputs.values(), *kept]),
         )
-        return Plan(program, placements, self.tilings)
+        offloads = {
+            (place, one.engine.name): one.offload for place, r in enumerate(self.laid.regions) for one in r.shares
+        }
+        program = with_buffers(program, self.target, offloads)
+        return Plan(program, filled(placements, program, self.target), self.tilings)
 
 
 def _alive(crowded: Placement, timeline: Timeline, room: int) -> list[Buffer]:

@@ -42,7 +42,8 @@ def launch_cycles(
         return cycles or 0, 0
     (launch,) = together
     within = _within(launch, program)
-    match = replace(launch.match, within=within) if within else launch.match
+    loaded = frozenset(name for name, one in launch.buffered.items() if one.is_loaded)
+    match = replace(launch.match, within=within, loaded=loaded) if within or loaded else launch.match
     with asking(f"the cycles of {offload(launch).name} for {regions[launch.layer].name}"):
         return offload(launch).cycles(match), offload(launch).starting(match)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice, product
 
-from dovetail.errors import PlanError
+from dovetail.errors import PlanError, TileError
 from dovetail.ir.types import Shape, box_shape
 from dovetail.schedule.region import EnginePart, Homes
 from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts
@@ -106,4 +106,6 @@ def _too_large(part: EnginePart, smallest: Tiling | None, budget: int) -> PlanEr
         return PlanError(what, where=where, hint=hint)
     held = f", with constants that fit {engine.constants}" if engine.constants else ""
     what = f"no tile of {part.name} is one {engine.name} can compute{held}"
-    return PlanError(what, where=where, hint="fewer channels in this layer")
+    error = TileError(what, where=where, hint="fewer channels in this layer")
+    error.layer = part.name
+    return error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 from dovetail.ir.crop import Tile
@@ -20,7 +20,7 @@ from dovetail.schedule.tiles.tile import laid_part, packed_bytes, packed_tile, t
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine, StreamDma
-from dovetail.target.pattern import Choice, Match
+from dovetail.target.pattern import Choice, Match, Scope
 from dovetail.timing.clock import EngineQueue, Issuer
 from dovetail.timing.layer import LayerClock, OperandLoad, TileCost, TilePass
 from dovetail.timing.transfers import FREE, CopyCost, copy_cost, dma_cycles
@@ -93,7 +93,7 @@ class PartClock:
 
     def __post_init__(self) -> None:
         self.dma, self.room = self.target.dma_of(self.part.engine), constants_room(self.target, self.part.engine)
-        self._costs: dict[tuple[_Key, frozenset[str]], TileCost] = {}
+        self._costs: dict[tuple[_Key, frozenset[str], frozenset[str]], TileCost] = {}
         self._constants: dict[tuple[object, ...], int] = {}
         self._matches: dict[tuple[object, ...], tuple[Tile, Match]] = {}
         self._tiles: dict[Box, Tile] = {}
@@ -104,6 +104,20 @@ class PartClock:
         sizes = zip(self.part.extent, cut.shape, self.part.shape, strict=True)
         *rest, (channels,) = [_cut(begin, min(begin + step, end), total, step) for (begin, end), step, total in sizes]
         return self._tile(own, _joined([place for (place,) in rest]), channels, cut.in_place)
+
+    def takes(self, cut: TileCut) -> bool:
+        """Whether the engine takes the tiles of a cut at the ends and in the middle of each axis: where limits are of
+        single launches, one in the middle, which reads the most, may be too large."""
+        if not any(limit.scope is Scope.TILES for limit in self.part.offload.constraints):
+            return True
+        spans = zip(self.part.extent, cut.shape, strict=True)
+        axes = [[(at, min(at + step, end)) for at in range(begin, end, step)] for (begin, end), step in spans]
+        try:
+            for box in product(*({axis[0], axis[len(axis) // 2], axis[-1]} for axis in axes)):
+                tile_match(self.part, box, self._laid(box))
+        except ValueError:
+            return False
+        return True
 
     def estimate(
         self,
@@ -135,14 +149,17 @@ class PartClock:
         held += first.store_bytes * (cut.buffers if prod(counts) > 1 else 1)
         outer = cut.channels_outer
         if outer is None:
-            outer = outer_channels(first.load_bytes, packed, *counts)
+            loads, constants_loaded = self._buffered(own, spatial[0], channels[0])
+            outer = outer_channels(first.load_bytes + loads, packed + constants_loaded, *counts)
         order = list(product(range(counts[0]), range(counts[1])))
         if outer:
             order.sort(key=lambda tile: tile[1])
+        axes = [(spatial[0], channels[0]) if alike else (spatial[place], channels[span]) for place, span in order]
+        loaded = [self._loaded(own, *kind, *turn) for kind, turn in zip(axes, pairwise([None, *order]), strict=True)]
+        tiles = [self._tile(own, *kind, cut.in_place, there) for kind, there in zip(axes, loaded, strict=True)]
         if alike:
-            tiles, nbytes = [first] * len(order), [packed] * len(order)
+            nbytes = [packed] * len(order)
         else:
-            tiles = [self._tile(own, spatial[place], channels[span], cut.in_place) for place, span in order]
             nbytes = [self._packed(own, spatial[place], channels[span]) for place, span in order] if packed else []
         if packed and not ready:
             tiles = list(self._with_constants(tiles, nbytes, together))
@@ -154,6 +171,39 @@ class PartClock:
         starting = sum(tile.starting for tile in tiles)
         busy = clock.engine.busy, clock.dma.busy, clock.fetching, starting
         return Estimate(cycles, len(tiles), held, *busy, together, outer)
+
+    def _buffered(self, own: Choice, place: _TileAxes, span: _TileAxes) -> tuple[int, int]:
+        """Bytes of operands and of constants that a tile loads into its engine's buffer."""
+        if self.part.offload.buffered is None:
+            return 0, 0
+        tile, match = self._match(own, place, span)
+        sizes = {
+            name: one if isinstance(one, int) else len(one) for name, one in self.part.offload.buffered(match).items()
+        }
+        loads = sum(size for name, size in sizes.items() if match.values.get(name) in tile.reads)
+        return loads, sum(sizes.values()) - loads
+
+    def _loaded(
+        self,
+        own: Choice,
+        place: _TileAxes,
+        span: _TileAxes,
+        before: tuple[int, int] | None,
+        turn: tuple[int, int] | None,
+    ) -> frozenset[str]:
+        """Names of what the tile before has loaded for a tile; turns are positions and channels."""
+        if self.part.offload.buffered is None or before is None or turn is None:
+            return frozenset()
+        tile, match = self._match(own, place, span)
+        there = set()
+        for name in self.part.offload.buffered(match):
+            *rest, last = [False, True]
+            if read := tile.reads.get(match.values.get(name, "")):
+                shape = self.part.graph.types[match.values[name]].shape
+                *rest, last = (one != (0, size) for one, size in zip(read, shape, strict=True))
+            if (before[0] == turn[0] or not any(rest)) and (before[1] == turn[1] or not last):
+                there.add(name)
+        return frozenset(there)
 
     def _axes(self, shape: Shape) -> tuple[list[_TileAxes], list[_TileAxes]]:
         """Positions and channels of the tiles of a shape."""
@@ -175,12 +225,21 @@ class PartClock:
             self._tiles[box] = laid_part(self.part, box)
         return self._tiles[box]
 
-    def _tile(self, own: Choice, place: _TileAxes, span: _TileAxes, in_place: frozenset[str]) -> TileCost:
+    def _tile(
+        self,
+        own: Choice,
+        place: _TileAxes,
+        span: _TileAxes,
+        in_place: frozenset[str],
+        loaded: frozenset[str] = frozenset(),
+    ) -> TileCost:
         """Cost of a tile without its constants; tiles of one size that touch the same edges cost the same."""
-        key = (tuple(own.values()), place.kind, span.kind)
-        if (key, in_place) not in self._costs:
-            self._costs[key, in_place] = self._cost((*place.box, *span.box), *self._match(own, place, span), in_place)
-        return self._costs[key, in_place]
+        key = (tuple(own.values()), place.kind, span.kind), in_place, loaded
+        if key not in self._costs:
+            tile, match = self._match(own, place, span)
+            match = replace(match, loaded=loaded) if loaded else match
+            self._costs[key] = self._cost((*place.box, *span.box), tile, match, in_place)
+        return self._costs[key]
 
     def _match(self, own: Choice, place: _TileAxes, span: _TileAxes) -> tuple[Tile, Match]:
         key = (tuple(own.values()), place.kind, span.kind)

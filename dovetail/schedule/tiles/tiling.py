@@ -146,6 +146,8 @@ class PartTiles:
         longest = max(estimate.engine, estimate.copying)
         rank = estimate.cycles + max(estimate.engine + starts, estimate.copying) - longest
         outer = estimate.channels_outer
+        if not clock.takes(cut):
+            return None
         return Tiling(size, in_place, buffers, outer, estimate=estimate, computing=first.engine, rank=rank)
 
     def deepened(self, best: Tiling, budget: int) -> Tiling:

@@ -2,20 +2,21 @@
 
 /* The usual row: a block of 16 channels of a byte. */
 #define BLOCK 16u
+#define HALF 8u
 
-/* Rows of one block, word by word where all addresses are multiples of four. */
-static void copy_blocks(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_t target_stride,
-                        uint32_t source_stride)
+/* Rows of a number of bytes that the compiler knows, word by word where all addresses are multiples of four. */
+static inline void copy_rows(uint8_t *to, const uint8_t *from, uint32_t bytes, uint32_t rows, uint32_t target_stride,
+                             uint32_t source_stride)
 {
     const uintptr_t all = (uintptr_t)to | (uintptr_t)from | target_stride | source_stride;
     if ((all & 3u) != 0u) {
         for (; rows != 0u; rows--, to += target_stride, from += source_stride) {
-            __builtin_memcpy(to, from, BLOCK);
+            __builtin_memcpy(to, from, bytes);
         }
         return;
     }
     for (; rows != 0u; rows--, to += target_stride, from += source_stride) {
-        __builtin_memcpy(__builtin_assume_aligned(to, 4), __builtin_assume_aligned(from, 4), BLOCK);
+        __builtin_memcpy(__builtin_assume_aligned(to, 4), __builtin_assume_aligned(from, 4), bytes);
     }
 }
 
@@ -138,7 +139,11 @@ void copy_2d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
     uint8_t *to = target;
     const uint8_t *from = source;
     if (row_bytes == BLOCK) {
-        copy_blocks(to, from, rows, target_row_stride, source_row_stride);
+        copy_rows(to, from, BLOCK, rows, target_row_stride, source_row_stride);
+        return;
+    }
+    if (row_bytes == HALF) {
+        copy_rows(to, from, HALF, rows, target_row_stride, source_row_stride);
         return;
     }
     if (row_bytes != 0u && row_bytes < 4u) {
@@ -174,7 +179,7 @@ void copy_3d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
 {
     uint8_t *to = target;
     const uint8_t *from = source;
-    if (row_bytes < 3u && rows < planes) { /* long rows of single bytes take less than many */
+    if ((row_bytes < 3u || row_bytes == HALF) && rows < planes) { /* many at a time take less than few */
         const uint32_t of_rows[3] = {rows, target_row_stride, source_row_stride};
         rows = planes, target_row_stride = target_plane_stride, source_row_stride = source_plane_stride;
         planes = of_rows[0], target_plane_stride = of_rows[1], source_plane_stride = of_rows[2];
