@@ -92,6 +92,8 @@ def written(lines: list[str]) -> list[str]:
 
 def read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Sections (Args, Raises) become lists; docstrings of attributes have none, and may have a colon anywhere."""
+    if what == "class" and "Attributes:" in lines:  # which have entries of their own
+        del lines[lines.index("Attributes:") :]
     lines[:] = written(lines)
     if what not in ("attribute", "data", "property"):
         lines[:] = GoogleDocstring(lines, SECTIONS, app, what, name, obj).lines()

@@ -35,6 +35,7 @@ from dovetail.target.description import (
     Target,
 )
 from dovetail.target.devices import CommandSet, JobRegisters, Rtl, RtlPort
+from dovetail.target.documented import document
 from dovetail.target.engine import (
     Best,
     CommandStream,
@@ -92,3 +93,5 @@ __all__ = [
     "maybe",
     "one_of", "operand", "pack_weights", "packed", "results_of", "together",
 ]  # fmt: skip
+
+document(globals()[name] for name in __all__)

@@ -38,6 +38,7 @@ class Memory:
     """
 
     name: str
+    """By which targets and settings (`--set NAME.size=64K`) know it."""
     base: int
     """First byte address."""
     size: int
@@ -106,7 +107,9 @@ class Dma:
     """A copy engine between memories: 1-D to 3-D copies with strides on both sides, padding on the way in."""
 
     name: str
+    """In the timeline, and in `Memory.reach`."""
     bytes_per_cycle: int
+    """While a row is copied."""
     setup_cycles: int
     """Cycles a transfer costs beyond its bytes."""
     base: int
@@ -178,7 +181,9 @@ class PairBlock:
     """All products of some neighbouring pixels and some channels, of pairs: two int16 in the halves of 32 bits."""
 
     pixels: int
+    """Computed at a time."""
     channels: int
+    """Channels of the result, computed at a time."""
     steps: int
     """Pairs of a pixel, and of a channel."""
     distance: int

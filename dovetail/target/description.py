@@ -44,6 +44,7 @@ class Ordered:
     """An order, ready to show."""
 
     headings: tuple[str, ...]
+    """Names of the table's columns."""
     rows: tuple[tuple[str, ...], ...]
     """A table for people: one row per layer."""
     notes: tuple[str, ...]
@@ -61,6 +62,7 @@ class Rewrite:
     """A step that brings the integer graph into a form the target takes."""
 
     name: str
+    """In `--save-stages` and messages."""
     apply: Callable[[Graph], Graph]
     """The graph in that form. Of what it leaves alone, the result may say why (`Graph.left`, `Draft.leave`): that is
     what `explain` and the report then print of a layer no engine takes."""
@@ -79,8 +81,11 @@ class Policy:
     """A named choice of rewrites, e.g. how requantisation is done."""
 
     name: str
+    """For `--requant`."""
     sentence: str
+    """One line about it, for `dovetail targets`."""
     rewrites: tuple[Rewrite, ...]
+    """In their order."""
     rounding: Rounding | None = None
     """The one rounding of models' requantisations that the engines take, used unless another is asked for; None for
     that of the runtime of the model's format."""
@@ -156,10 +161,13 @@ class Target:
     """A whole machine."""
 
     name: str
+    """For `--target`, and of what is written."""
     sentence: str
     """One line about the target, for `dovetail targets`."""
     core: Core
+    """Core 0, which runs the program."""
     memories: tuple[Memory, ...]
+    """All there are."""
     code: str
     """Memory of program and constants."""
     values: str
@@ -167,10 +175,13 @@ class Target:
     policies: tuple[Policy, ...]
     """The default first."""
     engines: tuple[Engine, ...] = ()
+    """In the order in which they are asked."""
     dma: Dma | None = None
+    """Copies between memories; None where the core does."""
     ordering: Ordering | None = None
     """Orders a whole network on the hardware, for `dovetail schedule`; None where that is not asked for."""
     quantisation: Quantisation = field(default_factory=Quantisation)
+    """The forms of a network it takes."""
     mesh: Mesh | None = None
     """How copies of this machine are joined, for `dovetail mesh`; None for a machine alone."""
     recipe: Recipe | None = None

@@ -77,6 +77,7 @@ class CommandSet:
     """
 
     WAIT: ClassVar[str] = "WAIT"
+    """Name of the command that waits."""
     names: Mapping[str, tuple[str, ...]]
     """Command -> its fields, in order."""
 

@@ -22,12 +22,17 @@ class Rows:
     """A copy as an engine's own DMA does it: rows of bytes, addresses and strides in bytes."""
 
     source: int
+    """Address of the first byte read."""
     target: int
+    """Address of the first byte written."""
     row_bytes: int
+    """Bytes of a row."""
     rows: int
+    """How many there are."""
     source_stride: int
     """From the start of one row to that of the next; 0 to read one row again and again."""
     target_stride: int
+    """From the start of one row to that of the next."""
     load: bool
     """True into the engine's memory, from wherever; False out of it."""
 
@@ -39,6 +44,7 @@ class StreamDma:
     name: str
     """As in the timeline; memories are reached by this name."""
     bytes_per_cycle: int
+    """While a row is copied."""
     setup_cycles: int
     """Cycles a transfer costs beyond its rows; each row begins a new beat of `bytes_per_cycle`."""
     move: Callable[[Rows], tuple[int, ...]]
@@ -75,8 +81,11 @@ class DeviceModel:
     factory: str
     """"module:function" that makes the device; called with the bus and `arguments`."""
     base: int = 0
+    """Address of its registers."""
     size: int = 0
+    """Bytes of address space."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the factory, as JSON allows them."""
     opcode: int = 0
     """Opcode of the core's instructions that lead to it in place of registers, 0x0B, 0x2B, 0x5B or 0x7B for custom-0 to
     custom-3; it is then a `dovetail.sim.device.Coprocessor`."""
@@ -106,6 +115,7 @@ class Mirror:
     """
 
     to_engine: str
+    """It is called before a launch that reads the bytes."""
     from_engine: str
     """It waits for all launches before."""
 
@@ -117,6 +127,7 @@ class Launched:
     offload: str
     """Name of the offload."""
     match: Match
+    """The part of the network it computes."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +135,11 @@ class Macs:
     """Multiply-accumulates of an operator of a model, those with padding left out, and what its kind is."""
 
     count: int
+    """Multiply-accumulates."""
     kind: str
     """Name of the operator's class, e.g. "DepthwiseConv2d"."""
     kernel: tuple[int, int]
+    """Rows and columns of the weights."""
     pixels: int
     """Rows times columns of the result, of all images."""
     inputs: int
@@ -192,6 +205,7 @@ class Engine:
     the core runs itself."""
 
     name: str
+    """In pins, reports and the timeline; lower case."""
     memory: str
     """The memory its operands must lie in."""
     offloads: tuple[Offload, ...]

@@ -36,6 +36,7 @@ class Work:
     kernel: tuple[int, int] = (1, 1)
     """Rows and columns of the window."""
     stride: tuple[int, int] = (1, 1)
+    """Rows and columns."""
     in_height: Count | int = 1
     """Rows of the operand, padding included."""
     in_width: Count | int = 1
@@ -166,7 +167,9 @@ class Grid:
     """The routers of a chip and the elements at them."""
 
     width: int
+    """Elements in a row."""
     height: int
+    """Rows."""
     elements: int
     """Elements at each router."""
     without: tuple[Place, ...] = ()
@@ -217,7 +220,9 @@ class Mesh:
     """Array that elements compute with; None if their target has engines of its own. (`dovetail mesh` then puts its
     compiler here.)"""
     grid: Grid
+    """How the elements lie."""
     rates: Rates
+    """Cycles of elements and links."""
     board: tuple[Place, ...]
     """The chips of a board."""
     origins: tuple[Place, ...]
@@ -235,6 +240,7 @@ class Mesh:
     code: int = 8 * 1024
     """Bytes kept for an element's program and tables when pieces are sized; an emitted one has the last word."""
     stack: int = 2048
+    """Bytes of each element's stack."""
     core: CoreClocks = field(default_factory=CoreClocks)
     """Cycles the core is charged with."""
     boards: int = 1
@@ -244,6 +250,7 @@ class Mesh:
     reserved: int = 0
     """Elements of each chip left for others, the last ones."""
     faults: Faults = field(default_factory=Faults)
+    """Elements and links that do not work."""
 
     @property
     def mac(self) -> MacArray:

@@ -58,7 +58,9 @@ class Command:
     """One start of an engine: the C function of its driver and the constant words it is given."""
 
     function: str
+    """Name of the driver's function."""
     words: tuple[int, ...]
+    """Its argument, as unsigned 32-bit numbers."""
     constants: bool = False
     """True when the function takes the launch's packed constants as its second argument: `function(task, blob)`, blob
     a `const uint8_t *` aligned to 64 bytes."""
@@ -99,7 +101,9 @@ class LibraryCall:
     """A call of a C function that computes, or begins to compute: what software takes where an engine takes words."""
 
     function: str
+    """Name of the library's function."""
     arguments: tuple[CValue, ...]
+    """In the order of its parameters."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,11 @@ class Offload:
     """
 
     name: str
+    """In reports, and for `dovetail check --only`."""
     pattern: Pattern
+    """The operators it computes together."""
     constraints: tuple[Constraint, ...]
+    """All of them must hold."""
     pack: Callable[[Match], Mapping[str, Array]]
     """Constant operands of a (tile of a) region as the engine reads them: name -> uint8 array. They lie one behind
     the other in this order, aligned to 16 bytes (to 64 where the engine reads them where they lie)."""

@@ -53,6 +53,7 @@ class Space:
     """The choices there are for one region."""
 
     knobs: tuple[Knob, ...]
+    """The choices, in order."""
     problem: Callable[[Choice], str | None] = lambda choice: None
     """The sentence why a choice (whole or partial, every value one of its knob's) is not allowed; None when it is.
     A choice that is not allowed is never tried."""
@@ -106,6 +107,7 @@ class Match:
     """A pattern found in a graph: its leaves bound to values, its operators to nodes."""
 
     graph: Graph
+    """The network it was found in: a region's own, or a tile's."""
     root: str
     """The value the pattern computes."""
     values: Mapping[str, str] = field(default_factory=dict)
@@ -174,6 +176,7 @@ class Constraint:
     """
 
     sentence: str
+    """The limit, as a user reads it; without a full stop."""
     measure: Callable[[Match], Any]
     """The value the limit is about."""
     accepts: Callable[[Any], bool]
