@@ -153,8 +153,7 @@ def run_build(
             simulation = _run_board(build, board, sets, wanted, cache)
         elif simulator in ("iss", "rtl"):
             core = core or _core_of_unit(build.target, simulator)
-            devices = _devices_on(build.target, simulator, core, waves, cache)
-            devices = _guarded(build, devices) if simulator == "iss" else devices
+            devices = _devices_on(build, simulator, core, waves, cache)
             simulation, sizes = _run_iss(build, devices, sets, wanted, cache, watchdog, core)
         elif simulator == "qemu":
             simulation, sizes = _run_qemu(build, sets, wanted, cache, watchdog)
@@ -189,10 +188,12 @@ def _check_same(build: ProjectBuild) -> None:
         raise BuildError(what, where=str(build.folder), hint="run the command again") from None
 
 
-def _devices_on(target: Target, simulator: str, core: str, waves: Waves | None, cache: Path | None) -> _Devices:
+def _devices_on(build: ProjectBuild, simulator: str, core: str, waves: Waves | None, cache: Path | None) -> _Devices:
     """The devices of a simulator; on `rtl` those that are there in Verilog, which a core that is RTL does without."""
+    target = build.target
     wanted = simulator == "rtl" and (not core or waves is not None or _has_verilog(target))
-    return target_devices(target, verilog_devices(target, waves, cache) if wanted else {})
+    devices = target_devices(target, verilog_devices(target, waves, cache) if wanted else {})
+    return devices if simulator == "rtl" else _guarded(build, devices)
 
 
 def _guarded(build: ProjectBuild, devices: _Devices) -> _Devices:
