@@ -1,4 +1,4 @@
-"""Sentences of the pages that are hard to read, found by their form.
+"""Sentences of pages, `--help` and messages that are hard to read, found by their form.
 
     python scripts/english.py             # a table: hard sentences of each page
     python scripts/english.py --where     # also each sentence, with the form that was found
@@ -11,6 +11,7 @@ Each form has a plain one: "What stands there is copied" is "The contents are co
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ PLAIN = (
 """What people read first: there is no such sentence."""
 LONGEST = 30
 """Words of a sentence on these pages."""
-MOST = 55
+MOST = 30
 """Sentences with such a form on all other pages together: as many as there are; one in 500 is the aim."""
 
 
@@ -58,11 +59,13 @@ def sentences(page: Path) -> Iterator[tuple[int, str]]:
         if token.type != "inline" or before.type in ("heading_open", "th_open"):
             continue
         parts = [_TEXT.get(child.type, child.content) for child in token.children or ()]
-        for sentence in re.split(r"(?<=[.!?:]) +(?=[A-Z(\d])", " ".join("".join(parts).split())):
+        for sentence in SENTENCE.split(" ".join("".join(parts).split())):
             if len(sentence.split()) > 2:
                 yield line, sentence
 
 
+SENTENCE = re.compile(r"(?<=[.!?:]) +(?=[A-Z(\d])")
+"""Between two sentences."""
 _TEXT = {"code_inline": "X", "softbreak": " ", "html_inline": "", "image": ""}
 """What stands for a part of a paragraph."""
 
@@ -88,6 +91,31 @@ def hard(page: Path, longest: int | None = None) -> Iterator[str]:
             yield f"{page.relative_to(ROOT)}:{line}: {'; '.join(found)}: {sentence}"
 
 
+def said(path: Path) -> Iterator[str]:
+    """The hard sentences among the help texts and messages of a module, with place and form."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        given = [word.value for word in node.keywords if word.arg in ("help", "hint", "what")]
+        given += node.args[1:2] if name == "flag" else node.args[:1] if name.endswith("Error") else []
+        for text in map(words_of, given):
+            for sentence in SENTENCE.split(text):
+                if found := forms(sentence):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {'; '.join(found)}: {sentence}"
+
+
+def words_of(node: ast.expr) -> str:
+    """The text of an expression; `X` stands for what is computed."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(words_of, node.values))
+    if isinstance(node, ast.BinOp):
+        return words_of(node.left) + words_of(node.right)
+    return "X"
+
+
 def pages() -> list[Path]:
     """All pages, those that people read first before the others."""
     first = [ROOT / name for name in PLAIN]
@@ -95,9 +123,10 @@ def pages() -> list[Path]:
 
 
 def excess() -> list[str]:
-    """What is too much: each hard sentence of a page that is read first, or the sum on the other pages."""
+    """What is too much: hard sentences of pages that are read first, of `--help` and of messages; the sum on others."""
     first = [ROOT / name for name in PLAIN]
     over = [each for page in first for each in hard(page, LONGEST)]
+    over += [each for path in sorted((ROOT / "dovetail").rglob("*.py")) for each in said(path)]
     count = sum(len(list(hard(page))) for page in pages() if page not in first)
     if count > MOST:
         over.append(f"{count} hard sentences on the other pages, at most {MOST}: --where shows them")

@@ -88,11 +88,11 @@ def core_lines() -> list[str]:
     lines = [
         "## Core kernels",
         "",
-        "One kernel computes one of these, with any pointwise operators behind it:",
+        "One kernel computes one of these, with any pointwise operators after it:",
         "",
         listed(kind.__name__ for kind in FAMILIES),
         "",
-        "Pointwise operators, alone or behind one of the above:",
+        "Pointwise operators, alone or after one of the above:",
         "",
         listed(kind.__name__ for kind in {*RULES, *(k for k in Pointwise.__subclasses__() if "c_template" in vars(k))}),
         "",
@@ -102,7 +102,7 @@ def core_lines() -> list[str]:
         "",
         ", ".join(f"`{name}` {importer.version}" for name, importer in versions),
     ]
-    lines += ["", "`CUSTOM` operators ([and those of one's own](own_operators.md)):", ""]
+    lines += ["", "`CUSTOM` operators ([and your own](own_operators.md)):", ""]
     lines += [listed(kind.custom_code for kind in installed_operators() if kind.custom_code)]
     lines += ["", "## ONNX operators", "", f"Standard domain: {listed(standard)}", ""]
     for domain in others:

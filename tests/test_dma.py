@@ -151,8 +151,8 @@ def test_cycles_of_arrays_are_those_of_their_elements() -> None:
     [
         (1, DmaJob(4000, 0, 97), "97 bytes at 0x1fa0 are not inside one memory"),
         (1, DmaJob(0, 4090, 7), "7 bytes at 0x9ffa are not inside one memory"),
-        (2, DmaJob(0, 0, 8, 3, 8, 7), "DST_ROW_STRIDE is 7, what it steps over has 8"),
-        (3, DmaJob(0, 0, 8, 3, 8, 8, 2, 24, 23), "DST_PLANE_STRIDE is 23, what it steps over has 24"),
+        (2, DmaJob(0, 0, 8, 3, 8, 7), "DST_ROW_STRIDE is 7, a row or plane has 8"),
+        (3, DmaJob(0, 0, 8, 3, 8, 8, 2, 24, 23), "DST_PLANE_STRIDE is 23, a row or plane has 24"),
         (2, DmaJob(0, 0, 8, 600, 0, 8), "not inside one memory"),
         (5, DmaJob(0, 0, 8), "START was written 5"),
     ],

@@ -65,6 +65,14 @@ HARD = (
 )
 
 
+def test_hard_messages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever way the text is put together."""
+    monkeypatch.setattr(english, "ROOT", tmp_path)
+    code = 'flag(0, "Of the search.")\nraise DovetailError(f"{a} is late" + ", for it waits", where="x", hint="y")\n'
+    (tmp_path / "a.py").write_text(code + 'option(help="Seed of the search.")\n')
+    assert [place.split(":")[1] for place in english.said(tmp_path / "a.py")] == ["1", "2"]
+
+
 def test_hard_sentences_are_found_and_few() -> None:
     """Each form is found in its own sentence; plain sentences have none."""
     assert english.excess() == []

@@ -351,7 +351,7 @@ def test_messages_of_verilator() -> None:
         (RtlPort("wishbone"), "there is no port protocol 'wishbone'"),
         (RtlPort("tcdm"), "faulty: a port is 'tcdm'; there it must be apb or axi-lite"),
         (RtlPort("apb", names={"psl": "x"}), "apb has no signal 'psl'"),
-        (RtlPort("apb", names={"psel": ""}), "apb cannot do without 'psel'"),
+        (RtlPort("apb", names={"psel": ""}), "apb needs the signal 'psel'"),
         (RtlPort("apb", low=("psel",)), "only 'we' can be active low, not psel"),
     ],
 )

@@ -18,7 +18,9 @@ from dovetail.errors import TargetError
 def schedule(
     model: Model,
     target: TargetName,
-    multipliers: Annotated[int | None, option(help="Of the hardware; the target's own if not given.")] = None,
+    multipliers: Annotated[
+        int | None, option(help="Multipliers of the hardware; the target's own number if not given.")
+    ] = None,
     sizes: Annotated[
         list[str] | None, option("--set", help="NAME=NUMBER: another size of the hardware. May be repeated.")
     ] = None,

@@ -100,7 +100,7 @@ def read_secret(path: Path) -> bytes:
         raise BoardError(f"the secret cannot be read: {error.strerror}", where=str(path), hint=hint) from None
     if len(found) < LEAST_SECRET:
         what = f"the secret has {len(found)} bytes; the least is {LEAST_SECRET}"
-        raise BoardError(what, where=str(path), hint="make one with: openssl rand -hex 32")
+        raise BoardError(what, where=str(path), hint="make one: openssl rand -hex 32")
     return found
 
 

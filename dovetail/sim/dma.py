@@ -202,8 +202,7 @@ class DmaDevice(QueueDevice[DmaJob]):
         ):
             if count > 1 and stride < span:
                 raise SimulationError(
-                    f"destination bytes overlap: {name} is {stride}, what it steps over has {span} "
-                    f"bytes ({describe(t)})",
+                    f"destination bytes overlap: {name} is {stride}, a row or plane has {span} bytes ({describe(t)})",
                     where=self.name,
                     hint="look at the driver: give rows and planes of the destination a stride of their size or more",
                 )

@@ -188,7 +188,7 @@ class RtlPort:
         for name, own in self.names.items():
             if not own and name not in OPTIONAL:
                 hint = "give the module such a signal, and its name here"
-                raise TargetError(f"{self.protocol} cannot do without '{name}'", where=place, hint=hint)
+                raise TargetError(f"{self.protocol} needs the signal '{name}'", where=place, hint=hint)
         chosen = {name: self.names.get(name, name) for name in known}
         return {name: self.prefix + text if text else "" for name, text in chosen.items()}
 

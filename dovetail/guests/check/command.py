@@ -22,13 +22,13 @@ def check(
         list[str] | None,
         option(
             "--sim",
-            help="What the cases run on: the device's Python model alone (model), the simulated chip (iss), the same "
+            help="Where the cases run: the device's Python model alone (model), the simulated chip (iss), the same "
             "with Verilog (rtl), this computer (host). May be repeated; the quickest and the chip if not given.",
         ),
     ] = None,
     only: Annotated[list[str] | None, option("--only", help="Only this offload; may be repeated.")] = None,
     full: Annotated[bool, typer.Option("--full", help="More and larger cases.")] = False,
-    first: Annotated[bool, option("--first", help="Stop behind the first offload of which a case fails.")] = False,
+    first: Annotated[bool, option("--first", help="Stop after the first offload with a failure.")] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds some 20 cases together may take.")] = 60.0,
     jobs: LocalJobs = 1,
     scheduler: Scheduler = None,

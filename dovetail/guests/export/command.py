@@ -15,7 +15,7 @@ def export(
     build: BuildFolder,
     to: Annotated[
         Literal["cmake", "make", "arduino", "platformio", "zephyr", "esp-idf", "cmsis-pack"],
-        option(help="Who the library is for."),
+        option(help="Build system of the library's user."),
     ],
     folder: Annotated[Path, option("--output", "-o", help="Folder for the library.")],
     rtos: Annotated[

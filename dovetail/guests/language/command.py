@@ -29,7 +29,7 @@ class GenerateOptions:
     tokenizer: Path = flag(
         Path(), "llama2.c's tokenizer .bin, Hugging Face's tokenizer.json or SentencePiece's .model."
     )
-    prompt: str = flag("", "The text to go on with.")
+    prompt: str = flag("", "The beginning of the text.")
     tokens: int = flag(64, "Most tokens of the text, the prompt's included.", min=2)
     temperature: float = flag(0.0, "0 takes the most likely token, 1 draws as the model says.", min=0.0)
     seed: int = flag(0, "Seed of the tokens that are drawn.", min=0)

@@ -26,13 +26,13 @@ class MeshOptions:
     whole: bool = flag(False, "For latency: all of the network at once, not in sections.", "--whole")
     mapping: Path | None = flag(
         None,
-        "A YAML file of your own cuts, groups, elements and routes; what it leaves out is chosen.",
+        "A YAML file of your own cuts, groups, elements and routes; Dovetail chooses the rest.",
         kind=Path | None,
     )
     parts: Path | None = flag(None, "A folder of ONNX models: what each element computes.", kind=Path | None)
     save_parts: Path | None = flag(None, "Folder for such models of every element.", kind=Path | None)
     faults: float = flag(0.0, "Share of elements and links taken to be dead, at random.", min=0.0, max=0.99)
-    seed: int = flag(0, "Of the faults.")
+    seed: int = flag(0, "Seed of the faults.")
     inputs: int = flag(12, "Inputs of the stream that is modelled.", min=1)
     exact: bool = flag(False, "Run every element's firmware in an emulated core of its own.", "--exact")
     jobs: int = flag(2, "Processes that do so on this machine.", min=1)

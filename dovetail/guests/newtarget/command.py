@@ -18,7 +18,7 @@ Kind = TypeVar("Kind", bound=Enum)
 
 
 def new_target(
-    name: Annotated[str, argument(help="Of the target, its engine and its driver's functions.")],
+    name: Annotated[str, argument(help="Name of the target, its engine and its driver's functions.")],
     folder: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files.")] = Path("."),
     style: Annotated[
         str | None,
@@ -29,7 +29,7 @@ def new_target(
         ),
     ] = None,
     operators: Annotated[
-        str | None, option("--operators", help="What the engine computes, of conv, depthwise, dense, add.")
+        str | None, option("--operators", help="Operators of the engine, from conv, depthwise, dense, add.")
     ] = None,
     requant: Annotated[
         str | None,

@@ -236,10 +236,10 @@ def accuracy(
     images: Preprocessing,
     own: Annotated[Options, "operators", "states"],
     target: Annotated[str | None, option("--target", "-t", help="Compare firmware for this target too.")] = None,
-    float_model: Annotated[Path | None, option("--float-model", help="The float model it was made from.")] = None,
+    float_model: Annotated[Path | None, option("--float-model", help="The float model before quantisation.")] = None,
     sim: Annotated[
         Simulator | None,
-        option(help="What firmware runs on: the simulated chip, or this machine; iss where there is such a chip."),
+        option(help="Where the firmware runs: on the simulated chip (iss, if the target has one), or on this machine."),
     ] = None,
     json_file: Annotated[Path | None, option("--json", help="Write the figures here as JSON; - for stdout.")] = None,
 ) -> None:

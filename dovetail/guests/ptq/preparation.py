@@ -107,7 +107,7 @@ class _FloatRewriter:
                 self.real[node.output] = self.builder.add(operator, inputs, node.output, node.origin)
             except ValueError as error:
                 hint = "give the float model"
-                raise ModelError(f"its integers are computed with: {error}", where=node.origin, hint=hint) from None
+                raise ModelError(f"its integers cannot be computed: {error}", where=node.origin, hint=hint) from None
             if steps is not None and all(name in self.steps or name in constants for name in node.inputs):
                 self.steps[node.output] = steps
 

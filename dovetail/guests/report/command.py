@@ -28,7 +28,10 @@ def report(
     trace: Annotated[Path | None, option(help="Write the timeline here, for Perfetto.")] = None,
     bound: Annotated[
         bool,
-        typer.Option("--bound", help="Print each layer beside whoever is busy longest for it, and why it is slower."),
+        typer.Option(
+            "--bound",
+            help="Print each layer's time beside that of its busiest unit, and the reason for the difference.",
+        ),
     ] = False,
 ) -> None:
     """Show where a build's time, memory and bytes go, as one HTML page.

@@ -25,7 +25,7 @@ def sweep(
         option(
             "--set",
             metavar="NAME=VALUE,VALUE",
-            help="A field of the target and its values; may be repeated. Without one, what may be set is listed.",
+            help="A field of the target and its values; may be repeated. Without one, the fields are listed.",
         ),
     ] = None,
     jobs: Annotated[int | None, option(help="Processes; as many as there are processors if not given.")] = None,

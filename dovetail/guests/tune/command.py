@@ -31,7 +31,7 @@ class TuneOptions:
     )
     log: Path | None = flag(
         None,
-        "Where every trial is kept; one that exists is gone on with. MODEL.TARGET.jsonl if not given.",
+        "Log file of all trials; if it exists, the search continues from it. MODEL.TARGET.jsonl if not given.",
         kind=Path | None,
     )
     layers: tuple[str, ...] = flag(tuple, "Only these layers, by name, with commas.", kind=str | None, read=_names)
@@ -43,7 +43,7 @@ class TuneOptions:
     )
     jobs: int = flag(1, "Processes on this machine.")
     scheduler: str | None = flag(None, "Address of a Dask scheduler to use instead.")
-    seed: int = flag(0, "Of the search.")
+    seed: int = flag(0, "Seed of the search.")
 
 
 def tune(

@@ -124,7 +124,9 @@ def _append(file: IO[bytes], line: Mapping[str, Any], path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     except OSError as error:
-        raise LogError(f"cannot be written: {error.strerror}", where=str(path), hint="what is in it is kept") from None
+        raise LogError(
+            f"cannot be written: {error.strerror}", where=str(path), hint="the trials in it are kept"
+        ) from None
 
 
 def _text(value: Mapping[str, Any] | None) -> str:

@@ -14,9 +14,9 @@ from dovetail.cli.options import argument, option
 def zoo(
     name: Annotated[str | None, argument(help="A model; without it, the names are listed.")] = None,
     output: Annotated[Path | None, option("--output", "-o", help="The file to write; NAME.onnx if not given.")] = None,
-    real: Annotated[bool, typer.Option("--float", help="The float network it is quantised from.")] = False,
+    real: Annotated[bool, typer.Option("--float", help="The float network, before quantisation.")] = False,
     calibration: Annotated[Path | None, option(help="Write float samples for calibration here, as .npz.")] = None,
-    test: Annotated[Path | None, option(help="Of digits: write the images held back and labels here.")] = None,
+    test: Annotated[Path | None, option(help="Write digits' held-back images and labels here.")] = None,
 ) -> None:
     """Write a model to try Dovetail with, or list them.
 
