@@ -181,11 +181,11 @@ def test_pieces_that_share_elements_take_turns() -> None:
     project, done = run(tiny("ic_resnet8"), found)
     shared = [element for element in project.elements if len(element.pieces) > 1]
     assert len(shared) == 1 and len(shared[0].pieces) == 3
-    assert {name.split("/")[2] for name in project.files if f"/{shared[0].program}/" in name} == {
+    assert {name.split("/")[2] for name in project.files if f"/{shared[0].record.program}/" in name} == {
         *("program.c", "program.h", "piece_0.c", "piece_1.c", "piece_2.c")
     }
     assert max(done.memory) <= MESH.usable
-    last, text = shared[0], project.files[f"programs/{shared[0].program}/piece_1.c"].decode()
+    last, text = shared[0], project.files[f"programs/{shared[0].record.program}/piece_1.c"].decode()
     start = int(text.split("(element_data + ")[1].split("u)")[0]) + 32
     wrong = bytearray(last.data)
     wrong[start : start + 300] = bytes(byte ^ 0x55 for byte in wrong[start : start + 300])

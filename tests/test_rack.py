@@ -26,7 +26,8 @@ from dovetail.errors import BoardError, BuildError
 from dovetail.guests.agent.server import Agent
 from dovetail.guests.agent.settings import read_settings
 from dovetail.guests.mesh.compiled import with_compiler
-from dovetail.guests.mesh.manifest import ElementRecord, MeshRecord, TensorRecord, read_mesh
+from dovetail.guests.mesh.emit import ElementRecord
+from dovetail.guests.mesh.manifest import MeshRecord, TensorRecord, read_mesh
 from dovetail.guests.mesh.rack import EmulatedElements
 from dovetail.guests.mesh.remote import Images, RackSession, mesh_images
 from dovetail.ir.types import Array

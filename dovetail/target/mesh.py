@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dovetail.errors import TargetError
+
 if TYPE_CHECKING:
     from dovetail.ir.graph import Graph
     from dovetail.ir.types import Array
@@ -279,12 +281,14 @@ class Mesh:
         """The same of so many boards, or of so many chips of one board; as it is where neither is said.
 
         Raises:
-            ValueError: there is room for fewer.
+            TargetError: there is room for fewer.
         """
-        if chips is not None and not 1 <= chips <= len(self.board):
-            raise ValueError(f"{chips} chips: a board has {len(self.board)}")
-        if boards is not None and not 1 <= boards <= len(self.origins):
-            raise ValueError(f"{boards} boards: there are places for {len(self.origins)}")
+        for number, most, text in (
+            (chips, len(self.board), f"{chips} chips: a board has {len(self.board)}"),
+            (boards, len(self.origins), f"{boards} boards: there are places for {len(self.origins)}"),
+        ):
+            if number is not None and not 1 <= number <= most:
+                raise TargetError(text, where="mesh description", hint=f"choose from 1 to {most}")
         if chips is None and boards is None:
             return self
         return replace(self, boards=1 if chips else boards or self.boards, chips=chips)

@@ -61,8 +61,9 @@ def mesh(
     from dovetail.guests.mesh.compiled import with_compiler
     from dovetail.guests.mesh.mapping import map_network, measure
     from dovetail.guests.mesh.own import read_mapping
-    from dovetail.guests.mesh.parts import part_files, read_parts
-    from dovetail.guests.mesh.topology import resized_topology
+    from dovetail.guests.mesh.parts import part_graphs, read_parts
+    from dovetail.guests.mesh.topology import build_topology, random_faults
+    from dovetail.ir.onnx_file import graph_bytes
     from dovetail.operators import known_operators
     from dovetail.schedule.partition import partition
     from dovetail.target.registry import advice, load_target
@@ -72,7 +73,8 @@ def mesh(
         if element.mesh is None:
             hint = advice(lambda one: one.mesh is not None)
             raise TargetError("this target is a machine alone, not a mesh", where=element.name, hint=hint)
-        topology = resized_topology(element, options.boards, options.chips, options.faults, options.seed)
+        mesh = element.mesh.resized(options.boards, options.chips)
+        topology = build_topology(random_faults(mesh, options.faults, options.seed) if options.faults else mesh)
         graph = prepare(model, element, Options(), show)
         regions, aim = partition(graph, element), Objective(options.objective)
         show("cutting into pieces, placing, routing")
@@ -88,7 +90,7 @@ def mesh(
         reporting.print_stages(mapped, aim)
         say(reporting.sentence(mapped, performance))
         if options.save_parts is not None:
-            files = part_files(mapped)
+            files = {f"{name}.onnx": graph_bytes(part) for name, part in part_graphs(mapped)}
             write_files(files, options.save_parts, force)
             say(f"{options.save_parts}: {len(files)} models")
         if options.exact:

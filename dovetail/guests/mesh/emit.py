@@ -14,9 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
+from dovetail.codegen.manifest import Count
 from dovetail.errors import PlanError
 from dovetail.guests.mesh.building import build_files
 from dovetail.guests.mesh.layout import buffer_places, joined_data, places_of, program_files, section_files, up16
@@ -29,6 +33,7 @@ from dovetail.guests.mesh.transfers import ELEMENT_HEADER, piece_bytes, senders_
 from dovetail.sim.rack import LoadKind
 from dovetail.target.description import Target
 
+_Byte = Annotated[int, Meta(ge=0, le=255)]
 SECTIONS = "sections"
 """Name of the program of all sections."""
 _NO_PART = 0xFFFFFFFF
@@ -38,25 +43,31 @@ _TABLE_ROOM = 416
 """Bytes of an element's tables for a section at most."""
 
 
-@dataclass(frozen=True)
-class Element:
-    """An element, with the program and data it is loaded with."""
+class ElementRecord(msgspec.Struct, frozen=True):
+    """An element and its program."""
 
-    on: tuple[int, int, int]
+    on: tuple[_Byte, _Byte, Annotated[int, Meta(ge=0, lt=1 << 16)]]
     """Column and row of its chip, and its number there."""
-    program: str
-    data: bytes
-    """For the symbol element_data."""
-    pieces: tuple[int, ...] = ()
-    """Numbers of its pieces, over all sections."""
-    places: tuple[tuple[int, int, int], ...] = ()
-    """The section of each piece, and the first bytes of its header and its transfers: in the element's data, or in the
-    DRAM where there are several sections."""
+    program: Annotated[str, Meta(pattern="^[^./][^/]*$", description="the name of a program")]
+    places: tuple[tuple[Count, Count, Count], ...]
+    """The section of each of its pieces, and the first bytes of its header and its transfers: in the element's data, or
+    in the DRAM where there are several sections."""
 
     @property
     def word(self) -> int:
         """Column, row and number in one word."""
         return word_of(self.on)
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element with what it is loaded with."""
+
+    record: ElementRecord
+    data: bytes
+    """For the symbol element_data."""
+    pieces: tuple[int, ...]
+    """Numbers of its pieces, over all sections."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ class MeshProject:
     @property
     def programs(self) -> list[str]:
         """Names of the programs."""
-        return sorted({element.program for element in self.elements})
+        return sorted({element.record.program for element in self.elements})
 
 
 _Pieces = list[tuple[ElementProgram, bytes]]
@@ -95,7 +106,7 @@ def emit_mesh(mapped: MeshMapping, target: Target) -> MeshProject:
         elements, sources, dram = _one_section(mapped.placed[0], pieces[0], target)
     else:
         elements, sources, dram = _several_sections(mapped, pieces)
-    elements = tuple(sorted(elements, key=lambda one: one.word))
+    elements = tuple(sorted(elements, key=lambda one: one.record.word))
     files = dict(build_files(sources, target, sections=len(pieces) > 1))
     files |= dict(chip_images(mapped.placed, keys, elements, dram))
     return MeshProject(elements, keys, files, tensors)
@@ -157,7 +168,8 @@ def _one_section(placed: SectionPlacement, pieces: _Pieces, target: Target) -> _
         begins = zip(places_of(sizes[kinds[element]]), own, strict=False)
         places = tuple((0, at, at + _transfers_place(data)) for at, data in begins)
         data = joined_data(own, sizes[kinds[element]])
-        elements.append(Element(placed.topology.position(element), kinds[element], data, tenants, places))
+        record = ElementRecord(placed.topology.position(element), kinds[element], places)
+        elements.append(Element(record, data, tenants))
     return tuple(elements), {name: program_files(codes, sizes[name]) for codes, name in names.items()}, b""
 
 
@@ -185,7 +197,7 @@ def chip_images(
     topology = placed[0].topology
     per, by_chip = topology.mesh.per_chip, defaultdict[int, list[Element]](list)
     for element in elements:
-        by_chip[topology.chips[element.on[:2]]].append(element)
+        by_chip[topology.chips[element.record.on[:2]]].append(element)
     routes, sets = defaultdict[int, list[bytes]](list), defaultdict[int, list[bytes]](list)
     first = 1
     for one, table in zip(placed, tables, strict=True):
@@ -204,7 +216,8 @@ def chip_images(
         x, y = topology.places[chip]
         content = [_IMAGE.pack(_MAGIC, x, y, len(by_chip[chip]), len(routes[chip]), len(sets[chip]), len(dram))]
         for element in by_chip[chip]:
-            content.append(_LOADED.pack(element.on[2], len(element.data), element.program.encode()[:32], 0))
+            number, name = element.record.on[2], element.record.program.encode()[:32]
+            content.append(_LOADED.pack(number, len(element.data), name, 0))
             content.append(element.data + bytes(-len(element.data) % 4))
         yield f"chips/chip_{x}_{y}.img", b"".join([*content, *routes[chip], *sets[chip], dram])
 
@@ -283,11 +296,13 @@ def _several_sections(mapped: MeshMapping, pieces: Sequence[_Pieces]) -> _Layout
     first = list(accumulate((one.section.pieces for one in placed), initial=0))
     elements = tuple(
         Element(
-            mapped.topology.position(element),
-            SECTIONS,
+            ElementRecord(
+                mapped.topology.position(element),
+                SECTIONS,
+                tuple((section, *rows[element][section].places) for section, _ in home[element]),
+            ),
             content,
             tuple(first[section] + piece for section, piece in home[element]),
-            tuple((section, *rows[element][section].places) for section, _ in home[element]),
         )
         for element, content in tables.items()
     )

@@ -88,7 +88,7 @@ def run_exact(
     if find_spec("unicorn") is None:
         raise MissingExtraError("unicorn", "iss", "simulating firmware")
     build = mesh_build(mapped, project, target)
-    words = {one.word: one for one in project.elements}
+    words = {one.record.word: one for one in project.elements}
     given = [(number, one.input) for number, one in enumerate(build.tensors) if one.input]
     tensors = [{n: np.ascontiguousarray(arrays[name]).tobytes() for n, name in given} for arrays in inputs]
     with farm(jobs, scheduler) as spread, TemporaryFolder() as folder:
@@ -112,6 +112,6 @@ def run_exact(
         tuple(run.cycles for run in runs),
         clocks,
         tuple(int(taken[:, one.pieces].sum(axis=1).max()) for one in project.elements),
-        tuple(used[one.program] for one in project.elements),
+        tuple(used[one.record.program] for one in project.elements),
         max(run.stack for run in runs),
     )

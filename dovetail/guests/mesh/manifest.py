@@ -18,12 +18,11 @@ import numpy as np
 from msgspec import Meta
 
 from dovetail.codegen.build.toolchain import digest
-from dovetail.codegen.manifest import Count, TensorPort
+from dovetail.codegen.manifest import TensorPort
 from dovetail.documents import read_document
 from dovetail.errors import BuildError
-from dovetail.guests.mesh.emit import MeshProject, read_chip_image
+from dovetail.guests.mesh.emit import ElementRecord, MeshProject, read_chip_image
 from dovetail.guests.mesh.mapping import MeshMapping
-from dovetail.guests.mesh.topology import word_of
 from dovetail.ir.graph import Graph
 from dovetail.ir.onnx_file import graph_bytes
 from dovetail.ir.types import Array
@@ -37,7 +36,6 @@ _MOST_BYTES = 64 << 20
 _AGAIN = "run dovetail mesh again"
 Images = Sequence[tuple[LoadKind, int, bytes]]
 """Everything a rack is loaded with, in order."""
-_Byte = Annotated[int, Meta(ge=0, le=255)]
 
 
 class TensorRecord(msgspec.Struct, frozen=True):
@@ -48,19 +46,6 @@ class TensorRecord(msgspec.Struct, frozen=True):
     """The input of the network that it is; empty for none."""
     outputs: tuple[str, ...] = ()
     """The network's outputs that it is, each in its own shape."""
-
-
-class ElementRecord(msgspec.Struct, frozen=True):
-    """An element, its program, and of each piece what `Element.places` has."""
-
-    on: tuple[_Byte, _Byte, Annotated[int, Meta(ge=0, lt=1 << 16)]]
-    program: Annotated[str, Meta(pattern="^[^./][^/]*$", description="the name of a program")]
-    places: tuple[tuple[Count, Count, Count], ...]
-
-    @property
-    def word(self) -> int:
-        """Column, row and number in one word."""
-        return word_of(self.on)
 
 
 class MeshRecord(msgspec.Struct, frozen=True):
@@ -125,7 +110,7 @@ def mesh_build(mapped: MeshMapping, project: MeshProject, target: Target) -> Mes
         ports(parts.graph.inputs),
         ports(parts.graph.outputs),
         tuple(tensors),
-        tuple(ElementRecord(one.on, one.program, one.places) for one in project.elements),
+        tuple(one.record for one in project.elements),
     )
 
 

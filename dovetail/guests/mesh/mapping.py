@@ -179,7 +179,7 @@ def place_and_route(parts: MeshPartition, topology: Topology) -> MeshMapping:
         DovetailError: an element's target cannot compute a piece.
     """
     parts = planned(parts)
-    return routed(parts, place(parts.sections[0], topology, stored_layers(parts)))
+    return routed(parts, place(parts.sections[0], topology, frozenset(parts.outputs.values())))
 
 
 def routed(parts: MeshPartition, placed: SectionPlacement) -> MeshMapping:
@@ -203,11 +203,6 @@ def planned(parts: MeshPartition) -> MeshPartition:
 
     (section,) = parts.sections
     return replace(parts, sections=(replace(section, stages=tuple(map(stage_of, section.stages))),))
-
-
-def stored_layers(parts: MeshPartition) -> frozenset[int]:
-    """Layers of a network as a whole whose results go to DRAM."""
-    return frozenset(parts.outputs.values())
 
 
 def measure(mapped: MeshMapping, inputs: int = 12, links: bool = False, clocks: Ints | None = None) -> Performance:

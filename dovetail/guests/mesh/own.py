@@ -21,7 +21,7 @@ from dovetail.errors import PlanError
 from dovetail.guests.mesh.choice import Objective, choose
 from dovetail.guests.mesh.cuts import Cut, frontier, require_fit
 from dovetail.guests.mesh.layers import Ints, MeshLayer, layers_of, output_layers
-from dovetail.guests.mesh.mapping import MeshMapping, map_network, planned, routed, stored_layers
+from dovetail.guests.mesh.mapping import MeshMapping, map_network, planned, routed
 from dovetail.guests.mesh.mapping_file import ElementPool, MappingWishes, WishPlace, read_wishes
 from dovetail.guests.mesh.own_boxes import LayerBoxes, boxes_of_cut, boxes_wished
 from dovetail.guests.mesh.own_routes import with_routes
@@ -90,7 +90,7 @@ def complete(
                 raise
     section = replace(section, groups=())
     parts = planned(MeshPartition(graph, layers, outputs, topology.mesh, objective, (section,)))
-    traffic = traffic_of(parts.sections[0], stored_layers(parts))
+    traffic = traffic_of(parts.sections[0], frozenset(outputs.values()))
     return routed(parts, SectionPlacement(parts.sections[0], with_routes(topology, wishes.routes), traffic, element))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -305,13 +305,3 @@ def read_span(reading: OperandRead, layer: MeshLayer, axis: int, boxes: NDArray[
     start = boxes[:, 2 * axis] * reading.step[axis] - reading.lead[axis]
     stop = (boxes[:, 2 * axis + 1] - 1) * reading.step[axis] + reading.span[axis] - reading.lead[axis]
     return np.maximum(start, 0), np.minimum(stop, size)
-
-
-def dram_bytes(layers: Sequence[MeshLayer]) -> int:
-    """Bytes of all weights and values."""
-    return sum(layer.constant_bytes + layer.result_bytes for layer in layers)
-
-
-def results_read_later(layers: Sequence[MeshLayer], own: Collection[int]) -> set[int]:
-    """Layers among `own` whose results others read."""
-    return {r.producer for layer in layers if layer.index not in own for r in layer.readings}.intersection(own)

@@ -22,7 +22,7 @@ from dovetail.guests.mesh.mapping_file import PART_HINT, PartWishes, Position, W
 from dovetail.guests.mesh.partition import MeshStage
 from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
 from dovetail.ir.graph import Graph, Node, renamed
-from dovetail.ir.onnx_file import graph_bytes, load_graph
+from dovetail.ir.onnx_file import load_graph
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.types import Array, Box, TensorType, full_box
@@ -32,11 +32,6 @@ _BOX = re.compile(
     r"(.*)\[(\d{1,7}):(\d{1,7}),(\d{1,7}):(\d{1,7}),(\d{1,7}):(\d{1,7})\](?:\{(\d{1,7}):(\d{1,7})\})?", re.S
 )
 _PLACE = re.compile(r"(\d{1,6})_(\d{1,6})_(\d{1,6})")
-
-
-def part_files(mapped: MeshMapping) -> dict[str, bytes]:
-    """The ONNX file of every element of a resident network."""
-    return {f"{name}.onnx": graph_bytes(part) for name, part in part_graphs(mapped)}
 
 
 def part_graphs(mapped: MeshMapping) -> Iterator[tuple[str, Graph]]:

@@ -23,13 +23,11 @@ from dovetail.guests.mesh.partition import (
     Section,
     boxed_stage,
     boxes_of,
-    dram_bytes,
     frontiers_of,
     piece_sizes,
     read_span,
     resident_section,
     residents,
-    results_read_later,
 )
 from dovetail.guests.mesh.placement import SectionPlacement, place
 from dovetail.guests.mesh.simulate import StreamTiming, charged, simulate
@@ -182,7 +180,8 @@ class SectionSearch:
 
     def run(self, show: Show) -> tuple[SectionTimes, ...] | None:
         """The best sections; None where some layer fits no way. `show` is told how far the search is."""
-        if dram_bytes(self.layers) > self.topology.mesh.dram_bytes:
+        needed = sum(layer.constant_bytes + layer.result_bytes for layer in self.layers)
+        if needed > self.topology.mesh.dram_bytes:
             return None
         fronts = frontiers_of(self.layers, self.roomy)
         best: list[tuple[float, tuple[SectionTimes, ...]]] = [(0.0, ())]
@@ -219,6 +218,7 @@ class SectionSearch:
     def _measured(self, section: Section) -> SectionTimes:
         """A section placed, in the better order of elements."""
         own = {stage.layer.index for stage in section.stages}
-        stored = frozenset(own & self.outputs | results_read_later(self.layers, own))
+        later = {one.producer for layer in self.layers if layer.index not in own for one in layer.readings}
+        stored = frozenset(own & (self.outputs | later))
         both = (SectionTimes(place(section, where, stored, 1)) for where in _orders(self.topology))
         return min(both, key=lambda one: one.timing.latency)

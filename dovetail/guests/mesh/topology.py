@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from dovetail.errors import TargetError
 from dovetail.guests.mesh.layers import Ints
-from dovetail.target.description import Target
 from dovetail.target.mesh import Faults, Mesh, Place
 
 FAR = 1 << 20
@@ -233,20 +232,6 @@ def build_topology(mesh: Mesh) -> Topology:
     faulty = dict.fromkeys(chip for chip, _, _ in mesh.faults.noc if chip in index)
     detours = {index[chip]: _detour(mesh, chip) for chip in faulty}
     return Topology(mesh, places, neighbours, between, inside, detours, _routers(mesh), usable)
-
-
-def resized_topology(target: Target, boards: int | None, chips: int | None, faults: float, seed: int) -> Topology:
-    """The mesh of a target with so many boards or chips, and a share of random faults; None is the mesh's own number.
-
-    Raises:
-        TargetError: there are not so many, or the description contradicts itself.
-    """
-    assert target.mesh is not None, "was looked at before"
-    try:
-        mesh = target.mesh.resized(boards, chips)
-    except ValueError as error:
-        raise TargetError(str(error), where=target.name, hint="choose other --boards or --chips") from None
-    return build_topology(random_faults(mesh, faults, seed) if faults else mesh)
 
 
 def _check(mesh: Mesh) -> None:
