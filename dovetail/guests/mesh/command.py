@@ -82,8 +82,7 @@ def mesh(
             models = read_parts(options.parts, known_operators(element.operators)) if options.parts else {}
             mapped = read_mapping(options.mapping, graph, regions, topology, aim, models)
         else:
-            whole = options.whole or options.save_parts is not None
-            mapped = map_network(graph, regions, topology, aim, whole, show)
+            mapped = map_network(graph, regions, topology, aim, bool(options.whole or options.save_parts), show)
         reporting.check_pieces(mapped, show)
         show("running a stream through the model")
         performance = measure(mapped, options.inputs, links=folder is not None)
