@@ -42,7 +42,8 @@ class Trees:
     @cached_property
     def hops(self) -> NDArray[np.int32]:
         """[source, router]: links on the way; `FAR` where there is no way."""
-        source, at = np.indices(self.parent.shape)
+        rows = np.arange(len(self.parent), dtype=np.int32)
+        source, at = np.broadcast_arrays(rows[:, None], rows)
         hops = np.zeros(self.parent.shape, np.int32)
         while (moving := (at >= 0) & (at != source) & (hops < len(at))).any():
             hops += moving
