@@ -30,6 +30,7 @@ from dovetail.errors import DovetailError
 from dovetail.files import TemporaryFolder
 from dovetail.ir.boundary import Steps
 from dovetail.ir.types import Array, DType
+from dovetail.notes import Note
 from dovetail.operators import UserOperator, combined
 from dovetail.options import Options, with_fields
 from dovetail.report import Report, make_report, print_report
@@ -93,8 +94,8 @@ class Build:
     """A C project on disk, and the machine it was made for."""
 
     folder: Path
-    notes: tuple[str, ...]
-    """Assumptions about the model, and remarks on the build, in sentences."""
+    notes: tuple[Note, ...]
+    """Notes: assumed, approximate, left out, widened, not used, or slower for want of memory."""
     _build: running.ProjectBuild = field(repr=False)
     _kept: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
     """The folder it lies in, where that goes with the build."""
@@ -203,21 +204,15 @@ def compile(
     """
     given = {name: value for name, value in keywords.items() if value is not None}
     options = with_fields(Options() if options is None else options, given)
-    own_tell, notes = options.tell, list[str]()
-
-    def tell(sentence: str) -> None:
-        notes.append(sentence)
-        own_tell(sentence)
-
     _check_kind("model", model, "give the path of a model file", str, Path)
     _check_kind("target", target, "give a name, the path of a target file, or a Target", str, Target)
     machine = target if isinstance(target, Target) else load_target(target)
-    compiled = compile_model(Path(model), machine, replace(options, tell=tell), progress)
+    compiled = compile_model(Path(model), machine, options, progress)
     temporary = TemporaryFolder() if folder is None else None
     place = Path(temporary.name, "build") if temporary else Path(str(folder))
     write_project(compiled.project, place, replace=replace_folder)
     build = running.open_build(place, compiled.unit.target)
-    return Build(place, (*notes, *compiled.unit.notes), _with_operators(build, options.operators), temporary)
+    return Build(place, compiled.notes, _with_operators(build, options.operators), temporary)
 
 
 def _check_kind(name: str, value: object, hint: str, *kinds: type) -> None:

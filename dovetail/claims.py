@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.codegen.plan_file import PLAN, PlanFile, read_plan
 from dovetail.kernels import Optimize
+from dovetail.notes import Kind, Note
 from dovetail.program.ir import CORE
 from dovetail.sim.stretches import busy, jobs_of
 
@@ -147,8 +148,8 @@ def transfer_owners(plan: PlanFile, first: InferenceResult, target: Target) -> l
     return owners if len(owners) == len(transfers_of(first, target)) else None
 
 
-def notes(result: RunResult) -> tuple[str, ...]:
-    """A sentence for each device that does not account for its work, and for each kind of work that is not compared."""
+def notes(result: RunResult) -> tuple[Note, ...]:
+    """A note for each device that does not account for its work, and for each kind of work that is not compared."""
     first, manifest = result.simulation.inferences[0], result.build.manifest
     if first.total_cycles is None:
         return ()
@@ -171,4 +172,4 @@ def notes(result: RunResult) -> tuple[str, ...]:
         found.append(
             "DMAs show other transfers than the build's plan has: their cycles are not compared with those declared"
         )
-    return tuple(found)
+    return tuple(Note(Kind.FIGURES, sentence) for sentence in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import manifest
 from dovetail.codegen.emit.plan_file import model_work, plan_text
-from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, with_stack_said, write_project
+from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, with_said, write_project
 from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed, differs
 from dovetail.codegen.emit.weights import Weights
 from dovetail.codegen.manifest import OperatorWork
@@ -34,6 +34,7 @@ from dovetail.ir.rewrite import simplify
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import is_identifier
 from dovetail.legalize import adapt
+from dovetail.notes import Kind, Note, check_strict
 from dovetail.operators import combined
 from dovetail.options import Options as Options
 from dovetail.program.interpret import check_program
@@ -79,10 +80,8 @@ class Compiled:
     """The stages, of which `graph` is one step; None without."""
     assignment: Assignment = field(default_factory=lambda: Assignment(()))
     """The engine or core that computes each layer, and a bound on the cycles."""
-    dead_macs: int = 0
-    """Multiply-accumulates of the model that change nothing and were left out."""
-    redundant: tuple[int, int] = (0, 0)
-    """Operators that were left out because another one computes the same, and because they change nothing."""
+    notes: tuple[Note, ...] = ()
+    """Told to the user, in order."""
 
 
 def machine(target: Target, options: Options) -> tuple[Target, Options]:
@@ -121,10 +120,6 @@ class _IntegerModel:
     """The integer graph of a model file."""
 
     graph: Graph
-    dead_macs: int
-    """Left out."""
-    redundant: tuple[int, int]
-    """Operators left out: computed twice, and idle."""
     steps: Mapping[str, Steps]
     """Scale and zero point of the integers of inputs and outputs."""
     work: tuple[OperatorWork, ...]
@@ -155,10 +150,45 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
         dead, graph = total_macs(graph) - total_macs(alive), alive
     work = model_work(without_dead(without_redundant(kept).graph) if options.keep_dead else graph)
     progress(f"adapting to {target.name}")
-    integers, graph = graph, adapt(graph, policy_of(target, options), stages.add)
+    integers, last, off = graph, graph, dict[str, int]()
+
+    def adapted(name: str, after: Graph, lsb: int) -> None:
+        nonlocal last
+        off.update({name: lsb} if lsb and after.nodes != last.nodes else {})
+        last = after
+        stages.add(name, after, lsb)
+
+    policy = policy_of(target, options)
+    graph = adapt(graph, policy, adapted)
     if options.policy is None:
         _tell_of_policies(integers, graph, target, options)
-    return _IntegerModel(graph, dead, (slimmer.twice, slimmer.idle), {**steps, **scales, **others}, work)
+    _say_other_bits(model, target, policy, off, options)
+    _say_slimmer(dead, slimmer, options)
+    return _IntegerModel(graph, {**steps, **scales, **others}, work)
+
+
+def _say_other_bits(model: Path, target: Target, policy: Policy, off: Mapping[str, int], options: Options) -> None:
+    """Tell where requantised values may be others than the runtime's; `off` has steps by rewrite."""
+    exact = [one.name for one in target.policies if not any(rewrite.lsb for rewrite in one.rewrites)]
+    if off:
+        steps = ", ".join(f"{name} {lsb}" for name, lsb in off.items())
+        hint = f"; --requant {exact[0]!r} keeps every bit" if exact else ""
+        what = f"values may be some steps off those of the model's runtime, as layers are rewritten ({steps}){hint}"
+        options.tell(Note(Kind.APPROXIMATE, f"{target.name}, policy {policy.name!r}: {what}"))
+    used, own = rounding_of(model, target, options), own_rounding(model)
+    if used is not own and options.rounding is None:
+        what = f"requantisations round as {used.value}, those of the model's runtime as {own.value}"
+        options.tell(Note(Kind.APPROXIMATE, f"{target.name}, policy {policy.name!r}: {what}"))
+
+
+def _say_slimmer(dead: int, slimmer: DeduplicatedGraph, options: Options) -> None:
+    """Tell what of the model was left out because it changes nothing."""
+    if dead:
+        what = f"{dead:,} dead MACs of the model left out (--keep-dead computes them)"
+        options.tell(Note(Kind.NOT_USED, what))
+    if slimmer.twice or slimmer.idle:
+        counts = f"{slimmer.twice} computed twice, {slimmer.idle} that change nothing"
+        options.tell(Note(Kind.NOT_USED, f"operators left out: {counts} (--keep-dead keeps them)"))
 
 
 _LESS = 0.9
@@ -174,7 +204,8 @@ def _tell_of_policies(integers: Graph, adapted: Graph, target: Target, options: 
     least, default = min(cycles, key=lambda name: cycles[name]), _estimate(adapted, target)
     if cycles[least] < _LESS * default:
         figures = f"{cycles[least]:,.0f} cycles in place of {default:,.0f} by estimate"
-        options.tell(f"the policy '{own.name}' is the default; --requant '{least}' would take {figures}")
+        what = f"the policy '{own.name}' is the default; --requant '{least}' would take {figures}"
+        options.tell(Note(Kind.SLOWER, what))
 
 
 def _estimate(graph: Graph, target: Target) -> float:
@@ -195,7 +226,7 @@ def _say_float_ends(graph: Graph, options: Options) -> None:
     for wanted, kind, names in ends:
         if floats := [name for name in names if wanted and not graph.types[name].dtype.is_integer]:
             why = "they are not only quantised" if kind == "inputs" else "they do not come from integers"
-            options.tell(f"--{kind} int8: {', '.join(floats)} stay float32: {why}")
+            options.tell(Note(Kind.LEFT_OUT, f"--{kind} int8: {', '.join(floats)} stay float32: {why}"))
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -204,7 +235,15 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     Raises:
         DovetailError: the model, the target or the memories do not allow it; says what, where and what to do.
     """
-    target, options = machine(target, options)
+    target, asked = machine(target, options)
+    notes = list[Note]()
+
+    def tell(note: Note) -> None:
+        notes.append(note)
+        if not asked.strict or note.kind.level == "note":  # the error names all others
+            asked.tell(note)
+
+    options = replace(asked, tell=tell)
     prepared = _prepared(model, target, options, progress)
     graph = prepared.graph
     if empty := [node for node in graph.nodes if not graph.types[node.output].elements]:
@@ -217,10 +256,26 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         choices = choices_for(options.tuning, of, initial_partition(graph, target), target)
     least, steps = prepared.work, prepared.steps
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=steps, work=least)
-    if (name := made.unit.model).startswith("m_") and not graph.name.startswith("m_"):
-        options.tell(f"C names begin with {name}: '{name[2:]}' is no name of C's, or one that is in use already")
+    for note in _notes_of(made, graph.name):
+        tell(note)
+    if options.strict:
+        check_strict(notes, model.name)
     progress("looking at the stack it needs")
-    return replace(_with_stack(made), dead_macs=prepared.dead_macs, redundant=prepared.redundant)
+    return _described(replace(made, notes=tuple(notes)))
+
+
+def _notes_of(made: Compiled, name: str) -> Iterator[Note]:
+    """Notes on a program, of the network `name`."""
+    if (own := made.unit.model).startswith("m_") and not name.startswith("m_"):
+        what = f"C names begin with {own}: '{own[2:]}' is no name of C's, or one that is in use already"
+        yield Note(Kind.ASSUMED, what)
+    if made.assignment.note:
+        yield Note(Kind.SLOWER, made.assignment.note)
+    if striped := made.striped:
+        macs = sum(region.macs for region in made.regions)
+        more = 100 * striped.extra_macs / max(macs - striped.extra_macs, 1)
+        yield Note(Kind.SLOWER, f"to fit the memory {striped.describe()} ({more:.2f} %)")
+    yield from made.unit.notes
 
 
 def compile_graph(
@@ -285,16 +340,16 @@ def compile_graph(
     return Compiled(laid.graph, laid.regions, planned, unit, project, striped, pipeline, assignment)
 
 
-def _with_stack(compiled: Compiled) -> Compiled:
-    """The compiled network with the stack its program needs, or why that has no bound, in header and description, as
-    the compiler of its firmware says; unchanged where the core is this computer.
+def _described(compiled: Compiled) -> Compiled:
+    """The compiled network with its notes and the stack its program needs, or why that has no bound, in header and
+    description, as the compiler of its firmware says; without a stack where the core is this computer.
 
     Raises:
         BuildError: the emitted C does not compile. PlanError: fewer bytes of stack are reserved than it needs.
     """
     unit, target, project = compiled.unit, compiled.unit.target, compiled.project
     if instruction_set(target.core.isa).is_host:
-        return compiled
+        return replace(compiled, project=with_said(project, unit, compiled.notes))
     try:
         find_compiler(target.core.isa)
     except (BuildError, MissingExtraError) as error:
@@ -307,7 +362,7 @@ def _with_stack(compiled: Compiled) -> Compiled:
         hint = f"--set core.stack={room}, or Core(stack={room}) in the target's file"
         raise PlanError(what, where=target.name, hint=hint)
     unit = replace(unit, stack=need)
-    return replace(compiled, unit=unit, project=with_stack_said(project, unit))
+    return replace(compiled, unit=unit, project=with_said(project, unit, compiled.notes))
 
 
 def _stack_need(unit: Unit, project: Project) -> StackNeed:
@@ -375,12 +430,7 @@ def _within_budget(
         made = _plan_regions(striped.graph, parts, replace(request, choices=kept))
         return made, made.peak
 
-    made, striped = within(striping, limit, made.peak, in_stripes, request.progress)
-    if limit.memory:
-        request.options.tell(
-            f"{target.name}: {limit.name} do not hold the activations of whole layers: {striped.describe()}"
-        )
-    return made, striped
+    return within(striping, limit, made.peak, in_stripes, request.progress)
 
 
 def _tighter(limit: StripeLimit | None, graph: Graph, target: Target) -> StripeLimit:
@@ -416,7 +466,7 @@ def _plan_regions(
     except TileError as error:
         if error.layer in {*refused, *request.choices} or pins or len(request.target.engines) != 1:
             raise
-        request.options.tell(f"{error.layer} is not computed there: {error.what}")
+        request.options.tell(Note(Kind.SLOWER, f"{error.layer} is not computed there: {error.what}"))
         return _plan_regions(graph, regions, request, {**refused, error.layer: error.what})
     except PlanError:
         if all(region.slot is None for region in assignment.regions):

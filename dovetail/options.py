@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from dovetail.errors import DovetailError, ModelError
+from dovetail.notes import Tell, silent
 
 if TYPE_CHECKING:
     from dovetail.codegen.emit.weights import Weights
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from dovetail.ir.operators.user import UserOperator
     from dovetail.ir.types import Shape
     from dovetail.kernels import Optimize
-
-
-def silent(sentence: str) -> None:
-    """Hears of something and keeps it to itself."""
 
 
 @dataclass(frozen=True)
@@ -287,5 +284,6 @@ class Options:
         "--pins",
         kind=Path | None,
     )
-    tell: Callable[[str], None] = silent
-    """Is told in a sentence what was taken for granted of the model."""
+    strict: bool = flag(False, "Take no warnings: what is assumed, approximate or left out is an error.", "--strict")
+    tell: Tell = silent
+    """Is told what was assumed, approximated, left out, widened, not used, or is slower for want of memory."""

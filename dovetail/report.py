@@ -33,6 +33,7 @@ from dovetail.codegen.manifest import BuildManifest, LayerWork, MemoryUse
 from dovetail.energy import energy
 from dovetail.errors import visible
 from dovetail.names import names
+from dovetail.notes import Kind, Note
 from dovetail.program.ir import CORE, core_queue
 from dovetail.schedule.layout import Conversion
 from dovetail.sim.stretches import busy as busy
@@ -206,8 +207,8 @@ class Report:
     """Cycles that no schedule of the model takes less than (`dovetail.bounds`); None without time."""
     bound_by: str = ""
     """The unit that sets it, as a sentence."""
-    notes: tuple[str, ...] = ()
-    """Sentences on what the figures leave out."""
+    notes: tuple[Note, ...] = ()
+    """Told when it was compiled, and what the figures leave out."""
     claims: tuple[Claim, ...] = ()
     """Cycles declared and taken, by layer of the model and unit."""
     energy: Mapping[str, float] = field(default_factory=dict)
@@ -215,7 +216,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `json.dumps`, keys as the fields."""
-        return asdict(self)
+        return asdict(self) | {"notes": [note.to_json() for note in self.notes]}
 
 
 def make_report(result: RunResult) -> Report:
@@ -248,7 +249,7 @@ def make_report(result: RunResult) -> Report:
         estimated=manifest.estimated,
         bound=round(least.cycles, 1) or None,
         bound_by=least.by,
-        notes=(*device_notes(result), *_beside_the_plan(result), *_beaten(first.total_cycles, least)),
+        notes=(*manifest.notes, *device_notes(result), *_beside_the_plan(result), *_beaten(first.total_cycles, least)),
         claims=claims(result, _awake(layers, cores), [layer.cycles for layer in layers]),
         energy=energy(result, {**each[0].cycles, **{core.name: core.cycles for core in cores}}, macs),
     )
@@ -258,7 +259,7 @@ _LEAST_BESIDE = 1024
 """Bytes beside the plan that are worth a note."""
 
 
-def _beside_the_plan(result: RunResult) -> tuple[str, ...]:
+def _beside_the_plan(result: RunResult) -> tuple[Note, ...]:
     """A note where the firmware has more variables than the plan, and what drivers and libraries say, have bytes."""
     target, sizes = result.build.target, result.sizes
     reached = (name for name in result.build.manifest.memory if target.memory(name).is_reached_by(CORE))
@@ -268,15 +269,16 @@ def _beside_the_plan(result: RunResult) -> tuple[str, ...]:
     if beside - said < _LEAST_BESIDE:
         return ()
     what = f"variables of drivers, libraries and kernels take {beside:,} bytes beside the plan"
-    return (f"{what}, of which Engine.holds says {said:,}",)
+    return (Note(Kind.FIGURES, f"{what}, of which Engine.holds says {said:,}"),)
 
 
-def _beaten(taken: int | None, least: Bound) -> tuple[str, ...]:
+def _beaten(taken: int | None, least: Bound) -> tuple[Note, ...]:
     """A note where fewer cycles are taken than the bound says."""
     if taken is None or taken >= least.cycles:
         return ()
     said = "Engine.best, an engine's peak or port, or the DMA's width says less than there is"
-    return (f"{taken:,} cycles are fewer than the {least.cycles:,.0f} of the bound ({least.by}): {said}",)
+    what = f"{taken:,} cycles are fewer than the {least.cycles:,.0f} of the bound ({least.by}): {said}"
+    return (Note(Kind.FIGURES, what),)
 
 
 def _awake(layers: Sequence[ReportLayer], cores: Sequence[CoreUse]) -> list[int | None]:
@@ -425,7 +427,8 @@ def totals(report: Report) -> list[str]:
     for name, use in report.memory.items():
         bound = f"lower bound {_number(use.lower_bound)}"
         lines.append(f"{name:13} {_number(use.peak)} of {_number(use.size)} bytes at the peak ({bound})")
-    lines += [f"{'note':13} {note}" for note in report.notes]
+    shown = (note for note in report.notes if note.kind is Kind.FIGURES or note.kind.level == "warning")
+    lines += [f"{note.kind.level:13} {note.text}" for note in shown]
     told = [(claim, "claim" if claim.is_off else "loss") for claim in report.claims if claim.is_off or claim.is_loss]
     lines += [f"{kind:13} {claim.sentence}" for claim, kind in told]
     lines += _core_lines(report) if len(report.cores) > 1 else []

@@ -12,6 +12,7 @@ from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import DType
+from dovetail.notes import Note
 from dovetail.operators import combined
 from dovetail.options import Options
 from dovetail.quantize import quantize
@@ -35,7 +36,7 @@ class ModelSurvey:
     """Bytes of weights and other constants."""
     kinds: Mapping[str, int]
     """How many computed values of each element type there are once everything that may be is integers."""
-    notes: Sequence[str]
+    notes: Sequence[Note]
     """Facts taken for granted, approximations, and parts left out, in sentences."""
     faults: Sequence[ModelError]
     """Everything it is refused for; empty where it is read."""
@@ -47,8 +48,8 @@ class ModelSurvey:
         faults = [{"where": fault.where, "what": fault.what, "hint": fault.hint} for fault in self.faults]
         plain = {"schema": 1, "model": self.name, "inputs": list(self.inputs), "outputs": list(self.outputs)}
         plain |= {"states": self.states, "operators": dict(self.operators), "constant_bytes": self.constants}
-        plain |= {"values": dict(self.kinds), "notes": list(self.notes), "refused": faults, "outlook": self.outlook}
-        return plain
+        plain |= {"values": dict(self.kinds), "notes": [note.to_json() for note in self.notes]}
+        return {**plain, "refused": faults, "outlook": self.outlook}
 
     def reasons(self) -> list[str]:
         """Everything it is refused for, each once, with the number of operators."""
@@ -67,7 +68,7 @@ def survey(model: Path, options: Options) -> ModelSurvey:
     Raises:
         ModelError: the file cannot be decoded, or it is a Keras file with a layer Dovetail does not read.
     """
-    notes, faults = list[str](), list[ModelError]()
+    notes, faults = list[Note](), list[ModelError]()
     operators = combined(options.operators)
     graph = load_model(model, options.shapes, notes.append, operators, options.states, faults)
     integers, outlook = _outlook(model, graph, faults)

@@ -17,6 +17,7 @@ from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array
+from dovetail.notes import Note
 from dovetail.quantize import quantize
 from dovetail.read.onnx import STANDARD, load_onnx
 from dovetail.read.onnx.values import FOLDABLE
@@ -166,10 +167,10 @@ def prepare(test: NodeTest, target: Target) -> Prepared | str:
     """The test's graph as `dovetail compile --float` makes it, or why it cannot."""
     try:
         model, feeds = _frozen(test)
-        told: list[str] = []
+        told = list[Note]()
         graph = load_onnx(test.name, model.SerializeToString(), test.name, Path(), None, told.append)
         if told:
-            return told[0]
+            return told[0].text
         graph = quantize(simplify(graph), allow_float=True)
         if any(name not in graph.producers() for name in graph.outputs):
             return "the result is no computed value"

@@ -198,10 +198,10 @@ def test_a_layer_whose_cost_model_raises_is_named(tmp_path: Path) -> None:
     first, second = (layer for layer in found["layers"] if layer["engine"] == "macarray")
     assert first["least"] and second["least"] is None and second["least_parts"] is None
     assert "ZeroDivisionError('no such mode')" in second["why_least"]
-    (said,) = (note for note in found["notes"] if "least" in note)
+    (said,) = (note["text"] for note in found["notes"] if "least" in note["text"])
     assert second["name"] in said and first["name"] not in said and "no such mode" in said
     assert "no such mode" in page.page(found)
-    assert not any("least" in note for note in detail(result)["notes"])
+    assert not any("least" in note["text"] for note in detail(result)["notes"])
 
 
 def test_a_run_below_its_bound_says_so(tmp_path: Path) -> None:
@@ -219,4 +219,4 @@ def test_a_run_below_its_bound_says_so(tmp_path: Path) -> None:
         build = open_build(tmp_path / "net", target)
         result = run_build(build, "iss", [seeded_inputs(build.manifest.inputs)])
         notes = make_report(replace(result, build=replace(build, target=machine))).notes
-        assert sum("fewer than" in note for note in notes) == said, notes
+        assert sum("fewer than" in note.text for note in notes) == said, notes

@@ -114,13 +114,13 @@ def test_wrong_rates_of_core_kernels_are_found(model: Path) -> None:
 
 def test_waits_that_are_not_estimated_are_said(model: Path) -> None:
     notes = report_of(model, load_target("stm32l4r5")).notes
-    assert any("constants in flash" in note and "instructions" in note for note in notes)
+    assert any("constants in flash" in note.text and "instructions" in note.text for note in notes)
 
 
 def test_small_kernels_are_not_compared(model: Path) -> None:
     report = report_of(model, load_target("riscv"), optimize="size")
     assert report.claims == ()
-    assert any("are of fast ones" in note for note in report.notes)
+    assert any("are of fast ones" in note.text for note in report.notes)
 
 
 def test_a_device_that_does_not_account_for_its_work_is_named(model: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_device_that_does_not_account_for_its_work_is_named(model: Path) -> No
     )  # fmt: skip
     report = report_of(model, replace(target, engines=(replace(engine, offloads=seeded),)), target)
     assert engine.name not in {claim.unit for claim in report.claims}
-    assert any(engine.name in note and "nor compared with those declared" in note for note in report.notes)
+    assert any(engine.name in note.text and "nor compared with those declared" in note.text for note in report.notes)
 
 
 def test_check_finds_a_claim(tmp_path: Path) -> None:
@@ -177,13 +177,13 @@ def test_acme_is_not_taken_after_calibration(tmp_path: Path) -> None:
     assert [claim.layer for claim in claims] == taken and len(taken) >= 6
     assert all(claim.sentence.count("M") == 3 for claim in claims)
     assert sum(claim.taken for claim in claims) > 3 * sum(claim.instead for claim in claims)
-    (note,) = [note for note in before.notes if "beside the plan" in note]
+    (note,) = [note.text for note in before.notes if "beside the plan" in note.text]
     assert "take 98,576 bytes" in note and note.endswith("of which Engine.holds says 0"), (
         "its pool is in no plan, unsaid"
     )
     telling = replace(target, engines=tuple(replace(engine, holds=96 << 10) for engine in target.engines))
     told = report_of(network, telling)
-    assert not any("beside the plan" in note for note in told.notes) and told.cycles == before.cycles
+    assert not any("beside the plan" in note.text for note in told.notes) and told.cycles == before.cycles
     graph = compile_model(network, target, Options()).graph
     assert reserved(graph, telling)[target.values] == reserved(graph, target)[target.values] + (96 << 10)
     assert dovetail("calibrate", port, "-o", file) == 0

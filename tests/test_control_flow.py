@@ -10,6 +10,7 @@ import pytest
 
 from dovetail.compile import Options
 from dovetail.errors import ModelError
+from dovetail.notes import Kind, Note
 from dovetail.targets import load_target
 from tflite_writer import ModelWriter, run_calls
 from user_operators import compiled_from, run_everywhere
@@ -172,10 +173,10 @@ def test_only_the_first_of_several_signatures_is_compiled(tmp_path: Path) -> Non
     other = writer.subgraph()
     writer.model.subgraphs[other].name = "train"
     writer.ends([value(writer, "a")], [value(writer, "b")], other)
-    told: list[str] = []
+    told = list[Note]()
     data = writer.finish()
     as_in_micro(tmp_path, data, [{"x": x} for x in feeds(2, 1, 6)], Options(tell=told.append))
-    assert told == ["loop.tflite: only its first signature is compiled, without train"]
+    assert told == [Note(Kind.LEFT_OUT, "loop.tflite: only its first signature is compiled, without train")]
 
 
 def endless() -> bytes:

@@ -15,6 +15,7 @@ from dovetail.compile import Options, compile_model
 from dovetail.ir.graph import Graph, evaluate, verify
 from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.onnx_runtime import runtime_session
+from dovetail.notes import Note
 from dovetail.quantize import quantize
 from dovetail.read import load_model
 from dovetail.read.tflite import load_tflite
@@ -102,7 +103,7 @@ def test_sums_are_those_of_tflite_micro(dtype: str) -> None:
 
 
 def test_a_zero_point_is_taken_off_each_element_once() -> None:
-    told: list[str] = []
+    told = list[Note]()
     model = micro_model("int8", 7, (1, False, False))
     graph = quantize(load_tflite("single", model, "single", tell=told.append))
     x = np.random.default_rng(7).integers(-128, 128, SHAPE).astype(np.int8)
@@ -110,7 +111,7 @@ def test_a_zero_point_is_taken_off_each_element_once() -> None:
     sums = np.cumsum((x.astype(int) - 7) * 0.05, axis=1) / 0.11 - 9
     assert np.abs(found - np.clip(sums, -128, 127)).max() <= 0.51
     assert np.abs(micro - np.clip(sums - 7 * 0.05 / 0.11, -128, 127)).max() <= 0.51, "no longer what the note says"
-    assert [sentence for sentence in told if "CUMSUM 0 (y)" in sentence and "once too often" in sentence]
+    assert [note for note in told if "CUMSUM 0 (y)" in note.text and "once too often" in note.text]
 
 
 @pytest.mark.parametrize("element", (TensorProto.INT8, TensorProto.INT32, TensorProto.FLOAT))

@@ -20,6 +20,7 @@ from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize, Requantize, Rounding
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType
+from dovetail.notes import Note
 from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model
@@ -244,9 +245,9 @@ def test_the_first_of_several_signatures_is_read() -> None:
     other, result = (w.tensor(name, (1, 9), "INT8", quantised=(0.1, 3)) for name in ("p", "q"))
     w.operator("WHILE", [other], [result], "WhileOptions")
     w.ends([other], [result])
-    told: list[str] = []
+    told = list[Note]()
     graph = load_tflite("net.tflite", w.finish(), "net", tell=told.append)
-    assert graph.inputs == ("x",) and ["only its first signature is compiled" in one for one in told] == [True]
+    assert graph.inputs == ("x",) and ["only its first signature is compiled" in one.text for one in told] == [True]
 
 
 def test_softmax_of_bytes_as_int16() -> None:
@@ -376,7 +377,7 @@ def quantised_net(batch: int | str = 1, rows: int | str = 8, kind: Any = np.int8
 
 
 def read(model: Any, shapes: dict[str, tuple[int, ...]] | None = None) -> tuple[Graph, list[str]]:
-    told: list[str] = []
+    told = list[Note]()
     return load_onnx("net.onnx", model.SerializeToString(), "net", Path(), shapes, told.append), told
 
 

@@ -24,6 +24,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.sequence import FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.notes import Note
 from dovetail.read import load_model
 from dovetail.run import run_build
 from dovetail.schedule.partition import initial_partition
@@ -33,7 +34,7 @@ from test_sequence import EXPORTS, MODELS, STEPS, export, reference, saved, stor
 __all__ = ["reference"]
 
 
-def ignored(text: str) -> None:
+def ignored(said: object) -> None:
     """Progress that nobody reads."""
 
 
@@ -196,9 +197,9 @@ def test_an_int8_cache_that_is_no_state_is_warned_about(tmp_path: Path) -> None:
     for node in model.graph.node:
         node.input[:] = [{"past_x": "x", "present_x": "z"}.get(name, name) for name in node.input]
         node.output[:] = [{"present_x": "z"}.get(name, name) for name in node.output]
-    told: list[str] = []
+    told = list[Note]()
     load_model(saved(tmp_path, model), tell=told.append)
-    assert len(told) == 1 and "--state z=x" in told[0] and "one scale" in told[0]
+    assert len(told) == 1 and "--state z=x" in told[0].text and "one scale" in told[0].text
 
 
 def test_bits_per_token() -> None:

@@ -26,6 +26,7 @@ CORE = (
         "version",
         "names",
         "errors",
+        "notes",
         "files",
         "folders",
         "documents",

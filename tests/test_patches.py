@@ -165,7 +165,7 @@ def test_weights_that_do_not_fit_twice_stay_bytes(size: str, most: float, narrow
     """Layer by layer, as far as the flash goes; the estimate knows it, and the compiler says it."""
     require_chip()
     compiled = compile_model(network_file("ad_autoencoder"), M4, Options(settings={"flash.size": size}))
-    assert sum(sentence.count("dense_") for sentence in compiled.unit.notes if "stay bytes" in sentence) == narrow
+    assert sum(note.text.count("dense_") for note in compiled.unit.notes if "stay bytes" in note.text) == narrow
     write_project(compiled.project, tmp_path / "build")
     reference = references("ad_autoencoder")
     result = run_build(open_build(tmp_path / "build"), "iss", [{compiled.graph.inputs[0]: reference["in_0"]}])

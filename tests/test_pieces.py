@@ -125,7 +125,7 @@ def test_a_port_has_no_large_tables(tmp_path: Path) -> None:
     """ResNet8 on puffin, whose tables take 538 kB beside 77 kB of weights: rodata at most 150 kB, the outputs those of
     the integer graph, and next to no cycle more (2,577,894 with tables)."""
     made = compile_model(RESNET8, load_target(str(PUFFIN)), Options())
-    assert any("made by loops of the firmware in 16,384 bytes of ram" in note for note in made.unit.notes)
+    assert any("made by loops of the firmware in 16,384 bytes of ram" in note.text for note in made.unit.notes)
     write_project(made.project, tmp_path / "net")
     inputs = sample_inputs(made.graph, 0)
     run = run_build(open_build(tmp_path / "net", made.unit.target), "iss", [inputs])

@@ -19,6 +19,7 @@ from dovetail.ir.graph import Graph, GraphBuilder, evaluate, evaluate_all
 from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.sequence import Attention, FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.notes import Note
 from dovetail.program.ir import Call, Copy
 from dovetail.program.verify import verify
 from dovetail.read import load_model
@@ -58,10 +59,10 @@ def export(which: str) -> Path:
 @pytest.mark.parametrize("which", EXPORTS)
 def test_exports_compute_the_reference(reference: Any, which: str) -> None:
     """Read as a graph with states, of which each attention reads the live places only."""
-    told: list[str] = []
+    told = list[Note]()
     graph = load_model(export(which), tell=told.append)
     assert sum(isinstance(node.operator, Attention) for node in graph.nodes) == 5
-    assert graph.results == ("logits",) and "kept from one inference to the next" in " ".join(told)
+    assert graph.results == ("logits",) and "kept from one inference to the next" in told[0].text
     found = evaluate_all(graph, story(which, reference["greedy"][:20]))
     for outputs, logits in zip(found, reference["greedy_logits"], strict=False):
         np.testing.assert_allclose(outputs["logits"].reshape(-1), logits, atol=1e-4)
@@ -264,9 +265,9 @@ def test_a_pair_becomes_a_state(tmp_path: Path, kind: str, said: bool) -> None:
         if said
         else renamed(cache_model(kind), {"new": "present.0.key", "old": "past_key_values.0.key"})
     )
-    told: list[str] = []
+    told = list[Note]()
     graph = load_model(saved(tmp_path, model), tell=told.append, states=pairs)
-    assert graph.results == ("total",) and len(graph.states) == 1 and len(told) == 1
+    assert graph.results == ("total",) and len(graph.states) == 1 and len(told) == (not pairs)
     rows = RNG.normal(size=(6, 3)).astype(np.float32)
     for got, wanted in zip(sums(graph, kind, rows), np.cumsum(rows, axis=0), strict=True):
         np.testing.assert_allclose(got[0], wanted, atol=1e-5)
@@ -274,10 +275,10 @@ def test_a_pair_becomes_a_state(tmp_path: Path, kind: str, said: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["written", "shifted"])
 def test_a_cache_that_is_no_state_is_warned_about(tmp_path: Path, kind: str) -> None:
-    told: list[str] = []
+    told = list[Note]()
     graph = load_model(saved(tmp_path, cache_model(kind)), tell=told.append)
     assert not graph.states and len(told) == 1
-    assert "--state new=old" in told[0] and "no state" in told[0]
+    assert "--state new=old" in told[0].text and "no state" in told[0].text
 
 
 @pytest.mark.parametrize(

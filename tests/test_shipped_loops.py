@@ -57,7 +57,7 @@ def test_the_layers_of_the_networks_are_shipped(name: str, target: str) -> None:
     kernels = [kernel for kernel, _ in unit.calls.values()]
     assert any(kernel.instructions for kernel in kernels)
     assert not any(NOT_SHIPPED in kernel.notes for kernel in kernels), "run scripts/ship_loops.py"
-    assert not any(NOT_SHIPPED in sentence for sentence in unit.notes)
+    assert not any(NOT_SHIPPED in note.text for note in unit.notes)
 
 
 @pytest.mark.parametrize("target", ["riscv_dot4"])
@@ -81,7 +81,7 @@ def test_what_is_shipped_is_what_is_scheduled(
 def test_other_layers_are_computed_without_instructions_and_that_is_told() -> None:
     target = load_target("riscv_dot4")
     unit = compile_graph(single(7, 13, 11), target, Options()).unit
-    (sentence,) = [note for note in unit.notes if note.startswith("layers computed without")]
+    (sentence,) = [note.text for note in unit.notes if note.text.startswith("layers computed without")]
     assert "1; " in sentence and "dovetail[loops]" in sentence
     assert not any(kernel.instructions for kernel, _ in unit.calls.values())
 

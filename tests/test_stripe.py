@@ -20,6 +20,7 @@ from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.types import DType, TensorType
+from dovetail.notes import Kind, Note
 from dovetail.options import parse_bytes
 from dovetail.program.ir import Call, Role
 from dovetail.program.verify import verify as verify_program
@@ -257,11 +258,11 @@ def test_frontier(name: str) -> None:
 def test_a_memory_too_small_is_met_without_an_option(most: str, tmp_path: Path) -> None:
     """Whole layers of VWW need 55,296 bytes; the firmware in stripes links, and computes what TFLM does."""
     require_chip()
-    told = list[str]()
+    told = list[Note]()
     asked = Options(settings={"ram.size": most, "core.stack": "2K"}, tell=told.append)
     compiled = compile_model(network_file("vww_mobilenetv1"), load_target("rp2040"), asked)
     assert compiled.striped is not None and compiled.striped.stripes
-    assert any("of ram do not hold the activations of whole layers" in sentence for sentence in told)
+    assert any(note.kind is Kind.SLOWER and note.text.startswith("to fit the memory") for note in told)
     write_project(compiled.project, tmp_path / "build")
     build, reference = open_build(tmp_path / "build"), references("vww_mobilenetv1")
     result = run_build(build, "iss", [{compiled.graph.inputs[0]: reference["in_0"]}])

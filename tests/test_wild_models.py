@@ -23,6 +23,7 @@ from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.base import Types
 from dovetail.ir.operators.user import Said, UserOperator
 from dovetail.ir.types import Array, Shape, TensorType
+from dovetail.notes import Note
 from dovetail.targets import load_target
 from exported_models import inputs_of
 from oracles import run_litert_often
@@ -107,7 +108,7 @@ def of_standard_operators(model: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize(("name", "share"), [("qkeras_jettagging", 0.0), ("qonnx_conv_bn", 0.002)])
 def test_qonnx_is_met_or_it_is_said_by_how_much_not(name: str, share: float) -> None:
     """A normalisation rounds its offset to whole sums: where results are nearest to a half, a step of 0.13 shows it."""
-    path, told = shared_dir() / "models" / "wild" / f"{name}.onnx", list[str]()
+    path, told = shared_dir() / "models" / "wild" / f"{name}.onnx", list[Note]()
     graph = prepare(path, load_target("riscv"), Options(allow_float=True, tell=told.append))
     model = runtime_session(of_standard_operators(onnx.load(path)), optimised=False)
     for seed in range(3):
@@ -115,7 +116,7 @@ def test_qonnx_is_met_or_it_is_said_by_how_much_not(name: str, share: float) -> 
         (wanted,) = model.run(None, {model.get_inputs()[0].name: next(iter(fed.values()))})
         away = np.abs(evaluate(graph, fed)[graph.results[0]] - wanted)
         assert np.mean(away > 1e-5) <= share and away.max() <= (0.131 if share else 1e-6)
-    assert any("within 1/64 of a step of a half" in sentence for sentence in told) == bool(share)
+    assert any("within 1/64 of a step of a half" in note.text for note in told) == bool(share)
 
 
 @dataclass(frozen=True)

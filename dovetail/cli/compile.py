@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dovetail.cli import kept
-from dovetail.cli.console import note, progress, say, short_name, show_table
+from dovetail.cli.console import note, progress, say, short_name, show_table, tell
 from dovetail.cli.options import Model, OptionalTarget, TargetName, option
 from dovetail.errors import BuildError
 from dovetail.folders import check_free, check_replaced, write_files
@@ -58,8 +58,6 @@ def compile_command(
     place = None if anew or print_program or dump is not None else kept.place_of(model, target, options)
     if place is not None and _written_again(place, build, force):
         return
-    notes = list[str]()
-    tell = _noted_in(notes)
     with progress("starting") as report, kept.inputs_of(*([model] if place else [])) as inputs:
         from dovetail.codegen.emit.project import write_project
         from dovetail.compile import compile_model
@@ -74,22 +72,10 @@ def compile_command(
         from dovetail.program.loops import print_program as text_of
 
         say(text_of(compiled.plan.program).rstrip())
-    for sentence in compiled.unit.notes:
-        tell(sentence)
     summary = _summary(compiled)
     if place is not None:
-        kept.keep(place, inputs, build, notes, summary)
+        kept.keep(place, inputs, build, compiled.notes, summary)
     say(f"{build}: {summary}")
-
-
-def _noted_in(notes: list[str]) -> Callable[[str], None]:
-    """A function that prints a sentence and puts it into a list."""
-
-    def tell(sentence: str) -> None:
-        notes.append(sentence)
-        note(sentence)
-
-    return tell
 
 
 def _written_again(place: Path, build: Path, force: bool) -> bool:
@@ -99,8 +85,8 @@ def _written_again(place: Path, build: Path, force: bool) -> bool:
         return False
     check_replaced(build, force)
     write_files(known.files, build, force)
-    for sentence in known.notes:
-        note(sentence)
+    for one in known.notes:
+        tell(one)
     say(f"{build}: {known.summary}; kept from the last time, as nothing has changed")
     return True
 
@@ -136,13 +122,6 @@ def _summary(compiled: Compiled) -> str:
         need, reserved = compiled.unit.stack, compiled.unit.target.core.stack
         said = f"no bound on the stack ({need.why})" if need.nbytes is None else f"stack {need.nbytes:,} bytes at most"
         parts.append(f"{said}, {reserved:,} reserved")
-    if compiled.dead_macs:
-        parts.append(f"{compiled.dead_macs:,} dead MACs of the model left out (--keep-dead computes them)")
-    if any(compiled.redundant):
-        twice, idle = compiled.redundant
-        parts.append(f"operators left out: {twice} computed twice, {idle} that change nothing (--keep-dead keeps them)")
-    if compiled.striped:
-        parts.append(_stripes_sentence(compiled.striped, macs))
     if compiled.assignment.describe():
         parts.append(compiled.assignment.describe())
     count = len(compiled.unit.target.cores)
@@ -194,7 +173,7 @@ def explain(
         from dovetail import explain as explaining
         from dovetail.target.registry import load_target
 
-        placed = explaining.explain(model, load_target(target), replace(options, tell=note), report)
+        placed = explaining.explain(model, load_target(target), replace(options, tell=tell), report)
         data = placed.to_json()
     if as_json:
         say(json.dumps(data, indent=2))
@@ -226,7 +205,7 @@ def _show_survey(model: Path, options: Options, as_json: bool) -> None:
         if not found.faults:
             rows += [("operators", ", ".join(f"{count} {name}" for name, count in found.operators.items()))]
             rows += [("constants", f"{found.constants:,} bytes"), ("computed values", kinds)]
-        rows += [("to know", text) for text in found.notes]
+        rows += [("to know", str(one)) for one in found.notes]
         rows += [("refused", text) for text in found.reasons()]
         show_table(headings, [*rows, ("outlook", found.outlook)], left=headings, fold=headings[1:])
     if found.faults:

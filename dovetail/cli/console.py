@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperGroup
 
 from dovetail.errors import DovetailError, visible
+from dovetail.notes import Note
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,6 +91,11 @@ def short_name(operator: str) -> str:
 def note(text: str) -> None:
     """Print a remark on stderr."""
     print(visible(text), file=sys.stderr, flush=True)
+
+
+def tell(said: Note) -> None:
+    """Print a note of a compilation on stderr."""
+    note(str(said))
 
 
 def note_seeded(file: Path | None) -> None:

@@ -23,6 +23,7 @@ import msgspec
 
 import dovetail
 from dovetail.files import SEAL, default_cache, keep_file, kept_file
+from dovetail.notes import Note
 from dovetail.options import Options
 
 MOST_BYTES = 256 << 20
@@ -46,7 +47,7 @@ class KeptBuild(msgspec.Struct, frozen=True):
     """Path of every file it read -> SHA-256 of its contents."""
     files: dict[str, bytes]
     """Relative path -> contents."""
-    notes: list[str]
+    notes: tuple[Note, ...]
     summary: str
 
 
@@ -156,13 +157,13 @@ def _is_inside(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-def keep(place: Path, inputs: Mapping[str, str], folder: Path, notes: Sequence[str], summary: str) -> None:
+def keep(place: Path, inputs: Mapping[str, str], folder: Path, notes: tuple[Note, ...], summary: str) -> None:
     """Keep a build that lies in a folder, and give up those used longest ago where they are too many bytes."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     if all(inputs.values()) and sum(path.stat().st_size for path in paths) <= MOST_BYTES // 16:
         files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
         with contextlib.suppress(UnicodeEncodeError):  # of a file name that is no UTF-8
-            keep_file(place, msgspec.msgpack.encode(KeptBuild(dict(inputs), files, list(notes), summary)))
+            keep_file(place, msgspec.msgpack.encode(KeptBuild(dict(inputs), files, notes, summary)))
         _thin_out(place.parent)
 
 

@@ -14,6 +14,7 @@ from dovetail.errors import BuildError
 from dovetail.folders import MANIFEST
 from dovetail.ir.types import DType
 from dovetail.kernels import Optimize
+from dovetail.notes import Note
 from dovetail.schedule.layout import Conversion
 from dovetail.target.engine import Macs
 
@@ -184,6 +185,8 @@ class BuildManifest(msgspec.Struct, frozen=True, kw_only=True):
     stretches: tuple[Stretch, ...] = ()
     estimated: Count | None = None
     """Cycles of an inference by the clock; None where nobody counts them."""
+    notes: tuple[Note, ...] = ()
+    """Told to the user when it was compiled."""
     operators: tuple[OperatorWork, ...] = ()
     """The least work of the model (`codegen.emit.plan_file.model_work`)."""
 

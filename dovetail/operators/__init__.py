@@ -9,7 +9,7 @@ each as an entry point of `dovetail.operators`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from dovetail.ir.operators import OPERATORS
 from dovetail.ir.operators.base import require
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.notes import Kind, Note, Tell, silent
 from dovetail.user_file import import_file
 
 __all__ = [
@@ -38,11 +39,11 @@ __all__ = [
 _WRITTEN = "write it as in docs/own_operators.md"
 
 
-def installed_operators(tell: Callable[[str], None] = lambda sentence: None) -> tuple[type[UserOperator], ...]:
+def installed_operators(tell: Tell = silent) -> tuple[type[UserOperator], ...]:
     """The operators of installed packages, Dovetail's own first; `tell` hears of those that cannot be used."""
     kinds, errors = _installed()
     for error in errors:
-        tell(f"{error.where}: {error.what}")
+        tell(Note(Kind.LEFT_OUT, f"{error.where}: {error.what}"))
     return kinds
 
 

@@ -9,7 +9,6 @@ Dequantize answers it with the integers it stands on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +23,7 @@ from dovetail.ir.pattern import apply, occurrence
 from dovetail.ir.rewrite import run
 from dovetail.ir.scaling import scaled_rows
 from dovetail.ir.types import Array, DType
+from dovetail.notes import Tell, silent
 from dovetail.quantize.context import Bounds, Emitter, QuantisationRequest, QuantisedValue, QuantParameters
 from dovetail.quantize.ends import integer_states
 from dovetail.quantize.factors import factor_into_softmax
@@ -45,7 +45,7 @@ def quantize(
     graph: Graph,
     rounding: Rounding = Rounding.DOUBLE,
     allow_float: bool = False,
-    tell: Callable[[str], None] = lambda sentence: None,
+    tell: Tell = silent,
 ) -> Graph:
     """The integer graph of a graph in QDQ form; values keep the names of the QDQ graph's integers.
 
@@ -110,7 +110,7 @@ class _Lowering:
     graph: Graph
     rounding: Rounding
     allow_float: bool
-    tell: Callable[[str], None]
+    tell: Tell
 
     def __post_init__(self) -> None:
         builder = GraphBuilder(self.graph.name)

@@ -6,7 +6,7 @@ Facts on factors and bounds from tflite-micro's kernels/internal/quantization_ut
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Generic, TypeVar
@@ -18,6 +18,7 @@ from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.arithmetic import Clip, Offset, Quantize, Requantize, Rounding, multiplier_arrays
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.notes import Tell, silent
 
 O = TypeVar("O", bound=Operator)  # noqa: E741
 
@@ -117,7 +118,7 @@ class Emitter:
     rounding: Rounding
     origin: str = ""
     """The model's operator that the next nodes come from."""
-    tell: Callable[[str], None] = lambda sentence: None
+    tell: Tell = silent
     """Hears where the integers compute something else than the model says."""
 
     def fresh(self, stem: str) -> str:

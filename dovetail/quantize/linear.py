@@ -20,6 +20,7 @@ from dovetail.ir.pattern import apply, constant, operand, rest
 from dovetail.ir.rules import Rule, RuleMatch
 from dovetail.ir.scaling import rows_of_line
 from dovetail.ir.types import Array, DType
+from dovetail.notes import Kind, Note
 from dovetail.quantize.context import Emitter, QuantisationRequest, QuantisedValue
 
 _SAME_SCALE = 1e-3
@@ -43,7 +44,7 @@ def linear(ask: QuantisationRequest[Linear], x: QuantisedValue) -> str:
     if bias is not None and (fine := _with_fine_bias(ask, x, weights, bias, on_integers)):
         return fine
     if bias is not None:
-        array = _integer_bias(bias, scale, weights.kind.shape[axis], accumulator_type(x.kind.dtype))
+        array = _integer_bias(ask, bias, scale, weights.kind.shape[axis], accumulator_type(x.kind.dtype))
         operands.append(_bias_constant(ask, bias, _within_32_bits(ask, x, weights, array)))
     total = ask.add(on_integers, operands, "accumulator")
     # All in double: kernel_util.cc's PopulateConvolutionQuantizationParams for convolutions. For dense layers older
@@ -131,7 +132,9 @@ def _bias_constant(ask: QuantisationRequest[Linear], bias: QuantisedValue | Arra
     return ask.emitter.constant(stem, array)
 
 
-def _integer_bias(bias: QuantisedValue | Array, scale: Array, channels: int, dtype: DType) -> Array:
+def _integer_bias(
+    ask: QuantisationRequest[Linear], bias: QuantisedValue | Array, scale: Array, channels: int, dtype: DType
+) -> Array:
     """The bias [channels] in steps of input scale * weight scale, as the accumulator's type."""
     if isinstance(bias, QuantisedValue):
         if bias.array is None:
@@ -144,6 +147,9 @@ def _integer_bias(bias: QuantisedValue | Array, scale: Array, channels: int, dty
         real = bias.astype(np.float64)
     steps = np.rint(np.broadcast_to(real, (channels,)) / scale)
     limit = float(DType.INT32.high)  # also for int64: larger biases cannot be meant
+    if (np.abs(steps) > limit).any():
+        what = f"{ask.emitter.origin or ask.stem}: biases beyond 32 bits are cut off there"
+        ask.emitter.tell(Note(Kind.APPROXIMATE, what))
     return np.asarray(np.clip(steps, -limit, limit).astype(dtype.numpy))
 
 
@@ -159,11 +165,13 @@ def _within_32_bits(ask: QuantisationRequest[Linear], x: QuantisedValue, weights
     tell, where = ask.emitter.tell, ask.emitter.origin or ask.stem
     if (least > most).any():
         reach = int(np.maximum(-lowest, highest).max())
-        tell(f"{where}: its sums may reach {reach:,}; 32 bits hold {DType.INT32.high:,}, and larger ones wrap around")
+        what = f"its sums may reach {reach:,}; 32 bits hold {DType.INT32.high:,}, and larger ones wrap around"
+        tell(Note(Kind.APPROXIMATE, f"{where}: {what}"))
         return bias
     limited = np.clip(bias, least, most).astype(np.int32)
     if moved := int(np.abs(limited.astype(np.int64) - bias).max(initial=0)):
-        tell(f"{where}: biases near the ends of 32 bits are moved, by at most {moved:,}, so that no sum wraps around")
+        what = f"biases near the ends of 32 bits are moved, by at most {moved:,}, so that no sum wraps around"
+        tell(Note(Kind.APPROXIMATE, f"{where}: {what}"))
     return limited
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dovetail.errors import ModelError, visible
@@ -10,6 +10,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Shape
+from dovetail.notes import Tell, silent
 from dovetail.operators import installed_operators
 from dovetail.read.elsewhere import known_elsewhere
 from dovetail.read.states import paired, tied, untied
@@ -23,7 +24,7 @@ KNOWN_FORMATS = "TensorFlow Lite (.tflite) and Keras (.keras, .h5), recognised b
 def load_model(
     path: Path,
     shapes: Mapping[str, Shape] | None = None,
-    tell: Callable[[str], None] = lambda sentence: None,
+    tell: Tell = silent,
     operators: Sequence[type[UserOperator]] = (),
     states: Mapping[str, str] | None = None,
     faults: list[ModelError] | None = None,
@@ -51,7 +52,7 @@ def load_model(
         from dovetail.read.onnx import load_onnx
 
         graph = load_onnx(path.name, data, name, path.parent, shapes, tell, known, faults)
-        graph = tied(graph, paired(graph, states or {}), tell)
+        graph = tied(graph, paired(graph, states or {}), tell, states or {})
         untied(graph, tell)
         return graph
     if states:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,8 +14,8 @@ from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.movement import Concat, Gather, Slice
 from dovetail.ir.operators.sequence import Attention, WriteRow
 from dovetail.ir.pattern import apply, occurrence, operand
+from dovetail.notes import Kind, Note, Tell
 
-Tell = Callable[[str], None]
 _PAST = re.compile(r"past(_key_values)?")
 _PRESENT = re.compile(r"present(_key_values)?")
 
@@ -46,10 +46,11 @@ def paired(graph: Graph, asked: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def tied(graph: Graph, pairs: Mapping[str, str], tell: Tell) -> Graph:
+def tied(graph: Graph, pairs: Mapping[str, str], tell: Tell, asked: Mapping[str, str]) -> Graph:
     """The graph with pairs of an output and an input as states, which are zeros before the first inference.
 
-    An output may be longer than its input along one axis: the input is then its last part.
+    An output may be longer than its input along one axis: the input is then its last part. Pairs that were not asked
+    for are told as assumed.
 
     Raises:
         ModelError: types do not fit.
@@ -76,10 +77,9 @@ def tied(graph: Graph, pairs: Mapping[str, str], tell: Tell) -> Graph:
             nodes.append(Node(Slice(start, new.shape, (1,) * len(start)), (output,), name))
             types[name] = old
         written.append(name)
-    tell(
-        f"{len(pairs)} values are kept from one inference to the next, zeros before the first one: "
-        + ", ".join(f"{read} (from {output})" for output, read in pairs.items())
-    )
+    if assumed := [f"{read} (from {output})" for output, read in pairs.items() if output not in asked]:
+        what = f"{len(assumed)} values are kept from one inference to the next, zeros before the first one"
+        tell(Note(Kind.ASSUMED, f"{what}: {', '.join(assumed)}"))
     return _with_rings(
         replace(
             graph,
@@ -192,10 +192,9 @@ def untied(graph: Graph, tell: Tell) -> None:
             node = graph.producer(node.inputs[0])
         source = _buffer(graph, node) if node is not None else None
         if source is not None:
-            tell(
-                f"the output {output} is the input {source} with a row more, and no state: whoever runs the network "
-                f"copies it each time (and integers of both need one scale); tie them with --state {output}={source}"
-            )
+            what = f"the output {output} is the input {source} with a row more, and no state: whoever runs the network"
+            hint = f"(and integers of both need one scale); tie them with --state {output}={source}"
+            tell(Note(Kind.SLOWER, f"{what} copies it each time {hint}"))
 
 
 def _buffer(graph: Graph, node: Node) -> str | None:

@@ -31,6 +31,7 @@ from dovetail.ir.onnx_file import graph_parts
 from dovetail.ir.types import Array
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import guard
+from dovetail.notes import Note
 from dovetail.program.ir import LaunchStatement, View
 from dovetail.target.description import Target
 from dovetail.target.engine import Deployed, Engine, Launched
@@ -126,10 +127,12 @@ def _described(project: Project, unit: Unit, manifest: Mapping[str, Any]) -> Pro
     return replace(project, files=files)
 
 
-def with_stack_said(project: Project, unit: Unit) -> Project:
-    """The project where the stack of its unit has become known: header and description say it."""
+def with_said(project: Project, unit: Unit, notes: Sequence[Note]) -> Project:
+    """The project where the stack of its unit has become known: header and description say it, and the latter what
+    the user was told."""
     sources = {**project.sources, f"src/{unit.model}.h": header_source(unit, __version__)}
     described = {**json.loads(project.files[MANIFEST]), **stack_fields(unit)}
+    described |= {"notes": [note.to_json() for note in notes]} if notes else {}
     again = _described(replace(project, sources=sources), unit, described)
     return replace(again, files={**project.files, **again.files})
 

@@ -29,6 +29,7 @@ from dovetail.kernels.c import Lines, identifier
 from dovetail.kernels.scheduled.knobs import same_kind
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
 from dovetail.kernels.scope import KernelScope
+from dovetail.notes import Kind, Note
 from dovetail.program.ir import (
     CORE,
     Call,
@@ -127,34 +128,34 @@ class Unit:
         return {f"{self.model}_fixed_constants": ("uint8_t", content)} if content.size else {}
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Layers whose weights stay bytes for want of room. For each instruction of the core that no kernel uses, where
         it came nearest and what was in its way.
 
         Nothing is said of those on whose operands others do the same, if one of them is used.
         """
         narrow = narrow_weights_note(self.regions, self.target)
-        found = [narrow] if narrow else []
+        found = [Note(Kind.SLOWER, narrow)] if narrow else []
         used = {name for kernel, _ in self.calls.values() for name in kernel.instructions}
         for instruction in self.target.core.instructions:
             if self.optimize is Optimize.SIZE:
-                found.append(f"{instruction.name} is not used in code made for size")
+                found.append(Note(Kind.NOT_USED, f"{instruction.name} is not used in code made for size"))
                 continue
             if any(other.name in used for other in same_kind(instruction, self.target.core.instructions)):
                 continue
             sentences = [sentence for kernel, _ in self.calls.values() for sentence in kernel.notes]
             own = [one for one in sentences if instruction.name in one.partition(":")[0].split(", ")]
             nearest = own[0] if own else f"{instruction.name}: no layer has loops it is looked for in"
-            found.append(f"an instruction of the core is used nowhere; {nearest}")
+            found.append(Note(Kind.NOT_USED, f"an instruction of the core is used nowhere; {nearest}"))
         for engine in dict.fromkeys(one.engine for one in self.lists if one.name in self.pieced):
             saved = 4 * sum(len(one.words) for one in self.lists if one.name in self.pieced and one.engine == engine)
-            found.append(
-                f"the commands of {engine} are made by loops of the firmware in {8 * PIECE_WORDS:,} bytes of "
-                f"{self.target.values} beside the plan; as tables they would take {saved:,} bytes of {self.target.code}"
-            )
+            what = f"the commands of {engine} are made by loops of the firmware in {8 * PIECE_WORDS:,} bytes of"
+            instead = f"as tables they would take {saved:,} bytes of {self.target.code}"
+            found.append(Note(Kind.SLOWER, f"{what} {self.target.values} beside the plan; {instead}"))
         missing = sum(NOT_SHIPPED in kernel.notes for kernel, _ in self.calls.values())
         if missing:
-            found.append(f"layers computed without the core's own instructions: {missing}; {NOT_SHIPPED}")
+            what = f"layers computed without the core's own instructions: {missing}; {NOT_SHIPPED}"
+            found.append(Note(Kind.SLOWER, what))
         return tuple(found)
 
     def arenas(self) -> dict[str, int]:

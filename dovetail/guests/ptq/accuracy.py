@@ -221,7 +221,8 @@ def accuracy_of(
     rounding = rounding_of(model, target, Options()) if target is not None else own_rounding(model)
     integer = quantize(qdq, rounding, allow_float=True)
     if float_model is not None:
-        loaded = with_tables(load_model(float_model, operators=operators, states=states), report)
+        loaded = load_model(float_model, operators=operators, states=states)
+        loaded = with_tables(loaded, lambda note: report(note.text))
         reference = prepare(loaded, float_model.name)
     else:
         reference = unquantised(qdq)

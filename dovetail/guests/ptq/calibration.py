@@ -21,7 +21,7 @@ from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import adapt
-from dovetail.options import silent
+from dovetail.notes import silent
 from dovetail.target.description import Quantisation, Target
 
 _Q15 = TensorQuantisation(DType.INT16, 2.0**-15, 0)

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from dovetail.cli.console import beside_json, note, progress, say, show_table
+from dovetail.cli.console import beside_json, note, progress, say, show_table, tell
 from dovetail.cli.options import Model, Simulator, TargetName, argument, option
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq.settings import Preprocessing, Settings, Told
+from dovetail.notes import Note
 from dovetail.options import Options, flag
 
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ def quantize(
             title = f"{graph.name} on {machine.name}: weights against signal-to-noise ratio"
             write_file(options.plot, frontier_svg(network.search, title).encode())
         rivals = _compared(model, network, samples, other or samples, report) if options.compare else None
-    for sentence in told:
-        note(sentence)
+    for one in told:
+        tell(one)
     if again:
         note(f"{model.name} was quantised already: it is taken for the floats its integers stand for")
     _print_widths(network, machine)
@@ -131,13 +132,13 @@ def quantize(
     say(f"{result}: {network.weight_bytes:,} bytes of weights in {layers}, {samples.count} samples")
 
 
-def _loaded(model: Path, machine: Target, own: Options) -> tuple[Graph, list[str]]:
-    """The network of a file, and sentences on what was taken for granted."""
+def _loaded(model: Path, machine: Target, own: Options) -> tuple[Graph, list[Note]]:
+    """The network of a file, and notes on what was taken for granted."""
     from dovetail.guests import ptq
     from dovetail.operators import combined
     from dovetail.read import load_model
 
-    told: list[str] = []
+    told: list[Note] = []
     operators = combined(machine.operators, own.operators)
     graph = load_model(model, tell=told.append, operators=operators, states=own.states)
     return ptq.with_tables(graph, told.append), told

@@ -25,7 +25,7 @@ from dovetail.guests.ptq.steps import LEAST, Data, StepsByValue, TensorQuantisat
 from dovetail.ir.graph import Graph, Node, in_turn
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType
-from dovetail.options import silent
+from dovetail.notes import silent
 
 SHARES = np.linspace(0.3, 1.0, 36)[::-1]
 """Shares of the largest weight that are tried as the end of a narrow range."""

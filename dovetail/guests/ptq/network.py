@@ -22,7 +22,7 @@ from dovetail.guests.ptq.sequences import steps_as_samples
 from dovetail.guests.ptq.settings import Settings, Told
 from dovetail.guests.ptq.steps import Data
 from dovetail.ir.graph import Graph
-from dovetail.options import silent
+from dovetail.notes import silent
 from dovetail.target.description import Target
 
 if TYPE_CHECKING:

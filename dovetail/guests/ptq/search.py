@@ -27,7 +27,7 @@ from dovetail.guests.ptq.steps import Data
 from dovetail.guests.report.markup import PlotArea, element, shape
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
-from dovetail.options import silent
+from dovetail.notes import silent
 from dovetail.report import Report, make_report
 from dovetail.target.description import Target
 

@@ -15,23 +15,24 @@ from dovetail.guests.ptq.steps import Data
 from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate, prune
 from dovetail.ir.operators.movement import Gather, Reshape
 from dovetail.ir.types import Array, DType
+from dovetail.notes import Kind, Note, Tell
 
 
-def with_tables(graph: Graph, report: Told) -> Graph:
+def with_tables(graph: Graph, tell: Tell) -> Graph:
     """The graph with floats that follow from one integer input alone, such as angles of a position, as rows of tables.
 
     The tables have as many rows as the largest state of the network along an axis; a larger position is taken for the
-    last one, which `report` is told.
+    last one, which `tell` is told.
     """
     places = max((max(array.shape, default=1) for array in graph.states), default=0)
     for source in graph.given:
         kind = graph.types[source]
         if places and kind.dtype in (DType.INT32, DType.INT64) and kind.elements == 1:
-            graph = _tabled(graph, source, places, report)
+            graph = _tabled(graph, source, places, tell)
     return graph
 
 
-def _tabled(graph: Graph, source: str, places: int, report: Told) -> Graph:
+def _tabled(graph: Graph, source: str, places: int, tell: Tell) -> Graph:
     own: dict[str, Node] = {}
     for node in graph.nodes:
         read = [name for name in node.inputs if name not in graph.constants]
@@ -59,7 +60,8 @@ def _tabled(graph: Graph, source: str, places: int, report: Told) -> Graph:
         place = builder.add(Reshape((1,)), [source], builder.fresh(f"{node.output}_place", graph.types), node.origin)
         row = builder.add(Gather(0), [table, place], builder.fresh(f"{node.output}_row", graph.types), node.origin)
         builder.add(Reshape(graph.types[node.output].shape), [row], node.output, node.origin)
-    report(f"{len(ends)} values of the input {source} become tables: places from 0 to {places - 1} are told apart")
+    what = f"{len(ends)} values of the input {source} become tables: places from 0 to {places - 1} are told apart"
+    tell(Note(Kind.ASSUMED, what))
     return builder.finish(graph.outputs, graph.states)
 
 

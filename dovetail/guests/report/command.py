@@ -59,7 +59,7 @@ def report(
     note_seeded(run.input_file)
     with beside_json(json_file, data):
         for note in data["notes"]:
-            say(f"note: {note}")
+            say(f"{note['level']}: {note['text']}")
         if bound:
             _print_bound(data)
         say(f"{page}: {_report_sentence(data)}")

@@ -14,6 +14,7 @@ from dovetail.codegen.plan_file import PlanFile, PlanLayer, PlanMemory, read_pla
 from dovetail.guests.report.bounds import KINDS, exposed, reason, spent
 from dovetail.guests.report.least import Least, leasts, network_least
 from dovetail.ir.graph import Graph
+from dovetail.notes import Kind, Note
 from dovetail.prove import read_graph
 from dovetail.report import Report, busy, make_report, parts_of, union, windows
 
@@ -95,13 +96,14 @@ def _layers(
     return layers
 
 
-def _without_least(layers: Sequence[Json]) -> list[str]:
-    """Which layers on engines have no least of their own, and why: a sentence for each reason."""
+def _without_least(layers: Sequence[Json]) -> list[Json]:
+    """Which layers on engines have no least of their own, and why: a note for each reason."""
     names: dict[str, list[str]] = {}
     for layer in layers:
         if layer["why_least"] and not layer["least"]:
             names.setdefault(layer["why_least"], []).append(layer["name"])
-    return [f"no engine's least, so none in the network's: {', '.join(own)}: {why}" for why, own in names.items()]
+    said = (f"no engine's least, so none in the network's: {', '.join(own)}: {why}" for why, own in names.items())
+    return [dict(Note(Kind.FIGURES, text).to_json()) for text in said]
 
 
 _SUMS = ("time", "cycles", "waiting", "engine_cycles", "dma_cycles", "least", "bound", "macs", "bytes_moved")

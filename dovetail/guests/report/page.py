@@ -142,7 +142,7 @@ def layers_section(sheet: Sheet) -> str:
         "what its engine takes for the whole layer by its own cost model. Parts of a layer are one row."
     )
     whole = _whole(sheet) if sheet.at("bound") else ""
-    whole += "".join(element("p", note.text(), class_="intro") for note in sheet.parts("notes"))
+    whole += "".join(element("p", note.text("text"), class_="intro") for note in sheet.parts("notes"))
     listing = element("div", heading, element("div", rows, id="layers"), class_="layers")
     return section("time", "Where the time goes", intro, whole, explained, order, listing)
 

@@ -20,10 +20,11 @@ from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import CumSum, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import DType, Shape, TensorType
+from dovetail.notes import Kind, Note, Tell, silent
 from dovetail.read.attention import with_attention
 from dovetail.read.einsum import einsum
 from dovetail.read.onnx import control, linear, movement, quantised, sequence, windows
-from dovetail.read.onnx.file import Constant, OnnxNode, Tell, element_type, read_onnx, wrap
+from dovetail.read.onnx.file import Constant, OnnxNode, element_type, read_onnx, wrap
 from dovetail.read.onnx.values import QONNX_DOMAINS, Importer, OnnxValues, fold
 from dovetail.read.user import ADVICE, add_user, by_onnx_name
 from dovetail.read.values import Value, words
@@ -35,7 +36,7 @@ def load_onnx(
     name: str,
     folder: Path,
     shapes: Mapping[str, Shape] | None = None,
-    tell: Tell = lambda sentence: None,
+    tell: Tell = silent,
     operators: Iterable[type[UserOperator]] = (),
     faults: list[ModelError] | None = None,
 ) -> Graph:
@@ -88,7 +89,8 @@ def _output(v: OnnxValues, position: int, tell: Tell) -> Value:
     if not found.elements:
         raise ModelError(f"output {name!r} has no elements: {found}", where=v.file.name, hint="leave this output out")
     if declared is not None and declared.shape == found.shape and declared.dtype is not found.dtype:
-        tell(f"{v.file.name}: output {name!r} is {found}, the model declares {declared.dtype.text}")
+        what = f"{v.file.name}: output {name!r} is {found}, the model declares {declared.dtype.text}"
+        tell(Note(Kind.ASSUMED, what))
     elif declared is not None and declared != found:
         what = f"output {name!r} is {value.type}, the model declares {declared}"
         hint = "correct the declared type, for instance with onnx.shape_inference, or export the model again"

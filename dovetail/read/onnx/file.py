@@ -3,7 +3,7 @@ ONNX's own checker, then decoding. No access to the protobuf is trusted after th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from dovetail.errors import ModelError
 from dovetail.ir.onnx_wire import elements_of, without_large
 from dovetail.ir.types import Array, DType, Shape, TensorType
+from dovetail.notes import Kind, Note, Tell
 from dovetail.read.values import MAX_ELEMENTS, Refusing
 
 IR_VERSIONS = (3, 14)
@@ -35,7 +36,6 @@ DTYPES: Mapping[str, DType] = {
 FIX_SHAPES = "give its sizes, for instance --shape {name}={sizes}"
 """Advice for a model with symbolic sizes."""
 
-Tell = Callable[[str], None]
 """Is told in a sentence what was taken for granted."""
 
 
@@ -265,7 +265,7 @@ class _OnnxReader(Refusing):
             if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in narrow:
                 attribute.i = TensorProto.FLOAT
         if tensors or declared:
-            self.tell(f"{self.name}: its 16-bit floats are computed, taken and given as float32")
+            self.tell(Note(Kind.WIDENED, f"{self.name}: its 16-bit floats are computed, taken and given as float32"))
 
     def fix_shapes(self, model: Any, shapes: Mapping[str, Shape]) -> None:
         """Fix the sizes of the inputs: as asked, else the batch taken as 1. A name that stands for a size in several
@@ -289,7 +289,8 @@ class _OnnxReader(Refusing):
             if own in shapes:
                 _fix(entry, dict(enumerate(shapes[own])))
             elif dims and not dims[0].HasField("dim_value") and batch not in named:
-                self.tell(f"{self.name}: the batch {batch!r} of the input {own!r} is taken as 1; --shape gives another")
+                what = f"{self.name}: the batch {batch!r} of the input {own!r} is taken as 1; --shape gives another"
+                self.tell(Note(Kind.ASSUMED, what))
                 named |= {str(batch): 1} if batch != "?" else {}
                 _fix(entry, {0: 1})
         for entry in (*inputs.values(), *model.graph.output):

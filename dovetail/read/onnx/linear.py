@@ -14,6 +14,7 @@ from dovetail.ir.operators.movement import Reshape, Transpose
 from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Curve, Line, Recurrent, RecurrentKind
 from dovetail.ir.operators.reduction import Reduce, ReduceKind
 from dovetail.ir.types import DType, Shape
+from dovetail.notes import Kind, Note
 from dovetail.read.geometry import Pair, TransposedAxis, transposed_convolution
 from dovetail.read.onnx.file import wrap
 from dovetail.read.onnx.values import TO_NHWC, OnnxValues
@@ -280,7 +281,8 @@ def dynamic_lstm(v: OnnxValues) -> None:
         real = (weights - zeros.reshape(shape)) * scale.reshape(shape)
         names[place] = v.named(f"weights_{place}")
         v.constants[names[place]] = wrap(np.ascontiguousarray(real.transpose(0, 2, 1)), DType.FLOAT32)
-    v.tell(f"{v.where}: computes on floats; ONNX Runtime rounds its inputs and what it keeps to 8 bits at every step")
+    what = "computes on floats; ONNX Runtime rounds its inputs and what it keeps to 8 bits at every step"
+    v.tell(Note(Kind.APPROXIMATE, f"{v.where}: {what}"))
     recurrent(v.again(op=replace(v.op, inputs=tuple(names))), RecurrentKind.LSTM)
 
 

@@ -14,8 +14,9 @@ from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.operators.base import Operator, Padding2d, SlidingWindow
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, Shape
+from dovetail.notes import Tell, silent
 from dovetail.read.geometry import Pair, same_padding
-from dovetail.read.onnx.file import Constant, OnnxFile, OnnxNode, Tell, wrap
+from dovetail.read.onnx.file import Constant, OnnxFile, OnnxNode, wrap
 from dovetail.read.values import AGAIN, ALIKE, FOLD, MAX_ELEMENTS, OTHERWISE, SMALLER, Consequence, Value, Values, words
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ class OnnxValues(Values):
         """ONNX values known at compile time."""
         self.static: set[Value] = set()
         """Graph values computed from constants alone."""
-        self.tell: Tell = lambda sentence: None
+        self.tell: Tell = silent
         """Is told what a user should know of an operator."""
         self.own: Mapping[tuple[str, str], type[UserOperator]] = {}
         """Operators of the user's own and bundled ones, by domain and name."""

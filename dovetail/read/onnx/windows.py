@@ -16,6 +16,7 @@ from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.ir.operators.movement import Slice
 from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, MaxPool2d, Normalise, Reduce, ReduceKind
 from dovetail.ir.types import DType, Shape
+from dovetail.notes import Kind, Note
 from dovetail.read.geometry import Pair
 from dovetail.read.onnx.values import QONNX_DOMAINS, UNPADDED, Importer, OnnxValues
 from dovetail.read.values import Value, kept_shape
@@ -191,7 +192,7 @@ def batch_normalization(v: OnnxValues) -> Value:
     v.wrong_if(odd, "scale, offset, mean and variance must be vectors of one length")
     if any(node.domain in QONNX_DOMAINS for node in v.file.nodes):
         what = "goes into the layer before it, with an offset in whole sums: results within 1/64 of a step of a half"
-        v.tell(f"{v.where}: {what} may be rounded the other way than by qonnx")
+        v.tell(Note(Kind.APPROXIMATE, f"{v.where}: {what} may be rounded the other way than by qonnx"))
     factor, x = scale / np.sqrt(variance + v.attribute("epsilon", 1e-5)), v.x
     offset = (offset - mean * factor).astype(np.float32)
     factor = factor.astype(np.float32)

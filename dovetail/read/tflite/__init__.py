@@ -19,6 +19,7 @@ from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, Compa
 from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, CumSum, MaxPool2d, Normalise, Reduce, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import DType
+from dovetail.notes import Kind, Note, Tell, silent
 from dovetail.read.tflite import linear, movement, recurrent
 from dovetail.read.tflite.file import OperatorEntry, TfliteFile, TfliteTensor, read_map, read_tflite
 from dovetail.read.tflite.values import ACTIVATION_TYPES, SHAPE_TYPES, TfliteValues, same_quantisation
@@ -47,7 +48,7 @@ def load_tflite(
     data: bytes,
     name: str,
     operators: Iterable[type[UserOperator]] = (),
-    tell: Callable[[str], None] = lambda sentence: None,
+    tell: Tell = silent,
     faults: list[ModelError] | None = None,
 ) -> Graph:
     """Import a TFLite model as the graph `name`, in QDQ form: images NHWC, quantised values named after the model's
@@ -62,13 +63,15 @@ def load_tflite(
     v.tell, v.faults = tell, faults
     _check_ends(file)
     if file.left_out:
-        tell(f"{file_name}: only its first signature is compiled, without {', '.join(file.left_out)}")
+        what = f"{file_name}: only its first signature is compiled, without {', '.join(file.left_out)}"
+        tell(Note(Kind.LEFT_OUT, what))
     for index in file.inputs:
         v.add_input(index)
     _walk(v)
     if count := sum(_is_hybrid(file, op) for op in file.operators):
         what = f"{count} layers with 8-bit weights at float operands compute on real values"
-        tell(f"{file_name}: {what}; LiteRT rounds the operands to 8 bits, so its results differ, as a rule by 0.1 %")
+        how = "LiteRT rounds the operands to 8 bits, so its results differ, as a rule by 0.1 %"
+        tell(Note(Kind.APPROXIMATE, f"{file_name}: {what}; {how}"))
     return v.finished([v.value(file.tensors[index], where=file.name) for index in file.outputs])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Self
@@ -14,6 +14,7 @@ from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType
+from dovetail.notes import Kind, Note, Tell, silent
 from dovetail.read.tflite.file import ADVICE, OperatorEntry, TfliteFile, TfliteQuantisation, TfliteTensor
 from dovetail.read.values import AGAIN, ALIKE, FOLD, Value, Values, words
 
@@ -60,7 +61,7 @@ class TfliteValues(Values):
 
     def __init__(self, file: TfliteFile, name: str, custom: Mapping[str, type[UserOperator]] | None = None) -> None:
         self.file, self.builder, self.variables, self.custom = file, GraphBuilder(name), Variables(), custom or {}
-        self.tell: Callable[[str], None] = lambda sentence: None
+        self.tell: Tell = silent
         """Is told what a user should know of an operator."""
         self.depth = 0
         """How many subgraphs this one is called through."""
@@ -181,7 +182,7 @@ class TfliteValues(Values):
     def tell_of_zero(self, tensor: TfliteTensor, what: str) -> None:
         """Say what TensorFlow Lite Micro does wrong where a tensor has a zero point."""
         if tensor.zero:
-            self.tell(f"{self.where}: TensorFlow Lite Micro {what}; Dovetail does not")
+            self.tell(Note(Kind.APPROXIMATE, f"{self.where}: TensorFlow Lite Micro {what}; Dovetail does not"))
 
     def same_type(self, *tensors: TfliteTensor) -> None:
         """Refuse unless all tensors are activations of one element type."""

@@ -111,7 +111,7 @@ class Assignment:
     def describe(self) -> str:
         """The outcome in one sentence; empty where nothing was to decide."""
         if self.schedule is None:
-            return self.note
+            return ""
         finish = self.schedule.finish
         clock = self.clock or finish
         end = f"the network ends after {clock:,} cycles by estimate"

@@ -1,0 +1,68 @@
+"""The notes of a compilation beside its result: records with a kind, which says their level.
+
+Every stage that assumes, approximates, widens, leaves out or gives up something tells it here, by the `tell` of its
+options. The command line prints notes, the build's description and the report have them, and with `--strict` warnings
+are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dovetail.errors import ModelError
+
+
+class Kind(StrEnum):
+    """The event that a note is about."""
+
+    ASSUMED = "assumed"
+    """The model leaves it open, or something else stands for what was asked."""
+    APPROXIMATE = "approximate"
+    """Results may be others than those of the runtime of the model's format."""
+    LEFT_OUT = "left out"
+    """A part of the model, or something that was asked for, is not in the build."""
+    WIDENED = "widened"
+    """Computed with more bits than the model says."""
+    NOT_USED = "not used"
+    """Something of the model or the target that changes nothing, or is not needed."""
+    SLOWER = "slower"
+    """There was a faster way, which memory has no room for."""
+    FIGURES = "figures"
+    """Figures of a run count something not."""
+
+    @property
+    def level(self) -> str:
+        """warning where results may be others than meant, else note."""
+        return "warning" if self in (Kind.ASSUMED, Kind.APPROXIMATE, Kind.LEFT_OUT) else "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One thing a user is told."""
+
+    kind: Kind
+    text: str
+    """A sentence that begins with the place, if there is one."""
+
+    def __str__(self) -> str:
+        return f"{self.kind.level}, {self.kind}: {self.text}"
+
+    def to_json(self) -> dict[str, str]:
+        """Plain values."""
+        return {"level": self.kind.level, "kind": self.kind.value, "text": self.text}
+
+
+Tell = Callable[[Note], None]
+
+
+def silent(said: object) -> None:
+    """Hears of something and keeps it to itself."""
+
+
+def check_strict(notes: Sequence[Note], where: str) -> None:
+    """Raise ModelError with all warnings, if there are any."""
+    if warnings := [note for note in notes if note.kind.level == "warning"]:
+        said = "; ".join(f"{note.kind}: {note.text}" for note in warnings)
+        raise ModelError(f"--strict takes no warnings: {said}", where=where, hint="mend them, or leave --strict out")
