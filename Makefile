@@ -15,7 +15,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # tests start many processes, each of which would compile the package's sources again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo lint quick test test-all test-oracles test-rtl test-docs site clean
+.PHONY: help venv demo lint quick test test-all test-oracles test-rtl test-docs fuzz prove sbom site clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +28,9 @@ help:
 	@echo 'make test-oracles  random models and published networks against other runtimes'
 	@echo 'make test-rtl   those that build Verilog'
 	@echo 'make test-docs  those that execute and build the documentation'
+	@echo 'make fuzz    random models, targets, policies and options for SECONDS (600), in build/fuzz: goes on where it stopped'
+	@echo 'make prove   that every number called exact is the one that is meant, and that wrong ones are found'
+	@echo 'make sbom    what is installed as a bill of materials in CycloneDX form, build/sbom.json'
 	@echo 'make site    the documentation as HTML, in $(SITE)'
 	@echo 'make clean   remove $(VENV), build/ and caches'
 
@@ -83,6 +86,20 @@ test-rtl: $(INSTALLED)
 
 test-docs: $(INSTALLED)
 	$(PYTEST) -m docs
+
+SECONDS ?= 600
+
+fuzz: $(INSTALLED)
+	$(BIN)/python scripts/fuzz.py build/fuzz --seconds $(SECONDS) --jobs $(JOBS)
+
+prove: $(INSTALLED)
+	$(BIN)/python scripts/prove.py
+	$(BIN)/python scripts/prove.py --wrong
+
+sbom: $(INSTALLED)
+	@mkdir -p build
+	$(BIN)/python -m venv build/sbom_tool && build/sbom_tool/bin/pip install -q cyclonedx-bom
+	build/sbom_tool/bin/cyclonedx-py environment $(BIN)/python --output-file build/sbom.json
 
 site: $(INSTALLED)
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs $(SITE)

@@ -61,7 +61,7 @@ MEMORY = 1 << 30
 """Most bytes a trial takes beside what is loaded before it."""
 SMALLER = 12
 """How many other models of the family are tried in place of one that fails."""
-GOOD = ("ran", "compiled", "refused", "not drawn")
+GOOD = ("ran", "compiled", "refused", "not drawn", "no device")
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "tflite": tuple(name for name, one in test_properties_tflite.FAMILIES.items() if one.oracle == "micro"),
@@ -189,6 +189,8 @@ def _outcome(one: Trial, case: Case, path: Path, options: Options, exact: bool) 
     try:
         wrong = _wrong(made, case, target, place, exact)
     except DovetailError as error:
+        if "clBuildProgram failed" in error.what or "OpenCL" in error.what:
+            return "no device", error.what
         return "does not run", str(error)
     except Exception:
         return "traceback", traceback.format_exc(limit=-4)

@@ -104,3 +104,12 @@ def test_a_big_endian_processor_is_told(tmp_path: Path) -> None:
         compiler = [*command, "-target", f"{machine}-freestanding"]
         ended = subprocess.run(compiler, cwd=tmp_path / "build", capture_output=True, text=True, check=False)
         assert ended.returncode == code and said in ended.stderr, ended.stderr
+
+
+@pytest.mark.parametrize(("op", "kind", "zero"), [("Add", "uint16", 1 << 15), ("Add", "int8", 0), ("Mul", "int16", 0)])
+def test_scalars_of_any_width_are_computed(op: str, kind: str, zero: int, tmp_path: Path) -> None:
+    """Parameters of a requantisation have an axis that a scalar has not."""
+    body = f"""({kind} x) => ({kind} y) <float s = {{0.01}}, float t = {{0.02}}, {kind} z = {{{zero}}}> {{
+        r = DequantizeLinear (x, s, z) p = {op} (r, r) y = QuantizeLinear (p, t, z) }}"""
+    model = network(tmp_path, kind, body)
+    assert dovetail("compile", model, "-t", "riscv", "--check", "-o", tmp_path / "build") == 0

@@ -63,7 +63,9 @@ def test_policies_that_move_values_are_told(tmp_path: Path) -> None:
         ("macarray", "exact", "round as double"),
         ("kestrel", "engine", ""),  # the model's own requantisations round once already
     ):
-        told = [note.text for note in package.compile(model, target, policy=policy).notes if note.kind is Kind.APPROXIMATE]
+        told = [
+            note.text for note in package.compile(model, target, policy=policy).notes if note.kind is Kind.APPROXIMATE
+        ]
         assert [said in text for text in told] == [True] * bool(said), (target, told)
 
 

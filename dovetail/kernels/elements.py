@@ -92,6 +92,7 @@ class Walk:
 
 def broadcast_walk(shape: Shape, result: Shape, box: Box) -> Walk:
     """How an operand that broadcasts to the result is walked over `box` of it."""
+    shape = shape[max(len(shape) - len(result), 0) :]  # parameters of a scalar have an axis of 1
     lead = len(result) - len(shape)
     dense = row_major(shape)
     strides = (0,) * lead + tuple(0 if size == 1 else stride for size, stride in zip(shape, dense, strict=True))

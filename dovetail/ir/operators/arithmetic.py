@@ -114,6 +114,13 @@ class _ChannelScaling(Int64Operator, Pointwise):
             require(fits and kind.dtype is DType.INT32, f"expects int32 [1] or [{x.shape[-1:]}], got {kind}")
         return TensorType(x.shape, DType.INT32)
 
+    def evaluate(self, inputs: Arrays) -> Array:
+        return super().evaluate(inputs).reshape(inputs[0].shape)  # a scalar, where parameters have an axis
+
+    def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
+        found = super().onnx(body, inputs, types)
+        return found if types[0].shape else body.add("Reshape", [found, body.integers(())])
+
 
 @dataclass(frozen=True)
 class Requantize(_ChannelScaling):
