@@ -314,7 +314,10 @@ def test_the_command_says_what_it_costs(tmp_path: Path, capsys: pytest.CaptureFi
     command("compile", model, "--target", "riscv", "--memory-budget", "28K", "-o", str(tmp_path / "build"))
     printed = capsys.readouterr()
     said = " ".join((printed.err + printed.out).split())
-    assert "note, slower: to fit the memory conv_1 to conv_2 in 6 stripes; conv_3 to conv_5 in 3 stripes" in said and "0 MACs more" in said
+    assert (
+        "note, slower: to fit the memory conv_1 to conv_2 in 6 stripes; conv_3 to conv_5 in 3 stripes" in said
+        and "0 MACs more" in said
+    )
     assert "4,096 reserved" in said
     command("explain", model, "--target", "riscv", "--memory-budget", "28K", "--json")
     described = json.loads(capsys.readouterr().out)
