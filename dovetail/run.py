@@ -104,6 +104,12 @@ def default_simulator(target: Target) -> str:
     return instruction_set(target.core.isa).simulator
 
 
+def chip_simulator(target: Target) -> str:
+    """The simulator of the target's chip, whose cycles are counted: "iss" for a core that is this computer, too, which
+    then says so."""
+    return "qemu" if default_simulator(target) == "qemu" else "iss"
+
+
 def run_build(
     build: ProjectBuild,
     simulator: str | None,

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,7 @@ LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
 COLD = """
 import sys
 from pathlib import Path
+from typing import Any
 from dovetail.compile import Options, compile_model
 from dovetail.codegen.emit import write_project
 from dovetail.targets import load_target
@@ -75,6 +77,8 @@ class Measured:
 
     compiled: Compiled
     result: RunResult
+    detail: Mapping[str, Any]
+    """Its report."""
 
 
 def model_file(network: str) -> Path:
@@ -92,11 +96,12 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         write_project(compiled.project, Path(folder) / "build")
         result = run_build(open_build(Path(folder) / "build"), None, [given])
+        found = detail(result, compiled.project.graph)
     expected = evaluate(compiled.graph, given)
     for value in compiled.graph.outputs:
         if not np.array_equal(result.outputs[0][value], expected[value]):
             raise RuntimeError(f"{network} on {target}: the firmware differs from the integer graph")
-    return Measured(compiled, result)
+    return Measured(compiled, result, found)
 
 
 def macs_by_origin(graph: Graph) -> dict[str, int]:
@@ -165,11 +170,13 @@ def cores_table() -> list[str]:
     for target in CORES:
         for network, (name, _) in NETWORKS.items():
             measured = measure(network, target, None)
-            found = detail(measured.result, measured.compiled.project.graph)
-            cycles, instructions = found["cycles"]["total"], measured.result.simulation.inferences[0].instructions or 0
+            cycles, instructions = (
+                measured.detail["cycles"]["total"],
+                measured.result.simulation.inferences[0].instructions or 0,
+            )
             per_mac = f"{instructions / sum(macs_of_model(network).values()):.3f}"
             sizes = measured.result.sizes
-            bound = f"{cycles / found['bound']:.2f}"
+            bound = f"{cycles / measured.detail['bound']:.2f}"
             rows.append([target, name, cycles, bound, instructions, per_mac, sizes["text"], sizes["rodata"]])
     head = ["core", "network", "cycles", "times the bound", "instructions", "per MAC", "text", "rodata"]
     return ["### Cores alone", "", *table(head, rows)]

@@ -88,10 +88,12 @@ def cores() -> dict[str, Target]:
     """Name of a set of kernel cycles -> a target with a core it is for."""
     found = {
         **{"rv32imc": "riscv", "rv64gc": "riscv64", "rv32imc+dot4": "riscv_dot4", "xpulp": "riscv_xpulp"},
-        **{"cortex-m0plus": "cortex_m0plus", "cortex-m3": "cortex_m3", "cortex-m4+dsp": "cortex_m4"},
+        **{"cortex-m0plus+halves": "cortex_m0plus", "cortex-m3": "cortex_m3", "cortex-m4+dsp": "cortex_m4"},
     }
     targets = {name: load_target(target) for name, target in found.items()}
     plain = replace(targets["cortex-m4+dsp"].core, instructions=(), functions={})
+    simple = replace(targets["cortex-m0plus+halves"].core, pairs=None)
+    targets["cortex-m0plus"] = replace(targets["cortex-m0plus+halves"], core=simple)
     return {**targets, "cortex-m4": replace(targets["cortex-m4+dsp"], core=plain)}
 
 

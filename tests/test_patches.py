@@ -26,7 +26,7 @@ from dovetail.run import open_build, run_build
 from dovetail.target.chip import PairBlock
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
-from dovetail.targets.cortex_m import M4, PAIRS, SMLAD, UNPACK
+from dovetail.targets.cortex_m import M0PLUS, M4, PAIRS, SMLAD, UNPACK
 from dovetail.timing.kernels import core_cycles
 from firmware import require_chip
 from oracles import references
@@ -100,6 +100,26 @@ def test_every_block_in_assembly(made: Case) -> None:
     cycles = [measured(made.graph, M4, None, {name: point}) for point in shapes.values()]
     plain = measured(made.graph, M4, None, {})
     assert len(set(cycles)) == len(shapes) and plain <= min(cycles) * 1.03
+
+
+@needs_compiler
+def test_halves_equal_the_graph(tmp_path: Path) -> None:
+    """Blocks of a core that multiplies one number at a time, in plain C under the sanitiser."""
+    cases = [*(convolution(seed) for seed in range(12)), *(dense(seed) for seed in range(4))]
+    core = replace(core_traits(M0PLUS.core), plain=None)
+    kernels = [generate(one.graph, f"kernel_{at}", core) for at, one in enumerate(cases)]
+    assert sum("static __attribute__((noinline)) void pairs_" in "".join(k.declarations) for k in kernels) >= 12
+    check(cases, kernels, tmp_path)
+
+
+@pytest.mark.parametrize("made", [case(7, 3, 4, 5), case(5, 3, 3, 6, 2), case(6, 1, 12, 8)], ids=["four", "odd", "one"])
+def test_halves_in_assembly(made: Case, tmp_path: Path) -> None:
+    """Whatever is offered computes the graph."""
+    require_chip()
+    points = [dict(point) for point in offered(made.graph, core_traits(M0PLUS.core)).space.points()]
+    name = region_alone(made.graph, M0PLUS).name
+    cycles = [measured(made.graph, M0PLUS, None, {name: point}) for point in [*points[:3], *points[-3:]]]
+    assert all(cycles)
 
 
 @needs_compiler

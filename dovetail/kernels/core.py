@@ -236,8 +236,7 @@ def generate_all(requests: Sequence[KernelScope], little: Collection[int]) -> li
         if shared := compact.get(index):
             kernels.append(_small(shared))
         elif index in little:
-            plain = replace(request.core, instructions=())
-            kernels.append(_small(generated(replace(request, core=plain, lanes=None, choice={}))))
+            kernels.append(_small(generated(replace(request, core=request.core.basic, lanes=None, choice={}))))
         else:
             kernels.append(_with_border(request, borders.get(index)))
     return kernels

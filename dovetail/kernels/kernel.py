@@ -229,6 +229,11 @@ class CoreTraits:
     aligned: bool = False
     """Whether words must begin at multiples of their size."""
 
+    @property
+    def basic(self) -> CoreTraits:
+        """The core for kernels without instructions of its own."""
+        return replace(self, instructions=(), pairs=None, vectors=None)
+
     def chosen(self, choice: Choice) -> CoreTraits:
         """The core for a kernel with a choice: without pairs, if weights stay bytes."""
         return replace(self, pairs=None) if choice.get(WEIGHTS) == BYTES else self
@@ -297,6 +302,8 @@ Turns = Mapping[str, float]
 itself "end.operator"."""
 RAISED = "end.raised"
 """The part that stands for the requantisation of sums that end in one product and one shift."""
+ENDED = "end.vectors"
+"""The part that stands for all operators behind sums that vectors end."""
 
 
 def turns_of_family(family: str, counts: Turns) -> dict[str, float]:

@@ -32,17 +32,16 @@ from dovetail.kernels.kernel import (
     summed_turns,
     turns_of_family,
 )
-from dovetail.kernels.planes import Pairs, pairs_of
+from dovetail.kernels.planes import pairs_of
 from dovetail.kernels.registry import family_of
 from dovetail.kernels.scope import KernelScope, split
 from dovetail.kernels.sums import EndFunction, Extra, RaisedNest, end_function, padded, products_of, raised_end, sums_of
 from dovetail.kernels.window import COLUMN, ROW, WindowGeometry
-from dovetail.target.chip import PairBlock, PairBlocks
+from dovetail.target.chip import CoreInstruction, PairBlock, PairBlocks
 from dovetail.target.pattern import Knob
 
 _WORD = 4
 """Elements one load brings, and bytes of a register."""
-_MOST_UNROLLED = 36
 _UNROLLED = 24
 """Most steps of a turn where there are several turns and nothing is chosen: more are 1 % faster and more code."""
 _STEPS = 8
@@ -73,7 +72,9 @@ def patches_of(scope: KernelScope) -> Patches:
     """
     core = scope.core
     taken, products = pairs_of(core.instructions), products_of(scope)
-    if core.pairs is None or taken is None:
+    load = core.pairs.load if core.pairs else None
+    load = load or (taken.load if taken else None)
+    if core.pairs is None or load is None:
         raise UnsupportedRegion("the core multiplies no blocks of pairs.")
     sums, window = sums_of(scope, products), products.window
     refuse(
@@ -89,7 +90,7 @@ def patches_of(scope: KernelScope) -> Patches:
     wanted = {name: value for name, value in scope.choice.items() if name in choices.default}
     chosen = {**choices.default, **(wanted if choices.space.refusal(wanted) is None else {})}
     block = (int(chosen[name]) for name in (PIXELS, CHANNELS, UNROLL))
-    return Patches(scope, window, sums, raised_end(scope, sums), core.pairs, taken, choices, *block)
+    return Patches(scope, window, sums, raised_end(scope, sums), core.pairs, load, choices, *block)
 
 
 def pair_weights(graph: Graph, core: CoreTraits) -> Array | None:
@@ -109,7 +110,7 @@ def offered(window: WindowGeometry, outputs: int, pairs: PairBlocks, room: int) 
     farthest = pairs.farthest // _WORD
 
     def reached(pixels: int) -> bool:
-        return _WORD * layout.needed(pixels) <= room and (pixels - 1) * layout.distance + _MOST_UNROLLED <= farthest
+        return _WORD * layout.needed(pixels) <= room and (pixels - 1) * layout.distance + pairs.most <= farthest
 
     least = min(channels for _, channels in pairs.shapes)
     shapes = [(p, c) for p, c in pairs.shapes if p <= most and c <= max(outputs, least) and reached(p)]
@@ -125,19 +126,20 @@ def offered(window: WindowGeometry, outputs: int, pairs: PairBlocks, room: int) 
     pixels, channels = (dict.fromkeys(sizes) for sizes in zip(*shapes, strict=True))
     best = min(((p, c) for p in pixels for c in channels if (p, c) in shapes), key=cost)
     step = _WORD * (sum(best) + best[0] * best[1])
-    own = unrollings(layout.words, max(1, pairs.loop // step) if pairs.loop else _MOST_UNROLLED)
+    room = min(max(1, pairs.loop // step), pairs.most) if pairs.loop else pairs.most
+    own = unrollings(layout.words, room, pairs.most)
     unroll = Knob(UNROLL, own, "pairs of taps of a turn of the innermost loop")
     return block_choices(shapes, unroll, (*best, own[0]), 2)
 
 
-def unrollings(steps: int, room: int = _MOST_UNROLLED) -> tuple[int, ...]:
+def unrollings(steps: int, room: int, most: int) -> tuple[int, ...]:
     """Steps that may be written out in a turn, the default first: the most that divide them, if that is not too few; at
-    most `room`."""
-    divisors = [count for count in range(1, _MOST_UNROLLED + 1) if (steps % count == 0 and count > 1) or count == steps]
+    most `room`, of others at most `most`."""
+    divisors = [count for count in range(1, most + 1) if (steps % count == 0 and count > 1) or count == steps]
     whole, few = steps in divisors and steps <= room, min(_STEPS, steps, room)
-    most = steps if whole else max((count for count in divisors if count <= min(_UNROLLED, room)), default=0)
-    first = most if most >= few else few
-    others = [count for count in (*divisors[::-1], _STEPS) if count <= steps and count * 4 >= first]
+    largest = steps if whole else max((count for count in divisors if count <= min(_UNROLLED, room)), default=0)
+    first = largest if largest >= few else few
+    others = [count for count in (*divisors[::-1], _STEPS) if count <= min(steps, most) and count * 4 >= first]
     return tuple(dict.fromkeys((first, *others)))
 
 
@@ -188,8 +190,8 @@ class Patches(RaisedNest):
     """One kernel being written."""
 
     pairs: PairBlocks
-    single: Pairs
-    """Brings four elements to two registers, 0 and 2, 1 and 3; and what the blocks are made of."""
+    load: CoreInstruction
+    """Brings four elements to two registers, 0 and 2, 1 and 3."""
     choices: KernelChoices
     """The knobs."""
     pixels: int
@@ -301,12 +303,13 @@ class Patches(RaisedNest):
         scope.constants = {name: array for name, array in scope.constants.items() if name not in ends}
         scope.constant("sums", "ends", padded(np.stack([self.begun, *map(_words, ends.values())], 1), self.channels))
         ends_types = {name: c_type(DType.of(array.dtype)) for name, array in ends.items()}
-        loads = [self.single.load] if self.by_words else []
+        loads = [self.load] if self.by_words else []
         texts = [
             *(self.pairs.write(self.block(pixels)) for pixels in self.blocks),
             *(one.declarations for one in loads),
         ]
-        used = (*(one.name for one in loads), self.single.product.name)
+        products = pairs_of(self.scope.core.instructions)
+        used = (*(one.name for one in loads), *([products.product.name] if products else ["pairs"]))
         return KernelWriter(
             lambda name: self._lines(name, end, ends_types), declarations=tuple(texts), instructions=used
         )
@@ -403,7 +406,7 @@ class Patches(RaisedNest):
         if not self.by_words:
             return [line, *block(f"for (int32_t i = 0; i < {depth}; ++i)", ["put_half(at, line[i]);", "at += 2;"])]
         turn = channel_lanes(depth // _WORD, _LOADS)
-        calls = [self.single.load.c.format(to=f"at + {2 * n}", of=f"line + {_WORD * n}") for n in range(turn)]
+        calls = [self.load.c.format(to=f"at + {2 * n}", of=f"line + {_WORD * n}") for n in range(turn)]
         step = [*calls, f"at += {2 * turn};", f"line += {_WORD * turn};"]
         return [line, *block(f"for (int32_t i = 0; i < {depth // _WORD // turn}; ++i)", step)]
 

@@ -18,7 +18,7 @@ import numpy as np
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Offset, Quantize, Requantize
 from dovetail.ir.requantisation.bounds import last_where
-from dovetail.ir.requantisation.pairs import sum_chains
+from dovetail.ir.requantisation.pairs import LinearSum, SumChain, sum_chains
 from dovetail.ir.requantisation.rectified import rectified_sum
 from dovetail.ir.types import Array, DType, Shape, full_box
 from dovetail.kernels.c import Lines, c_type, channel_lanes, code, indent, loop, total
@@ -31,6 +31,7 @@ from dovetail.kernels.scope import REQUANTISED, KernelScope
 from dovetail.target.pattern import Match, Pattern, apply, constant, operand
 
 _BYTES = (DType.INT8, DType.UINT8)
+_INT8 = DType.INT8.low, DType.INT8.high
 _FLIPPED = 64
 """Bytes `flip_signs` takes."""
 _FLIPS = 4
@@ -197,18 +198,24 @@ def _addition(scope: KernelScope) -> Lines | None:
         return None
     if any(graph.types[name] != result or name not in graph.inputs for name in line.operands):
         return None
-    ranges = [(DType.INT8.low, DType.INT8.high)] * 2
     start = f"output, {', '.join(map(scope.input, line.operands))}, {result.elements}"
-    if ADD_BYTES in scope.core.functions and line.limits == ranges[0]:
-        linear = line.linear(graph, ranges, _ADD_SHIFT)
-        if linear is not None and linear.shift == _ADD_SHIFT and max(map(abs, linear.factors)) < 1 << 23:
-            return [f"{ADD_BYTES}({start}, {', '.join(map(str, (*linear.factors, linear.offset)))});"]
-    linear = line.linear(graph, ranges, _MOST_SHIFT)
+    if linear := line_of_bytes(scope, line):
+        return [f"{ADD_BYTES}({start}, {', '.join(map(str, (*linear.factors, linear.offset)))});"]
+    linear = line.linear(graph, [_INT8] * 2, _MOST_SHIFT)
     if linear is None or linear.high - linear.low >= _MOST_PLACES or not linear.low <= 0 <= linear.high:
         return None
     results = np.clip(np.arange(linear.low, linear.high + 1), *line.limits).astype(np.int8)
     table = total(scope.constant(line.clip.output, "limited", results), -linear.low)
     return [f"add_by_table({start}, {', '.join(map(str, (*linear.factors, linear.offset, linear.shift, table)))});"]
+
+
+def line_of_bytes(scope: KernelScope, line: SumChain) -> LinearSum | None:
+    """The line of two operands of int8 that the core's own `ADD_BYTES` computes; None where it does not."""
+    if ADD_BYTES not in scope.core.functions or line.limits != _INT8:
+        return None
+    linear = line.linear(scope.graph, [_INT8] * 2, _ADD_SHIFT)
+    fits = linear is not None and linear.shift == _ADD_SHIFT and max(map(abs, linear.factors)) < 1 << 23
+    return linear if fits else None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.requantisation.pairs import sum_chains
-from dovetail.kernels.kernel import RAISED, CoreTraits, Turns, UnsupportedRegion, summed_turns, turns_of_family
+from dovetail.kernels.kernel import ENDED, RAISED, CoreTraits, Turns, UnsupportedRegion, summed_turns, turns_of_family
 from dovetail.kernels.pointwise import in_wide_registers
 from dovetail.kernels.registry import ENDINGS, TURNS, InstructedWay, family_of, registered
 from dovetail.kernels.scope import KernelScope, split
@@ -56,14 +56,15 @@ def plain_wins(graph: Graph, core: CoreTraits) -> str:
     apart = core.rates is not None and core.rates is not core.plain
     if own <= plain * (_APART if apart else 1):
         return ""
-    names = ", ".join(one.name for one in core.instructions)
+    names = ", ".join([*(one.name for one in core.instructions), *([core.vectors.name] if core.vectors else [])])
+    names = names or "blocks of pairs"
     return f"{names}: {own:,} cycles, the core's plain kernel {plain:,}: the plain kernel is taken"
 
 
 def compared(graph: Graph, core: CoreTraits) -> tuple[int, int]:
     """Cycles of a region's kernel with a core's own instructions, and of the plain kernel; 0 of both where there are no
     such instructions for it, or nobody knows cycles."""
-    if not core.instructions or core.plain is None:
+    if core == core.basic or core.plain is None:
         return 0, 0
     try:
         if _instructed(split(graph, core)) is None:
@@ -75,7 +76,7 @@ def compared(graph: Graph, core: CoreTraits) -> tuple[int, int]:
 
 
 def _plain(core: CoreTraits) -> CoreTraits:
-    return replace(core, instructions=(), rates=core.plain)
+    return replace(core.basic, rates=core.plain)
 
 
 def _cycles(counts: Turns, core: CoreTraits) -> float:
@@ -121,7 +122,7 @@ def _turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({})
         except UnsupportedRegion:
             counts = _by_elements(region)
     endings = []
-    for node in region.tree[1:] if RAISED in counts else region.tree:
+    for node in () if ENDED in counts else region.tree[1:] if RAISED in counts else region.tree:
         name = registered(ENDINGS, node.operator)
         part = name(graph, node) if name else type(node.operator).__name__
         endings.append({f"end.{part}": graph.types[node.output].elements})
@@ -136,7 +137,7 @@ def _of_anchor(region: KernelScope) -> Turns:
 
 def instructed_ways(scope: KernelScope) -> Iterator[InstructedWay]:
     """The ways to write a region's kernel with a core's own instructions, the preferred first."""
-    if scope.core.instructions and scope.anchor is not None:
+    if scope.core != scope.core.basic and scope.anchor is not None:
         yield from family_of(scope)[1].ways
 
 

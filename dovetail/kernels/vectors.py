@@ -15,9 +15,11 @@ from math import prod
 import numpy as np
 
 from dovetail.ir.operators.arithmetic import Requantize, Rounding
+from dovetail.ir.requantisation.pairs import sum_chains
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import Lines, block, code, function, product, total
 from dovetail.kernels.kernel import (
+    ENDED,
     KernelChoices,
     KernelWriter,
     Turns,
@@ -27,6 +29,7 @@ from dovetail.kernels.kernel import (
     summed_turns,
     turns_of_family,
 )
+from dovetail.kernels.pointwise import ADD_BYTES, line_of_bytes
 from dovetail.kernels.requantise import is_rectified
 from dovetail.kernels.scope import REQUANTISED, KernelScope
 from dovetail.kernels.sums import EndFunction, Products, SumConstants, end_function, products_of, sums_of
@@ -118,6 +121,19 @@ class VectorFunctions:
 
 
 @dataclass(frozen=True)
+class _Ending:
+    """How sums become bytes."""
+
+    multiplier: Array
+    shift: Array
+    end: VectorEnd
+    other: str = ""
+    """The value whose bytes are added; empty for none."""
+    line: tuple[int, int, int] = (0, 0, 0)
+    """Factors of both and offset, as `add_bytes` takes them."""
+
+
+@dataclass(frozen=True)
 class _VectorNest:
     """A kernel being written."""
 
@@ -126,8 +142,8 @@ class _VectorNest:
     sums: SumConstants
 
     unit: VectorUnit
-    ends: tuple[Array, Array, VectorEnd] | None
-    """Multiplier and shift of each channel and how sums become bytes; None where they end in another way."""
+    ends: _Ending | None
+    """None where sums end in another way."""
 
     @property
     def outputs(self) -> int:
@@ -160,7 +176,7 @@ class _VectorNest:
     def numbers(self) -> Array:
         """For four sums at a time start, multiplier and shift of each."""
         assert self.ends is not None
-        each = [np.broadcast_to(one, self.outputs) for one in (self.sums.inside, self.ends[0], self.ends[1])]
+        each = [np.broadcast_to(one, self.outputs) for one in (self.sums.inside, self.ends.multiplier, self.ends.shift)]
         stacked = np.stack([self.ordered(one.astype(np.int32)) for one in each])
         return np.ascontiguousarray(stacked.reshape(3, -1, _QUAD).transpose(1, 0, 2).reshape(-1))
 
@@ -215,25 +231,37 @@ class _VectorNest:
         return KernelChoices()
 
 
-def _ends_of(scope: KernelScope, outputs: int) -> tuple[Array, Array, VectorEnd] | None:
-    """The requantisation of a region whose tree is nothing else, where it is one that vectors compute exactly."""
-    if len(scope.tree) != 2:
-        return None
-    match = match_pattern(REQUANTISED, scope.graph, scope.graph.outputs[0])
+def _ends_of(scope: KernelScope, outputs: int) -> _Ending | None:
+    """The end of a region's sums where vectors compute it exactly: a requantisation, perhaps added to other bytes."""
+    graph, users = scope.graph, scope.graph.users()
+    clips = users[scope.tree[0].output] if scope.tree else []
+    match = match_pattern(REQUANTISED, graph, clips[0].output) if clips else None
     if not isinstance(match, Match) or match.values["x"] != scope.node.output:
         return None
-    operator, limits = match.operator("requantize", Requantize), match.nodes["clip"].operator.limited_to
+    requantize, clip = match.nodes["requantize"], match.nodes["clip"]
+    operator, limits = match.operator("requantize", Requantize), clip.operator.limited_to
     multiplier, shift = (match.array(name).reshape(-1) for name in ("multiplier", "shift"))
-    is_int8 = scope.graph.types[scope.graph.outputs[0]].dtype is DType.INT8
-    if operator.input_zero_point or operator.left_shift:
+    if operator.rounding is not Rounding.DOUBLE or operator.input_zero_point or operator.left_shift or limits is None:
         return None
-    if operator.rounding is not Rounding.DOUBLE or shift.max() > 0 or shift.min() < -31 or multiplier.min() < 0:
+    if shift.max() > 0 or shift.min() < -31 or multiplier.min() < 0 or multiplier.size not in (1, outputs):
         return None
-    if limits is None or not is_int8 or multiplier.size not in (1, outputs) or multiplier.max() >= 1 << 31:
+    if graph.types[clip.output].dtype is not DType.INT8:
         return None
-    zero_point = operator.output_zero_point
-    rectified = is_rectified(scope.graph, match.nodes["requantize"], zero_point)
-    return multiplier, shift, VectorEnd(outputs, zero_point, int(limits[0]), int(limits[1]), rectified)
+    rectified = is_rectified(graph, requantize, operator.output_zero_point)
+    end = VectorEnd(outputs, operator.output_zero_point, int(limits[0]), int(limits[1]), rectified)
+    if clip.output in graph.outputs:
+        return _Ending(multiplier, shift, end) if len(scope.tree) == 2 else None
+    rest = [node for node in scope.tree if node not in (requantize, clip)]
+    chain = sum_chains(graph, rest).get(graph.outputs[0])
+    if chain is None or len(chain.nodes) + 1 != len(rest) or set(chain.operands) - {clip.output} - set(graph.inputs):
+        return None
+    linear, types = line_of_bytes(scope, chain), {graph.types[name] for name in (*chain.operands, *graph.outputs)}
+    if linear is None or len(types) != 1 or len(chain.operands) != 2 or clip.output not in chain.operands:
+        return None
+    added = {name: factor for name, factor in zip(chain.operands, linear.factors, strict=True) if name != clip.output}
+    factor = next(factor for name, factor in zip(chain.operands, linear.factors, strict=True) if name == clip.output)
+    ((other, weight),) = added.items()
+    return _Ending(multiplier, shift, end, other, (factor, weight, linear.offset))
 
 
 def _unit_of(scope: KernelScope) -> VectorUnit:
@@ -292,7 +320,7 @@ class VectorRows(_VectorNest):
         columns = self.window.outputs[COLUMN]
         if self.is_direct:
             return columns
-        room = self.scope.core.room - 3 * _QUAD * self.filled
+        room = self.scope.core.room - 3 * (_QUAD + 1) * self.filled
         shares = (-(-columns // parts) for parts in range(1, columns + 1))
         return next((n for n in shares if self.window.kernel[ROW] * self.row_bytes(n) <= room), 0)
 
@@ -328,13 +356,17 @@ class VectorRows(_VectorNest):
                 blocks = rows * times * number * (self.filled // self.channels)
                 steps = blocks * self.window.kernel[ROW] * self.block(1).steps
                 counts.append({"product": steps * pixels * self.channels, "block": blocks})
-        counts.append({"result" if self.ends else "sum": self.scope.result.elements, "call": 1})
-        return turns_of_family("vectors", summed_turns(*counts))
+        results = self.scope.result.elements
+        counts.append({"sum": 0 if self.ends else results, "added": results if self.ends and self.ends.other else 0})
+        ended = {ENDED: float(results)} if self.ends else {}
+        return {**turns_of_family("vectors", summed_turns(*counts, {"call": 1})), **ended}
 
     def writer(self) -> KernelWriter:
         """Writes the kernel."""
         scope, made = self.scope, self.functions
         scope.input(scope.source(), "input")
+        if self.ends and self.ends.other:
+            scope.input(self.ends.other)
         scope.constant("sums", "weights", self.packed())
         scope.constant("sums", "ends", self.numbers() if self.ends else self.sums.inside)
         end = None if self.ends else end_function(scope, lambda text, _: (self.sums.value(text), 0))
@@ -350,7 +382,7 @@ class VectorRows(_VectorNest):
         for pixels in sizes:
             text += [*made.products(f"{name}_products_{pixels}", self.block(pixels)).splitlines(), ""]
         if self.ends:
-            text += [*made.end(f"{name}_end", self.ends[2]).splitlines(), ""]
+            text += [*made.end(f"{name}_end", self.ends.end).splitlines(), ""]
         else:
             assert end is not None
             text += [*end.write(f"{name}_finish", types), ""]
@@ -372,6 +404,8 @@ class VectorRows(_VectorNest):
         rows = self.window.kernel[ROW] * self.row_bytes(self.share)
         held = [] if self.is_direct else [f"int8_t rows[{rows}] __attribute__((aligned(8)));"]
         held += [f"int32_t sums[{self.filled * max(sizes)}] __attribute__((aligned(8)));"]
+        if self.ends and self.ends.other:
+            held.append(f"int8_t results[{self.outputs * max(sizes)}];")
         return [*text, *function(f"static void {name}", declarations(parameters), [*held, *lines])]
 
     def _pixels(self, name: str, first: str, count: int, end: EndFunction | None) -> Lines:
@@ -403,6 +437,13 @@ class VectorRows(_VectorNest):
         return lines
 
     def _ended(self, name: str, place: str, pixels: int, end: EndFunction | None) -> Lines:
+        if self.ends and self.ends.other:
+            to, numbers = f"output + {place}", ", ".join(map(str, self.ends.line))
+            other = f"{self.scope.input(self.ends.other)} + {place}"
+            return [
+                f"{name}_end(results, {self.outputs}, sums, ends, {pixels});",
+                f"{ADD_BYTES}({to}, results, {other}, {pixels * self.outputs}, {numbers});",
+            ]
         if end is None:
             return [f"{name}_end(output + {place}, {self.outputs}, sums, ends, {pixels});"]
         places = {"channel": "channel", "position": "place", "one": "0"}
@@ -476,10 +517,9 @@ class VectorChannels(_VectorNest):
             "copied": -(-rows // self.band) * self.lines * self.row_bytes(columns),
             "tap": pairs * prod(self.window.kernel),
             "pair": pairs,
-            "result": pairs * 2 * VECTOR_CHANNELS,
             "call": 1,
         }
-        return turns_of_family("vectors", counts)
+        return {**turns_of_family("vectors", counts), ENDED: float(pairs * 2 * VECTOR_CHANNELS)}
 
     def writer(self) -> KernelWriter:
         """Writes the kernel."""
@@ -542,11 +582,11 @@ def channels_of(scope: KernelScope) -> VectorChannels:
     refuse(not products.channelwise, "the channels of a vector are neighbours.")
     sums, window = _sums_of(scope, products), products.window
     ends = _ends_of(scope, len(sums.weights))
-    if ends is None:
+    if ends is None or ends.other:
         raise UnsupportedRegion("a depthwise layer of vectors ends with a requantisation.")
     refuse(window.channels < VECTOR_CHANNELS or window.outputs[COLUMN] < 2, "pairs of pixels have 8 channels at least.")
     refuse(prod(window.kernel) > _MOST_TAPS, f"the products of at most {_MOST_TAPS} taps are written out.")
-    nest = VectorChannels(scope, window, sums, unit, ends, replace(ends[2], channels=VECTOR_CHANNELS), 0)
+    nest = VectorChannels(scope, window, sums, unit, ends, replace(ends.end, channels=VECTOR_CHANNELS), 0)
     room = (scope.core.room - 2 * VECTOR_CHANNELS * _QUAD) // nest.row_bytes(window.outputs[COLUMN])
     shares = (-(-window.outputs[ROW] // parts) for parts in range(1, window.outputs[ROW] + 1))
     band = next((rows for rows in shares if _lines_of(window, rows) <= room), 0)

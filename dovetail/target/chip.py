@@ -210,6 +210,11 @@ class PairBlocks:
     the block's name, which adds to sums[pixel * channels + channel] the products of both halves of
     from[pixel * distance + step] and weights[step * channels + channel]. As of `CoreInstruction.declarations`, it is
     plain C on this computer."""
+    load: CoreInstruction | None = None
+    """Brings four elements to two registers, 0 and 2, 1 and 3; None for the one of the core's instructions that does,
+    beside a product of pairs."""
+    most: int = 36
+    """Most steps of a turn of the innermost loop."""
     loop: int = 0
     """Bytes that the innermost loop is to keep within, so that it stays in a small instruction cache; 0 for any."""
 

@@ -110,8 +110,9 @@ def kernel_cycles(core: str) -> Mapping[str, float]:
     layers are from them.
 
     Args:
-        core: "rv32imc", "rv64gc", "cortex-m0plus", "cortex-m3", "cortex-m4"; "cortex-m4+dsp", "rv32imc+dot4" and
-            "xpulp" with the instructions of the bundled targets. Another instruction set has those of the nearest.
+        core: "rv32imc", "rv64gc", "cortex-m0plus", "cortex-m3", "cortex-m4"; "cortex-m4+dsp", "rv32imc+dot4",
+            "xpulp" and "cortex-m0plus+halves" with what the bundled targets have besides. Another instruction set has
+            those of the nearest.
     """
     known = _measured()
     near = {"cortex-m23": "cortex-m0plus"}.get(core, "cortex-m4" if core.startswith("cortex") else "rv32imc")
@@ -140,6 +141,9 @@ class StatementCycles:
     """From an event to when the core goes on that waited for it."""
     room: int = 8
     """From the end of a launch to when a driver goes on that waited for a place in its engine."""
+    between: int = 45
+    """From a launch to the look whether there is room for the next, where an engine holds one: a turn of the loop, and
+    the next launch's words."""
     worker: int = 100
     """To start another core, for it to wake up, and to wait for it."""
 
@@ -149,5 +153,5 @@ class StatementCycles:
         return self.begin + self.end
 
 
-IN_LIST = StatementCycles(0, 0, 0, 0, 0, 0, 0, 0)
+IN_LIST = StatementCycles(0, 0, 0, 0, 0, 0, 0, 0, 0)
 """Statements that an engine issues itself, from a list."""

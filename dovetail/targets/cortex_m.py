@@ -26,7 +26,7 @@ from dovetail.target import (
     RegisterMemory,
     Target,
 )
-from dovetail.targets.helium import CYCLES, HELIUM
+from dovetail.targets.helium import CYCLES, FUNCTIONS, HELIUM
 
 PAIR = RegisterMemory("PAIR", "uint32_t", 2)
 """Two int8, each sign-extended to half a register."""
@@ -237,6 +237,62 @@ static inline void {block.name}(int32_t *sums, const uint32_t *from, const uint3
 PAIRS = PairBlocks(((3, 2), (2, 2), (1, 2), (1, 4), (1, 5), (2, 3)), 4095, pairs)
 """Registers are 13: sums, an operand of each pixel and channel, two pointers."""
 
+_HIGH = ("r8", "r9", "r10", "r11")
+"""Registers that keep the sums where only r0 to r7 multiply."""
+
+
+def pairs_in_halves(block: PairBlock) -> str:
+    """C of all products of a block of a pixel on a core that multiplies one number at a time and loads words fast
+    (Armv6-M): a word is two numbers after two instructions, where a load of each takes two cycles.
+
+    A pointer to the sums is in r0, of pairs in r1, of weights in r2; the end of the loop is in lr.
+    """
+    held, (turns, rest) = _HIGH[: block.channels], divmod(block.steps, block.unroll)
+    low = ("r3", "r4", "r5", "r6")[: block.channels]
+    moved = [f"mov {high}, {register}" for high, register in zip(held, low, strict=True)]
+    back = [f"mov {register}, {high}" for high, register in zip(held, low, strict=True)]
+
+    def step() -> list[str]:
+        lines = ["ldmia r1!, {r3}", "sxth r0, r3", "asrs r3, r3, #16"]
+        for first in range(0, block.channels, 2):
+            words = ("r4", "r5")[: block.channels - first]
+            lines.append(f"ldmia r2!, {{{', '.join(words)}}}")
+            for high, word in zip(held[first:], words, strict=False):
+                lines += [f"sxth r6, {word}", f"asrs {word}, {word}, #16", "muls r6, r0, r6", f"add {high}, {high}, r6"]
+                lines += [f"muls {word}, r3, {word}", f"add {high}, {high}, {word}"]
+        return lines
+
+    lines = [".syntax unified", "mov lr, r3", "mov r12, r0", f"ldmia r0!, {{{', '.join(low)}}}", *moved]
+    if turns:
+        lines += ["1:", *(line for _ in range(block.unroll) for line in step()), "cmp r1, lr", "bne 1b"]
+    lines += [*(line for _ in range(rest) for line in step()), "mov r0, r12", *back]
+    lines.append(f"stmia r0!, {{{', '.join(low)}}}")
+    text = "".join(f'        "{line}\\n\\t"\n' for line in lines)
+    clobbers = ", ".join(f'"{name}"' for name in ("r4", "r5", "r6", *held, "r12", "lr", "cc", "memory"))
+    return f"""\
+/* Sums of a pixel and {block.channels} channels over {block.steps} pairs each. */
+static __attribute__((noinline)) void {block.name}(int32_t *sums, const uint32_t *from, const uint32_t *weights)
+{{
+#if defined(__ARM_ARCH_ISA_THUMB) && __ARM_ARCH_ISA_THUMB == 1 && !defined(DOVETAIL_HOST)
+    register int32_t *to __asm__("r0") = sums;
+    register const uint32_t *pairs __asm__("r1") = from;
+    register const uint32_t *taps __asm__("r2") = weights;
+    register const uint32_t *end __asm__("r3") = from + {turns * block.unroll};
+    __asm__ volatile(
+{text}        : "+r"(to), "+r"(pairs), "+r"(taps), "+r"(end) : : {clobbers});
+#else
+    for (int32_t i = 0; i < {block.channels * block.steps}; ++i) {{
+        const uint32_t a = from[i / {block.channels}], w = weights[i];
+        sums[i % {block.channels}] += (int16_t)a * (int16_t)w + (int16_t)(a >> 16) * (int16_t)(w >> 16);
+    }}
+#endif
+}}
+"""
+
+
+HALVES = PairBlocks(((1, 4), (1, 2)), 1 << 20, pairs_in_halves, UNPACK, 4)
+"""At most four steps a turn, whose branch is short."""
+
 _ADD_TURN = 8
 """Words of four sums written out."""
 _ADD_WORD = (
@@ -355,8 +411,13 @@ def cortex_m(number: int | str) -> Target:
     known = "no DSP extension" if plain else "DSP extension"
     instructions = () if plain else (UNPACK, smlad_block(2, 2), smlad_block(1, 4), SMLAD)
     functions = {} if plain else {"add_bytes": _add_bytes(), "quantize_bytes": _quantize_bytes()}
-    cycles = CYCLES if number == 55 else {}
-    known += " and Helium" if number == 55 else ""
+    blocks = None if plain else PAIRS
+    cycles = None if plain else dt.costs.kernel_cycles("cortex-m4+dsp")
+    if number in ("0plus", 23):
+        blocks, cycles = HALVES, dt.costs.kernel_cycles("cortex-m0plus+halves")
+    if number == 55:
+        blocks, functions, cycles = None, {**functions, **FUNCTIONS}, {**(cycles or {}), **CYCLES}
+        known += " and Helium"
     return Target(
         name=f"cortex_m{number}",
         sentence=f"Arm Cortex-M{str(number).replace('plus', '+')} core alone ({known}, no floating point), "
@@ -366,10 +427,10 @@ def cortex_m(number: int | str) -> Target:
             stack=8192,
             costs=_PLAIN.get(str(number), {}),
             instructions=instructions,
-            pairs=None if plain or number == 55 else PAIRS,
+            pairs=blocks,
             vectors=HELIUM if number == 55 else None,
             functions=functions,
-            kernels=None if plain else {**dt.costs.kernel_cycles("cortex-m4+dsp"), **cycles},
+            kernels=cycles,
         ),
         memories=(
             Memory("flash", base=0x01000000 if number == 55 else 0x08000000, size=1024 * 1024),

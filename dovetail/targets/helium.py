@@ -181,6 +181,35 @@ HELIUM = VectorUnit(
     "Helium", "defined(__ARM_FEATURE_MVE)", 8.0, 8.0, ((3, 2), (2, 2), (1, 2), (1, 4)), products, columns, end, _COPY
 )
 
-_PARTS = dict(product=2.2, block=14.0, copied=0.5, result=3.2, sum=25.0, tap=11.0, pair=14.0, call=40.0)
-CYCLES = {f"vectors.{part}": cycles for part, cycles in _PARTS.items()}
+_PARTS = dict(product=2.2, block=14.0, copied=0.5, sum=6.0, added=3.5, tap=11.0, pair=20.0, call=40.0)
+CYCLES = {**{f"vectors.{part}": cycles for part, cycles in _PARTS.items()}, "end.vectors": 3.2}
 """Cycles of the parts of kernels with vectors, about, as `--sim qemu` states them: for `Core.kernels`."""
+
+
+def _add_bytes() -> str:
+    """C of Dovetail's `add_bytes`, four pairs a turn."""
+    loop = [
+        *("vdup.32 q4, %[low]", "vdup.32 q5, %[high]", "wlstp.32 lr, %[count], 2f", "1:"),
+        *("vldrb.s32 q0, [%[left]], #4", "vldrb.s32 q1, [%[right]], #4", "vmul.i32 q0, q0, %[first]"),
+        *("vmla.s32 q0, q1, %[second]", "vadd.i32 q0, q0, %[offset]", "vshr.s32 q0, q0, #21", "vmax.s32 q0, q0, q4"),
+        *("vmin.s32 q0, q0, q5", "vstrb.32 q0, [%[to]], #4", "letp lr, 1b", "2:"),
+    ]
+    held = '[to] "+&l"(to), [left] "+&l"(left), [right] "+&l"(right)'
+    given = '[first] "r"(first), [second] "r"(second), [offset] "r"(offset), [count] "r"(count)'
+    return f"""\
+/* (left * first + right * second + offset) / 2^21, rounded down and limited to int8, of so many pairs. */
+static inline void add_bytes(int8_t *to, const int8_t *left, const int8_t *right, int32_t count, int32_t first,
+                             int32_t second, int32_t offset)
+{{
+#if defined(__ARM_FEATURE_MVE)
+{_asm(loop, held, f'{given}, [low] "r"(-128), [high] "r"(127)')}#else
+    for (int32_t index = 0; index < count; ++index) {{
+        to[index] = (int8_t)saturate((left[index] * first + right[index] * second + offset) >> 21);
+    }}
+#endif
+}}
+"""
+
+
+FUNCTIONS = {"add_bytes": _add_bytes()}
+"""Functions of Dovetail's that it computes its own way: for `Core.functions`."""

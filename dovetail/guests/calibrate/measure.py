@@ -22,7 +22,7 @@ from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array
 from dovetail.report import make_report
-from dovetail.run import run_build
+from dovetail.run import chip_simulator, run_build
 from dovetail.target import Target, layers
 from dovetail.target.calibration import Calibration, CallRates, work_of
 from dovetail.target.pattern import Pattern
@@ -126,7 +126,7 @@ def _halves(target: Target, cases: Sequence[Case]) -> Iterator[list[tuple[Work, 
 def _cycles(compiled: Compiled, inputs: Mapping[str, Array]) -> dict[str, int]:
     """Cycles of the core by layer."""
     with built(compiled, compiled.unit.target) as build:
-        report = make_report(run_build(build, "iss", [inputs]))
+        report = make_report(run_build(build, chip_simulator(build.target), [inputs]))
     return {layer.name: layer.core_cycles or 0 for layer in report.layers}
 
 

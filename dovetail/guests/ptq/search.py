@@ -244,14 +244,14 @@ def run_report(graph: Graph, target: Target) -> Report:
     """The report of one inference of a QDQ graph on the simulated chip, with seeded inputs.
     Raises DovetailError where it does not compile, or the simulator is not installed."""
     from dovetail.compile import Options, compile_model, sample_inputs
-    from dovetail.run import run_build
+    from dovetail.run import chip_simulator, run_build
 
     with TemporaryFolder() as folder:
         model = Path(folder) / f"{graph.name}.onnx"
         model.write_bytes(plain_onnx(graph).SerializeToString(deterministic=True))
         compiled = compile_model(model, target, Options(allow_float=True))
     with built(compiled, target) as build:
-        return make_report(run_build(build, "iss", [sample_inputs(compiled.graph)]))
+        return make_report(run_build(build, chip_simulator(target), [sample_inputs(compiled.graph)]))
 
 
 def _cycles(report: Report, name: str) -> int:
@@ -276,8 +276,6 @@ class WidthSearchResult:
     """The activations whose widths were searched for too; in points they come behind the layers."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By the name of one of `values`, the activations that share its steps."""
-    decided: str = ""
-    """By what the point was chosen."""
 
     @property
     def widths(self) -> dict[str, int]:
@@ -336,13 +334,11 @@ def search(
     values = activation_costs(calibrated, data, groups, calibrated.wanted.activation_bits, report)
     points = frontier((*layers, *values))
     if budget.kind in ("bytes", "cycles"):
-        chosen, decided = within(points, budget.limit, unit, base), f"the most predicted dB within the {unit}"
+        chosen = within(points, budget.limit, unit, base)
     else:
         excess = _excess(calibrated, data, measured, budget, groups, report)
-        measure = "points of top-1" if budget.kind == "loss" else "dB"
-        chosen = cheapest(points, excess, measure)
-        decided = f"the fewest {unit} that keep the budget in {measure} as measured, not as predicted"
-    return WidthSearchResult(layers, points, chosen, unit, base, values, groups, decided)
+        chosen = cheapest(points, excess, "points of top-1" if budget.kind == "loss" else "dB")
+    return WidthSearchResult(layers, points, chosen, unit, base, values, groups)
 
 
 def activation_costs(

@@ -112,14 +112,14 @@ def _report(task: SweepTask, settings: Mapping[str, Value]) -> Report:
     from dovetail.fields import changed
     from dovetail.prove import difference
     from dovetail.report import make_report
-    from dovetail.run import run_build
+    from dovetail.run import chip_simulator, run_build
     from dovetail.target.registry import load_target
 
     target = changed(load_target(task.target), settings)
     compiled = compile_model(task.model, target, task.options)
     with built(compiled, target) as build:
         inputs = seeded_inputs(build.manifest.inputs)
-        result = run_build(build, "iss", [inputs])
+        result = run_build(build, chip_simulator(target), [inputs])
         report = make_report(result)
     if wrong := difference(compiled.graph, [inputs], result.outputs):
         fault = "the driver, the device model or the target file is wrong for this setting"

@@ -93,13 +93,14 @@ def measured(
     compared; on `host` the nanoseconds of the fastest of some.
     Raises DovetailError where it cannot be compiled or run, or an output differs from the graph's."""
     from dovetail.prove import difference
-    from dovetail.run import run_build
+    from dovetail.run import chip_simulator, run_build
 
     compiled = compile_graph(graph, target, Options(policy), choices=choices, near=near, interpret=False)
     inputs = sample_inputs(graph)
     with built(compiled, target) as build:
         count = 1 + _REPEATED if simulator == "host" else 1
-        result = run_build(build, simulator, [inputs] * count, build.folder.parent / "cache", board=board)
+        named = chip_simulator(target) if simulator == "iss" else simulator
+        result = run_build(build, named, [inputs] * count, build.folder.parent / "cache", board=board)
     if wrong := difference(graph, [inputs], result.outputs[:1]):
         hint = "the driver or the device model is wrong for this choice: dovetail check finds where"
         raise SimulationError(str(wrong), where="the integer graph", hint=hint)
