@@ -94,7 +94,7 @@ class World:
         """Whether the claim follows from what is known."""
         self.solver.push()
         self.solver.add(z3.Not(claim))
-        result = self.solver.check() == z3.unsat
+        result = bool(self.solver.check() == z3.unsat)
         self.solver.pop()
         return result
 

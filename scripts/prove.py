@@ -118,6 +118,12 @@ def some(shifts: Sequence[int]) -> Sequence[int]:
     return sorted({shifts[0], shifts[len(shifts) // 2], shifts[-1], *({-1} & {*shifts})})
 
 
+def limited(made: World, term: Any, low: int, high: int) -> Any:
+    """The term limited."""
+    value: Any = Symbol(made, term)
+    return np.minimum(np.maximum(value, low), high).term
+
+
 Arguments = Callable[[World, int], Sequence[Any]]
 
 
@@ -204,7 +210,7 @@ def bytes_of_lines(edit: Edit) -> str | None:
     found = Helpers(made, runtime(edit)).call("bytes_of_halves", Number(halves, 32, False))
     for place, value in ((0, first), (2, second)):
         byte = z3.ZeroExt(56, z3.Extract(8 * place + 7, 8 * place, found.term))
-        wanted = np.clip(Symbol(made, value >> 16), 0, 255).term
+        wanted = limited(made, value >> 16, 0, 255)
         if (against := made.counter(byte == wanted)) is not None:
             return f"byte {place}: {against}"
     return None
@@ -227,7 +233,7 @@ def raised_sums(edit: Edit) -> str | None:
             power, offset = int(found.powers[0]), int(found.offset[0])
             product = made.product(z3.simplify(value)) << power
             own = ((product >> 32) + offset) >> found.shift
-            limited = [np.clip(Symbol(made, one), *limits).term for one in (own, wanted)]
+            limited = [limited(made, one, *limits) for one in (own, wanted)]
             if (against := made.counter(limited[0] == limited[1])) is not None:
                 return f"{rounding.value}, shift {shift}: {against}"
     return None
@@ -266,7 +272,7 @@ def two_steps(edit: Edit) -> str | None:
                 rest, whole = moved & ((1 << bits) - 1), moved >> bits
                 up = z3.Or(rest > half, z3.And(rest == half, (whole & 1) == 1))
                 own = whole + z3.If(up, z3.BitVecVal(1, 64), z3.BitVecVal(0, 64))
-                limited = [np.clip(Symbol(made, one), zero_point, 127).term for one in (own, wanted)]
+                limited = [limited(made, one, zero_point, 127) for one in (own, wanted)]
                 if (against := made.counter(limited[0] == limited[1])) is not None:
                     return f"shifts {shift} and {finest}, zero point {zero_point}: {against}"
     return None
@@ -292,11 +298,11 @@ def equal_multipliers(edit: Edit) -> str | None:
     """equal_scales: where it finds multipliers of few bits, every sum has the same result."""
     replaced = edited(equal._multiplier, edit), edited(equal._interval, edit)
     kept = equal._multiplier, equal._interval
-    equal._multiplier, equal._interval = replaced  # type: ignore[assignment]
+    equal._multiplier, equal._interval = replaced
     try:
         return _equal_multipliers()
     finally:
-        equal._multiplier, equal._interval = kept  # type: ignore[assignment]
+        equal._multiplier, equal._interval = kept
 
 
 def _equal_multipliers() -> str | None:

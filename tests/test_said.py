@@ -17,6 +17,7 @@ import pytest
 
 import dovetail as package
 from command_line import dovetail, refused
+from conftest import shared_dir
 from dovetail import DovetailError, Options
 from dovetail.codegen.build.toolchain import compiler_error
 from dovetail.errors import visible
@@ -172,3 +173,24 @@ def test_a_driver_that_copies_without_a_dma_is_told_why(tmp_path: Path) -> None:
     assert said.where == "driver/gull.c:3:10" and "the target has no DMA" in said.hint and "report" not in said.hint
     assert "report it" in compiler_error("driver/gull.c:3:10: fatal error: 'own.h' file not found\n", 1).hint
     assert compiler_error("fatal error: error writing to x.o: No space left on device\n", 1).what == "the disk is full"
+
+
+@pytest.mark.skipif(not (shared_dir() / "faults").is_dir(), reason="the faults found from outside are not here")
+def test_narrower_weights_are_advised_where_they_take_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = shared_dir() / "faults" / "newcomer" / "ad4.onnx"
+    said = refused(capsys, "compile", model, "-t", "saml11", "-o", tmp_path / "build")
+    assert "what to do: a larger flash, or a smaller network" in said and "int4" not in said
+
+
+def test_images_of_bytes_and_what_decided_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = tmp_path / "float.onnx", tmp_path / "cal.npz"
+    assert dovetail("zoo", "digits", "--float", "-o", model, "--calibration", data) == 0
+    bytes_of = {name: np.rint(array * 255 / array.max()) for name, array in np.load(data).items() if name == "input"}
+    np.savez(tmp_path / "bytes.npz", **bytes_of)
+    words = ("quantize", model, "-t", "ne16", "-o", tmp_path / "q.onnx", "--nearest")
+    for file, how, said in (("cal", (), False), ("bytes", (), True), ("bytes", ("--scale", "0.00392157"), False)):
+        capsys.readouterr()
+        assert dovetail(*words, "--data", tmp_path / f"{file}.npz", *how) == 0
+        assert ("warning, assumed: 'input' gets whole numbers from 0 to 255" in capsys.readouterr().err) == said
+    assert dovetail(*words, "--data", data, "--weights", "mixed", "--budget", "bytes=2k") == 0
+    assert "chosen: the most predicted dB within the bytes" in capsys.readouterr().err

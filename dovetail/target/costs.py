@@ -141,9 +141,6 @@ class StatementCycles:
     """From an event to when the core goes on that waited for it."""
     room: int = 8
     """From the end of a launch to when a driver goes on that waited for a place in its engine."""
-    between: int = 45
-    """From a launch to the look whether there is room for the next, where an engine holds one: a turn of the loop, and
-    the next launch's words."""
     worker: int = 100
     """To start another core, for it to wake up, and to wait for it."""
 
@@ -153,5 +150,5 @@ class StatementCycles:
         return self.begin + self.end
 
 
-IN_LIST = StatementCycles(0, 0, 0, 0, 0, 0, 0, 0, 0)
+IN_LIST = StatementCycles(0, 0, 0, 0, 0, 0, 0, 0)
 """Statements that an engine issues itself, from a list."""

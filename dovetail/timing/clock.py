@@ -71,8 +71,6 @@ class EngineQueue:
     """Whether the core itself computes a launch: nobody waits for it."""
     ends: list[int] = field(default_factory=list)
     """End of each launch."""
-    launched: int = 0
-    """Time at which the last one had been started."""
     busy: int = 0
 
     @classmethod
@@ -87,10 +85,9 @@ class EngineQueue:
         Returns its end."""
         number = len(self.ends) - self.places
         if number >= 0:
-            between = issuer.costs.between if self.places == 1 else 0  # with more places it is part of launching
-            issuer.now = max(issuer.now, self.launched + between, self.ends[number] + issuer.costs.room)
-        issuer.now = self.launched = issuer.now + self.launching
-        begin = max(self.launched, self.ends[-1] if self.ends else 0)
+            issuer.now = max(issuer.now, self.ends[number] + issuer.costs.room)
+        issuer.now += self.launching
+        begin = max(issuer.now, self.ends[-1] if self.ends else 0)
         if self.is_core:
             issuer.now += cycles
         elif starting:

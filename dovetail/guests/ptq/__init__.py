@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dovetail.guests.ptq.calibration import named_widths as named_widths
     from dovetail.guests.ptq.data import Samples as Samples
     from dovetail.guests.ptq.data import read_samples as read_samples
+    from dovetail.guests.ptq.data import unscaled as unscaled
     from dovetail.guests.ptq.network import QuantisedNetwork as QuantisedNetwork
     from dovetail.guests.ptq.network import quantise_network as quantise_network
     from dovetail.guests.ptq.preparation import input_steps as input_steps
@@ -27,7 +28,7 @@ __getattr__ = names(
     __name__,
     {
         "dovetail.guests.ptq.calibration": ("finds_two_bits", "named_activations", "named_widths"),
-        "dovetail.guests.ptq.data": ("Samples", "read_samples"),
+        "dovetail.guests.ptq.data": ("Samples", "read_samples", "unscaled"),
         "dovetail.guests.ptq.network": ("QuantisedNetwork", "quantise_network"),
         "dovetail.guests.ptq.sequences": ("with_tables",),
         "dovetail.guests.ptq.settings": ("Method", "Preprocessing", "Settings"),

@@ -119,7 +119,7 @@ def quantize(
             title = f"{graph.name} on {machine.name}: weights against signal-to-noise ratio"
             write_file(options.plot, frontier_svg(network.search, title).encode())
         rivals = _compared(model, network, samples, other or samples, report) if options.compare else None
-    for one in told:
+    for one in (*told, *(() if again else ptq.unscaled(samples, graph, images))):
         tell(one)
     if again:
         note(f"{model.name} was quantised already: it is taken for the floats its integers stand for")
@@ -221,6 +221,7 @@ def _print_search(search: WidthSearchResult) -> None:
     headings = (search.unit, "predicted dB", f"{kinds} at " + "/".join(str(bits) for bits in widths), "")
     points = sorted({*thinned(search.points, SHOWN), search.chosen}, key=lambda point: point.cost)
     show_table(headings, [_point(point, search, widths) for point in points], left=("",))
+    note(f"chosen: {search.decided}")
 
 
 def _point(point: FrontierPoint, search: WidthSearchResult, widths: list[int]) -> tuple[str, ...]:

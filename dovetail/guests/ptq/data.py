@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from dovetail.guests.ptq.settings import Preprocessing
 from dovetail.guests.ptq.steps import Data, StepsByValue, infinite
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Shape, TensorType
+from dovetail.notes import Kind, Note
 
 MOST_PIXELS = 1 << 26
 """Pixels an image may have."""
@@ -108,6 +109,17 @@ class Samples:
     def count(self) -> int:
         """How many there are."""
         return len(next(iter(self.inputs.values())))
+
+
+def unscaled(samples: Samples, graph: Graph, how: Preprocessing) -> Iterator[Note]:
+    """Notes on images of bytes that are taken as they are: most networks are trained on 0 to 1, or -1 to 1."""
+    for name, values in samples.inputs.items():
+        kind = graph.types[name]
+        if kind.dtype.is_integer or len(kind.shape) != 4 or (how.scale, how.offset) != (1.0, 0.0):
+            continue
+        if values.min() >= 0 and 127 < values.max() <= 255 and np.array_equal(values, np.rint(values)):
+            what = f"'{name}' gets whole numbers from {values.min():.0f} to {values.max():.0f}, as they are in the data"
+            yield Note(Kind.ASSUMED, f"{what}; if it was trained on 0 to 1, give --scale 0.00392157")
 
 
 def read_samples(path: Path, graph: Graph, how: Preprocessing, steps: StepsByValue | None = None) -> Samples:

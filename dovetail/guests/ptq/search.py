@@ -276,6 +276,8 @@ class WidthSearchResult:
     """The activations whose widths were searched for too; in points they come behind the layers."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By the name of one of `values`, the activations that share its steps."""
+    decided: str = ""
+    """By what the point was chosen."""
 
     @property
     def widths(self) -> dict[str, int]:
@@ -334,11 +336,13 @@ def search(
     values = activation_costs(calibrated, data, groups, calibrated.wanted.activation_bits, report)
     points = frontier((*layers, *values))
     if budget.kind in ("bytes", "cycles"):
-        chosen = within(points, budget.limit, unit, base)
+        chosen, decided = within(points, budget.limit, unit, base), f"the most predicted dB within the {unit}"
     else:
         excess = _excess(calibrated, data, measured, budget, groups, report)
-        chosen = cheapest(points, excess, "points of top-1" if budget.kind == "loss" else "dB")
-    return WidthSearchResult(layers, points, chosen, unit, base, values, groups)
+        measure = "points of top-1" if budget.kind == "loss" else "dB"
+        chosen = cheapest(points, excess, measure)
+        decided = f"the fewest {unit} that keep the budget in {measure} as measured, not as predicted"
+    return WidthSearchResult(layers, points, chosen, unit, base, values, groups, decided)
 
 
 def activation_costs(

@@ -100,10 +100,11 @@ def check_reserved(regions: Sequence[Region], target: Target, reserved: Mapping[
             continue
         weights = [(sum(a.nbytes for a in r.graph.constants.values()), r.name) for r in regions]
         heaviest = ", ".join(f"{layer} {count}" for count, layer in sorted(weights, reverse=True)[:3] if count)
+        narrower = "narrower weights (dovetail quantize --weights int4), " if target.quantisation.packed else ""
         raise PlanError(
             f"{name} has {size} bytes, and constants, code and stacks take {taken}: {taken - size} bytes short",
             where=f"{target.name}; the layers that weigh most: {heaviest or 'none'}",
-            hint=f"a larger {name}, narrower weights (dovetail quantize --weights int4), or a smaller network",
+            hint=f"a larger {name}, {narrower}or a smaller network",
         )
 
 

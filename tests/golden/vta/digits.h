@@ -41,7 +41,7 @@ static inline float digits_dequantize_output_0(int8_t integer)
 
 /* Bytes of stack digits_run needs at most, with a main that only calls it, interrupts apart: by the
    frames of zig 0.17.1 for code made for speed; other compilers have others. */
-#define DIGITS_STACK_BYTES 192u
+#define DIGITS_STACK_BYTES 224u
 
 /* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */
 void digits_run(void);

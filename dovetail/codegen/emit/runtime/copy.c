@@ -4,19 +4,19 @@
 #define BLOCK 16u
 #define HALF 8u
 
-/* Rows of a number of bytes that the compiler knows, word by word where all addresses are multiples of four. */
-static inline void copy_rows(uint8_t *to, const uint8_t *from, uint32_t bytes, uint32_t rows, uint32_t target_stride,
-                             uint32_t source_stride)
+/* Rows of one block, word by word where all addresses are multiples of four. */
+static void copy_blocks(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_t target_stride,
+                        uint32_t source_stride)
 {
     const uintptr_t all = (uintptr_t)to | (uintptr_t)from | target_stride | source_stride;
     if ((all & 3u) != 0u) {
         for (; rows != 0u; rows--, to += target_stride, from += source_stride) {
-            __builtin_memcpy(to, from, bytes);
+            __builtin_memcpy(to, from, BLOCK);
         }
         return;
     }
     for (; rows != 0u; rows--, to += target_stride, from += source_stride) {
-        __builtin_memcpy(__builtin_assume_aligned(to, 4), __builtin_assume_aligned(from, 4), bytes);
+        __builtin_memcpy(__builtin_assume_aligned(to, 4), __builtin_assume_aligned(from, 4), BLOCK);
     }
 }
 
@@ -139,11 +139,7 @@ void copy_2d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
     uint8_t *to = target;
     const uint8_t *from = source;
     if (row_bytes == BLOCK) {
-        copy_rows(to, from, BLOCK, rows, target_row_stride, source_row_stride);
-        return;
-    }
-    if (row_bytes == HALF) {
-        copy_rows(to, from, HALF, rows, target_row_stride, source_row_stride);
+        copy_blocks(to, from, rows, target_row_stride, source_row_stride);
         return;
     }
     if (row_bytes != 0u && row_bytes < 4u) {
@@ -174,15 +170,43 @@ static __attribute__((noinline)) void copy_from_planes(uint8_t *to, const uint8_
     }
 }
 
+/* Rows of half a block, the many of them innermost; apart for the same reason. */
+static __attribute__((noinline)) void copy_halves(uint8_t *to, const uint8_t *from, const uint32_t of_rows[3],
+                                                  const uint32_t of_planes[3])
+{
+    const uint32_t *few = of_planes, *many = of_rows;
+    if (of_rows[0] < of_planes[0]) {
+        few = of_rows;
+        many = of_planes;
+    }
+    const uint32_t target_stride = many[1], source_stride = many[2];
+    const int whole = (((uintptr_t)to | (uintptr_t)from | few[1] | few[2] | target_stride | source_stride) & 3u) == 0u;
+    for (uint32_t plane = 0; plane < few[0]; plane++) {
+        uint8_t *into = to + (uintptr_t)plane * few[1];
+        const uint8_t *out = from + (uintptr_t)plane * few[2];
+        for (uint32_t row = many[0]; whole && row != 0u; row--, into += target_stride, out += source_stride) {
+            __builtin_memcpy(__builtin_assume_aligned(into, 4), __builtin_assume_aligned(out, 4), HALF);
+        }
+        for (uint32_t row = many[0]; !whole && row != 0u; row--, into += target_stride, out += source_stride) {
+            __builtin_memcpy(into, out, HALF);
+        }
+    }
+}
+
 void copy_3d(void *target, const void *source, uint32_t row_bytes, uint32_t rows, uint32_t target_row_stride,
              uint32_t source_row_stride, uint32_t planes, uint32_t target_plane_stride, uint32_t source_plane_stride)
 {
     uint8_t *to = target;
     const uint8_t *from = source;
-    if ((row_bytes < 3u || row_bytes == HALF) && rows < planes) { /* many at a time take less than few */
+    if (row_bytes < 3u && rows < planes) { /* long rows of single bytes take less than many */
         const uint32_t of_rows[3] = {rows, target_row_stride, source_row_stride};
         rows = planes, target_row_stride = target_plane_stride, source_row_stride = source_plane_stride;
         planes = of_rows[0], target_plane_stride = of_rows[1], source_plane_stride = of_rows[2];
+    } else if (row_bytes == HALF) {
+        const uint32_t of_rows[3] = {rows, target_row_stride, source_row_stride};
+        const uint32_t of_planes[3] = {planes, target_plane_stride, source_plane_stride};
+        copy_halves(to, from, of_rows, of_planes);
+        return;
     }
     if (row_bytes == 1u && planes == 3u && target_row_stride == 3u && target_plane_stride == 1u &&
         source_row_stride == 1u) {
