@@ -103,7 +103,7 @@ def check(cases: list[Case], kernels: list[CoreKernel], folder: Path) -> None:
     functions = {block.c_type for block in blocks}
     print(f"{len(cases)} layers; {len(blocks)} are told numbers by blocks, for {len(functions)} shared functions")
     assert len(blocks) >= 2 * len(functions) > 0
-    sanitised = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+    sanitised = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
     path = build(folder, program(cases, kernels), *sanitised)
     done = subprocess.run([str(path)], capture_output=True, text=True, check=False)
     assert not done.stderr, done.stderr[:3000]
