@@ -65,4 +65,5 @@ def check_strict(notes: Sequence[Note], where: str) -> None:
     """Raise ModelError with all warnings, if there are any."""
     if warnings := [note for note in notes if note.kind.level == "warning"]:
         said = "; ".join(f"{note.kind}: {note.text}" for note in warnings)
-        raise ModelError(f"--strict takes no warnings: {said}", where=where, hint="mend them, or leave --strict out")
+        hint = "correct their causes, or leave --strict out"
+        raise ModelError(f"--strict takes no warnings: {said}", where=where, hint=hint)
